@@ -1,0 +1,65 @@
+# The two commands are `make run` and `make test`; both do all their set-up themselves.
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := cgroupfs resctrl state reconciler tests
+# More for `make run`: ARGS="--seconds 300 --kubelet static-1.22 --containers fake"
+ARGS ?=
+
+.PHONY: run test setup lint types unit e2e vm bench protos docs lock clean help
+
+help: ## what there is
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+run: setup ## run the agent: against this machine's kubelet, else against the embedded node for 60 s
+	@exec $(BIN)/python -m tests.node $(ARGS)
+
+test: setup lint types unit ## lint, types and all tests
+
+setup: $(VENV)/.ready ## the virtual environment and, through deploy/setup-debian.sh, Debian's packages
+
+# The interpreter is asked to import what it needs first: a .venv that was copied or half made is made again.
+$(VENV)/.ready: requirements/dev.txt deploy/setup-debian.sh
+	deploy/setup-debian.sh
+	test -x $(BIN)/python && $(BIN)/python -c 'import sys, pip' 2>/dev/null || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	touch $@
+
+lint: setup
+	$(BIN)/ruff format --check --quiet $(PACKAGES)
+	$(BIN)/ruff check --quiet $(PACKAGES)
+	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports --no-cache
+
+types: setup
+	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/python -m pytest -q
+
+e2e: setup ## only the tests with real containerd containers, with their figures
+	BYPASSD_FULL=1 $(BIN)/python -m pytest -q -s tests/e2e
+
+vm: setup ## the core suite in whole machines: cgroup v2 with systemd names, and pure v1 (qemu; minutes)
+	tests/vm/run.sh v2
+	tests/vm/run.sh v1
+
+bench: setup ## what the daemon costs and how fast it is: idle, starts beside a bare C loop, churn (needs root)
+	$(BIN)/python -m tests.bench idle 110
+	$(BIN)/python -m tests.bench idle 500
+	$(BIN)/python -m tests.bench starts 45
+	$(BIN)/python -m tests.bench churn 1000
+
+protos: setup ## generate the CRI messages anew
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. reconciler/sources/criapi/cri.proto
+	$(BIN)/python -m tests.e2e.criapi
+
+docs: setup ## write the generated files: example configuration, its documentation, completion
+	$(BIN)/python -m reconciler.configdoc
+
+lock: ## pin every package with its hashes (needs uv)
+	uv pip compile -q --generate-hashes --no-emit-index-url --python-version 3.11 requirements/runtime.in -o requirements/runtime.txt
+	uv pip compile -q --generate-hashes --no-emit-index-url --python-version 3.11 requirements/dev.in -o requirements/dev.txt
+
+clean: ## remove what set-up and tools made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage dist

@@ -1,0 +1,233 @@
+"""The text forms of the knobs: how a value is written, read, and shown by the kernel.
+
+A `Codec` is three pure functions for one kind of control file; `cgroupfs.knobs` says which file has which. They raise
+`ValueError` for what the kernel would refuse or silently change.
+"""
+
+import mmap
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeAlias
+
+from cgroupfs.cpuset import CpuSet
+
+Value: TypeAlias = CpuSet | int | None
+"""None is "no limit"."""
+Version: TypeAlias = int
+"""1 or 2: which kind of hierarchy the controller sits on."""
+
+PAGE: Final = mmap.PAGESIZE
+DEFAULT_PERIOD_US: Final = 100_000
+MIN_BANDWIDTH_US: Final = 1_000
+MAX_PERIOD_US: Final = 1_000_000
+MAX_QUOTA_US: Final = (1 << 44) - 1
+MIN_SHARES: Final = 2
+MAX_SHARES: Final = 262_144
+MAX_WEIGHT: Final = 10_000
+MAX_PIDS: Final = 4_194_304
+NO_MEMORY_LIMIT: Final = (1 << 63) - 1
+# v1 shows "no limit" as the largest whole page below 2^63: with 64 KiB pages this is the smallest such number.
+_UNLIMITED_FROM: Final = (1 << 63) - (1 << 16)
+
+
+class Codec(NamedTuple):
+    """One text form. ``decode`` and ``encode`` raise `ValueError`; ``normal`` is how the kernel would show a text."""
+
+    encode: Callable[[Value], str]
+    decode: Callable[[str], Value]
+    normal: Callable[[str], str]
+
+
+def shares_to_weight(shares: int) -> int:
+    """``cpu.weight`` for kernel shares, by the formula of the kubelet and of runc before 1.3.
+
+    Source: Kubernetes KEP 2254. The kernel's own scale differs (1024 shares are weight 100 there, 39 here); we follow
+    the kubelet, because its containers stand beside ours in the same directory.
+    """
+    return 1 + (shares - MIN_SHARES) * 9_999 // 262_142
+
+
+def weight_to_shares(weight: int) -> int:
+    """The smallest shares that make this weight, so that going there and back never changes the kernel's value.
+
+    An idle group shows weight 0 (6.1) or 1 (6.12): both are the smallest shares.
+    """
+    return MIN_SHARES + -(-(max(weight, 1) - 1) * 262_142 // 9_999)
+
+
+def swap_value(total_bytes: int | None, limit_bytes: int | None, version: Version) -> int | None:
+    """The ``memory.swap`` value for OCI's memory+swap total: v1 holds that total, v2 the swap alone.
+
+    Errors: `ValueError` where v2 cannot say it (a total without a memory limit, or below it).
+    """
+    if version == 1 or total_bytes is None:
+        return total_bytes
+    if limit_bytes is None:
+        raise ValueError("a memory+swap total needs a memory limit on cgroup v2")
+    if total_bytes < limit_bytes:
+        raise ValueError(f"memory+swap {total_bytes} is below the memory limit {limit_bytes}")
+    return total_bytes - limit_bytes
+
+
+def cpu_max(quota_us: int | None, period_us: int) -> str:
+    """The v2 ``cpu.max`` line for both of its values at once."""
+    return f"{_encode_quota_v2(quota_us)} {_encode_period(period_us)}"
+
+
+def _number(value: Value, low: int, high: int, what: str) -> str:
+    number = value if isinstance(value, int) else -1
+    if not low <= number <= high:
+        raise ValueError(f"{what} {value!r} is not a number from {low} to {high}")
+    return str(number)
+
+
+def _encode_set(value: Value) -> str:
+    if isinstance(value, CpuSet) and value:
+        return str(value)
+    raise ValueError(f"{value!r} is not a set of at least one: a group with processes answers ENOSPC to an empty one")
+
+
+def _encode_quota_v1(value: Value) -> str:
+    return "-1" if value is None else _number(value, MIN_BANDWIDTH_US, MAX_QUOTA_US, "quota")
+
+
+def _encode_quota_v2(value: Value) -> str:
+    return "max" if value is None else _number(value, MIN_BANDWIDTH_US, MAX_QUOTA_US, "quota")
+
+
+def _encode_period(value: Value) -> str:
+    return _number(value, MIN_BANDWIDTH_US, MAX_PERIOD_US, "period")
+
+
+def _refuse_period_alone(value: Value) -> str:
+    raise ValueError(f"period {value} shares cpu.max with the quota: use cpu_max(quota, period)")
+
+
+def _encode_shares(value: Value) -> str:
+    return _number(value, MIN_SHARES, MAX_SHARES, "shares")
+
+
+def _encode_weight(value: Value) -> str:
+    return str(shares_to_weight(int(_encode_shares(value))))
+
+
+def _encode_burst(value: Value) -> str:
+    return _number(value, 0, MAX_QUOTA_US, "burst")
+
+
+def _encode_idle(value: Value) -> str:
+    return _number(value, 0, 1, "idle")
+
+
+def _encode_bytes(value: Value) -> str:
+    # 0 is refused on purpose: the next allocation of whatever is attached ends in the OOM killer.
+    return _number(value, PAGE, NO_MEMORY_LIMIT, "bytes")
+
+
+def _encode_limit_v1(value: Value) -> str:
+    return "-1" if value is None else _encode_bytes(value)
+
+
+def _encode_limit_v2(value: Value) -> str:
+    return "max" if value is None else _encode_bytes(value)
+
+
+def _encode_swap_v2(value: Value) -> str:
+    # Unlike memory, no swap at all is an ordinary wish.
+    return "max" if value is None else _number(value, 0, NO_MEMORY_LIMIT, "bytes")
+
+
+def _encode_protection(value: Value) -> str:
+    return "max" if value is None else _number(value, 0, NO_MEMORY_LIMIT, "bytes")
+
+
+def _encode_pids(value: Value) -> str:
+    return "max" if value is None else _number(value, 0, MAX_PIDS, "pids")
+
+
+def _words(text: str) -> list[str]:
+    words = text.split()
+    if not words:
+        raise ValueError("empty text")
+    return words
+
+
+def _int(text: str) -> int:
+    return int(_words(text)[0])
+
+
+def _decode_negative(text: str) -> Value:
+    number = _int(text)
+    return None if number < 0 else number
+
+
+def _decode_max(text: str) -> Value:
+    word = _words(text)[0]
+    return None if word == "max" else int(word)
+
+
+def _decode_limit_v1(text: str) -> Value:
+    number = _int(text)
+    return None if number < 0 or number >= _UNLIMITED_FROM else number
+
+
+def _decode_limit_v2(text: str) -> Value:
+    # Huge numbers are cut to the counter's maximum, which the kernel shows as "max".
+    number = _decode_max(text)
+    return None if isinstance(number, int) and number >= _UNLIMITED_FROM else number
+
+
+def _decode_second(text: str) -> Value:
+    words = _words(text)
+    return int(words[1]) if len(words) > 1 else DEFAULT_PERIOD_US
+
+
+def _normal_set(text: str) -> str:
+    return str(CpuSet.parse(text))
+
+
+def _normal_number(text: str) -> str:
+    return str(_int(text))
+
+
+def _normal_negative(text: str) -> str:
+    return str(max(-1, _int(text)))
+
+
+def _normal_max(text: str) -> str:
+    word = _words(text)[0]
+    return word if word == "max" else str(int(word))
+
+
+def _normal_pair(text: str) -> str:
+    return f"{_normal_max(text)} {_decode_second(text)}"
+
+
+def _normal_shares(text: str) -> str:
+    return str(min(MAX_SHARES, max(MIN_SHARES, _int(text))))
+
+
+def _normal_limit_v1(text: str) -> str:
+    value = _decode_limit_v1(text)
+    return str((NO_MEMORY_LIMIT if not isinstance(value, int) else value) // PAGE * PAGE)
+
+
+def _normal_limit_v2(text: str) -> str:
+    value = _decode_limit_v2(text)
+    return str(value // PAGE * PAGE) if isinstance(value, int) else "max"
+
+
+SET: Final = Codec(_encode_set, CpuSet.parse, _normal_set)
+QUOTA_V1: Final = Codec(_encode_quota_v1, _decode_negative, _normal_negative)
+QUOTA_V2: Final = Codec(_encode_quota_v2, _decode_max, _normal_max)
+PERIOD_V1: Final = Codec(_encode_period, _int, _normal_number)
+PERIOD_V2: Final = Codec(_refuse_period_alone, _decode_second, _normal_pair)
+SHARES: Final = Codec(_encode_shares, _int, _normal_shares)
+WEIGHT: Final = Codec(_encode_weight, lambda text: weight_to_shares(_int(text)), _normal_number)
+BURST: Final = Codec(_encode_burst, _int, _normal_number)
+IDLE: Final = Codec(_encode_idle, _int, _normal_number)
+LIMIT_V1: Final = Codec(_encode_limit_v1, _decode_limit_v1, _normal_limit_v1)
+LIMIT_V2: Final = Codec(_encode_limit_v2, _decode_limit_v2, _normal_limit_v2)
+SWAP_V2: Final = Codec(_encode_swap_v2, _decode_limit_v2, _normal_limit_v2)
+PROTECTION: Final = Codec(_encode_protection, _decode_limit_v2, _normal_limit_v2)
+PIDS: Final = Codec(_encode_pids, _decode_max, _normal_max)
+NO_LIMIT_V1: Final = str(NO_MEMORY_LIMIT // PAGE * PAGE)

@@ -1,0 +1,210 @@
+"""Opening, reading and writing single kernel files, inline: no threads, no buffering, no Python file objects.
+
+`FileOps` is the one door through which the agent touches control files, so that the same code runs on the real kernel
+(`REAL`) and on the strict fake one of the tests. A read costs 2-3 µs this way, ``open().read()`` 9.
+"""
+
+import errno
+import os
+from types import TracebackType
+from typing import Final, Protocol, Self, TypeAlias, final
+
+from cgroupfs.errors import CgroupError, CgroupGoneError, translated
+
+Directory: TypeAlias = int | str
+"""An open directory's number (survives renames, never follows a recycled path) or an absolute path."""
+
+_DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC
+_WRITE_FLAGS: Final = os.O_WRONLY | os.O_CLOEXEC
+_CHUNK: Final = 65_536
+# The kernel cuts long files at record boundaries near its buffer of one page; anything shorter came whole.
+_CERTAINLY_WHOLE: Final = 1_024
+
+
+class FileOps(Protocol):
+    """What the agent does to control files. All raise plain `OSError`, as the kernel answers."""
+
+    def open_dir(self, path: str) -> int:
+        """Open a directory; the number stays valid (and keeps its inode) when the path is reused."""
+
+    def close_dir(self, number: int) -> None:
+        """Give the number back."""
+
+    def inode(self, directory: Directory) -> int:
+        """The directory's inode number."""
+
+    def read(self, directory: Directory, file: str) -> str:
+        """The whole file."""
+
+    def write(self, directory: Directory, file: str, text: str) -> None:
+        """One write of the whole value."""
+
+    def write_now(self, directory: Directory, file: str, text: str) -> int:
+        """Like ``write``, but answers the errno (0: accepted): the hot path has no use for exceptions."""
+
+    def groups(self, directory: Directory) -> list[str]:
+        """Names of the directories inside, in no order."""
+
+    def files(self, directory: Directory) -> list[str]:
+        """Names of the files inside, in no order."""
+
+
+def write_now(directory: Directory, file: str, text: str) -> int:
+    """Write one control file as fast as Python can; 0 or the errno. Nothing is read back.
+
+    ``directory`` as a number saves the walk along the path (1.6 instead of 2.1 µs). The hot lane uses this between
+    the runtime's signal and the exec of the container's program.
+    """
+    try:
+        if isinstance(directory, int):
+            number = os.open(file, _WRITE_FLAGS, dir_fd=directory)
+        else:
+            number = os.open(f"{directory}/{file}", _WRITE_FLAGS)
+    except OSError as exc:
+        return exc.errno or errno.EIO
+    try:
+        os.write(number, text.encode())
+    except OSError as exc:
+        return exc.errno or errno.EIO
+    finally:
+        os.close(number)
+    return 0
+
+
+def _open(directory: Directory, file: str, flags: int) -> int:
+    if isinstance(directory, int):
+        return os.open(file, flags, dir_fd=directory)
+    return os.open(f"{directory}/{file}", flags)
+
+
+def _read_all(number: int) -> str:
+    data = os.read(number, _CHUNK)
+    if len(data) > _CERTAINLY_WHOLE:
+        parts = [data]
+        while more := os.read(number, _CHUNK):
+            parts.append(more)
+        data = b"".join(parts)
+    return data.decode("utf-8", "surrogateescape")
+
+
+@final
+class RealFiles:
+    """`FileOps` on the running kernel."""
+
+    def open_dir(self, path: str) -> int:
+        return os.open(path, _DIRECTORY_FLAGS)
+
+    def close_dir(self, number: int) -> None:
+        os.close(number)
+
+    def inode(self, directory: Directory) -> int:
+        return os.stat(directory).st_ino
+
+    def read(self, directory: Directory, file: str) -> str:
+        number = _open(directory, file, _READ_FLAGS)
+        try:
+            return _read_all(number)
+        finally:
+            os.close(number)
+
+    def write(self, directory: Directory, file: str, text: str) -> None:
+        data = text.encode()
+        number = _open(directory, file, _WRITE_FLAGS)
+        try:
+            # A control file takes a value whole or not at all; anything else is not a control file.
+            if os.write(number, data) != len(data):
+                raise OSError(errno.EIO, "short write", file)
+        finally:
+            os.close(number)
+
+    def write_now(self, directory: Directory, file: str, text: str) -> int:
+        return write_now(directory, file, text)
+
+    def groups(self, directory: Directory) -> list[str]:
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+    def files(self, directory: Directory) -> list[str]:
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
+
+
+REAL: Final[FileOps] = RealFiles()
+"""The running kernel."""
+
+
+def read_text(path: str) -> str:
+    """The whole of a small kernel file. Errors: `CgroupError`."""
+    with translated(path, "read"):
+        number = os.open(path, _READ_FLAGS)
+        try:
+            return _read_all(number)
+        finally:
+            os.close(number)
+
+
+def write_text(path: str, text: str) -> None:
+    """One write of a whole value. Errors: `CgroupError`."""
+    directory, _, file = path.rpartition("/")
+    with translated(path, f"write {text!r}"):
+        REAL.write(directory or "/", file, text)
+
+
+def inode_of(directory: str) -> int:
+    """Inode number of a group's directory. Errors: `CgroupGoneError` when there is none."""
+    with translated(directory, "look at"):
+        return REAL.inode(directory)
+
+
+@final
+class GroupDir:
+    """One group, held by its open directory: reads and writes never reach a later group of the same path.
+
+    Errors: `CgroupGoneError` when the group is gone or when ``inode`` (not 0) is another one's; `CgroupError` else.
+    """
+
+    __slots__ = ("_number", "_ops", "inode", "path")
+
+    def __init__(self, path: str, inode: int = 0, ops: FileOps = REAL) -> None:
+        self.path = path
+        self._ops = ops
+        with translated(path, "open"):
+            self._number = ops.open_dir(path)
+        try:
+            with translated(path, "look at"):
+                self.inode = ops.inode(self._number)
+        except CgroupError:
+            self.close()
+            raise
+        if inode not in {0, self.inode}:
+            self.close()
+            raise CgroupGoneError(path, f"inode {inode} is gone, {self.inode} has its name")
+
+    def fileno(self) -> int:
+        """The directory's number, for `write_now`."""
+        return self._number
+
+    def read(self, file: str) -> str:
+        """The whole file."""
+        with translated(f"{self.path}/{file}", "read"):
+            return self._ops.read(self._number, file)
+
+    def write(self, file: str, text: str) -> None:
+        """One write of the whole value."""
+        with translated(f"{self.path}/{file}", f"write {text!r}"):
+            self._ops.write(self._number, file, text)
+
+    def close(self) -> None:
+        """Give the directory back; reading and writing fail from here on."""
+        number, self._number = self._number, -1
+        if number >= 0:
+            self._ops.close_dir(number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,146 @@
+"""Who a process is, as far as it matters here: the kubelet, a runtime, systemd, a person, ourselves, or something else.
+
+Asked for the pid behind a write to a control file, a few dozen microseconds after it: short-lived writers (runc, a
+shell's echo) are often still there, but not always. What cannot be told is UNKNOWN and never guessed.
+"""
+
+import os
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+_UNSET_LOGIN: Final = "4294967295"
+_KUBELETS: Final = frozenset({"kubelet", "hyperkube", "kubelite", "k3s", "k3s-server", "k3s-agent", "edgecore"})
+_RUNTIMES: Final = frozenset(
+    {
+        "runc",
+        "crun",
+        "youki",
+        "kata-runtime",
+        "containerd",
+        "dockerd",
+        "docker-containerd",
+        "crio",
+        "conmon",
+        "conmonrs",
+    }
+)
+# runc may run from a sealed copy of itself in memory; its init's process name is "runc:[2:INIT]" until the exec.
+_RUNTIME_PARTS: Final = ("containerd-shim", "runc:[", "memfd:runc")
+_HANDS: Final = frozenset(
+    {"bash", "sh", "dash", "ash", "zsh", "ksh", "fish", "tcsh", "csh", "busybox", "sudo", "su"}
+    | {"tee", "dd", "cp", "sed", "vi", "vim", "nvim", "nano", "emacs", "mc", "cgset", "cgclassify", "cgexec"}
+)
+
+
+class WriterKind(StrEnum):
+    """Who wrote. What follows from it is decided elsewhere: a runtime is expected, a person is obeyed."""
+
+    SELF = "self"
+    KUBELET = "kubelet"
+    RUNTIME = "runtime"
+    SYSTEMD = "systemd"
+    PERSON = "person"
+    OTHER = "other"
+    UNKNOWN = "unknown"
+
+
+class Writer(Struct, frozen=True, kw_only=True):
+    """One process that wrote. ``name`` is its program's, empty when it has ended or is not visible."""
+
+    kind: WriterKind
+    pid: int = 0
+    name: str = ""
+
+    @property
+    def person(self) -> bool:
+        """A human decided this."""
+        return self.kind is WriterKind.PERSON
+
+    def __str__(self) -> str:
+        if not self.pid:
+            return "an unknown process"
+        if not self.name:
+            return f"a process that has ended (pid {self.pid})"
+        if self.kind is WriterKind.PERSON:
+            return f"a person with {self.name} (pid {self.pid})"
+        return f"{self.name} (pid {self.pid})"
+
+
+UNKNOWN_WRITER: Final = Writer(kind=WriterKind.UNKNOWN)
+
+
+def identify(pid: int, root: str = "/") -> Writer:
+    """Who process ``pid`` is now. Costs 10 to 20 µs; errors: none.
+
+    ``pid`` 0 is what the kernel gives for a process outside our pid namespace.
+    """
+    if pid <= 0:
+        return UNKNOWN_WRITER
+    if pid == os.getpid() and root == "/":
+        return Writer(kind=WriterKind.SELF, pid=pid, name="bypassd")
+    directory = os.path.join(root, "proc", str(pid))
+    comm = _read(f"{directory}/comm").strip()
+    if not comm:
+        return Writer(kind=WriterKind.UNKNOWN, pid=pid)
+    program = _program(directory)
+    unit = _unit(_read(f"{directory}/cgroup"))
+    return Writer(kind=_kind(pid, comm, program, unit, directory), pid=pid, name=program or comm)
+
+
+def _kind(pid: int, comm: str, program: str, unit: str, directory: str) -> WriterKind:
+    names = {comm, program}
+    if any(name.startswith(part) for name in names for part in _RUNTIME_PARTS):
+        return WriterKind.RUNTIME
+    if "kubepods" in unit:
+        # Whatever a container calls its processes, it is not the node's kubelet or runtime.
+        return WriterKind.OTHER
+    if names & _KUBELETS:
+        return WriterKind.KUBELET
+    if names & _RUNTIMES:
+        return WriterKind.RUNTIME
+    if program.startswith("systemd") or (pid == 1 and comm == "systemd"):
+        return WriterKind.SYSTEMD
+    if _has_terminal(_read(f"{directory}/stat")) or "/session-" in unit or "/user.slice" in unit:
+        return WriterKind.PERSON
+    if ".service" in unit:
+        # A shell without a terminal in a service is that service's script, except where a login server left it.
+        login = "/ssh" in unit and _read(f"{directory}/loginuid") not in {"", _UNSET_LOGIN}
+        return WriterKind.PERSON if login else WriterKind.OTHER
+    if _read(f"{directory}/loginuid") not in {"", _UNSET_LOGIN} or names & _HANDS:
+        return WriterKind.PERSON
+    return WriterKind.OTHER
+
+
+def _read(path: str) -> str:
+    """A file of /proc, empty when the process has ended or may not be looked at."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, 4096).decode(errors="replace")
+        finally:
+            os.close(fd)
+    except OSError:
+        return ""
+
+
+def _program(directory: str) -> str:
+    """The name of the program's file; empty for kernel threads and where it may not be read."""
+    try:
+        path = os.readlink(f"{directory}/exe").removesuffix(" (deleted)")
+    except OSError:
+        return ""
+    return path[1:] if path.startswith("/memfd:") else path.rsplit("/", 1)[-1]
+
+
+def _unit(text: str) -> str:
+    """The path in systemd's own hierarchy, or in the only one of cgroup v2; empty without either."""
+    paths = dict(line.split(":", 2)[1:] for line in text.splitlines() if line.count(":") >= 2)
+    return paths.get("name=systemd") or paths.get("") or ""
+
+
+def _has_terminal(stat: str) -> bool:
+    """Whether the process has a controlling terminal: the fifth field after the name, which is in parentheses."""
+    fields = stat.rpartition(")")[2].split()
+    return len(fields) > 4 and fields[4] != "0"

@@ -1,0 +1,217 @@
+"""The catalog of knobs: every value this agent may set, in one unit, with its file and text form on cgroup v1 and v2.
+
+A knob's value is a `CpuSet` (cpu.set, cpu.mems), an int in the knob's unit, or None for "no limit". Everything here is
+pure: text in, value out. Sources: kernel documentation admin-guide/cgroup-v1/* and admin-guide/cgroup-v2, and what
+kernels 5.10, 6.1, 6.12 and 6.18 answered when asked.
+"""
+
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+from typing import Final, Literal, NamedTuple, final
+
+from cgroupfs.codecs import (
+    BURST,
+    IDLE,
+    LIMIT_V1,
+    LIMIT_V2,
+    NO_LIMIT_V1,
+    PERIOD_V1,
+    PERIOD_V2,
+    PIDS,
+    PROTECTION,
+    QUOTA_V1,
+    QUOTA_V2,
+    SET,
+    SHARES,
+    SWAP_V2,
+    WEIGHT,
+    Codec,
+    Value,
+    Version,
+)
+from cgroupfs.cpuset import CpuSet
+
+
+class Rule(StrEnum):
+    """What a parent's value demands of its children's."""
+
+    NONE = "none"
+    SUBSET = "child inside parent"
+    RATIO = "child ratio at most parent ratio"
+
+
+class Form(NamedTuple):
+    """A knob on one cgroup version: its file, its text form, the text of a fresh group, the first kernel with it."""
+
+    file: str
+    codec: Codec
+    default: str
+    since: str = "2.6.24"
+    rule: Rule = Rule.NONE
+
+
+@final
+class Knob(NamedTuple):
+    """One thing the kernel lets us set, with one unit on both cgroup versions.
+
+    ``lowering_is_slow``: a tighter value may make the kernel reclaim memory within the write (1 ms per 25 MB).
+    """
+
+    name: str
+    controller: str
+    unit: Literal["CPUs", "nodes", "µs", "shares", "flag", "bytes", "pids"]
+    forms: Mapping[Version, Form]
+    lowering_is_slow: bool = False
+
+    def file(self, version: Version) -> str | None:
+        """The control file's name, None where this version has no such thing."""
+        form = self.forms.get(version)
+        return form.file if form else None
+
+    def encode(self, value: Value, version: Version) -> str:
+        """The text to write.
+
+        Errors: `ValueError` for a value that the kernel would refuse or silently change, that would kill, or that has
+        no text of its own (cpu.period on v2: see `cpu_max`).
+        """
+        return self._form(version).codec.encode(value)
+
+    def decode(self, text: str, version: Version) -> Value:
+        """The value in what the file reads. An unset cpuset is the empty `CpuSet`.
+
+        Errors: `ValueError` for text that this file cannot hold.
+        """
+        return self._form(version).codec.decode(text)
+
+    def normal(self, text: str, version: Version) -> str:
+        """How the kernel will show ``text`` once it is accepted: compare this, never the texts themselves."""
+        return self._form(version).codec.normal(text)
+
+    def default(self, version: Version) -> str:
+        """What the file of a fresh group reads (without the newline)."""
+        return self._form(version).default
+
+    def rule(self, version: Version) -> Rule:
+        """What the parent's value demands."""
+        return self._form(version).rule
+
+    def probe(self, version: Version, files: Collection[str]) -> bool:
+        """True when this kernel offers the knob, told from the file names of any group but the root."""
+        form = self.forms.get(version)
+        return form is not None and form.file in files
+
+    def same(self, one: Value, other: Value, version: Version) -> bool:
+        """True when both values are one and the same to the kernel (rounding to pages and to weights included)."""
+        if one == other:
+            return True
+        try:
+            return self.normal(self.encode(one, version), version) == self.normal(self.encode(other, version), version)
+        except ValueError:
+            return False
+
+    def looser(self, one: Value, other: Value) -> bool:
+        """True when ``one`` allows everything that ``other`` allows, and more. A longer period is *tighter*."""
+        if isinstance(one, CpuSet) and isinstance(other, CpuSet):
+            return one > other
+        if one is None or other is None:
+            return one is None and other is not None
+        if isinstance(one, CpuSet) or isinstance(other, CpuSet):
+            raise TypeError(f"{self.name}: {one!r} and {other!r} cannot be compared")
+        return one < other if self.name == "cpu.period" else one > other
+
+    def slow(self, have: Value, want: Value) -> bool:
+        """True when going from ``have`` to ``want`` may take milliseconds inside the kernel: never in the loop."""
+        return self.lowering_is_slow and self.looser(have, want)
+
+    def _form(self, version: Version) -> Form:
+        form = self.forms.get(version)
+        if form is None:
+            raise ValueError(f"{self.name} does not exist on cgroup v{version}")
+        return form
+
+
+def _catalog(*knobs: Knob) -> Mapping[str, Knob]:
+    table = {knob.name: knob for knob in knobs}
+    if len(table) != len(knobs):
+        raise ValueError("two knobs share a name")
+    return table
+
+
+CATALOG: Final[Mapping[str, Knob]] = _catalog(
+    Knob(
+        "cpu.set",
+        "cpuset",
+        "CPUs",
+        {1: Form("cpuset.cpus", SET, "", rule=Rule.SUBSET), 2: Form("cpuset.cpus", SET, "", "5.0")},
+    ),
+    Knob(
+        "cpu.mems",
+        "cpuset",
+        "nodes",
+        {1: Form("cpuset.mems", SET, "", rule=Rule.SUBSET), 2: Form("cpuset.mems", SET, "", "5.0")},
+    ),
+    Knob(
+        "cpu.quota",
+        "cpu",
+        "µs",
+        {
+            1: Form("cpu.cfs_quota_us", QUOTA_V1, "-1", "3.2", Rule.RATIO),
+            2: Form("cpu.max", QUOTA_V2, "max 100000", "4.15"),
+        },
+    ),
+    Knob(
+        "cpu.period",
+        "cpu",
+        "µs",
+        {
+            1: Form("cpu.cfs_period_us", PERIOD_V1, "100000", "3.2", Rule.RATIO),
+            2: Form("cpu.max", PERIOD_V2, "max 100000", "4.15"),
+        },
+    ),
+    Knob(
+        "cpu.weight",
+        "cpu",
+        "shares",
+        {1: Form("cpu.shares", SHARES, "1024"), 2: Form("cpu.weight", WEIGHT, "100", "4.15")},
+    ),
+    Knob(
+        "cpu.burst",
+        "cpu",
+        "µs",
+        {1: Form("cpu.cfs_burst_us", BURST, "0", "5.14"), 2: Form("cpu.max.burst", BURST, "0", "5.14")},
+    ),
+    Knob(
+        "cpu.idle",
+        "cpu",
+        "flag",
+        {1: Form("cpu.idle", IDLE, "0", "5.15"), 2: Form("cpu.idle", IDLE, "0", "5.15")},
+    ),
+    Knob(
+        "memory.max",
+        "memory",
+        "bytes",
+        {
+            1: Form("memory.limit_in_bytes", LIMIT_V1, NO_LIMIT_V1),
+            2: Form("memory.max", LIMIT_V2, "max", "4.5"),
+        },
+        lowering_is_slow=True,
+    ),
+    # v1 limits memory and swap together, v2 swap alone; `swap_value` converts from the runtime's number.
+    Knob(
+        "memory.swap",
+        "memory",
+        "bytes",
+        {
+            1: Form("memory.memsw.limit_in_bytes", LIMIT_V1, NO_LIMIT_V1),
+            2: Form("memory.swap.max", SWAP_V2, "max", "4.5"),
+        },
+        lowering_is_slow=True,
+    ),
+    Knob("memory.high", "memory", "bytes", {2: Form("memory.high", LIMIT_V2, "max", "4.5")}, lowering_is_slow=True),
+    Knob("memory.low", "memory", "bytes", {2: Form("memory.low", PROTECTION, "0", "4.5")}),
+    Knob("memory.min", "memory", "bytes", {2: Form("memory.min", PROTECTION, "0", "4.18")}),
+    Knob(
+        "pids.max", "pids", "pids", {1: Form("pids.max", PIDS, "max", "4.3"), 2: Form("pids.max", PIDS, "max", "4.5")}
+    ),
+)
+"""Every knob by its name."""

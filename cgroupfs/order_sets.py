@@ -1,0 +1,145 @@
+"""The order in which CPU (or memory node) sets of a tree of groups may be written. Pure, on plain int masks.
+
+The kernel's rule on v1: at every moment each child's set lies inside its parent's (EACCES and EBUSY otherwise). v2 from
+6.1 on takes any order, 5.10 still refuses a parent that shrinks below a child, so both versions get the same order.
+
+A set costs O(all cpusets of the machine) to write, so each group is written once wherever that is possible, and twice
+(first the union of old and new) only where a child stands in the way.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from cgroupfs.codecs import Version
+from cgroupfs.steps import nearest_known
+
+_EVERYTHING: Final = -1
+
+
+class Move(NamedTuple):
+    """Write ``mask`` to ``path``; ``interim`` when a later move of the same group finishes the job."""
+
+    path: str
+    mask: int
+    interim: bool
+
+
+class Family:
+    """Who is above and below whom among the known groups; only pairs with a changed group are kept."""
+
+    __slots__ = ("children", "parent")
+
+    def __init__(self, known: Mapping[str, object], changed: Mapping[str, object]) -> None:
+        self.parent: dict[str, str] = {}
+        self.children: dict[str, list[str]] = {}
+        nearest: dict[str, str | None] = {}
+        for path in known:
+            above = path[: path.rfind("/")] or "/"
+            if above in known and path != "/":
+                up: str | None = above
+            elif above in nearest:
+                up = nearest[above]
+            else:
+                up = nearest[above] = nearest_known(path, known)
+            if up is not None and (path in changed or up in changed):
+                self.parent[path] = up
+                self.children.setdefault(up, []).append(path)
+
+
+def order_sets(want: Mapping[str, int], have: Mapping[str, int], version: Version) -> tuple[list[Move], dict[str, str]]:
+    """The moves that take the changed groups (``want``) from ``have`` (every known group) to where they may go.
+
+    Returns the moves in order, and the changes that cannot be, as group -> the group that stands against it. CPUs are
+    given up before they are taken wherever the rule allows, so that no CPU is ever in two sets that exchange it.
+    """
+    family = Family(have, want)
+    against = _infeasible(want, have, family) if version == 1 else {}
+    goal = {path: want[path] for path in sorted(want, key=_depth_then_name) if path not in against}
+
+    moves: list[Move] = []
+    now = dict(have)
+    direct = _direct(goal, have, family, version)
+    for path in sorted(direct, key=lambda path: (direct[path], -path.count("/"), path)):
+        moves.append(Move(path, goal[path], interim=False))
+        now[path] = goal[path]
+
+    late: list[str] = []
+    for path, mask in goal.items():  # from the root down
+        if path in direct:
+            continue
+        if all(not now[child] & ~mask for child in family.children.get(path, ())):
+            moves.append(Move(path, mask, interim=False))
+            now[path] = mask
+            continue
+        late.append(path)
+        if mask & ~_room(now[path], version):
+            now[path] |= mask
+            moves.append(Move(path, now[path], interim=True))
+    moves.extend(Move(path, goal[path], interim=False) for path in reversed(late))
+    return moves, against
+
+
+def _depth_then_name(path: str) -> tuple[int, str]:
+    return path.count("/"), path
+
+
+def _room(mask: int, version: Version) -> int:
+    """What a group's set leaves its children: an unset v2 set means "all of my parent's", an unset v1 set nothing."""
+    return _EVERYTHING if version == 2 and not mask else mask
+
+
+def _direct(goal: Mapping[str, int], have: Mapping[str, int], family: Family, version: Version) -> dict[str, int]:
+    """Groups that can be written once, children first, before anything above them grows: group -> 0 gives up, 1 takes.
+
+    A group waits for the slowest of those below it, so one that only gives up counts as taking if a child takes.
+    """
+    direct: dict[str, int] = {}
+    for path in reversed(list(goal)):
+        up = family.parent.get(path)
+        if up is not None and goal[path] & ~_room(have[up], version):
+            continue
+        takes = int(bool(goal[path] & ~_room(have[path], version)))
+        below = [child for child in family.children.get(path, ()) if child in goal]
+        if all(child in direct for child in below):
+            direct[path] = max([takes, *(direct[child] for child in below)])
+    return direct
+
+
+def _infeasible(want: Mapping[str, int], have: Mapping[str, int], family: Family) -> dict[str, str]:
+    """Changes to leave out so that in the end every child lies inside its parent: group -> the group against it.
+
+    Of a pair in conflict the child loses if it is one of the changes, because its value is the one that the kernel
+    would refuse; else the parent. Afterwards whatever turns out to fit after all is let back in.
+    """
+    final = {**have, **want}
+    against: dict[str, str] = {}
+
+    def settle(child: str, up: str) -> Iterable[str]:
+        if not final[child] & ~final[up]:
+            return ()
+        for loser, other in ((child, up), (up, child)):
+            if loser in want and loser not in against:
+                against[loser] = other
+                final[loser] = have[loser]
+                return (loser,)
+        return ()
+
+    pending = sorted(want, reverse=True)
+    while pending:
+        path = pending.pop()
+        if path in family.parent:
+            pending.extend(settle(path, family.parent[path]))
+        for child in family.children.get(path, ()):
+            pending.extend(settle(child, path))
+
+    retry = bool(against)
+    while retry:
+        retry = False
+        for path in sorted(against):
+            mask = want[path]
+            fits = path not in family.parent or not mask & ~final[family.parent[path]]
+            if fits and all(not final[child] & ~mask for child in family.children.get(path, ())):
+                del against[path]
+                final[path] = mask
+                retry = True
+    return against

@@ -1,0 +1,332 @@
+"""From wanted changes to ordered steps: pure, and the only place that knows the kernel's order rules.
+
+    order_changes(changes, actual, versions) -> Plan(steps, blocked)
+
+Whatever prefix of the steps is done, planning again from there reaches the same end. A change that breaks a rule of the
+kernel becomes `Blocked` with the rule's name; none is dropped silently, and none of the steps is meant to be refused.
+Sets are ordered in `cgroupfs.order_sets`, bandwidth in `cgroupfs.order_cpu`, the rest (idle and weight, memory) here.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from msgspec import UNSET, UnsetType
+
+from cgroupfs.codecs import DEFAULT_PERIOD_US, PERIOD_V1, Value, Version
+from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.knobs import CATALOG, Knob
+from cgroupfs.order_cpu import Band, order_bandwidth
+from cgroupfs.order_sets import order_sets
+from cgroupfs.steps import Blocked, Change, Known, Plan, Step, ancestors
+
+__all__ = ["Blocked", "Change", "Known", "Plan", "Step", "order_changes"]
+
+_SETS: Final = ("cpu.set", "cpu.mems")
+_BANDWIDTH: Final = ("cpu.quota", "cpu.period", "cpu.burst")
+_PLAIN: Final = ("pids.max", "memory.min", "memory.low", "memory.high")
+# Two numbers may be one to the kernel (pages, v2 weights); sets and bandwidth are never rounded.
+_ROUNDED: Final = frozenset({"bytes", "shares"})
+_ORDERED: Final = frozenset({*_SETS, *_BANDWIDTH})
+# Up to here it is cheaper to look for the relatives of the changed groups than to index everything that is known.
+_FEW: Final = 16
+
+
+def order_changes(changes: Iterable[Change], actual: Known, versions: Mapping[str, Version]) -> Plan:
+    """Order the changes so that the kernel accepts every single step.
+
+    ``actual`` holds the values last read; the more of a changed group's relatives it holds, the more is known before
+    the kernel is asked. Of two changes of one knob of one group the later counts. A change whose value is there
+    already makes no step. Slow steps come last. What ``actual`` lacks of a relative's period and burst is taken to be
+    the kernel's default.
+    """
+    return _Planner(actual, versions).plan(changes)
+
+
+class _Planner:
+    """One planning run. Collects changes per knob with the value there now, then orders knob by knob."""
+
+    def __init__(self, actual: Known, versions: Mapping[str, Version]) -> None:
+        self._actual = actual
+        self._versions = versions
+        self._usable: dict[str, tuple[Knob, Version] | Blocked] = {}
+        self._left: dict[str, dict[str, Change]] = {name: {} for name in CATALOG}
+        """By knob and group: what differs from the value there now."""
+        self._there: dict[tuple[str, str], Change] = {}
+        """By group and knob: wanted, and there already."""
+        self._have: dict[tuple[str, str], Value] = {}
+        self._fast: list[Step] = []
+        self._slow: list[Step] = []
+        self._blocked: list[Blocked] = []
+
+    def plan(self, changes: Iterable[Change]) -> Plan:
+        for change in changes:
+            self._collect(change)
+        for name in _SETS:
+            self._order_sets(name)
+        self._order_idle_and_weight()
+        self._order_bandwidth()
+        for name in _PLAIN:
+            for change in self._left[name].values():
+                self._step(change)
+        self._order_memory_and_swap()
+        return Plan(steps=(*self._fast, *self._slow), blocked=tuple(self._blocked))
+
+    # Collecting
+
+    def _collect(self, change: Change) -> None:
+        path, name = change.path, change.knob
+        key = path, name
+        usable = self._usable.get(name) or self._look_up(name)
+        if isinstance(usable, Blocked):
+            self._block(change, usable.rule, usable.reason)
+            return
+        knob, version = usable
+        if path == "/":
+            self._block(change, "root", "the root group is not ours to limit")
+            return
+        try:
+            _check_value(knob, change.want, version)
+        except ValueError as exc:
+            self._block(change, "value", str(exc))
+            return
+        have = change.have
+        if have is UNSET:
+            have = self._actual.get(key, UNSET)
+        if not isinstance(have, UnsetType):
+            self._have[key] = have
+            if have == change.want or (knob.unit in _ROUNDED and knob.same(have, change.want, version)):
+                self._left[name].pop(path, None)
+                self._there[key] = change
+                return
+        elif name in _ORDERED:
+            self._block(change, "unknown", f"the {name} there now is not known: read it first")
+            return
+        self._there.pop(key, None)
+        self._left[name][path] = change
+
+    def _look_up(self, name: str) -> tuple[Knob, Version] | Blocked:
+        """The knob and its version on this node, or why there is none (with a stand-in change)."""
+        knob = CATALOG.get(name)
+        version = self._versions.get(knob.controller) if knob else None
+        usable: tuple[Knob, Version] | Blocked
+        if knob is None:
+            usable = _no(name, "knob", f"there is no knob {name}")
+        elif version is None:
+            usable = _no(name, "controller", f"the controller {knob.controller} is not mounted")
+        elif knob.file(version) is None:
+            usable = _no(name, "version", f"{name} does not exist on cgroup v{version}")
+        else:
+            usable = knob, version
+        self._usable[name] = usable
+        return usable
+
+    def _block(self, change: Change, rule: str, reason: str) -> None:
+        self._blocked.append(Blocked(change=change, rule=rule, reason=reason))
+
+    def _value(self, path: str, knob: str) -> Value | UnsetType:
+        """The value there now, if known: a change's own word goes before the table."""
+        key = path, knob
+        return self._have[key] if key in self._have else self._actual.get(key, UNSET)
+
+    def _relatives(self, name: str, changed: Collection[str]) -> dict[str, Value]:
+        """Known values of one knob: at least the changed groups' own, their ancestors' and their descendants'."""
+        known: dict[str, Value] = {}
+        if len(changed) > _FEW:
+            for (path, knob), value in self._actual.items():
+                if knob == name:
+                    known[path] = value
+        else:
+            below = tuple(f"{path}/" for path in changed)
+            for (path, knob), value in self._actual.items():
+                if knob == name and path.startswith(below):
+                    known[path] = value
+            for path in changed:
+                for relative in (path, *ancestors(path)):
+                    if (relative, name) in self._actual:
+                        known[relative] = self._actual[relative, name]
+        for (path, knob), value in self._have.items():
+            if knob == name:
+                known[path] = value
+        return known
+
+    # Making steps
+
+    def _step(self, change: Change, text: str | None = None, why: str | None = None, guard: str | None = None) -> None:
+        knob = CATALOG[change.knob]
+        version = self._versions[knob.controller]
+        have = self._value(change.path, change.knob)
+        slow = knob.lowering_is_slow and (isinstance(have, UnsetType) or knob.slow(have, change.want))
+        step = Step(
+            path=change.path,
+            knob=change.knob,
+            file=knob.file(version) or "",
+            controller=knob.controller,
+            version=version,
+            text=knob.encode(change.want, version) if text is None else text,
+            slow=slow,
+            why=change.why if why is None else why,
+            guard=guard,
+        )
+        (self._slow if slow else self._fast).append(step)
+
+    def _order_sets(self, name: str) -> None:
+        changes = self._left[name]
+        if not changes:
+            return
+        version = self._versions["cpuset"]
+        have = {path: _mask(value) for path, value in self._relatives(name, changes).items()}
+        want = {path: _mask(change.want) for path, change in changes.items()}
+        moves, against = order_sets(want, have, version)
+        texts: dict[int, str] = {}
+        for path, mask, interim in moves:
+            if mask not in texts:
+                texts[mask] = str(CpuSet.from_mask(mask))
+            change = changes[path]
+            why = f"{change.why} (first both, old and new: groups below still need the old)" if interim else None
+            self._step(change, texts[mask], why)
+        for path, other in against.items():
+            change = changes[path]
+            wanted = CpuSet.from_mask(want[path])
+            if path.startswith(f"{other}/") or other == "/":
+                room = CpuSet.from_mask(want.get(other, have[other]) if other not in against else have[other])
+                reason = f"{wanted} is not inside the {str(room) or 'empty set'} of {other}"
+            else:
+                reason = f"{other} below it has CPUs or nodes outside {wanted}"
+            self._block(change, f"{name}: child inside parent", reason)
+
+    def _order_idle_and_weight(self) -> None:
+        idles, weights = self._left["cpu.idle"], dict(self._left["cpu.weight"])
+        for path, change in idles.items():
+            self._step(change)
+            # Leaving idle sets the kernel's default weight, whatever was there before.
+            if (path, "cpu.weight") in self._there:
+                weights[path] = self._there[path, "cpu.weight"]
+        for path, change in weights.items():
+            idle = idles[path].want if path in idles else self._value(path, "cpu.idle")
+            if idle != 1:
+                self._step(change)
+            elif path in self._left["cpu.weight"]:
+                self._block(change, "cpu.idle blocks cpu.weight", "an idle group's weight cannot be written")
+
+    def _order_bandwidth(self) -> None:
+        changes = {(path, name): change for name in _BANDWIDTH for path, change in self._left[name].items()}
+        if not changes:
+            return
+        version = self._versions["cpu"]
+        changed = {path for path, _ in changes}
+        have = {path: self._band(path, quota) for path, quota in self._relatives("cpu.quota", changed).items()}
+        want: dict[str, Band] = {}
+        for (path, name), change in list(changes.items()):
+            if path not in have:
+                if name == "cpu.period" and version == 2:
+                    self._block(change, "unknown", "cpu.max holds the quota too, and the quota there now is not known")
+                    del changes[path, name]
+                    continue
+                have[path] = self._band(path, None)
+            want[path] = _with(want.get(path, have[path]), name, change.want)
+        writes, refused = order_bandwidth(want, have, version)
+        for path, name, text in writes:
+            # A period that changes on v2 takes its quota along in one line, and a period may need the quota lifted.
+            owner = changes.get((path, name)) or changes.get((path, "cpu.period")) or changes[path, "cpu.quota"]
+            self._step_of(owner, name, text)
+        for (path, name), why in refused.items():
+            self._block(changes[path, name], why.rule, why.reason)
+
+    def _band(self, path: str, quota: Value) -> Band:
+        period, burst = self._value(path, "cpu.period"), self._value(path, "cpu.burst")
+        return Band(
+            quota if isinstance(quota, int) else None,
+            period if isinstance(period, int) else DEFAULT_PERIOD_US,
+            burst if isinstance(burst, int) else 0,
+        )
+
+    def _step_of(self, change: Change, name: str, text: str) -> None:
+        knob = CATALOG[name]
+        version = self._versions["cpu"]
+        self._fast.append(
+            Step(
+                path=change.path,
+                knob=name,
+                file=knob.file(version) or "",
+                controller="cpu",
+                version=version,
+                text=text,
+                why=change.why,
+            )
+        )
+
+    def _order_memory_and_swap(self) -> None:
+        limits, swaps = self._left["memory.max"], self._left["memory.swap"]
+        version = self._versions.get("memory", 1)
+        for path in sorted({*limits, *swaps}):
+            limit, swap = limits.get(path), swaps.get(path)
+            if version == 2:
+                if limit is not None and not self._tightens(limit):
+                    self._step(limit)
+                elif limit is not None and self._kills_nobody(limit):
+                    self._step(limit, guard="memory.current")
+                if swap is not None:
+                    self._step(swap)
+            else:
+                self._order_v1_pair(path, limit, swap)
+
+    def _order_v1_pair(self, path: str, limit: Change | None, swap: Change | None) -> None:
+        """v1: memory+swap is at least memory, at every moment (EINVAL for either file)."""
+        old_limit = _bytes(self._value(path, "memory.max"))
+        old_swap = _bytes(self._value(path, "memory.swap"))
+        if swap is not None and _above(_bytes(limit.want) if limit else old_limit, _bytes(swap.want)):
+            self._block(swap, "memory.swap at least memory.max", "memory+swap would be below the memory limit")
+            swap = None
+        if limit is not None and swap is None and _above(_bytes(limit.want), old_swap):
+            self._block(limit, "memory.max at most memory.swap", "the memory limit would be above memory+swap")
+            limit = None
+        swap_first = limit is not None and _above(_bytes(limit.want), old_swap)
+        for change in (swap, limit) if swap_first else (limit, swap):
+            if change is not None:
+                self._step(change)
+
+    def _tightens(self, change: Change) -> bool:
+        have = self._value(change.path, change.knob)
+        return isinstance(have, UnsetType) or CATALOG[change.knob].looser(have, change.want)
+
+    def _kills_nobody(self, change: Change) -> bool:
+        """True for a lowered v2 limit that stays above the memory in use; one that does not is blocked."""
+        used = change.usage_bytes
+        if used is not None and isinstance(change.want, int) and change.want >= used:
+            return True
+        reason = "the memory in use is not known" if used is None else f"{used} bytes are in use, {change.want} wanted"
+        self._block(change, "memory.max below usage kills", f"{reason}, and the OOM killer runs at once below it")
+        return False
+
+
+def _check_value(knob: Knob, want: Value, version: Version) -> None:
+    if knob.name == "cpu.period":
+        PERIOD_V1.encode(want)
+    elif knob.name not in _SETS:
+        knob.encode(want, version)
+    elif not isinstance(want, CpuSet) or want == EMPTY:
+        raise ValueError("a group with processes never takes an empty set: name the CPUs or nodes")
+
+
+def _mask(value: Value) -> int:
+    return value.mask if isinstance(value, CpuSet) else 0
+
+
+def _no(name: str, rule: str, reason: str) -> Blocked:
+    return Blocked(change=Change(path="/", knob=name, want=None), rule=rule, reason=reason)
+
+
+def _with(band: Band, knob: str, value: Value) -> Band:
+    number = value if isinstance(value, int) else None
+    if knob == "cpu.quota":
+        return band._replace(quota=number)
+    return band._replace(period=number or 0) if knob == "cpu.period" else band._replace(burst=number or 0)
+
+
+def _bytes(value: Value | UnsetType) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _above(one: int | None, other: int | None) -> bool:
+    """Is limit ``one`` above limit ``other``? None is no limit."""
+    return other is not None and (one is None or one > other)

@@ -1,0 +1,239 @@
+"""Pressure stall information: its text, and triggers that wake a trio task when a group stalls too long.
+
+Source: kernel documentation, accounting/psi; the refusals of each kernel version were measured.
+"""
+
+import errno
+import os
+import re
+import select
+from enum import StrEnum
+from typing import Final, final
+
+import trio
+from msgspec import Struct
+
+from cgroupfs.errors import CgroupError, CgroupGoneError, InputError, SourceError, cgroup_error
+from cgroupfs.files import read_text
+from cgroupfs.hierarchy import UNIFIED, Hierarchy
+
+_LINE: Final = re.compile(r"(some|full) avg10=(\d+\.\d+) avg60=(\d+\.\d+) avg300=(\d+\.\d+) total=(\d+)")
+# Shorter windows are refused up to 6.1, longer ones everywhere.
+_SHORTEST_US: Final = 500_000
+_LONGEST_US: Final = 10_000_000
+# Without CAP_SYS_RESOURCE the kernel samples with its own 2 s clock and takes only multiples of it.
+_UNPRIVILEGED_US: Final = 2_000_000
+_CAP_SYS_RESOURCE: Final = 24
+_CLOSE_S: Final = 10.0
+_UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
+
+
+class Resource(StrEnum):
+    """What the tasks of a group wait for."""
+
+    CPU = "cpu"
+    MEMORY = "memory"
+    IO = "io"
+
+
+class Stall(Struct, frozen=True, kw_only=True):
+    """One line. Units: averages in percent of wall time, 0-100; ``total_us`` microseconds, growing."""
+
+    avg10: float
+    avg60: float
+    avg300: float
+    total_us: int
+
+
+class Pressure(Struct, frozen=True, kw_only=True):
+    """``some``: at least one task waited; ``full``: all did. None: this kernel does not tell that one.
+
+    A group that is throttled by its own quota shows CPU pressure for it: take throttling off before calling it
+    interference.
+    """
+
+    some: Stall | None = None
+    full: Stall | None = None
+
+
+def parse_pressure(text: str) -> Pressure:
+    """Read a PSI file. The ``full`` line of cpu is absent before 5.13, ``some`` of irq always.
+
+    Errors: `ValueError` when there is no well-formed line, or one that is not.
+    """
+    lines: dict[str, Stall] = {}
+    for line in text.splitlines():
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise ValueError(f"{line!r} is not a line of pressure information")
+        lines[match[1]] = Stall(
+            avg10=float(match[2]), avg60=float(match[3]), avg300=float(match[4]), total_us=int(match[5])
+        )
+    if not lines:
+        raise ValueError("no line of pressure information")
+    return Pressure(some=lines.get("some"), full=lines.get("full"))
+
+
+def node_pressure_file(resource: Resource, root: str = "/") -> str:
+    """The file of the whole machine."""
+    return os.path.join(root, "proc/pressure", resource)
+
+
+def group_pressure_file(hierarchy: Hierarchy, group_path: str, resource: Resource) -> str | None:
+    """A group's file where it has one now: in a cgroup2 mount, or (vendor kernels, ``psi_v1=1``) in v1 cpuacct."""
+    for controller in (UNIFIED, "cpuacct"):
+        if hierarchy.version(controller) is not None:
+            path = f"{hierarchy.directory(controller, group_path)}/{resource}.pressure"
+            if os.path.exists(path):
+                return path
+    return None
+
+
+def read_pressure(path: str) -> Pressure:
+    """Read one PSI file.
+
+    Errors: `SourceError` when the kernel has PSI switched off (altogether or for the group), `CgroupGoneError` when
+    the group is gone, `InputError` for a file that is not PSI.
+    """
+    try:
+        return parse_pressure(read_text(path))
+    except CgroupGoneError as exc:
+        if os.path.isdir(os.path.dirname(path)):
+            raise _off(path) from exc
+        raise
+    except ValueError as exc:
+        raise InputError(path, str(exc), "pressure information") from exc
+    except CgroupError as exc:
+        if exc.errno in _UNSUPPORTED:
+            raise _off(path) from exc
+        raise
+
+
+def _off(path: str) -> SourceError:
+    return SourceError("psi", f"{path}: not supported here; the kernel needs psi=1, the group cgroup.pressure=1")
+
+
+class TriggerSpec(Struct, frozen=True, kw_only=True):
+    """Wake when tasks stalled for ``stall_us`` within ``window_us``; at most once a window."""
+
+    stall_us: int
+    window_us: int
+    full: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.stall_us <= self.window_us:
+            raise ValueError(f"a stall of {self.stall_us} us cannot happen within {self.window_us} us")
+
+    def text(self) -> str:
+        """What is written. The newline matters: /proc/pressure overwrites the last byte, be it a digit."""
+        return f"{'full' if self.full else 'some'} {self.stall_us} {self.window_us}\n"
+
+    def fitted(self, *, privileged: bool) -> "TriggerSpec":
+        """The nearest spec that every kernel accepts, with the same stall per time.
+
+        Windows are 0.5-10 s; without CAP_SYS_RESOURCE only multiples of 2 s, so a shorter one is made longer.
+        """
+        if privileged:
+            window_us = min(max(self.window_us, _SHORTEST_US), _LONGEST_US)
+        else:
+            steps = -(-self.window_us // _UNPRIVILEGED_US)
+            window_us = min(steps * _UNPRIVILEGED_US, _LONGEST_US)
+        stall_us = min(max(1, round(self.stall_us * window_us / self.window_us)), window_us)
+        return TriggerSpec(stall_us=stall_us, window_us=window_us, full=self.full)
+
+
+def has_sys_resource(status: str) -> bool:
+    """Whether a process may choose its windows freely; ``status`` is the text of ``/proc/<pid>/status``."""
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return match is not None and bool(int(match[1], 16) >> _CAP_SYS_RESOURCE & 1)
+
+
+@final
+class PressureTrigger(trio.abc.AsyncResource):
+    """An armed trigger; made by `open_trigger`, closed by leaving ``async with``. ``spec`` is what is in force.
+
+    trio cannot wait for the priority event that PSI sends, so the fd sits in an epoll of its own, and trio waits for
+    that to become readable.
+    """
+
+    def __init__(self, path: str, fd: int, spec: TriggerSpec) -> None:
+        self.path = path
+        self.spec = spec
+        self._fd = fd
+        self._epoll = select.epoll()
+        self._epoll.register(fd, select.EPOLLPRI)
+
+    async def wait(self) -> None:
+        """Return at the next event, or at once when one is waiting. Cancel-safe.
+
+        The wake-up itself is the event: the kernel hands it out once, and trio's look at the inner epoll takes it. One
+        that fires in the microseconds before that look is lost; while the stall lasts, the next window brings another.
+
+        Errors: `CgroupGoneError` when the group was removed.
+        """
+        await trio.lowlevel.checkpoint()
+        # An event from before this call must be taken here: registering with trio's own epoll would swallow it.
+        if not self._collect():
+            await trio.lowlevel.wait_readable(self._epoll.fileno())
+            self._collect()
+
+    def _collect(self) -> bool:
+        events = self._epoll.poll(0)
+        if any(mask & (select.EPOLLERR | select.EPOLLHUP) for _, mask in events):
+            raise CgroupGoneError(self.path, "wait for pressure: group is gone")
+        return bool(events)
+
+    async def aclose(self) -> None:
+        """Disarm. The kernel takes 8-20 ms over the last close, so that a thread does it, also under cancellation."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            trio.lowlevel.notify_closing(self._epoll.fileno())
+            self._epoll.close()
+            with trio.move_on_after(_CLOSE_S, shield=True):
+                await trio.to_thread.run_sync(os.close, fd, abandon_on_cancel=True)
+        await trio.lowlevel.checkpoint()
+
+
+def open_trigger(path: str, spec: TriggerSpec) -> PressureTrigger:
+    """Arm a trigger on a PSI file; the window is widened to what this process may have (see ``PressureTrigger.spec``).
+
+    Errors: `SourceError` when PSI is off or the right is missing, `CgroupGoneError` when the group is gone, else the
+    `CgroupError` of the kernel's refusal.
+    """
+    fitted = spec.fitted(privileged=_privileged())
+    try:
+        try:
+            fd = _arm(path, fitted)
+        except OSError as exc:
+            # Inside a user namespace the capability shows but does not count.
+            if exc.errno != errno.EINVAL:
+                raise
+            fitted = spec.fitted(privileged=False)
+            fd = _arm(path, fitted)
+    except OSError as exc:
+        raise _refusal(path, fitted, exc) from exc
+    return PressureTrigger(path, fd, fitted)
+
+
+def _privileged() -> bool:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        return has_sys_resource(file.read())
+
+
+def _arm(path: str, spec: TriggerSpec) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.write(fd, spec.text().encode())
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _refusal(path: str, spec: TriggerSpec, exc: OSError) -> Exception:
+    if exc.errno in _UNSUPPORTED or (exc.errno == errno.ENOENT and os.path.isdir(os.path.dirname(path))):
+        return _off(path)
+    if exc.errno == errno.EACCES:
+        # What 5.10 answers to everybody without the capability, whatever the window.
+        return SourceError("psi", f"{path}: a trigger needs CAP_SYS_RESOURCE on this kernel")
+    return cgroup_error(path, exc, f"write {spec.text().rstrip()!r}")

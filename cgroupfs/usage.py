@@ -1,0 +1,198 @@
+"""The kernel's cumulative counters of a group, and what two readings of them say about the time between.
+
+A group is known by its inode: a namesake made later starts anew and never inherits the old one's last reading. What
+the kernel does not tell stays None; None is not zero.
+
+Units: CPU in thousandths of a CPU (``milli``), time in nanoseconds, memory in bytes, shares 0.0-1.0.
+Source: kernel documentation, admin-guide/cgroup-v1/cpuacct, admin-guide/cgroup-v2 and scheduler/sched-bwc.
+"""
+
+import time
+from collections.abc import Callable, Container
+from typing import Final, final
+
+from msgspec import Struct
+
+from cgroupfs.errors import CgroupError, CgroupGoneError, InputError, translated
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import UNIFIED, Hierarchy
+
+# Two readings closer than this say more about the reading than about the group (a v1 counter moves with the tick).
+_SHORTEST_S: Final = 0.005
+
+
+class Counters(Struct, frozen=True, kw_only=True):
+    """One reading. All but ``memory_bytes`` only grow while the group lives. ``at_s`` is on the monotonic clock."""
+
+    at_s: float
+    cpu_ns: int | None = None
+    periods: int | None = None
+    throttled_periods: int | None = None
+    throttled_ns: int | None = None
+    memory_bytes: int | None = None
+
+
+class Rates(Struct, frozen=True, kw_only=True):
+    """What happened between two readings.
+
+    ``throttled_share``: the part of the bandwidth periods in which the group hit its quota (0.0 without a quota);
+    ``throttled_milli``: how many CPUs' worth of time its run queues stood still for that, thousandths.
+    """
+
+    interval_s: float
+    cpu_milli: int | None = None
+    throttled_share: float | None = None
+    throttled_milli: int | None = None
+    memory_bytes: int | None = None
+
+
+def rates_between(before: Counters, after: Counters) -> Rates | None:
+    """The rates of the time between two readings; None when there was (next to) none.
+
+    A counter that went backwards was restarted: its rate is unknown, never negative.
+    """
+    interval_s = after.at_s - before.at_s
+    if interval_s < _SHORTEST_S:
+        return None
+    cpu_ns = _grown(before.cpu_ns, after.cpu_ns)
+    periods = _grown(before.periods, after.periods)
+    hit = _grown(before.throttled_periods, after.throttled_periods)
+    waited_ns = _grown(before.throttled_ns, after.throttled_ns)
+    return Rates(
+        interval_s=interval_s,
+        cpu_milli=_milli(cpu_ns, interval_s),
+        throttled_share=None if periods is None or hit is None else min(1.0, hit / max(1, periods)),
+        throttled_milli=_milli(waited_ns, interval_s),
+        memory_bytes=after.memory_bytes,
+    )
+
+
+def _grown(before: int | None, after: int | None) -> int | None:
+    if before is None or after is None or after < before:
+        return None
+    return after - before
+
+
+def _milli(ns: int | None, interval_s: float) -> int | None:
+    return None if ns is None else round(ns / interval_s / 1_000_000)
+
+
+@final
+class UsageReader:
+    """Reads a group's counters, from whichever hierarchy has them on this node."""
+
+    def __init__(
+        self, hierarchy: Hierarchy, *, ops: FileOps = REAL, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._hierarchy = hierarchy
+        self._ops = ops
+        self._clock = clock
+        # A cgroup2 group counts CPU time with or without the cpu controller.
+        self._acct_v1 = hierarchy.version("cpuacct") == 1
+        self._bandwidth = "cpu" if hierarchy.version("cpu") == 1 else UNIFIED
+        self._memory_file = "memory.usage_in_bytes" if hierarchy.version("memory") == 1 else "memory.current"
+
+    def read(self, path: str, inode: int = 0) -> Counters:
+        """One reading; what is missing (a controller, a directory not made yet) is None.
+
+        Errors: `CgroupGoneError` when ``inode`` (not 0) is no longer what has this path, or nothing at all is left.
+        """
+        directory = self._hierarchy.trigger_directory(path)
+        if inode:
+            with translated(directory, "look at"):
+                found = self._ops.inode(directory)
+            if found != inode:
+                raise CgroupGoneError(directory, f"inode {inode} is gone, {found} has its name")
+        at_s = self._clock()
+        cpu_ns = self._number("cpuacct", path, "cpuacct.usage") if self._acct_v1 else None
+        stat = self._table(self._bandwidth, path, "cpu.stat")
+        if not self._acct_v1:
+            usage = stat if self._bandwidth == UNIFIED else self._table(UNIFIED, path, "cpu.stat")
+            cpu_ns = _thousandfold(usage.get("usage_usec"))
+        throttled_ns = stat.get("throttled_time", _thousandfold(stat.get("throttled_usec")))
+        memory_bytes = self._number("memory", path, self._memory_file)
+        if cpu_ns is None and memory_bytes is None and not stat:
+            raise CgroupGoneError(directory, "no counter is left")
+        return Counters(
+            at_s=at_s,
+            cpu_ns=cpu_ns,
+            periods=stat.get("nr_periods"),
+            throttled_periods=stat.get("nr_throttled"),
+            throttled_ns=throttled_ns,
+            memory_bytes=memory_bytes,
+        )
+
+    def cpu_ns(self, path: str) -> int | None:
+        """CPU time of a group alone, for whoever asks every second; None when it is gone or cannot be read."""
+        try:
+            if self._acct_v1:
+                return self._number("cpuacct", path, "cpuacct.usage")
+            return _thousandfold(self._table(UNIFIED, path, "cpu.stat").get("usage_usec"))
+        except CgroupError:
+            return None
+
+    def _text(self, controller: str, path: str, file: str) -> str | None:
+        if self._hierarchy.version(controller) is None:
+            return None
+        directory = self._hierarchy.directory(controller, path)
+        try:
+            with translated(f"{directory}/{file}", "read"):
+                return self._ops.read(directory, file)
+        except CgroupGoneError:
+            return None
+
+    def _number(self, controller: str, path: str, file: str) -> int | None:
+        text = self._text(controller, path, file)
+        if text is None:
+            return None
+        try:
+            return int(text)
+        except ValueError as exc:
+            raise InputError(f"{self._hierarchy.directory(controller, path)}/{file}", text, "a number") from exc
+
+    def _table(self, controller: str, path: str, file: str) -> dict[str, int]:
+        text = self._text(controller, path, file)
+        if text is None:
+            return {}
+        try:
+            return {key: int(value) for key, value in (line.split(" ") for line in text.splitlines())}
+        except ValueError as exc:
+            where = f"{self._hierarchy.directory(controller, path)}/{file}"
+            raise InputError(where, text, "lines of a name and a number") from exc
+
+
+def _thousandfold(value: int | None) -> int | None:
+    return None if value is None else value * 1000
+
+
+@final
+class UsageMeter:
+    """Remembers the last reading of every group, by inode, and answers with rates."""
+
+    def __init__(self, reader: UsageReader) -> None:
+        self._reader = reader
+        self._last: dict[int, Counters] = {}
+
+    def sample(self, path: str, inode: int) -> Rates | None:
+        """Read a group now; its rates since the last sample, None the first time and right after a sample.
+
+        Errors: as `UsageReader.read`; a group that is gone is forgotten.
+        """
+        try:
+            now = self._reader.read(path, inode)
+        except CgroupGoneError:
+            self._last.pop(inode, None)
+            raise
+        before = self._last.get(inode)
+        rates = None if before is None else rates_between(before, now)
+        # Too soon after the last reading: that one stays, so that many quick samples still add up to a rate.
+        if before is None or rates is not None:
+            self._last[inode] = now
+        return rates
+
+    def keep_only(self, inodes: Container[int]) -> None:
+        """Forget every group that is not among these."""
+        self._last = {inode: last for inode, last in self._last.items() if inode in inodes}
+
+    def __len__(self) -> int:
+        return len(self._last)

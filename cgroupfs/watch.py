@@ -1,0 +1,363 @@
+"""Directory watches (inotify) under trio: cheap per event, and honest about what the kernel does not tell.
+
+What is special about cgroup directories, and why this is not a plain wrapper:
+
+- A removed cgroup directory tells nothing to its own watch, and the watch stays and counts against the limit until it
+  is taken away. So the owner calls `DirWatcher.remove` when the *parent's* watch reports the removal.
+- A directory made again under its old name needs a new watch; `DirWatcher.add` notices and drops the old one.
+- Between a mkdir and the watch on the new directory things happen unseen: add the watch first, **then** list.
+- When the watch limit (ENOSPC) or the instance limit (EMFILE) is hit, the directory is polled: its owner gets an event
+  with ``look`` set once per interval and lists again. That is said once, and inotify is tried again later.
+"""
+
+import errno
+import logging
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntFlag
+from struct import Struct as Layout
+from types import TracebackType
+from typing import Final, Generic, NamedTuple, TypeVar, final
+
+import trio
+from inotify_simple import INotify
+from msgspec import Struct
+
+_LOG: Final = logging.getLogger(__name__)
+_READ_BYTES: Final = 32_768
+_HEADER: Final = Layout("iIII")
+_POLL_S: Final = 1.0
+_RETRY_S: Final = 30.0
+_ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV})
+_LIMITS: Final = frozenset({errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_ADVICE: Final = {
+    errno.ENOSPC: "no inotify watch left (raise fs.inotify.max_user_watches)",
+    errno.EMFILE: "no inotify instance left (raise fs.inotify.max_user_instances, or the limit of open files)",
+}
+
+T = TypeVar("T")
+
+
+class Mask(IntFlag):
+    """The inotify bits this project uses. Source: inotify(7)."""
+
+    MODIFY = 0x2
+    CLOSE_WRITE = 0x8
+    MOVED_FROM = 0x40
+    MOVED_TO = 0x80
+    CREATE = 0x100
+    DELETE = 0x200
+    DELETE_SELF = 0x400
+    UNMOUNT = 0x2000
+    Q_OVERFLOW = 0x4000
+    IGNORED = 0x8000
+    ONLYDIR = 0x0100_0000
+    ISDIR = 0x4000_0000
+
+
+# Plain ints: IntFlag arithmetic costs a microsecond, and these are tested once per event.
+_Q_OVERFLOW: Final = int(Mask.Q_OVERFLOW)
+_IGNORED: Final = int(Mask.IGNORED)
+ISDIR: Final = int(Mask.ISDIR)
+MOVED_TO: Final = int(Mask.MOVED_TO)
+APPEARED: Final = int(Mask.CREATE | Mask.MOVED_TO)
+VANISHED: Final = int(Mask.DELETE | Mask.MOVED_FROM)
+CHILDREN: Final = APPEARED | VANISHED | int(Mask.ONLYDIR)
+"""Tells of directories and files that come and go in a directory, not of writes."""
+
+
+class Event(NamedTuple, Generic[T]):
+    """One thing that happened in a watched directory.
+
+    ``token`` is what the watch was added with, None for an overflow. With ``look`` nothing is known:
+    list ``path`` again.
+    """
+
+    token: T | None
+    path: str
+    name: str
+    mask: int
+
+    @property
+    def is_dir(self) -> bool:
+        """The thing named is a directory."""
+        return bool(self.mask & ISDIR)
+
+    @property
+    def overflow(self) -> bool:
+        """Events were lost, of any watch: look at everything again."""
+        return bool(self.mask & _Q_OVERFLOW)
+
+    @property
+    def ended(self) -> bool:
+        """The kernel dropped this watch (the directory went away, or its file system was unmounted)."""
+        return bool(self.mask & _IGNORED)
+
+    @property
+    def look(self) -> bool:
+        """This directory is polled, or was until now: list it."""
+        return self.mask == 0
+
+
+class WatchStats(Struct, frozen=True, kw_only=True):
+    """What one watcher holds and has seen. ``problem`` is why something is polled, None when nothing is."""
+
+    watches: int
+    polled: int
+    events: int
+    overflows: int
+    problem: str | None
+
+
+class _Watch(Generic[T]):
+    __slots__ = ("mask", "path", "token", "wd")
+
+    def __init__(self, path: str, mask: int, token: T, wd: int) -> None:
+        self.path = path
+        self.mask = mask
+        self.token = token
+        self.wd = wd
+
+
+@final
+class DirWatcher(Generic[T]):
+    """Watches directories and hands out events in batches. One task reads, any task of the loop adds and removes.
+
+    One directory has one watch: added again it keeps it (with the new mask and token), and under a second name
+    (symbolic link, bind mount) the newer name wins.
+    """
+
+    def __init__(self, name: str, *, poll_s: float = _POLL_S, retry_s: float = _RETRY_S) -> None:
+        self._name = name
+        self._poll_s = poll_s
+        self._retry_s = retry_s
+        self._by_wd: dict[int, _Watch[T]] = {}
+        self._by_path: dict[str, _Watch[T]] = {}
+        self._polled: dict[str, _Watch[T]] = {}
+        self._problem: str | None = None
+        self._closed = False
+        self._events = 0
+        self._overflows = 0
+        self._next_poll = 0.0
+        self._next_retry = 0.0
+        self._waiting = False
+        self._scope = trio.CancelScope()
+        self._inotify: INotify | None = None
+        self._open()
+
+    def __enter__(self) -> "DirWatcher[T]":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop every watch. A task in `next_batch` gets `trio.ClosedResourceError`."""
+        self._closed = True
+        self._wake()
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+        for table in (self._by_path, self._polled):
+            table.clear()
+        self._by_wd.clear()
+
+    @property
+    def fd(self) -> int | None:
+        """The inotify descriptor, None while there is none (instance limit)."""
+        return None if self._inotify is None else int(self._inotify.fd)
+
+    @property
+    def stats(self) -> WatchStats:
+        """Counters since the start, and what is held now."""
+        return WatchStats(
+            watches=len(self._by_wd),
+            polled=len(self._polled),
+            events=self._events,
+            overflows=self._overflows,
+            problem=self._problem,
+        )
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._by_path or path in self._polled
+
+    def __iter__(self) -> Iterator[str]:
+        """Every path that is watched or polled."""
+        return iter([*self._by_path, *self._polled])
+
+    def add(self, path: str, mask: int, token: T) -> bool:
+        """Watch (or, at a limit, poll) one directory. False when there is no such directory. List it afterwards.
+
+        Errors: none; what the kernel refuses for another reason than "not there" is polled, and `stats` says why.
+        """
+        watch = _Watch(path, mask, token, -1)
+        code = self._watch(watch)
+        if code:
+            self._forget(path)
+        if code in _ABSENT:
+            self._polled.pop(path, None)
+            return False
+        if code:
+            self._start_polling(watch, code)
+        else:
+            self._polled.pop(path, None)
+        return True
+
+    def remove(self, path: str) -> None:
+        """Take the watch away; nothing happens when there is none. Events still queued for it are dropped."""
+        self._polled.pop(path, None)
+        self._forget(path)
+
+    def remove_all(self, paths: Iterable[str]) -> None:
+        """`remove` for several."""
+        for path in paths:
+            self.remove(path)
+
+    async def next_batch(self) -> Sequence[Event[T]]:
+        """At least one event, in the kernel's order. Cancelled, it loses none.
+
+        Errors: `trio.ClosedResourceError` after `close`.
+        """
+        while True:
+            if self._closed:
+                raise trio.ClosedResourceError
+            try:
+                await self._wait()
+            except trio.ClosedResourceError:
+                # Closed, or only woken: polling has begun and the wait needs a deadline.
+                continue
+            batch = [] if self._inotify is None else self._read()
+            if self._polled and (now := trio.current_time()) >= self._next_poll > 0:
+                batch += self._poll(now)
+            if batch:
+                return batch
+
+    async def _wait(self) -> None:
+        """Until there is something to read, or to poll. Usually without a cancel scope: one costs 30 µs when cold."""
+        self._waiting = True
+        try:
+            if self._inotify is not None and not self._polled:
+                await trio.lowlevel.wait_readable(self._inotify.fd)
+                return
+            with trio.CancelScope(deadline=self._deadline()) as self._scope:
+                if self._inotify is not None:
+                    await trio.lowlevel.wait_readable(self._inotify.fd)
+                else:
+                    await trio.sleep_forever()
+        finally:
+            self._waiting = False
+
+    def _wake(self) -> None:
+        if self._waiting:
+            self._scope.cancel()
+            if self._inotify is not None:
+                trio.lowlevel.notify_closing(self._inotify.fd)
+
+    def _open(self) -> int:
+        try:
+            self._inotify = INotify(nonblocking=True)
+        except OSError as exc:
+            return exc.errno or errno.EMFILE
+        return 0
+
+    def _watch(self, watch: _Watch[T]) -> int:
+        """Put one watch into the kernel and the tables; 0 or the errno."""
+        if self._inotify is None:
+            # The answer for a directory that is not there must not depend on the instance limit.
+            return errno.EMFILE if os.path.isdir(watch.path) else errno.ENOENT
+        try:
+            wd: int = self._inotify.add_watch(watch.path, watch.mask)
+        except OSError as exc:
+            return exc.errno or errno.EIO
+        watch.wd = wd
+        before = self._by_path.get(watch.path)
+        if before is not None and before.wd != wd:
+            self._forget(watch.path)
+        alias = self._by_wd.get(wd)
+        if alias is not None and alias.path != watch.path:
+            del self._by_path[alias.path]
+        self._by_wd[wd] = self._by_path[watch.path] = watch
+        return 0
+
+    def _forget(self, path: str) -> None:
+        watch = self._by_path.pop(path, None)
+        if watch is None:
+            return
+        del self._by_wd[watch.wd]
+        try:
+            assert self._inotify is not None
+            self._inotify.rm_watch(watch.wd)
+        except OSError as exc:
+            # EINVAL: the kernel dropped it already (an ordinary directory that went away).
+            if exc.errno != errno.EINVAL:
+                raise
+
+    def _read(self) -> list[Event[T]]:
+        assert self._inotify is not None
+        try:
+            data = os.read(self._inotify.fd, _READ_BYTES)
+        except BlockingIOError:
+            return []
+        # Unpacked here and not by inotify_simple: one loop and one tuple less per event, 20 µs of a cold wake-up.
+        batch: list[Event[T]] = []
+        by_wd, unpack = self._by_wd, _HEADER.unpack_from
+        start = 0
+        while start < len(data):
+            wd, mask, _, size = unpack(data, start)
+            start += _HEADER.size
+            name = data[start : start + size]
+            start += size
+            watch = by_wd.get(wd)
+            if watch is not None:
+                if mask & _IGNORED:
+                    del by_wd[wd]
+                    del self._by_path[watch.path]
+                batch.append(Event(watch.token, watch.path, os.fsdecode(name.rstrip(b"\0")), mask))
+            elif mask & _Q_OVERFLOW:
+                self._overflows += 1
+                batch.append(Event(None, "", "", mask))
+        self._events += len(batch)
+        return batch
+
+    def _start_polling(self, watch: _Watch[T], code: int) -> None:
+        if self._problem is None:
+            name = errno.errorcode.get(code, str(code))
+            self._problem = f"{name}: {_ADVICE.get(code, 'the kernel refuses a watch')}"
+            self._next_poll = self._next_retry = 0.0
+            _LOG.warning("%s: %s is polled every %g s: %s", self._name, watch.path, self._poll_s, self._problem)
+        self._polled[watch.path] = watch
+        self._wake()
+
+    def _deadline(self) -> float:
+        if not self._polled:
+            return math.inf
+        if not self._next_poll:
+            now = trio.current_time()
+            self._next_poll, self._next_retry = now + self._poll_s, now + self._retry_s
+        return self._next_poll
+
+    def _poll(self, now: float) -> list[Event[T]]:
+        looks = list(self._polled.values())
+        self._next_poll = now + self._poll_s
+        if now >= self._next_retry:
+            self._next_retry = now + self._retry_s
+            self._retry(looks)
+        # Also for those just watched again: list after watch.
+        return [Event(watch.token, watch.path, "", 0) for watch in looks]
+
+    def _retry(self, looks: list[_Watch[T]]) -> None:
+        if self._inotify is None and self._open():
+            return
+        for watch in looks:
+            code = self._watch(watch)
+            if not code or code in _ABSENT:
+                # One that is gone gets its last look; its parent tells when it comes again.
+                del self._polled[watch.path]
+            elif code in _LIMITS:
+                return
+        if not self._polled:
+            _LOG.info("%s: all directories are watched again", self._name)
+            self._problem = None

@@ -1,0 +1,38 @@
+"""The programs of an installed bypassd: ``bypassd``, ``bypassctl`` and ``state-dump``.
+
+In the wheel the packages lie in one private directory beside this file, because names as common as ``state`` have no
+place in site-packages; this file puts that directory first on the path. In the source tree they lie one level up.
+"""
+
+import os
+import sys
+
+
+def _home() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))
+    private = os.path.join(here, "bypassd")
+    sys.path.insert(0, private if os.path.isdir(private) else os.path.dirname(here))
+
+
+def bypassd() -> int:
+    """The daemon."""
+    _home()
+    from reconciler.daemon import main  # noqa: PLC0415  # the path is known only now
+
+    return main()
+
+
+def bypassctl() -> int:
+    """The command line."""
+    _home()
+    from reconciler.cli.main import main  # noqa: PLC0415
+
+    return main(sys.argv[1:])
+
+
+def state_dump() -> int:
+    """``bypassctl dump`` under the name that the design gives it."""
+    _home()
+    from reconciler.cli.main import main  # noqa: PLC0415
+
+    return main(["dump", *sys.argv[1:]])

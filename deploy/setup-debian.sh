@@ -1,0 +1,69 @@
+#!/bin/sh
+# Installs what `make` needs on a bare Debian 12: a Python with venv, a C compiler for the benchmark's reference, and
+# containerd with runc for the tests with real containers. Does nothing, and uses no network, when all is there.
+#
+#   setup-debian.sh           install what is missing (root with apt), else say what is missing and how to get it
+#   setup-debian.sh --check   only say; exit code 1 when something is missing
+#
+# Only Python is a must: without the others, what needs them is skipped and says so. Exit code 1: Python is missing.
+set -eu
+
+# Debian puts runc into /usr/sbin, which is not on everybody's path.
+PATH="$PATH:/usr/sbin:/sbin"
+
+must=""
+nice=""
+
+python=${PYTHON:-}
+if [ -z "$python" ]; then
+    python=$(command -v python3.11 || command -v python3 || true)
+fi
+if [ -z "$python" ] || ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    must="python3 python3-venv"
+elif ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
+    must="python3-venv"
+fi
+
+if ! printf '#include <stdio.h>\nint main(void) { return 0; }\n' | cc -x c -o /dev/null - 2>/dev/null; then
+    nice="gcc libc6-dev"
+fi
+
+# Any containerd will do: one that is there (Docker's, a distribution's) is never replaced.
+if ! command -v containerd >/dev/null 2>&1; then
+    nice="$nice${nice:+ }containerd runc"
+fi
+
+missing="$must${must:+${nice:+ }}$nice"
+if [ -z "$missing" ]; then
+    exit 0
+fi
+
+say_how() {
+    printf '%s: missing Debian packages: %s\n  %s\n  as root: apt-get install %s\n' "$0" "$missing" "$1" "$missing" >&2
+}
+
+if [ "${1:-}" = "--check" ]; then
+    say_how "nothing was installed (--check)"
+    exit 1
+fi
+
+left() {
+    say_how "$1"
+    [ -z "$must" ] || exit 1
+    printf '  going on without: what needs them is skipped\n' >&2
+    exit 0
+}
+
+command -v apt-get >/dev/null 2>&1 || left "there is no apt-get here: install their like with this system's own means"
+[ "$(id -u)" = 0 ] || left "installing them needs root"
+
+printf '%s: installing %s\n' "$0" "$missing" >&2
+export DEBIAN_FRONTEND=noninteractive
+# The words are package names, to be split.
+# shellcheck disable=SC2086
+apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing >&2 || left "apt-get failed, see above"
+
+if [ -n "$must" ] && ! "${python:-python3}" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'; then
+    printf '%s: the system'\''s Python is older than 3.11; set PYTHON=/path/to/python3.11 for make\n' "$0" >&2
+    exit 1
+fi

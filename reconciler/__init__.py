@@ -1,0 +1,3 @@
+"""What to do about it: sources, plan, act, daemon, command line."""
+
+__version__ = "0.1.0"

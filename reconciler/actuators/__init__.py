@@ -1,0 +1,1 @@
+"""What turns wishes into kernel state: diff, order, record, write, read back."""

@@ -1,0 +1,428 @@
+"""The whole agent, put together from its parts: what the daemon runs, and what the command line asks about.
+
+store, ledger ── keeper                      (outermost: what is learnt last is still written)
+witness, kubelet, metadata, checkpoints      (who knows)
+tree, runtime signal                         (what happens)
+reconciler                                   (the worker; essential)
+ticker                                       (the clock)
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final, final
+
+import trio
+
+from cgroupfs.errors import SourceError
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.usage import UsageReader
+from cgroupfs.writer import Writer
+from reconciler import __version__, logs
+from reconciler.actuators.cgroup import CgroupActuator
+from reconciler.actuators.judge import Judge
+from reconciler.adopt import adopt_after_kill
+from reconciler.classify import merge_rules
+from reconciler.config import Config, Mode
+from reconciler.dirty import DirtyKeys
+from reconciler.foreign import ForeignWrites
+from reconciler.holds import active, check_target, group_of
+from reconciler.hotlane import HotLane, HotResult
+from reconciler.keeper import Keeper, read_holds, read_pools, was_killed
+from reconciler.knowledge import Knowledge
+from reconciler.loop import Reconciler
+from reconciler.metadata import Metadata
+from reconciler.metrics import Counters
+from reconciler.peers import cri_socket, kubelet_peer
+from reconciler.place import Place
+from reconciler.restore import Undone, restore_all
+from reconciler.rules import Rules
+from reconciler.sources.checkpoints import CheckpointSource
+from reconciler.sources.cri import CriClient
+from reconciler.sources.kubelet_api import KubeletPods
+from reconciler.sources.manifests import ManifestDirectory, resolve
+from reconciler.sources.operator_file import OperatorFile
+from reconciler.sources.runtime_signal import RuntimeSignal, Signal
+from reconciler.sources.tree import TreeSource
+from reconciler.supervisor import Component, Run
+from reconciler.ticker import Ticker
+from reconciler.witness import Witness
+from state.entry import Event
+from state.ledger import Ledger
+from state.model import Hold, KubeletView, Pod, Setting, SourceStatus
+from state.store import Store, boot_id
+
+_FILES_S: Final = 30.0
+
+
+@final
+class Agent:
+    """See the module's text. Building it opens the store and reads files; no cgroup is written before it runs."""
+
+    def __init__(self, config: Config, place: Place, *, files: FileOps = REAL) -> None:
+        """Errors: `NewerSchemaError` when the store is of a newer version."""
+        self.config = config
+        self.place = place
+        self.log = logs.get("agent")
+        self.started_at = time.time()
+        self.alerts: Counter[str] = Counter()
+        self.counters = Counters()
+        self.dirty = DirtyKeys()
+        self.store = Store(
+            config.store.path,
+            boot=boot_id(config.node.root),
+            version=__version__,
+            node=place.kubelet.node_name or os.uname().nodename,
+            history_limit=config.store.history,
+        )
+        self.ledger = Ledger(self.store)
+        if was_killed(self.store):
+            adopted = adopt_after_kill(place.hierarchy, self.ledger, files=files)
+            self.log.info("the last run was killed; its values stay", files=len(self.ledger), not_noted=adopted)
+        self.store_lane = trio.CapacityLimiter(1)
+        self.holds: dict[str, Hold] = read_holds(self.store)
+        self._holds_changed = trio.Event()
+        self.files = files
+        self._operator: OperatorFile | None = None
+        self._manifests: ManifestDirectory | None = None
+        self._file_problems: dict[str, str] = {}
+        self._open_files(config)
+        self.checkpoints = CheckpointSource(self.dirty, root=place.root, kubelet_root=place.kubelet.root_dir)
+        self.kubelet_pods = self._kubelet_pods()
+        self.metadata = Metadata(self.dirty, kubelet=self.kubelet_pods, cri=self._cri())
+        self.tree = TreeSource(place.hierarchy, place.layout, self.dirty, resync_s=config.node.resync_s)
+        self.signal = RuntimeSignal(place.runtime, self, root=place.root, resync_s=config.node.resync_s)
+        self.knowledge = Knowledge(
+            topology=place.topology,
+            versions=place.hierarchy.versions(),
+            layout=place.layout,
+            dirs=place.runtime,
+            rules=self._rules(),
+            metas=self.metadata.of,
+            signalled=self.signal.covers,
+        )
+        self.witness = Witness(
+            place.hierarchy,
+            self.dirty,
+            kubepods=place.layout.kubepods,
+            owner=self._owner,
+            ours=lambda path: bool(self.ledger.group(path)),
+        )
+        self.lane = HotLane(self._fired, files=files, root=place.root)
+        self.foreign = ForeignWrites(config.writes.foreign)
+        self.judge = Judge(
+            hierarchy=place.hierarchy,
+            ledger=self.ledger,
+            foreign=self.foreign,
+            attribution=self.witness,
+            files=files,
+            alert=self.alert,
+            held=self._held_by_hand,
+        )
+        if self.store.quarantined is not None:
+            # What stands in the files now may be ours: it must not be recorded as anybody's original.
+            self.judge.lost = True
+            words = f"the store was damaged and has been moved aside to {self.store.quarantined}"
+            self.alert("store", f"{words}; {len(self.ledger)} files of it could be saved", None)
+        self.actuator = CgroupActuator(
+            judge=self.judge,
+            ledger=self.ledger,
+            writer=Writer(place.hierarchy, files=files, deadline_s=config.writes.slow_timeout_s),
+            lane=self.lane,
+            store_lane=self.store_lane,
+            watched=self.witness,
+        )
+        for path in self.ledger.groups():
+            self.witness.follow(path)
+        self.reconciler = Reconciler(
+            dirty=self.dirty,
+            tree=self.tree,
+            knowledge=self.knowledge,
+            metadata=self.metadata,
+            actuator=self.actuator,
+            lane=self.lane,
+            ledger=self.ledger,
+            policies=config.policies,
+            kubelet=self._kubelet_view,
+            updated=lambda cid, at, changed: self.checkpoints.reassertion.updated(cid, at, changed=changed),
+            resync_s=config.node.resync_s,
+            verify_s=config.writes.verify_s,
+            pools=read_pools(self.store),
+            counters=self.counters,
+        )
+        self.usage = UsageReader(place.hierarchy, ops=files)
+        self.ticker = Ticker(self.reconciler, self.usage, root=place.root, sample_s=config.node.sample_s, files=files)
+        self.keeper = Keeper(self.store, self.ledger, self.reconciler, self.store_lane, alert=self.alert)
+        self._apply_config(config)
+        self.refresh_holds()
+
+    # Running
+
+    def components(self) -> list[list[Component]]:
+        """The parts by lifetime, outermost first; the caller adds its own around them."""
+        sources = [
+            Component(name="write attribution", run=self.witness.run),
+            Component(name="checkpoints", run=self.checkpoints.run),
+            Component(name="metadata", run=self.metadata.run),
+            Component(name="operator's files", run=self._watch_files),
+            Component(name="holds", run=self._end_holds),
+        ]
+        if self.kubelet_pods is not None:
+            sources.append(Component(name="kubelet", run=_at_once(self.kubelet_pods.run)))
+        return [
+            [Component(name="keeper", run=self.keeper.run)],
+            sources,
+            [
+                Component(name="cgroup tree", run=self.tree.run),
+                Component(name="runtime signal", run=self.signal.run),
+            ],
+            [Component(name="reconciler", run=self.reconciler.run, essential=True)],
+            [Component(name="ticker", run=self.ticker.run)],
+        ]
+
+    def close(self) -> None:
+        """Give the store back."""
+        self.store.close()
+
+    # The runtime's signal passes through here, so that the parts need not know each other
+
+    def settled(self, container_id: str, at: float, which: Signal) -> None:
+        """`SignalHandler`."""
+        self.reconciler.settled(container_id, at, which)
+
+    def gone(self, container_id: str) -> None:
+        """`SignalHandler`."""
+        self.checkpoints.reassertion.gone(container_id)
+        self.reconciler.gone(container_id)
+
+    def _fired(self, result: HotResult) -> None:
+        self.reconciler.fired(result)
+        if result.creation:
+            self.counters.started(result.seconds, result.before_exec)
+
+    # What is known
+
+    def statuses(self) -> list[SourceStatus]:
+        """Every source with its age and what is wrong with it."""
+        found = [
+            self.tree.status(),
+            self.signal.status(),
+            self.checkpoints.status(),
+            *self.metadata.statuses(trio.current_time()),
+            self.witness.status(),
+            self.ticker.status(),
+        ]
+        for name, problem in self._file_problems.items():
+            found.append(SourceStatus(name=name, ok=not problem, age_s=0.0, detail=problem))
+        if not self.store.writable:
+            found.append(SourceStatus(name="store", ok=False, age_s=None, detail=self.store.problem or "not writable"))
+        else:
+            found.append(SourceStatus(name="store", ok=True, age_s=0.0, detail=self.store.path))
+        return found
+
+    def _kubelet_view(self, pods: Mapping[str, Pod]) -> KubeletView:
+        if not self.config.kubelet.enabled:
+            return KubeletView()
+        kubelet = self.place.kubelet
+        return self.checkpoints.view(pods, reserved=kubelet.reserved_cpus, strict_reserved=kubelet.strict_reserved)
+
+    def _owner(self, path: str) -> str | None:
+        name = self.place.layout.parse(path)
+        return None if name is None else name.pod_uid
+
+    def _kubelet_pods(self) -> KubeletPods | None:
+        peer = kubelet_peer(self.config.kubelet, self.place.kubelet)
+        if peer is None:
+            return None
+        return KubeletPods(peer, on_change=self._pods_changed, period_s=self.config.kubelet.period_s)
+
+    def _cri(self) -> CriClient | None:
+        socket = cri_socket(self.config.runtime, self.place.kubelet, self.place.root)
+        if socket is None:
+            return None
+        return CriClient(socket, root=self.place.root, timeout_s=self.config.runtime.timeout_s)
+
+    def _pods_changed(self, uids: frozenset[str]) -> None:
+        for uid in uids:
+            self.dirty.mark(f"pod:{uid}")
+
+    # The operator's files
+
+    def _open_files(self, config: Config) -> None:
+        """Have the readers of these files ready; what was read of others is forgotten."""
+        root, manifests = config.node.root, config.static_manifests or self.place.kubelet.static_pod_path
+        self._operator = OperatorFile(config.operator_file, root) if config.operator_file else None
+        self._manifests = ManifestDirectory(manifests, root) if manifests else None
+        self._file_problems.clear()
+
+    def _rules(self) -> Rules:
+        """The class rules of the configuration and of the operator's file."""
+        rules = self.config.classes
+        if self._operator is None:
+            return rules
+        overrides = self._operator.read()
+        self._note_file("operator's file", "; ".join(overrides.problems))
+        return merge_rules(rules, overrides.overrides)
+
+    async def _watch_files(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look at the operator's file and at the static-pod manifests now and then; they change by hand."""
+        self._read_manifests()
+        task_status.started()
+        while True:
+            await trio.sleep(_FILES_S)
+            self.reread_files()
+
+    def reread_files(self) -> None:
+        """Read them again; all pods are looked at again when a rule changed. A runtime's socket may have come, too."""
+        if not self.metadata.has_cri and (cri := self._cri()) is not None:
+            self.metadata.set_cri(cri)
+            self.dirty.mark_all("runtime")
+        rules = self._rules()
+        if rules != self.knowledge.rules:
+            self.knowledge.rules = rules
+            self.dirty.mark_all("rules")
+        if self._read_manifests():
+            self.dirty.mark_all("manifests")
+
+    def _read_manifests(self) -> bool:
+        if self._manifests is None:
+            return False
+        try:
+            found = self._manifests.read()
+        except SourceError as exc:
+            self._note_file("manifests", str(exc))
+            return False
+        self._note_file("manifests", "; ".join(found.problems))
+        names = {uid: (pod.namespace or "", pod.name or "") for uid, pod in self.knowledge.pods.items()}
+        metas = resolve(found.found, names, self.place.kubelet.node_name)
+        before = dict(self.metadata.manifests)
+        self.metadata.set_manifests(metas)
+        return before != self.metadata.manifests
+
+    def _note_file(self, name: str, problem: str) -> None:
+        if problem and self._file_problems.get(name) != problem:
+            self.log.warning("a file of the operator's cannot be used in full", file=name, problem=problem)
+        self._file_problems[name] = problem
+
+    # Alerts and commands
+
+    def alert(self, kind: str, words: str, setting: Setting | None) -> None:
+        """Something that a person should get to know; told once per occasion."""
+        self.alerts[kind] += 1
+        path = setting.path if setting is not None else ""
+        knob = setting.knob if setting is not None else ""
+        self.log.warning(words, alert=kind, path=path, knob=knob)
+        uid = setting.pod_uid if setting is not None else None
+        self.ledger.note(Event(at=time.time(), kind=f"alert:{kind}", path=path, file=knob, reason=words, pod_uid=uid))
+
+    def refresh_holds(self) -> None:
+        """Bring the holds in force to the judge; what a hold no longer covers is looked at again."""
+        now = active(self.holds.values(), time.time())
+        if now != self.judge.holds:
+            self.judge.holds = now
+            self.dirty.mark_all("holds")
+        self._holds_changed.set()
+
+    def _held_by_hand(self, hold: Hold) -> None:
+        """The judge honours what a person wrote: remember it like any other hold."""
+        self.holds[hold.target] = hold
+        self.keeper.hold_soon(hold.target, hold)
+        self._holds_changed.set()
+
+    async def _end_holds(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Take holds away whose time has come; nobody else would look at what they covered."""
+        task_status.started()
+        while True:
+            now = time.time()
+            for target in [
+                target for target, hold in self.holds.items() if hold.until is not None and hold.until <= now
+            ]:
+                del self.holds[target]
+                self.keeper.hold_soon(target, None)
+                self.log.info("a hold has ended", target=target)
+            self.refresh_holds()
+            self._holds_changed = trio.Event()
+            ends = [hold.until - now for hold in self.holds.values() if hold.until is not None]
+            # The wall clock may be set meanwhile: never sleep for long.
+            with trio.move_on_after(min([*ends, _FILES_S])):
+                await self._holds_changed.wait()
+
+    async def hold(self, hold: Hold) -> None:
+        """Leave something alone until. Errors: `InputError` for a target that is none, `StoreError`."""
+        check_target(hold.target)
+        await self.keeper.hold(hold)
+        self.holds[hold.target] = hold
+        self.refresh_holds()
+
+    async def release(self, target: str) -> bool:
+        """End a hold; False when there was none. Errors: `StoreError`."""
+        if target not in self.holds:
+            return False
+        await self.keeper.release(target)
+        del self.holds[target]
+        if (path := group_of(target)) is not None:
+            self.foreign.forget(path)
+        self.refresh_holds()
+        return True
+
+    async def restore(self, only: str | None = None) -> list[Undone]:
+        """Put everything back and enforce no more until a reload says so; or one pod, which is then held.
+
+        Errors: `StoreError` when the ledger cannot be written afterwards; the files are restored all the same.
+        """
+        if only is None:
+            self.set_enforce(enforce=False)
+        else:
+            await self.hold(Hold(target=f"pod:{only}", reason="restored", by="restore"))
+        self.lane.clear()
+        async with self.reconciler.paused():
+            done = await restore_all(
+                self.place.hierarchy,
+                self.ledger,
+                Writer(self.place.hierarchy, files=self.files),
+                files=self.files,
+                only=only,
+            )
+        await trio.to_thread.run_sync(self.ledger.flush, limiter=self.store_lane)
+        for one in done:
+            if not one.ok:
+                self.alert("restore", f"{one.path}/{one.file}: {one.undo}: {one.detail}", None)
+        self.dirty.mark_all("restore")
+        return done
+
+    def set_enforce(self, *, enforce: bool) -> None:
+        """Write, or only say what would be written."""
+        self.judge.enforce = enforce
+        if not enforce:
+            self.lane.clear()
+        self.dirty.mark_all("mode")
+
+    def _apply_config(self, config: Config) -> None:
+        self.judge.enforce = config.mode is Mode.ENFORCE
+        sections = ((name, getattr(config.policies, name)) for name in config.policies.__struct_fields__)
+        self.judge.dry_policies = frozenset(name for name, one in sections if getattr(one, "dry_run", False))
+
+    def reconfigure(self, config: Config) -> None:
+        """Take a new configuration that has been checked. What needs a restart keeps its old value in it."""
+        before, self.config = self.config, config
+        self.reconciler.policies = config.policies
+        self.foreign.rules = config.writes.foreign
+        if (before.operator_file, before.static_manifests) != (config.operator_file, config.static_manifests):
+            self._open_files(config)
+        self._apply_config(config)
+        self.reread_files()
+        if self.judge.enforce is False:
+            self.lane.clear()
+        self.dirty.mark_all("reload")
+
+
+def _at_once(run: Run) -> Run:
+    """The component, as started at once: its first answer is waited for where it is needed, and only there."""
+
+    async def started(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(run)
+
+    return started

@@ -1,0 +1,136 @@
+"""What can only be learnt by asking: kubelet, runtime, daemon, and the kernel's fanotify; answers or refusals."""
+
+import json
+import re
+import subprocess
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+from msgspec import Struct
+
+from cgroupfs.attribution import FanotifyWatch
+from cgroupfs.errors import SourceError
+from reconciler.cli.client import Unreachable, exchange
+from reconciler.cli.nodeview import NodeView
+from reconciler.httpclient import HttpSession, Peer
+from reconciler.peers import cri_socket, kubelet_peer
+from reconciler.sources.cri import CriClient, RuntimeCondition, RuntimeVersion
+from reconciler.sources.kubelet_api import decode_pods
+from state.model import PodMeta
+
+_PROGRAM_S: Final = 5.0
+_VERSION: Final = re.compile(r"v(\d+)\.(\d+)\.(\d+)\S*")
+
+
+class Asked(Struct, kw_only=True):
+    """The answers. A None with an empty problem was not asked (a copied node, or nobody to ask)."""
+
+    kubelet_version: str | None = None
+    kubelet_url: str | None = None
+    kubelet_body: bytes | None = None
+    kubelet_pods: tuple[PodMeta, ...] = ()
+    kubelet_problem: str = ""
+    cri_socket: str | None = None
+    cri_version: RuntimeVersion | None = None
+    cri_conditions: tuple[RuntimeCondition, ...] = ()
+    cri_pods: tuple[PodMeta, ...] = ()
+    cri_problem: str = ""
+    daemon: str | None = None
+    daemon_reasons: tuple[str, ...] = ()
+    fanotify: bool | None = None
+    fanotify_problem: str = ""
+
+
+def ask_node(node: NodeView) -> Asked:
+    """Ask everybody at once; takes no longer than the slowest deadline. Never raises."""
+    asked = Asked()
+    if node.copied:
+        return asked
+    _ask_kernel(node, asked)
+    _ask_daemon(node, asked)
+    asked.kubelet_version = _program_version(node.kubelet.pid)
+    peer = kubelet_peer(node.config.kubelet, node.kubelet)
+    asked.cri_socket = cri_socket(node.config.runtime, node.kubelet, node.root)
+
+    async def ask() -> None:
+        async with trio.open_nursery() as nursery:
+            if peer is not None:
+                nursery.start_soon(_ask_kubelet, peer, asked)
+            if asked.cri_socket is not None:
+                nursery.start_soon(_ask_runtime, asked.cri_socket, node, asked)
+
+    trio.run(ask)
+    return asked
+
+
+async def _ask_kubelet(peer: Peer, asked: Asked) -> None:
+    asked.kubelet_url = peer.url
+    try:
+        async with HttpSession(peer) as session:
+            asked.kubelet_body = await session.get("/pods")
+        asked.kubelet_pods, problems = decode_pods(asked.kubelet_body)
+        asked.kubelet_problem = "; ".join(problems)
+    except (SourceError, ValueError) as exc:
+        asked.kubelet_problem = str(exc)
+
+
+async def _ask_runtime(socket: str, node: NodeView, asked: Asked) -> None:
+    async with CriClient(socket, root=node.root, timeout_s=node.config.runtime.timeout_s) as client:
+
+        async def one(question: Callable[[], Awaitable[object]], into: str) -> None:
+            setattr(asked, into, await question())
+
+        try:
+            await one(client.version, "cri_version")
+            await one(client.status, "cri_conditions")
+            await one(client.pods, "cri_pods")
+        except SourceError as exc:
+            asked.cri_problem = str(exc)
+
+
+def _ask_daemon(node: NodeView, asked: Asked) -> None:
+    if node.socket is None:
+        return
+    try:
+        _, body = exchange(node.socket, "GET", "/readyz", timeout_s=2.0)
+        answer = json.loads(body)
+        asked.daemon = "ready" if answer["ready"] else "not ready"
+        asked.daemon_reasons = tuple(answer["reasons"])
+    except Unreachable:
+        asked.daemon = None
+    except (ValueError, KeyError, TypeError):
+        asked.daemon_reasons = (f"what answers on {node.socket} is no bypassd",)
+
+
+def _ask_kernel(node: NodeView, asked: Asked) -> None:
+    """Open a fanotify group and mark the hierarchies: the only way to know."""
+    if node.hierarchy is None:
+        return
+    try:
+        watch = FanotifyWatch([mount.directory for mount in node.hierarchy.mounts()])
+    except SourceError as exc:
+        asked.fanotify, asked.fanotify_problem = False, str(exc)
+        return
+    asked.fanotify, asked.fanotify_problem = True, watch.problem or ""
+    watch.close()
+
+
+def _program_version(pid: int | None) -> str | None:
+    """``v1.22.17``, from the running kubelet's own program."""
+    if pid is None:
+        return None
+    try:
+        done = subprocess.run(  # noqa: S603  (the kubelet that runs here as root, by its process)
+            [f"/proc/{pid}/exe", "--version"], capture_output=True, text=True, timeout=_PROGRAM_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = _VERSION.search(done.stdout)
+    return match[0] if match else None
+
+
+def release(version: str | None) -> tuple[int, int] | None:
+    """Major and minor of ``v1.22.17``."""
+    match = re.search(r"(\d+)\.(\d+)", version or "")
+    return (int(match[1]), int(match[2])) if match else None

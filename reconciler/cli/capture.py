@@ -1,0 +1,139 @@
+"""``bypassctl capture``: all that the agent reads on this node, as a tree that works as a root; secrets masked."""
+
+import json
+import os
+import sqlite3
+import tempfile
+import time
+from argparse import Namespace
+from contextlib import closing
+from typing import Final
+
+import msgspec
+
+from cgroupfs.errors import AgentError
+from cgroupfs.usage import UsageReader
+from reconciler import __version__
+from reconciler.cli import masks, recorded, words
+from reconciler.cli.asking import Asked, ask_node
+from reconciler.cli.document import fetch
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.gather import Gatherer
+from reconciler.cli.nodeview import NodeView, look, read_text
+from reconciler.cli.output import emit
+from reconciler.cli.recorded import About, CriAnswers, UsageReading
+from reconciler.cli.screen import Mark, line, show
+from reconciler.cli.sink import Sink, open_sink
+from state.reader import open_readonly
+
+_LONGEST_S: Final = 60.0
+
+
+def run(options: Namespace) -> int:
+    """Take the capture. Files that could not be had are told, and are no failure."""
+    if not 0 <= options.interval <= _LONGEST_S:
+        raise CliError(f"--interval {options.interval:g}: expected 0 to {_LONGEST_S:g} seconds", Exit.USAGE)
+    node = look(options)
+    name = node.kubelet.node_name or os.uname().nodename
+    target = options.target or time.strftime(f"bypassd-capture-{name}-%Y%m%d-%H%M%S.tar.gz")
+    with open_sink(target) as sink:
+        about = take(node, sink, options, name)
+    if options.output != "table":
+        emit({"target": target, **msgspec.to_builtins(about)}, options.output)
+        return Exit.OK
+    size = f", {words.size(os.path.getsize(target))}" if os.path.isfile(target) else ""
+    lines = [line(f"{target}: {words.plural(about.files, 'file')}{size}; ", Mark("secrets are masked", "ok"))]
+    lines += [line(f"kubelet: {about.kubelet}"), line(f"runtime: {about.cri}")]
+    lines += [line(Mark("! ", "warn"), problem) for problem in about.problems]
+    where = target if os.path.isfile(target) else f"{target.rstrip('/')}/"
+    show([*lines, line(f"What the agent would do there: bypassctl plan --root {where}")])
+    return Exit.OK
+
+
+def take(node: NodeView, sink: Sink, options: Namespace, name: str) -> About:
+    """Everything into ``sink``; what became of it."""
+    first = reading(node)
+    began = time.monotonic()
+    asked = ask_node(node)
+    gatherer = Gatherer(node, sink)
+    problems = list(node.problems.values())
+    _answers(node, sink, asked)
+    problems += _state(node, sink, options)
+    if first is not None and options.interval:
+        # Two readings make a signal; the second is of the moment that the rest of the capture shows.
+        time.sleep(max(0.0, options.interval - (time.monotonic() - began)))
+        second = reading(node)
+        readings = [first, second] if second is not None else [first]
+        sink.put(recorded.USAGE, msgspec.json.encode(readings))
+    gatherer.everything()
+    about = About(
+        version=__version__,
+        node=name,
+        at=time.time(),
+        files=sink.files + 1,
+        kubelet_version=asked.kubelet_version,
+        kubelet=_told(asked.kubelet_body is not None, len(asked.kubelet_pods), asked.kubelet_problem, node),
+        cri=_told(asked.cri_version is not None, len(asked.cri_pods), asked.cri_problem, node),
+        problems=(*problems, *gatherer.problems),
+    )
+    sink.put(recorded.ABOUT, msgspec.json.encode(about))
+    return about
+
+
+def reading(node: NodeView) -> UsageReading | None:
+    """CPU use of the machine and of every pod, as counters of this moment."""
+    stat = read_text(node.root, "proc/stat")
+    if stat is None or node.hierarchy is None:
+        return None
+    usage = UsageReader(node.hierarchy)
+    used = {uid: ns for uid, pod in node.pods.items() if (ns := usage.cpu_ns(pod.group.path)) is not None}
+    return UsageReading(at=time.monotonic(), stat=stat, pods=used)
+
+
+def _answers(node: NodeView, sink: Sink, asked: Asked) -> None:
+    if node.copied:
+        # The answers that the copy came with.
+        for path in (recorded.KUBELET_PODS, recorded.CRI):
+            text = read_text(node.root, path)
+            if text is not None:
+                sink.put(path, masks.mask_json_text(text).encode())
+        return
+    if asked.kubelet_body is not None:
+        sink.put(recorded.KUBELET_PODS, masks.mask_json_text(asked.kubelet_body.decode(errors="replace")).encode())
+    if asked.cri_version is not None:
+        answers = CriAnswers(version=asked.cri_version, conditions=asked.cri_conditions, pods=asked.cri_pods)
+        sink.put(recorded.CRI, json.dumps(masks.mask_json(msgspec.to_builtins(answers))).encode())
+
+
+def _state(node: NodeView, sink: Sink, options: Namespace) -> list[str]:
+    """The daemon's document, and a copy of the store: pools and holds decide about the plan."""
+    if not node.copied:
+        try:
+            found = fetch(options, say=False)
+            sink.put(recorded.STATE, json.dumps(masks.mask_json(found.body)).encode())
+        except AgentError:
+            pass  # neither a daemon nor a store: nothing was ever decided here
+    if not os.path.exists(node.store):
+        return []
+    try:
+        sink.put(os.path.relpath(node.config.store.path, "/"), _store_copy(node.store))
+    except (AgentError, sqlite3.Error) as exc:
+        return [str(exc)]
+    return []
+
+
+def _store_copy(path: str) -> bytes:
+    """One whole file, also while a daemon writes."""
+    with tempfile.TemporaryDirectory() as directory:
+        copy = os.path.join(directory, "state.db")
+        with closing(open_readonly(path)) as source, closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+            target.execute("PRAGMA journal_mode=DELETE")
+        with open(copy, "rb") as file:
+            return file.read()
+
+
+def _told(answered: bool, pods: int, problem: str, node: NodeView) -> str:
+    if answered:
+        return f"{words.plural(pods, 'pod')} told" + (f"; {problem}" if problem else "")
+    return problem or ("a copied node: not asked" if node.copied else "nobody to ask")

@@ -1,0 +1,125 @@
+"""The agent's own needs: rights, limits, store, configuration; and the agent itself."""
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from cgroupfs.errors import StoreError
+from reconciler.cli import words
+from reconciler.cli.asking import Asked
+from reconciler.cli.checks.finding import Finding, State
+from reconciler.cli.nodeview import NodeView, has_capability, read_number
+from state.reader import read_dump
+
+_CAPABILITIES: Final = {
+    2: "DAC_READ_SEARCH",
+    12: "NET_ADMIN",
+    19: "SYS_PTRACE",
+    21: "SYS_ADMIN",
+    24: "SYS_RESOURCE",
+}
+_FREE_BYTES: Final = 64 << 20
+_BASE_WATCHES: Final = 32
+_INOTIFY: Final = ("max_user_watches", "max_user_instances", "max_queued_events")
+
+
+def agent(node: NodeView, asked: Asked) -> Iterator[Finding]:
+    """The agent's own needs: rights, limits, store, configuration; and the agent itself."""
+    yield _fanotify(node, asked)
+    yield _inotify(node)
+    yield _rights(node)
+    yield _store(node)
+    yield _config(node)
+    yield _daemon(node, asked)
+
+
+def _fanotify(node: NodeView, asked: Asked) -> Finding:
+    if asked.fanotify is None:
+        return Finding("fanotify", State.OK, "a copied node: not tried" if node.copied else "no hierarchy to mark")
+    if not asked.fanotify or asked.fanotify_problem:
+        fix = "CAP_SYS_ADMIN in the first user namespace, kernel 5.10; writers stay unnamed without it"
+        return Finding("fanotify", State.WARN, asked.fanotify_problem, fix)
+    return Finding("fanotify", State.OK, "names every writer of a control file")
+
+
+def _inotify(node: NodeView) -> Finding:
+    limits = {name: read_number(node.root, f"proc/sys/fs/inotify/{name}") for name in _INOTIFY}
+    watches = limits["max_user_watches"]
+    need = _BASE_WATCHES + len(node.pods) + 2 * len(node.containers)
+    if watches is None:
+        return Finding("inotify", State.WARN, f"limits not known, {need} watches needed", "mount /proc")
+    found = (
+        f"{need} watches of {watches}, {limits['max_user_instances']} instances, queue {limits['max_queued_events']}"
+    )
+    if watches < 2 * need:
+        return Finding(
+            "inotify", State.WARN, found, f"sysctl fs.inotify.max_user_watches={max(8192, 4 * need)}; else polling"
+        )
+    if (limits["max_user_instances"] or 0) < 16:
+        return Finding("inotify", State.WARN, found, "sysctl fs.inotify.max_user_instances=128")
+    return Finding("inotify", State.OK, found)
+
+
+def _rights(node: NodeView) -> Finding:
+    if node.copied:
+        return Finding("rights", State.OK, "a copied node: not needed")
+    missing = [name for bit, name in _CAPABILITIES.items() if not has_capability(node.root, bit)]
+    if os.geteuid() != 0:
+        return Finding("rights", State.BAD, f"this is user {os.geteuid()}", "run as root")
+    if missing:
+        fix = "give them (the unit file has the list); what needs them is off without"
+        return Finding("rights", State.WARN, f"root without {', '.join(missing)}", fix)
+    return Finding("rights", State.OK, f"root with {', '.join(_CAPABILITIES.values())}")
+
+
+def _store(node: NodeView) -> Finding:
+    directory = os.path.dirname(node.store)
+    while not os.path.isdir(directory) and directory != "/":
+        directory = os.path.dirname(directory)
+    if not os.access(directory, os.W_OK):
+        fix = "make it writable, or set store.path: nothing is touched that cannot be recorded"
+        return Finding("store", State.BAD, f"{directory} cannot be written", fix)
+    free = os.statvfs(directory)
+    if free.f_bavail * free.f_frsize < _FREE_BYTES:
+        left = words.size(free.f_bavail * free.f_frsize)
+        return Finding(
+            "store", State.BAD, f"{directory}: {left} left", "make room: nothing is touched that cannot be recorded"
+        )
+    if not os.path.exists(node.store):
+        return Finding("store", State.OK, f"{node.store}: made at the first start")
+    try:
+        found = read_dump(node.store, history=0)
+    except StoreError as exc:
+        return Finding(
+            "store", State.BAD, str(exc), "move it aside with the daemon stopped; it is rebuilt from the cgroups"
+        )
+    problems = found["problems"]
+    if isinstance(problems, list) and problems:
+        return Finding(
+            "store", State.WARN, f"{node.store}: {problems[0]}", "damaged rows are left out; the daemon repairs it"
+        )
+    files = found["files"]
+    return Finding(
+        "store", State.OK, f"{node.store}: {words.plural(len(files) if isinstance(files, list) else 0, 'file')}"
+    )
+
+
+def _config(node: NodeView) -> Finding:
+    if "config" in node.problems:
+        lines = node.problems["config"].splitlines()
+        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+        return Finding("config", State.BAD, f"{lines[0]}{more}", "bypassd check-config tells all of it")
+    files = ", ".join(node.config_files) or "no file: the defaults hold"
+    return Finding("config", State.OK, f"mode {node.config.mode.value}; {files}")
+
+
+def _daemon(node: NodeView, asked: Asked) -> Finding:
+    if node.socket is None:
+        return Finding("daemon", State.OK, "a copied node: none" if node.copied else "no socket is configured")
+    if asked.daemon == "ready":
+        return Finding("daemon", State.OK, f"ready on {node.socket}")
+    if asked.daemon is None and not asked.daemon_reasons:
+        return Finding("daemon", State.WARN, "does not run", "systemctl enable --now bypassd")
+    return Finding(
+        "daemon", State.BAD, "; ".join(asked.daemon_reasons) or "not ready", "bypassctl status; journalctl -u bypassd"
+    )

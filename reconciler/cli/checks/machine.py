@@ -1,0 +1,117 @@
+"""Kernel, CPUs, cgroups, and what else the kernel and the CPU offer."""
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from cgroupfs.errors import AgentError, SourceError
+from cgroupfs.hierarchy import UNIFIED
+from cgroupfs.pressure import Resource, group_pressure_file, node_pressure_file, read_pressure
+from reconciler.cli import words
+from reconciler.cli.asking import release
+from reconciler.cli.checks.finding import Finding, State
+from reconciler.cli.nodeview import NodeView, has_capability, read_text
+from resctrl.capability import Status, read_capability
+from state.topology import read_topology
+
+_SHOWN: Final = ("cpuset", "cpu", "cpuacct", "memory", "pids", "blkio", "io")
+_NEEDED: Final = ("cpuset", "cpu", "memory")
+_SYS_RESOURCE: Final = 24
+
+
+def machine(node: NodeView) -> Iterator[Finding]:
+    """Kernel, cgroups, and what else the kernel offers."""
+    yield _kernel(node)
+    yield _cpus(node)
+    yield from _cgroups(node)
+    yield _psi(node)
+    yield _pmu(node)
+    yield _resctrl(node)
+
+
+def _kernel(node: NodeView) -> Finding:
+    text = (read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()
+    version = release(text)
+    if version is None:
+        return Finding("kernel", State.WARN, "release not known", "proc/sys/kernel/osrelease cannot be read")
+    if version < (5, 10):
+        return Finding(
+            "kernel", State.WARN, f"{text}: older than what is tested (5.10)", "5.10 or later names writers and has PSI"
+        )
+    return Finding("kernel", State.OK, text)
+
+
+def _cpus(node: NodeView) -> Finding:
+    try:
+        found = read_topology(node.root)
+    except SourceError as exc:
+        return Finding("CPUs", State.BAD, str(exc), "mount /sys")
+    parts = [words.plural(len(found.sockets()), "socket"), words.plural(len(found.nodes()), "NUMA node")]
+    parts.append("hyper-threads" if found.smt else "no hyper-threads")
+    return Finding("CPUs", State.OK, f"{found.online}: {', '.join(parts)}")
+
+
+def _cgroups(node: NodeView) -> Iterator[Finding]:
+    hierarchy = node.hierarchy
+    if hierarchy is None:
+        fix = "mount the cgroup hierarchies (in a container: mount the host's /sys/fs/cgroup)"
+        yield Finding("cgroups", State.BAD, node.problems["cgroups"], fix)
+        return
+    versions = hierarchy.versions()
+    parts = [
+        f"v{number}: {' '.join(name for name in _SHOWN if versions.get(name) == number)}"
+        for number in (1, 2)
+        if any(versions.get(name) == number for name in _SHOWN)
+    ]
+    if UNIFIED in versions and 2 not in {versions.get(name) for name in _SHOWN}:
+        parts.append("cgroup2 without controllers")
+    driver = f", {node.layout.driver.value} driver" if node.layout is not None else ""
+    missing = [name for name in _NEEDED if name not in versions]
+    read_only = [] if node.copied else [name for name in _NEEDED if name in versions and not hierarchy.writable(name)]
+    found = f"{hierarchy.mode.value}{driver}; {'; '.join(parts)}"
+    if missing:
+        yield Finding("cgroups", State.BAD, f"{found}; without {', '.join(missing)}", "mount or enable the controllers")
+    elif read_only:
+        yield Finding("cgroups", State.BAD, f"{found}; {', '.join(read_only)} read-only", "mount them read-write")
+    else:
+        yield Finding("cgroups", State.OK, found)
+
+
+def _psi(node: NodeView) -> Finding:
+    try:
+        read_pressure(node_pressure_file(Resource.CPU, node.root))
+    except AgentError:
+        return Finding("PSI", State.WARN, "none", "boot with psi=1: pressure tells interference from load")
+    groups = False
+    if node.hierarchy is not None and node.layout is not None:
+        groups = group_pressure_file(node.hierarchy, node.layout.kubepods, Resource.CPU) is not None
+    privileged = has_capability(node.root, _SYS_RESOURCE)
+    found = f"node, {'groups' if groups else 'not per group'}, triggers {'any' if privileged else '2 s'} window"
+    if not groups:
+        return Finding(
+            "PSI", State.WARN, found, "per group needs a cgroup2 mount that the runtime joins (hybrid or v2)"
+        )
+    return Finding("PSI", State.OK, found)
+
+
+def _pmu(node: NodeView) -> Finding:
+    devices = os.path.join(node.root, "sys/bus/event_source/devices")
+    there = [name for name in ("cpu", "cpu_core", "cpu_atom", "armv8_pmuv3_0") if os.path.exists(f"{devices}/{name}")]
+    if not there:
+        return Finding("PMU", State.WARN, "no hardware counters", "in a VM: pass the PMU through; CPI is not measured")
+    return Finding("PMU", State.OK, ", ".join(there))
+
+
+def _resctrl(node: NodeView) -> Finding:
+    try:
+        found = read_capability(node.root)
+    except AgentError as exc:
+        return Finding("resctrl", State.WARN, str(exc), "cache and bandwidth stay undivided")
+    if found.status is not Status.READY:
+        fix = {
+            Status.NOT_MOUNTED: "mount -t resctrl resctrl /sys/fs/resctrl",
+            Status.NO_KERNEL: "a kernel with CONFIG_X86_CPU_RESCTRL",
+        }.get(found.status, "nothing: this CPU has none; cache and bandwidth stay undivided")
+        return Finding("resctrl", State.WARN, found.reason, fix)
+    parts = [f"{cache.name} {cache.ways} ways" for cache in found.caches] + [one.name for one in found.bandwidths]
+    return Finding("resctrl", State.OK, f"{', '.join(parts)}; {found.control_groups} groups")

@@ -1,0 +1,50 @@
+"""What the commands that give orders share: the way to the daemon, and who asks."""
+
+import os
+import pwd
+from argparse import Namespace
+from typing import Any
+
+from reconciler.cli import places
+from reconciler.cli.client import Unreachable, ask
+from reconciler.cli.document import fetch, find_pod
+from reconciler.cli.exits import CliError, Exit
+
+RESTORE_S = 120.0
+"""A whole restore writes thousands of files, memory limits among them."""
+
+
+def order(
+    options: Namespace, method: str, target: str, body: object = None, *, timeout_s: float = 10.0
+) -> Any:  # what a JSON answer holds has no static type
+    """Tell the daemon; its answer. Errors: `CliError` when it is down, or says no."""
+    socket = places.find(options).socket
+    if socket is None:
+        raise CliError("there is no daemon to tell: no socket is configured", Exit.UNREACHABLE)
+    try:
+        return ask(socket, method, target, body, timeout_s=timeout_s)
+    except Unreachable as exc:
+        raise CliError(f"{exc}; this command needs the running daemon (systemctl start bypassd)", exc.code) from exc
+
+
+def who() -> str:
+    """The person behind sudo, else the one logged in, else the user we run as."""
+    name = os.environ.get("SUDO_USER")
+    if name:
+        return name
+    try:
+        return os.getlogin()
+    except OSError:
+        try:
+            return pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:
+            return f"uid {os.getuid()}"
+
+
+def pod_target(options: Namespace, target: str) -> str:
+    """``pod:NAME`` with the pod's uid in the place of its name; anything else as it is."""
+    kind, _, name = target.partition(":")
+    if kind != "pod" or not name:
+        return target
+    found = fetch(options, ("pods", "files", "history"), say=False)
+    return f"pod:{find_pod(found.body, name)['uid']}"

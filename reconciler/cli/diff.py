@@ -1,0 +1,72 @@
+"""``bypassctl diff``: what is wanted against what is there. Exit code 1 when they differ."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Final
+
+from reconciler.cli import places, words
+from reconciler.cli.document import Found, Row, fetch, standings
+from reconciler.cli.exits import Exit
+from reconciler.cli.output import emit
+from reconciler.cli.screen import Block, Cell, Mark, Table, line, show
+
+IN_FORCE: Final = frozenset({"in place", "written"})
+_NOT_HERE: Final = frozenset({"missing", "gone"})
+
+
+def run(options: Namespace) -> int:
+    """Compare. With the daemon down the kernel itself is read."""
+    found = fetch(options, ("directories", "pods", "settings"))
+    rows = list(_live(found.body)) if found.live else _read(options, found)
+    differing = [row for row in rows if row["state"] not in IN_FORCE | _NOT_HERE]
+    if options.output == "table":
+        show(_blocks(rows, differing, every=options.all))
+    else:
+        shown = rows if options.all else [row for row in rows if row["state"] not in IN_FORCE]
+        emit({"source": found.body["source"], "differing": len(differing), "settings": shown}, options.output)
+    return Exit.NOT_OK if differing else Exit.OK
+
+
+def _live(body: Row) -> Iterator[Row]:
+    for pod, inner, one in standings(body):
+        if pod is None:
+            place, path = inner["path"] if inner else "", inner["path"] if inner else ""
+        else:
+            place = pod["title"] if inner is None else f"{pod['title']}/{inner['name'] or inner['id'][:12]}"
+            path = pod["group"] if inner is None else inner["group"]
+        keys = ("knob", "wanted", "actual", "state", "detail", "policy", "reason")
+        yield {"place": place, "path": path, **{key: one[key] for key in keys}}
+
+
+def _read(options: Namespace, found: Found) -> list[Row]:
+    from reconciler.cli.kernel import compare_settings  # noqa: PLC0415  (models: only where the kernel is read)
+
+    titles = {pod["uid"]: pod["title"] for pod in found.body["pods"]}
+    where = places.find(options)
+    return compare_settings(found.body["settings"], titles, options.root, where.store)
+
+
+def _blocks(rows: list[Row], differing: list[Row], *, every: bool) -> Iterator[Block]:
+    shown = rows if every else [row for row in rows if row["state"] not in IN_FORCE]
+    cells: list[tuple[Cell, ...]] = [
+        (
+            row["knob"],
+            words.text(row["wanted"]),
+            words.text(row["actual"]),
+            Mark(row["state"], "ok" if row["state"] in IN_FORCE else "dim" if row["state"] in _NOT_HERE else "warn"),
+            _where(row),
+        )
+        for row in shown
+    ]
+    yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "WHERE"), cells)
+    if differing:
+        yield line(f"{words.plural(len(differing), 'setting')} of {len(rows)} not in force")
+    elif rows:
+        yield line(f"{words.plural(len(rows), 'setting')} in force, nothing differs")
+    else:
+        yield line("no setting is wanted")
+
+
+def _where(row: Row) -> str:
+    detail = row["detail"] or ""
+    return f"{row['place']}: {detail}" if detail else str(row["place"])

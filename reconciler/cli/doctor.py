@@ -1,0 +1,58 @@
+"""``bypassctl doctor``: what this node offers and lacks, on one screen, each lack with its fix."""
+
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from reconciler.cli import words
+from reconciler.cli.asking import ask_node
+from reconciler.cli.checks import agent, kubelet, machine
+from reconciler.cli.checks.finding import Finding, State
+from reconciler.cli.exits import Exit
+from reconciler.cli.nodeview import NodeView, look
+from reconciler.cli.output import emit
+from reconciler.cli.screen import Block, Cell, Mark, Table, blank, line, show
+
+
+def run(options: Namespace) -> int:
+    """Look and ask. `Exit.NOT_OK` when something is bad; a warning is no failure."""
+    node = look(options)
+    findings = examine(node)
+    if options.output == "table":
+        show(_blocks(findings))
+    else:
+        rows = [{"check": one.name, "state": one.state.value, "found": one.found, "fix": one.fix} for one in findings]
+        emit({"root": node.root, "bad": _count(findings, State.BAD), "findings": rows}, options.output)
+    return Exit.NOT_OK if _count(findings, State.BAD) else Exit.OK
+
+
+def examine(node: NodeView) -> list[Finding]:
+    """Every finding, in the order of the screen."""
+    asked = ask_node(node)
+    return [
+        *machine.machine(node),
+        *kubelet.kubelet(node, asked),
+        *kubelet.runtime(node, asked),
+        *agent.agent(node, asked),
+    ]
+
+
+def _count(findings: Iterable[Finding], state: State) -> int:
+    return Counter(one.state for one in findings)[state]
+
+
+def _blocks(findings: list[Finding]) -> Iterator[Block]:
+    rows: list[tuple[Cell, ...]] = []
+    for one in findings:
+        rows.append((Mark(f"{one.state.value:<4}", one.state.value), one.name, one.found))
+        if one.fix:
+            rows.append(("", "", Mark(f"fix: {one.fix}", "dim")))
+    yield Table(("", "CHECK", "FOUND"), rows)
+    yield blank()
+    bad, warned = _count(findings, State.BAD), _count(findings, State.WARN)
+    if not bad and not warned:
+        yield line(Mark("everything that bypassd can use is here", "ok"))
+    elif not bad:
+        yield line(f"{words.plural(warned, 'thing')} could be better; bypassd works without")
+    else:
+        yield line(Mark(f"{words.plural(bad, 'thing')} in the way", "bad"), f", {warned} could be better")

@@ -1,0 +1,102 @@
+"""The state document, from the daemon when it answers, else from the store; and how to find a pod in it."""
+
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from reconciler.cli import places
+from reconciler.cli.client import Unreachable, ask
+from reconciler.cli.exits import CliError, Exit
+
+Row = dict[str, Any]
+"""A part of the document: what JSON holds has no static type; docs/state.md describes it."""
+
+
+class Found(NamedTuple):
+    """The document. ``down`` says why it is not the daemon's; None when it is."""
+
+    body: Row
+    down: str | None
+
+    @property
+    def live(self) -> bool:
+        """True when a running daemon told it."""
+        return self.down is None
+
+
+def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True) -> Found:
+    """The document, with at least the ``sections`` (none: all). With ``say``, a daemon that is down is told.
+
+    Errors: `CliError` when neither the daemon nor the store can be had.
+    """
+    where = places.find(options)
+    if where.socket is None:
+        down = "it is a copied node" if options.root != "/" else "the configuration has no socket"
+    else:
+        try:
+            query = f"?section={','.join(sections)}" if sections else ""
+            return Found(ask(where.socket, "GET", f"/state{query}"), None)
+        except Unreachable as exc:
+            down = str(exc)
+    body = _stored(where.store, down)
+    if say:
+        print(f"bypassctl: {down}; this is what the store holds: {where.store}", file=sys.stderr)
+    return Found(body, down)
+
+
+def _stored(path: str, down: str) -> Row:
+    # Here, because SQLite and msgpack cost 15 ms, and mostly the daemon answers.
+    from cgroupfs.errors import StoreError  # noqa: PLC0415
+    from state.dump import from_store  # noqa: PLC0415
+    from state.reader import read_dump  # noqa: PLC0415
+    from state.schema import NewerSchemaError  # noqa: PLC0415
+
+    try:
+        return from_store(read_dump(path), time.time())
+    except NewerSchemaError as exc:
+        raise CliError(str(exc), Exit.REFUSED) from exc
+    except StoreError as exc:
+        raise CliError(f"{down}; {exc}", Exit.UNREACHABLE) from exc
+
+
+def find_pod(body: Row, wanted: str) -> Row:
+    """The pod that a person means: by uid, the start of a uid, ``namespace/name``, or name.
+
+    Errors: `CliError` when there is none, or more than one.
+    """
+    pods: list[Row] = body["pods"]
+    # A pod that is gone may still be in the ledger or the history.
+    known = {pod["uid"] for pod in pods}
+    for row in (*body["files"], *body["history"]):
+        uid = row["pod_uid"]
+        if uid and uid not in known:
+            known.add(uid)
+            pods = [*pods, {"uid": uid, "title": uid, "gone": True}]
+    matches = (
+        [pod for pod in pods if pod["uid"] == wanted],
+        [pod for pod in pods if pod["title"] == wanted],
+        [pod for pod in pods if pod.get("name") == wanted],
+        [pod for pod in pods if len(wanted) >= 4 and pod["uid"].startswith(wanted)],
+    )
+    found = next((one for one in matches if one), [])
+    if not found:
+        raise CliError(f"no pod {wanted!r} on this node (uid, start of a uid, name or namespace/name)", Exit.NOT_FOUND)
+    if len(found) > 1:
+        names = ", ".join(f"{pod['title']} ({pod['uid']})" for pod in found)
+        raise CliError(f"{wanted!r} is more than one pod: {names}", Exit.USAGE)
+    return found[0]
+
+
+def standings(body: Row) -> Iterator[tuple[Row | None, Row | None, Row]]:
+    """Every setting with how it stands, as ``(pod, container, setting)``; only the daemon knows."""
+    for group in body.get("directories", ()):
+        for one in group["settings"]:
+            yield None, group, one
+    for pod in body["pods"]:
+        for one in pod.get("settings", ()):
+            yield pod, None, one
+        for container in pod.get("containers", ()):
+            for one in container["settings"]:
+                yield pod, container, one

@@ -1,0 +1,277 @@
+"""``bypassctl explain POD``: from the signal to the outcome, for every setting of one pod."""
+
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from reconciler.cli import words
+from reconciler.cli.document import Found, Row, fetch, find_pod
+from reconciler.cli.exits import Exit
+from reconciler.cli.output import emit
+from reconciler.cli.screen import Block, Cell, Mark, Table, blank, field, head, line, show
+
+GOOD: Final = frozenset({"in place", "written", "prepared"})
+_STAGES: Final = (
+    ("seen", "seen_at"),
+    ("prepared", "prepared_at"),
+    ("signal", "signal_at"),
+    ("written", "written_at"),
+    ("verified", "verified_at"),
+)
+
+
+def run(options: Namespace) -> int:
+    """Show one pod. Errors: `CliError` when there is no such pod."""
+    found = fetch(options)
+    facts = collect(found, find_pod(found.body, options.pod), options.history)
+    if options.output == "table":
+        show(_blocks(found, facts))
+    else:
+        emit(facts, options.output)
+    return Exit.OK
+
+
+def collect(found: Found, pod: Row, lines: int) -> Row:
+    """All that the document has of one pod, joined: groups with their settings, and each setting with its file."""
+    body, uid = found.body, pod["uid"]
+    files = [one for one in body["files"] if one["pod_uid"] == uid]
+    holds = [hold for hold in body["holds"] if _concerns(hold["target"], uid, files)]
+    history = [one for one in body["history"] if one["pod_uid"] == uid]
+    return {
+        "pod": {key: value for key, value in pod.items() if key not in {"settings", "containers", "refusals"}},
+        "source": body["source"],
+        "at": body["at"],
+        "budget": body.get("budget", {}),
+        "pools": {name: cpus for name, cpus in body["pools"].items() if _is_its_pool(name, pod)},
+        "groups": _groups(found, pod, files),
+        "refusals": pod.get("refusals", []),
+        "holds": holds,
+        "history": history[:lines],
+    }
+
+
+def _groups(found: Found, pod: Row, files: Sequence[Row]) -> list[Row]:
+    if found.live and not pod.get("gone"):
+        groups = [{"name": "pod directory", "path": pod["group"], "settings": pod["settings"]}]
+        groups += [
+            {
+                "name": f"container {one['name'] or one['id'][:12]} ({one['kind']}, {one['phase']})",
+                "path": one["group"],
+                "settings": one["settings"],
+                "times": one["times"],
+            }
+            for one in pod["containers"]
+        ]
+    else:
+        groups = _from_store(found.body, pod, files)
+    by_place = {(one["path"], one["knob"]): one for one in files}
+    for group in groups:
+        group["settings"] = [
+            one | {"file": by_place.pop((group["path"], one["knob"]), None)} for one in group["settings"]
+        ]
+    for (path, _), file in by_place.items():
+        # Ours once, wanted no more: taken back, or left to whoever changed it.
+        known = [one for one in groups if one["path"] == path]
+        if not known:
+            known = [{"name": "group", "path": path, "settings": []}]
+            groups += known
+        known[0]["settings"].append(_unwanted(file))
+    return [group for group in groups if group["settings"] or "times" in group]
+
+
+def _from_store(body: Row, pod: Row, files: Sequence[Row]) -> list[Row]:
+    """Without a daemon nobody has looked: what was wanted last and what was seen last."""
+    paths: dict[str, list[Row]] = {}
+    seen = {(one["path"], one["knob"]): one for one in files}
+    for one in body["settings"]:
+        if one["pod_uid"] == pod["uid"]:
+            file = seen.get((one["path"], one["knob"]), {})
+            paths.setdefault(one["path"], []).append(
+                {
+                    "knob": one["knob"],
+                    "wanted": file.get("wanted") or words.text(one["value"]),
+                    "actual": file.get("seen"),
+                    "state": "as last seen",
+                    "detail": "",
+                    "at": file.get("written_at", 0.0),
+                    "policy": one["policy"],
+                    "reason": one["reason"],
+                }
+            )
+    return [
+        {"name": "pod directory" if path == pod.get("group") else f"container {path.rpartition('/')[2][:12]}"}
+        | {"path": path, "settings": settings}
+        for path, settings in sorted(paths.items())
+    ]
+
+
+def _unwanted(file: Row) -> Row:
+    return {
+        "knob": file["knob"],
+        "wanted": None,
+        "actual": file["seen"],
+        "state": "not wanted any more",
+        "detail": "",
+        "at": file["written_at"],
+        "policy": file["policy"],
+        "reason": file["reason"],
+        "file": file,
+    }
+
+
+def _concerns(target: str, uid: str, files: Sequence[Row]) -> bool:
+    kind, _, rest = target.partition(":")
+    if kind == "file":
+        return any(one["path"] == rest for one in files)
+    return kind == "node" or rest == uid or (kind == "knob" and any(one["knob"] == rest for one in files))
+
+
+def _is_its_pool(name: str, pod: Row) -> bool:
+    return name.startswith(f"dedicated/{pod['uid']}/") or name == pod.get("class")
+
+
+# The screen
+
+
+def _blocks(found: Found, facts: Row) -> Iterator[Block]:
+    pod = facts["pod"]
+    yield from _title(pod)
+    yield from _signal(facts)
+    for group in facts["groups"]:
+        yield blank()
+        yield line(Mark(group["name"], "head"), Mark(f"  {words.short(group['path'])}", "dim"))
+        if group.get("times"):
+            yield line(*_timeline(group["times"]), indent=2)
+        for one in group["settings"]:
+            yield from _setting(one)
+    if not any(group["settings"] for group in facts["groups"]):
+        yield blank()
+        yield line("nothing is wanted of this pod's groups: they are as the kubelet and the runtime made them")
+    for one in facts["refusals"]:
+        yield blank()
+        yield line(Mark("refused ", "warn"), f"{one['knob']} = {words.text(one['value'])} ({one['rule']})")
+        yield line(one["reason"], indent=4)
+    for hold in facts["holds"]:
+        yield blank()
+        until = f"until {words.clock(hold['until'])}" if hold["until"] else "until released"
+        yield line(Mark("held ", "warn"), f"{hold['target']} {until}: {hold['reason']} (by {hold['by']})")
+    if facts["history"]:
+        yield blank()
+        yield head("history, newest first")
+        yield Table(("TIME", "WHAT", "FILE", "CHANGE", "BY, WHY"), [_event(one) for one in facts["history"]])
+    if not found.live:
+        yield blank()
+        yield line(
+            Mark("The daemon is down: values are as it last saw them; `bypassctl diff` reads the kernel.", "dim")
+        )
+
+
+def _title(pod: Row) -> Iterator[Block]:
+    if pod.get("gone"):
+        yield line(Mark(pod["uid"], "head"), ": this pod is gone; what follows is what was written for it")
+        return
+    yield line(Mark(pod["title"], "head"), ": class ", Mark(pod["class"], "head"), f", from {pod['class_source']}")
+    yield line(Mark(f"uid {pod['uid']}, QoS {pod['qos']}, told by {pod['meta_source']}", "dim"))
+    marks = {**pod.get("labels", {}), **pod.get("annotations", {})}
+    if marks:
+        yield line(Mark(", ".join(f"{key}={value}" for key, value in sorted(marks.items())), "dim"))
+    for problem in pod["problems"]:
+        yield line(Mark("! ", "bad"), problem)
+
+
+def _signal(facts: Row) -> Iterator[Block]:
+    for name, cpus in facts["pools"].items():
+        yield field("pool", f"{name.partition('/')[0]}: CPUs {words.text(cpus)}")
+    budget = facts["budget"]
+    if not budget or facts["pod"].get("class") != "reclaimed":
+        return
+    used = budget["used"]
+    known = "use is not known" if used is None else f"online {words.cpus(used['online_milli'])}, BE "
+    if used is not None:
+        known += f"{words.cpus(used['reclaimed_milli'])}, system {words.cpus(used['system_milli'])} CPUs in use"
+    yield field("signal", known)
+    yield field("budget", f"{words.cpus(budget['budget_milli'])} CPUs for BE: {budget['reasons'].get('budget', '')}")
+    for name in ("idle_buffer", "reclaimed", "cpuset", "quota"):
+        if name in budget["reasons"]:
+            yield field("", Mark(budget["reasons"][name], "dim"))
+
+
+def _timeline(times: Row) -> Iterator[Cell]:
+    """``seen 12:10:01.123 > signal +21 ms``: each stage after the one before, in the order in which they happened."""
+    stages = sorted((times[key], order, name) for order, (name, key) in enumerate(_STAGES) if times[key])
+    before = 0.0
+    for at, _, name in stages:
+        yield f"{name} {words.clock(at, exact=True)}" if not before else f" > {name} +{words.span(at - before)}"
+        before = at
+    if times["signal_to_last_write_s"] is not None:
+        yield f"; signal to last write {words.span(times['signal_to_last_write_s'])}"
+    if times["before_exec"] is not None:
+        yield "; "
+        yield Mark("before the program's exec", "ok") if times["before_exec"] else Mark("after the exec", "warn")
+
+
+def _setting(one: Row) -> Iterator[Block]:
+    style = (
+        "ok" if one["state"] in GOOD else "dim" if one["wanted"] is None or one["state"] == "as last seen" else "warn"
+    )
+    cells: list[Cell] = [Mark(f"{one['knob']:<11}", "head")]
+    cells.append(f" {words.text(one['wanted'])}  ")
+    cells.append(Mark(one["state"], style))
+    if one["state"] not in GOOD and one["actual"] != one["wanted"]:
+        cells.append(f", there is {words.text(one['actual'])}")
+    cells.append(Mark(f"  {words.clock(one['at'])}", "dim"))
+    yield line(*cells, indent=2)
+    yield line(f"{one['policy']}: {one['reason']}", indent=4)
+    if one["detail"] and one["detail"] != one["reason"]:
+        yield line(Mark(one["detail"], "warn"), indent=4)
+    file = one["file"]
+    if file is None:
+        if one["wanted"] is not None and one["state"] in GOOD:
+            yield line(Mark("not written by us: it was so already", "dim"), indent=4)
+        return
+    yield line(Mark(_written(file), "dim"), indent=4)
+    if file["foreign_count"]:
+        who = file["process"] if file["writer"] != "us" else ""
+        yield line(
+            Mark(f"changed by others {words.plural(file['foreign_count'], 'time')}", "warn"),
+            f", last at {words.clock(file['foreign_at'])}{' by ' + who if who else ''}"
+            + ("; left to them" if file["yielded"] else ""),
+            indent=4,
+        )
+    if file["failures"]:
+        import errno  # noqa: PLC0415  (rare)
+
+        name = errno.errorcode.get(file["failed_errno"], "")
+        yield line(
+            Mark(f"refused by the kernel {words.plural(file['failures'], 'time')} {name}", "bad"),
+            f" since {words.clock(file['failed_since'])}",
+            indent=4,
+        )
+
+
+def _written(file: Row) -> str:
+    if not file["written_at"]:
+        text = f"{file['file']}: not written yet"
+    else:
+        text = f"{file['file']}: written {words.clock(file['written_at'], exact=True)}"
+    origin = {"spec": ", as the runtime was told to write it", "unknown": ""}.get(file["origin"], "")
+    text += f"; before {words.text(file['original'])}{origin}" if file["original"] is not None else "; before unknown"
+    if file["baseline"] is not None and file["baseline"] != file["original"]:
+        text += f"; the runtime wants {file['baseline']} now, which restore gives"
+    return text
+
+
+def _event(one: Row) -> tuple[Cell, ...]:
+    change = ""
+    if one["kind"] == "touch":
+        change = f"was {words.text(one['before'])}"
+    elif one["after"] is not None or one["before"] is not None:
+        change = f"{words.text(one['before'])} > {words.text(one['after'])}"
+    who = one["process"] or one["writer"]
+    return (
+        words.clock(one["at"], exact=True),
+        one["kind"],
+        one["file"],
+        change,
+        "; ".join(part for part in ("us" if who == "us" else who, one["error"] or one["reason"]) if part),
+    )

@@ -1,0 +1,185 @@
+"""Which files a capture takes from a node, and what of each: the list is explicit, so that no secret file is ever read.
+
+Every path is the node's own below the capture, so that the capture works wherever a root directory can be named.
+"""
+
+import glob
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, final
+
+from cgroupfs.errors import errno_name
+from reconciler.cli import masks
+from reconciler.cli.nodeview import NodeView
+from reconciler.cli.sink import Sink
+from reconciler.sources.kubelet_config import find_kubelets, parse_flags
+from reconciler.sources.runtime_roots import CONTAINERD_CONFIG
+from state.kubelet import CPU_STATE, DEVICES, MEMORY_STATE, POD_STATUS
+
+_LARGEST: Final = 4 << 20
+_LARGEST_CONTROL: Final = 64 << 10
+_SYSTEM: Final = (
+    *("proc/self/mountinfo", "proc/self/status", "proc/stat", "proc/meminfo", "proc/filesystems", "proc/cpuinfo"),
+    *("proc/sys/kernel/osrelease", "proc/sys/kernel/random/boot_id", "proc/sys/kernel/perf_event_paranoid"),
+    *("proc/pressure/cpu", "proc/pressure/memory", "proc/pressure/io", "etc/os-release"),
+    *(f"proc/sys/fs/inotify/{name}" for name in ("max_user_watches", "max_user_instances", "max_queued_events")),
+)
+_TOPOLOGY: Final = (
+    *(f"sys/devices/system/cpu/{name}" for name in ("online", "present", "possible", "isolated")),
+    "sys/devices/system/cpu/cpu[0-9]*/online",
+    "sys/devices/system/cpu/cpu[0-9]*/cpu_capacity",
+    "sys/devices/system/cpu/cpu[0-9]*/topology/*",
+    "sys/devices/system/cpu/cpu[0-9]*/cache/index*/*",
+    "sys/devices/system/node/node[0-9]*/cpulist",
+    "sys/devices/system/node/node[0-9]*/distance",
+    "sys/devices/system/node/node[0-9]*/meminfo",
+    "sys/devices/cpu_*/cpus",
+    "sys/bus/event_source/devices/cpu*/type",
+    "sys/fs/resctrl/schemata",
+    "sys/fs/resctrl/info/*/*",
+)
+_ABOVE: Final = ("cpuset.*", "cpu.*", "cpuacct.usage", "memory.limit_in_bytes", "memory.max", "cgroup.controllers")
+# Nobody reads them here, and what they hold is of this moment only.
+_SKIPPED: Final = frozenset({"tasks", "cgroup.procs", "cgroup.threads", "cgroup.event_control", "memory.kmem.slabinfo"})
+
+Masked = Callable[[str], str]
+
+
+@final
+class Gatherer:
+    """Takes the files. ``problems`` is what was there and could not be had."""
+
+    def __init__(self, node: NodeView, sink: Sink) -> None:
+        self.problems: list[str] = []
+        self._node = node
+        self._root = node.root
+        self._sink = sink
+        self._taken: set[str] = set()
+
+    def everything(self) -> None:
+        """All groups of files."""
+        self.all(_SYSTEM, masks.mask_text)
+        self.all(self._globbed(_TOPOLOGY))
+        self.cgroups()
+        self.kubelet()
+        self.runtime()
+        self.own()
+
+    def cgroups(self) -> None:
+        """Every file of the kubepods tree in every hierarchy, and the groups above it."""
+        node = self._node
+        if node.hierarchy is None or node.layout is None:
+            return
+        for mount in node.hierarchy.mounts():
+            for group in _above(node.layout.kubepods):
+                names = [f"{self._relative(mount.path(group))}/{name}" for name in _ABOVE]
+                self.all(self._globbed(names), largest=_LARGEST_CONTROL)
+            self.all(self._tree(mount.path(node.layout.kubepods)), largest=_LARGEST_CONTROL, quiet=True)
+
+    def kubelet(self) -> None:
+        """What it was told and what it allocated; of its flags only those that the agent reads."""
+        node, found = self._node, self._node.kubelet
+        for pid, arguments in find_kubelets(self._root):
+            flags = [f"--{name}={masks.mask_text(value)}" for name, value in parse_flags(arguments).items()]
+            self.put(f"proc/{pid}/cmdline", "\0".join(["kubelet", *flags, ""]))
+        if found.config_path is not None:
+            self.one(found.config_path, masks.mask_config_text)
+        for _, arguments in find_kubelets(self._root):
+            directory = parse_flags(arguments).get("config-dir")
+            if directory:
+                self.all(self._globbed([f"{directory.lstrip('/')}/*.conf"]), masks.mask_config_text)
+        for name in (CPU_STATE, MEMORY_STATE, POD_STATUS):
+            self.one(f"{found.root_dir}/{name}")
+        self.one(f"{found.root_dir}/{DEVICES}", masks.mask_devices)
+        manifests = node.config.static_manifests or found.static_pod_path
+        if manifests:
+            self.all(self._globbed([f"{manifests.strip('/')}/[!.]*"]), masks.mask_yaml_text)
+
+    def runtime(self) -> None:
+        """Its configuration, and of each container the bundle and the state."""
+        self.one(CONTAINERD_CONFIG, masks.mask_config_text)
+        self.all(
+            self._globbed(["etc/containerd/conf.d/*.toml", "etc/containerd/certs.d/*.toml"]), masks.mask_config_text
+        )
+        for cid in self._node.containers:
+            bundle, state = self._node.runtime.bundle(cid), self._node.runtime.state_file(cid)
+            if bundle is not None:
+                self.one(f"{self._relative(bundle)}/config.json", masks.mask_json_text)
+            if state is not None:
+                self.one(self._relative(state), masks.mask_json_text)
+
+    def own(self) -> None:
+        """The agent's own configuration and the operator's file of classes."""
+        config = [os.path.join(self._root, "etc/bypassd/config.yaml"), *self._node.config_files]
+        for path in config:
+            self.one(self._relative(path), masks.mask_config_text)
+        if self._node.config.operator_file is not None:
+            self.one(self._node.config.operator_file, masks.mask_config_text)
+
+    # Taking
+
+    def all(
+        self, paths: Iterable[str], masked: Masked | None = None, *, largest: int = _LARGEST, quiet: bool = False
+    ) -> None:
+        """Each of these files."""
+        for path in paths:
+            self.one(path, masked, largest=largest, quiet=quiet)
+
+    def one(self, path: str, masked: Masked | None = None, *, largest: int = _LARGEST, quiet: bool = False) -> None:
+        """One file, if it is there. ``quiet``: many of these cannot be read, and nobody needs to know which."""
+        path = path.lstrip("/")
+        if path in self._taken:
+            return
+        try:
+            text = _read(os.path.join(self._root, path), largest)
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            if not quiet:
+                self.problems.append(f"/{path}: {errno_name(exc.errno)}")
+            return
+        try:
+            self.put(path, masked(text) if masked is not None else text)
+        except ValueError as exc:
+            self.problems.append(f"/{path}: left out, as it cannot be masked: {exc}")
+
+    def put(self, path: str, text: str) -> None:
+        """One file with this content."""
+        if path not in self._taken:
+            self._taken.add(path)
+            self._sink.put(path, text.encode("utf-8", "surrogateescape"))
+
+    def _relative(self, path: str) -> str:
+        return os.path.relpath(path, self._root)
+
+    def _globbed(self, patterns: Iterable[str]) -> Iterator[str]:
+        for pattern in patterns:
+            for path in sorted(glob.glob(os.path.join(glob.escape(self._root), pattern))):
+                if os.path.isfile(path):
+                    yield self._relative(path)
+
+    def _tree(self, directory: str) -> Iterator[str]:
+        for above, _, names in os.walk(directory):
+            for name in sorted(names):
+                if name not in _SKIPPED:
+                    yield self._relative(os.path.join(above, name))
+
+
+def _above(kubepods: str) -> Iterator[str]:
+    path = kubepods
+    while path != "/":
+        path = path.rpartition("/")[0] or "/"
+        yield path
+
+
+def _read(path: str, largest: int) -> str:
+    """A regular file, or the first part of a long one. Never waits on a pipe or a device."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(number, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise FileNotFoundError(path)
+        parts = bytearray()
+        while len(parts) < largest and (part := file.read(1 << 16)):
+            parts += part
+    return parts.decode("utf-8", "surrogateescape")

@@ -1,0 +1,35 @@
+"""``bypassctl holds``: what is left alone, until when and why."""
+
+import time
+from argparse import Namespace
+
+from reconciler.cli import words
+from reconciler.cli.document import fetch
+from reconciler.cli.exits import Exit
+from reconciler.cli.output import emit
+from reconciler.cli.screen import Mark, Table, line, show
+
+
+def run(options: Namespace) -> int:
+    """List them, those that have run out too."""
+    found = fetch(options, ("holds",))
+    holds = found.body["holds"]
+    if options.output != "table":
+        emit({"holds": holds}, options.output)
+        return Exit.OK
+    now = time.time()
+    rows = [
+        (
+            one["target"],
+            "until released"
+            if one["until"] is None
+            else Mark("over", "dim")
+            if one["until"] <= now
+            else f"{words.span(one['until'] - now)} more",
+            one["by"],
+            one["reason"],
+        )
+        for one in holds
+    ]
+    show([Table(("TARGET", "LASTS", "BY", "REASON"), rows)] if rows else [line("nothing is held")])
+    return Exit.OK

@@ -1,0 +1,71 @@
+"""The kernel's own values against settings that were wanted last, while no daemon runs."""
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cgroupfs.codecs import Value
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import SourceError
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.knobs import CATALOG, Knob
+from reconciler.cli.exits import CliError, Exit
+
+Row = dict[str, Any]  # a part of the state document
+
+
+def compare_settings(
+    settings: Iterable[Row], titles: Mapping[str, str], root: str, store: str, *, files: FileOps = REAL
+) -> list[Row]:
+    """One row for every setting, as ``diff`` shows them. Errors: `CliError` when no hierarchy is mounted."""
+    try:
+        hierarchy = Hierarchy.detect(root)
+    except SourceError as exc:
+        raise CliError(f"{exc} (settings of {store})", Exit.UNREACHABLE) from exc
+    return [_row(one, titles, hierarchy, files) for one in settings]
+
+
+def read_value(hierarchy: Hierarchy, path: str, knob: Knob, files: FileOps = REAL) -> str | None:
+    """A file's text in the kernel's normal form; None when there is no such file (the group is gone, or the knob)."""
+    version = hierarchy.version(knob.controller)
+    name = knob.file(version) if version else None
+    if version is None or name is None:
+        return None
+    try:
+        return knob.normal(files.read(hierarchy.directory(knob.controller, path), name).rstrip("\n"), version)
+    except (OSError, ValueError):
+        return None
+
+
+def wanted_text(knob: Knob, value: Value, version: int) -> str:
+    """A wanted value as the kernel will show it. Errors: `ValueError`."""
+    return knob.normal(knob.encode(value, version), version)
+
+
+def _row(one: Row, titles: Mapping[str, str], hierarchy: Hierarchy, files: FileOps) -> Row:
+    path, uid, cid = one["path"], one["pod_uid"], one["container_id"]
+    title = titles.get(uid, uid) if uid else path
+    knob = CATALOG[one["knob"]]
+    version = hierarchy.version(knob.controller)
+    actual = read_value(hierarchy, path, knob, files)
+    text = str(one["value"])
+    state, detail = "missing", f"no {knob.controller} controller here that has {knob.name}"
+    if version is not None and knob.file(version) is not None:
+        value = CpuSet.parse(one["value"]) if isinstance(one["value"], str) else one["value"]
+        text = wanted_text(knob, value, version)
+        state, detail = ("in place", "") if actual == text else ("differs", "")
+        if actual is None:
+            gone = not os.path.isdir(hierarchy.trigger_directory(path))
+            state, detail = ("gone", "its group is gone") if gone else ("missing", f"this kernel has no {knob.name}")
+    return {
+        "place": f"{title}/{cid[:12]}" if cid else title,
+        "path": path,
+        "knob": knob.name,
+        "wanted": text,
+        "actual": actual,
+        "state": state,
+        "detail": detail,
+        "policy": one["policy"],
+        "reason": one["reason"],
+    }

@@ -1,0 +1,134 @@
+"""The node as commands look at it that ask it themselves (doctor, capture, plan): configuration, places, kubelet."""
+
+import logging
+import os
+from argparse import Namespace
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.errors import SourceError
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.naming import Driver, Layout, detect_layout
+from reconciler import configfile
+from reconciler.binder import ConfigError
+from reconciler.cli import places
+from reconciler.config import Config
+from reconciler.place import read_kubelet, runtime_dirs
+from reconciler.sources.kubelet_config import KubeletConfig
+from reconciler.sources.runtime_roots import RuntimeDirs
+from reconciler.sources.tree import PodDirs, TreeSource
+
+
+class NodeView(Struct, frozen=True, kw_only=True):
+    """What could be found; parts that could not are None, with the reason in ``problems`` by part."""
+
+    config: Config
+    config_files: tuple[str, ...]
+    root: str
+    store: str
+    socket: str | None
+    kubelet: KubeletConfig
+    runtime: RuntimeDirs
+    hierarchy: Hierarchy | None
+    layout: Layout | None
+    pods: dict[str, PodDirs]
+    problems: dict[str, str]
+
+    @property
+    def copied(self) -> bool:
+        """True for a copy of a node: there is nobody to ask."""
+        return self.root != "/"
+
+    @property
+    def containers(self) -> list[str]:
+        """The ids of all containers that have a directory."""
+        return [cid for pod in self.pods.values() for cid in pod.containers]
+
+
+class _NoMarks:
+    """Nothing is marked: there is one look and nobody to look again."""
+
+    def mark(self, key: str, /) -> None:
+        """Nothing."""
+
+    def mark_all(self, why: str, /) -> None:
+        """Nothing."""
+
+
+NO_MARKS = _NoMarks()
+
+
+def look(options: Namespace, *, strict: bool = False) -> NodeView:
+    """Look at the node that the command line names.
+
+    ``strict``: a wrong configuration raises `ConfigError` instead of giving way to the defaults.
+    """
+    # What the parts log is in their answers too; a screen is no log.
+    logging.basicConfig(handlers=[logging.NullHandler()])
+    problems: dict[str, str] = {}
+    config = Config()
+    files: tuple[str, ...] = ()
+    try:
+        loaded = configfile.load(places.config_path(options), required=options.config is not None)
+        config, files = loaded.config, loaded.files
+    except ConfigError as exc:
+        if strict:
+            raise
+        problems["config"] = str(exc)
+    if options.root != "/":
+        config = replace(config, node=replace(config.node, root=os.path.abspath(options.root)))
+    root = config.node.root
+    store = options.store or (config.store.path if root == "/" else os.path.join(root, config.store.path.lstrip("/")))
+    kubelet = read_kubelet(config)
+    hierarchy = layout = None
+    pods: dict[str, PodDirs] = {}
+    try:
+        hierarchy = Hierarchy.detect(root)
+        layout = _layout(config, hierarchy, kubelet)
+        if layout is not None:
+            pods = TreeSource(hierarchy, layout, NO_MARKS).scan()
+    except SourceError as exc:
+        problems["cgroups"] = str(exc)
+    return NodeView(
+        config=config,
+        config_files=files,
+        root=root,
+        store=store,
+        socket=options.socket or (config.http.socket if root == "/" else None),
+        kubelet=kubelet,
+        runtime=runtime_dirs(config),
+        hierarchy=hierarchy,
+        layout=layout,
+        pods=pods,
+        problems=problems,
+    )
+
+
+def _layout(config: Config, hierarchy: Hierarchy, kubelet: KubeletConfig) -> Layout | None:
+    layout = detect_layout(hierarchy, kubelet.cgroups if kubelet.sources else None)
+    if config.node.cgroup_root is not None:
+        return Layout(layout.driver if layout is not None else Driver.CGROUPFS, config.node.cgroup_root)
+    return layout
+
+
+def read_text(root: str, path: str) -> str | None:
+    """A file of the node; None where it cannot be had."""
+    try:
+        with open(os.path.join(root, path.lstrip("/")), encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def read_number(root: str, path: str) -> int | None:
+    """A file of the node that holds one number."""
+    text = read_text(root, path)
+    return int(text) if text is not None and text.strip().lstrip("-").isdecimal() else None
+
+
+def has_capability(root: str, bit: int) -> bool:
+    """Whether this process (on a copied node: the one that copied) has a capability in effect."""
+    text = read_text(root, "proc/self/status") or ""
+    held = next((int(line.split()[1], 16) for line in text.splitlines() if line.startswith("CapEff:")), 0)
+    return bool(held >> bit & 1)

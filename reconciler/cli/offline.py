@@ -1,0 +1,252 @@
+"""The agent's own planning on a node that does not answer: a copied tree, with what was recorded of it.
+
+The same parts as the daemon's (tree, bundles, checkpoints, classes, policies, order of writes), without its loop. The
+node is looked at once and nothing is written.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET
+
+from cgroupfs.codecs import Value
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import SourceError, StoreError
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.knobs import CATALOG
+from cgroupfs.plan import Change, Plan, order_changes
+from reconciler.classify import merge_rules
+from reconciler.cli.kernel import read_value, wanted_text
+from reconciler.cli.nodeview import NO_MARKS, NodeView
+from reconciler.cli.recorded import Recorded
+from reconciler.holds import active, holding
+from reconciler.keeper import POOLS
+from reconciler.knowledge import Knowledge
+from reconciler.planner import plan
+from reconciler.rules import Rules
+from reconciler.signals.cpu import CpuSampler
+from reconciler.sources.checkpoints import CheckpointSource
+from reconciler.sources.manifests import ManifestDirectory, resolve
+from reconciler.sources.operator_file import OperatorFile
+from state.model import Desired, Hold, PodMeta, Pools, Setting
+from state.reader import read_dump
+from state.topology import read_topology
+
+_BOUNDING: Final = ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period", "cpu.burst", "cpu.idle")
+
+
+class Standing(NamedTuple):
+    """One wanted setting against what is there. ``state``: in place, would write, held, missing, blocked."""
+
+    setting: Setting
+    state: str
+    wanted: str
+    actual: str | None
+    detail: str
+
+
+class Outlook(NamedTuple):
+    """What the agent knows of the node, wants there, and would write in this order."""
+
+    knowledge: Knowledge
+    desired: Desired
+    standings: tuple[Standing, ...]
+    writes: Plan
+    sources: Mapping[str, str]
+    problems: tuple[str, ...]
+
+
+def plan_node(node: NodeView, told: Recorded, *, files: FileOps = REAL) -> Outlook:
+    """Look and plan. Errors: `SourceError` when there is no hierarchy or no kubepods tree to plan for."""
+    if node.hierarchy is None:
+        raise SourceError("cgroups", node.problems.get("cgroups", "no hierarchy"))
+    if node.layout is None:
+        raise SourceError("cgroups", "no kubepods directory, and no kubelet configuration that tells where it would be")
+    problems = [*node.kubelet.problems, *map(str, node.runtime.problems), *told.problems]
+    manifests: dict[str, PodMeta] = {}
+    knowledge = Knowledge(
+        topology=read_topology(node.root),
+        versions=node.hierarchy.versions(),
+        layout=node.layout,
+        dirs=node.runtime,
+        rules=_rules(node, problems),
+        metas=lambda uid: [*told.metas(uid), *([manifests[uid]] if uid in manifests else [])],
+        signalled=lambda _: False,
+    )
+    for uid, dirs in node.pods.items():
+        knowledge.look(uid, dirs)
+    manifests |= _manifests(node, knowledge, problems)
+    if node.config.kubelet.enabled:
+        checkpoints = CheckpointSource(NO_MARKS, root=node.root, kubelet_root=node.kubelet.root_dir)
+        reserved, strict = node.kubelet.reserved_cpus, node.kubelet.strict_reserved
+        knowledge.kubelet = checkpoints.view(knowledge.pods, reserved=reserved, strict_reserved=strict)
+        if knowledge.kubelet.problem:
+            problems.append(knowledge.kubelet.problem)
+    for uid in node.pods:
+        knowledge.again(uid)
+    usage = _measure(told, knowledge, problems)
+    actual = dict(_values(node.hierarchy, knowledge, files))
+    previous, holds = _remembered(node, told, problems)
+    view = knowledge.view(time.monotonic(), actual)
+    desired = plan(view, previous, node.config.policies)
+    standings, writes = _against(desired, holds, node.hierarchy, actual, files)
+    sources = {
+        "kubelet": _count(told.kubelet),
+        "cri": _count(told.cri.pods if told.cri is not None else None),
+        "cpu": usage,
+        "store": node.store if previous is not None else "no pools remembered",
+    }
+    problems += [
+        f"{pod.title}: {problem}" for pod in knowledge.pods.values() for problem in pod.classification.problems
+    ]
+    return Outlook(knowledge, desired, standings, writes, sources, tuple(dict.fromkeys(problems)))
+
+
+def _count(pods: tuple[PodMeta, ...] | None) -> str:
+    return "no answer" if pods is None else f"{len(pods)} pods"
+
+
+def _rules(node: NodeView, problems: list[str]) -> Rules:
+    rules = node.config.classes
+    if node.config.operator_file is None:
+        return rules
+    overrides = OperatorFile(node.config.operator_file, node.root).read()
+    problems += overrides.problems
+    return merge_rules(rules, overrides.overrides)
+
+
+def _manifests(node: NodeView, knowledge: Knowledge, problems: list[str]) -> dict[str, PodMeta]:
+    directory = node.config.static_manifests or node.kubelet.static_pod_path
+    if directory is None:
+        return {}
+    try:
+        found = ManifestDirectory(directory, node.root).read()
+    except SourceError as exc:
+        problems.append(str(exc))
+        return {}
+    problems += found.problems
+    names = {uid: (pod.namespace or "", pod.name or "") for uid, pod in knowledge.pods.items()}
+    return {meta.uid: meta for meta in resolve(found.found, names, node.kubelet.node_name)}
+
+
+def _measure(told: Recorded, knowledge: Knowledge, problems: list[str]) -> str:
+    """CPU use between the two recorded readings, as the agent would have sampled it."""
+    if len(told.usage) < 2:
+        return "not known"
+    sampler = CpuSampler()
+    classes = {uid: pod.pod_class for uid, pod in knowledge.pods.items()}
+    last = told.usage[-1].at
+    now = time.monotonic()
+    try:
+        for one in told.usage:
+            # On this process's clock, and ending now: an old capture's reading is of the moment that it shows.
+            knowledge.cpu = sampler.sample(one.stat, one.pods, classes, now - (last - one.at))
+    except ValueError as exc:
+        problems.append(f"recorded CPU use: {exc}")
+        return "not usable"
+    return f"measured over {last - told.usage[0].at:.1f} s"
+
+
+def _values(hierarchy: Hierarchy, knowledge: Knowledge, files: FileOps) -> Iterator[tuple[tuple[str, str], Value]]:
+    """What bounds the writes, of every group."""
+    above = (knowledge.layout.kubepods, *(group for group in _qos(knowledge)))
+    pods = knowledge.pods.values()
+    paths = [*above, *(pod.group.path for pod in pods), *(one.group.path for pod in pods for one in pod.containers)]
+    for path in paths:
+        for name in _BOUNDING:
+            text = read_value(hierarchy, path, CATALOG[name], files)
+            version = hierarchy.version(CATALOG[name].controller)
+            if text is not None and version is not None:
+                yield (path, name), CATALOG[name].decode(text, version)
+
+
+def _qos(knowledge: Knowledge) -> tuple[str, str]:
+    view = knowledge.view(0.0, {})
+    return view.besteffort, view.burstable
+
+
+def _remembered(node: NodeView, told: Recorded, problems: list[str]) -> tuple[Pools | None, dict[str, Hold]]:
+    """The pools of the agent that ran there, so that the plan moves no CPU that it would not, and its holds."""
+    try:
+        dump: Any = read_dump(node.store, history=0)
+    except StoreError:
+        return None, {}
+    at = told.about.at if told.about is not None else time.time()
+    holds = active((msgspec.convert(row, Hold) for row in dump["holds"]), at)
+    row = dump["assignments"].get(POOLS)
+    if row is None:
+        return None, holds
+    try:
+        pools = msgspec.convert({key: row[key] for key in row if key != "lists"}, Pools, dec_hook=_cpus)
+    except (msgspec.MsgspecError, ValueError) as exc:
+        problems.append(f"the pools in {node.store} cannot be read: {exc}")
+        return None, holds
+    return msgspec.structs.replace(pools, budget_at=0.0, unknown_since=None), holds
+
+
+def _cpus(kind: type, value: Any) -> object:  # msgspec hands over what it decoded
+    if kind is CpuSet and isinstance(value, str):
+        return CpuSet.parse(value)
+    raise TypeError(f"{kind.__name__} cannot be read")
+
+
+def _against(
+    desired: Desired,
+    holds: Mapping[str, Hold],
+    hierarchy: Hierarchy,
+    actual: Mapping[tuple[str, str], Value],
+    files: FileOps,
+) -> tuple[tuple[Standing, ...], Plan]:
+    """Every setting against what is there; and the writes in the kernel's order."""
+    standings: dict[tuple[str, str], Standing] = {}
+    changes: list[Change] = []
+    for key, setting in desired.settings.items():
+        standings[key] = one = _stand(setting, holds, hierarchy, files)
+        if one.state == "would write":
+            changes.append(_change(one, hierarchy, files))
+    writes = order_changes(changes, actual, hierarchy.versions())
+    for blocked in writes.blocked:
+        key = blocked.change.path, blocked.change.knob
+        standings[key] = standings[key]._replace(state="blocked", detail=f"{blocked.rule}: {blocked.reason}")
+    return tuple(standings.values()), writes
+
+
+def _stand(setting: Setting, holds: Mapping[str, Hold], hierarchy: Hierarchy, files: FileOps) -> Standing:
+    knob = CATALOG[setting.knob]
+    version = hierarchy.version(knob.controller)
+    actual = read_value(hierarchy, setting.path, knob, files)
+    if version is None or actual is None:
+        return Standing(setting, "missing", "", None, f"{knob.name} is not to be had there")
+    try:
+        wanted = wanted_text(knob, setting.value, version)
+    except ValueError as exc:
+        return Standing(setting, "missing", "", actual, f"{setting.value!r} cannot be written: {exc}")
+    if wanted == actual:
+        return Standing(setting, "in place", wanted, actual, "")
+    hold = holding(holds, path=setting.path, knob=setting.knob, pod_uid=setting.pod_uid)
+    if hold is not None:
+        return Standing(setting, "held", wanted, actual, f"{hold.reason} (by {hold.by})")
+    return Standing(setting, "would write", wanted, actual, "")
+
+
+def _change(one: Standing, hierarchy: Hierarchy, files: FileOps) -> Change:
+    knob = CATALOG[one.setting.knob]
+    version = hierarchy.version(knob.controller)
+    usage: int | None = None
+    if version == 2 and knob.controller == "memory":
+        try:
+            usage = int(files.read(hierarchy.directory("memory", one.setting.path), "memory.current"))
+        except (OSError, ValueError):
+            usage = None
+    have = UNSET if version is None or one.actual is None else knob.decode(one.actual, version)
+    return Change(
+        path=one.setting.path,
+        knob=knob.name,
+        want=one.setting.value,
+        have=have,
+        why=f"{one.setting.policy}: {one.setting.reason}",
+        usage_bytes=usage,
+    )

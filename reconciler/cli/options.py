@@ -1,0 +1,129 @@
+"""The command line: every command with its options, declared once. Parser, help and completion come from here."""
+
+import argparse
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from reconciler import __version__
+
+FORMATS: Final = ("table", "json", "yaml", "msgpack")
+SHORT_FORMATS: Final = ("table", "json", "yaml")
+_FILES: Final = {"bash": "_shtab_compgen_files", "zsh": "_files"}
+_DURATION: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Command(NamedTuple):
+    """One command. ``module`` has ``run(options) -> int`` and is imported only when the command is used."""
+
+    name: str
+    help: str
+    module: str
+    formats: tuple[str, ...] = SHORT_FORMATS
+    add: Callable[[argparse.ArgumentParser], None] | None = None
+
+
+def seconds(text: str) -> float:
+    """``90s``, ``15m``, ``1h``, ``2d``. Errors: `argparse.ArgumentTypeError`."""
+    number, unit = text[:-1], text[-1:]
+    try:
+        found = float(number) * _DURATION[unit]
+    except (ValueError, KeyError):
+        found = -1.0
+    if not 0 < found < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a duration such as 90s, 15m, 1h or 2d")
+    return found
+
+
+def _pod(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pod", metavar="POD", help="uid, start of a uid, name or namespace/name")
+    parser.add_argument("--history", type=int, default=20, metavar="N", help="lines of history (default: 20)")
+
+
+def _sections(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--section", action="append", default=[], metavar="NAME", help="only this part; may be repeated"
+    )
+
+
+def _diff(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="also what is in place")
+
+
+def _restore(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pod", metavar="POD", help="only this pod's files")
+
+
+def _hold(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", help="node, pod:POD, knob:NAME or file:/GROUP/PATH")
+    parser.add_argument(
+        "--for", dest="seconds", type=seconds, metavar="TIME", help="such as 1h; default: until released"
+    )
+    parser.add_argument("--reason", required=True, help="why; everybody gets to see it")
+    parser.add_argument("--by", help="who asks (default: the user behind sudo, else the one logged in)")
+
+
+def _release(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", help="as it was held")
+
+
+def _capture(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target", nargs="?", metavar="DIR|FILE.tar.gz", help="default: bypassd-capture-NODE-TIME.tar.gz here"
+    )
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="between the two readings of CPU use")
+
+
+def _config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("show", "explain"), help="values alone, or with origin, words and bounds")
+    parser.add_argument(
+        "key", nargs="?", default="", metavar="KEY", help="a setting or a section, such as node.resync_s"
+    )
+
+
+COMMANDS: Final = (
+    Command("status", "the node on one screen", "status"),
+    Command("explain", "one pod: its class, each setting, why, what was written and when", "explain", add=_pod),
+    Command("diff", "what is wanted against what is there; exit code 1 when they differ", "diff", add=_diff),
+    Command("dump", "everything that is known, wanted and was written", "dump", FORMATS, _sections),
+    Command("restore", "put back what stood in every file before", "restore", add=_restore),
+    Command("hold", "leave a pod, a knob, a group or the node alone", "hold", add=_hold),
+    Command("release", "end a hold", "release", add=_release),
+    Command("holds", "the holds in force", "holds"),
+    Command("reload", "have the daemon read its configuration again", "reload"),
+    Command("doctor", "what this node offers and lacks, with the fix for each lack", "doctor"),
+    Command("capture", "all that the agent reads on this node, secrets masked", "capture", add=_capture),
+    Command("plan", "what the agent would want and write; --root CAPTURE: on a captured node", "plan"),
+    Command("config", "the configuration in force and where each value comes from", "config", ("table",), _config),
+)
+
+
+def parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The whole command line; with ``only``, just that command: the others' options cost 10 ms to declare."""
+    top = argparse.ArgumentParser(
+        prog="bypassctl", description="Shows what bypassd knows, wants and did on this node, and undoes it."
+    )
+    top.add_argument("--version", action="version", version=f"bypassctl {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        if only is not None and command.name != only:
+            continue
+        one = commands.add_parser(command.name, help=command.help, description=_sentence(command.help))
+        one.set_defaults(module=command.module)
+        if command.add is not None:
+            command.add(one)
+        if len(command.formats) > 1:
+            one.add_argument("--output", "-o", choices=command.formats, default="table", help="default: table")
+        places = one.add_argument_group("places")
+        for action in (
+            places.add_argument("--config", metavar="FILE", help="configuration (default: /etc/bypassd/config.yaml)"),
+            places.add_argument("--socket", metavar="FILE", help="the daemon's socket (default: as configured)"),
+            places.add_argument("--store", metavar="FILE", help="the state file (default: as configured)"),
+            places.add_argument("--root", default="/", metavar="DIR", help="a copied node to look at, not this one"),
+        ):
+            # What the generator of the completion files looks for; it is no part of argparse.
+            vars(action)["complete"] = _FILES
+    return top
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."

@@ -1,0 +1,72 @@
+"""Where the daemon's socket and store are: as the command line says, else the configuration, else the usual places."""
+
+import os
+import re
+from argparse import Namespace
+from typing import Final, NamedTuple
+
+from reconciler.cli.exits import CliError, Exit
+
+DEFAULT_CONFIG: Final = "/etc/bypassd/config.yaml"
+DEFAULT_SOCKET: Final = "/run/bypassd/bypassd.sock"
+DEFAULT_STORE: Final = "/var/lib/bypassd/state.db"
+# A configuration that says nothing about places is not loaded: that costs as much as all the rest of the program.
+_SPEAKS: Final = re.compile(rb"""^[^#\n]*\b(?:socket|path|root)["']?\s*:""", re.MULTILINE)
+
+
+class Places(NamedTuple):
+    """``socket`` None: the configuration has none."""
+
+    socket: str | None
+    store: str
+
+
+def find(options: Namespace) -> Places:
+    """Both places. Errors: `CliError` for a configuration that names them and is wrong."""
+    root = options.root
+    socket: str | None = DEFAULT_SOCKET
+    store = DEFAULT_STORE
+    if (options.socket is None or options.store is None) and _config_speaks(options):
+        socket, store = _configured(options)
+    if root != "/":
+        # A copied node has a store, but nobody lives there.
+        socket, store = None, os.path.join(root, store.lstrip("/"))
+    return Places(options.socket or socket, options.store or store)
+
+
+def config_path(options: Namespace) -> str:
+    """The configuration file, root prefix included."""
+    if options.config is not None:
+        return str(options.config)
+    return os.path.join(options.root, DEFAULT_CONFIG.lstrip("/"))
+
+
+def _config_speaks(options: Namespace) -> bool:
+    path = config_path(options)
+    if options.config is not None and not os.path.exists(path):
+        raise CliError(f"{path}: no such file", Exit.USAGE)
+    directory = os.path.join(os.path.dirname(path), "conf.d")
+    try:
+        more = [os.path.join(directory, name) for name in os.listdir(directory) if name.endswith(".yaml")]
+    except OSError:
+        more = []
+    return any(_SPEAKS.search(_content(one)) for one in (path, *more))
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _configured(options: Namespace) -> tuple[str | None, str]:
+    from reconciler import configfile  # noqa: PLC0415  (50 ms, only where the configuration names places)
+    from reconciler.binder import ConfigError  # noqa: PLC0415
+
+    try:
+        config = configfile.load(config_path(options)).config
+    except ConfigError as exc:
+        raise CliError(str(exc), Exit.USAGE) from exc
+    return config.http.socket, config.store.path

@@ -1,0 +1,107 @@
+"""What a capture holds beside the node's own files: the answers of kubelet and runtime, and two readings of CPU use.
+
+They lie below ``bypassd-capture/`` in the captured tree. Written by ``capture``, read by ``plan``; a tree without them
+(a plain copy of a node) is a node whose kubelet and runtime do not answer.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from cgroupfs.errors import InputError
+from reconciler.sources.cri import RuntimeCondition, RuntimeVersion
+from reconciler.sources.kubelet_api import decode_pods
+from state.model import PodMeta
+
+DIRECTORY: Final = "bypassd-capture"
+ABOUT: Final = f"{DIRECTORY}/about.json"
+KUBELET_PODS: Final = f"{DIRECTORY}/kubelet-pods.json"
+CRI: Final = f"{DIRECTORY}/cri.json"
+USAGE: Final = f"{DIRECTORY}/usage.json"
+STATE: Final = f"{DIRECTORY}/state.json"
+
+T = TypeVar("T")
+
+
+class About(Struct, frozen=True, kw_only=True):
+    """The capture itself. ``at`` is wall-clock seconds; ``problems`` is what could not be had."""
+
+    version: str
+    node: str
+    at: float
+    files: int
+    kubelet_version: str | None = None
+    kubelet: str = ""
+    cri: str = ""
+    problems: tuple[str, ...] = ()
+
+
+class CriAnswers(Struct, frozen=True, kw_only=True):
+    """What the runtime answered over CRI, as the agent keeps it."""
+
+    version: RuntimeVersion | None = None
+    conditions: tuple[RuntimeCondition, ...] = ()
+    pods: tuple[PodMeta, ...] = ()
+
+
+class UsageReading(Struct, frozen=True, kw_only=True):
+    """One reading of CPU use: /proc/stat, and each pod's CPU nanoseconds by uid. ``at``: monotonic seconds."""
+
+    at: float
+    stat: str
+    pods: Mapping[str, int]
+
+
+class Recorded(Struct, frozen=True, kw_only=True):
+    """All of it; a part that was not recorded is None."""
+
+    about: About | None = None
+    kubelet: tuple[PodMeta, ...] | None = None
+    cri: CriAnswers | None = None
+    usage: tuple[UsageReading, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def metas(self, uid: str) -> list[PodMeta]:
+        """What was told of one pod."""
+        pods = (*(self.kubelet or ()), *(self.cri.pods if self.cri is not None else ()))
+        return [one for one in pods if one.uid == uid]
+
+
+def read_recorded(root: str) -> Recorded:
+    """What lies in a captured tree. Errors: `InputError` for a file that is not what it should be."""
+    answer = _bytes(root, KUBELET_PODS)
+    pods: tuple[PodMeta, ...] | None = None
+    problems: tuple[str, ...] = ()
+    if answer is not None:
+        try:
+            pods, problems = decode_pods(answer)
+        except ValueError as exc:
+            raise InputError(os.path.join(root, KUBELET_PODS), str(exc), "the kubelet's answer to /pods") from exc
+    return Recorded(
+        about=_decoded(root, ABOUT, About),
+        kubelet=pods,
+        cri=_decoded(root, CRI, CriAnswers),
+        usage=_decoded(root, USAGE, tuple[UsageReading, ...]) or (),
+        problems=problems,
+    )
+
+
+def _decoded(root: str, path: str, kind: type[T]) -> T | None:
+    text = _bytes(root, path)
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as exc:
+        raise InputError(os.path.join(root, path), str(exc), "what bypassctl capture writes") from exc
+
+
+def _bytes(root: str, path: str) -> bytes | None:
+    try:
+        with open(os.path.join(root, path), "rb") as file:
+            return file.read()
+    except OSError:
+        return None

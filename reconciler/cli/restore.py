@@ -1,0 +1,70 @@
+"""``bypassctl restore``: put back what stood in every file before; through the daemon, or on its ledger."""
+
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from reconciler.cli import places, words
+from reconciler.cli.client import Unreachable, ask
+from reconciler.cli.control import RESTORE_S, who
+from reconciler.cli.document import fetch, find_pod
+from reconciler.cli.exits import Exit
+from reconciler.cli.output import emit
+from reconciler.cli.screen import Block, Cell, Mark, Table, blank, line, show
+
+_FINE = ("restored", "already as before", "its group is gone")
+
+
+def run(options: Namespace) -> int:
+    """Restore. `Exit.NOT_OK` when a file is left as it is."""
+    uid = None
+    if options.pod is not None:
+        found = fetch(options, ("pods", "files", "history"), say=False)
+        uid = find_pod(found.body, options.pod)["uid"]
+    answer = _restore(options, uid)
+    if options.output == "table":
+        show(_blocks(answer, only=options.pod))
+    else:
+        emit(answer, options.output)
+    return Exit.NOT_OK if answer["left"] else Exit.OK
+
+
+def _restore(options: Namespace, uid: str | None) -> dict[str, Any]:  # the daemon's answer, or the same by ourselves
+    where = places.find(options)
+    if where.socket is not None:
+        try:
+            answer: dict[str, Any] = ask(
+                where.socket, "POST", "/restore", {"pod_uid": uid, "by": who()}, timeout_s=RESTORE_S
+            )
+        except Unreachable:
+            pass
+        else:
+            return {"through": "daemon", **answer}
+    # The lock tells apart a daemon that is down from one that does not answer.
+    from reconciler.cli.ledger import restore_without_daemon  # noqa: PLC0415  (the loop and the models)
+
+    return {"through": "ledger", **restore_without_daemon(where.store, options.root, uid)}
+
+
+def _blocks(answer: dict[str, Any], *, only: str | None) -> Iterator[Block]:
+    files = answer["files"]
+    rows: list[tuple[Cell, ...]] = []
+    for one in sorted(files, key=lambda one: (one["undo"] in _FINE, one["path"], one["file"])):
+        style = "ok" if one["undo"] in _FINE else "bad"
+        detail = f" ({one['detail']})" if one["detail"] else ""
+        rows.append(
+            (one["file"], words.text(one["text"]), Mark(one["undo"], style), f"{words.short(one['path'])}{detail}")
+        )
+    yield Table(("FILE", "HOLDS", "OUTCOME", "GROUP"), rows)
+    if rows:
+        yield blank()
+    counts = Counter(one["undo"] for one in files)
+    told = ", ".join(f"{count} {undo}" for undo, count in counts.items()) or "nothing of ours is in any file"
+    yield line(f"{words.plural(len(files), 'file')}: {told}" if files else told)
+    if answer["left"]:
+        yield line(Mark(f"{words.plural(answer['left'], 'file')} left: look at them by hand", "bad"))
+    if answer["through"] == "daemon" and only is None:
+        yield line(f"The daemon goes on in mode {answer['mode']}; `bypassctl reload` lets it enforce again.")
+    elif answer["through"] == "daemon":
+        yield line(f"The daemon will set them again unless the pod is held: bypassctl hold pod:{only} --reason ...")

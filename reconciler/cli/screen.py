@@ -1,0 +1,157 @@
+"""What a command shows, as plain values; drawn with rich on a terminal where it is there, else as plain text.
+
+A pipe gets plain text without wrapping, so that grep and awk work on it.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, TextIO
+
+LABEL: Final = 9
+"""Columns of a label."""
+_NARROW: Final = 20
+"""The last column of a table is wrapped, but never to less than this."""
+
+
+class Mark(NamedTuple):
+    """Text with a meaning: ``ok``, ``warn``, ``bad``, ``dim``, ``head``."""
+
+    text: str
+    style: str
+
+
+Cell = str | Mark
+
+
+class Line(NamedTuple):
+    """One line, wrapped below its own indent where it is too long."""
+
+    cells: tuple[Cell, ...]
+    indent: int = 0
+
+
+class Field(NamedTuple):
+    """A label and what there is to say; wrapped beside the label, not below it."""
+
+    label: str
+    cells: tuple[Cell, ...]
+
+
+class Table(NamedTuple):
+    """Rows under headings. Columns keep their width; the last one is wrapped. ``right``: numbers."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[Cell, ...]]
+    right: frozenset[int] = frozenset()
+
+
+Block = Line | Field | Table
+
+
+def line(*cells: Cell, indent: int = 0) -> Line:
+    """A line of these parts."""
+    return Line(cells, indent)
+
+
+def field(label: str, *cells: Cell) -> Field:
+    """A line with a label."""
+    return Field(label, cells)
+
+
+def head(text: str) -> Line:
+    """A heading."""
+    return Line((Mark(text, "head"),))
+
+
+def blank() -> Line:
+    """An empty line."""
+    return Line(())
+
+
+def show(blocks: Iterable[Block], out: TextIO | None = None) -> None:
+    """Draw on standard output (or ``out``)."""
+    out = out or sys.stdout
+    terminal = out.isatty()
+    if terminal and os.environ.get("TERM") != "dumb":
+        try:
+            from reconciler.cli import rich_screen  # noqa: PLC0415  (80 ms; optional; for terminals only)
+        except ImportError:
+            pass
+        else:
+            rich_screen.draw(blocks, out)
+            return
+    out.write(plain(blocks, _width(out) if terminal else None))
+
+
+def plain(blocks: Iterable[Block], width: int | None = None) -> str:
+    """As plain text; ``width`` None: never wrapped."""
+    lines: list[str] = []
+    for block in blocks:
+        match block:
+            case Table():
+                lines += _table(block, width)
+            case Field():
+                lines += _field(block, width)
+            case Line():
+                lines += _line(block, width)
+    return "".join(f"{one.rstrip()}\n" for one in lines)
+
+
+def text_of(cell: Cell) -> str:
+    """The text of a cell, without its meaning."""
+    return cell.text if isinstance(cell, Mark) else cell
+
+
+def _line(block: Line, width: int | None) -> list[str]:
+    text = "".join(map(text_of, block.cells))
+    indent = " " * block.indent
+    return [indent + part for part in _wrapped(text, None if width is None else width - block.indent)]
+
+
+def _field(block: Field, width: int | None) -> list[str]:
+    text = "".join(map(text_of, block.cells))
+    first, *more = _wrapped(text, None if width is None else max(width - LABEL, _NARROW))
+    return [block.label.ljust(LABEL) + first, *(" " * LABEL + part for part in more)]
+
+
+def _table(block: Table, width: int | None) -> list[str]:
+    if not block.rows:
+        return []
+    rows = [block.columns, *(tuple(map(text_of, row)) for row in block.rows)]
+    last = len(block.columns) - 1
+    widths = [max(len(row[column]) for row in rows) for column in range(last)]
+    left = sum(widths) + 2 * last
+    room = None if width is None else max(width - left, _NARROW)
+    lines: list[str] = []
+    for row in rows:
+        cells = [
+            row[column].rjust(widths[column]) if column in block.right else row[column].ljust(widths[column])
+            for column in range(last)
+        ]
+        first, *more = _wrapped(row[last], room)
+        lines.append("  ".join([*cells, first]))
+        lines += [" " * left + part for part in more]
+    return lines
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    """Text in lines of at most ``width``, broken at blanks; a longer word stays whole."""
+    if width is None or len(text) <= width:
+        return [text]
+    lines: list[str] = []
+    line = ""
+    for word in text.split(" "):
+        if line and len(line) + 1 + len(word) > width:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    return [*lines, line]
+
+
+def _width(out: TextIO) -> int:
+    try:
+        return os.get_terminal_size(out.fileno()).columns or 80
+    except OSError:
+        return 80

@@ -1,0 +1,169 @@
+"""``bypassctl status``: the node on one screen."""
+
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from reconciler.cli import words
+from reconciler.cli.document import Found, Row, fetch, standings
+from reconciler.cli.exits import Exit
+from reconciler.cli.output import emit
+from reconciler.cli.screen import Block, Cell, Mark, Table, blank, field, line, show
+
+_SECTIONS: Final = ("agent", "pools", "budget", "directories", "pods", "holds", "sources", "problems")
+CLASSES: Final = ("dedicated", "shared", "reclaimed", "system")
+_FINE: Final = frozenset({"in place", "written", "prepared"})
+_MOST: Final = 8
+
+
+def run(options: Namespace) -> int:
+    """Show it. Not ready, or no daemon: `Exit.NOT_OK`."""
+    found = fetch(options, _SECTIONS)
+    facts = summary(found)
+    if options.output == "table":
+        show(_blocks(found, facts))
+    else:
+        emit(facts, options.output)
+    return Exit.OK if facts["ready"] else Exit.NOT_OK
+
+
+def summary(found: Found) -> Row:
+    """What the screen shows, as plain values."""
+    body, agent = found.body, found.body["agent"]
+    states = Counter(one["state"] for _, _, one in standings(body))
+    return {
+        "node": agent["node"],
+        "version": agent["version"],
+        "source": body["source"],
+        "down": found.down,
+        "at": body["at"],
+        "mode": agent.get("mode"),
+        "configured_mode": agent.get("configured_mode"),
+        "ready": bool(agent.get("ready", False)),
+        "pods": dict(Counter(pod["class"] for pod in body["pods"])),
+        "settings": dict(states),
+        "refused": sum(len(pod.get("refusals", ())) for pod in body["pods"]),
+        "pools": body["pools"],
+        "budget": body.get("budget", {}),
+        "sources": body["sources"],
+        "holds": body["holds"],
+        "alerts": agent.get("alerts", {}),
+        "components": agent.get("components", []),
+        "problems": body["problems"],
+    }
+
+
+def _blocks(found: Found, facts: Row) -> Iterator[Block]:
+    agent = found.body["agent"]
+    yield line(*_title(found, facts))
+    if found.live:
+        yield line(
+            Mark(
+                f"kubelet {agent['kubelet_policy']}, cgroups {agent['cgroups']}/{agent['driver']}, "
+                f"CPUs {agent['cpus']}, {words.size(agent['rss_bytes'])}, last look {words.span(agent['last_look_s'])}",
+                "dim",
+            )
+        )
+    yield blank()
+    yield field("pods", *_counts({name: facts["pods"].get(name, 0) for name in CLASSES}))
+    if found.live:
+        yield field("settings", *_settings(facts))
+    yield from _pools(facts)
+    yield from _budget(facts["budget"])
+    yield from _sources(facts)
+    if facts["holds"]:
+        yield blank()
+        rows = [(one["target"], words.clock(one["until"]), f"{one['reason']} ({one['by']})") for one in facts["holds"]]
+        yield Table(("HOLD", "UNTIL", "REASON"), rows)
+    if facts["alerts"]:
+        yield blank()
+        yield field("alerts", *_counts(facts["alerts"], style="warn"))
+    waiting = [one for one in facts["components"] if one["health"] == "waiting"]
+    problems = [*facts["problems"], *(f"{one['name']} failed and is tried again: {one['error']}" for one in waiting)]
+    if problems:
+        yield blank()
+        for problem in problems[:_MOST]:
+            yield line(Mark("! ", "bad"), problem)
+        if len(problems) > _MOST:
+            yield line(f"  and {len(problems) - _MOST} more: bypassctl dump --section problems")
+
+
+def _title(found: Found, facts: Row) -> Iterator[Cell]:
+    yield Mark(f"bypassd {facts['version']} on {facts['node']}: ", "head")
+    if not found.live:
+        yield Mark("no daemon runs", "bad")
+        yield f"; settings stay as they were left (store of {words.clock(found.body['agent']['opened_at'])})"
+        return
+    observing = facts["mode"] != "enforce"
+    yield Mark(str(facts["mode"]), "warn" if observing else "ok")
+    if observing and facts["configured_mode"] == "enforce":
+        yield " (after a restore; reload to enforce again)"
+    elif observing:
+        yield " (nothing is written)"
+    yield ", "
+    yield Mark("ready", "ok") if facts["ready"] else Mark("not ready", "bad")
+
+
+def _counts(counts: Row, style: str = "") -> Iterator[Cell]:
+    for index, (key, count) in enumerate(counts.items()):
+        yield f"{'  ' if index else ''}{key} "
+        yield Mark(str(count), style or ("head" if count else "dim"))
+
+
+def _settings(facts: Row) -> Iterator[Cell]:
+    states: Row = dict(facts["settings"])
+    if facts["refused"]:
+        states["refused by the planner"] = facts["refused"]
+    if not states:
+        yield "none wanted"
+    for index, (state, count) in enumerate(sorted(states.items(), key=lambda item: -item[1])):
+        yield f"{'  ' if index else ''}{state} "
+        yield Mark(str(count), "ok" if state in _FINE else "warn")
+
+
+def _pools(facts: Row) -> Iterator[Block]:
+    if not facts["pools"]:
+        return
+    own = [name for name in facts["pools"] if name.startswith("dedicated/")]
+    rows: list[tuple[Cell, ...]] = [
+        (name, words.text(cpus)) for name, cpus in facts["pools"].items() if not name.startswith("dedicated/")
+    ]
+    rows += [(f"dedicated {name.removeprefix('dedicated/')[:8]}", facts["pools"][name]) for name in own[:_MOST]]
+    if len(own) > _MOST:
+        rows.append((f"and {len(own) - _MOST} more", ""))
+    yield blank()
+    yield Table(("POOL", "CPUS"), rows)
+
+
+def _budget(budget: Row) -> Iterator[Block]:
+    if not budget:
+        return
+    used = budget["used"]
+    yield blank()
+    known = "use not known (yet)"
+    if used is not None:
+        known = ", ".join(
+            f"{name} {words.cpus(used[f'{key}_milli'])}"
+            for name, key in (("online", "online"), ("reclaimed", "reclaimed"), ("system", "system"))
+        )
+    yield field("CPU", "BE may use ", Mark(words.cpus(budget["budget_milli"]), "head"), f"; used now: {known}")
+    reason = budget["reasons"].get("reclaimed")
+    if reason:
+        yield field("", Mark(f"because {reason}", "dim"))
+
+
+def _sources(facts: Row) -> Iterator[Block]:
+    if not facts["sources"]:
+        return
+    rows = [
+        (
+            one["name"],
+            Mark("ok", "ok") if one["ok"] else Mark("bad", "bad"),
+            words.span(one["age_s"]),
+            one["detail"],
+        )
+        for one in facts["sources"]
+    ]
+    yield blank()
+    yield Table(("SOURCE", "", "AGE", "DETAIL"), rows, right=frozenset({2}))

@@ -1,0 +1,75 @@
+"""The set of keys to look at again: what stands between edges (sources mark) and levels (the worker re-reads).
+
+A key is ``node``, ``pod:<uid>`` or ``container:<id>``. Marking is a set operation: it never blocks, never fails, never
+overflows, and a thousand marks of one key are one look. `mark_all` is the answer to every loss: look at everything.
+"""
+
+from typing import NamedTuple, final
+
+import trio
+
+NODE = "node"
+TICK = "tick"
+"""The clock has moved on: see whether the pools still are what they were, look at nothing else."""
+
+
+def pod_key(uid: str) -> str:
+    """The key of one pod."""
+    return f"pod:{uid}"
+
+
+def container_key(container_id: str) -> str:
+    """The key of one container."""
+    return f"container:{container_id}"
+
+
+class Batch(NamedTuple):
+    """What one look is about. ``everything`` is the list of reasons for a full resync, empty for none."""
+
+    keys: frozenset[str]
+    everything: tuple[str, ...]
+
+
+@final
+class DirtyKeys:
+    """Marked keys, and a wait for the first of them. One taker; any number of markers, on the loop's thread only."""
+
+    def __init__(self) -> None:
+        self._keys: set[str] = set()
+        self._everything: dict[str, None] = {}
+        self._wake = trio.Event()
+        self.marks = 0
+        self.resyncs: dict[str, int] = {}
+
+    def mark(self, key: str) -> None:
+        """Look at ``key`` again."""
+        self.marks += 1
+        self._keys.add(key)
+        self._wake.set()
+
+    def mark_all(self, why: str) -> None:
+        """Look at everything again; ``why`` (start, overflow, periodic, lost watch, reload …) is counted."""
+        self.resyncs[why] = self.resyncs.get(why, 0) + 1
+        self._everything[why] = None
+        self._wake.set()
+
+    def __bool__(self) -> bool:
+        return bool(self._keys or self._everything)
+
+    async def take_ready(self) -> None:
+        """Wait until something is marked, and take nothing."""
+        while not self:
+            self._wake = trio.Event()
+            await self._wake.wait()
+
+    async def take(self) -> Batch:
+        """Wait until something is marked and take all of it. Cancelled: nothing is taken."""
+        await self.take_ready()
+        return self.take_nowait()
+
+    def take_nowait(self) -> Batch:
+        """Take what is marked now, possibly nothing."""
+        batch = Batch(frozenset(self._keys), tuple(self._everything))
+        self._keys.clear()
+        self._everything.clear()
+        return batch

@@ -1,0 +1,51 @@
+"""An operator's "leave this alone until": on a pod, a knob, a file, or the whole node. Pure."""
+
+from collections.abc import Iterable, Mapping
+
+from cgroupfs.errors import InputError
+from cgroupfs.knobs import CATALOG
+from state.model import Hold
+
+_EXPECTED = "node, pod:UID, knob:NAME, file:/GROUP/PATH or file:/GROUP/PATH:KNOB"
+
+
+def check_target(target: str) -> str:
+    """The target itself, when it is one. Errors: `InputError` naming what it may be."""
+    kind, _, rest = target.partition(":")
+    if target == "node" or (kind in {"pod", "file"} and rest):
+        return target
+    if kind == "knob":
+        if rest in CATALOG:
+            return target
+        raise InputError("hold target", target, f"knob: and one of {', '.join(sorted(CATALOG))}")
+    raise InputError("hold target", target, _EXPECTED)
+
+
+def active(holds: Iterable[Hold], now: float) -> dict[str, Hold]:
+    """The holds in force at wall-clock time ``now``, by target."""
+    return {hold.target: hold for hold in holds if hold.until is None or now < hold.until}
+
+
+def file_target(path: str, knob: str) -> str:
+    """The target that is one file of one group."""
+    return f"file:{path}:{knob}"
+
+
+def group_of(target: str) -> str | None:
+    """The group path of a ``file:`` target; None for the other kinds."""
+    kind, _, rest = target.partition(":")
+    if kind != "file":
+        return None
+    path, _, knob = rest.rpartition(":")
+    return path if knob in CATALOG else rest
+
+
+def holding(holds: Mapping[str, Hold], *, path: str, knob: str, pod_uid: str | None) -> Hold | None:
+    """The hold that covers one file of one group, the widest first; None when it may be written."""
+    if not holds:
+        return None
+    for target in ("node", f"pod:{pod_uid}", f"knob:{knob}", f"file:{path}", file_target(path, knob)):
+        hold = holds.get(target)
+        if hold is not None:
+            return hold
+    return None

@@ -1,0 +1,99 @@
+"""One bypassd per state directory: two would fight over every file and each undo the other's restore."""
+
+import errno
+import fcntl
+import os
+from types import TracebackType
+from typing import Final, Self, final
+
+from cgroupfs.errors import AgentError, errno_name
+
+_NO_ROOM: Final = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT})
+
+
+class AlreadyRunningError(AgentError):
+    """Another process holds the lock; its text names it. ``pid`` is None when it cannot be told."""
+
+    def __init__(self, path: str, pid: int | None) -> None:
+        holder = f"pid {pid}" if pid is not None else "pid unknown"
+        super().__init__(f"{path}: another bypassd ({holder}) is running on this state directory")
+        self.pid = pid
+
+
+@final
+class InstanceLock:
+    """``<directory>/lock`` and the directory itself, held with flock until `release` or the process's end.
+
+    The file stays: removing it would let two processes hold locks on two files of one name.
+    Errors: `AlreadyRunningError`; `AgentError` when the directory cannot be used.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.path = os.path.join(directory, "lock")
+        self._fds: list[int] = []
+        try:
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            # The directory is locked, too: on a read-only or full file system the file may not be had.
+            self._fds.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            self._fds.append(_open(self.path))
+        except OSError as exc:
+            if exc.errno not in _NO_ROOM or not self._fds:
+                self.release()
+                raise AgentError(f"{self.path}: cannot be opened: {errno_name(exc.errno)}") from exc
+        try:
+            for fd in self._fds:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            pid = _pid(self.path)
+            self.release()
+            if isinstance(exc, BlockingIOError):
+                raise AlreadyRunningError(self.path, pid) from exc
+            raise AgentError(f"{self.path}: cannot be locked: {errno_name(exc.errno)}") from exc
+        if len(self._fds) == 2:
+            self._note(self._fds[1])
+
+    @staticmethod
+    def _note(fd: int) -> None:
+        """Who holds it, for people."""
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError as exc:
+            # The lock holds without its note; a full disk must not keep the node unprotected.
+            if exc.errno is None:
+                raise
+
+    def release(self) -> None:
+        """Let the next one in."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as exc:
+        if exc.errno != errno.EROFS:
+            raise
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError as exc:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path) from exc
+
+
+def _pid(path: str) -> int | None:
+    """Who the file says holds it; None where it says nothing."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(32).strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

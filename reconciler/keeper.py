@@ -1,0 +1,245 @@
+"""Makes durable what the agent learns while it works: outcomes, settings in force, pools, pods, holds.
+
+Originals do not pass here: they are durable before their first write. What passes here may be lost in a crash and is
+found again by looking, except holds, which are written before they are acknowledged.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, final
+
+import msgspec
+import trio
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import StoreError
+from reconciler.loop import Reconciler
+from state.ledger import Ledger
+from state.model import Hold, Pod, Pools, Setting
+from state.schema import ASSIGNMENTS, HOLDS, META, SETTINGS
+from state.store import Batch, Store
+
+_LOG: Final = logging.getLogger(__name__)
+RUNNING: Final = "running"
+"""A row of the store's META table that is there while a daemon runs, and stays when it is killed."""
+POOLS: Final = "pools"
+"""Row of the ASSIGNMENTS table: the pools as they are, and under ``lists`` as CPU lists by name."""
+POD: Final = "pod:"
+"""Rows of the ASSIGNMENTS table: ``pod:<uid>``, what the command line shows of a pod while the daemon is down."""
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, CpuSet):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not kept")
+
+
+def _unplain(kind: type, value: Any) -> object:  # msgspec hands over what it decoded
+    if kind is CpuSet and isinstance(value, str):
+        return CpuSet.parse(value)
+    raise TypeError(f"{kind.__name__} cannot be read")
+
+
+encoded: Final = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+"""A row's body; CPU sets are kept as their lists."""
+
+
+def pools_row(pools: Pools) -> bytes:
+    """The body of the row `POOLS`."""
+    return encoded({**to_builtins(pools, enc_hook=_plain), "lists": pool_lists(pools)})
+
+
+def read_pools(store: Store) -> Pools | None:
+    """The pools of an earlier run; None when there are none that can be read."""
+    rows = dict(store.rows(ASSIGNMENTS))
+    if POOLS not in rows:
+        return None
+    try:
+        pools = msgspec.msgpack.decode(rows[POOLS], type=Pools, dec_hook=_unplain)
+    except (msgspec.MsgspecError, ValueError) as exc:
+        _LOG.warning("the pools of the last run cannot be read: %s", exc)
+        return None
+    # The old run's monotonic clock may be another boot's.
+    return replace(pools, budget_at=0.0, unknown_since=None)
+
+
+def was_killed(store: Store) -> bool:
+    """Whether the last daemon on this store ended without a word. Only true when none runs now."""
+    return any(key == RUNNING for key, _ in store.rows(META))
+
+
+def read_holds(store: Store) -> dict[str, Hold]:
+    """The holds, by target."""
+    holds: dict[str, Hold] = {}
+    for key, row in store.rows(HOLDS):
+        try:
+            holds[key] = msgspec.msgpack.decode(row, type=Hold)
+        except msgspec.MsgspecError as exc:
+            _LOG.warning("hold %s cannot be read: %s", key, exc)
+    return holds
+
+
+@final
+class Keeper:
+    """See the module's text. All disk work runs in the store's lane, one thread at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        ledger: Ledger,
+        reconciler: Reconciler,
+        lane: trio.CapacityLimiter,
+        *,
+        flush_s: float = 2.0,
+        alert: Callable[[str, str, Setting | None], None] = lambda _kind, _words, _setting: None,
+    ) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._reconciler = reconciler
+        self._lane = lane
+        self._flush_s = flush_s
+        self._alert = alert
+        self._settings: dict[str, Setting] = {}
+        self._pools: Pools | None = None
+        self._pods: dict[str, Pod] = {}
+        self._fresh = True
+        self._seen_changes = -1
+        self._holds: dict[str, Hold | None] = {}
+        self._soon = trio.Event()
+        self.problem: str | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Flush every ``flush_s``, and once more at the end, with the word that the end was a clean one."""
+        task_status.started()
+        await self._mark(running=True)
+        try:
+            while True:
+                with trio.move_on_after(self._flush_s):
+                    await self._soon.wait()
+                self._soon = trio.Event()
+                await self.flush()
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+                await self.flush()
+                await self._mark(running=False)
+
+    async def _mark(self, *, running: bool) -> None:
+        batch = Batch()
+        if running:
+            batch.put(META, RUNNING, encoded(True))
+        else:
+            batch.delete(META, RUNNING)
+        with contextlib.suppress(StoreError):  # told by the next flush
+            await trio.to_thread.run_sync(self._store.apply, batch, limiter=self._lane)
+
+    async def flush(self) -> None:
+        """Make everything that changed durable. A store that cannot take it is told once, and tried again."""
+        changes = self._reconciler.changes
+        pending = self._fresh or changes != self._seen_changes or self._ledger.unflushed or self._holds
+        if not pending and self.problem is None and self._store.writable:
+            return
+        batch, settle = self._changes()
+        try:
+            await trio.to_thread.run_sync(self._write, batch, limiter=self._lane)
+        except StoreError as exc:
+            if self.problem is None:
+                self._alert("store", str(exc), None)
+            self.problem = str(exc)
+            return
+        settle()
+        self._seen_changes = changes
+        if self.problem is not None:
+            self._alert("store", "the store takes writes again", None)
+        self.problem = None
+
+    async def hold(self, hold: Hold) -> None:
+        """Make a hold durable. Errors: `StoreError`."""
+        batch = Batch()
+        batch.put(HOLDS, hold.target, encoded(hold))
+        await trio.to_thread.run_sync(self._store.apply, batch, limiter=self._lane)
+
+    async def release(self, target: str) -> None:
+        """Forget a hold. Errors: `StoreError`."""
+        batch = Batch()
+        batch.delete(HOLDS, target)
+        await trio.to_thread.run_sync(self._store.apply, batch, limiter=self._lane)
+
+    def hold_soon(self, target: str, hold: Hold | None) -> None:
+        """Make a hold (None: its end) durable with a flush of its own, soon: nobody waits for its acknowledgement."""
+        self._holds[target] = hold
+        self._soon.set()
+
+    def _write(self, batch: Batch) -> None:
+        self._ledger.flush()
+        if batch:
+            self._store.apply(batch)
+
+    def _changes(self) -> tuple[Batch, Callable[[], None]]:
+        """The rows that differ from what was written last, and what to call once they are durable."""
+        batch = Batch()
+        if self._fresh:
+            batch.clear(SETTINGS)
+            batch.clear(ASSIGNMENTS)
+        settings = {
+            f"{setting.path}:{knob}": setting
+            for wanted in self._reconciler.wanted.values()
+            for here in wanted.values()
+            for knob, setting in here.items()
+        }
+        _differences(batch, SETTINGS, settings, self._settings)
+        pods = dict(self._reconciler.knowledge.pods)
+        _differences(batch, ASSIGNMENTS, _titles(pods), _titles(self._pods))
+        pools = self._reconciler.pools
+        if pools is not None and (self._fresh or pools != self._pools):
+            batch.put(ASSIGNMENTS, POOLS, pools_row(pools))
+        holds = dict(self._holds)
+        for target, hold in holds.items():
+            if hold is None:
+                batch.delete(HOLDS, target)
+            else:
+                batch.put(HOLDS, target, encoded(hold))
+
+        def settle() -> None:
+            self._holds = {key: hold for key, hold in self._holds.items() if key not in holds or hold != holds[key]}
+            self._settings, self._pools, self._pods, self._fresh = settings, pools, pods, False
+
+        return batch, settle
+
+
+def _titles(pods: Mapping[str, Pod]) -> dict[str, dict[str, object]]:
+    """What the command line shows of a pod while the daemon is down."""
+    return {f"{POD}{uid}": pod_facts(pod) for uid, pod in pods.items()}
+
+
+def pod_facts(pod: Pod) -> dict[str, object]:
+    """A pod for people: names, class and where the class came from."""
+    return {
+        "uid": pod.uid,
+        "title": pod.title,
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "qos": pod.qos.value,
+        "class": pod.pod_class.value,
+        "class_source": pod.classification.source,
+        "problems": list(pod.classification.problems),
+        "meta_source": pod.meta_source,
+        "group": pod.group.path,
+    }
+
+
+def pool_lists(pools: Pools) -> dict[str, str]:
+    """The pools by name as CPU lists; a container's own CPUs are ``dedicated/<uid>/<container>``."""
+    named = {"reserved": pools.reserved, "shared": pools.shared, "reclaimed": pools.reclaimed}
+    named |= {f"dedicated/{owner}": cpus for owner, cpus in pools.dedicated.items()}
+    return {name: str(cpus) for name, cpus in named.items()}
+
+
+def _differences(batch: Batch, table: str, now: Mapping[str, object], before: Mapping[str, object]) -> None:
+    for key, value in now.items():
+        if before.get(key) != value:
+            batch.put(table, key, encoded(value))
+    for key in before.keys() - now.keys():
+        batch.delete(table, key)

@@ -1,0 +1,179 @@
+"""All that is known of the node's pods, kept per pod and looked up again when somebody says that one may have changed.
+
+The runtime's own files are read here; the other sources hand in what they have. `view` makes the immutable `NodeView`
+of the moment. Nothing in here waits or writes.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, final
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import AgentError
+from cgroupfs.naming import Layout, QosClass
+from reconciler.rules import Rules
+from reconciler.sources.bundles import read_bundle, read_state
+from reconciler.sources.runtime_roots import RuntimeDirs
+from reconciler.sources.tree import PodDirs
+from reconciler.view import ContainerFacts, PodInput, assemble
+from state.model import KubeletView, NodeCpu, NodeView, Pod, PodMeta, SourceStatus
+from state.topology import Topology
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Seen(NamedTuple):
+    """What one look at a pod found. ``pod`` None: it is gone (``before`` is what it was)."""
+
+    pod: Pod | None
+    before: Pod | None
+    came: frozenset[str]
+    went: frozenset[str]
+
+    @property
+    def changed(self) -> bool:
+        """True when anything about the pod differs from the last look."""
+        return self.pod != self.before
+
+
+@final
+class Knowledge:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        *,
+        topology: Topology,
+        versions: Mapping[str, int],
+        layout: Layout,
+        dirs: RuntimeDirs,
+        rules: Rules,
+        metas: Callable[[str], list[PodMeta]],
+        signalled: Callable[[str], bool],
+    ) -> None:
+        """``metas``: what the pod lists tell of a uid. ``signalled``: does the runtime's signal cover a container."""
+        self.topology = topology
+        self.rules = rules
+        self.layout = layout
+        self.kubelet = KubeletView()
+        self.cpu: NodeCpu | None = None
+        self.ceiling_milli: int | None = None
+        self.pods: dict[str, Pod] = {}
+        self._versions = dict(versions)
+        self._runtime = dirs
+        self._metas = metas
+        self.signalled = signalled
+        self._facts: dict[str, ContainerFacts] = {}
+        self._bundles: dict[str, PodMeta] = {}
+        self._owners: dict[str, str] = {}
+        self._dirs: dict[str, PodDirs] = {}
+
+    @property
+    def besteffort(self) -> str:
+        """The besteffort directory's group path."""
+        return self.layout.qos(QosClass.BESTEFFORT)
+
+    def owner(self, container_id: str) -> str | None:
+        """The uid of a container's pod, as of the last look."""
+        return self._owners.get(container_id)
+
+    def look(self, uid: str, dirs: PodDirs | None) -> Seen:
+        """Take a fresh listing of one pod's directories (None: there are none) and assemble the pod anew."""
+        before = self.pods.get(uid)
+        then = frozenset(self._dirs[uid].containers) if uid in self._dirs else frozenset[str]()
+        now = frozenset(dirs.containers) if dirs is not None else frozenset[str]()
+        for cid in then - now:
+            self._facts.pop(cid, None)
+            self._bundles.pop(cid, None)
+            self._owners.pop(cid, None)
+        if dirs is None:
+            self._dirs.pop(uid, None)
+            self.pods.pop(uid, None)
+            return Seen(None, before, frozenset(), then)
+        self._dirs[uid] = dirs
+        for cid in now:
+            self._owners[cid] = uid
+            if cid not in self._facts:
+                self._read(cid)
+        pod = self._assemble(dirs)
+        self.pods[uid] = pod
+        return Seen(pod, before, now - then, then - now)
+
+    def again(self, uid: str) -> bool:
+        """Assemble a known pod from what is known now; True when that changed it."""
+        dirs = self._dirs.get(uid)
+        if dirs is None:
+            return False
+        pod = self._assemble(dirs)
+        changed = pod != self.pods.get(uid)
+        self.pods[uid] = pod
+        return changed
+
+    def settle(self, container_id: str) -> bool:
+        """The runtime has written: read its record again. True when it differs from what was known."""
+        if container_id not in self._owners:
+            return True
+        before = self._facts.get(container_id)
+        self._read(container_id)
+        return before is None or before.spec != self._facts[container_id].spec
+
+    def unlabelled(self, uid: str) -> bool:
+        """True when no source has told the pod's labels."""
+        pod = self.pods.get(uid)
+        return pod is not None and not pod.classification.certain
+
+    def view(self, now: float, actual: Mapping[tuple[str, str], CpuSet | int | None]) -> NodeView:
+        """The node as it is known now."""
+        return NodeView(
+            topology=self.topology,
+            versions=self._versions,
+            kubepods=self.layout.kubepods,
+            besteffort=self.besteffort,
+            burstable=self.layout.qos(QosClass.BURSTABLE),
+            pods=dict(self.pods),
+            kubelet=self.kubelet,
+            cpu=self.cpu,
+            actual=dict(actual),
+            now=now,
+            reclaimed_ceiling_milli=self.ceiling_milli,
+        )
+
+    def _assemble(self, dirs: PodDirs) -> Pod:
+        metas = [*self._metas(dirs.uid)]
+        metas += [self._bundles[cid] for cid in dirs.containers if cid in self._bundles]
+        known = PodInput(
+            uid=dirs.uid,
+            qos=dirs.qos,
+            group=dirs.group,
+            containers=dirs.containers,
+            metas=metas,
+            facts={cid: self._facts[cid] for cid in dirs.containers if cid in self._facts},
+            exclusive=bool(self.kubelet.exclusive.get(dirs.uid)),
+        )
+        return assemble(known, self.rules)
+
+    def _read(self, cid: str) -> None:
+        """The runtime's files of one container: the bundle from its creation, runc's state once it has finished."""
+        bundle = state = None
+        try:
+            if (directory := self._runtime.bundle(cid)) is not None:
+                bundle = read_bundle(directory, cid)
+        except AgentError as exc:
+            _LOG.warning("%s", exc)
+        try:
+            if (path := self._runtime.state_file(cid)) is not None:
+                state = read_state(path)
+        except AgentError as exc:
+            _LOG.warning("%s", exc)
+        if bundle is not None and (meta := bundle.meta()) is not None:
+            self._bundles[cid] = meta
+        spec = state.spec if state is not None else bundle.spec if bundle is not None else None
+        facts = ContainerFacts(spec=spec, settled=state is not None or not self.signalled(cid))
+        if bundle is not None:
+            facts = ContainerFacts(kind=bundle.kind, name=bundle.container_name, spec=spec, settled=facts.settled)
+        self._facts[cid] = facts
+
+
+def problems_of(statuses: list[SourceStatus]) -> list[str]:
+    """The sources that do not answer, as lines for a person."""
+    return [f"{status.name}: {status.detail}" for status in statuses if not status.ok]

@@ -1,0 +1,438 @@
+"""The one worker: take what is marked, look at the world again, plan, and bring the groups concerned to the plan.
+
+Edges only mark (`DirtyKeys`); everything that decides is read here. One look at a time, each ends in a node that is as
+wanted or in a noted reason why it is not, with a time to look again.
+"""
+
+import heapq
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, final
+
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.errors import SourceError
+from reconciler.actuators.cgroup import CgroupActuator
+from reconciler.actuators.judge import Target
+from reconciler.dirty import NODE, TICK, Batch, DirtyKeys, container_key, pod_key
+from reconciler.hotlane import HotLane, HotResult
+from reconciler.knowledge import Knowledge, Seen
+from reconciler.metadata import Metadata
+from reconciler.metrics import Counters
+from reconciler.planner import plan_parents, plan_pod, plan_pools
+from reconciler.policies.table import PoliciesConfig
+from reconciler.sources.runtime_signal import Signal
+from reconciler.sources.tree import PodDirs, TreeSource
+from reconciler.timeline import Timeline
+from state.ledger import Ledger
+from state.model import ContainerKind, GroupRef, KubeletView, NodeView, Phase, Pod, PodClass, Pools, Refusal, Setting
+
+_LOG: Final = logging.getLogger(__name__)
+_SLICE_S: Final = 0.001
+_FIRST_LABELS_S: Final = 1.0
+"""How long the first look after a start waits for labels: no pod is bounded by QoS that a label would have spared."""
+_VERIFY_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0)
+_ABOVE: Final = ("cpu.set", "cpu.quota", "cpu.period")
+_ERROR_S: Final = 1.0
+_TICK: Final = frozenset({TICK})
+
+Wanted = dict[str, dict[str, Setting]]
+"""Settings by group path and knob."""
+
+
+@final
+class Reconciler:
+    """The worker, and the receiver of the runtime's signal. See the module's text."""
+
+    def __init__(
+        self,
+        *,
+        dirty: DirtyKeys,
+        tree: TreeSource,
+        knowledge: Knowledge,
+        metadata: Metadata,
+        actuator: CgroupActuator,
+        lane: HotLane,
+        ledger: Ledger,
+        policies: PoliciesConfig,
+        kubelet: Callable[[Mapping[str, Pod]], KubeletView],
+        updated: Callable[[str, float, bool], None] = lambda _cid, _at, _changed: None,
+        resync_s: float = 60.0,
+        verify_s: float = 2.0,
+        pools: Pools | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        """``pools``: the last pools of an earlier run, so that a restart moves nothing.
+
+        ``kubelet``: what the kubelet has allocated, given the pods that exist. ``updated`` is told of each signal of
+        the runtime: container id, monotonic seconds, and whether the runtime's record differs from before.
+        """
+        self.dirty = dirty
+        self.knowledge = knowledge
+        self.actuator = actuator
+        self.policies = policies
+        self.pools = pools
+        self.refusals: dict[str, tuple[Refusal, ...]] = {}
+        self.wanted: dict[str, Wanted] = {}
+        """By pod uid; the directories above the pods under ``""``."""
+        self.timelines: dict[str, Timeline] = {}
+        self.ready = trio.Event()
+        self.looks = 0
+        self.changes = 0
+        """Counts looks that may have changed what is known or wanted: the keeper's reason to compare."""
+        self.look_s = 0.0
+        self.busy_since: float | None = None
+        self.problem: str | None = None
+        self._tree = tree
+        self._metadata = metadata
+        self._lane = lane
+        self._ledger = ledger
+        self._resync_s = resync_s
+        self._verify = (*(delay for delay in _VERIFY_S if delay < verify_s), verify_s)
+        self._counters = counters or Counters()
+        self._one_look = trio.Lock()
+        self._moved = False
+        self._ready_at = 0.0
+        self._kubelet = kubelet
+        self._updated = updated
+        self._signalled: dict[str, float] = {}
+        self._found: set[str] = set()
+        self._later: list[tuple[float, str]] = []
+
+    # The runtime's signal (called in the reader's task)
+
+    def settled(self, container_id: str, at: float, which: Signal) -> None:
+        """The runtime has finished writing: ours now, then look."""
+        if which is Signal.INIT_PID and not self._lane.awaits(container_id):
+            return
+        if which is not Signal.FOUND or self._lane.awaits(container_id):
+            self._lane.fire(container_id, at)
+        # What is merely found was written before anybody looked, by whomever: no news of the runtime.
+        (self._found.add if which is Signal.FOUND else self._found.discard)(container_id)
+        self._signalled[container_id] = at
+        self.dirty.mark(container_key(container_id))
+
+    def gone(self, container_id: str) -> None:
+        """The runtime has forgotten the container; its directories tell the rest."""
+        self.dirty.mark(container_key(container_id))
+
+    def fired(self, result: HotResult) -> None:
+        """The hot lane has written."""
+        self.actuator.fired(result)
+        if (timeline := self.timelines.get(result.container_id)) is not None:
+            timeline.fired(result)
+
+    # The worker
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look for ever. Started after the first whole look."""
+        self.dirty.mark_all("start")
+        resync_at = trio.current_time() + self._resync_s
+        started = False
+        while True:
+            with trio.move_on_at(min(resync_at, self._next_deadline())):
+                await self.dirty.take_ready()
+            self._mark_due()
+            if trio.current_time() >= resync_at:
+                self.dirty.mark_all("periodic")
+            batch = self.dirty.take_nowait()
+            if batch.everything:
+                resync_at = trio.current_time() + self._resync_s
+            self.busy_since = time.monotonic()
+            try:
+                async with self._one_look:
+                    await self.look(batch)
+                self.problem = None
+            except SourceError as exc:
+                # Unknown is not empty: what is applied stays, and we look again.
+                if self.problem != str(exc):
+                    _LOG.warning("%s", exc)
+                self.problem = str(exc)
+                heapq.heappush(self._later, (trio.current_time() + _ERROR_S, ""))
+            self.busy_since = None
+            if not started and self.problem is None:
+                started = True
+                # What comes from now on came after the loss, if there was one.
+                self.actuator.judge.lost = False
+                self._ready_at = time.time()
+                self.ready.set()
+                task_status.started()
+
+    async def look(self, batch: Batch) -> None:
+        """One look. Errors: `SourceError` when the cgroup tree cannot be read."""
+        began = time.monotonic()
+        if batch.keys == _TICK and not batch.everything and not self._signalled and not self._tick():
+            return
+        signalled, self._signalled = self._signalled, {}
+        full = bool(batch.everything)
+        if full:
+            listed: Mapping[str, PodDirs] = await self._tree.scan_gently()
+            uids = listed.keys() | self.knowledge.pods.keys()
+        else:
+            uids = self._concerned(batch, signalled)
+            listed = {uid: dirs for uid in uids if (dirs := self._tree.rescan(uid)) is not None}
+        for cid, at in signalled.items():
+            changed = self.knowledge.settle(cid)
+            if cid not in self._found:
+                self._updated(cid, at, changed)
+        seen = await self._see(uids, listed)
+        looked = {uid for uid, one in seen.items() if one.pod is not None} | self._take_kubelet()
+        view, pools, moved = self._plan_pools()
+        targets: list[Target] = []
+        if full or moved or NODE in batch.keys:
+            targets += self._plan_parents(view, pools)
+        since = time.monotonic()
+        for uid in sorted(looked):
+            targets += self._plan_pod(self.knowledge.pods[uid], view, pools, signalled, every=True)
+            since = await _yield_after(since)
+        if moved:
+            for uid, pod in list(self.knowledge.pods.items()):
+                if uid not in looked and (pod.pod_class is PodClass.RECLAIMED or uid in self.wanted):
+                    targets += self._plan_pod(pod, view, pools, signalled, every=False)
+                    since = await _yield_after(since)
+        await self.actuator.apply(targets)
+        self._note_times(targets, signalled)
+        if full:
+            self._metadata.keep_only(self.knowledge.pods.keys())
+            self._prune()
+        self.looks += 1
+        self.changes += bool(seen or moved or targets)
+        self.look_s = time.monotonic() - began
+        self._counters.looked(self.look_s)
+
+    def _tick(self) -> bool:
+        """The clock has moved on: True when the pools ask for something else now, so that a look is due."""
+        _, _, moved = self._plan_pools()
+        # The look plans once more, and must find the difference again.
+        self._moved = self._moved or moved
+        return moved
+
+    def _concerned(self, batch: Batch, signalled: Iterable[str]) -> set[str]:
+        """The pods that the marks are about."""
+        uids = set()
+        for key in {*batch.keys, *map(container_key, signalled)}:
+            kind, _, name = key.partition(":")
+            if kind == "pod":
+                uids.add(name)
+            elif kind == "container":
+                owner = self.knowledge.owner(name)
+                if owner is None and (dirs := self._tree.locate(name)) is not None:
+                    owner = dirs.uid
+                if owner is not None:
+                    uids.add(owner)
+        return uids
+
+    async def _see(self, uids: Iterable[str], listed: Mapping[str, PodDirs]) -> dict[str, Seen]:
+        """Assemble the pods concerned; ask about labels that nobody has told."""
+        seen: dict[str, Seen] = {}
+        since = time.monotonic()
+        for uid in uids:
+            seen[uid] = one = self.knowledge.look(uid, listed.get(uid))
+            self._came_and_went(one)
+            since = await _yield_after(since)
+        unknown = [uid for uid, one in seen.items() if one.pod is not None and self.knowledge.unlabelled(uid)]
+        if unknown and not self.ready.is_set():
+            await self._metadata.ensure(unknown, _FIRST_LABELS_S)
+            for uid in unknown:
+                if self._metadata.of(uid):
+                    self.knowledge.again(uid)
+        else:
+            # Planned by what is known now; the answer, some milliseconds from here, marks the pod again.
+            self._metadata.want(unknown)
+        return seen
+
+    def _take_kubelet(self) -> set[str]:
+        """What the kubelet allocated, for the pods that exist now; the pods whose own CPUs changed."""
+        before = self.knowledge.kubelet.exclusive
+        self.knowledge.kubelet = self._kubelet(self.knowledge.pods)
+        after = self.knowledge.kubelet.exclusive
+        if after == before:
+            return set()
+        touched = {uid for uid in before.keys() | after.keys() if before.get(uid) != after.get(uid)}
+        return {uid for uid in touched if self.knowledge.again(uid) or uid in self.knowledge.pods}
+
+    def _came_and_went(self, seen: Seen) -> None:
+        now = time.time()
+        for cid in seen.came:
+            self.timelines[cid] = Timeline(now)
+            if not self._signals(cid):
+                at = trio.current_time()
+                for delay in self._verify:
+                    heapq.heappush(self._later, (at + delay, container_key(cid)))
+        before = {one.id: one.group.path for one in seen.before.containers} if seen.before is not None else {}
+        for cid in seen.went:
+            self.timelines.pop(cid, None)
+            if cid in before:
+                self.actuator.forget(before[cid], cid)
+        if seen.before is None or (seen.pod is not None and seen.pod.group == seen.before.group):
+            if seen.pod is not None and seen.before is None:
+                self.actuator.judge.learn(seen.pod.group.path, _ABOVE)
+            return
+        # Gone, or made anew under its old uid (a static pod).
+        self.actuator.forget(seen.before.group.path)
+        if seen.pod is None:
+            self.wanted.pop(seen.before.uid, None)
+            self.refusals.pop(seen.before.uid, None)
+
+    def _signals(self, cid: str) -> bool:
+        return self.knowledge.signalled(cid)
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """No look runs within the block; marks are kept for afterwards."""
+        async with self._one_look:
+            yield
+
+    # Planning
+
+    def _plan_pools(self) -> tuple[NodeView, Pools, bool]:
+        """The pools of this moment, and whether they ask for anything else than the last ones did."""
+        view = self.knowledge.view(time.monotonic(), self.actuator.judge.actual)
+        pools = plan_pools(view, self.pools, self.policies)
+        moved = self._moved or self.pools is None or _substance(pools) != _substance(self.pools)
+        self._moved = False
+        self.pools = pools
+        return view, pools, moved
+
+    def _plan_parents(self, view: NodeView, pools: Pools) -> list[Target]:
+        for path in (view.kubepods, view.besteffort, view.burstable):
+            self.actuator.judge.learn(path, _ABOVE)
+        settings, self.refusals[""] = plan_parents(view, pools, self.policies)
+        wanted = _by_group(settings)
+        paths = {*wanted, *(path for path in (view.besteffort, view.burstable) if self._ledger.group(path))}
+        self.wanted[""] = wanted
+        targets = []
+        for path in sorted(paths):
+            group = GroupRef(path=path, inode=self._inode(path))
+            if group.inode:
+                targets.append(Target(group=group, settings=wanted.get(path, {})))
+        return targets
+
+    def _plan_pod(
+        self, pod: Pod, view: NodeView, pools: Pools, signalled: Container[str], *, every: bool
+    ) -> list[Target]:
+        """The pod's groups to look at: all that matter, or (``every`` False) those whose settings changed."""
+        settings, refusals = plan_pod(pod, view, pools, self.policies)
+        if refusals:
+            self.refusals[pod.uid] = refusals
+        else:
+            self.refusals.pop(pod.uid, None)
+        wanted = _by_group(settings)
+        before = self.wanted.get(pod.uid, {})
+        if wanted:
+            self.wanted[pod.uid] = wanted
+        else:
+            self.wanted.pop(pod.uid, None)
+        targets = []
+        groups = [(pod.group, None), *((one.group, one) for one in pod.containers)]
+        for group, container in groups:
+            here = wanted.get(group.path, {})
+            if not here and not self._ledger.group(group.path) and group.path not in before:
+                continue
+            if container is None and not pod.containers:
+                # The kubelet is still at its own values there: it is done before the first container comes.
+                continue
+            if not every and _values(here) == _values(before.get(group.path, {})):
+                continue
+            told = container is not None and container.id in signalled
+            fresh = container is not None and told and container.id not in self._found
+            target = Target(group=group, settings=here, pod_uid=pod.uid, container=container, signalled=fresh)
+            if told:
+                self.actuator.rebase(target)
+            targets.append(target)
+        return targets
+
+    # Times
+
+    def _next_deadline(self) -> float:
+        times = [self._later[0][0]] if self._later else []
+        retry = self.actuator.judge.next_look()
+        if retry is not None:
+            # The judge speaks the process's monotonic clock, deadlines are the loop's.
+            times.append(trio.current_time() + max(0.0, retry - time.monotonic()))
+        return min(times, default=float("inf"))
+
+    def _mark_due(self) -> None:
+        now = trio.current_time()
+        while self._later and self._later[0][0] <= now:
+            key = heapq.heappop(self._later)[1]
+            if key:
+                self.dirty.mark(key)
+            else:
+                self.dirty.mark_all("after an error")
+        for uid in self.actuator.judge.due(time.monotonic()):
+            self.dirty.mark(pod_key(uid) if uid is not None else NODE)
+
+    def _note_times(self, targets: Sequence[Target], signalled: Mapping[str, float]) -> None:
+        now = time.time()
+        for target in targets:
+            container = target.container
+            timeline = self.timelines.get(container.id) if container is not None else None
+            if container is None or timeline is None:
+                continue
+            if container.phase is Phase.CREATING:
+                timeline.prepared_at = timeline.prepared_at or (now if target.settings else 0.0)
+            elif not timeline.verified_at and target.settings:
+                timeline.verified_at = now
+                timeline.settled_at = timeline.settled_at or now
+            if container.id in signalled and not timeline.signal_at and self._saw_creation(timeline):
+                # Not prepared in time: the look itself has written, after the signal.
+                took = time.monotonic() - signalled[container.id]
+                timeline.signal_at, timeline.settled_at = now - took, now
+                if target.settings:
+                    procs = self.actuator.judge.hierarchy.trigger_directory(container.group.path)
+                    timeline.hot_s, timeline.before_exec = took, self._lane.not_yet_executed(procs)
+                    self._counters.started(took, timeline.before_exec)
+
+    def _saw_creation(self, timeline: Timeline) -> bool:
+        """False for containers that were there before us: their signal was long ago."""
+        return timeline.seen_at >= self._ready_at > 0.0
+
+    # Small things
+
+    def _prune(self) -> None:
+        """After a full look: drop what the ledger holds of groups that are gone."""
+        self._ledger.prune(lambda entry: self._inode(entry.path) or None)
+
+    def _inode(self, path: str) -> int:
+        try:
+            return os.stat(self.actuator.judge.hierarchy.trigger_directory(path)).st_ino
+        except OSError:
+            return 0
+
+    def classes(self) -> dict[str, PodClass]:
+        """The class of every pod, by uid."""
+        return {uid: pod.pod_class for uid, pod in self.knowledge.pods.items()}
+
+    def sandboxes(self) -> int:
+        """How many containers are known to be a pause container."""
+        pods = self.knowledge.pods.values()
+        return sum(one.kind is ContainerKind.SANDBOX for pod in pods for one in pod.containers)
+
+
+async def _yield_after(since: float) -> float:
+    """Let others run when a millisecond has gone by."""
+    if time.monotonic() - since > _SLICE_S:
+        await trio.lowlevel.checkpoint()
+        return time.monotonic()
+    return since
+
+
+def _by_group(settings: Iterable[Setting]) -> Wanted:
+    groups: Wanted = {}
+    for setting in settings:
+        groups.setdefault(setting.path, {})[setting.knob] = setting
+    return groups
+
+
+def _values(settings: Mapping[str, Setting]) -> dict[str, object]:
+    return {knob: setting.value for knob, setting in settings.items()}
+
+
+def _substance(pools: Pools) -> Pools:
+    """The pools without what does not lead to any setting."""
+    return replace(pools, reasons={}, budget_at=0.0, unknown_since=None, budget_milli=0)

@@ -1,0 +1,192 @@
+"""What is counted and measured: plain numbers on the loop, and the frozen snapshot that a scrape shows.
+
+Nothing here knows Prometheus; `reconciler.exposition` makes its text from the newest snapshot in a worker thread. The
+loop's task is the only writer, so counting is an addition without a lock, and `Counters.values` is the only copy.
+"""
+
+import os
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Final, final
+
+from msgspec import Struct
+
+from reconciler.supervisor import ComponentStatus
+from state.model import SourceStatus
+
+# From what one kernel write costs to what a person would call broken. Source: the price list in the kernel facts (4 µs
+# a write, 8-20 ms for a slow attach), and 7.7 ms between the runtime's signal and its exec.
+LATENCY_S: Final = (50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 7.5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 1.0)
+LAG_S: Final = (1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 1.0, 5.0)
+
+
+class HistogramValues(Struct, frozen=True):
+    """A copy of a histogram. ``counts`` has one more entry than ``bounds``: what was above the last."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+    @property
+    def count(self) -> int:
+        """How many were observed."""
+        return sum(self.counts)
+
+
+@final
+class Histogram:
+    """Counts observations by size. A value equal to a bound belongs to it, as Prometheus' ``le`` has it."""
+
+    __slots__ = ("_bounds", "_counts", "_total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    @property
+    def values(self) -> HistogramValues:
+        """A frozen copy."""
+        return HistogramValues(self._bounds, tuple(self._counts), self._total)
+
+
+class CounterValues(Struct, frozen=True, kw_only=True):
+    """A copy of all counters. Units: seconds in the histograms."""
+
+    writes: Mapping[tuple[str, str], int] = {}
+    """By knob and outcome."""
+    foreign: Mapping[str, int] = {}
+    """Foreign writes by kind of writer."""
+    resyncs: Mapping[str, int] = {}
+    """Looks at everything, by reason."""
+    starts: Mapping[str, int] = {}
+    """Container starts by whether all settings came before the program's exec: true, false, unknown."""
+    yields: int = 0
+    signal_to_write: HistogramValues = Histogram(LATENCY_S).values
+    look: HistogramValues = Histogram(LATENCY_S).values
+    lag: HistogramValues = Histogram(LAG_S).values
+
+
+@final
+class Counters:
+    """The living counters. Only the loop's task calls these."""
+
+    __slots__ = ("_foreign", "_lag", "_look", "_resyncs", "_signal_to_write", "_starts", "_writes", "_yields")
+
+    def __init__(self) -> None:
+        self._writes: dict[tuple[str, str], int] = {}
+        self._foreign: dict[str, int] = {}
+        self._resyncs: dict[str, int] = {}
+        # All three exist from the start, so that a ratio of them never lacks a part.
+        self._starts = {"true": 0, "false": 0, "unknown": 0}
+        self._yields = 0
+        self._signal_to_write = Histogram(LATENCY_S)
+        self._look = Histogram(LATENCY_S)
+        self._lag = Histogram(LAG_S)
+
+    def wrote(self, knob: str, outcome: str) -> None:
+        """A step was performed. ``outcome``: ``ok``, ``unchanged``, ``dry-run`` or an errno's name."""
+        key = knob, outcome
+        self._writes[key] = self._writes.get(key, 0) + 1
+
+    def foreign(self, kind: str) -> None:
+        """Somebody else had changed a file that we manage."""
+        self._foreign[kind] = self._foreign.get(kind, 0) + 1
+
+    def yielded(self) -> None:
+        """A file was left to others."""
+        self._yields += 1
+
+    def resynced(self, reason: str) -> None:
+        """Everything was looked at. ``reason``: ``start``, ``periodic``, ``overflow``: few, as each is a series."""
+        self._resyncs[reason] = self._resyncs.get(reason, 0) + 1
+
+    def started(self, signal_to_write_s: float | None, before_exec: bool | None) -> None:
+        """A container's settings are in place; None is "cannot be told"."""
+        self._starts["unknown" if before_exec is None else str(before_exec).lower()] += 1
+        if signal_to_write_s is not None:
+            self._signal_to_write.observe(signal_to_write_s)
+
+    def looked(self, seconds: float) -> None:
+        """The main loop is through one look."""
+        self._look.observe(seconds)
+
+    def lagged(self, seconds: float) -> None:
+        """A timer of the loop came this much late."""
+        self._lag.observe(max(0.0, seconds))
+
+    @property
+    def values(self) -> CounterValues:
+        """A frozen copy."""
+        return CounterValues(
+            writes=dict(self._writes),
+            foreign=dict(self._foreign),
+            resyncs=dict(self._resyncs),
+            starts=dict(self._starts),
+            yields=self._yields,
+            signal_to_write=self._signal_to_write.values,
+            look=self._look.values,
+            lag=self._lag.values,
+        )
+
+
+class PodMetrics(Struct, frozen=True, kw_only=True):
+    """One pod's series: six at most. ``quota_milli`` None: no quota; ``cpus``: how many it may run on."""
+
+    uid: str
+    namespace: str
+    name: str
+    pod_class: str
+    source: str
+    cpus: int | None = None
+    quota_milli: int | None = None
+    in_force: int = 0
+    pending: int = 0
+    left_alone: int = 0
+    """Settings that a hold or a yield keeps from being written."""
+
+
+class MetricsSnapshot(Struct, frozen=True, kw_only=True):
+    """Everything that a scrape shows, at one moment. Units as the names say; CPU in thousandths."""
+
+    version: str
+    mode: str
+    ready: bool = False
+    pods: tuple[PodMetrics, ...] = ()
+    """Empty where the configuration asks for sums only."""
+    pods_by_class: Mapping[str, int] = {}
+    pools: Mapping[str, int] = {}
+    """CPUs by pool."""
+    budget_milli: int | None = None
+    used_milli: Mapping[str, int] = {}
+    """CPU used by ``online``, ``reclaimed`` and ``system`` work."""
+    settings: Mapping[tuple[str, str], int] = {}
+    """By knob and state: ``in_force``, ``pending``, ``left_alone``."""
+    refused: Mapping[str, int] = {}
+    """Settings that the planner refuses now, by rule."""
+    holds: int = 0
+    yielded: int = 0
+    ledger_files: int = 0
+    sources: tuple[SourceStatus, ...] = ()
+    components: tuple[ComponentStatus, ...] = ()
+    store_ok: bool = True
+    watches: int = 0
+    rss_bytes: int = 0
+    cpu_s: float = 0.0
+    started_at: float = 0.0
+    """Wall-clock seconds."""
+    counters: CounterValues = CounterValues()
+
+
+def rss_bytes(root: str = "/") -> int:
+    """This process' resident memory, 0 where /proc does not tell."""
+    try:
+        with open(os.path.join(root, "proc/self/statm"), encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except (OSError, IndexError, ValueError):
+        return 0

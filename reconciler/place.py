@@ -1,0 +1,98 @@
+"""Where the agent is: the node's hierarchies, names, runtime directories and kubelet, found once and said clearly."""
+
+import os
+from typing import Final
+
+import trio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.naming import Driver, Layout, detect_layout
+from reconciler import logs
+from reconciler.config import Config
+from reconciler.sources.kubelet_config import KubeletConfig, read_kubelet_config
+from reconciler.sources.runtime_roots import RuntimeDirs, find_runtime_dirs
+from state.topology import Topology, read_topology
+
+_LOG: Final = logs.get("node")
+_AGAIN_S: Final = 1.0
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """What was found. ``root`` is the prefix under which the node lies."""
+
+    root: str
+    hierarchy: Hierarchy
+    layout: Layout
+    topology: Topology
+    kubelet: KubeletConfig
+    runtime: RuntimeDirs
+
+    @property
+    def reserved(self) -> CpuSet:
+        """The kubelet's ``reservedSystemCPUs``."""
+        return self.kubelet.reserved_cpus
+
+
+def find_place(config: Config) -> Place | None:
+    """Look once. None while neither the kubelet's configuration nor a kubepods directory tells the layout.
+
+    Errors: `SourceError` when no usable cgroup hierarchy is mounted.
+    """
+    root = config.node.root
+    hierarchy = Hierarchy.detect(root)
+    kubelet = read_kubelet(config)
+    layout = detect_layout(hierarchy, kubelet.cgroups if kubelet.sources else None)
+    if config.node.cgroup_root is not None:
+        driver = layout.driver if layout is not None else Driver.CGROUPFS
+        layout = Layout(driver, config.node.cgroup_root)
+    if layout is None:
+        return None
+    return Place(
+        root=root,
+        hierarchy=hierarchy,
+        layout=layout,
+        topology=read_topology(root),
+        kubelet=kubelet,
+        runtime=runtime_dirs(config),
+    )
+
+
+async def wait_for_place(config: Config) -> Place:
+    """Look until there is a node to work on; says once what it waits for."""
+    said = False
+    while (place := find_place(config)) is None:
+        if not said:
+            _LOG.warning("waiting for a kubelet: no kubepods directory and no kubelet configuration is here yet")
+            said = True
+        await trio.sleep(_AGAIN_S)
+    return place
+
+
+def read_kubelet(config: Config) -> KubeletConfig:
+    """The kubelet's own settings, with the operator's word above them."""
+    if not config.kubelet.enabled:
+        return KubeletConfig()
+    kubelet = read_kubelet_config(config.node.root, config.kubelet.config_file)
+    if "root_dir" not in kubelet.sources:
+        kubelet = replace(kubelet, root_dir=config.kubelet.root_dir)
+    return kubelet
+
+
+def runtime_dirs(config: Config) -> RuntimeDirs:
+    """The runtimes' directories: the usual ones and what containerd's configuration and the operator name."""
+    root, runtime = config.node.root, config.runtime
+    found = find_runtime_dirs(root)
+    states = tuple(_under(root, path) for path in runtime.runc_roots)
+    bundles = (_under(root, f"{runtime.state_dir}/io.containerd.runtime.v2.task/k8s.io"),)
+    return replace(
+        found,
+        states=tuple(dict.fromkeys((*states, *(() if states else found.states)))),
+        bundles=tuple(dict.fromkeys((*bundles, *found.bundles))),
+    )
+
+
+def _under(root: str, path: str) -> str:
+    return os.path.join(root, path.lstrip("/"))

@@ -1,0 +1,131 @@
+"""From the node as it is to what is wanted: pools, then directories, then pods. Pure; the same view, the same plan.
+
+The three parts can be had alone: a container start needs only `plan_pod`, which looks at one pod and at pools that
+are already there. Operators' holds are applied to the result, not here.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import EMPTY
+from reconciler.policies.base import AnyPolicy, PolicyConfig
+from reconciler.policies.refusals import Scene, check
+from reconciler.policies.table import POLICIES, PoliciesConfig
+from state.model import Desired, NodeView, Pod, Pools, Refusal, Setting
+
+Planned = tuple[tuple[Setting, ...], tuple[Refusal, ...]]
+
+# For a limit the tighter of two wishes keeps both policies' promises; for anything else the precedence decides.
+_LIMITS: Final = frozenset({"cpu.quota", "cpu.burst", "memory.max", "memory.high", "memory.swap", "pids.max"})
+
+
+def plan_pools(
+    view: NodeView, previous: Pools | None, config: PoliciesConfig, policies: Sequence[AnyPolicy] = POLICIES
+) -> Pools:
+    """Every CPU in its pool, and the BE budget. ``previous`` is the last answer: what is held now, and since when."""
+    online = view.topology.online
+    pools = Pools(
+        online_cpus=online,
+        reserved=EMPTY,
+        dedicated={},
+        shared=online,
+        reclaimed=EMPTY,
+        budget_milli=1000 * len(online),
+    )
+    for policy in policies:
+        section: PolicyConfig = getattr(config, policy.name)
+        if policy.carve is not None and section.enabled:
+            pools = policy.carve(view, pools, previous, section)
+        elif policy.carve is not None:
+            pools = replace(pools, reasons={**pools.reasons, policy.name: "off"})
+    return pools
+
+
+def plan_parents(
+    view: NodeView, pools: Pools, config: PoliciesConfig, policies: Sequence[AnyPolicy] = POLICIES
+) -> Planned:
+    """What is wanted of the directories above the pods."""
+    wishes = [
+        (policy.precedence, setting)
+        for policy, section in _enabled(config, policies)
+        if policy.parents is not None
+        for setting in policy.parents(view, pools, section)
+    ]
+    return _planned(Scene(view=view, pools=pools, wanted=_resolve(wishes)))
+
+
+def plan_pod(
+    pod: Pod, view: NodeView, pools: Pools, config: PoliciesConfig, policies: Sequence[AnyPolicy] = POLICIES
+) -> Planned:
+    """What is wanted of one pod's directory and its containers. Called at each container start."""
+    wishes = [
+        (policy.precedence, setting)
+        for policy, section in _enabled(config, policies)
+        if policy.pod is not None
+        for setting in policy.pod(pod, view, pools, section)
+    ]
+    if not wishes:
+        return (), ()
+    return _planned(
+        Scene(
+            view=view,
+            pools=pools,
+            wanted=_resolve(wishes),
+            pod=pod,
+            containers={container.group.path: container for container in pod.containers},
+        )
+    )
+
+
+def plan(
+    view: NodeView, previous: Pools | None, config: PoliciesConfig, policies: Sequence[AnyPolicy] = POLICIES
+) -> Desired:
+    """The whole node's desired state, settings sorted by group and knob."""
+    pools = plan_pools(view, previous, config, policies)
+    settings, refusals = plan_parents(view, pools, config, policies)
+    every, refused = list(settings), list(refusals)
+    for uid in sorted(view.pods):
+        settings, refusals = plan_pod(view.pods[uid], view, pools, config, policies)
+        every += settings
+        refused += refusals
+    return Desired(
+        pools=pools,
+        settings={setting.key: setting for setting in sorted(every, key=_key)},
+        refusals=tuple(sorted(refused, key=lambda refusal: (*refusal.setting.key, refusal.rule))),
+    )
+
+
+def _enabled(config: PoliciesConfig, policies: Sequence[AnyPolicy]) -> Iterator[tuple[AnyPolicy, PolicyConfig]]:
+    for policy in policies:
+        section: PolicyConfig = getattr(config, policy.name)
+        if section.enabled:
+            yield policy, section
+
+
+def _resolve(wishes: Iterable[tuple[int, Setting]]) -> Mapping[tuple[str, str], Setting]:
+    """One setting per group and knob."""
+    chosen: dict[tuple[str, str], tuple[int, Setting]] = {}
+    for precedence, setting in wishes:
+        key = setting.key
+        rival = chosen.get(key)
+        if rival is None or _beats((precedence, setting), rival):
+            chosen[key] = precedence, setting
+    return {key: setting for key, (_, setting) in chosen.items()}
+
+
+def _beats(one: tuple[int, Setting], other: tuple[int, Setting]) -> bool:
+    mine, theirs = one[1].value, other[1].value
+    if one[1].knob in _LIMITS and mine != theirs:
+        return theirs is None or (isinstance(mine, int) and isinstance(theirs, int) and mine < theirs)
+    return one[0] < other[0]
+
+
+def _planned(scene: Scene) -> Planned:
+    allowed, refusals = check(scene)
+    return tuple(sorted(allowed.values(), key=_key)), tuple(refusals)
+
+
+def _key(setting: Setting) -> tuple[str, str]:
+    return setting.path, setting.knob

@@ -1,0 +1,1 @@
+"""What is wanted: one file per policy, and one table (`table.py`) that names them all."""

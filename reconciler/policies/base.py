@@ -1,0 +1,134 @@
+"""What a policy is: a name, a config, and up to three pure functions.
+
+A new policy is one file that ends in ``POLICY = Policy(...)`` and one registration in `table.py`. All functions see
+the `NodeView` of the moment and nothing else; they keep no reference to it, write nothing, and give the same answer
+for the same arguments.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
+
+from msgspec import Meta, Struct, json
+from msgspec.structs import fields
+
+from state.model import Container, NodeView, Pod, Pools, Setting
+
+C_contra = TypeVar("C_contra", bound=Struct, contravariant=True)
+C = TypeVar("C", bound=Struct)
+
+SHARES_MIN: Final = 2
+SHARES_MAX: Final = 262144
+QUOTA_MIN_US: Final = 1000
+"""The kernel refuses a smaller quota with EINVAL, on v1 and v2, whatever the period is."""
+PERIOD_US: Final = 100_000
+MILLI_MIN: Final = 10
+"""`QUOTA_MIN_US` in thousandths of a CPU at the usual period: no share of a budget can be smaller."""
+
+
+class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every policy's section has; each policy's own config extends it."""
+
+    enabled: Annotated[bool, Meta(description="apply this policy; off: it has no say at all")] = True
+    dry_run: Annotated[bool, Meta(description="plan and show what it wants, but write none of it")] = False
+
+
+class Carve(Protocol[C_contra]):
+    """Take a pool out of what is left, or lower ``budget_milli``.
+
+    Runs in table order. The first sees every online CPU in ``shared``, nothing elsewhere, and a budget of all CPUs.
+    """
+
+    def __call__(self, view: NodeView, pools: Pools, previous: Pools | None, config: C_contra) -> Pools: ...
+
+
+class ForParents(Protocol[C_contra]):
+    """Settings of the directories above the pods."""
+
+    def __call__(self, view: NodeView, pools: Pools, config: C_contra) -> Sequence[Setting]: ...
+
+
+class ForPod(Protocol[C_contra]):
+    """Settings of one pod's directory and its containers. Called at each container start: no loop over other pods."""
+
+    def __call__(self, pod: Pod, view: NodeView, pools: Pools, config: C_contra) -> Sequence[Setting]: ...
+
+
+class Policy(Struct, Generic[C], frozen=True, kw_only=True):
+    """One policy. ``precedence``: where two want different values of one knob, the lower number wins."""
+
+    name: str
+    summary: str
+    config_type: type[C]
+    precedence: int
+    carve: Carve[C] | None = None
+    parents: ForParents[C] | None = None
+    pod: ForPod[C] | None = None
+
+
+# Any: each policy has a config type of its own, and the table holds them all; `Policy` itself ties the functions of
+# one policy to its config type, and `registered` checks that the section of that name has it.
+AnyPolicy = Policy[Any]
+
+
+def registered(section: type[Struct], policies: Iterable[AnyPolicy]) -> tuple[AnyPolicy, ...]:
+    """The table, checked: called at import, so that a wrong one fails at start and not at use.
+
+    Errors: `ValueError` naming the policy, for a duplicate name or precedence, no function, no summary, a config
+    that is no `PolicyConfig`, is not frozen, accepts unknown keys or lacks a default, and a name without its field in
+    ``section``.
+    """
+    table = tuple(policies)
+    sections = {field.name: field.type for field in fields(section)}
+    names: set[str] = set()
+    ranks: dict[int, str] = {}
+    for policy in table:
+        if not policy.name.isidentifier() or not policy.summary:
+            raise ValueError(f"policy {policy.name!r}: needs a name that is an identifier, and a summary")
+        if policy.name in names:
+            raise ValueError(f"policy {policy.name}: registered twice")
+        if policy.precedence in ranks:
+            raise ValueError(f"policy {policy.name}: has the precedence of {ranks[policy.precedence]}")
+        if policy.carve is None and policy.parents is None and policy.pod is None:
+            raise ValueError(f"policy {policy.name}: decides nothing")
+        if not issubclass(policy.config_type, PolicyConfig):
+            raise ValueError(f"policy {policy.name}: its config must extend PolicyConfig")  # noqa: TRY004  # one kind of error
+        config = policy.config_type.__struct_config__
+        if not config.frozen or not config.forbid_unknown_fields:
+            raise ValueError(f"policy {policy.name}: its config must be frozen and forbid unknown fields")
+        try:
+            json.decode(b"{}", type=policy.config_type)
+        except ValueError as exc:
+            raise ValueError(f"policy {policy.name}: its config needs a default for each field ({exc})") from exc
+        if sections.get(policy.name) is not policy.config_type:
+            raise ValueError(f"policy {policy.name}: {section.__name__} has no field {policy.name} of its config type")
+        names.add(policy.name)
+        ranks[policy.precedence] = policy.name
+    for name in sections:
+        if name not in names:
+            raise ValueError(f"policy {name}: {section.__name__} has the section, the table has no policy")
+    return table
+
+
+def owns_cpus(pod: Pod, container: Container, pools: Pools) -> bool:
+    """True when the container has CPUs of its own, or cannot be told from one of its pod that has."""
+    if not pools.dedicated:
+        return False
+    if container.name is not None:
+        return f"{pod.uid}/{container.name}" in pools.dedicated
+    prefix = f"{pod.uid}/"
+    return any(key.startswith(prefix) for key in pools.dedicated)
+
+
+def period_us(view: NodeView, path: str, container: Container | None = None) -> int:
+    """The CFS period in force in a group: as read, else as the runtime was told, else the kernel's default."""
+    value = view.actual.get((path, "cpu.period"))
+    if isinstance(value, int) and value > 0:
+        return value
+    if container is not None and container.spec is not None and container.spec.period_us:
+        return container.spec.period_us
+    return PERIOD_US
+
+
+def quota_us(milli: int, period: int) -> int:
+    """Thousandths of a CPU as a quota of ``period`` µs, never below what the kernel accepts."""
+    return max(QUOTA_MIN_US, milli * period // 1000)

@@ -1,0 +1,166 @@
+"""How much CPU BE work may use: the budget law and the steps towards it. Arithmetic only.
+
+Units: thousandths of a CPU throughout; times are seconds on the view's clock.
+Source: Koordinator's cpusuppress and Volcano's CPU throttle (capacity x limit - online use - system use, growth by at
+most a tenth). Where we differ, and why:
+
+- Only CPUs that BE work may run on count as capacity, and use on the others is not held against it. A pinned pod's
+  idle CPU is no room for BE work, its busy one no reason to throttle it.
+- A missing or old signal has an end: peers keep the last budget for ever.
+- Growth is a rate (a step per interval), not a step per call: a burst of pod events does not speed it up.
+- Whole grains, and two of them before it grows: noise of one grain causes no write.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.policies.base import MILLI_MIN
+from state.model import NodeCpu, NodeView, Pools
+
+Percent = Annotated[int, Meta(ge=0, le=100)]
+_CPU: Final = 1000
+
+
+class BudgetConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The numbers of the law."""
+
+    limit_percent: Annotated[
+        int, Meta(ge=1, le=100, description="how full the CPUs that BE work may use are to get, all work together")
+    ] = 65
+    floor_milli: Annotated[
+        int, Meta(ge=MILLI_MIN, le=1_000_000, description="what BE work always keeps, in thousandths of a CPU")
+    ] = 100
+    floor_percent: Annotated[
+        Percent, Meta(description="what BE work always keeps, of all online CPUs; the larger of the two floors holds")
+    ] = 2
+    grain_percent: Annotated[
+        int, Meta(ge=0, le=25, description="budgets are whole multiples of this share of all online CPUs")
+    ] = 2
+    grow_percent: Annotated[
+        int, Meta(ge=1, le=100, description="the most that the budget grows in one step, of all online CPUs")
+    ] = 10
+    grow_interval_s: Annotated[
+        float, Meta(ge=0, le=3600, description="seconds that a changed budget stays before it may grow")
+    ] = 2.0
+    stale_after_s: Annotated[
+        float, Meta(gt=0, le=3600, description="seconds after which a CPU reading is too old to raise the budget")
+    ] = 3.0
+    unknown_hold_s: Annotated[
+        float, Meta(ge=0, le=86400, description="seconds without a good reading before the budget falls to its floor")
+    ] = 30.0
+
+
+class Budget(Struct, frozen=True, kw_only=True):
+    """A budget, since when it holds, since when CPU use is unknown (None: it is known), and why it is what it is."""
+
+    milli: int
+    at: float
+    unknown_since: float | None
+    reason: str
+
+
+def law(counted: CpuSet, cpu: NodeCpu, outside: CpuSet, config: BudgetConfig) -> int:
+    """What BE work could use on ``counted`` without filling them beyond the limit; may be negative.
+
+    ``outside``: CPUs where BE work does not run; what is busy there is others' use that does not touch ``counted``.
+    It is only credited where each one's idle time is known.
+    """
+    used = cpu.online_milli + cpu.system_milli
+    if all(one in cpu.idle for one in outside):
+        used -= sum(int((1.0 - min(1.0, max(0.0, cpu.idle[one]))) * _CPU) for one in outside)
+    return _CPU * len(counted) * config.limit_percent // 100 - max(0, used)
+
+
+def floor(online: CpuSet, counted: CpuSet, config: BudgetConfig) -> int:
+    """The hard minimum: never above the CPUs that there are, never below what the kernel takes as a quota."""
+    wanted = max(config.floor_milli, _CPU * len(online) * config.floor_percent // 100)
+    return max(MILLI_MIN, min(wanted, _CPU * len(counted)))
+
+
+def next_budget(
+    view: NodeView, counted: CpuSet, previous: Pools | None, config: BudgetConfig, *, outside: CpuSet, ceiling: int
+) -> Budget:
+    """One step: down to the law at once, up by at most a step per interval, never up on an unknown.
+
+    ``ceiling`` is what the policies before allow (the idle buffer); the floor stands above it.
+    """
+    online = view.topology.online
+    low, top = floor(online, counted, config), _CPU * len(counted)
+    before = min(max(previous.budget_milli, low), top) if previous is not None else None
+    cpu = view.cpu
+    age = cpu.age_s if cpu is not None else None
+    fresh = cpu is not None and age is not None and age <= config.stale_after_s
+    since = None if fresh else _unknown_since(view.now, age, previous)
+
+    if cpu is not None and age is not None:
+        room, told = law(counted, cpu, outside, config), _told(counted, cpu, config)
+    else:
+        room, told = top, "CPU use is not known"
+    if room > ceiling:
+        room, told = ceiling, f"the idle buffer allows {max(0, ceiling)}"
+    target = min(max(room, low), top)
+    target = max(low, target - target % _grain(online, config))
+
+    if since is not None:
+        lost = before is None or view.now - since > config.unknown_hold_s
+        milli = low if lost or before is None else min(before, target)
+        told = "CPU use is not known" + ("" if lost else ": it does not grow")
+    elif previous is None or before is None or target < before:
+        milli = target
+    else:
+        milli = _grown(before, target, view.now - previous.budget_at, online, config)
+    if milli == low:
+        told += f"; at the floor of {low}"
+    if previous is not None and milli == previous.budget_milli and since == previous.unknown_since:
+        # The same text too: a reason that follows each sample would make every plan differ from the one before.
+        return Budget(
+            milli=milli, at=previous.budget_at, unknown_since=since, reason=previous.reasons.get("budget", told)
+        )
+    at = previous.budget_at if previous is not None and milli == previous.budget_milli else view.now
+    return Budget(milli=milli, at=at, unknown_since=since, reason=told)
+
+
+def cpu_count(budget: int, held: int, available: int, minimum: int, *, bounded: bool) -> int:
+    """How many CPUs carry a budget.
+
+    ``bounded``: a quota holds BE work to the budget as well, so the last CPU may be used in part; without one the
+    count is rounded down (peers round up, and let BE work exceed the budget by most of a CPU). A CPU is added only
+    once a quarter of it would be used, so that a budget that hovers about a whole number moves nothing.
+    """
+
+    def whole(milli: int) -> int:
+        return -(-milli // _CPU) if bounded else milli // _CPU
+
+    wanted = whole(budget)
+    if 0 < held < wanted:
+        wanted = max(held, whole(budget - _CPU // 4))
+    return min(max(wanted, minimum, 1), available)
+
+
+def _grain(online: CpuSet, config: BudgetConfig) -> int:
+    return max(MILLI_MIN, _CPU * len(online) * config.grain_percent // 100)
+
+
+def _grown(before: int, target: int, age: float, online: CpuSet, config: BudgetConfig) -> int:
+    grain = _grain(online, config)
+    elapsed = age if age >= 0 else config.grow_interval_s  # the clock restarted: a reboot
+    if elapsed < config.grow_interval_s or target < before + 2 * grain:
+        return before
+    step = max(grain, _CPU * len(online) * config.grow_percent // 100)
+    grown = min(target, before + step)
+    return max(before, grown - grown % grain)
+
+
+def _unknown_since(now: float, age: float | None, previous: Pools | None) -> float:
+    if previous is not None and previous.unknown_since is not None and previous.unknown_since <= now:
+        return previous.unknown_since
+    return now - age if age is not None else now
+
+
+def _told(counted: CpuSet, cpu: NodeCpu, config: BudgetConfig) -> str:
+    return (
+        f"{config.limit_percent} % of CPU {counted} less what others use there "
+        f"(node: online {cpu.online_milli}, system {cpu.system_milli})"
+    )

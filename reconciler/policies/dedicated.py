@@ -1,0 +1,94 @@
+"""dedicated: the CPUs that the kubelet gave to one container alone are adopted, never fought, never handed out."""
+
+from collections import Counter
+from typing import Annotated, Final
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.naming import QosClass
+from reconciler.policies.base import Policy, PolicyConfig
+from state.model import ContainerKind, CpuPolicy, NodeView, Pools
+
+_SHARES_PER_CPU: Final = 1024
+
+
+class DedicatedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Adoption of exclusive CPUs.
+
+    Source: the kubelet's static CPU manager, ``cpu_manager_state``. Its checkpoint is not believed when it *shrinks*
+    for a bad reason (torn, emptied by a restart, another policy's): peers that believe it put BE work on a pinned
+    pod's CPUs until the kubelet has recovered.
+    """
+
+    infer: Annotated[
+        bool,
+        Meta(
+            description="without a usable checkpoint, read exclusive CPUs off the containers: a Guaranteed pod's "
+            "CPU set that no other container shares"
+        ),
+    ] = True
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: DedicatedConfig) -> Pools:
+    """Adopt the checkpoint; while it is held or unknown, add what was exclusive before and what the cgroups show."""
+    kubelet = view.kubelet
+    owned: dict[str, CpuSet] = {}
+    for uid, containers in kubelet.exclusive.items():
+        for name, cpus in containers.items():
+            owned[f"{uid}/{name}"] = cpus
+    reason = f"adopted from the kubelet ({kubelet.policy} policy)"
+    if kubelet.held or kubelet.policy is CpuPolicy.UNKNOWN:
+        # Also of pods that are gone: who else has their CPUs now is exactly what cannot be read.
+        for key, cpus in (previous.dedicated if previous is not None else {}).items():
+            owned[key] = owned.get(key, EMPTY) | cpus
+        reason = f"kept from the last good reading: {kubelet.problem or 'the checkpoint cannot be read'}"
+        if kubelet.policy is CpuPolicy.UNKNOWN and config.infer:
+            for key, cpus in _inferred(view, pools.online_cpus).items():
+                if key not in owned:
+                    owned[key] = cpus
+                    reason += f"; {key} owns {cpus} by its cgroup alone"
+    dedicated = {key: owned[key] & pools.online_cpus for key in sorted(owned) if owned[key] & pools.online_cpus}
+    union = EMPTY
+    for cpus in dedicated.values():
+        union |= cpus
+    return replace(
+        pools,
+        dedicated=dedicated,
+        shared=pools.shared - union,
+        reasons={**pools.reasons, "dedicated": reason if dedicated else "no container has CPUs of its own"},
+    )
+
+
+def _inferred(view: NodeView, online: CpuSet) -> dict[str, CpuSet]:
+    """Guaranteed containers on a CPU set of their own, by ``uid/container`` (the id where the name is not known).
+
+    The kubelet gives exclusive CPUs to whole-CPU requests only and turns a request into shares at 1024 a CPU, so the
+    runtime's spec tells both: as many CPUs as shares, and on no other container's list.
+    """
+    seen: list[tuple[str, CpuSet]] = []
+    times: Counter[int] = Counter()
+    for uid in sorted(view.pods):
+        pod = view.pods[uid]
+        for container in pod.containers:
+            spec = container.spec
+            if container.kind is ContainerKind.SANDBOX or spec is None or spec.cpus is None:
+                continue
+            try:
+                cpus = CpuSet.parse(spec.cpus)
+            except ValueError:
+                continue  # the reader of the spec reports it; nothing can be told from it
+            times.update(cpus)
+            if pod.qos is QosClass.GUARANTEED and spec.shares == _SHARES_PER_CPU * len(cpus) and not online <= cpus:
+                seen.append((f"{uid}/{container.name or container.id}", cpus))
+    return {key: cpus for key, cpus in seen if all(times[cpu] == 1 for cpu in cpus)}
+
+
+POLICY = Policy(
+    name="dedicated",
+    summary="the kubelet's exclusive CPUs are adopted, never fought",
+    config_type=DedicatedConfig,
+    precedence=10,
+    carve=carve,
+)

@@ -1,0 +1,116 @@
+"""idle buffer: some CPU time of the online set is always idle, so that a burst of online work finds room at once.
+
+`step` is the law, run ten times a second by a ticker that keeps the state; what it allows reaches the planner as
+``NodeView.reclaimed_ceiling_milli`` and lowers the budget before the reclaimed policy spends it.
+
+Source: PerfIso's blind isolation (fewer than B idle cores: take cores from the secondary at once; more: give one
+back). Where we differ: it counts in thousandths of a CPU, so that it works on small machines and with a quota; it takes
+from what BE work *uses*, not from what it may use (taking an unused allowance frees nothing, and costs a round);
+growing waits for a calm while.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.policies.base import MILLI_MIN, Policy, PolicyConfig
+from state.model import NodeView, Pools
+
+
+class IdleBufferConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much stays idle, how fast BE work gives way and comes back."""
+
+    buffer_milli: Annotated[
+        int, Meta(ge=0, le=8_192_000, description="thousandths of a CPU that stay idle; the larger of the two holds")
+    ] = 250
+    buffer_percent: Annotated[
+        int,
+        Meta(ge=0, le=50, description="share of the online set's CPUs that stays idle; the larger of the two holds"),
+    ] = 10
+    interval_s: Annotated[float, Meta(ge=0.02, le=1, description="seconds between two looks")] = 0.1
+    grow_after_s: Annotated[
+        float, Meta(ge=0, le=3600, description="seconds of calm before BE work gets one step more")
+    ] = 1.0
+    grow_milli: Annotated[
+        int, Meta(ge=MILLI_MIN, le=64_000, description="one step up: at most this, and at most a tenth of the set")
+    ] = 1000
+
+
+class IdleSample(Struct, frozen=True, kw_only=True):
+    """What one look saw of the online set. None is "unknown", which never raises the ceiling.
+
+    ``top_milli``: the CPUs of the set; ``idle_milli``: idle time on them; ``reclaimed_milli``: what BE work used.
+    """
+
+    top_milli: int
+    idle_milli: int | None = None
+    reclaimed_milli: int | None = None
+
+
+class IdleState(Struct, frozen=True, kw_only=True):
+    """What BE work may use, and since when there was room for more (None: there is none)."""
+
+    ceiling_milli: int
+    calm_since: float | None = None
+
+
+def watched(pools: Pools) -> CpuSet:
+    """The online set: where online pods in no pool of their own run, whether BE work is there or not."""
+    return pools.shared | pools.reclaimed
+
+
+def start(pools: Pools | None, top_milli: int) -> IdleState:
+    """The state before the first look: what is in force stays; nothing yet known allows the whole set."""
+    return IdleState(ceiling_milli=pools.budget_milli if pools is not None else top_milli)
+
+
+def step(state: IdleState, sample: IdleSample, now: float, config: IdleBufferConfig) -> IdleState:
+    """One look: down by the whole shortage at once, up by one step after a calm while, never up on an unknown."""
+    top, idle = sample.top_milli, sample.idle_milli
+    ceiling = min(state.ceiling_milli, top)
+    if idle is None:
+        return IdleState(ceiling_milli=ceiling)
+    buffer = buffer_milli(top, config)
+    rise = max(MILLI_MIN, min(config.grow_milli, top // 10))
+    if idle < buffer:
+        used = sample.reclaimed_milli
+        base = ceiling if used is None else min(ceiling, max(0, used))
+        return IdleState(ceiling_milli=max(0, base - (buffer - idle)))
+    # Room for one step more, or the step would be taken back in the next look.
+    if idle < buffer + rise or ceiling == top:
+        return IdleState(ceiling_milli=ceiling)
+    calm = state.calm_since if state.calm_since is not None and state.calm_since <= now else now
+    if now - calm < config.grow_after_s:
+        return IdleState(ceiling_milli=ceiling, calm_since=calm)
+    return IdleState(ceiling_milli=min(top, ceiling + rise), calm_since=now)
+
+
+def buffer_milli(top_milli: int, config: IdleBufferConfig) -> int:
+    """The idle time to keep: the larger of the two settings, and never more than half of a small set."""
+    return min(max(config.buffer_milli, top_milli * config.buffer_percent // 100), top_milli // 2)
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: IdleBufferConfig) -> Pools:
+    """Lower the budget to what the ticker allows."""
+    del previous
+    ceiling = view.reclaimed_ceiling_milli
+    if not config.enabled or ceiling is None:
+        reason = "off" if not config.enabled else "no look at the CPUs yet: the budget law alone decides"
+        return replace(pools, reasons={**pools.reasons, "idle_buffer": reason})
+    kept = buffer_milli(len(watched(pools)) * 1000, config)
+    return replace(
+        pools,
+        budget_milli=min(pools.budget_milli, max(0, ceiling)),
+        reasons={**pools.reasons, "idle_buffer": f"keeps {kept} thousandths of a CPU idle where online pods run"},
+    )
+
+
+POLICY = Policy(
+    name="idle_buffer",
+    summary="some CPU time of the online set is always idle",
+    config_type=IdleBufferConfig,
+    precedence=20,
+    carve=carve,
+)

@@ -1,0 +1,272 @@
+"""reclaimed: BE pods get the CPU that online work leaves, as a CPU set, a quota, or both.
+
+Where it is written, and why only there: a container's own group (the kubelet narrows or rewrites it rarely, and its
+rewrite is noticed), and the quota of the besteffort directory (its children have none of their own, so nothing that
+starts later can collide with it). BE pods outside besteffort, classed by label, and BE pods that share besteffort with
+an online pod, get a part of the budget per container instead.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Final
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.naming import QosClass
+from reconciler.policies.base import MILLI_MIN, SHARES_MIN, Policy, PolicyConfig, owns_cpus, period_us, quota_us
+from reconciler.policies.budget import BudgetConfig, cpu_count, next_budget
+from reconciler.policies.pick import choose, neighbours
+from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
+
+NAME: Final = "reclaimed"
+_CPU: Final = 1000
+
+
+class Form(StrEnum):
+    """How the budget is enforced."""
+
+    CPUSET = "cpuset"
+    QUOTA = "quota"
+    BOTH = "both"
+
+
+class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """BE pods: how much, in which form, and which CPUs count."""
+
+    budget: BudgetConfig = BudgetConfig()
+    form: Annotated[
+        Form,
+        Meta(
+            description="cpuset keeps BE work off the other CPUs, quota bounds its sum, both do both. The CPU set is "
+            "left out where the kubelet rewrites every container (static CPU manager up to 1.21)"
+        ),
+    ] = Form.BOTH
+    minimum_cpus: Annotated[
+        int, Meta(ge=1, le=8192, description="CPUs that BE work always keeps in its set, where that many may be had")
+    ] = 1
+    share_reserved: Annotated[bool, Meta(description="reserved CPUs count as capacity, and BE work may run there")] = (
+        False
+    )
+    share_exclusive: Annotated[
+        bool, Meta(description="dedicated CPUs count as capacity, and BE work may run there: pinned pods lose latency")
+    ] = False
+    besteffort_cpuset: Annotated[
+        bool,
+        Meta(
+            description="narrow the besteffort directory and all below it too; only under the kubelet's policy none, "
+            "as under static it would make container starts fail"
+        ),
+    ] = False
+    pod_weight: Annotated[
+        bool,
+        Meta(
+            description="write the weight of a BE pod's own directory: it decides between pods, a container's does not"
+        ),
+    ] = True
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: ReclaimedConfig) -> Pools:
+    """Set the budget, choose the CPUs, split the quota."""
+    confined = config.form is not Form.QUOTA and view.kubelet.reasserts_s is None
+    counted, squeezed = _candidates(view, pools, config)
+    was_confined = previous is not None and previous.confined and confined
+    outside = pools.online_cpus - counted if was_confined else EMPTY
+    budget = next_budget(view, counted, previous, config.budget, outside=outside, ceiling=pools.budget_milli)
+    bounded = config.form is not Form.CPUSET or not confined or squeezed is not None
+    held = previous.reclaimed & counted if previous is not None else EMPTY
+    count = cpu_count(budget.milli, len(held), len(counted), config.minimum_cpus, bounded=bounded)
+    # Siblings of CPUs that are shared on purpose are no longer worth avoiding.
+    taken = (pools.reserved | pools.dedicated_cpus) - counted
+    reclaimed = choose(count, counted, held, taken, view.topology)
+    reasons = dict(pools.reasons)
+    reasons["budget"] = budget.reason
+    reasons["reclaimed"] = _why_these(reclaimed, counted, taken, squeezed, view)
+    reasons["cpuset"] = _why_cpuset(confined, config, view)
+    quota: dict[str, int] | None = None
+    if bounded:
+        quota, reasons["quota"] = _split(budget.milli, view)
+        if config.form is Form.CPUSET:
+            reasons["quota"] += "; not configured, but the CPU set cannot be the bound here"
+    else:
+        reasons["quota"] = "not wanted: the CPU set is the bound (form: cpuset)"
+    return replace(
+        pools,
+        reclaimed=reclaimed,
+        budget_milli=budget.milli,
+        budget_at=budget.at,
+        unknown_since=budget.unknown_since,
+        confined=confined,
+        quota_milli=quota,
+        reasons=reasons,
+    )
+
+
+def parents(view: NodeView, pools: Pools, config: ReclaimedConfig) -> list[Setting]:
+    """The besteffort directory's quota, and its CPU set where that is configured."""
+    settings: list[Setting] = []
+    share = (pools.quota_milli or {}).get(view.besteffort)
+    if share is not None:
+        value = quota_us(share, period_us(view, view.besteffort))
+        settings.append(_setting(view.besteffort, "cpu.quota", value, f"{share} thousandths of a CPU for all BE pods"))
+    if config.besteffort_cpuset and pools.confined:
+        settings.append(
+            _setting(view.besteffort, "cpu.set", pools.reclaimed, "the directory follows the reclaimed pool")
+        )
+    return settings
+
+
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: ReclaimedConfig) -> list[Setting]:
+    """A BE pod's containers: CPU set, least weight, and a part of the budget where no directory bounds it."""
+    if pod.pod_class is not PodClass.RECLAIMED:
+        return []
+    settings: list[Setting] = []
+
+    def want(path: str, knob: str, value: CpuSet | int, reason: str, cid: str | None = None) -> None:
+        settings.append(_setting(path, knob, value, reason, uid=pod.uid, cid=cid))
+
+    narrowed = narrows_besteffort(view, pools, config) and pod.qos is QosClass.BESTEFFORT
+    if narrowed:
+        want(pod.group.path, "cpu.set", pools.reclaimed, "inside the narrowed besteffort")
+    if config.pod_weight:
+        want(pod.group.path, "cpu.weight", SHARES_MIN, "BE yields to every online pod")
+    parts = _parts(pod, view, pools)
+    for container in pod.containers:
+        path, cid = container.group.path, container.id
+        if owns_cpus(pod, container, pools):
+            continue  # the kubelet's exclusive CPUs are adopted, whatever the label says
+        if container.kind is ContainerKind.SANDBOX:
+            if narrowed:
+                want(path, "cpu.set", pools.reclaimed, "must lie inside the narrowed besteffort", cid)
+            continue
+        if pools.confined:
+            want(path, "cpu.set", pools.reclaimed, "the reclaimed pool", cid)
+        if view.kubelet.reasserts_s is None:
+            want(path, "cpu.weight", SHARES_MIN, "BE yields to every online pod", cid)
+        if cid in parts:
+            value = _own_quota(parts[cid], container, view)
+            want(path, "cpu.quota", value, f"its part of the BE budget: {parts[cid]} thousandths of a CPU", cid)
+    return settings
+
+
+def narrows_besteffort(view: NodeView, pools: Pools, config: ReclaimedConfig) -> bool:
+    """True when the besteffort directory's own CPU set is narrowed, so that all below it must be too."""
+    return (
+        config.besteffort_cpuset
+        and pools.confined
+        and view.kubelet.policy is CpuPolicy.NONE
+        and (pools.quota_milli is None or view.besteffort in pools.quota_milli)
+    )
+
+
+def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> tuple[CpuSet, str | None]:
+    """The CPUs that BE work may use; with a reason, when there are none and it must share somebody else's."""
+    online, kubelet = pools.online_cpus, view.kubelet
+    dedicated = EMPTY if config.share_exclusive else pools.dedicated_cpus
+    usable = online - dedicated
+    if kubelet.policy is not CpuPolicy.NONE and kubelet.default_cpus & online:
+        # CPUs in neither the default set nor an entry are about to be given to a container: one allocation is two
+        # renames of the checkpoint, and the first only takes them away.
+        shown = pools.dedicated_cpus if config.share_exclusive else EMPTY
+        usable &= kubelet.default_cpus | shown
+    # Tasks on isolated CPUs are not balanced: BE work would pile up on one of them.
+    usable = (usable - view.topology.isolated) or usable
+    counted = usable if config.share_reserved else usable - pools.reserved
+    if counted:
+        return counted, None
+    if usable:
+        return usable, f"no CPU is left but reserved ones: BE shares CPU {usable} with the system, bounded by its quota"
+    everything = (online - pools.dedicated_cpus) or (kubelet.default_cpus & online) or online
+    return everything, f"every CPU is dedicated: BE shares CPU {everything}, bounded by its quota"
+
+
+def _why_these(reclaimed: CpuSet, counted: CpuSet, taken: CpuSet, squeezed: str | None, view: NodeView) -> str:
+    if squeezed is not None:
+        return squeezed
+    reason = f"{len(reclaimed)} of the {len(counted)} CPUs that BE work may use"
+    beside = neighbours(reclaimed, taken, view.topology)
+    if beside:
+        reason += f"; CPU {beside} has a dedicated or reserved sibling, for want of another"
+    return reason
+
+
+def _why_cpuset(confined: bool, config: ReclaimedConfig, view: NodeView) -> str:
+    if confined:
+        return "BE containers are confined to the reclaimed pool"
+    if config.form is Form.QUOTA:
+        return "not wanted: the quota is the bound (form: quota)"
+    return (
+        f"not wanted: this kubelet rewrites every container's CPU set each {view.kubelet.reasserts_s:g} s "
+        "(static CPU manager up to 1.21), so BE is bounded by quota alone"
+    )
+
+
+def _split(budget: int, view: NodeView) -> tuple[dict[str, int], str]:
+    """Who gets which part of the budget as a quota: in proportion to the CPU asked for, a whole CPU where none is.
+
+    With more takers than the budget has hundredths of a CPU the sum exceeds it: the kernel takes no smaller quota.
+    """
+    inside: list[Pod] = []
+    outside: list[Pod] = []
+    online: list[str] = []
+    for one in view.pods.values():
+        if one.pod_class is PodClass.RECLAIMED:
+            (inside if one.qos is QosClass.BESTEFFORT else outside).append(one)
+        elif one.qos is QosClass.BESTEFFORT:
+            online.append(one.title)
+    weights = {one.uid: _asked(one) for one in outside}
+    reason = "the besteffort directory holds the whole budget"
+    if online:
+        weights |= {one.uid: _asked(one) for one in inside}
+        reason = f"per container: {min(online)} is online and lives in besteffort, so the directory has no quota"
+    else:
+        weights[view.besteffort] = sum(_asked(one) for one in inside)
+        if outside:
+            reason = f"the besteffort directory and {len(outside)} BE pods outside it share the budget"
+    total = sum(weights.values())
+    if not total:
+        return ({} if online else {view.besteffort: budget}), reason
+    return {key: max(MILLI_MIN, budget * weights[key] // total) for key in sorted(weights)}, reason
+
+
+def _asked(pod: Pod) -> int:
+    return sum(_container_asks(one) for one in pod.containers if one.kind is not ContainerKind.SANDBOX) or _CPU
+
+
+def _container_asks(container: Container) -> int:
+    asked = container.requests
+    return asked.batch_cpu_milli or asked.cpu_milli or _CPU
+
+
+def _parts(pod: Pod, view: NodeView, pools: Pools) -> dict[str, int]:
+    """The part of the budget of each container, for a pod that no directory bounds. Newcomers start with the least."""
+    if pools.quota_milli is None or (pod.qos is QosClass.BESTEFFORT and view.besteffort in pools.quota_milli):
+        return {}
+    share = pools.quota_milli.get(pod.uid, MILLI_MIN)
+    containers = [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
+    total = sum(_container_asks(one) for one in containers)
+    return {one.id: max(MILLI_MIN, share * _container_asks(one) // total) for one in containers}
+
+
+def _own_quota(part: int, container: Container, view: NodeView) -> int:
+    """The part as a quota, and never more than the kubelet gave: on v1 that would be above the pod's."""
+    value = quota_us(part, period_us(view, container.group.path, container))
+    given = container.spec.quota_us if container.spec is not None else None
+    return min(value, given) if given is not None and given > 0 else value
+
+
+def _setting(
+    path: str, knob: str, value: CpuSet | int, reason: str, *, uid: str | None = None, cid: str | None = None
+) -> Setting:
+    return Setting(path=path, knob=knob, value=value, policy=NAME, reason=reason, pod_uid=uid, container_id=cid)
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="BE pods get the CPU that online work leaves",
+    config_type=ReclaimedConfig,
+    precedence=40,
+    carve=carve,
+    parents=parents,
+    pod=for_pod,
+)

@@ -1,0 +1,311 @@
+"""What the planner will not let through, whichever policy wants it: rules of the kernel, the kubelet and the runtime.
+
+Each rule looks at one setting in its scene and answers with a reason in a person's words, or None. The kernel's rules
+are in the kernel's own documentation (cgroup-v1, cgroup-v2); the kubelet's and the runtime's were measured on a node
+with containerd 1.6 and kubelets from 1.21 to 1.27: what is refused here made container starts fail, or was rewritten.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.naming import QosClass
+from reconciler.policies.base import PERIOD_US, QUOTA_MIN_US, owns_cpus, period_us
+from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Refusal, Setting
+
+Value = CpuSet | int | None
+
+
+class Scene(Struct, frozen=True, kw_only=True):
+    """What a rule may look at: the node, and everything wanted in the same plan by (path, knob).
+
+    ``pod`` is None for the directories above the pods. ``containers`` are the pod's, by group path.
+    """
+
+    view: NodeView
+    pools: Pools
+    wanted: Mapping[tuple[str, str], Setting]
+    pod: Pod | None = None
+    containers: Mapping[str, Container] = {}
+
+    def value(self, path: str, knob: str) -> tuple[bool, Value]:
+        """Wanted value, else the one last read; (False, None) when neither is known."""
+        setting = self.wanted.get((path, knob))
+        if setting is not None:
+            return True, setting.value
+        if (path, knob) in self.view.actual:
+            return True, self.view.actual[path, knob]
+        return False, None
+
+
+Rule = Callable[[Setting, Scene], str | None]
+
+
+def outside_kubepods(setting: Setting, scene: Scene) -> str | None:
+    """The rest of the machine is systemd's, the runtime's and other agents'."""
+    root = scene.view.kubepods
+    if setting.path == root or setting.path.startswith(f"{root}/"):
+        return None
+    return f"{setting.path} is outside {root}: not the kubelet's, so not ours"
+
+
+def unknown_group(setting: Setting, scene: Scene) -> str | None:
+    """A directory that is no QoS level and not of this pod may belong to anyone by now."""
+    if scene.pod is None:
+        if setting.path in _levels(scene.view):
+            return None
+        return "not the directory of a QoS level"
+    if setting.path == scene.pod.group.path or setting.path in scene.containers:
+        return None
+    return f"not a directory of pod {scene.pod.title} that exists now"
+
+
+def sandbox(setting: Setting, scene: Scene) -> str | None:
+    """The pause container sleeps; writing to it gains nothing and costs a write per pod.
+
+    The one exception is the kernel's: on v1 a narrowed besteffort directory must contain all below it.
+    """
+    container = scene.containers.get(setting.path)
+    if container is None or container.kind is not ContainerKind.SANDBOX:
+        return None
+    if setting.knob == "cpu.set" and scene.pod is not None and (scene.pod.group.path, "cpu.set") in scene.wanted:
+        return None
+    return "the pause container is left alone"
+
+
+def controller_missing(setting: Setting, scene: Scene) -> str | None:
+    """No mount, no file."""
+    controller = _CONTROLLERS.get(setting.knob) or setting.knob.partition(".")[0]
+    if controller in scene.view.versions:
+        return None
+    return f"no {controller} controller is mounted on this node"
+
+
+def exclusive_container(setting: Setting, scene: Scene) -> str | None:
+    """The static CPU manager's own containers are adopted, never fought."""
+    container = scene.containers.get(setting.path)
+    if container is None or scene.pod is None or not owns_cpus(scene.pod, container, scene.pools):
+        return None
+    return "the kubelet gave this container CPUs of its own"
+
+
+def kubelet_reasserts(setting: Setting, scene: Scene) -> str | None:
+    """Up to 1.21 the static CPU manager rewrites what its spec has, for every app container, every few seconds."""
+    every = scene.view.kubelet.reasserts_s
+    if every is None:
+        return None
+    container = scene.containers.get(setting.path)
+    if container is None or container.kind is ContainerKind.SANDBOX:
+        return None
+    spec = container.spec
+    if setting.knob == "cpu.set":
+        rewritten = True
+    elif setting.knob == "cpu.weight":
+        rewritten = spec is None or spec.shares != setting.value
+    elif setting.knob == "cpu.quota":
+        rewritten = spec is not None and spec.quota_us is not None and spec.quota_us > 0
+    elif setting.knob == "memory.max":
+        rewritten = spec is not None and spec.memory_bytes is not None and spec.memory_bytes > 0
+    else:
+        rewritten = False
+    return f"this kubelet rewrites it every {every:g} s" if rewritten else None
+
+
+def empty_cpuset(setting: Setting, scene: Scene) -> str | None:
+    """A populated group cannot be emptied (ENOSPC), and "no limit" is not a CPU set."""
+    del scene
+    if isinstance(setting.value, CpuSet) and setting.value:
+        return None
+    return "a CPU set must name at least one CPU"
+
+
+def cpuset_not_online(setting: Setting, scene: Scene) -> str | None:
+    """v1 refuses a CPU that is not in the parent's set; v2 accepts it and then does not use it."""
+    if not isinstance(setting.value, CpuSet):
+        return None
+    gone = setting.value - scene.view.topology.online
+    return f"CPU {gone} is not online" if gone else None
+
+
+def cpuset_outside_parent(setting: Setting, scene: Scene) -> str | None:
+    """v1: EACCES. Known only for the pod's directory and besteffort, which the view always reads."""
+    pod, value = scene.pod, setting.value
+    if scene.view.versions.get("cpuset") != 1 or pod is None or not isinstance(value, CpuSet):
+        return None
+    level = _level_of(pod, scene.view)
+    parent = level if setting.path == pod.group.path else pod.group.path
+    known, have = scene.value(parent, "cpu.set")
+    if not known or not isinstance(have, CpuSet) or not have or value <= have:
+        return None
+    if parent == level and have <= scene.pools.reclaimed:
+        return None  # besteffort as we narrowed it: it is loosened in the same plan, before this
+    return f"{parent} holds CPU {have} only"
+
+
+def besteffort_cpuset(setting: Setting, scene: Scene) -> str | None:
+    """Under the static policy the runtime then fails to start containers: their spec names CPUs outside (EACCES)."""
+    view = scene.view
+    if setting.path not in _levels(view) or not isinstance(setting.value, CpuSet):
+        return None
+    if setting.path != view.besteffort:
+        return "the kubelet places online pods below it"
+    if setting.value >= view.topology.online:
+        return None
+    if view.kubelet.policy is not CpuPolicy.NONE:
+        return (
+            f"the kubelet's CPU manager policy is {view.kubelet.policy}: container starts in a narrowed besteffort "
+            "directory would fail"
+        )
+    inside = [
+        pod.title
+        for pod in view.pods.values()
+        if pod.qos is QosClass.BESTEFFORT and pod.pod_class is not PodClass.RECLAIMED
+    ]
+    return f"{min(inside)} is online and lives in besteffort" if inside else None
+
+
+def quota_minimum(setting: Setting, scene: Scene) -> str | None:
+    """EINVAL on v1 and v2."""
+    del scene
+    if setting.value is None or (isinstance(setting.value, int) and setting.value >= QUOTA_MIN_US):
+        return None
+    return f"the kernel takes no quota below {QUOTA_MIN_US} µs"
+
+
+def quota_below_child(setting: Setting, scene: Scene) -> str | None:
+    """The runtime writes a container's own quota at each start: EINVAL under a smaller one on v1, a crash loop."""
+    view, pod = scene.view, scene.pod
+    if not isinstance(setting.value, int) or isinstance(setting.value, bool):
+        return None
+    if setting.path in (view.kubepods, view.burstable):
+        return (
+            "pods that start later bring quotas of their own, and one above this would keep its container from starting"
+        )
+    if pod is None or setting.path != pod.group.path:
+        return None
+    own = period_us(view, setting.path)
+    for container in pod.containers:
+        if container.kind is ContainerKind.SANDBOX:
+            continue
+        spec = container.spec
+        if spec is None:
+            return f"the quota of container {container.name or container.id[:12]} is not known, and may be larger"
+        if spec.quota_us is not None and spec.quota_us * own > setting.value * (spec.period_us or PERIOD_US):
+            return (
+                f"container {container.name or container.id[:12]} has a quota of {spec.quota_us} µs of its own: "
+                "its next start would fail"
+            )
+    return None
+
+
+def online_under_quota(setting: Setting, scene: Scene) -> str | None:
+    """The besteffort directory's quota binds all below it, BE or not."""
+    view = scene.view
+    if setting.path != view.besteffort or setting.value is None:
+        return None
+    for uid in sorted(view.pods):
+        pod = view.pods[uid]
+        if pod.qos is QosClass.BESTEFFORT and pod.pod_class is not PodClass.RECLAIMED:
+            return f"{pod.title} is online and lives in besteffort"
+    return None
+
+
+def v1_quota_above_parent(setting: Setting, scene: Scene) -> str | None:
+    """v1: a child's share of time may not exceed its parent's (EINVAL). v2 takes any."""
+    pod, value, view = scene.pod, setting.value, scene.view
+    if view.versions.get("cpu") != 1 or pod is None or not isinstance(value, int):
+        return None
+    container = scene.containers.get(setting.path)
+    own = period_us(view, setting.path, container)
+    above = (pod.group.path, _level_of(pod, view)) if container is not None else (_level_of(pod, view),)
+    for parent in above:
+        limit = _quota_of(parent, scene)
+        if limit is not None and value * limit[1] > limit[0] * own:
+            return f"{parent} is bounded to {limit[0]} µs each {limit[1]}, and v1 takes no child above its parent"
+    return None
+
+
+def burst_above_quota(setting: Setting, scene: Scene) -> str | None:
+    """EINVAL on both versions; without a quota there is nothing to burst over."""
+    if not isinstance(setting.value, int) or setting.value == 0:
+        return None
+    known, quota = scene.value(setting.path, "cpu.quota")
+    if not known:
+        container = scene.containers.get(setting.path)
+        quota = container.spec.quota_us if container is not None and container.spec is not None else None
+    if isinstance(quota, int) and quota > 0 and setting.value <= quota:
+        return None
+    return f"a burst of {setting.value} µs needs a quota of at least as much; it is {quota or 'not set or not known'}"
+
+
+def idle_not_pod(setting: Setting, scene: Scene) -> str | None:
+    """While cpu.idle is 1 a write of shares fails: the kubelet's on a QoS directory, the runtime's on a container."""
+    if setting.value in (0, None) or (scene.pod is not None and setting.path == scene.pod.group.path):
+        return None
+    return "cpu.idle makes writes of cpu shares fail, and the kubelet or the runtime writes them here"
+
+
+def qos_weight(setting: Setting, scene: Scene) -> str | None:
+    """The kubelet sets the shares of the QoS levels from the pods below them, every minute."""
+    if setting.path not in _levels(scene.view):
+        return None
+    return "the kubelet rewrites the weight of QoS directories every 60 s and at each pod"
+
+
+_EVERY: Final[tuple[Rule, ...]] = (
+    outside_kubepods,
+    unknown_group,
+    controller_missing,
+    sandbox,
+    kubelet_reasserts,
+)
+_OF_KNOB: Final[Mapping[str, tuple[Rule, ...]]] = {
+    "cpu.set": (empty_cpuset, cpuset_not_online, exclusive_container, besteffort_cpuset, cpuset_outside_parent),
+    "cpu.mems": (empty_cpuset, exclusive_container),
+    "cpu.quota": (quota_minimum, quota_below_child, online_under_quota, v1_quota_above_parent),
+    "cpu.burst": (burst_above_quota,),
+    "cpu.idle": (idle_not_pod,),
+    "cpu.weight": (qos_weight,),
+}
+_RULES: Final[Mapping[str, tuple[Rule, ...]]] = {knob: _EVERY + rules for knob, rules in _OF_KNOB.items()}
+_NAMES: Final[Mapping[Rule, str]] = {
+    rule: rule.__name__.replace("_", "-") for rules in (_EVERY, *_OF_KNOB.values()) for rule in rules
+}
+_CONTROLLERS: Final[Mapping[str, str]] = {"cpu.set": "cpuset", "cpu.mems": "cpuset"}
+
+
+def check(scene: Scene) -> tuple[dict[tuple[str, str], Setting], list[Refusal]]:
+    """Split what is wanted into what may be written and what may not, each with the first rule that says so."""
+    allowed: dict[tuple[str, str], Setting] = {}
+    refusals: list[Refusal] = []
+    for key, setting in scene.wanted.items():
+        for rule in _RULES.get(setting.knob, _EVERY):
+            reason = rule(setting, scene)
+            if reason is not None:
+                refusals.append(Refusal(setting=setting, rule=_NAMES[rule], reason=reason))
+                break
+        else:
+            allowed[key] = setting
+    return allowed, refusals
+
+
+def _levels(view: NodeView) -> tuple[str, str, str]:
+    return view.kubepods, view.besteffort, view.burstable
+
+
+def _level_of(pod: Pod, view: NodeView) -> str:
+    if pod.qos is QosClass.BESTEFFORT:
+        return view.besteffort
+    return view.burstable if pod.qos is QosClass.BURSTABLE else view.kubepods
+
+
+def _quota_of(path: str, scene: Scene) -> tuple[int, int] | None:
+    """Quota and period of a directory above: as planned for besteffort, as wanted or as read; None: no limit known."""
+    period = period_us(scene.view, path)
+    share = (scene.pools.quota_milli or {}).get(path)
+    if share is not None:
+        return max(QUOTA_MIN_US, share * period // 1000), period
+    known, value = scene.value(path, "cpu.quota")
+    return (value, period) if known and isinstance(value, int) and value > 0 else None

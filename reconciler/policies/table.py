@@ -1,0 +1,40 @@
+"""The registration table: every policy, in the order in which they take from the node.
+
+A new policy is a file beside this one and one registration here: its section in `PoliciesConfig` and its name in
+`POLICIES`. The two are checked against each other when this module is imported.
+"""
+
+from typing import Final
+
+from msgspec import Struct
+
+from reconciler.policies.base import registered
+from reconciler.policies.batch import POLICY as BATCH
+from reconciler.policies.batch import BatchConfig
+from reconciler.policies.dedicated import POLICY as DEDICATED
+from reconciler.policies.dedicated import DedicatedConfig
+from reconciler.policies.idle_buffer import POLICY as IDLE_BUFFER
+from reconciler.policies.idle_buffer import IdleBufferConfig
+from reconciler.policies.reclaimed import POLICY as RECLAIMED
+from reconciler.policies.reclaimed import ReclaimedConfig
+from reconciler.policies.reserve import POLICY as RESERVE
+from reconciler.policies.reserve import ReserveConfig
+from reconciler.policies.shared import POLICY as SHARED
+from reconciler.policies.shared import SharedConfig
+
+
+class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The ``policies`` section of the config: one part per policy."""
+
+    dedicated: DedicatedConfig = DedicatedConfig()
+    reserve: ReserveConfig = ReserveConfig()
+    shared: SharedConfig = SharedConfig()
+    idle_buffer: IdleBufferConfig = IdleBufferConfig()
+    reclaimed: ReclaimedConfig = ReclaimedConfig()
+    batch: BatchConfig = BatchConfig()
+
+
+POLICIES: Final = registered(
+    PoliciesConfig,
+    (DEDICATED, RESERVE, SHARED, IDLE_BUFFER, RECLAIMED, BATCH),
+)

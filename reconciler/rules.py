@@ -1,0 +1,175 @@
+"""The rules by which an operator names classes: selectors in the configuration, overrides there or in a separate file.
+
+Field names are what stands in the YAML. Every struct refuses unknown keys and checks itself, so that one
+`msgspec.convert` per entry is the whole validation.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from msgspec import Struct
+
+from state.model import PodClass
+
+
+class Operator(StrEnum):
+    """How a requirement compares a label, in Kubernetes' words."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+
+    @property
+    def takes_values(self) -> bool:
+        """Whether ``values`` must be given; it must be absent otherwise."""
+        return self in {Operator.IN, Operator.NOT_IN}
+
+
+class Requirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One entry of ``matchExpressions``."""
+
+    key: str
+    operator: Operator
+    values: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.operator.takes_values and not self.values:
+            raise ValueError(f"operator {self.operator} needs values")
+        if self.values and not self.operator.takes_values:
+            raise ValueError(f"operator {self.operator} takes no values")
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """As Kubernetes has it, ``NotIn`` also matches a pod without the label."""
+        match self.operator:
+            case Operator.IN:
+                return labels.get(self.key) in self.values
+            case Operator.NOT_IN:
+                return labels.get(self.key) not in self.values
+            case Operator.EXISTS:
+                return self.key in labels
+            case Operator.DOES_NOT_EXIST:
+                return self.key not in labels
+
+
+class LabelSelector(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    rename={"match_labels": "matchLabels", "match_expressions": "matchExpressions"},
+):
+    """Kubernetes' label selector; all parts must hold. Empty matches every pod whose labels are known."""
+
+    match_labels: Mapping[str, str] = {}
+    match_expressions: tuple[Requirement, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """True when nothing is required."""
+        return not self.match_labels and not self.match_expressions
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether all requirements hold for these labels."""
+        return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
+            requirement.matches(labels) for requirement in self.match_expressions
+        )
+
+
+class ClassSelector(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    rename={"pod_class": "class", "priority_classes": "priorityClasses"},
+):
+    """Pods that get ``class``: every part that is given must hold; names are globs. The first that fits wins."""
+
+    pod_class: PodClass
+    name: str = ""
+    namespaces: tuple[str, ...] = ()
+    pods: tuple[str, ...] = ()
+    priority_classes: tuple[str, ...] = ()
+    labels: LabelSelector = LabelSelector()
+
+    def __post_init__(self) -> None:
+        if not (self.namespaces or self.pods or self.priority_classes) and self.labels.empty:
+            raise ValueError("a selector needs namespaces, pods, priorityClasses or labels")
+
+    @property
+    def title(self) -> str:
+        """What a message calls it."""
+        if self.name:
+            return self.name
+        parts = [*self.namespaces, *self.pods, *self.priority_classes, *_label_words(self.labels)]
+        return " ".join(parts)
+
+    @property
+    def needs_labels(self) -> bool:
+        """True when it cannot be decided without knowing the pod's labels."""
+        return not self.labels.empty
+
+
+class Override(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"pod_class": "class"}):
+    """An operator's last word on some pods: by ``uid``, ``pod`` (a ``namespace/name`` glob) or ``labels``.
+
+    All that are given must hold. ``origin`` says where it was written; the loader sets it.
+    """
+
+    pod_class: PodClass
+    uid: str | None = None
+    pod: str | None = None
+    labels: LabelSelector = LabelSelector()
+    reason: str = ""
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        if self.uid is None and self.pod is None and self.labels.empty:
+            raise ValueError("an override needs uid, pod or labels")
+        if self.pod is not None and self.pod.count("/") != 1:
+            raise ValueError(f"pod {self.pod!r} must be namespace/name, each of which may have * and ?")
+
+    @property
+    def title(self) -> str:
+        """What a message calls it."""
+        parts = [f"uid {self.uid}"] if self.uid else []
+        parts += [self.pod] if self.pod else []
+        parts += _label_words(self.labels)
+        return " ".join(parts) + (f" ({self.origin})" if self.origin else "")
+
+    @property
+    def needs_labels(self) -> bool:
+        """True when it cannot be decided without knowing the pod's labels."""
+        return not self.labels.empty
+
+
+class Rules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that an operator says about classes. Order counts: the first that fits wins."""
+
+    overrides: tuple[Override, ...] = ()
+    selectors: tuple[ClassSelector, ...] = ()
+
+
+def pod_glob(pattern: str, namespace: str | None, name: str | None) -> bool:
+    """Whether ``namespace/name`` fits a glob of that form; a pod whose name is unknown fits none.
+
+    The two halves are compared apart, so that ``*`` never reaches over the slash.
+    """
+    if namespace is None or name is None:
+        return False
+    want_namespace, _, want_name = pattern.partition("/")
+    return fnmatchcase(namespace, want_namespace) and fnmatchcase(name, want_name)
+
+
+def any_glob(patterns: tuple[str, ...], text: str | None) -> bool:
+    """Whether ``text`` fits one of the globs; no globs fit everything, an unknown text fits no glob."""
+    if not patterns:
+        return True
+    return text is not None and any(fnmatchcase(text, pattern) for pattern in patterns)
+
+
+def _label_words(selector: LabelSelector) -> list[str]:
+    words = [f"{key}={value}" for key, value in selector.match_labels.items()]
+    words += [f"{item.key} {item.operator} {','.join(item.values)}".rstrip() for item in selector.match_expressions]
+    return words

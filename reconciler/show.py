@@ -1,0 +1,364 @@
+"""What the agent shows of itself: the state document and the metrics, and the commands that root may give it.
+
+Implements what the web part asks for (`Shown`, `Control`). The document's shape is `state.dump`'s, with the daemon's
+own knowledge in ``pods`` (containers, how each setting stands, times), ``directories`` (the same for the groups above
+the pods) and ``budget``.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, final
+
+from msgspec.structs import asdict, replace
+
+from cgroupfs.errors import AgentError
+from reconciler import __version__
+from reconciler.actuators.judge import Standing
+from reconciler.agent import Agent
+from reconciler.config import Mode
+from reconciler.keeper import pod_facts, pool_lists
+from reconciler.metrics import MetricsSnapshot, PodMetrics, rss_bytes
+from reconciler.notify import Pulse
+from reconciler.supervisor import ComponentStatus
+from reconciler.web.interface import HoldRequest, RestoreRequest
+from state.dump import document
+from state.model import Container, Hold, Pod, PodClass, Setting
+from state.reader import read_history
+
+_HISTORY: Final = 200
+_SECTIONS: Final = (
+    *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
+    "problems",
+)
+_IN_FORCE: Final = frozenset({"in place", "written"})
+_LEFT: Final = frozenset({"held", "yielded", "waiting"})
+
+
+@final
+class Show:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        pulse: Pulse,
+        *,
+        statuses: Callable[[], Sequence[ComponentStatus]],
+        reload: Callable[[], tuple[str, ...]],
+    ) -> None:
+        """``reload`` reads the configuration again and returns its problems, none when it is in use."""
+        self._agent = agent
+        self._pulse = pulse
+        self._statuses = statuses
+        self._reload = reload
+
+    # Shown
+
+    @property
+    def pulse(self) -> Pulse:
+        """Whether the main loop lives."""
+        return self._pulse
+
+    @property
+    def sections(self) -> Sequence[str]:
+        """The document's parts that may be asked for one by one."""
+        return _SECTIONS
+
+    def not_ready(self) -> Sequence[str]:
+        """Why the node is not under control (yet)."""
+        agent = self._agent
+        reasons = []
+        if not agent.reconciler.ready.is_set():
+            reasons.append("the first look at the node is not done")
+        if agent.reconciler.problem is not None:
+            reasons.append(agent.reconciler.problem)
+        return reasons
+
+    def state(self, sections: Sequence[str]) -> Mapping[str, object]:
+        """The document; with ``sections`` only those (and what identifies it)."""
+        agent = self._agent
+        wanted = frozenset(sections) or frozenset(_SECTIONS)
+        pools = agent.reconciler.pools
+        statuses = agent.statuses()
+        found = document(
+            at=time.time(),
+            source="daemon",
+            meta={
+                "agent_version": __version__,
+                "node": agent.place.kubelet.node_name or os.uname().nodename,
+                "boot_id": agent.store.boot,
+                "opened_at": agent.started_at,
+            },
+            files=[_plain(asdict(entry)) for entry in agent.ledger] if "files" in wanted else [],
+            settings=[_plain(asdict(one)) for one in self._settings()] if "settings" in wanted else [],
+            pools=pool_lists(pools) if pools is not None else {},
+            holds=[asdict(hold) for hold in agent.holds.values()],
+            history=self._history() if "history" in wanted else [],
+            pods=[self._pod(pod) for pod in self._pods()] if "pods" in wanted else [],
+            sources=[asdict(status) for status in statuses],
+            problems=self._problems(),
+        )
+        found["agent"] = {**_mapping(found["agent"]), **self._agent_facts()}
+        found["budget"] = self._budget()
+        above = agent.reconciler.wanted.get("", {})
+        found["directories"] = [{"path": path, "settings": self._group(path)} for path in sorted(above)]
+        kept = {"schema", "kind", "source", "at"} | wanted
+        return {key: value for key, value in found.items() if key in kept}
+
+    def metrics(self) -> MetricsSnapshot:
+        """The newest numbers."""
+        agent = self._agent
+        pools, cpu = agent.reconciler.pools, agent.knowledge.cpu
+        settings: Counter[tuple[str, str]] = Counter()
+        for standing in self._standings():
+            settings[standing.setting.knob, _bucket(standing)] += 1
+        refused = Counter(one.rule for refusals in agent.reconciler.refusals.values() for one in refusals)
+        used = {} if cpu is None else {"online": cpu.online_milli, "reclaimed": cpu.reclaimed_milli}
+        if cpu is not None:
+            used["system"] = cpu.system_milli
+        times = os.times()
+        return MetricsSnapshot(
+            version=__version__,
+            mode=Mode.ENFORCE.value if agent.judge.enforce else Mode.OBSERVE.value,
+            ready=not self.not_ready(),
+            pods=tuple(map(self._pod_metrics, self._pods())) if agent.config.http.pod_metrics else (),
+            pods_by_class=Counter(pod.pod_class.value for pod in agent.knowledge.pods.values()),
+            pools={name: len(cpus) for name, cpus in _pool_sets(agent).items()},
+            budget_milli=pools.budget_milli if pools is not None else None,
+            used_milli=used,
+            settings=settings,
+            refused=refused,
+            holds=len(agent.judge.holds),
+            yielded=sum(standing.state == "yielded" for standing in self._standings()),
+            ledger_files=len(agent.ledger),
+            sources=tuple(agent.statuses()),
+            components=tuple(self._statuses()),
+            store_ok=agent.store.writable,
+            watches=self._watches(),
+            rss_bytes=rss_bytes(),
+            cpu_s=times.user + times.system,
+            started_at=agent.started_at,
+            counters=replace(
+                agent.counters.values,
+                writes=dict(agent.actuator.writes),
+                foreign=dict(agent.judge.foreign_writes),
+                resyncs=dict(agent.dirty.resyncs),
+                yields=agent.judge.yields,
+            ),
+        )
+
+    # Control
+
+    async def hold(self, request: HoldRequest) -> Hold:
+        """Leave something alone from now on."""
+        until = None if request.seconds is None else time.time() + request.seconds
+        hold = Hold(target=request.target, reason=request.reason, by=request.by, until=until)
+        await self._agent.hold(hold)
+        return hold
+
+    async def release(self, target: str) -> bool:
+        """End a hold."""
+        return await self._agent.release(target)
+
+    async def restore(self, request: RestoreRequest) -> Mapping[str, object]:
+        """Put the original values back; a whole restore also ends enforcing until the next reload or start."""
+        self._agent.log.warning("restore asked for", by=request.by or "unknown", pod=request.pod_uid or "all")
+        done = await self._agent.restore(request.pod_uid)
+        return {
+            "files": [asdict(one) for one in done],
+            "restored": sum(one.ok for one in done),
+            "left": sum(not one.ok for one in done),
+            "mode": Mode.ENFORCE.value if self._agent.judge.enforce else Mode.OBSERVE.value,
+        }
+
+    async def reload(self) -> Mapping[str, object]:
+        """Read the configuration again."""
+        problems = self._reload()
+        if problems:
+            raise AgentError("\n".join(problems))
+        return {"mode": self._agent.config.mode.value}
+
+    # Parts of the document
+
+    def _agent_facts(self) -> dict[str, object]:
+        agent = self._agent
+        return {
+            "mode": Mode.ENFORCE.value if agent.judge.enforce else Mode.OBSERVE.value,
+            "configured_mode": agent.config.mode.value,
+            "ready": not self.not_ready(),
+            "cgroups": agent.place.hierarchy.mode.value,
+            "driver": agent.place.layout.driver.value,
+            "kubepods": agent.place.layout.kubepods,
+            "cpus": str(agent.knowledge.topology.online),
+            "kubelet_policy": agent.knowledge.kubelet.policy.value,
+            "kubelet_reasserts_s": agent.knowledge.kubelet.reasserts_s,
+            "looks": agent.reconciler.looks,
+            "last_look_s": agent.reconciler.look_s,
+            "rss_bytes": rss_bytes(),
+            "alerts": dict(agent.alerts),
+            "components": [asdict(status) for status in self._statuses()],
+        }
+
+    def _budget(self) -> dict[str, object]:
+        pools, cpu = self._agent.reconciler.pools, self._agent.knowledge.cpu
+        if pools is None:
+            return {}
+        return {
+            "budget_milli": pools.budget_milli,
+            "ceiling_milli": self._agent.knowledge.ceiling_milli,
+            "quota_milli": dict(pools.quota_milli or {}),
+            "reasons": dict(pools.reasons),
+            "used": None
+            if cpu is None
+            else {
+                "busy_milli": cpu.busy_milli,
+                "online_milli": cpu.online_milli,
+                "reclaimed_milli": cpu.reclaimed_milli,
+                "system_milli": cpu.system_milli,
+            },
+        }
+
+    def _pods(self) -> list[Pod]:
+        return sorted(self._agent.knowledge.pods.values(), key=lambda pod: (pod.pod_class, pod.title))
+
+    def _pod(self, pod: Pod) -> dict[str, object]:
+        agent = self._agent
+        refusals = agent.reconciler.refusals.get(pod.uid, ())
+        return {
+            **pod_facts(pod),
+            "labels": dict(pod.labels),
+            "annotations": dict(pod.annotations),
+            "cpu_ns": agent.usage.cpu_ns(pod.group.path),
+            "settings": self._group(pod.group.path),
+            "containers": [self._container(one) for one in pod.containers],
+            "refusals": [
+                {
+                    "path": one.setting.path,
+                    "knob": one.setting.knob,
+                    "value": _value(one.setting.value),
+                    "rule": one.rule,
+                    "reason": one.reason,
+                }
+                for one in refusals
+            ],
+        }
+
+    def _container(self, container: Container) -> dict[str, object]:
+        timeline = self._agent.reconciler.timelines.get(container.id)
+        return {
+            "id": container.id,
+            "name": container.name,
+            "kind": container.kind.value,
+            "phase": container.phase.value,
+            "group": container.group.path,
+            "settings": self._group(container.group.path),
+            "times": timeline.facts() if timeline is not None else {},
+        }
+
+    def _group(self, path: str) -> list[dict[str, object]]:
+        return [_standing(one) for _, one in sorted(self._agent.judge.standing.get(path, {}).items())]
+
+    def _settings(self) -> Iterator[Setting]:
+        for wanted in self._agent.reconciler.wanted.values():
+            for here in wanted.values():
+                yield from here.values()
+
+    def _standings(self) -> Iterator[Standing]:
+        for here in list(self._agent.judge.standing.values()):
+            yield from here.values()
+
+    def _history(self) -> list[dict[str, Any]]:
+        # By a connection of its own: the store's belongs to the lane, which may be at work.
+        try:
+            return read_history(self._agent.store.path, _HISTORY)
+        except AgentError:
+            return []
+
+    def _problems(self) -> list[str]:
+        agent = self._agent
+        found = [_named(status.name, status.detail) for status in agent.statuses() if not status.ok]
+        found += [agent.keeper.problem] if agent.keeper.problem else []
+        held = agent.knowledge.kubelet.problem
+        found += held.split("; ") if held else ()
+        found += agent.kubelet_pods.problems if agent.kubelet_pods is not None else ()
+        found += agent.ledger.problems
+        found += [f"{pod.title}: {problem}" for pod in self._pods() for problem in pod.classification.problems]
+        if agent.store.quarantined:
+            found.append(f"the store was damaged and has been moved aside to {agent.store.quarantined}")
+        # Two parts may tell of one fault, one of them with its name before it: the fuller line is enough.
+        return [line for line in dict.fromkeys(found) if not any(line in other and line != other for other in found)]
+
+    # Parts of the metrics
+
+    def _pod_metrics(self, pod: Pod) -> PodMetrics:
+        agent = self._agent
+        paths = [pod.group.path, *(one.group.path for one in pod.containers)]
+        states = Counter(_bucket(one) for path in paths for one in agent.judge.standing.get(path, {}).values())
+        quota = (agent.reconciler.pools.quota_milli or {}).get(pod.uid) if agent.reconciler.pools else None
+        reclaimed = pod.pod_class is PodClass.RECLAIMED and agent.reconciler.pools is not None
+        return PodMetrics(
+            uid=pod.uid,
+            namespace=pod.namespace or "",
+            name=pod.name or "",
+            pod_class=pod.pod_class.value,
+            source=pod.classification.source,
+            cpus=len(agent.reconciler.pools.reclaimed) if reclaimed and agent.reconciler.pools else None,
+            quota_milli=quota,
+            in_force=states["in_force"],
+            pending=states["pending"],
+            left_alone=states["left_alone"],
+        )
+
+    def _watches(self) -> int:
+        stats = [self._agent.tree.stats, self._agent.signal.stats]
+        return sum(one.watches for one in stats if one is not None)
+
+
+def _named(name: str, detail: str) -> str:
+    """A source's problem with its name before it, once."""
+    return detail if detail.startswith(f"{name}: ") else f"{name}: {detail}"
+
+
+def _bucket(standing: Standing) -> str:
+    if standing.state in _IN_FORCE:
+        return "in_force"
+    return "left_alone" if standing.state in _LEFT else "pending"
+
+
+def _standing(one: Standing) -> dict[str, object]:
+    return {
+        "knob": one.setting.knob,
+        "wanted": one.wanted,
+        "actual": one.actual,
+        "state": one.state,
+        "detail": one.detail,
+        "at": one.at,
+        "policy": one.setting.policy,
+        "reason": one.setting.reason,
+    }
+
+
+def _pool_sets(agent: Agent) -> dict[str, Any]:
+    pools = agent.reconciler.pools
+    if pools is None:
+        return {}
+    return {
+        "reserved": pools.reserved,
+        "dedicated": pools.dedicated_cpus,
+        "shared": pools.shared,
+        "reclaimed": pools.reclaimed,
+    }
+
+
+def _value(value: object) -> object:
+    return value if value is None or isinstance(value, int) else str(value)
+
+
+def _plain(row: dict[str, Any]) -> dict[str, object]:
+    return {key: str(value) if type(value).__name__ in {"CpuSet", "Origin"} else value for key, value in row.items()}
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, dict) else {}

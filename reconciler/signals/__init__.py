@@ -1,0 +1,1 @@
+"""Measured numbers with unit and age: what the policies and detectors look at."""

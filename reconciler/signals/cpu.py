@@ -1,0 +1,202 @@
+"""Who used the CPUs: counters of the machine and of the pods, combined into one `NodeCpu`.
+
+The rules, where two readings leave a choice:
+
+- iowait is idle: a CPU that waits for a disk runs whatever is there. (rubik counts it as busy, which throttles CPU
+  work for somebody's disk.) This is the one rule that gives BE work more.
+- steal is busy: the hypervisor took that time, so it is not ours to give. No pod accounts for it: it is system use.
+- guest time is inside user time already and is not added again.
+- a CPU without a usable difference (just plugged in, counters gone backwards, two readings in one tick) is fully busy,
+  and missing in ``idle``: unknown is not idle.
+- a pod of unknown class is online; time of a pod that is gone, or that cannot be dated, is system use.
+
+Units: /proc/stat counts ticks, and only shares of them are used, so their length does not matter; pods count
+nanoseconds; results are thousandths of a CPU. Source: kernel documentation, filesystems/proc (1.7, /proc/stat).
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple, final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.policies.idle_buffer import IdleSample
+from state.model import NodeCpu, PodClass
+
+ONLINE: Final = "online"
+RECLAIMED: Final = "reclaimed"
+"""Names of the two sides, where they are sampled like two pods."""
+_CPU: Final = 1000
+# Ticks are 10 ms on most kernels: below this a share has no meaning.
+SHORTEST_S: Final = 0.05
+_WOBBLE: Final = 2
+
+
+class CpuTicks(NamedTuple):
+    """Ticks of one CPU since boot."""
+
+    busy: int
+    idle: int
+
+
+class Reading(Struct, frozen=True, kw_only=True):
+    """The machine's and the pods' counters at one moment of the monotonic clock. ``pods``: CPU nanoseconds by uid."""
+
+    at_s: float
+    cpus: Mapping[int, CpuTicks]
+    pods: Mapping[str, int] = {}
+
+
+def parse_stat(text: str) -> dict[int, CpuTicks]:
+    """The ``cpuN`` lines of /proc/stat. Offline CPUs have none.
+
+    Errors: `ValueError` when there is no such line, or one is not numbers.
+    """
+    cpus: dict[int, CpuTicks] = {}
+    for line in text.splitlines():
+        if not line.startswith("cpu"):
+            break  # they stand first, and the interrupt line below them is long
+        if line.startswith("cpu "):
+            continue
+        try:
+            # The ninth and tenth are guest time.
+            name, user, nice, system, idle, *more = line.split()[:9]
+            waiting, *rest = map(int, more) if more else (0,)
+            unused = int(idle) + waiting
+            cpus[int(name[3:])] = CpuTicks(int(user) + int(nice) + int(system) + sum(rest), unused)
+        except ValueError as exc:
+            raise ValueError(f"{line!r} is not a CPU line of /proc/stat ({exc})") from exc
+    if not cpus:
+        raise ValueError(f"no cpuN line in {text[:60]!r}")
+    return cpus
+
+
+def idle_shares(before: Mapping[int, CpuTicks], after: Mapping[int, CpuTicks]) -> dict[int, float]:
+    """How idle each CPU was between two readings, 0.0-1.0; a CPU that cannot be told is missing."""
+    shares: dict[int, float] = {}
+    for cpu, now in after.items():
+        then = before.get(cpu)
+        if then is None:
+            continue
+        busy, idle = now.busy - then.busy, now.idle - then.idle
+        # iowait may step back by a tick or two on its own; a counter that restarted steps back by far more.
+        if -_WOBBLE <= idle < 0:
+            idle = 0
+        if busy < 0 or idle < 0 or busy + idle == 0:
+            continue
+        shares[cpu] = idle / (busy + idle)
+    return shares
+
+
+def node_cpu(before: Reading, after: Reading, classes: Mapping[str, PodClass]) -> NodeCpu | None:
+    """CPU use between two readings; None when they are too close or in the wrong order."""
+    interval_s = after.at_s - before.at_s
+    if interval_s < SHORTEST_S:
+        return None
+    idle = idle_shares(before.cpus, after.cpus)
+    busy = sum(_CPU - int(idle.get(cpu, 0.0) * _CPU) for cpu in after.cpus)
+    most_ns = int(interval_s * len(after.cpus) * 1e9)
+    used_ns = {True: 0, False: 0}
+    for uid, total in after.pods.items():
+        then = before.pods.get(uid)
+        # New since the last reading, or counted anew: what it shows is what it used since. More than the machine
+        # has is older use that cannot be dated.
+        used = total - then if then is not None and total >= then else total
+        if used <= most_ns:
+            used_ns[classes.get(uid, PodClass.SHARED).online] += used
+    return NodeCpu(
+        busy_milli=busy,
+        online_milli=_milli(used_ns[True], interval_s),
+        reclaimed_milli=_milli(used_ns[False], interval_s),
+        idle=idle,
+        interval_s=interval_s,
+        age_s=0.0,
+    )
+
+
+def idle_sample(
+    before: Reading, after: Reading, cpus: CpuSet, *, reclaimed_ns: tuple[int | None, int | None] = (None, None)
+) -> IdleSample:
+    """What the idle buffer looks at: idle time on ``cpus``, and BE use from two readings of its directory's counter.
+
+    A CPU that cannot be told counts as busy; when none can, idle time is unknown.
+    """
+    top = _CPU * len(cpus)
+    interval_s = after.at_s - before.at_s
+    shares = idle_shares(before.cpus, after.cpus) if interval_s >= SHORTEST_S else {}
+    known = [shares[cpu] for cpu in cpus if cpu in shares]
+    then, now = reclaimed_ns
+    return IdleSample(
+        top_milli=top,
+        idle_milli=int(sum(known) * _CPU) if known else None,
+        reclaimed_milli=_milli(now - then, interval_s)
+        if then is not None and now is not None and now >= then and interval_s >= SHORTEST_S
+        else None,
+    )
+
+
+@final
+class UseBySide:
+    """Online and BE use from the directories' own counters, instead of one read for each pod.
+
+    The besteffort directory counts all BE pods and kubepods counts everything, gone pods included; only *odd* pods (BE
+    by label outside besteffort, online ones inside) are read one by one. An odd pod counts on its directory's side
+    until it has been seen twice, one sampling interval.
+    """
+
+    def __init__(self) -> None:
+        self._before: Mapping[str, int] = {}
+        self._online = 0
+        self._reclaimed = 0
+
+    def add(
+        self, used: Mapping[str, int], all_pods: str, besteffort: str, odd: Mapping[str, PodClass]
+    ) -> tuple[int, int]:
+        """Take counters by group path (ns); answer with both sides' use since the first call (ns), never falling.
+
+        A group that is missing in ``used`` or was counted anew adds nothing.
+        """
+        grown = {path: max(0, ns - self._before[path]) for path, ns in used.items() if path in self._before}
+        self._before = dict(used)
+        reclaimed = grown.get(besteffort, 0)
+        for path, pod_class in odd.items():
+            reclaimed += -grown.get(path, 0) if pod_class.online else grown.get(path, 0)
+        reclaimed = max(0, reclaimed)
+        self._reclaimed += reclaimed
+        self._online += max(0, grown.get(all_pods, 0) - reclaimed)
+        return self._online, self._reclaimed
+
+
+@final
+class CpuSampler:
+    """Keeps the last reading and the last answer, so that silence shows as age and not as a wrong number."""
+
+    def __init__(self) -> None:
+        self._before: Reading | None = None
+        self._last: NodeCpu | None = None
+        self._last_at_s = 0.0
+
+    def sample(self, stat: str, pods: Mapping[str, int], classes: Mapping[str, PodClass], now: float) -> NodeCpu | None:
+        """Take a reading and answer with CPU use since the last one; until there are two: None.
+
+        Errors: `ValueError` for text that is no /proc/stat; what is known then only grows older.
+        """
+        reading = Reading(at_s=now, cpus=parse_stat(stat), pods=dict(pods))
+        if self._before is None or reading.at_s < self._before.at_s:
+            self._before = reading
+            return self.current(now)
+        answer = node_cpu(self._before, reading, classes)
+        if answer is not None:
+            self._before, self._last, self._last_at_s = reading, answer, now
+        return self.current(now)
+
+    def current(self, now: float) -> NodeCpu | None:
+        """The last answer with its age."""
+        if self._last is None:
+            return None
+        return replace(self._last, age_s=max(0.0, now - self._last_at_s))
+
+
+def _milli(ns: int, interval_s: float) -> int:
+    return max(0, round(ns / interval_s / 1_000_000))

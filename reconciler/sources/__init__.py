@@ -1,0 +1,1 @@
+"""Where knowledge of pods comes from: one module a source, each optional."""

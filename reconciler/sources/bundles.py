@@ -1,0 +1,262 @@
+"""What the runtime wrote down about one container: the OCI bundle's config.json and runc's state.json.
+
+config.json is complete before the container's first cgroup directory is made and stays as it was written; state.json
+appears when runc has finished and follows every update, so it is what the kubelet wants *now* and what a restore goes
+back to. Both are decoded in part only: everything else in them is nobody's business here.
+
+Source: OCI runtime specification (config, config-linux); recorded bundles of containerd; runc's and its successor
+module's ``configs.Cgroup`` (flat keys; newer versions leave out what is zero, and ``pids_limit`` may be null).
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from cgroupfs.errors import InputError, SourceError, errno_name
+from cgroupfs.naming import QosClass, oci_cgroups_path, parse
+from state.model import ContainerKind, ContainerMeta, PodMeta, RuntimeSpec
+
+_CRI: Final = "io.kubernetes.cri."
+_CRIO: Final = "io.kubernetes.cri-o."
+_KINDS: Final = {"sandbox": ContainerKind.SANDBOX, "container": ContainerKind.APP}
+
+T = TypeVar("T")
+
+
+class Bundle(Struct, frozen=True, kw_only=True):
+    """One container as its bundle tells it. ``group`` is the cgroup path; None parts are what this runtime left out.
+
+    ``kind`` does not tell init containers from others (APP). ``annotations`` are all of the bundle's; the pod's own
+    are among them only where the runtime was told to pass them on.
+    """
+
+    container_id: str
+    group: str | None = None
+    pod_uid: str | None = None
+    qos: QosClass | None = None
+    kind: ContainerKind = ContainerKind.UNKNOWN
+    sandbox_id: str | None = None
+    namespace: str | None = None
+    pod_name: str | None = None
+    container_name: str | None = None
+    labels: Mapping[str, str] | None = None
+    annotations: Mapping[str, str] = {}
+    spec: RuntimeSpec = RuntimeSpec()
+
+    def meta(self) -> PodMeta | None:
+        """What this tells of the pod; None when it does not even tell which."""
+        if self.pod_uid is None:
+            return None
+        own = {key: value for key, value in self.annotations.items() if not key.startswith((_CRI, _CRIO))}
+        container = ContainerMeta(name=self.container_name or "", kind=self.kind, id=self.container_id)
+        sandbox = self.container_id if self.kind is ContainerKind.SANDBOX else self.sandbox_id
+        return PodMeta(
+            uid=self.pod_uid,
+            source="bundle",
+            namespace=self.namespace,
+            name=self.pod_name,
+            labels=self.labels,
+            annotations=own or None,
+            qos=self.qos,
+            containers=(container,) if self.container_name and self.kind is not ContainerKind.SANDBOX else (),
+            sandbox_ids=(sandbox,) if sandbox else (),
+        )
+
+
+class RuntimeState(Struct, frozen=True, kw_only=True):
+    """One container as runc knows it now. ``groups`` maps a controller to its absolute directory (as runc sees it).
+
+    ``init_pid`` is the container's first process, in runc's pid namespace.
+    """
+
+    container_id: str
+    init_pid: int
+    group: str | None = None
+    groups: Mapping[str, str] = {}
+    bundle: str | None = None
+    spec: RuntimeSpec = RuntimeSpec()
+
+
+class _OciCpu(Struct):
+    shares: int | None = None
+    quota: int | None = None
+    period: int | None = None
+    cpus: str = ""
+    mems: str = ""
+
+
+class _OciMemory(Struct):
+    limit: int | None = None
+    swap: int | None = None
+
+
+class _OciPids(Struct):
+    limit: int | None = None
+
+
+class _OciResources(Struct):
+    cpu: _OciCpu | None = None
+    memory: _OciMemory | None = None
+    pids: _OciPids | None = None
+
+
+class _OciLinux(Struct):
+    resources: _OciResources | None = None
+    cgroups_path: str = field(name="cgroupsPath", default="")
+
+
+class _Oci(Struct):
+    oci_version: str = field(name="ociVersion")
+    """Required by the specification: what tells a config.json from any other JSON object."""
+    linux: _OciLinux | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _RuncCgroup(Struct):
+    path: str = ""
+    name: str = ""
+    parent: str = ""
+    scope_prefix: str = ""
+    memory: int = 0
+    memory_swap: int = 0
+    cpu_shares: int = 0
+    cpu_quota: int = 0
+    cpu_period: int = 0
+    cpuset_cpus: str = ""
+    cpuset_mems: str = ""
+    pids_limit: int | None = None
+
+
+class _RuncConfig(Struct):
+    cgroups: _RuncCgroup
+    labels: list[str] | None = None
+
+
+class _Runc(Struct):
+    id: str
+    init_process_pid: int
+    config: _RuncConfig
+    cgroup_paths: dict[str, str] | None = None
+
+
+_OCI_DECODER: Final = msgspec.json.Decoder(_Oci)
+_RUNC_DECODER: Final = msgspec.json.Decoder(_Runc)
+_TEXTS: Final = msgspec.json.Decoder(dict[str, str])
+
+
+def read_bundle(directory: str, container_id: str = "") -> Bundle:
+    """Read ``config.json`` of a bundle directory; the container's id is the directory's name unless given.
+
+    Errors: `SourceError` when it is not there (a container that has exited takes its bundle along) or cannot be read;
+    `InputError` when it is not an OCI configuration.
+    """
+    path = os.path.join(directory, "config.json")
+    return parse_bundle(_read(path), container_id or os.path.basename(directory.rstrip("/")), where=path)
+
+
+def parse_bundle(text: bytes, container_id: str, *, where: str = "config.json") -> Bundle:
+    """`read_bundle` for a text that is at hand. Errors: `InputError`."""
+    oci = _decode(_OCI_DECODER, text, where, "an OCI runtime configuration")
+    linux = oci.linux or _OciLinux()
+    notes = oci.annotations or {}
+    # CRI-O writes the labels of the pod (for a sandbox) or those of the container, both with the kubelet's own four.
+    labels = _texts(notes.get(f"{_CRIO}Labels"), where)
+    kind = _KINDS.get(notes.get(f"{_CRI}container-type") or notes.get(f"{_CRIO}ContainerType") or "")
+    group = _group(linux.cgroups_path, where)
+    name = parse(group) if group is not None else None
+    uid, qos = (None, None) if name is None else (name.pod_uid, name.qos)
+    return Bundle(
+        container_id=container_id,
+        group=group,
+        # The path always tells the uid; the annotation only came in with containerd 1.6.10.
+        pod_uid=uid or notes.get(f"{_CRI}sandbox-uid") or labels.get("io.kubernetes.pod.uid"),
+        qos=qos,
+        kind=kind or ContainerKind.UNKNOWN,
+        sandbox_id=notes.get(f"{_CRI}sandbox-id") or notes.get(f"{_CRIO}SandboxID"),
+        namespace=notes.get(f"{_CRI}sandbox-namespace") or labels.get("io.kubernetes.pod.namespace"),
+        pod_name=notes.get(f"{_CRI}sandbox-name") or labels.get("io.kubernetes.pod.name"),
+        container_name=notes.get(f"{_CRI}container-name") or labels.get("io.kubernetes.container.name"),
+        labels=labels if labels and kind is ContainerKind.SANDBOX else None,
+        annotations=notes,
+        spec=_oci_spec(linux.resources or _OciResources()),
+    )
+
+
+def read_state(path: str) -> RuntimeState:
+    """Read one ``state.json``.
+
+    Errors: `SourceError` when it is not there or cannot be read; `InputError` when it is not runc's.
+    """
+    return parse_state(_read(path), where=path)
+
+
+def parse_state(text: bytes, *, where: str = "state.json") -> RuntimeState:
+    """`read_state` for a text that is at hand. Errors: `InputError`."""
+    state = _decode(_RUNC_DECODER, text, where, "runc's state of a container")
+    cgroup = state.config.cgroups
+    # With the systemd driver runc keeps slice, prefix and name apart, and no path.
+    written = cgroup.path or (f"{cgroup.parent}:{cgroup.scope_prefix}:{cgroup.name}" if cgroup.name else "")
+    labels = dict(label.partition("=")[::2] for label in state.config.labels or ())
+    return RuntimeState(
+        container_id=state.id,
+        init_pid=state.init_process_pid,
+        group=_group(written, where),
+        groups=state.cgroup_paths or {},
+        bundle=labels.get("bundle"),
+        spec=RuntimeSpec(
+            cpus=cgroup.cpuset_cpus or None,
+            mems=cgroup.cpuset_mems or None,
+            shares=cgroup.cpu_shares or None,
+            quota_us=cgroup.cpu_quota or None,
+            period_us=cgroup.cpu_period or None,
+            memory_bytes=cgroup.memory or None,
+            swap_bytes=cgroup.memory_swap or None,
+            pids=cgroup.pids_limit or None,
+        ),
+    )
+
+
+def _oci_spec(resources: _OciResources) -> RuntimeSpec:
+    """Zero means "not set" to runc, wherever the specification would allow it."""
+    cpu, memory, pids = resources.cpu or _OciCpu(), resources.memory or _OciMemory(), resources.pids or _OciPids()
+    return RuntimeSpec(
+        cpus=cpu.cpus or None,
+        mems=cpu.mems or None,
+        shares=cpu.shares or None,
+        quota_us=cpu.quota or None,
+        period_us=cpu.period or None,
+        memory_bytes=memory.limit or None,
+        swap_bytes=memory.swap or None,
+        pids=pids.limit or None,
+    )
+
+
+def _group(text: str, where: str) -> str | None:
+    if not text:
+        return None
+    try:
+        return oci_cgroups_path(text)
+    except ValueError as exc:
+        raise InputError(f"{where}: cgroups path", text, "an absolute path or slice:prefix:name") from exc
+
+
+def _texts(text: str | None, where: str) -> dict[str, str]:
+    return {} if text is None else _decode(_TEXTS, text.encode(), f"{where}: {_CRIO}Labels", "a map of texts")
+
+
+def _decode(decoder: msgspec.json.Decoder[T], text: bytes, where: str, expected: str) -> T:
+    try:
+        return decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise InputError(where, text[:60].decode(errors="replace"), f"{expected} ({exc})") from exc
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
+    except OSError as exc:
+        raise SourceError("bundle", f"cannot read {path}: {errno_name(exc.errno)}") from exc

@@ -1,0 +1,241 @@
+"""The kubelet's checkpoint files as a source: watch their directory, read when one is renamed into place.
+
+The kubelet writes ``.<digits>`` and renames it, so a MOVED_TO with a proper name means "whole and new"; everything else
+in the directory is ignored. A new ``device-plugins/kubelet.sock`` means that a kubelet has started.
+
+The files are read in the loop (a few hundred bytes, rarely); what they are worth is decided in `allocations`.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol, TypeVar, final
+
+import trio
+
+from cgroupfs.chain import PathChain
+from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.watch import APPEARED, CHILDREN, VANISHED, DirWatcher, Event
+from reconciler.dirty import NODE
+from reconciler.sources.allocations import Allocations
+from reconciler.sources.reassertion import Reassertion
+from state.kubelet import (
+    CPU_STATE,
+    DEVICES,
+    KUBELET_ROOT,
+    MEMORY_STATE,
+    POD_STATUS,
+    CheckpointError,
+    CpuManagerState,
+    DeviceState,
+    MemoryManagerState,
+    PodStatusState,
+    parse_cpu_manager_state,
+    parse_devices,
+    parse_memory_manager_state,
+    parse_pod_status,
+    read_checkpoint,
+)
+from state.model import KubeletView, Pod, SourceStatus
+
+_NAME: Final = "kubelet checkpoints"
+_LOG: Final = logging.getLogger(__name__)
+_PLUGINS: Final = os.path.dirname(DEVICES)
+_SOCKET: Final = "kubelet.sock"
+_FILES: Final = frozenset({CPU_STATE, MEMORY_STATE, POD_STATUS, os.path.basename(DEVICES)})
+_RESYNC_S: Final = 60.0
+_T = TypeVar("_T")
+
+
+class Marks(Protocol):
+    """Takes the dirty marks; `reconciler.dirty.DirtyKeys` is one."""
+
+    def mark(self, key: str, /) -> None:
+        """Look at this again."""
+        ...
+
+    def mark_all(self, why: str, /) -> None:
+        """Look at everything again."""
+        ...
+
+
+@final
+class CheckpointSource:
+    """Reads the checkpoints when they change, and says what the kubelet allocated.
+
+    Before and without `run` the files are read once by the constructor, so that a one-shot command has them.
+    ``allocations`` and ``reassertion`` are public: the loop tells the latter of the runtime's updates.
+    """
+
+    def __init__(
+        self,
+        marks: Marks,
+        *,
+        root: str = "/",
+        kubelet_root: str = KUBELET_ROOT,
+        allocations: Allocations | None = None,
+        resync_s: float = _RESYNC_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock``: monotonic seconds."""
+        self.allocations = Allocations() if allocations is None else allocations
+        self.reassertion = Reassertion()
+        self.cpus: CpuManagerState | CheckpointError | None = None
+        self.memory: MemoryManagerState | CheckpointError | None = None
+        self.devices: DeviceState | CheckpointError | None = None
+        self.pod_status: PodStatusState | CheckpointError | None = None
+        """The checkpoints as last read: the state, or why it is no use."""
+        self._marks = marks
+        self._base = os.path.abspath(root)
+        self._directory = os.path.join(self._base, kubelet_root.strip("/"))
+        self._clock = clock
+        self._resync_s = resync_s
+        self._read_at: float | None = None
+        self._socket: tuple[int, float] | None = self._find_socket()
+        self._wake = trio.Event()
+        self.read_all()
+
+    def read_all(self) -> None:
+        """Read every file now."""
+        for name in _FILES:
+            self._read(name)
+
+    def view(
+        self,
+        pods: Mapping[str, Pod] | None,
+        *,
+        reserved: CpuSet = EMPTY,
+        strict_reserved: bool = False,
+    ) -> KubeletView:
+        """What to go by now; ``pods`` are those with a cgroup, None while that is not known.
+
+        When the answer changes by time alone, ``node`` is marked then (while `run` runs).
+        """
+        now = self._clock()
+        found = self.allocations.view(
+            pods,
+            now,
+            reserved=reserved,
+            strict_reserved=strict_reserved,
+            reasserts_s=self.reassertion.period(now),
+        )
+        self._wake.set()
+        return found
+
+    def status(self) -> SourceStatus:
+        """Whether the CPU manager's file, the one that decides anything, is there and good."""
+        age = None if self._read_at is None else self._clock() - self._read_at
+        fault = self.cpus if isinstance(self.cpus, CheckpointError) else None
+        detail = self._directory if fault is None else str(fault)
+        return SourceStatus(name=_NAME, ok=fault is None, age_s=age, detail=detail)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch until cancelled. Started when the directory is watched as far as it exists, and was read after that."""
+        with DirWatcher[str](_NAME) as watcher:
+            # The tokens: "" on the way to the directory, else the directory itself.
+            way = PathChain(watcher, self._base, os.path.join(self._directory, _PLUGINS), "")
+            self._watch(watcher, way)
+            self.read_all()
+            task_status.started()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._mark_when_due)
+                await self._follow(watcher, way)
+
+    async def _follow(self, watcher: DirWatcher[str], way: PathChain[str]) -> None:
+        deadline = trio.current_time() + self._resync_s
+        while True:
+            batch: Sequence[Event[str]] = ()
+            with trio.move_on_at(deadline):
+                batch = await watcher.next_batch()
+            # A deleted one is read, too, to say so: operators delete it to change the policy.
+            changed = {event.name for event in batch if event.mask & (APPEARED | VANISHED) and event.name in _FILES}
+            restarted = any(event.name == _SOCKET and event.mask & APPEARED for event in batch)
+            lost = not batch or any(event.overflow or event.look or event.ended for event in batch)
+            for event in batch:
+                if way.leads_on(event):
+                    if event.mask & VANISHED:
+                        way.cut(event)
+                    lost = True
+            if lost:
+                self._watch(watcher, way)
+                changed |= _FILES
+                socket = self._find_socket()
+                restarted = restarted or (socket is not None and socket != self._socket)
+                deadline = trio.current_time() + self._resync_s
+            if restarted:
+                self._socket = self._find_socket()
+                self.allocations.restarted(self._clock())
+                self.reassertion.restarted()
+            news = [self._read(name) for name in sorted(changed)]
+            if restarted:
+                self._marks.mark_all("kubelet restarted")
+            elif any(news):
+                self._marks.mark(NODE)
+
+    def _watch(self, watcher: DirWatcher[str], way: PathChain[str]) -> None:
+        """Watch what exists: the directory (on the way to its child) and the device plugins' directory."""
+        if way.extend():
+            watcher.add(way.target, CHILDREN, way.target)
+
+    async def _mark_when_due(self) -> None:
+        """Mark the node when a waiting time of the allocations is over: nobody else would."""
+        while True:
+            self._wake = trio.Event()
+            due = self.allocations.recheck_at
+            if due is None:
+                await self._wake.wait()
+                continue
+            with trio.move_on_after(max(0.01, due - self._clock())):
+                await self._wake.wait()
+                continue
+            self._marks.mark(NODE)
+            # The next view sets another time; without one there is nothing to wait for.
+            await self._wake.wait()
+
+    def _read(self, name: str) -> bool:
+        """Read one file; True when that is news to the planner."""
+        now = self._clock()
+        if name == CPU_STATE:
+            return self._read_cpus(os.path.join(self._directory, name), now)
+        if name == MEMORY_STATE:
+            memory = _outcome(os.path.join(self._directory, name), parse_memory_manager_state)
+            news, self.memory = _differ(memory, self.memory), memory
+        elif name == POD_STATUS:
+            status = _outcome(os.path.join(self._directory, name), parse_pod_status)
+            news, self.pod_status = _differ(status, self.pod_status), status
+        else:
+            devices = _outcome(os.path.join(self._directory, DEVICES), parse_devices)
+            news, self.devices = _differ(devices, self.devices), devices
+        return news
+
+    def _read_cpus(self, path: str, now: float) -> bool:
+        found = _outcome(path, parse_cpu_manager_state)
+        news = _differ(found, self.cpus)
+        if news and isinstance(found, CheckpointError):
+            _LOG.warning("%s: %s", _NAME, found)
+        elif isinstance(self.cpus, CheckpointError) and not isinstance(found, CheckpointError):
+            _LOG.info("%s: %s is good again", _NAME, path)
+        self.cpus, self._read_at = found, now
+        self.allocations.read(found, now)
+        return news
+
+    def _find_socket(self) -> tuple[int, float] | None:
+        """What tells one kubelet's socket from the next one's; None while there is none."""
+        try:
+            found = os.stat(os.path.join(self._directory, _PLUGINS, _SOCKET))
+        except OSError:
+            return None
+        return found.st_ino, found.st_ctime
+
+
+def _differ(now: object, before: object) -> bool:
+    """Errors compare by their text: the same fault again is no news."""
+    return str(now) != str(before) if isinstance(now, CheckpointError) else now != before
+
+
+def _outcome(path: str, parse: Callable[[bytes, str], _T]) -> _T | CheckpointError:
+    try:
+        return read_checkpoint(path, parse)
+    except CheckpointError as exc:
+        return exc

@@ -1,0 +1,232 @@
+"""Pods as this node's kubelet lists them: ``/pods`` on its own port with credentials, or on the read-only port.
+
+What is known is never shrunk by an answer: a restarting kubelet first lists nothing, then its static pods, then the
+rest. A pod leaves when its directory is gone (`KubeletPods.keep_only`), not when a list omits it.
+
+Source: the kubelet's HTTP API; recorded answers (``items`` is null when there are no pods).
+"""
+
+import logging
+import socket
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, final
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from cgroupfs.errors import SourceError
+from reconciler.httpclient import HttpSession, Peer
+from reconciler.sources.kubelet_config import KubeletConfig
+from reconciler.sources.podspec import PodObject, meta_of
+from state.model import PodMeta, SourceStatus
+
+NAME: Final = "kubelet"
+_PATH: Final = "/pods"
+_LOG: Final = logging.getLogger(__name__)
+
+
+class KubeletAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the operator wants the kubelet asked. What is None is found from the kubelet's own configuration.
+
+    ``url`` such as ``https://127.0.0.1:10250``. ``insecure`` accepts any certificate. Units: seconds.
+    """
+
+    url: str | None = None
+    token_file: str | None = None
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    server_name: str | None = None
+    insecure: bool = False
+    timeout_s: float = 5.0
+
+
+def choose_peer(access: KubeletAccess, kubelet: KubeletConfig) -> Peer:
+    """Whom to ask. With credentials the secure port, else the read-only port where it is open.
+
+    Without a CA file the kubelet's own certificate file is trusted: with neither bootstrap nor certificate given, the
+    kubelet signs itself and keeps the signer in that file. Its certificate has the node's name, not the loopback
+    address.
+    """
+    host = kubelet.loopback if ":" not in kubelet.loopback else f"[{kubelet.loopback}]"
+    credentials = access.token_file or access.cert_file
+    url = access.url
+    if url is None:
+        read_only = kubelet.read_only_port and not credentials
+        url = f"http://{host}:{kubelet.read_only_port}" if read_only else f"https://{host}:{kubelet.port}"
+    own = kubelet.tls_cert_file or f"{kubelet.cert_dir}/kubelet.crt"
+    name = access.server_name or (None if access.url else kubelet.node_name or socket.gethostname().lower())
+    return Peer(
+        name=NAME,
+        url=url,
+        token_file=access.token_file,
+        ca_file=access.ca_file or (own if url.startswith("https:") and not (access.url or access.insecure) else None),
+        cert_file=access.cert_file,
+        key_file=access.key_file,
+        server_name=name if url.startswith("https:") else None,
+        insecure=access.insecure,
+        timeout_s=access.timeout_s,
+    )
+
+
+class _PodList(Struct):
+    kind: str | None = None
+    items: list[msgspec.Raw] | None = None
+
+
+_decode_list = msgspec.json.Decoder(_PodList).decode
+_decode_pod = msgspec.json.Decoder(PodObject).decode
+
+
+def decode_pods(body: bytes) -> tuple[tuple[PodMeta, ...], tuple[str, ...]]:
+    """The pods of one answer, and a message for each that could not be used; the others hold.
+
+    Errors: `ValueError` when the answer as a whole is no pod list (cut off, an error page, another kind).
+    """
+    try:
+        answer = _decode_list(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise ValueError(f"the answer is not a pod list: {exc}") from exc
+    if answer.kind not in {None, "PodList"} or (answer.kind is None and answer.items is None):
+        raise ValueError(f"the answer is not a pod list but {answer.kind or 'something without items'}")
+    pods: list[PodMeta] = []
+    problems: list[str] = []
+    for index, item in enumerate(answer.items or ()):
+        try:
+            pods.append(meta_of(_decode_pod(item), NAME))
+        except (msgspec.MsgspecError, ValueError) as exc:
+            problems.append(f"{NAME}: pod {index + 1} of its list: {exc}")
+    return tuple(pods), tuple(problems)
+
+
+class _Round:
+    """One question: who waits for it, and how it ended."""
+
+    def __init__(self) -> None:
+        self.finished = trio.Event()
+        self.error: SourceError | None = None
+
+
+@final
+class KubeletPods:
+    """Keeps what the kubelet lists, asked every ``period_s`` and on demand; one connection, one question at a time.
+
+    ``on_change`` gets the uids of pods that are new or differ from before. Questions on demand that come while one is
+    on its way share the next, and two never start within ``gap_s``: a burst of new pods must not burden the kubelet.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        *,
+        on_change: Callable[[frozenset[str]], None] = lambda _: None,
+        period_s: float = 30.0,
+        gap_s: float = 0.2,
+    ) -> None:
+        self._peer = peer
+        self._on_change = on_change
+        self._period_s = period_s
+        self._gap_s = gap_s
+        self._known: dict[str, PodMeta] = {}
+        self._listed: frozenset[str] = frozenset()
+        self._answered_at: float | None = None
+        self._detail = "not asked yet"
+        self._ok = False
+        self._problems: tuple[str, ...] = ()
+        self._next = _Round()
+        self._wake = trio.Event()
+
+    @property
+    def known(self) -> Mapping[str, PodMeta]:
+        """Every pod told so far, by uid. Replaced, not changed, by the next answer."""
+        return self._known
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Pods of the last answer that could not be used."""
+        return self._problems
+
+    def status(self, now: float) -> SourceStatus:
+        """Whether it answers, and how old the last good answer is at ``now`` (trio's clock)."""
+        age = None if self._answered_at is None else now - self._answered_at
+        return SourceStatus(name=NAME, ok=self._ok, age_s=age, detail=self._detail)
+
+    def ask(self) -> None:
+        """Have the kubelet asked soon, without waiting."""
+        self._wake.set()
+
+    async def refresh(self) -> Mapping[str, PodMeta]:
+        """What is known after an answer to a question that starts after this call. Needs `run` to be running.
+
+        Errors: `SourceError` when that question failed; `known` is as it was.
+        """
+        asked = self._next
+        self._wake.set()
+        await asked.finished.wait()
+        if asked.error is not None:
+            raise asked.error
+        return self._known
+
+    def keep_only(self, alive: Collection[str]) -> None:
+        """Forget pods whose directory is not among ``alive`` and that the last full list did not have either."""
+        self._known = {uid: pod for uid, pod in self._known.items() if uid in alive or uid in self._listed}
+
+    async def run(self, *, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
+        """Ask for ever. Started when the first question has been answered or has failed."""
+        started = False
+        asked = self._next
+        async with HttpSession(self._peer) as session:
+            try:
+                while True:
+                    asked, self._next, self._wake = self._next, _Round(), trio.Event()
+                    asked.error = await self._once(session)
+                    asked.finished.set()
+                    if not started:
+                        task_status.started()
+                        started = True
+                    begun = trio.current_time()
+                    with trio.move_on_after(self._period_s):
+                        await self._wake.wait()
+                    await trio.sleep_until(begun + self._gap_s)
+            finally:
+                for left in (asked, self._next):
+                    if not left.finished.is_set():
+                        left.error = SourceError(NAME, "is no longer asked")
+                        left.finished.set()
+
+    async def _once(self, session: HttpSession) -> SourceError | None:
+        try:
+            body = await session.get(_PATH)
+            pods, problems = decode_pods(body)
+        except SourceError as exc:
+            return self._failed(exc)
+        except ValueError as exc:
+            return self._failed(SourceError(NAME, f"{self._peer.url}: {_PATH}: {exc}"))
+        self._take(pods, problems)
+        return None
+
+    def _failed(self, error: SourceError) -> SourceError:
+        if self._ok or self._detail != str(error):
+            _LOG.warning("%s", error)
+        self._ok, self._detail = False, str(error)
+        return error
+
+    def _take(self, pods: tuple[PodMeta, ...], problems: tuple[str, ...]) -> None:
+        told = {pod.uid: pod for pod in pods}
+        changed = frozenset(uid for uid, pod in told.items() if self._known.get(uid) != pod)
+        if not self._ok and self._answered_at is not None:
+            _LOG.info("%s: answers again", NAME)
+        for problem in set(problems).difference(self._problems):
+            _LOG.warning("%s", problem)
+        self._answered_at, self._ok, self._problems = trio.current_time(), True, problems
+        self._detail = f"{len(told)} pods from {self._peer.url}"
+        if problems:
+            self._detail += f", {len(problems)} unusable"
+        if told:
+            self._listed = frozenset(told)
+        elif self._known:
+            self._detail = f"an empty list from {self._peer.url}; the {len(self._known)} pods known before are kept"
+        if changed:
+            self._known = {**self._known, **told}
+            self._on_change(changed)

@@ -1,0 +1,270 @@
+"""How the kubelet of this node is set up: from its command line and its configuration file, each value with its source.
+
+The kubelet takes its file first and lets flags win. Only what this agent needs is read; an unreadable part is one
+message in ``problems`` and leaves the value at the kubelet's own default, so that a wrong file never hides the node.
+
+Source: Kubernetes documentation, "kubelet" (flags) and "KubeletConfiguration (v1beta1)" (file, defaults). The
+read-only port is 10255 for a kubelet without a file and closed for one with a file.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.errors import InputError
+from cgroupfs.naming import Driver
+from reconciler.yamldoc import read_yaml
+
+STANDARD_CONFIG: Final = "/var/lib/kubelet/config.yaml"
+
+_READ_ONLY_PORT: Final = 10255
+
+
+class KubeletConfig(Struct, frozen=True, kw_only=True):
+    """What the kubelet was told. ``sources`` maps a field's name to the flag or ``file:line:column`` that set it.
+
+    A field that is not in ``sources`` has the kubelet's default. ``pid`` None: no kubelet runs that we can see. Paths
+    are as the kubelet names them, without the root prefix. ``address`` is where it listens (``0.0.0.0``: everywhere).
+    """
+
+    pid: int | None = None
+    config_path: str | None = None
+    port: int = 10250
+    read_only_port: int = 0
+    address: str = "0.0.0.0"
+    cgroup_driver: Driver = Driver.CGROUPFS
+    cgroup_root: str = "/"
+    cpu_manager_policy: str = "none"
+    cpu_manager_options: Mapping[str, str] = {}
+    cpu_manager_reconcile: str = "10s"
+    reserved_cpus: CpuSet = EMPTY
+    static_pod_path: str | None = None
+    root_dir: str = "/var/lib/kubelet"
+    cert_dir: str = "/var/lib/kubelet/pki"
+    tls_cert_file: str | None = None
+    runtime_endpoint: str | None = None
+    node_name: str | None = None
+    sources: Mapping[str, str] = {}
+    problems: tuple[str, ...] = ()
+
+    @property
+    def strict_reserved(self) -> bool:
+        """Whether shared pods stay off the reserved CPUs too (option ``strict-cpu-reservation``, 1.32 and later)."""
+        return self.cpu_manager_options.get("strict-cpu-reservation", "").lower() == "true"
+
+    @property
+    def cgroups(self) -> dict[str, object]:
+        """What the kubelet was told about cgroups, in the words of its file, for finding the tree; only what was."""
+        told: dict[str, object] = {"cgroupDriver": str(self.cgroup_driver), "cgroupRoot": self.cgroup_root}
+        fields = {"cgroupDriver": "cgroup_driver", "cgroupRoot": "cgroup_root"}
+        return {key: value for key, value in told.items() if fields[key] in self.sources}
+
+    @property
+    def loopback(self) -> str:
+        """The address under which this node's own kubelet answers."""
+        return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.address, self.address)
+
+
+class _Option(Struct, frozen=True):
+    """One setting: field, the file's key (dotted), the flag, and how its text becomes the value."""
+
+    field: str
+    key: str | None
+    flag: str | None
+    read: Callable[[object], object]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str | int):
+        raise ValueError("a text")  # noqa: TRY004  (one error type for "not usable")
+    return str(value)
+
+
+def _port(value: object) -> int:
+    number = int(value) if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()) else -1
+    if not 0 <= number <= 65535:
+        raise ValueError("a port from 0 to 65535")
+    return number
+
+
+def _driver(value: object) -> Driver:
+    if value not in {"cgroupfs", "systemd"}:
+        raise ValueError("cgroupfs or systemd")
+    return Driver.SYSTEMD if value == "systemd" else Driver.CGROUPFS
+
+
+def _cpus(value: object) -> CpuSet:
+    return CpuSet.parse(_text(value))
+
+
+def _root(value: object) -> str:
+    return "/" + _text(value).strip("/")
+
+
+def _options(value: object) -> Mapping[str, str]:
+    """A mapping in the file, ``a=b,c=d`` as a flag."""
+    if isinstance(value, dict):
+        return {str(key): str(text).lower() if isinstance(text, bool) else str(text) for key, text in value.items()}
+    pairs = [part.partition("=") for part in _text(value).split(",") if part]
+    return {key.strip(): text.strip() for key, _, text in pairs}
+
+
+_OPTIONS: Final = (
+    _Option("port", "port", "port", _port),
+    _Option("read_only_port", "readOnlyPort", "read-only-port", _port),
+    _Option("address", "address", "address", _text),
+    _Option("cgroup_driver", "cgroupDriver", "cgroup-driver", _driver),
+    _Option("cgroup_root", "cgroupRoot", "cgroup-root", _root),
+    _Option("cpu_manager_policy", "cpuManagerPolicy", "cpu-manager-policy", _text),
+    _Option("cpu_manager_options", "cpuManagerPolicyOptions", "cpu-manager-policy-options", _options),
+    _Option("cpu_manager_reconcile", "cpuManagerReconcilePeriod", "cpu-manager-reconcile-period", _text),
+    _Option("reserved_cpus", "reservedSystemCPUs", "reserved-cpus", _cpus),
+    _Option("static_pod_path", "staticPodPath", "pod-manifest-path", _text),
+    _Option("root_dir", None, "root-dir", _text),
+    _Option("cert_dir", None, "cert-dir", _text),
+    _Option("tls_cert_file", "tlsCertFile", "tls-cert-file", _text),
+    _Option("runtime_endpoint", "containerRuntimeEndpoint", "container-runtime-endpoint", _text),
+    _Option("node_name", None, "hostname-override", _text),
+)
+_FLAGS: Final = frozenset({"config", "config-dir", *(option.flag for option in _OPTIONS if option.flag)})
+
+
+def find_kubelets(root: str = "/") -> list[tuple[int, tuple[str, ...]]]:
+    """Process id and arguments of every kubelet under ``root``'s /proc; those in pid 1's mount namespace come first.
+
+    A machine can run several (nested test clusters): another namespace's file names would be wrong here.
+    """
+    proc = os.path.join(root, "proc")
+    try:
+        pids = sorted(int(name) for name in os.listdir(proc) if name.isdecimal())
+    except OSError:
+        return []
+    ours = _namespace(proc, 1)
+    found = [(pid, arguments) for pid in pids if (arguments := _kubelet_arguments(proc, pid)) is not None]
+    return sorted(found, key=lambda kubelet: (_namespace(proc, kubelet[0]) != ours, kubelet[0]))
+
+
+def _namespace(proc: str, pid: int) -> str | None:
+    try:
+        return os.readlink(f"{proc}/{pid}/ns/mnt")
+    except OSError:
+        return None
+
+
+def _kubelet_arguments(proc: str, pid: int) -> tuple[str, ...] | None:
+    """The arguments after the program's name; None when the process is no kubelet (or gone)."""
+    try:
+        with open(f"{proc}/{pid}/cmdline", "rb") as file:
+            words = [os.fsdecode(word) for word in file.read().split(b"\0")]
+    except OSError:
+        return None
+    while words and not words[-1]:
+        words.pop()
+    program = os.path.basename(words[0]) if words else ""
+    if program == "kubelet":
+        return tuple(words[1:])
+    if program == "hyperkube" and words[1:2] == ["kubelet"]:
+        return tuple(words[2:])
+    return None
+
+
+def parse_flags(arguments: tuple[str, ...]) -> dict[str, str]:
+    """``--name=value`` and ``--name value`` of the flags we know, the last one winning; ``_`` counts as ``-``."""
+    flags: dict[str, str] = {}
+    for index, word in enumerate(arguments):
+        if not word.startswith("--"):
+            continue
+        name, equals, value = word[2:].partition("=")
+        name = name.replace("_", "-")
+        if name not in _FLAGS:
+            continue
+        if not equals:
+            value = arguments[index + 1] if index + 1 < len(arguments) else ""
+        flags[name] = value
+    return flags
+
+
+def read_kubelet_config(root: str = "/", config_path: str | None = None) -> KubeletConfig:
+    """What this node's kubelet was told. ``config_path`` replaces the file that its flags name.
+
+    Never raises: where no kubelet runs, its usual file still tells what it would do, and without that its defaults.
+    """
+    kubelets = find_kubelets(root)
+    read = _Values(root)
+    pid, arguments = kubelets[0] if kubelets else (None, ())
+    if len(kubelets) > 1:
+        others = ", ".join(str(other) for other, _ in kubelets[1:])
+        read.problems.append(f"{len(kubelets)} kubelets run here: process {pid} is taken for this node's, not {others}")
+    flags = parse_flags(arguments)
+    path = config_path or flags.get("config") or None
+    if path is None and pid is None and os.path.exists(_under(root, STANDARD_CONFIG)):
+        path = STANDARD_CONFIG
+    if path is not None:
+        read.read_files(path, flags.get("config-dir"))
+    elif pid is not None:
+        read.values["read_only_port"] = _READ_ONLY_PORT
+    for option in _OPTIONS:
+        if option.flag in flags:
+            read.set(option, flags[option.flag], f"kubelet --{option.flag}")
+    start = KubeletConfig(pid=pid, config_path=path, sources=read.sources, problems=tuple(read.problems))
+    return replace(start, **read.values)
+
+
+class _Values:
+    """What has been read so far: values, where each came from, and what could not be used."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.values: dict[str, object] = {}
+        self.sources: dict[str, str] = {}
+        self.problems: list[str] = []
+
+    def set(self, option: _Option, value: object, source: str, name: str = "") -> None:
+        """Take one value; an empty text leaves the default, as it does for the kubelet."""
+        if value == "":
+            return
+        try:
+            self.values[option.field] = option.read(value)
+        except ValueError as exc:
+            self.problems.append(str(InputError(source + name, value, str(exc))))
+            return
+        self.sources[option.field] = source
+
+    def read_files(self, path: str, drop_ins: str | None) -> None:
+        """The file, then ``*.conf`` of the drop-in directory in the order of their names, each over the one before."""
+        for name in (path, *self._drop_ins(drop_ins)):
+            try:
+                with open(_under(self.root, name), encoding="utf-8") as file:
+                    document = read_yaml(file.read(), name)
+            except OSError as exc:
+                self.problems.append(f"kubelet configuration {name}: {exc.strerror or exc}")
+                continue
+            except (InputError, UnicodeDecodeError) as exc:
+                self.problems.append(f"kubelet configuration {exc}")
+                continue
+            if not isinstance(document.data, dict):
+                self.problems.append(str(document.refusal((), "a KubeletConfiguration")))
+                continue
+            for option in _OPTIONS:
+                if option.key is not None and document.data.get(option.key) is not None:
+                    self.set(option, document.data[option.key], document.place((option.key,)), f": {option.key}")
+
+    def _drop_ins(self, directory: str | None) -> Iterator[str]:
+        if directory is None:
+            return
+        try:
+            names = sorted(os.listdir(_under(self.root, directory)))
+        except OSError as exc:
+            self.problems.append(f"kubelet configuration {directory}: {exc.strerror or exc}")
+            return
+        for name in names:
+            if name.endswith(".conf"):
+                yield f"{directory}/{name}"
+
+
+def _under(root: str, path: str) -> str:
+    return os.path.join(root, path.lstrip("/"))

@@ -1,0 +1,151 @@
+"""Static pods from the kubelet's manifest directory: the whole pod, readable with every API down.
+
+The kubelet derives a static pod's uid from a dump of its internal structures when the manifest names none, so it
+cannot be computed here; its name is ``<name>-<node>``. `resolve` therefore joins such a manifest by name with the uid
+that another source (a bundle, CRI) tells for that name.
+
+Source: Kubernetes documentation, "static pods"; the kubelet's file source: every file of the directory that does not
+begin with a dot, no sub-directories, YAML or JSON by content, one pod a file.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Final, final
+
+import msgspec
+from msgspec import Struct
+
+from cgroupfs.errors import InputError, SourceError
+from reconciler.sources.podspec import PodObject, meta_of
+from reconciler.yamldoc import Document, read_yaml
+from state.model import PodMeta
+
+NAME: Final = "manifest"
+
+_LARGEST: Final = 1024 * 1024
+_DEFAULT_NAMESPACE: Final = "default"
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """One static pod as its file tells it. ``meta.uid`` is empty when the file names none.
+
+    ``meta.name`` is the file's, without the node.
+    """
+
+    path: str
+    meta: PodMeta
+
+
+class Manifests(Struct, frozen=True, kw_only=True):
+    """All manifests that could be read, and a message for each file that could not."""
+
+    found: tuple[Manifest, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def read_manifest(text: str, path: str) -> Manifest:
+    """One file.
+
+    Errors: `InputError` with file, line and column for what the kubelet would not take either.
+    """
+    document = read_yaml(text, path)
+    if not isinstance(document.data, dict):
+        raise document.refusal((), "a Pod")
+    if document.data.get("kind") != "Pod":
+        raise document.refusal(("kind",), "Pod, the only kind that a static manifest may have")
+    pod = _converted(document)
+    if not pod.metadata.name:
+        raise document.refusal(("metadata",), "a name")
+    meta = meta_of(pod, NAME, uid=pod.metadata.uid or "?", static=True)
+    uid = "" if meta.uid == "?" else meta.uid
+    meta = msgspec.structs.replace(meta, uid=uid, namespace=meta.namespace or _DEFAULT_NAMESPACE)
+    return Manifest(path=path, meta=meta)
+
+
+def _converted(document: Document) -> PodObject:
+    try:
+        return msgspec.convert(document.data, PodObject)
+    except msgspec.ValidationError as exc:
+        raise document.explain(exc) from exc
+
+
+def resolve(manifests: Iterable[Manifest], names: Mapping[str, tuple[str, str]], node: str | None) -> list[PodMeta]:
+    """The manifests' pods under the uids of their cgroups.
+
+    ``names`` maps the uids that exist to (namespace, name) as other sources tell them; ``node`` is the node's name
+    where known. A manifest whose pod is not among them is left out: there is no directory that it could describe.
+    """
+    by_name = {name: uid for uid, name in names.items()}
+    pods: list[PodMeta] = []
+    for manifest in manifests:
+        meta = manifest.meta
+        if meta.uid:
+            full = names[meta.uid][1] if meta.uid in names else meta.name
+            pods.append(msgspec.structs.replace(meta, name=full))
+            continue
+        namespace, short = meta.namespace or _DEFAULT_NAMESPACE, meta.name or ""
+        suffixes = [node.lower()] if node else _suffixes(namespace, short, by_name)
+        # Two nodes' names cannot both fit on one node: an ambiguous prefix is no match at all.
+        uid = by_name.get((namespace, f"{short}-{suffixes[0]}")) if len(suffixes) == 1 else None
+        if uid is not None:
+            pods.append(msgspec.structs.replace(meta, uid=uid, name=f"{short}-{suffixes[0]}"))
+    return pods
+
+
+def _suffixes(namespace: str, short: str, by_name: Mapping[tuple[str, str], str]) -> list[str]:
+    prefix = f"{short}-"
+    return [name.removeprefix(prefix) for space, name in by_name if space == namespace and name.startswith(prefix)]
+
+
+@final
+class ManifestDirectory:
+    """Reads the directory again on demand, a file only when it has changed. A file that broke keeps its last good pod.
+
+    ``path`` is as the kubelet names it; ``root`` the node's prefix.
+    """
+
+    def __init__(self, path: str, root: str = "/") -> None:
+        self._path = path
+        self._directory = os.path.join(root, path.lstrip("/"))
+        self._seen: dict[str, tuple[object, Manifest | None, str | None]] = {}
+
+    def read(self) -> Manifests:
+        """What stands there now.
+
+        Errors: `SourceError` when the directory itself cannot be read.
+        """
+        try:
+            names = sorted(name for name in os.listdir(self._directory) if not name.startswith("."))
+        except OSError as exc:
+            raise SourceError(NAME, f"{self._path}: {exc.strerror or exc}") from exc
+        seen: dict[str, tuple[object, Manifest | None, str | None]] = {}
+        for name in names:
+            file = os.path.join(self._directory, name)
+            if os.path.isdir(file):
+                continue
+            seen[name] = self._one(name, file)
+        self._seen = seen
+        return Manifests(
+            found=tuple(manifest for _, manifest, _ in seen.values() if manifest is not None),
+            problems=tuple(problem for _, _, problem in seen.values() if problem is not None),
+        )
+
+    def _one(self, name: str, file: str) -> tuple[object, Manifest | None, str | None]:
+        before = self._seen.get(name)
+        shown = os.path.join(self._path, name)
+        last_good = before[1] if before else None
+        try:
+            stat = os.stat(file)
+            version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            if before is not None and before[0] == version:
+                return before
+            if stat.st_size > _LARGEST:
+                return version, last_good, str(InputError(shown, stat.st_size, "at most 1 MiB"))
+            with open(file, encoding="utf-8") as opened:
+                return version, read_manifest(opened.read(), shown), None
+        except OSError as exc:
+            return None, last_good, f"{shown}: {exc.strerror or exc}"
+        except UnicodeDecodeError:
+            return version, last_good, f"{shown}: not UTF-8 text"
+        except InputError as exc:
+            return version, last_good, str(exc)

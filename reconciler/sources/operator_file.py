@@ -1,0 +1,120 @@
+"""The operator's own file that names classes, where no cluster-wide label can.
+
+    overrides:
+    - class: shared
+      pod: payments/api-*          # namespace/name, each may have * and ?
+      reason: latency agreement of the checkout
+    - class: reclaimed
+      labels: {matchLabels: {team: batch}}
+    - class: dedicated
+      uid: 6f1d0c5e-9d0c-4b63-9a3c-0a0f6d0b7a11
+
+The first entry that fits wins. A bad entry is one message with file, line and column, and the others hold; a file that
+is no YAML at all leaves the last good entries in force, as a reload of the configuration does.
+"""
+
+import os
+from typing import Final, final
+
+import msgspec
+from msgspec import Struct
+
+from cgroupfs.errors import InputError
+from reconciler.rules import Operator, Override
+from reconciler.yamldoc import Document, read_yaml
+from state.model import PodClass
+
+NAME: Final = "operator file"
+
+_KEY: Final = "overrides"
+_WORDS: Final = {"class": tuple(PodClass), "operator": tuple(Operator)}
+_LARGEST: Final = 4 * 1024 * 1024
+
+
+class Overrides(Struct, frozen=True, kw_only=True):
+    """The entries that hold, in the file's order, and every problem of the file."""
+
+    overrides: tuple[Override, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def read_overrides(text: str, where: str) -> Overrides:
+    """The entries of one file's text. An empty file has none.
+
+    Errors: `InputError` when nothing of it can be used: no YAML, or not of this form.
+    """
+    document = read_yaml(text, where)
+    if document.data is None:
+        return Overrides()
+    if not isinstance(document.data, dict):
+        raise document.refusal((), f"a mapping with the key {_KEY}")
+    problems = [str(document.refusal((key,), f"no such key here, only {_KEY}")) for key in document.data if key != _KEY]
+    if document.more:
+        problems.append(f"{where}: only the first of several documents is read")
+    entries = document.data.get(_KEY)
+    if entries is not None and not isinstance(entries, list):
+        raise document.refusal((_KEY,), "a list of overrides")
+    held: list[Override] = []
+    for index in range(len(entries or ())):
+        try:
+            held.append(_entry(document, index, where))
+        except InputError as exc:
+            problems.append(str(exc))
+    return Overrides(overrides=tuple(held), problems=tuple(problems))
+
+
+def _entry(document: Document, index: int, where: str) -> Override:
+    path = (_KEY, index)
+    data = document.value(path)
+    if isinstance(data, dict) and "origin" in data:
+        raise document.refusal((*path, "origin"), "no such key here")
+    try:
+        override = msgspec.convert(data, Override)
+    except msgspec.ValidationError as exc:
+        raise document.explain(exc, path, _WORDS) from exc
+    line = document.marks[path][0]
+    return msgspec.structs.replace(override, origin=f"{os.path.basename(where)}:{line}")
+
+
+@final
+class OperatorFile:
+    """The file at ``path``, read again when it changes. Without a file there are no overrides and no problem."""
+
+    def __init__(self, path: str, root: str = "/") -> None:
+        self._path = path
+        self._file = os.path.join(root, path.lstrip("/"))
+        self._version: object = None
+        self._held = Overrides()
+
+    def read(self) -> Overrides:
+        """What holds now. Never raises: what cannot be used is in ``problems``, and the last good entries stay."""
+        try:
+            stat = os.stat(self._file)
+        except FileNotFoundError:
+            self._version, self._held = None, Overrides()
+            return self._held
+        except OSError as exc:
+            return self._keep(f"{self._path}: {exc.strerror or exc}")
+        version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if version == self._version:
+            return self._held
+        self._version = version
+        if stat.st_size > _LARGEST:
+            return self._keep(str(InputError(self._path, stat.st_size, "at most 4 MiB")))
+        try:
+            with open(self._file, encoding="utf-8") as opened:
+                self._held = read_overrides(opened.read(), self._path)
+        except OSError as exc:
+            self._version = None
+            return self._keep(f"{self._path}: {exc.strerror or exc}")
+        except UnicodeDecodeError:
+            return self._keep(f"{self._path}: not UTF-8 text")
+        except InputError as exc:
+            return self._keep(str(exc))
+        return self._held
+
+    def _keep(self, problem: str) -> Overrides:
+        kept = len(self._held.overrides)
+        note = f"; the {kept} overrides read before still hold" if kept else ""
+        self._held = Overrides(overrides=self._held.overrides, problems=(problem + note,))
+        return self._held

@@ -1,0 +1,160 @@
+"""Where the container runtimes of this node keep their per-container directories.
+
+Two kinds, both holding one directory per container id: runc's own state (``<id>/state.json``), and the OCI bundle
+(``<id>/config.json``, and ``init.pid`` when containerd's shim has started it). runc's root is *not* below containerd's
+state directory: the shim uses its own default, or the runtime's ``Root`` option, and adds the containerd namespace.
+
+Source: containerd's shim for runc (v1 and v2), its configuration formats 1 to 3; moby; CRI-O's runtime configuration.
+"""
+
+import glob
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from cgroupfs.errors import InputError, errno_name
+
+CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
+_STATE: Final = "/run/containerd"
+_RUNC_ROOT: Final = "/run/containerd/runc"
+_NAMESPACE: Final = "k8s.io"
+_TASKS: Final = "io.containerd.runtime.v2.task"
+_TASKS_V1: Final = "io.containerd.runtime.v1.linux"
+# Format 1 called the CRI plugin "cri"; format 3 moved it.
+_CRI_PLUGINS: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
+_LEGACY_PLUGINS: Final = ("io.containerd.runtime.v1.linux", "linux")
+
+
+class RuntimeDirs(Struct, frozen=True, kw_only=True):
+    """Directories to look into, all with the root prefix. ``bundles`` and ``nested`` differ in where a bundle is.
+
+    ``states``: ``<dir>/<id>/state.json``. ``bundles``: ``<dir>/<id>/config.json``. ``nested`` (CRI-O):
+    ``<dir>/<id>/userdata/config.json``, which no ``init.pid`` appears in. ``problems``: files that could not be used.
+    """
+
+    states: tuple[str, ...]
+    bundles: tuple[str, ...]
+    nested: tuple[str, ...] = ()
+    problems: tuple[InputError, ...] = ()
+
+    def bundle(self, container_id: str) -> str | None:
+        """The bundle directory of a container that has one now."""
+        for directory in self.bundles:
+            path = f"{directory}/{container_id}"
+            if os.path.exists(f"{path}/config.json"):
+                return path
+        for directory in self.nested:
+            path = f"{directory}/{container_id}/userdata"
+            if os.path.exists(f"{path}/config.json"):
+                return path
+        return None
+
+    def state_file(self, container_id: str) -> str | None:
+        """The ``state.json`` of a container that has one now."""
+        for directory in self.states:
+            path = f"{directory}/{container_id}/state.json"
+            if os.path.exists(path):
+                return path
+        return None
+
+
+def find_runtime_dirs(root: str = "/", config: str = CONTAINERD_CONFIG) -> RuntimeDirs:
+    """The defaults of containerd, docker and CRI-O, and what containerd's configuration names besides.
+
+    Errors: none; a configuration that cannot be used is in ``problems``, and the defaults stay.
+    """
+    problems: list[InputError] = []
+    states = [f"{_RUNC_ROOT}/{_NAMESPACE}"]
+    tasks = [_STATE]
+    for document in _documents(root, config, problems):
+        try:
+            tasks += _texts(document.get("state"), "state", config)
+            states += [f"{path.rstrip('/')}/{_NAMESPACE}" for path in _runtime_roots(document, config)]
+        except InputError as exc:
+            problems.append(exc)
+    states += ["/run/docker/runtime-runc/moby", "/run/runc"]
+    bundles = [f"{state.rstrip('/')}/{kind}/{_NAMESPACE}" for state in tasks for kind in (_TASKS, _TASKS_V1)]
+    bundles += [f"{state}/{_TASKS}/moby" for state in ("/run/docker/containerd/daemon", _STATE)]
+    return RuntimeDirs(
+        states=_below(root, states),
+        bundles=_below(root, bundles),
+        nested=_below(root, ["/run/containers/storage/overlay-containers"]),
+        problems=tuple(problems),
+    )
+
+
+def _below(root: str, paths: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(os.path.join(root, os.path.normpath(path).lstrip("/")) for path in paths))
+
+
+def _documents(root: str, config: str, problems: list[InputError]) -> Iterator[Mapping[str, object]]:
+    """The main file, then what it imports (globs, relative to it), as containerd merges them."""
+    todo = [config]
+    done: set[str] = set()
+    while todo:
+        path = todo.pop(0)
+        if path in done:
+            continue
+        done.add(path)
+        try:
+            document = _load(root, path)
+        except InputError as exc:
+            problems.append(exc)
+            continue
+        if document is None:
+            continue
+        yield document
+        imports = document.get("imports")
+        for pattern in imports if isinstance(imports, list) else ():
+            full = os.path.join(root, os.path.join(os.path.dirname(path), str(pattern)).lstrip("/"))
+            todo += sorted(f"/{os.path.relpath(found, root)}" for found in glob.glob(full))
+
+
+def _load(root: str, path: str) -> Mapping[str, object] | None:
+    try:
+        with open(os.path.join(root, path.lstrip("/")), "rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise InputError(path, errno_name(exc.errno), "a readable file") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise InputError(path, str(exc), "TOML") from exc
+
+
+def _runtime_roots(document: Mapping[str, object], where: str) -> list[str]:
+    plugins = _table(document, "plugins", where)
+    found: list[str] = []
+    for plugin in _CRI_PLUGINS:
+        containerd = _table(_table(plugins, plugin, where), "containerd", where)
+        runtimes = dict(_table(containerd, "runtimes", where))
+        # Format 1 knew two runtimes by name, beside the table.
+        runtimes |= {
+            key: containerd[key] for key in ("default_runtime", "untrusted_workload_runtime") if key in containerd
+        }
+        for name in runtimes:
+            runtime = _table(runtimes, name, where)
+            found += _texts(_table(runtime, "options", where).get("Root"), f"{name}.options.Root", where)
+            found += _texts(runtime.get("runtime_root"), f"{name}.runtime_root", where)
+    for plugin in _LEGACY_PLUGINS:
+        found += _texts(_table(plugins, plugin, where).get("runtime_root"), f"{plugin}.runtime_root", where)
+    return found
+
+
+def _table(parent: Mapping[str, object], key: str, where: str) -> Mapping[str, object]:
+    value = parent.get(key, {})
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: {key}", value, "a table")
+    return value
+
+
+def _texts(value: object, key: str, where: str) -> list[str]:
+    """The value as a list of none or one: an empty text means "the default"."""
+    if value is None or value == "":
+        return []
+    if not (isinstance(value, str) and value.startswith("/")):
+        raise InputError(f"{where}: {key}", value, "an absolute path")
+    return [value]

@@ -1,0 +1,249 @@
+"""The runtime's own signal that it has finished with a container: the rename of runc's ``state.json``.
+
+What is written into a container's cgroup before that rename is lost, because runc writes its own values up to the
+last moment; the container's program is exec'ed a few milliseconds after it. ``runc update`` (the kubelet's CPU
+manager) ends in the same rename. ``init.pid`` in containerd's bundle comes a little later and is the second signal.
+
+The handler is called within the task that read the event, before anything else of the batch is done: this is the hot
+lane, and every microsecond here is one less for the container's first instruction.
+"""
+
+import os
+import time
+from enum import StrEnum
+from typing import Final, Protocol, final
+
+import trio
+
+from cgroupfs.chain import PathChain
+from cgroupfs.errors import SourceError, errno_name
+from cgroupfs.watch import CHILDREN, MOVED_TO, VANISHED, DirWatcher, Event, Mask, WatchStats
+from reconciler.sources.runtime_roots import RuntimeDirs
+from state.model import SourceStatus
+
+_NAME: Final = "runtime signal"
+_RENAMES: Final = MOVED_TO | int(Mask.ONLYDIR)
+_RESYNC_S: Final = 60.0
+
+
+class Signal(StrEnum):
+    """What told that the runtime has finished writing. FOUND: it had before anybody looked, the time is unknown."""
+
+    STATE = "state.json"
+    INIT_PID = "init.pid"
+    FOUND = "found"
+
+
+class SignalHandler(Protocol):
+    """Takes the signals, in the reader's task. Must not wait, and should not take longer than the writes do."""
+
+    def settled(self, container_id: str, at: float, which: Signal, /) -> None:
+        """The runtime has finished writing (creation or update). ``at``: monotonic seconds of the read.
+
+        May come twice for one rename, and comes for both files: look at values, not at counts.
+        """
+        ...
+
+    def gone(self, container_id: str, /) -> None:
+        """The runtime has removed all it kept of this container."""
+        ...
+
+
+class _Spot:
+    """One watched directory: a container's when ``container_id`` is set, else a root or a way to one."""
+
+    __slots__ = ("container_id", "expects", "seen", "which")
+
+    def __init__(self, container_id: str = "", which: Signal = Signal.FOUND) -> None:
+        self.container_id = container_id
+        self.which = which
+        self.expects = which.value if container_id else ""
+        """The name whose appearance is the signal; for other directories one that never comes."""
+        self.seen: tuple[int, int] | None = None
+
+
+class _Root:
+    """A directory with one directory per container, which may not be there yet."""
+
+    def __init__(self, path: str, which: Signal, watcher: DirWatcher[_Spot], base: str) -> None:
+        self.path = path
+        self.which = which
+        self.spot = _Spot()
+        self.way = PathChain(watcher, base, path, _Spot())
+        self.there = False
+        self.spots: dict[str, _Spot] = {}
+
+
+@final
+class RuntimeSignal:
+    """Watches the runtimes' directories and calls the handler."""
+
+    def __init__(
+        self, dirs: RuntimeDirs, handler: SignalHandler, *, root: str = "/", resync_s: float = _RESYNC_S
+    ) -> None:
+        self._dirs = dirs
+        self._handler = handler
+        self._base = os.path.join(root, "run")
+        self._root = root
+        self._resync_s = resync_s
+        self._watcher: DirWatcher[_Spot] | None = None
+        self._roots: dict[str, _Root] = {}
+        self._seen_at: float | None = None
+        self._unread: str | None = None
+        self.repaired = 0
+        """Containers that only a periodic listing found. Anything but 0 is an event that the kernel did not send."""
+
+    def covers(self, container_id: str) -> bool:
+        """Whether a signal can come for this container. If not: verify until its values stay."""
+        return any(container_id in root.spots for root in self._roots.values())
+
+    @property
+    def stats(self) -> WatchStats | None:
+        """What the watcher holds; None while the source is not running."""
+        return None if self._watcher is None else self._watcher.stats
+
+    def status(self) -> SourceStatus:
+        """Whether there is a signal on this node at all."""
+        stats = self.stats
+        there = [root for root in self._roots.values() if root.there and root.which is Signal.STATE]
+        problem = "not running" if stats is None else stats.problem or self._unread
+        if problem is None and not there:
+            problem = f"no runc state below {', '.join(self._dirs.states)}: values are verified until they stay"
+        detail = problem or ", ".join(f"{root.path} ({len(root.spots)} containers)" for root in there)
+        age = None if self._seen_at is None else time.monotonic() - self._seen_at
+        return SourceStatus(name=_NAME, ok=problem is None, age_s=age, detail=detail)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch until cancelled. Started when every container that is there now has been told (as FOUND)."""
+        try:
+            with DirWatcher[_Spot](_NAME) as watcher:
+                self._watcher = watcher
+                known = self._roots
+                self._roots = {}
+                for paths, which in ((self._dirs.states, Signal.STATE), (self._dirs.bundles, Signal.INIT_PID)):
+                    for path in paths:
+                        inside = path.startswith(f"{self._base}/")
+                        self._roots[path] = _Root(path, which, watcher, self._base if inside else self._root)
+                self._resync(watcher, again=True)
+                self._tell_gone(known)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._list_periodically, watcher)
+                    task_status.started()
+                    await self._follow(watcher)
+        finally:
+            self._watcher = None
+
+    async def _follow(self, watcher: DirWatcher[_Spot]) -> None:
+        settled = self._handler.settled
+        while True:
+            batch = await watcher.next_batch()
+            at = time.monotonic()
+            slow = False
+            for spot, _, name, _ in batch:
+                if spot is not None and name and name == spot.expects:
+                    settled(spot.container_id, at, spot.which)
+                else:
+                    slow = True
+            self._seen_at = at
+            if slow:
+                for event in batch:
+                    self._handle(watcher, event)
+                if any(event.overflow for event in batch):
+                    self._resync(watcher, again=True)
+
+    async def _list_periodically(self, watcher: DirWatcher[_Spot]) -> None:
+        """The safety net. A task of its own, so that the reader's wait needs no deadline."""
+        while True:
+            await trio.sleep(self._resync_s)
+            self.repaired += self._resync(watcher, again=False)
+
+    def _handle(self, watcher: DirWatcher[_Spot], event: Event[_Spot]) -> None:
+        spot = event.token
+        if spot is None:
+            return
+        if spot.container_id:
+            if event.look:
+                self._check(event.path, spot)
+            return
+        for root in self._roots.values():
+            if root.way.leads_on(event):
+                if event.mask & VANISHED:
+                    root.way.cut(event)
+                self._open(watcher, root, again=False)
+        here = self._roots.get(event.path)
+        if here is None:
+            return
+        if event.look or event.ended:
+            self._open(watcher, here, again=False)
+        elif event.is_dir and event.mask & VANISHED:
+            self._vanished(watcher, here, event.name)
+        elif event.is_dir:
+            self._appeared(watcher, here, event.name, here.which)
+
+    def _resync(self, watcher: DirWatcher[_Spot], *, again: bool) -> int:
+        """Watch and list everything; ``again``: tell those that were known, too. How many had been missed."""
+        self._unread = None
+        missed = sum(self._open(watcher, root, again=again) for root in self._roots.values())
+        self._seen_at = time.monotonic()
+        return missed
+
+    def _open(self, watcher: DirWatcher[_Spot], root: _Root, *, again: bool) -> int:
+        """Watch one root as far as it is there, then list it; how many containers came or went unseen."""
+        root.there = root.way.extend() and watcher.add(root.path, CHILDREN, root.spot)
+        try:
+            there = self._list(root.path) if root.there else set()
+        except SourceError as exc:
+            # Unknown is not empty: nothing is told gone.
+            self._unread = str(exc)
+            return 0
+        missing = root.spots.keys() - there
+        new = there - root.spots.keys()
+        for name in missing:
+            self._vanished(watcher, root, name)
+        for name in there if again else new:
+            self._appeared(watcher, root, name, Signal.FOUND)
+        return len(missing) + len(new)
+
+    def _list(self, path: str) -> set[str]:
+        try:
+            with os.scandir(path) as entries:
+                return {entry.name for entry in entries if entry.is_dir(follow_symlinks=False)}
+        except FileNotFoundError:
+            return set()
+        except OSError as exc:
+            raise SourceError(_NAME, f"cannot list {path}: {errno_name(exc.errno)}") from exc
+
+    def _appeared(self, watcher: DirWatcher[_Spot], root: _Root, name: str, which: Signal) -> None:
+        path = f"{root.path}/{name}"
+        if path in self._roots or any(path in other.way for other in self._roots.values()):
+            return
+        spot = _Spot(name, root.which)
+        if not watcher.add(path, _RENAMES, spot):
+            return
+        root.spots[name] = spot
+        # List after watch: the rename may have come first.
+        if os.path.exists(f"{path}/{spot.expects}"):
+            self._handler.settled(name, time.monotonic(), which)
+
+    def _vanished(self, watcher: DirWatcher[_Spot], root: _Root, name: str) -> None:
+        if root.spots.pop(name, None) is not None:
+            watcher.remove(f"{root.path}/{name}")
+            if not self.covers(name):
+                self._handler.gone(name)
+
+    def _tell_gone(self, before: dict[str, _Root]) -> None:
+        """After a restart of the source: what went while nobody looked."""
+        for name in {name for root in before.values() for name in root.spots}:
+            if not self.covers(name):
+                self._handler.gone(name)
+
+    def _check(self, directory: str, spot: _Spot) -> None:
+        """A polled directory: tell when its file is another one than at the last look."""
+        try:
+            stat = os.stat(f"{directory}/{spot.expects}")
+        except OSError:
+            return
+        seen = (stat.st_ino, stat.st_mtime_ns)
+        if seen != spot.seen:
+            spot.seen = seen
+            self._handler.settled(spot.container_id, time.monotonic(), Signal.FOUND)

@@ -1,0 +1,386 @@
+"""Pods and containers as the cgroup directories of the trigger hierarchy tell them.
+
+The poorest source and the only one that is always there: pod uid, QoS class, container ids, and the inodes that tell
+a static pod made again under its old uid from the one before. Everything else a node knows hangs on these.
+
+The source keeps a model of the tree and a watch on every directory in it except the containers' own. Each level is
+treated in the same way, from events and from listings alike: watch it, **then** list it, compare with the model, mark
+what came and what went. So a mkdir that wins the race against the watch is found by the listing, and after a loss the
+same listing repairs everything.
+"""
+
+import errno
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, Protocol, final
+
+import trio
+from msgspec import Struct
+
+from cgroupfs.chain import PathChain
+from cgroupfs.errors import SourceError, errno_name
+from cgroupfs.naming import Layout, Name, NameKind, QosClass
+from cgroupfs.watch import CHILDREN, VANISHED, DirWatcher, Event, WatchStats
+from reconciler.dirty import container_key, pod_key
+from state.model import GroupRef, SourceStatus
+
+_NAME: Final = "cgroup tree"
+_ABOVE: Final = ""
+"""Token of the watches between the hierarchy's root and kubepods; a group's own token is its path."""
+_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV})
+_SLICE_S: Final = 0.001
+_RESYNC_S: Final = 60.0
+
+
+class TriggerTree(Protocol):
+    """Where the directories of a group are; `cgroupfs.hierarchy.Hierarchy` is one."""
+
+    def trigger_directory(self, group_path: str, /) -> str:
+        """The directory of a group in the hierarchy that is watched."""
+        ...
+
+
+class Marks(Protocol):
+    """Takes the dirty marks; `reconciler.dirty.DirtyKeys` is one."""
+
+    def mark(self, key: str, /) -> None:
+        """Look at this pod or container again."""
+        ...
+
+    def mark_all(self, why: str, /) -> None:
+        """Look at everything again."""
+        ...
+
+
+class PodDirs(Struct, frozen=True, kw_only=True):
+    """One pod's directories: its group, and its containers (sandbox included) by container id."""
+
+    uid: str
+    qos: QosClass
+    group: GroupRef
+    containers: Mapping[str, GroupRef] = {}
+
+
+class _Node:
+    """One directory of the model."""
+
+    __slots__ = ("children", "dirs", "inode", "name", "path")
+
+    def __init__(self, path: str, name: Name, inode: int) -> None:
+        self.path = path
+        self.name = name
+        self.inode = inode
+        self.children: dict[str, _Node] = {}
+        self.dirs: PodDirs | None = None
+
+
+def _groups(directory: str) -> list[tuple[str, int]]:
+    """Name and inode of every group in a directory; nothing when it is gone.
+
+    Errors: `SourceError` when it cannot be read for another reason: unknown is not empty.
+    """
+    try:
+        with os.scandir(directory) as entries:
+            return [(entry.name, entry.inode()) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError as exc:
+        if exc.errno in _GONE:
+            return []
+        raise SourceError(_NAME, f"cannot list {directory}: {errno_name(exc.errno)}") from exc
+
+
+def _inode(directory: str) -> int | None:
+    """Inode of a directory, None when it is gone. Errors: as `_groups`."""
+    try:
+        return os.stat(directory).st_ino
+    except OSError as exc:
+        if exc.errno in _GONE:
+            return None
+        raise SourceError(_NAME, f"cannot look at {directory}: {errno_name(exc.errno)}") from exc
+
+
+@final
+class TreeSource:
+    """Keeps the model, and turns what happens to the tree into dirty marks.
+
+    A container that comes or goes marks ``container:<id>`` and ``pod:<uid>``, a pod ``pod:<uid>``; start, a full
+    queue, and kubepods itself coming or going mark everything.
+    """
+
+    def __init__(self, tree: TriggerTree, layout: Layout, marks: Marks, *, resync_s: float = _RESYNC_S) -> None:
+        self._tree = tree
+        self._layout = layout
+        self._marks = marks
+        self._resync_s = resync_s
+        self._watcher: DirWatcher[str] | None = None
+        self._root: _Node | None = None
+        self._nodes: dict[str, _Node] = {}
+        self._owners: dict[str, _Node] = {}
+        self._seen_at: float | None = None
+        self.repaired = 0
+        """Differences that only a periodic listing found. Anything but 0 is an event that the kernel did not send."""
+
+    # Reading: the disk as it is now, without the model.
+
+    def scan(self) -> dict[str, PodDirs]:
+        """Every pod on disk now, by uid. Costs a listing per pod (30 µs each): see `scan_gently` and `pods`.
+
+        Errors: `SourceError` when the tree cannot be read; that is never "no pods". So do the next two.
+        """
+        return _newest(self._read())
+
+    async def scan_gently(self) -> dict[str, PodDirs]:
+        """`scan` that lets the loop run every millisecond."""
+        found: list[PodDirs] = []
+        clock = _Slices()
+        for pod in self._read():
+            found.append(pod)
+            await clock.checkpoint()
+        return _newest(found)
+
+    def rescan(self, uid: str) -> PodDirs | None:
+        """One pod on disk now; None when it has no directory."""
+        places = [(self._layout.pod(qos, uid), qos) for qos in QosClass]
+        return _newest(pod for path, qos in places if (pod := self._read_pod(path, uid, qos)) is not None).get(uid)
+
+    def _read(self) -> Iterator[PodDirs]:
+        for qos in QosClass:
+            group = self._layout.qos(qos)
+            for name, _ in _groups(self._tree.trigger_directory(group)):
+                path = f"{group}/{name}"
+                found = self._layout.parse(path)
+                if found is not None and found.kind is NameKind.POD and found.pod_uid is not None:
+                    pod = self._read_pod(path, found.pod_uid, qos)
+                    if pod is not None:
+                        yield pod
+
+    def _read_pod(self, path: str, uid: str, qos: QosClass) -> PodDirs | None:
+        directory = self._tree.trigger_directory(path)
+        inode = _inode(directory)
+        if inode is None:
+            return None
+        containers: dict[str, GroupRef] = {}
+        for name, child in _groups(directory):
+            found = self._layout.parse(f"{path}/{name}")
+            if found is not None and found.container_id is not None:
+                containers[found.container_id] = GroupRef(path=f"{path}/{name}", inode=child)
+        return PodDirs(uid=uid, qos=qos, group=GroupRef(path=path, inode=inode), containers=containers)
+
+    # The model: what the events have told so far.
+
+    def pods(self) -> dict[str, PodDirs]:
+        """Every pod of the model, by uid. Costs nothing; as old as the last event handled."""
+        return _newest(_dirs(node) for node in self._nodes.values() if node.name.kind is NameKind.POD)
+
+    def locate(self, container_id: str) -> PodDirs | None:
+        """The pod of a container that is there, from the model."""
+        node = self._owners.get(container_id)
+        return None if node is None else _dirs(node)
+
+    @property
+    def stats(self) -> WatchStats | None:
+        """What the watcher holds; None while the source is not running."""
+        return None if self._watcher is None else self._watcher.stats
+
+    def status(self) -> SourceStatus:
+        """Whether the tree is there and watched, and when it was last looked at."""
+        stats = self.stats
+        problem = "not running" if stats is None else stats.problem
+        if self._root is None and problem is None:
+            problem = f"{self._tree.trigger_directory(self._layout.kubepods)} does not exist (yet)"
+        age = None if self._seen_at is None else time.monotonic() - self._seen_at
+        pods = sum(node.name.kind is NameKind.POD for node in self._nodes.values())
+        return SourceStatus(name=_NAME, ok=problem is None, age_s=age, detail=problem or f"{pods} pods")
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch until cancelled. Started when the model is complete. Run again, it goes on with the model it has.
+
+        Errors: `SourceError` when the tree cannot be read; the model stays as it was.
+        """
+        try:
+            with DirWatcher[str](_NAME) as watcher:
+                self._watcher = watcher
+                way = PathChain(
+                    watcher,
+                    self._tree.trigger_directory("/"),
+                    self._tree.trigger_directory(self._layout.kubepods),
+                    _ABOVE,
+                )
+                self._marks.mark_all("start")
+                await self._resync(watcher, way)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._list_periodically, watcher, way)
+                    task_status.started()
+                    await self._follow(watcher, way)
+        finally:
+            self._watcher = None
+
+    async def _follow(self, watcher: DirWatcher[str], way: PathChain[str]) -> None:
+        while True:
+            batch = await watcher.next_batch()
+            if any(event.overflow for event in batch):
+                self._marks.mark_all("overflow")
+                await self._resync(watcher, way)
+                continue
+            clock = _Slices()
+            for event in batch:
+                self._handle(watcher, way, event)
+                await clock.checkpoint()
+            self._seen_at = time.monotonic()
+
+    async def _list_periodically(self, watcher: DirWatcher[str], way: PathChain[str]) -> None:
+        """The safety net. Beside the reader: both treat one directory at a time, whole, and compare with the model."""
+        while True:
+            await trio.sleep(self._resync_s)
+            self.repaired += await self._resync(watcher, way)
+
+    async def _resync(self, watcher: DirWatcher[str], way: PathChain[str]) -> int:
+        """Watch and list the whole tree against the model; how many directories were not as the model had them."""
+        changes = self._open(watcher, way)
+        todo = [] if self._root is None else [self._root]
+        clock = _Slices()
+        while todo:
+            node = todo.pop()
+            if self._nodes.get(node.path) is node:
+                changes += self._look(watcher, node)
+                todo += [child for child in node.children.values() if child.name.container_id is None]
+            await clock.checkpoint()
+        self._seen_at = time.monotonic()
+        return changes
+
+    def _open(self, watcher: DirWatcher[str], way: PathChain[str]) -> int:
+        """Find kubepods itself: 1 when it came, went, or was made anew."""
+        inode = _inode(way.target) if way.extend() else None
+        if self._root is not None and self._root.inode == inode:
+            return 0
+        changed = int(self._root is not None)
+        if self._root is not None:
+            self._vanished(watcher, self._root)
+            self._root = None
+            self._marks.mark_all("kubepods removed")
+        if inode is not None:
+            changed = 1
+            self._root = _Node(self._layout.kubepods, Name(kind=NameKind.KUBEPODS), inode)
+            self._nodes[self._root.path] = self._root
+            self._marks.mark_all("kubepods appeared")
+            self._look(watcher, self._root)
+        return changed
+
+    def _handle(self, watcher: DirWatcher[str], way: PathChain[str], event: Event[str]) -> None:
+        if event.token == _ABOVE:
+            if way.leads_on(event):
+                if event.mask & VANISHED:
+                    way.cut(event)
+                self._open(watcher, way)
+            return
+        parent = self._nodes.get(event.token or "")
+        if parent is None:
+            return
+        if event.look or event.ended:
+            # Ended: newer kernels drop the watch of a removed group themselves; its parent has told or will.
+            self._look(watcher, parent)
+        elif event.is_dir:
+            path = f"{parent.path}/{event.name}"
+            known = parent.children.get(path)
+            inode = None if event.mask & VANISHED else _inode(f"{event.path}/{event.name}")
+            if known is not None and known.inode == inode:
+                return
+            if known is not None:
+                self._vanished(watcher, known)
+                del parent.children[path]
+                parent.dirs = None
+            name = self._layout.parse(path)
+            if name is None:
+                return
+            if inode is not None:
+                self._appeared(watcher, parent, _Node(path, name, inode))
+            elif known is None:
+                # Come and gone before it could be looked at: told all the same.
+                self._mark(name)
+
+    def _look(self, watcher: DirWatcher[str], node: _Node) -> int:
+        """Watch one directory, then list it against the model; how many children came or went."""
+        directory = self._tree.trigger_directory(node.path)
+        if not watcher.add(directory, CHILDREN, node.path):
+            return 0
+        there = {f"{node.path}/{name}": inode for name, inode in _groups(directory)}
+        changes = 0
+        for path, child in list(node.children.items()):
+            if there.get(path) != child.inode:
+                changes += 1
+                self._vanished(watcher, child)
+                del node.children[path]
+                node.dirs = None
+        for path, inode in there.items():
+            if path not in node.children and (name := self._layout.parse(path)) is not None:
+                changes += 1
+                self._appeared(watcher, node, _Node(path, name, inode))
+        return changes
+
+    def _appeared(self, watcher: DirWatcher[str], parent: _Node, node: _Node) -> None:
+        parent.children[node.path] = self._nodes[node.path] = node
+        parent.dirs = None
+        self._mark(node.name)
+        if node.name.container_id is None:
+            self._look(watcher, node)
+        else:
+            self._owners[node.name.container_id] = parent
+
+    def _vanished(self, watcher: DirWatcher[str], node: _Node) -> None:
+        for child in node.children.values():
+            self._vanished(watcher, child)
+        node.children.clear()
+        del self._nodes[node.path]
+        if node.name.container_id is None:
+            watcher.remove(self._tree.trigger_directory(node.path))
+        else:
+            self._owners.pop(node.name.container_id, None)
+        self._mark(node.name)
+
+    def _mark(self, name: Name) -> None:
+        if name.container_id is not None:
+            self._marks.mark(container_key(name.container_id))
+        if name.pod_uid is not None:
+            self._marks.mark(pod_key(name.pod_uid))
+
+
+def _dirs(node: _Node) -> PodDirs:
+    if node.dirs is None:
+        assert node.name.pod_uid is not None
+        assert node.name.qos is not None
+        node.dirs = PodDirs(
+            uid=node.name.pod_uid,
+            qos=node.name.qos,
+            group=GroupRef(path=node.path, inode=node.inode),
+            containers={
+                child.name.container_id: GroupRef(path=child.path, inode=child.inode)
+                for child in node.children.values()
+                if child.name.container_id is not None
+            },
+        )
+    return node.dirs
+
+
+def _newest(pods: Iterable[PodDirs]) -> dict[str, PodDirs]:
+    """By uid. Of two directories with one uid (a pod that changed its QoS class) the later made one counts.
+
+    Inode numbers of cgroup directories only grow, so the larger is the later.
+    """
+    found: dict[str, PodDirs] = {}
+    for pod in pods:
+        before = found.get(pod.uid)
+        if before is None or before.group.inode < pod.group.inode:
+            found[pod.uid] = pod
+    return found
+
+
+class _Slices:
+    """Lets the loop run when a millisecond has gone by: by the clock, because a listing costs 10 to 100 µs."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+
+    async def checkpoint(self) -> None:
+        if time.monotonic() - self._since > _SLICE_S:
+            await trio.lowlevel.checkpoint()
+            self._since = time.monotonic()

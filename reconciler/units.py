@@ -1,0 +1,135 @@
+"""Numbers with a unit as people write them: ``200ms``, ``4Gi``, ``500m``, ``75%``, and back into the same words.
+
+A setting's name ends in its unit (``resync_s``, ``floor_milli``, ``limit_bytes``), and a bare number is in that unit,
+so that no value ever means two things.
+"""
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Final
+
+from msgspec import Struct
+
+_NUMBER: Final = re.compile(r"([+-]?\d+(?:\.\d+)?) ?([A-Za-z%]*)")
+_MAX_TEXT: Final = 40
+"""Longer is no number that anyone meant; it also keeps the arithmetic small."""
+
+
+class Unit(Struct, frozen=True, kw_only=True):
+    """One kind of number. ``factors`` maps each spelling to how many of the base it is, smallest first."""
+
+    base: str
+    noun: str
+    example: str
+    factors: Mapping[str, Decimal]
+
+
+def _unit(base: str, noun: str, example: str, **factors: str) -> Unit:
+    return Unit(base=base, noun=noun, example=example, factors={name: Decimal(of) for name, of in factors.items()})
+
+
+_TIME: Final = {"us": "0.000001", "ms": "0.001", "s": "1", "m": "60", "h": "3600", "d": "86400"}
+
+
+def _time(base: str) -> Unit:
+    per = Decimal(_TIME[base])
+    factors = {name: Decimal(of) / per for name, of in _TIME.items()}
+    return Unit(base=base, noun="a duration", example="200ms, 10s or 5m", factors=factors)
+
+
+SECONDS: Final = _time("s")
+MILLISECONDS: Final = _time("ms")
+MICROSECONDS: Final = _time("us")
+BYTES: Final = _unit(
+    "bytes",
+    "a size",
+    "512Mi or 4Gi",
+    B="1",
+    k="1000",
+    Ki="1024",
+    M="1000000",
+    Mi="1048576",
+    G="1000000000",
+    Gi="1073741824",
+    T="1000000000000",
+    Ti="1099511627776",
+)
+MILLI: Final = _unit("m", "an amount of CPU", "500m or 2cpu", m="1", cpu="1000", cpus="1000")
+PERCENT: Final = Unit(base="%", noun="a percentage", example="75%", factors={"%": Decimal(1)})
+RATIO: Final = Unit(base="", noun="a share", example="75% or 0.75", factors={"%": Decimal("0.01")})
+
+# The end of a setting's name tells its unit (house style: names say what, with the unit).
+_BY_SUFFIX: Final[Mapping[str, Unit]] = {
+    "_s": SECONDS,
+    "_ms": MILLISECONDS,
+    "_us": MICROSECONDS,
+    "_bytes": BYTES,
+    "_milli": MILLI,
+    "_percent": PERCENT,
+    "_ratio": RATIO,
+    "_fraction": RATIO,
+}
+
+
+def unit_of(name: str) -> Unit | None:
+    """The unit that a setting's name ends in; None for a plain number."""
+    return next((unit for suffix, unit in _BY_SUFFIX.items() if name.endswith(suffix)), None)
+
+
+def expected(unit: Unit | None, *, whole: bool) -> str:
+    """What a person should have written: ``a duration such as 200ms, 10s or 5m``."""
+    if unit is None:
+        return "a whole number" if whole else "a number"
+    return f"{unit.noun} such as {unit.example}"
+
+
+def parse_number(text: str, unit: Unit | None, *, whole: bool) -> int | float:
+    """Read ``text`` in ``unit``; ``whole`` asks for an int of the base (``1.5Ki`` is 1536 bytes, ``0.5B`` is refused).
+
+    Errors: `ValueError` with what was expected and got.
+    """
+    want = f"expected {expected(unit, whole=whole)}"
+    shown = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
+    match = _NUMBER.fullmatch(text) if len(text) <= _MAX_TEXT else None
+    if match is None:
+        raise ValueError(f"{want}; got {shown!r}")
+    digits, name = match[1], match[2]
+    integer = digits.lstrip("+-").partition(".")[0]
+    if len(integer) > 1 and integer.startswith("0"):
+        # YAML 1.1 reads 010 as 8, YAML 1.2 as 10: whoever wrote it may have meant either.
+        raise ValueError(f"{want}; got {text!r}, whose leading zero reads as octal to some: leave it out")
+    value = Decimal(digits)
+    if name:
+        factors = unit.factors if unit is not None else {}
+        if name not in factors:
+            known = f"known here: {', '.join(factors)}" if factors else "it has none"
+            raise ValueError(f"{want}; got {text!r}: unknown unit {name!r} ({known})")
+        value *= factors[name]
+    if not whole:
+        return float(value)
+    if value != value.to_integral_value():
+        base = f" of {unit.base}" if unit is not None and unit.base else ""
+        raise ValueError(f"{want}; got {text!r}, which is not a whole number{base}")
+    return int(value)
+
+
+def format_number(value: float, unit: Unit | None) -> str:
+    """The shortest exact words for ``value``: 0.2 s is ``200ms``, 4294967296 bytes are ``4Gi``; reads back the same."""
+    exact = Decimal(repr(value))
+    if unit is None or not exact or unit is RATIO:
+        return _plain(exact) + (unit.base if unit is not None and unit is not RATIO and unit.base != "bytes" else "")
+    whole: list[str] = []
+    broken: list[str] = []
+    for name, factor in unit.factors.items():
+        scaled = exact / factor
+        if scaled * factor == exact:
+            words = _plain(scaled)
+            (broken if "." in words else whole).append(f"{words}{name}")
+    # 200ms before 0.2s; of the whole numbers the shortest, and of those the one in the largest unit (90s, but 1h).
+    return min(reversed(whole or broken), key=len, default=_plain(exact))
+
+
+def _plain(value: Decimal) -> str:
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

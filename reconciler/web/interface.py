@@ -1,0 +1,67 @@
+"""What the web part asks of the daemon: something to show, and somebody to command. The daemon implements both."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from reconciler.metrics import MetricsSnapshot
+from reconciler.notify import Pulse
+from state.model import Hold
+
+
+class Shown(Protocol):
+    """What anyone who reaches the socket may see. Called on the loop; answers are values that nobody changes later."""
+
+    @property
+    def pulse(self) -> Pulse:
+        """Whether the main loop lives."""
+
+    @property
+    def sections(self) -> Sequence[str]:
+        """The names of the state's sections."""
+
+    def not_ready(self) -> Sequence[str]:
+        """Why the node is not under control yet, in a person's words; empty when it is."""
+
+    def metrics(self) -> MetricsSnapshot:
+        """The newest numbers."""
+
+    def state(self, sections: Sequence[str]) -> Mapping[str, object]:
+        """These sections, of values that msgspec can write (frozen structs, mappings, CpuSet, …)."""
+
+
+class HoldRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``POST /holds``. ``seconds`` None: until released."""
+
+    target: str
+    reason: str
+    by: str
+    seconds: float | None = None
+
+
+class RestoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``POST /restore``. ``pod_uid`` None: every file. ``by`` is who asked."""
+
+    pod_uid: str | None = None
+    by: str = ""
+
+
+class Control(Protocol):
+    """What root may command over the unix socket.
+
+    Each answer is shown to the person as it is. Errors: `InputError` for what makes no sense (400), any other
+    `AgentError` for what cannot be done now (503).
+    """
+
+    async def hold(self, request: HoldRequest) -> Hold:
+        """Leave something alone from now on; it is durable when this returns."""
+
+    async def release(self, target: str) -> bool:
+        """End a hold; False when there is none."""
+
+    async def restore(self, request: RestoreRequest) -> Mapping[str, object]:
+        """Put the original values back."""
+
+    async def reload(self) -> Mapping[str, object]:
+        """Read the configuration again. Errors: `ConfigError` with every problem (400); the old one stays."""

@@ -1,0 +1,1 @@
+"""The kernel's resctrl files: what a machine's cache and bandwidth allocation offers. Knows no pods, no policy."""

@@ -1,0 +1,258 @@
+"""What this machine's resctrl offers: which caches and bandwidths can be divided, how finely, what can be measured.
+
+Source: kernel documentation, filesystems/resctrl (earlier x86/resctrl); recorded on 5.10, 6.1 and 6.12.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+from cgroupfs.errors import InputError
+
+_FLAGS: Final = frozenset(
+    {"rdt_a", "cat_l3", "cat_l2", "cdp_l3", "cdp_l2", "mba", "smba", "bmec"}
+    | {"cqm", "cqm_llc", "cqm_occup_llc", "cqm_mbm_total", "cqm_mbm_local", "abmc"}
+)
+_USUAL_PLACE: Final = "/sys/fs/resctrl"
+_LINE: Final = re.compile(r"^\s*([A-Z0-9]+):(.*)$", re.MULTILINE)
+_DOMAIN: Final = re.compile(r"(?:^|;)\s*(\d+)=")
+
+
+class Status(StrEnum):
+    """How far the machine is from dividing its cache."""
+
+    NO_KERNEL = "no-kernel"
+    NO_CPU = "no-cpu"
+    NOT_MOUNTED = "not-mounted"
+    READY = "ready"
+
+
+class BandwidthUnit(StrEnum):
+    """What the numbers of a bandwidth line mean."""
+
+    PERCENT = "percent"
+    MBPS = "MB/s"
+    EIGHTH_GBPS = "1/8 GB/s"
+
+
+class Cache(Struct, frozen=True, kw_only=True):
+    """A cache whose ways can be shared out: ``L3``, ``L2``, or their CODE and DATA halves under CDP.
+
+    ``full`` is the mask of all ways, ``shared_ways`` those that hardware uses too. ``min_ways`` 0: a group may have
+    none. ``sparse``: ways need not be contiguous. ``domains`` are the kernel's cache ids.
+    """
+
+    name: str
+    full: int
+    min_ways: int
+    groups: int
+    shared_ways: int = 0
+    sparse: bool = False
+    domains: tuple[int, ...] = ()
+
+    @property
+    def ways(self) -> int:
+        """How many ways there are to share out."""
+        return self.full.bit_count()
+
+
+class Bandwidth(Struct, frozen=True, kw_only=True):
+    """A memory bandwidth that can be limited: ``MB``, or ``SMBA`` for slow (CXL) memory. Numbers in ``unit``.
+
+    ``linear``: the number is proportional to what is let through. ``throttle_mode`` ``max``: the strictest setting of
+    a core's threads binds both; ``per-thread``: each its own; None: not told.
+    """
+
+    name: str
+    unit: BandwidthUnit
+    minimum: int
+    step: int
+    groups: int
+    linear: bool = True
+    throttle_mode: str | None = None
+    domains: tuple[int, ...] = ()
+
+
+class Monitoring(Struct, frozen=True, kw_only=True):
+    """What can be measured per group. ``groups``: how many may be watched at once, all control groups included.
+
+    ``recheck_bytes``: a freed monitoring id is given out again once it occupies less than this. ``assign_mode``: the
+    counter assignment in force on newer kernels, None where counters are simply there.
+    """
+
+    features: tuple[str, ...]
+    groups: int
+    recheck_bytes: int = 0
+    assign_mode: str | None = None
+
+
+class Capability(Struct, frozen=True, kw_only=True):
+    """What resctrl offers here, and what stands in the way. ``root`` is where it is mounted, prefix included."""
+
+    status: Status
+    reason: str
+    cpu_flags: tuple[str, ...] = ()
+    root: str | None = None
+    options: tuple[str, ...] = ()
+    caches: tuple[Cache, ...] = ()
+    bandwidths: tuple[Bandwidth, ...] = ()
+    monitoring: Monitoring | None = None
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def divisible(self) -> tuple[Cache | Bandwidth, ...]:
+        """All that can be shared out."""
+        return (*self.caches, *self.bandwidths)
+
+    @property
+    def control_groups(self) -> int:
+        """How many control groups fit, the default one included: the scarcest resource decides. 0: none at all."""
+        return min((part.groups for part in self.divisible), default=0)
+
+    @property
+    def cdp(self) -> bool:
+        """Whether code and data are divided separately."""
+        return any(cache.name.endswith("CODE") for cache in self.caches)
+
+
+def read_capability(root: str = "/") -> Capability:
+    """What this node (or copied node) offers.
+
+    Errors: `InputError` for an ``info`` file that does not hold what the kernel documents.
+    """
+    prefix = root.rstrip("/")
+    cpuinfo = _text(f"{prefix}/proc/cpuinfo") or ""
+    flags = _cpu_flags(cpuinfo)
+    place, options = _mount(_text(f"{prefix}/proc/self/mountinfo") or "", prefix)
+    info = f"{place}/info"
+    if not os.path.isdir(info):
+        known = "resctrl" in (_text(f"{prefix}/proc/filesystems") or "").split()
+        status, reason = _missing(known, bool(flags), place)
+        return Capability(status=status, reason=reason, cpu_flags=flags)
+    domains = {match[1]: tuple(map(int, _DOMAIN.findall(match[2]))) for match in _LINE.finditer(_schemata(place))}
+    amd = "AuthenticAMD" in cpuinfo or "HygonGenuine" in cpuinfo
+    caches: list[Cache] = []
+    bandwidths: list[Bandwidth] = []
+    unknown: list[str] = []
+    for name in sorted(os.listdir(info)):
+        directory = f"{info}/{name}"
+        if name.endswith("_MON") or not os.path.isdir(directory):
+            continue
+        if os.path.exists(f"{directory}/cbm_mask"):
+            caches.append(_cache(directory, name, domains, amd=amd))
+        elif os.path.exists(f"{directory}/min_bandwidth"):
+            bandwidths.append(_bandwidth(directory, name, domains, amd=amd, mbps="mba_MBps" in options))
+        else:
+            unknown.append(name)
+    return Capability(
+        status=Status.READY,
+        reason=f"mounted at {place}",
+        cpu_flags=flags,
+        root=place,
+        options=options,
+        caches=tuple(caches),
+        bandwidths=tuple(bandwidths),
+        monitoring=_monitoring(f"{info}/L3_MON"),
+        unknown=tuple(unknown),
+    )
+
+
+def _cpu_flags(cpuinfo: str) -> tuple[str, ...]:
+    """The flags that speak of resource control, of the first CPU; empty on machines other than x86."""
+    match = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+    return tuple(sorted(_FLAGS.intersection(match[1].split()))) if match else ()
+
+
+def _mount(mountinfo: str, prefix: str) -> tuple[str, tuple[str, ...]]:
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        if after.startswith("resctrl ") and len(before.split()) > 4:
+            point = before.split()[4]
+            inside = bool(prefix) and point.startswith(f"{prefix}/")
+            return point if inside else prefix + point, tuple(after.split()[2].split(",")[1:])
+    return prefix + _USUAL_PLACE, ()
+
+
+def _missing(known: bool, flagged: bool, place: str) -> tuple[Status, str]:
+    if not known and not flagged:
+        return Status.NO_CPU, "the CPU reports no resource control (no rdt_a, cat_l3, mba or cqm among its flags)"
+    if not known:
+        return Status.NO_KERNEL, "the CPU could, but the kernel has no resctrl file system (CONFIG_X86_CPU_RESCTRL)"
+    return Status.NOT_MOUNTED, f"the kernel offers resctrl, but it is not mounted: mount -t resctrl resctrl {place}"
+
+
+def _schemata(place: str) -> str:
+    return _text(f"{place}/schemata") or ""
+
+
+def _cache(directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *, amd: bool) -> Cache:
+    sparse = _text(f"{directory}/sparse_masks")
+    return Cache(
+        name=name,
+        full=_number(f"{directory}/cbm_mask", 16),
+        min_ways=_number(f"{directory}/min_cbm_bits"),
+        groups=_number(f"{directory}/num_closids"),
+        shared_ways=_number(f"{directory}/shareable_bits", 16, default=0),
+        # Kernels before 6.7 do not tell; AMD has always taken any mask, Intel contiguous ones only.
+        sparse=amd if sparse is None else sparse.strip() == "1",
+        domains=domains.get(name, ()),
+    )
+
+
+def _bandwidth(
+    directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *, amd: bool, mbps: bool
+) -> Bandwidth:
+    minimum = _number(f"{directory}/min_bandwidth")
+    unit = BandwidthUnit.PERCENT
+    if mbps:
+        unit = BandwidthUnit.MBPS
+    elif amd or minimum == 0:
+        # Intel's least is 10 per cent; a least of 0 means AMD's absolute steps also where the vendor is not known.
+        unit = BandwidthUnit.EIGHTH_GBPS
+    mode = _text(f"{directory}/thread_throttle_mode")
+    return Bandwidth(
+        name=name,
+        unit=unit,
+        minimum=minimum,
+        step=_number(f"{directory}/bandwidth_gran"),
+        groups=_number(f"{directory}/num_closids"),
+        # On AMD the file says 0 because there is no delay at all; its numbers are absolute.
+        linear=unit is not BandwidthUnit.PERCENT or _number(f"{directory}/delay_linear", default=1) == 1,
+        throttle_mode=mode.strip() if mode else None,
+        domains=domains.get(name, ()),
+    )
+
+
+def _monitoring(directory: str) -> Monitoring | None:
+    features = _text(f"{directory}/mon_features")
+    if features is None:
+        return None
+    assigned = re.search(r"\[(\w+)\]", _text(f"{directory}/mbm_assign_mode") or "")
+    return Monitoring(
+        features=tuple(features.split()),
+        groups=_number(f"{directory}/num_rmids"),
+        recheck_bytes=_number(f"{directory}/max_threshold_occupancy", default=0),
+        assign_mode=assigned[1] if assigned else None,
+    )
+
+
+def _text(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _number(path: str, base: int = 10, *, default: int | None = None) -> int:
+    text = _text(path)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "", base)
+    except ValueError as exc:
+        raise InputError(path, text, "a number" if base == 10 else "a hexadecimal mask") from exc

@@ -1,0 +1,147 @@
+"""Strict reading of a JSON checkpoint that another program wrote: every fault told apart, every field refused by name.
+
+Pure but for `read_checkpoint`. The formats themselves are in `state.kubelet`.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import InputError, errno_name
+
+_MAX_BYTES: Final = 16 * 2**20
+_T = TypeVar("_T")
+# Objects of another program, checked field by field: Any until then.
+Object = dict[str, Any]
+
+
+class Fault(StrEnum):
+    """What is wrong with a checkpoint file."""
+
+    MISSING = "missing"
+    UNREADABLE = "unreadable"
+    EMPTY = "empty"
+    TORN = "torn"
+    CHECKSUM = "checksum"
+    FUTURE = "future"
+    FOREIGN = "foreign"
+    INVALID = "invalid"
+
+
+class CheckpointError(InputError):
+    """A checkpoint that cannot be used; the text names file, field, value and what was expected."""
+
+    def __init__(self, fault: Fault, where: str, value: object, expected: str) -> None:
+        super().__init__(where, value, expected)
+        self.fault = fault
+
+
+def read_checkpoint(path: str, parse: Callable[[bytes, str], _T]) -> _T:
+    """Read and parse one checkpoint. The kubelet renames them into place, so a read never meets a half-written one.
+
+    Errors: `CheckpointError`, also for a file that is not there or cannot be read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.read(fd, _MAX_BYTES + 1)
+        finally:
+            os.close(fd)
+    except FileNotFoundError:
+        raise CheckpointError(Fault.MISSING, path, "no such file", "a checkpoint of the kubelet") from None
+    except OSError as exc:
+        raise CheckpointError(Fault.UNREADABLE, path, errno_name(exc.errno), "a readable file") from exc
+    if len(data) > _MAX_BYTES:
+        raise CheckpointError(Fault.INVALID, path, f"more than {_MAX_BYTES} bytes", "a checkpoint of the kubelet")
+    return parse(data, path)
+
+
+def load(data: bytes, where: str, fields: set[str]) -> Object:
+    """The top-level object with the names of its known fields in canonical case. Errors: `CheckpointError`."""
+    if not data.strip(b" \t\r\n\0"):
+        # A power cut leaves files of length 0, or full of zero bytes.
+        raise CheckpointError(Fault.EMPTY, where, f"{len(data)} bytes without content", "a JSON object")
+    try:
+        found = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise CheckpointError(Fault.TORN, where, data[-40:].decode(errors="replace"), f"whole JSON ({exc})") from exc
+    if not isinstance(found, dict):
+        raise CheckpointError(Fault.INVALID, where, found, "a JSON object")
+    # Go matches names without regard to case, and so do hand-edited files that a kubelet accepted.
+    canonical = {name.lower(): name for name in fields}
+    named = {canonical.get(str(name).lower(), str(name)): value for name, value in found.items()}
+    known(named, where, fields)
+    return named
+
+
+def known(found: Mapping[str, Any], where: str, fields: set[str]) -> None:
+    """Refuse a field that this version does not know. Errors: `CheckpointError`."""
+    for name, value in found.items():
+        if name not in fields:
+            expected = f"only {', '.join(sorted(fields))}: this is the format of a newer kubelet"
+            raise CheckpointError(Fault.FUTURE, f"{where}: {name}", value, expected)
+
+
+def text(found: Mapping[str, Any], name: str, where: str) -> str:
+    """A text field. Errors: `CheckpointError`."""
+    value = found.get(name)
+    if not isinstance(value, str):
+        raise CheckpointError(Fault.INVALID, f"{where}: {name}", value, "a text")
+    return value
+
+
+def number(found: Mapping[str, Any], name: str, where: str, *, optional: bool = False) -> int:
+    """A whole number from 0 up. Errors: `CheckpointError`."""
+    value = found.get(name, 0 if optional else None)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise CheckpointError(Fault.INVALID, f"{where}: {name}", value, "a number from 0 up")
+    return value
+
+
+def mapping(found: Mapping[str, Any], name: str, where: str, *, optional: bool = False) -> Object:
+    """An object; optional: absent and null are an empty one. Errors: `CheckpointError`."""
+    value = found.get(name)
+    if value is None and optional:
+        return {}
+    if not isinstance(value, dict):
+        raise CheckpointError(Fault.INVALID, f"{where}: {name}", value, "an object")
+    return value
+
+
+def items(found: Mapping[str, Any], name: str, where: str, *, optional: bool = False) -> list[Any]:
+    """A list; optional: absent and null are an empty one. Errors: `CheckpointError`."""
+    value = found.get(name)
+    if value is None and optional:
+        return []
+    if not isinstance(value, list):
+        raise CheckpointError(Fault.INVALID, f"{where}: {name}", value, "a list")
+    return value
+
+
+def texts(found: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+    """A list of texts; absent and null are an empty one. Errors: `CheckpointError`."""
+    values = items(found, name, where, optional=True)
+    for value in values:
+        if not isinstance(value, str):
+            raise CheckpointError(Fault.INVALID, f"{where}: {name}", value, "a list of texts")
+    return tuple(values)
+
+
+def numbers(found: Mapping[str, Any], name: str, where: str) -> list[int]:
+    """A list of whole numbers from 0 up; absent and null are an empty one. Errors: `CheckpointError`."""
+    values = items(found, name, where, optional=True)
+    for value in values:
+        number({name: value}, name, where)
+    return values
+
+
+def cpus(text: str, where: str) -> CpuSet:
+    """A CPU list. Errors: `CheckpointError`."""
+    try:
+        return CpuSet.parse(text)
+    except ValueError as exc:
+        raise CheckpointError(Fault.INVALID, where, text, "a CPU list") from exc

@@ -1,0 +1,153 @@
+"""The kubelet's checkpoint checksums: FNV-1a over Go's one-line picture of a struct, remade from the JSON.
+
+The kubelet hashes a textual dump of its Go value (type names, fields in source order, map keys sorted), not the file. A
+wrong guess here would make a good file look corrupt, so every rendering is checked against recorded files in the tests.
+
+Source: recordings of kubelet 1.22, 1.26, 1.27; Kubernetes pkg/kubelet/checkpointmanager/checksum and the ``state``
+packages of the managers.
+"""
+
+import base64
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+_QUANTITY: Final = re.compile(r"(\d+)(Ki|Mi|Gi|Ti|Pi|Ei|m|k|M|G|T|P|E)?")
+_BINARY: Final = {unit: 10 * power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
+_DECIMAL: Final = {"m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_MAX_ZEROS: Final = 6
+
+# The values below come out of a JSON decoder: their shape was checked by the caller, their element types vary by
+# kubelet version. That is why they are Any here, in this module only.
+Json = Any
+
+
+def fnv1a(text: str) -> int:
+    """FNV-1a, 32 bits, of the UTF-8 bytes."""
+    value = 0x811C9DC5
+    for byte in text.encode():
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return value
+
+
+def cpu_manager(policy: str, default_cpus: str, entries: Mapping[str, Json], version: int = 2) -> int:
+    """Checksum of cpu_manager_state. Version 1 has container ids to CPU lists, version 2 pod uids to names to lists."""
+    kind = "map[string]string" if version == 1 else "map[string]map[string]string"
+    return fnv1a(
+        f"(*state.CPUManagerCheckpoint){{PolicyName:(string){policy} DefaultCPUSet:(string){default_cpus} "
+        f"Entries:({kind}){_go(entries)} Checksum:(checksum.Checksum)0}}"
+    )
+
+
+def memory_manager(policy: str, machine: Mapping[str, Json], entries: Mapping[str, Json]) -> int:
+    """Checksum of memory_manager_state."""
+    # Keys are NUMA nodes: Go sorts them as numbers.
+    nodes = _map({int(node): value for node, value in machine.items()}, _memory_node)
+    blocks = _map(entries, lambda containers: _map(containers, lambda found: _list(found, _memory_block)))
+    return fnv1a(
+        f"(*state.MemoryManagerCheckpoint){{PolicyName:(string){policy} MachineState:(state.NUMANodeMap){nodes} "
+        f"Entries:(state.ContainerMemoryAssignments){blocks} Checksum:(checksum.Checksum)0}}"
+    )
+
+
+def devices(entries: Sequence[Json] | None, registered: Mapping[str, Json] | None, version: int = 2) -> int:
+    """Checksum of kubelet_internal_checkpoint. Version 1 (1.19 and older) lists device ids without their NUMA node."""
+    pods = _list(entries, lambda entry: _device_entry(entry, version))
+    return fnv1a(
+        f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry){pods} "
+        f"RegisteredDevices:(map[string][]string){_map(registered, _go)}}}"
+    )
+
+
+def pod_status(allocations: Mapping[str, Json], resizes: Mapping[str, str]) -> Iterator[int]:
+    """The possible checksums of pod_status_manager_state, likeliest first.
+
+    Several, because a zero that the kubelet made up itself hashes otherwise than one it read, and both are written "0".
+    A quantity in a form that the kubelet never writes gives none at all.
+    """
+    texts = [str(text) for pod in allocations.values() for found in pod.values() for text in (found or {}).values()]
+    zeros = texts.count("0")
+    if zeros > _MAX_ZEROS or not all(_QUANTITY.fullmatch(text) for text in texts):
+        return
+    for parsed in itertools.product((True, False), repeat=zeros):
+        turn = iter(parsed)
+        pods = _map(
+            allocations,
+            lambda containers, turn=turn: _map(  # type: ignore[misc]
+                containers, lambda found: _map(found, lambda text: _quantity(text, turn))
+            ),
+        )
+        yield fnv1a(
+            "(*state.PodResourceAllocationCheckpoint){AllocationEntries:(map[string]map[string]v1.ResourceList)"
+            f"{pods} ResizeStatusEntries:(map[string]v1.PodResizeStatus){_go(resizes)} Checksum:(checksum.Checksum)0}}"
+        )
+
+
+def _memory_node(node: Json) -> str:
+    tables = _map(node.get("memoryMap"), _memory_table)
+    return (
+        f"<*>{{NumberOfAssignments:(int){node.get('numberOfAssignments', 0)} "
+        f"MemoryMap:(map[v1.ResourceName]*state.MemoryTable){tables} Cells:([]int){_go(node.get('cells'))}}}"
+    )
+
+
+def _memory_table(table: Json) -> str:
+    return (
+        f"<*>{{TotalMemSize:(uint64){table['total']} SystemReserved:(uint64){table['systemReserved']} Allocatable:"
+        f"(uint64){table['allocatable']} Reserved:(uint64){table['reserved']} Free:(uint64){table['free']}}}"
+    )
+
+
+def _memory_block(block: Json) -> str:
+    nodes = _go(block["numaAffinity"])
+    return f"{{NUMAAffinity:([]int){nodes} Type:(v1.ResourceName){block['type']} Size:(uint64){block['size']}}}"
+
+
+def _device_entry(entry: Json, version: int) -> str:
+    ids = entry.get("DeviceIDs")
+    if version == 1:
+        shown = f"([]string){_go(ids)}"
+    else:
+        nodes = None if ids is None else {int(node): found for node, found in ids.items()}
+        shown = f"(checkpoint.DevicesPerNUMA){_map(nodes, _go)}"
+    answer = entry.get("AllocResp")
+    octets = None if answer is None else list(base64.b64decode(answer))
+    return (
+        f"{{PodUID:(string){entry['PodUID']} ContainerName:(string){entry['ContainerName']} "
+        f"ResourceName:(string){entry['ResourceName']} DeviceIDs:{shown} AllocResp:([]uint8){_go(octets)}}}"
+    )
+
+
+def _quantity(text: str, zeros_were_read: Iterator[bool]) -> str:
+    match = _QUANTITY.fullmatch(text)
+    assert match is not None, "checked by pod_status"
+    unit = match[2] or ""
+    binary = unit in _BINARY
+    number = int(match[1]) << _BINARY.get(unit, 0)
+    form, cached = "BinarySI" if binary else "DecimalSI", "" if binary else text
+    if text == "0" and not next(zeros_were_read):
+        form, cached = "", ""
+    return (
+        f"{{i:(resource.int64Amount){{value:(int64){number} scale:(resource.Scale){_DECIMAL.get(unit, 0)}}} "
+        f"d:(resource.infDecAmount){{Dec:(*inf.Dec)<nil>}} s:(string){cached} Format:(resource.Format){form}}}"
+    )
+
+
+def _map(value: Mapping[Json, Json] | None, show: Callable[[Json], str]) -> str:
+    if value is None:
+        return "<nil>"
+    return f"map[{' '.join(f'{key}:{show(value[key])}' for key in sorted(value))}]"
+
+
+def _list(value: Sequence[Json] | None, show: Callable[[Json], str]) -> str:
+    return "<nil>" if value is None else f"[{' '.join(show(item) for item in value)}]"
+
+
+def _go(value: Json) -> str:
+    """Plain maps, lists and scalars nested in each other."""
+    if value is None or isinstance(value, Mapping):
+        return _map(value, _go)
+    if isinstance(value, list):
+        return _list(value, _go)
+    return str(value)

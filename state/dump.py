@@ -1,0 +1,208 @@
+"""The state dump: one document of plain values in a stable, documented shape, as JSON, YAML or msgpack.
+
+The daemon makes it from what it holds (``/state``), the command line from the store when the daemon is down; both look
+the same. Nothing heavy is imported here, for the command line's sake (YAML only when asked for).
+
+Shape (``schema`` 1; keys are added, never renamed or removed within one schema number; every key is always there):
+
+==============  =======================================================================================================
+``schema``      1
+``kind``        ``bypassd-state``
+``source``      ``daemon`` or ``store`` (daemon down: the values are as old as its last flush)
+``at``          when the document was made
+``agent``       ``version``, ``node``, ``boot_id``, ``opened_at``
+``pools``       pool name -> CPU list; a pod's own CPUs are ``dedicated/<uid>/<container>``
+``pods``        the daemon's pods (from the store: names and class only)
+``settings``    what the last plan wants: ``path knob value policy reason pod_uid container_id``
+``files``       the ledger in the order of first touch: the fields of `state.entry.Entry`
+``holds``       ``target reason by until``
+``history``     newest first: ``seq`` and the fields of `state.entry.Event`
+``sources``     sources of knowledge with their ages (empty from the store)
+``problems``    messages for a person
+==============  =======================================================================================================
+
+Units: times are wall-clock seconds since the epoch, 0.0 for never.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import msgpack
+
+SCHEMA: Final = 1
+FORMATS: Final = ("json", "yaml", "msgpack")
+
+# The store leaves out what equals its default; the document does not. A test holds these against the structs.
+FILE_DEFAULTS: Final[Mapping[str, object]] = {
+    "controller": "",
+    "path": "",
+    "file": "",
+    "knob": "",
+    "inode": 0,
+    "order": 0,
+    "original": None,
+    "origin": "read",
+    "baseline": None,
+    "wanted": None,
+    "seen": None,
+    "writer": "",
+    "process": "",
+    "touched_at": 0.0,
+    "written_at": 0.0,
+    "foreign_at": 0.0,
+    "foreign_count": 0,
+    "failures": 0,
+    "failed_errno": 0,
+    "failed_since": 0.0,
+    "yielded": False,
+    "pod_uid": None,
+    "container_id": None,
+    "policy": "",
+    "reason": "",
+}
+EVENT_DEFAULTS: Final[Mapping[str, object]] = {
+    "seq": 0,
+    "at": 0.0,
+    "kind": "",
+    "controller": "",
+    "path": "",
+    "file": "",
+    "before": None,
+    "after": None,
+    "wanted": None,
+    "errno": 0,
+    "error": "",
+    "writer": "",
+    "process": "",
+    "policy": "",
+    "reason": "",
+    "pod_uid": None,
+    "container_id": None,
+}
+SETTING_DEFAULTS: Final[Mapping[str, object]] = {
+    "path": "",
+    "knob": "",
+    "value": None,
+    "policy": "",
+    "reason": "",
+    "pod_uid": None,
+    "container_id": None,
+}
+HOLD_DEFAULTS: Final[Mapping[str, object]] = {"target": "", "reason": "", "by": "", "until": None}
+
+Row = Mapping[str, object]
+
+
+def document(
+    *,
+    at: float,
+    source: str,
+    meta: Row,
+    files: Iterable[Row] = (),
+    settings: Iterable[Row] = (),
+    pools: Row | None = None,
+    holds: Iterable[Row] = (),
+    history: Iterable[Row] = (),
+    pods: Iterable[Row] = (),
+    sources: Iterable[Row] = (),
+    problems: Iterable[str] = (),
+) -> dict[str, object]:
+    """The whole document from plain values. ``meta``: the store's, with ``agent_version``, ``node``, ``boot_id``."""
+    return {
+        "schema": SCHEMA,
+        "kind": "bypassd-state",
+        "source": source,
+        "at": at,
+        "agent": {
+            "version": meta.get("agent_version", ""),
+            "node": meta.get("node", ""),
+            "boot_id": meta.get("boot_id", ""),
+            "opened_at": meta.get("opened_at", 0.0),
+        },
+        "pools": dict(sorted((pools or {}).items())),
+        "pods": [dict(pod) for pod in pods],
+        "settings": sorted((_whole(SETTING_DEFAULTS, row) for row in settings), key=_by_path),
+        "files": sorted((_whole(FILE_DEFAULTS, row) for row in files), key=_by_order),
+        "holds": sorted((_whole(HOLD_DEFAULTS, row) for row in holds), key=lambda row: str(row["target"])),
+        "history": [_whole(EVENT_DEFAULTS, row) for row in history],
+        "sources": [dict(row) for row in sources],
+        "problems": list(problems),
+    }
+
+
+def from_store(dump: Mapping[str, object], at: float) -> dict[str, object]:
+    """The document from `state.reader.read_dump`: what can be known while the daemon is down.
+
+    The table of assignments holds the pools (row ``pools``, with the CPU lists under ``lists``) and, as rows
+    ``pod:<uid>``, names and class of each pod.
+    """
+    assignments = _row(dump.get("assignments"))
+    return document(
+        at=at,
+        source="store",
+        meta=_row(dump.get("meta")),
+        files=_rows(dump.get("files")),
+        settings=_rows(dump.get("settings")),
+        pools=_row(_row(assignments.get("pools")).get("lists")),
+        pods=[_row(row) for key, row in assignments.items() if key.startswith("pod:")],
+        holds=_rows(dump.get("holds")),
+        history=_rows(dump.get("history")),
+        problems=[str(problem) for problem in _list(dump.get("problems"))],
+    )
+
+
+def render(found: Mapping[str, object], form: str) -> bytes:
+    """The document in one of `FORMATS`; text forms end in a newline. Errors: `ValueError` for another format."""
+    renderer = _RENDERERS.get(form)
+    if renderer is None:
+        raise ValueError(f"{form!r} is not one of {', '.join(FORMATS)}")
+    return renderer(found)
+
+
+def _json(found: Mapping[str, object]) -> bytes:
+    return (json.dumps(found, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _yaml(found: Mapping[str, object]) -> bytes:
+    import yaml  # noqa: PLC0415  (15 ms that the other formats do not pay)
+
+    text: str = yaml.dump(found, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True, width=120)
+    return text.encode()
+
+
+def _msgpack(found: Mapping[str, object]) -> bytes:
+    packed: bytes = msgpack.packb(found)
+    return packed
+
+
+_RENDERERS: Final[Mapping[str, Callable[[Mapping[str, object]], bytes]]] = {
+    "json": _json,
+    "yaml": _yaml,
+    "msgpack": _msgpack,
+}
+
+
+def _whole(defaults: Row, row: Row) -> dict[str, object]:
+    return {**defaults, **row}
+
+
+def _row(value: object) -> Row:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _rows(value: object) -> list[Row]:
+    return [row for row in _list(value) if isinstance(row, dict)]
+
+
+def _by_order(row: Row) -> int:
+    order = row["order"]
+    return order if isinstance(order, int) else 0
+
+
+def _by_path(row: Row) -> tuple[str, str]:
+    return str(row["path"]), str(row["knob"])

@@ -1,0 +1,295 @@
+"""The kubelet's checkpoint files: what it allocated, read strictly and never written back.
+
+Every way in which a file can be no use is told apart (`Fault`), because the answer differs: a torn or emptied file must
+never shrink protection, a foreign policy must be shown, a newer format needs a newer agent. Writing is only for the
+embedded node: a kubelet that finds a wrong checksum refuses to start.
+
+Source: fixtures recorded from kubelet 1.22, 1.26 and 1.27; formats of the CPU manager's version 1 from its source.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from cgroupfs.cpuset import CpuSet
+from state import checkpoint as read
+from state import checksum
+from state.checkpoint import CheckpointError, Fault, Object, read_checkpoint
+from state.model import CpuPolicy
+
+__all__ = [
+    "CPU_STATE",
+    "DEVICES",
+    "KUBELET_ROOT",
+    "MEMORY_STATE",
+    "POD_STATUS",
+    "CheckpointError",
+    "CpuManagerState",
+    "DeviceEntry",
+    "DeviceState",
+    "Fault",
+    "MemoryBlock",
+    "MemoryManagerState",
+    "MemoryNode",
+    "MemoryTable",
+    "PodStatusState",
+    "parse_cpu_manager_state",
+    "parse_devices",
+    "parse_memory_manager_state",
+    "parse_pod_status",
+    "read_checkpoint",
+    "render_cpu_manager_state",
+]
+
+CPU_STATE: Final = "cpu_manager_state"
+MEMORY_STATE: Final = "memory_manager_state"
+POD_STATUS: Final = "pod_status_manager_state"
+DEVICES: Final = "device-plugins/kubelet_internal_checkpoint"
+KUBELET_ROOT: Final = "/var/lib/kubelet"
+
+
+class CpuManagerState(msgspec.Struct, frozen=True, kw_only=True):
+    """cpu_manager_state. ``entries``: pod uid -> container name -> exclusive CPUs (version 2).
+
+    ``by_id``: container id -> CPUs (version 1, kubelets before 1.18). ``verified`` is False where the file carries no
+    checksum, which the kubelet accepts too.
+    """
+
+    policy: CpuPolicy
+    default_cpus: CpuSet
+    entries: Mapping[str, Mapping[str, CpuSet]] = {}
+    by_id: Mapping[str, CpuSet] = {}
+    version: int = 2
+    verified: bool = True
+
+    @property
+    def exclusive_cpus(self) -> CpuSet:
+        """All CPUs with an owner."""
+        mask = 0
+        for containers in (*self.entries.values(), self.by_id):
+            for cpus in containers.values():
+                mask |= cpus.mask
+        return CpuSet.from_mask(mask)
+
+
+class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of memory of one NUMA node. Units: bytes."""
+
+    total: int
+    system_reserved: int
+    allocatable: int
+    reserved: int
+    free: int
+
+
+class MemoryNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One NUMA node; ``cells`` are the nodes that its multi-node allocations span."""
+
+    assignments: int
+    tables: Mapping[str, MemoryTable]
+    cells: tuple[int, ...]
+
+
+class MemoryBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory promised to a container on certain NUMA nodes. Units: bytes."""
+
+    nodes: CpuSet
+    kind: str
+    size_bytes: int
+
+
+class MemoryManagerState(msgspec.Struct, frozen=True, kw_only=True):
+    """memory_manager_state. ``entries``: pod uid -> container name -> blocks. ``policy``: "None" or "Static"."""
+
+    policy: str
+    nodes: Mapping[int, MemoryNode] = {}
+    entries: Mapping[str, Mapping[str, tuple[MemoryBlock, ...]]] = {}
+
+
+class DeviceEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices of one container. ``devices``: NUMA node (-1: unknown) -> device ids."""
+
+    pod_uid: str
+    container: str
+    resource: str
+    devices: Mapping[int, tuple[str, ...]]
+
+
+class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
+    """kubelet_internal_checkpoint of the device manager."""
+
+    entries: tuple[DeviceEntry, ...] = ()
+    registered: Mapping[str, tuple[str, ...]] = {}
+    version: int = 2
+
+
+class PodStatusState(msgspec.Struct, frozen=True, kw_only=True):
+    """pod_status_manager_state: what in-place resizing allocated, as the kubelet's quantity texts.
+
+    ``verified`` False means "unknown", not "wrong": the checksum covers things that the file does not show.
+    """
+
+    allocations: Mapping[str, Mapping[str, Mapping[str, str]]] = {}
+    resizes: Mapping[str, str] = {}
+    verified: bool = True
+
+
+def parse_cpu_manager_state(data: bytes, where: str = CPU_STATE) -> CpuManagerState:
+    """Read cpu_manager_state, version 1 or 2. Errors: `CheckpointError`."""
+    found = read.load(data, where, {"policyName", "defaultCpuSet", "entries", "checksum"})
+    policy_text = read.text(found, "policyName", where)
+    default_text = read.text(found, "defaultCpuSet", where)
+    entries = read.mapping(found, "entries", where, optional=True)
+    flat = {name for name, value in entries.items() if isinstance(value, str)}
+    if flat and len(flat) != len(entries):
+        odd = next(name for name in entries if name not in flat)
+        raise CheckpointError(Fault.INVALID, f"{where}: entries.{odd}", entries[odd], "CPU lists only, or objects only")
+    version = 1 if flat else 2
+    for uid, containers in entries.items():
+        if version == 2:
+            for name in read.mapping(entries, uid, f"{where}: entries"):
+                read.text(containers, name, f"{where}: entries.{uid}")
+    stored = read.number(found, "checksum", where, optional=True)
+    # Without entries the two versions cannot be told apart but by their checksums.
+    versions = (version,) if entries else (2, 1)
+    good = [each for each in versions if checksum.cpu_manager(policy_text, default_text, entries, each) == stored]
+    if stored and not good:
+        expected = checksum.cpu_manager(policy_text, default_text, entries, version)
+        raise CheckpointError(Fault.CHECKSUM, f"{where}: checksum", stored, f"{expected} for this content")
+    if policy_text not in {CpuPolicy.NONE, CpuPolicy.STATIC}:
+        raise CheckpointError(Fault.FOREIGN, f"{where}: policyName", policy_text, '"none" or "static"')
+    default = read.cpus(default_text, f"{where}: defaultCpuSet")
+    policy, verified = CpuPolicy(policy_text), bool(stored)
+    if version == 1:
+        by_id = {name: read.cpus(text, f"{where}: entries.{name}") for name, text in entries.items()}
+        return CpuManagerState(policy=policy, default_cpus=default, verified=verified, version=1, by_id=by_id)
+    pods = {
+        uid: {name: read.cpus(text, f"{where}: entries.{uid}.{name}") for name, text in containers.items()}
+        for uid, containers in entries.items()
+    }
+    version = good[0] if good else 2
+    return CpuManagerState(policy=policy, default_cpus=default, verified=verified, version=version, entries=pods)
+
+
+def parse_memory_manager_state(data: bytes, where: str = MEMORY_STATE) -> MemoryManagerState:
+    """Read memory_manager_state. Errors: `CheckpointError`."""
+    found = read.load(data, where, {"policyName", "machineState", "entries", "checksum"})
+    policy = read.text(found, "policyName", where)
+    machine = read.mapping(found, "machineState", where, optional=True)
+    entries = read.mapping(found, "entries", where, optional=True)
+    nodes: dict[int, MemoryNode] = {}
+    for key, value in machine.items():
+        at = f"{where}: machineState.{key}"
+        if not key.isdecimal():
+            raise CheckpointError(Fault.INVALID, f"{where}: machineState", key, "a NUMA node number")
+        node = read.mapping(machine, key, f"{where}: machineState")
+        tables = {
+            kind: _memory_table(read.mapping(node["memoryMap"], kind, f"{at}.memoryMap"), f"{at}.memoryMap.{kind}")
+            for kind in read.mapping(node, "memoryMap", at, optional=True)
+        }
+        cells = tuple(read.numbers(value, "cells", at))
+        assignments = read.number(value, "numberOfAssignments", at)
+        nodes[int(key)] = MemoryNode(assignments=assignments, tables=tables, cells=cells)
+    blocks = {
+        uid: {
+            name: tuple(
+                _memory_block(block, f"{where}: entries.{uid}.{name}")
+                for block in read.items(entries[uid], name, f"{where}: entries.{uid}")
+            )
+            for name in read.mapping(entries, uid, f"{where}: entries")
+        }
+        for uid in entries
+    }
+    stored = read.number(found, "checksum", where)
+    expected = checksum.memory_manager(policy, machine, entries)
+    if stored != expected:
+        raise CheckpointError(Fault.CHECKSUM, f"{where}: checksum", stored, f"{expected} for this content")
+    if policy not in {"None", "Static", "BestEffort"}:
+        raise CheckpointError(Fault.FOREIGN, f"{where}: policyName", policy, '"None" or "Static"')
+    return MemoryManagerState(policy=policy, nodes=nodes, entries=blocks)
+
+
+def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
+    """Read kubelet_internal_checkpoint, with or without NUMA nodes. Errors: `CheckpointError`."""
+    outer = read.load(data, where, {"Data", "Checksum"})
+    found = read.mapping(outer, "Data", where)
+    read.known(found, f"{where}: Data", {"PodDeviceEntries", "RegisteredDevices"})
+    entries, version = [], 2
+    for number, item in enumerate(read.items(found, "PodDeviceEntries", f"{where}: Data", optional=True)):
+        at = f"{where}: Data.PodDeviceEntries[{number}]"
+        if not isinstance(item, dict):
+            raise CheckpointError(Fault.INVALID, at, item, "an object")
+        read.known(item, at, {"PodUID", "ContainerName", "ResourceName", "DeviceIDs", "AllocResp"})
+        if item.get("AllocResp") is not None:
+            read.text(item, "AllocResp", at)
+        ids = item.get("DeviceIDs")
+        if isinstance(ids, list):
+            version, nodes = 1, {-1: read.texts(item, "DeviceIDs", at)}
+        else:
+            nodes = {}
+            for node in read.mapping(item, "DeviceIDs", at, optional=True):
+                if not node.removeprefix("-").isdecimal():
+                    raise CheckpointError(Fault.INVALID, f"{at}.DeviceIDs", node, "a NUMA node number")
+                nodes[int(node)] = read.texts(item["DeviceIDs"], node, f"{at}.DeviceIDs")
+        uid, name, resource = (read.text(item, key, at) for key in ("PodUID", "ContainerName", "ResourceName"))
+        entries.append(DeviceEntry(pod_uid=uid, container=name, resource=resource, devices=nodes))
+    listed = read.mapping(found, "RegisteredDevices", f"{where}: Data", optional=True)
+    registered = {name: read.texts(listed, name, f"{where}: Data.RegisteredDevices") for name in listed}
+    stored = read.number(outer, "Checksum", where)
+    try:
+        expected = checksum.devices(found.get("PodDeviceEntries"), found.get("RegisteredDevices"), version)
+    except ValueError as exc:
+        raise CheckpointError(Fault.INVALID, f"{where}: Data.PodDeviceEntries.AllocResp", str(exc), "base64") from exc
+    if stored != expected:
+        raise CheckpointError(Fault.CHECKSUM, f"{where}: Checksum", stored, f"{expected} for this content")
+    return DeviceState(entries=tuple(entries), registered=registered, version=version)
+
+
+def parse_pod_status(data: bytes, where: str = POD_STATUS) -> PodStatusState:
+    """Read pod_status_manager_state. Errors: `CheckpointError`; never for the checksum (see `PodStatusState`)."""
+    found = read.load(data, where, {"allocationEntries", "resizeStatusEntries", "checksum"})
+    raw = read.mapping(found, "allocationEntries", where, optional=True)
+    allocations: dict[str, dict[str, dict[str, str]]] = {}
+    for uid in raw:
+        for name in read.mapping(raw, uid, f"{where}: allocationEntries"):
+            at = f"{where}: allocationEntries.{uid}"
+            given = read.mapping(raw[uid], name, at, optional=True)
+            amounts = {kind: read.text(given, kind, f"{at}.{name}") for kind in given}
+            allocations.setdefault(uid, {})[name] = amounts
+    resizes = read.mapping(found, "resizeStatusEntries", where, optional=True)
+    texts = {uid: read.text(resizes, uid, f"{where}: resizeStatusEntries") for uid in resizes}
+    stored = read.number(found, "checksum", where)
+    return PodStatusState(allocations=allocations, resizes=texts, verified=stored in checksum.pod_status(raw, texts))
+
+
+def render_cpu_manager_state(
+    policy: str,
+    default_cpus: CpuSet | str,
+    entries: Mapping[str, Mapping[str, CpuSet | str]] | None = None,
+) -> str:
+    """cpu_manager_state exactly as a kubelet from 1.18 on writes it, checksum included. For the embedded node only."""
+    pods = {uid: {name: str(cpus) for name, cpus in found.items()} for uid, found in (entries or {}).items()}
+    content: dict[str, object] = {"policyName": policy, "defaultCpuSet": str(default_cpus)}
+    if pods:
+        content["entries"] = {uid: dict(sorted(found.items())) for uid, found in sorted(pods.items())}
+    content["checksum"] = checksum.cpu_manager(policy, str(default_cpus), pods)
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+
+
+def _memory_table(found: Object, where: str) -> MemoryTable:
+    total, system, allocatable, reserved, free = (
+        read.number(found, name, where) for name in ("total", "systemReserved", "allocatable", "reserved", "free")
+    )
+    return MemoryTable(total=total, system_reserved=system, allocatable=allocatable, reserved=reserved, free=free)
+
+
+def _memory_block(found: Any, where: str) -> MemoryBlock:
+    if not isinstance(found, dict):
+        raise CheckpointError(Fault.INVALID, where, found, "an object")
+    nodes = read.numbers(found, "numaAffinity", where)
+    if any(node >= 1024 for node in nodes):
+        raise CheckpointError(Fault.INVALID, f"{where}: numaAffinity", nodes, "NUMA node numbers")
+    kind, size = read.text(found, "type", where), read.number(found, "size", where)
+    return MemoryBlock(nodes=CpuSet(nodes), kind=kind, size_bytes=size)

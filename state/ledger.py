@@ -1,0 +1,372 @@
+"""The ledger: for every control file we ever touched, what it held before, what we want there, and what became of it.
+
+The promise: an original is durable before the first write of its file and is never replaced afterwards, so that at
+any moment, after any crash, walking `Ledger.backwards` and writing each entry's `Entry.restore_text` gives back the
+tree as it was. Everything else here (outcomes, last writer, failures) is for people and for backoff; it is kept in
+memory, written in batches by `flush`, and losing it loses no original.
+
+Threads: `first_touches`, `adopt` and `flush` make rows durable (an fsync) and belong in the store's worker lane.
+All other calls are dictionary work for the loop. Both may happen at once.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, final
+
+import msgspec
+from msgspec.structs import replace
+
+from cgroupfs.errors import StoreError
+from state.entry import TEXTS, US, Entry, Event, FileKey, Origin, row_key, same_group
+from state.schema import FILES
+from state.store import Batch, Store
+
+__all__ = ["US", "Entry", "Event", "FileKey", "Ledger", "Origin"]
+
+_HISTORY_PENDING: Final = 8_000
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Entry).decode
+
+
+@final
+class Ledger:
+    """All entries, in memory and in the store."""
+
+    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
+        """Load what the store holds. ``problems`` names rows that this version cannot understand."""
+        self.problems: tuple[str, ...] = ()
+        self._store = store
+        self._clock = clock
+        self._groups: dict[str, dict[tuple[str, str], Entry]] = {}
+        self._pool: dict[str, str] = {}
+        self._order = 0
+        self._dirty: dict[FileKey, None] = {}
+        self._pending: list[Event] = []
+        self._lost_events = 0
+        self._first: set[FileKey] = set()
+        self._lock = threading.Lock()
+        self._generation = store.generation
+        try:
+            self._load()
+        except StoreError as exc:
+            self._generation = 0
+            self.problems = (str(exc),)
+
+    # Asking
+
+    def __len__(self) -> int:
+        return sum(map(len, list(self._groups.values())))
+
+    def __iter__(self) -> Iterator[Entry]:
+        """All entries, group by group; a snapshot, so that changes meanwhile do no harm."""
+        for group in list(self._groups.values()):
+            yield from list(group.values())
+
+    def get(self, key: FileKey) -> Entry | None:
+        """The entry of one file."""
+        group = self._groups.get(key[1])
+        return None if group is None else group.get((key[0], key[2]))
+
+    def group(self, path: str) -> list[Entry]:
+        """The entries of one group."""
+        return list(self._groups.get(path, {}).values())
+
+    def groups(self) -> list[str]:
+        """The paths of all groups with an entry."""
+        return list(self._groups)
+
+    def is_durable(self, key: FileKey, inode: int) -> bool:
+        """True when this file, of this very group, may be written: its original is safe on disk."""
+        entry = self.get(key)
+        return entry is not None and same_group(entry.inode, inode)
+
+    @property
+    def unflushed(self) -> bool:
+        """True when something has been noted that `flush` would make durable."""
+        return bool(self._dirty or self._pending)
+
+    def backwards(self) -> list[Entry]:
+        """All entries, last touched first: the order to restore in."""
+        return sorted(self, key=lambda entry: -entry.order)
+
+    # Durable at once (worker lane)
+
+    def first_touches(self, entries: Iterable[Entry]) -> int:
+        """Record originals before the first write of their files, in one transaction; return how many were new.
+
+        A file that is known already (same inode) keeps its original: after a crash the live value may be our own.
+        One whose group was made anew replaces the old entry, which goes to the history.
+        Errors: `StoreError`; then nothing is recorded and none of the new files may be written.
+        """
+        given = list(entries)
+        for attempt in range(2):
+            try:
+                if not all(self.is_durable(entry.key, entry.inode) for entry in given):
+                    self._sync()
+                new = self._new(given)
+                batch = Batch()
+                for entry in new:
+                    batch.put(FILES, row_key(entry.key), _encode(entry))
+                    batch.append(_encode(_event(entry, "touch", entry.touched_at, before=entry.original)))
+                if new:
+                    self._store.apply(batch)
+                break
+            except StoreError:
+                # The store may just have replaced a damaged file: then it can take everything again, at once.
+                if attempt or not self._store.writable:
+                    raise
+        now = self._clock()
+        for entry in new:
+            replaced = self.get(entry.key)
+            if replaced is not None:
+                self.note(replace(_event(replaced, "gone", now), reason="the group was made anew"))
+            self._insert(entry)
+            self._first.add(entry.key)
+        return len(new)
+
+    def adopt(self, entries: Iterable[Entry]) -> int:
+        """After the store was lost: enter live files that carry our values, with what is known of their originals.
+
+        Like `first_touches`, but an entry without an original is marked `Origin.UNKNOWN`, and the live value of a file
+        is never taken for its original afterwards.
+        Errors: `StoreError`.
+        """
+        made = []
+        for entry in entries:
+            if entry.original is None:
+                entry.origin = Origin.UNKNOWN
+            made.append(entry)
+        count = self.first_touches(made)
+        for entry in made:
+            self._first.discard(entry.key)
+        return count
+
+    def flush(self) -> int:
+        """Make everything noted since the last flush durable; return how many rows were written.
+
+        Errors: `StoreError`; then all of it is kept for the next flush.
+        """
+        self._sync()
+        with self._lock:
+            dirty, self._dirty = self._dirty, {}
+            events, self._pending = self._pending, []
+            lost, self._lost_events = self._lost_events, 0
+        if lost:
+            events.append(Event(at=self._clock(), kind="lost", reason=f"{lost} events were too many to keep"))
+        batch = Batch()
+        for key in dirty:
+            entry = self.get(key)
+            if entry is None:
+                batch.delete(FILES, row_key(key))
+            else:
+                batch.put(FILES, row_key(key), _encode(entry))
+        for event in events:
+            batch.append(_encode(event))
+        try:
+            if batch:
+                self._store.apply(batch)
+        except BaseException:
+            with self._lock:
+                self._dirty = {**dirty, **self._dirty}
+                events += self._pending
+                excess = max(0, len(events) - _HISTORY_PENDING)
+                self._pending = events[excess:]
+                self._lost_events += excess
+            raise
+        return len(dirty) + len(events)
+
+    def _new(self, given: Iterable[Entry]) -> list[Entry]:
+        """The given entries whose files are not known yet, numbered on from the last order."""
+        new: dict[FileKey, Entry] = {}
+        now = self._clock()
+        for entry in given:
+            if not self.is_durable(entry.key, entry.inode):
+                new[entry.key] = entry
+        for order, entry in enumerate(new.values(), start=self._order + 1):
+            entry.order, entry.touched_at = order, entry.touched_at or now
+        return list(new.values())
+
+    def _sync(self) -> None:
+        """Agree with a store that was opened anew since the last write: take what only it holds, give it the rest.
+
+        Taking comes first: an original on disk that we could not read at start is the true one, a live value is not.
+        """
+        generation = self._store.ready()
+        if generation == self._generation:
+            return
+        self._load()
+        batch = Batch()
+        for entry in self:
+            batch.put(FILES, row_key(entry.key), _encode(entry))
+        self._store.apply(batch)
+        self._generation = generation
+
+    def _load(self) -> None:
+        problems = []
+        for key, body in self._store.rows(FILES):
+            try:
+                entry = _decode(body)
+            except msgspec.MsgspecError as exc:
+                problems.append(f"{key}: {exc}")
+                continue
+            if self.get(entry.key) is None and entry.key not in self._dirty:
+                self._insert(entry)
+        self.problems = tuple(problems)
+
+    # Noting (the loop; durable with the next flush)
+
+    def want(self, key: FileKey, text: str, *, policy: str, reason: str) -> None:
+        """What the newest plan wants in this file, and why."""
+        entry = self.get(key)
+        if entry is not None and (entry.wanted, entry.policy, entry.reason) != (text, policy, reason):
+            entry.wanted = self._shared(text)
+            entry.policy, entry.reason = self._shared(policy), self._shared(reason)
+            self._touch(entry)
+
+    def rebase(self, key: FileKey, text: str | None) -> None:
+        """What the kubelet or the runtime wants here from now on, None when its spec no longer names the value."""
+        entry = self.get(key)
+        if entry is not None and entry.baseline != text:
+            entry.baseline = None if text is None else self._shared(text)
+            self._touch(entry)
+
+    def wrote(self, key: FileKey, *, before: str | None, after: str, at: float | None = None) -> None:
+        """We wrote and read back. ``before`` is what stood there; it corrects an original that was only foretold."""
+        entry = self.get(key)
+        if entry is None:
+            return
+        if key in self._first:
+            self._first.discard(key)
+            if entry.origin is Origin.SPEC and before not in {None, after}:
+                entry.original, entry.origin = self._shared(before or ""), Origin.READ
+        entry.seen, entry.writer, entry.process = self._shared(after), US, ""
+        entry.written_at = self._clock() if at is None else at
+        entry.failures, entry.failed_errno, entry.failed_since = 0, 0, 0.0
+        self._touch(entry)
+        self._note(entry, "write", entry.written_at, before=before, after=after)
+
+    def failed(self, key: FileKey, *, errno: int, error: str, at: float | None = None) -> None:
+        """A write was refused. The count falls to zero with the next success."""
+        entry = self.get(key)
+        if entry is None:
+            return
+        now = self._clock() if at is None else at
+        entry.failures += 1
+        entry.failed_errno = errno
+        entry.failed_since = entry.failed_since or now
+        self._touch(entry)
+        self.note(replace(_event(entry, "failed", now), errno=errno, error=error))
+
+    def saw(self, key: FileKey, text: str, *, writer: str, process: str = "", at: float | None = None) -> None:
+        """The file holds a value that we did not write; by whom, as far as is known."""
+        entry = self.get(key)
+        if entry is None:
+            return
+        now = self._clock() if at is None else at
+        before, entry.seen = entry.seen, self._shared(text)
+        entry.writer, entry.process = self._shared(writer), self._shared(process)
+        entry.foreign_at = now
+        entry.foreign_count += 1
+        self._touch(entry)
+        self._note(entry, "foreign", now, before=before, after=text)
+
+    def set_yielded(self, key: FileKey, yielded: bool, *, reason: str) -> None:
+        """Leave the file to the other writer (or take it up again)."""
+        entry = self.get(key)
+        if entry is not None and entry.yielded != yielded:
+            entry.yielded = yielded
+            self._touch(entry)
+            self.note(replace(_event(entry, "yield" if yielded else "resume", self._clock()), reason=reason))
+
+    def restored(self, key: FileKey, text: str) -> None:
+        """The file holds its old value again: it is no longer ours. Flush soon: till then a crash restores it again."""
+        self._remove(key, "restored", after=text)
+
+    def forget_group(self, path: str) -> list[Entry]:
+        """The group's directory is gone: drop its entries (and those below it) and return them."""
+        below = f"{path.rstrip('/')}/"
+        dropped = [
+            entry for each in self.groups() if each == path or each.startswith(below) for entry in self.group(each)
+        ]
+        for entry in dropped:
+            self._remove(entry.key, "gone")
+        return dropped
+
+    def prune(self, inode_now: Callable[[Entry], int | None]) -> list[Entry]:
+        """Drop the entries of groups that are gone or were made anew; return them.
+
+        ``inode_now`` tells the inode that an entry's group has now, None when there is no such directory.
+        """
+        dropped = []
+        for entry in self:
+            inode = inode_now(entry)
+            if inode is None or not same_group(entry.inode, inode):
+                self._remove(entry.key, "gone")
+                dropped.append(entry)
+        return dropped
+
+    def note(self, event: Event) -> None:
+        """Add a free line to the history: a hold, an alert, a plan that was refused."""
+        with self._lock:
+            if len(self._pending) >= _HISTORY_PENDING:
+                # Unwritable for long: the newest are worth most.
+                del self._pending[: _HISTORY_PENDING // 4]
+                self._lost_events += _HISTORY_PENDING // 4
+            self._pending.append(event)
+
+    # Within
+
+    def _insert(self, entry: Entry) -> None:
+        """Take an entry in, sharing its texts: a node has thousands of files and a few dozen different texts."""
+        for name in TEXTS:
+            text = getattr(entry, name)
+            if text and (shared := self._shared(text)) is not text:
+                setattr(entry, name, shared)
+        names = (entry.controller, entry.file)
+        with self._lock:
+            self._groups.setdefault(entry.path, {})[names] = entry
+            self._order = max(self._order, entry.order)
+
+    def _shared(self, text: str) -> str:
+        if len(self._pool) > 20_000:
+            self._pool.clear()
+        return self._pool.setdefault(text, text)
+
+    def _touch(self, entry: Entry) -> None:
+        with self._lock:
+            self._dirty[entry.key] = None
+
+    def _remove(self, key: FileKey, kind: str, *, after: str | None = None) -> None:
+        with self._lock:
+            group = self._groups.get(key[1], {})
+            entry = group.pop((key[0], key[2]), None)
+            if entry is None:
+                return
+            if not group:
+                self._groups.pop(key[1], None)
+        self._first.discard(key)
+        self._touch(entry)
+        self._note(entry, kind, self._clock(), before=entry.seen, after=after)
+
+    def _note(self, entry: Entry, kind: str, at: float, *, before: str | None = None, after: str | None = None) -> None:
+        self.note(_event(entry, kind, at, before=before, after=after))
+
+
+def _event(entry: Entry, kind: str, at: float, *, before: str | None = None, after: str | None = None) -> Event:
+    return Event(
+        at=at,
+        kind=kind,
+        controller=entry.controller,
+        path=entry.path,
+        file=entry.file,
+        before=before,
+        after=after,
+        wanted=entry.wanted,
+        writer=entry.writer,
+        process=entry.process,
+        policy=entry.policy,
+        reason=entry.reason,
+        pod_uid=entry.pod_uid,
+        container_id=entry.container_id,
+    )

@@ -1,0 +1,324 @@
+"""The values everything else speaks in: pods, what the kubelet allocated, signals, the NodeView, settings, pools.
+
+All are frozen. Sources produce the parts, `reconciler.view` assembles them, policies read them and return settings;
+nobody changes one in place. Times are seconds on the monotonic clock unless a name says otherwise.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from msgspec import Struct
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.naming import QosClass
+from state.topology import Topology
+
+
+class PodClass(StrEnum):
+    """How bypassd treats a pod (design: Katalyst's four classes in one word each)."""
+
+    SYSTEM = "system"
+    DEDICATED = "dedicated"
+    SHARED = "shared"
+    RECLAIMED = "reclaimed"
+
+    @property
+    def online(self) -> bool:
+        """True for every class whose latency is protected."""
+        return self is not PodClass.RECLAIMED
+
+
+class ContainerKind(StrEnum):
+    """What runs in a container's directory; the path alone cannot tell (UNKNOWN)."""
+
+    SANDBOX = "sandbox"
+    INIT = "init"
+    APP = "app"
+    UNKNOWN = "unknown"
+
+
+class Phase(StrEnum):
+    """How far the runtime is with a container. Writes before SETTLED are lost (runc overwrites them)."""
+
+    CREATING = "creating"
+    SETTLED = "settled"
+
+
+class Resources(Struct, frozen=True, kw_only=True):
+    """Requests or limits of a container or pod; None is "not set". Units: thousandths of a CPU, bytes."""
+
+    cpu_milli: int | None = None
+    memory_bytes: int | None = None
+    batch_cpu_milli: int | None = None
+    batch_memory_bytes: int | None = None
+
+
+class RuntimeSpec(Struct, frozen=True, kw_only=True):
+    """What the runtime was told to set for one container: config.json at creation, runc's state.json afterwards.
+
+    None means that the spec does not name the value, so runc leaves the kernel's default (or copies the parent's
+    cpuset). This is the value to restore to. Units: CPU lists, kernel shares, microseconds, bytes (-1 unlimited).
+    """
+
+    cpus: str | None = None
+    mems: str | None = None
+    shares: int | None = None
+    quota_us: int | None = None
+    period_us: int | None = None
+    memory_bytes: int | None = None
+    swap_bytes: int | None = None
+    pids: int | None = None
+
+
+class GroupRef(Struct, frozen=True, kw_only=True):
+    """One cgroup: its path below every controller's mount, and the inode that tells it from a later namesake.
+
+    ``path`` starts with ``/``; ``inode`` is of the directory in the trigger hierarchy (cpuset on v1), 0 if unknown.
+    """
+
+    path: str
+    inode: int = 0
+
+
+class ContainerMeta(Struct, frozen=True, kw_only=True):
+    """What a pod list, CRI or a manifest tells of one container."""
+
+    name: str
+    kind: ContainerKind = ContainerKind.APP
+    id: str | None = None
+    requests: Resources = Resources()
+    limits: Resources = Resources()
+
+
+class PodMeta(Struct, frozen=True, kw_only=True):
+    """What one source tells of one pod. ``labels``/``annotations`` None means "this source cannot tell", not "none"."""
+
+    uid: str
+    source: str
+    namespace: str | None = None
+    name: str | None = None
+    labels: Mapping[str, str] | None = None
+    annotations: Mapping[str, str] | None = None
+    qos: QosClass | None = None
+    priority_class: str | None = None
+    priority: int | None = None
+    owner: str | None = None
+    static: bool = False
+    containers: tuple[ContainerMeta, ...] = ()
+    sandbox_ids: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    """What of this pod could not be used, as messages for a person; the rest is good."""
+
+
+class Container(Struct, frozen=True, kw_only=True):
+    """One container directory that exists now."""
+
+    id: str
+    group: GroupRef
+    kind: ContainerKind = ContainerKind.UNKNOWN
+    phase: Phase = Phase.SETTLED
+    name: str | None = None
+    spec: RuntimeSpec | None = None
+    requests: Resources = Resources()
+    limits: Resources = Resources()
+
+
+class Classification(Struct, frozen=True, kw_only=True):
+    """A pod's class, where it came from, and what disagreed. ``problems`` are messages for a person.
+
+    ``certain`` is False while no source has told the pod's labels and annotations: the class is then the best that is
+    known, and a later answer may change it.
+    """
+
+    pod_class: PodClass
+    source: str
+    problems: tuple[str, ...] = ()
+    certain: bool = True
+
+
+class Pod(Struct, frozen=True, kw_only=True):
+    """One pod directory that exists now, with all that is known about it."""
+
+    uid: str
+    qos: QosClass
+    group: GroupRef
+    containers: tuple[Container, ...]
+    classification: Classification
+    namespace: str | None = None
+    name: str | None = None
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+    priority_class: str | None = None
+    priority: int | None = None
+    owner: str | None = None
+    static: bool = False
+    meta_source: str = "cgroup"
+    """Which sources told what is known, strongest first, joined by "+"."""
+
+    @property
+    def pod_class(self) -> PodClass:
+        """Short for ``classification.pod_class``."""
+        return self.classification.pod_class
+
+    @property
+    def title(self) -> str:
+        """``namespace/name`` where known, else the uid: how a person finds it."""
+        return f"{self.namespace}/{self.name}" if self.name else self.uid
+
+
+class CpuPolicy(StrEnum):
+    """The kubelet's CPU manager policy as its checkpoint tells it."""
+
+    NONE = "none"
+    STATIC = "static"
+    UNKNOWN = "unknown"
+
+
+class KubeletView(Struct, frozen=True, kw_only=True):
+    """What the kubelet allocated, cross-checked with the cgroups that exist.
+
+    ``exclusive`` maps pod uid -> container name -> CPUs. ``held``: the checkpoint just read was torn, empty or
+    of a foreign policy, so that these are the last good values (protection is never shrunk at once); ``problem`` says
+    which. ``reserved`` is ``reservedSystemCPUs``; ``reasserts_s`` the period of the kubelet's unconditional rewrite of
+    every container (1.21 and older, static), None where it only writes on change.
+    """
+
+    policy: CpuPolicy = CpuPolicy.UNKNOWN
+    default_cpus: CpuSet = EMPTY
+    exclusive: Mapping[str, Mapping[str, CpuSet]] = {}
+    reserved: CpuSet = EMPTY
+    strict_reserved: bool = False
+    reasserts_s: float | None = None
+    held: bool = False
+    problem: str | None = None
+
+
+class SourceStatus(Struct, frozen=True, kw_only=True):
+    """One source of knowledge: does it answer, since when, what is wrong. ``age_s`` None: never answered."""
+
+    name: str
+    ok: bool
+    age_s: float | None = None
+    detail: str = ""
+
+
+class NodeCpu(Struct, frozen=True, kw_only=True):
+    """CPU use over the last sampling interval. Units: thousandths of a CPU; ``idle`` per CPU 0.0-1.0.
+
+    ``age_s`` None or large means unknown, and an unknown never raises a budget.
+    """
+
+    busy_milli: int
+    online_milli: int
+    reclaimed_milli: int
+    idle: Mapping[int, float] = {}
+    interval_s: float = 1.0
+    age_s: float | None = None
+
+    @property
+    def system_milli(self) -> int:
+        """What no pod accounts for: kubelet, runtime, kernel threads, host processes."""
+        return max(0, self.busy_milli - self.online_milli - self.reclaimed_milli)
+
+
+class Setting(Struct, frozen=True, kw_only=True):
+    """A wanted value of a knob on a group, with the policy and the reason that want it. ``knob`` is a catalog name.
+
+    ``value`` is a `CpuSet` for cpu.set and cpu.mems, else an int in the knob's unit, else None for "no limit".
+    """
+
+    path: str
+    knob: str
+    value: CpuSet | int | None
+    policy: str
+    reason: str
+    pod_uid: str | None = None
+    container_id: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What the setting is about: group and knob. One desired state holds at most one setting per key."""
+        return self.path, self.knob
+
+
+class Refusal(Struct, frozen=True, kw_only=True):
+    """A setting that the planner will not let through: which rule, and why, in a person's words."""
+
+    setting: Setting
+    rule: str
+    reason: str
+
+
+class Pools(Struct, frozen=True, kw_only=True):
+    """Every CPU of the node in its pool. ``dedicated`` is keyed ``uid/container``; overlaps only as ``reasons`` say.
+
+    ``budget_milli``: what BE pods may use together now (thousandths of a CPU). ``reasons`` explains each pool by name.
+    ``confined``: reclaimed containers get ``reclaimed`` as their cpuset. ``quota_milli``: how the budget is given out
+    as quotas, by group path (the besteffort directory) or pod uid; None: no quota is wanted. ``budget_at``: when the
+    budget last changed; ``unknown_since``: since when CPU use is not known (both on the view's clock).
+    """
+
+    online_cpus: CpuSet
+    reserved: CpuSet
+    dedicated: Mapping[str, CpuSet]
+    shared: CpuSet
+    reclaimed: CpuSet
+    budget_milli: int
+    confined: bool = True
+    quota_milli: Mapping[str, int] | None = None
+    budget_at: float = 0.0
+    unknown_since: float | None = None
+    reasons: Mapping[str, str] = {}
+
+    @property
+    def dedicated_cpus(self) -> CpuSet:
+        """All CPUs that some container owns alone."""
+        union = EMPTY
+        for cpus in self.dedicated.values():
+            union |= cpus
+        return union
+
+
+class Hold(Struct, frozen=True, kw_only=True):
+    """An operator's "leave this alone until".
+
+    ``target`` is ``pod:UID``, ``knob:NAME``, ``file:PATH`` or ``node``.
+
+    ``until`` is wall-clock seconds since the epoch, None for "until released".
+    """
+
+    target: str
+    reason: str
+    by: str
+    until: float | None = None
+
+
+class Desired(Struct, frozen=True, kw_only=True):
+    """One whole plan: same view, same plan, byte for byte."""
+
+    pools: Pools
+    settings: Mapping[tuple[str, str], Setting]
+    refusals: tuple[Refusal, ...] = ()
+
+
+class NodeView(Struct, frozen=True, kw_only=True):
+    """The node as it is known at one moment. Policies see this and nothing else.
+
+    ``versions`` maps a controller's name to 1 or 2 (absent: not mounted); ``kubepods``, ``besteffort`` and
+    ``burstable`` are group paths; ``actual`` holds the values last read of groups that matter to a decision (QoS
+    and pod directories always, containers where read), keyed by (group path, knob); ``now`` is the monotonic clock.
+    ``reclaimed_ceiling_milli`` is what the idle buffer's ticker allows BE now; None: the ticker does not speak.
+    """
+
+    topology: Topology
+    versions: Mapping[str, int]
+    kubepods: str
+    besteffort: str
+    burstable: str
+    pods: Mapping[str, Pod] = {}
+    kubelet: KubeletView = KubeletView()
+    cpu: NodeCpu | None = None
+    actual: Mapping[tuple[str, str], CpuSet | int | None] = {}
+    sources: tuple[SourceStatus, ...] = ()
+    now: float = 0.0
+    reclaimed_ceiling_milli: int | None = None

@@ -1,0 +1,99 @@
+"""What is done with a damaged store: every row that is provably whole is saved, the file is moved aside, never deleted.
+
+The order is what makes it safe to be killed at any point: the replacement is complete and on disk as ``<path>.new``
+before the damaged file is renamed, and `finish_interrupted` puts it in place if we died between the two renames.
+"""
+
+import os
+import sqlite3
+import time
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from typing import Final
+
+from state.schema import KEYED, migrate, seal, unseal
+
+KEEP: Final = 5
+"""Damaged files kept: a disk that breaks one a minute must not be filled by them."""
+_PARTS: Final = ("", "-wal", "-shm")
+
+
+def salvage(connection: sqlite3.Connection) -> dict[str, dict[str, bytes]]:
+    """Every row of the keyed tables that can still be read and whose seal holds, from a damaged file.
+
+    Read from both ends, because a broken page ends a scan. Whatever is found is exactly what was written.
+    """
+    found: dict[str, dict[str, bytes]] = {}
+    for table in KEYED:
+        rows = found.setdefault(table, {})
+        for direction in ("ASC", "DESC"):
+            # A damaged index or text column ends this scan; what came before it counts.
+            with suppress(sqlite3.Error, UnicodeDecodeError):
+                for key, row in connection.execute(
+                    f"SELECT key, row FROM {table} NOT INDEXED ORDER BY rowid {direction}"  # noqa: S608
+                ):
+                    with suppress(ValueError, AttributeError):
+                        rows.setdefault(key, unseal(key, row))
+    return found
+
+
+def replace_damaged(path: str, rescued: Mapping[str, Mapping[str, bytes]], now: float) -> str:
+    """Put a fresh store with the rescued rows in place of a damaged one; return where the damaged one went.
+
+    That is ``<path>.corrupt-<UTC time>``, with its WAL beside it. Units: ``now`` is wall-clock seconds.
+    Errors: OSError or `sqlite3.Error` when the replacement cannot be written; then nothing was moved.
+    """
+    fresh = f"{path}.new"
+    _remove(fresh)
+    os.close(os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    with closing(sqlite3.connect(fresh, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = FULL")
+        migrate(connection, 0)
+        connection.execute("BEGIN")
+        for table, rows in rescued.items():
+            connection.executemany(
+                f"INSERT INTO {table} VALUES (?, ?)",  # noqa: S608
+                [(key, seal(key, body)) for key, body in rows.items()],
+            )
+        connection.execute("COMMIT")
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    aside, number = f"{path}.corrupt-{stamp}", 1
+    while os.path.lexists(aside):
+        number += 1
+        aside = f"{path}.corrupt-{stamp}-{number}"
+    # The main file first: a damaged one that lost only its WAL would be salvaged again, without the WAL's rows.
+    for part in _PARTS:
+        with suppress(FileNotFoundError):
+            os.rename(path + part, aside + part)
+    finish_interrupted(path)
+    _forget_old(path)
+    return aside
+
+
+def finish_interrupted(path: str) -> None:
+    """Complete or throw away a replacement that a crash left behind. Call before every opening."""
+    fresh = f"{path}.new"
+    if not os.path.exists(fresh):
+        return
+    if os.path.exists(path):
+        _remove(fresh)
+        return
+    for part in _PARTS[1:]:
+        # Left of the damaged file, whose rows are in the replacement: they must not be taken for its own.
+        with suppress(FileNotFoundError):
+            os.unlink(path + part)
+    os.rename(fresh, path)
+
+
+def _remove(path: str) -> None:
+    for part in ("-journal", *_PARTS):
+        with suppress(FileNotFoundError):
+            os.unlink(path + part)
+
+
+def _forget_old(path: str) -> None:
+    directory, name = os.path.split(path)
+    aside = [entry for entry in os.listdir(directory) if entry.startswith(f"{name}.corrupt-")]
+    for base in sorted(entry for entry in aside if not entry.endswith(("-wal", "-shm")))[:-KEEP]:
+        with suppress(OSError):
+            _remove(os.path.join(directory, base))

@@ -1,0 +1,89 @@
+"""The store's tables, their versions, and how one row is sealed against bit rot.
+
+Imports nothing heavy: the command line reads the store with this and `state.reader` alone.
+"""
+
+import sqlite3
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+from cgroupfs.errors import StoreError
+
+DEFAULT_PATH: Final = "/var/lib/bypassd/state.db"
+APPLICATION_ID: Final = 0x62797064
+"""``PRAGMA application_id``: the letters "bypd". Tells our file from another program's SQLite file."""
+
+FILES: Final = "files"
+SETTINGS: Final = "settings"
+ASSIGNMENTS: Final = "assignments"
+HOLDS: Final = "holds"
+META: Final = "meta"
+KEYED: Final = (FILES, SETTINGS, ASSIGNMENTS, HOLDS, META)
+BOOT_BOUND: Final = (FILES, SETTINGS)
+"""Tables about cgroups, which do not outlive a boot."""
+
+# One statement list per version; the index + 1 is the version it leads to. Never edit one that was released.
+# Every keyed table is (key, sealed row): what a row means is its owner's business, so a new field is no migration.
+MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
+    (
+        *(f"CREATE TABLE {table} (key TEXT PRIMARY KEY NOT NULL, row BLOB NOT NULL)" for table in KEYED),
+        "CREATE TABLE history (seq INTEGER PRIMARY KEY AUTOINCREMENT, row BLOB NOT NULL)",
+    ),
+)
+VERSION: Final = len(MIGRATIONS)
+
+
+class NewerSchemaError(StoreError):
+    """The file was written by a newer bypassd. It is left exactly as it is."""
+
+
+def schema_version(connection: sqlite3.Connection, path: str) -> int:
+    """The schema version of an open file; 0 is a file without any tables.
+
+    Errors: `NewerSchemaError`; `ValueError` when another program's tables are in it; `sqlite3.DatabaseError` when it
+    is no database.
+    """
+    application: int = connection.execute("PRAGMA application_id").fetchone()[0]
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables: int = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if tables == 0:
+        return 0
+    if application != APPLICATION_ID:
+        raise ValueError(f"{path} is a SQLite file of another program (application id {application:#x})")
+    if version > VERSION:
+        raise NewerSchemaError(
+            f"{path}: schema version {version} is of a newer bypassd; this one knows versions up to {VERSION}. "
+            "Install the newer version again, or move the file away to start afresh"
+        )
+    return version
+
+
+def migrate(connection: sqlite3.Connection, version: int, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> None:
+    """Bring a file from ``version`` to the newest one, one transaction each: a crash leaves a whole one."""
+    for number, statements in enumerate(migrations[version:], start=version + 1):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for statement in statements:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {number}")
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+
+
+def seal(key: str, body: bytes) -> bytes:
+    """A row as it is stored: CRC-32 of key and body, then the body.
+
+    SQLite notices damage to its own structure only; a flipped bit inside a value would come back as a wrong original.
+    """
+    return zlib.crc32(body, zlib.crc32(key.encode())).to_bytes(4, "big") + body
+
+
+def unseal(key: str, row: object) -> bytes:
+    """The body of a stored row. Errors: `ValueError` when it is not what was sealed."""
+    if not isinstance(row, bytes) or len(row) < 4 or seal(key, row[4:])[:4] != row[:4]:
+        raise ValueError(f"row {key!r} is damaged")
+    return row[4:]

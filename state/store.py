@@ -1,0 +1,387 @@
+"""The durable file of everything remembered: SQLite in WAL mode, ``synchronous=FULL``.
+
+It knows keyed tables and a bounded history, not what the rows mean: `state.ledger` and `state.records` do. All calls
+are synchronous and belong to ONE lane (one thread at a time): call them from a worker thread with a limiter of one.
+Two threads inside at once raise instead of interleaving.
+
+States: *writable*; *unwritable* (full disk, read-only mount, missing right): every write raises `StoreError`, what can
+be read was read, and the file is tried again every ``retry_s``. A damaged file is moved aside
+(``state.db.corrupt-<time>``), what can be salvaged goes into a fresh one, and `quarantined` tells. A file that was
+deleted or replaced under us, or moved aside later, raises `generation`: owners then write everything they hold again.
+
+Source: SQLite documentation, "Write-Ahead Logging", "Result and error codes".
+"""
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, final
+
+import msgpack
+
+from cgroupfs.errors import StoreError, errno_name
+from state.quarantine import finish_interrupted, replace_damaged, salvage
+from state.reader import open_readonly, read_dump
+from state.schema import (
+    BOOT_BOUND,
+    DEFAULT_PATH,
+    FILES,
+    KEYED,
+    META,
+    NewerSchemaError,
+    migrate,
+    schema_version,
+    seal,
+    unseal,
+)
+
+__all__ = ["DEFAULT_PATH", "Batch", "NewerSchemaError", "Store", "boot_id", "read_dump"]
+
+_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+# While opening, "no such table" and (code 0, Python's own) text that is no UTF-8 are damage too: our SQL is right.
+_DAMAGED_AT_OPEN: Final = _DAMAGED | {sqlite3.SQLITE_ERROR, 0}
+
+
+def boot_id(root: str = "/") -> str:
+    """The kernel's id of this boot; empty where it cannot be read, which never counts as a reboot."""
+    try:
+        with open(os.path.join(root, "proc/sys/kernel/random/boot_id"), encoding="ascii") as file:
+            return file.read().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+@final
+class Batch:
+    """Changes that become durable together or not at all."""
+
+    __slots__ = ("cleared", "history", "rows")
+
+    def __init__(self) -> None:
+        self.cleared: list[str] = []
+        self.rows: dict[str, dict[str, bytes | None]] = {}
+        self.history: list[bytes] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.cleared or self.history or any(self.rows.values()))
+
+    def put(self, table: str, key: str, body: bytes) -> None:
+        """Insert or replace one row (``body`` is msgpack)."""
+        self.rows.setdefault(table, {})[key] = body
+
+    def delete(self, table: str, key: str) -> None:
+        """Remove one row; a missing one is fine."""
+        self.rows.setdefault(table, {})[key] = None
+
+    def clear(self, table: str) -> None:
+        """Empty a table before this batch's rows go in."""
+        self.cleared.append(table)
+
+    def append(self, body: bytes) -> None:
+        """Add one entry to the history."""
+        self.history.append(body)
+
+
+@final
+class Store:
+    """One open state file. Construction never fails for a bad disk or a damaged file, only for a newer schema.
+
+    Errors: `NewerSchemaError` from the constructor; `StoreError` from every write that did not become durable.
+    """
+
+    def __init__(
+        self,
+        path: str = DEFAULT_PATH,
+        *,
+        boot: str = "",
+        version: str = "",
+        node: str = "",
+        history_limit: int = 10_000,
+        retry_s: float = 5.0,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path = os.path.abspath(path)
+        self.boot = boot
+        self.generation = 0
+        self.writable = False
+        self.problem: str | None = None
+        self.quarantined: str | None = None
+        self.damage: str | None = None
+        self.salvaged = 0
+        self.rebooted = False
+        self._meta = {"boot_id": boot, "agent_version": version, "node": node}
+        self._history_limit = history_limit
+        self._retry_s = retry_s
+        self._retry_at = 0.0
+        self._clock = clock
+        self._monotonic = monotonic
+        self._connection: sqlite3.Connection | None = None
+        self._identity = (0, 0)
+        self._lane = threading.Lock()
+        try:
+            self._open()
+        except StoreError as exc:
+            if isinstance(exc, NewerSchemaError):
+                raise
+
+    def rows(self, table: str) -> list[tuple[str, bytes]]:
+        """All rows of a keyed table, in the order they were first put. Also where the file can only be read."""
+        with self._alone():
+            connection = self._connection
+            if connection is not None:
+                try:
+                    return _rows(connection, table)
+                except (sqlite3.Error, ValueError) as exc:
+                    raise self._failed(exc) from exc
+            try:
+                connection = open_readonly(self.path)
+                with_boot = dict(_rows(connection, META)).get("boot_id")
+                stale = self._is_other_boot(with_boot) and table in BOOT_BOUND
+                found = [] if stale else _rows(connection, table)
+                connection.close()
+            except (StoreError, sqlite3.Error, ValueError):
+                return []
+            return found
+
+    def history(self, limit: int = 100) -> list[tuple[int, bytes]]:
+        """The newest entries of the history, newest first, as (number, msgpack)."""
+        with self._alone():
+            if self._connection is None:
+                return []
+            found: list[tuple[int, bytes]] = []
+            for seq, row in self._connection.execute(
+                "SELECT seq, row FROM history ORDER BY seq DESC LIMIT ?", (limit,)
+            ):
+                with suppress(ValueError):
+                    found.append((seq, unseal("history", row)))
+            return found
+
+    def ready(self) -> int:
+        """Make sure that a write could work now, and return the generation to compare with.
+
+        Errors: `StoreError` while the file is unwritable (it is tried again at most every ``retry_s``).
+        """
+        with self._alone():
+            self._ready()
+            return self.generation
+
+    def apply(self, batch: Batch) -> None:
+        """Make a batch durable in one transaction: after the return it survives SIGKILL and power loss.
+
+        Errors: `StoreError`; then nothing of the batch is stored.
+        """
+        with self._alone():
+            connection = self._ready()
+            try:
+                self._transact(connection, batch)
+            except sqlite3.Error as exc:
+                raise self._failed(exc) from exc
+
+    def close(self) -> None:
+        """Fold the WAL into the file and let go of it. Nothing unflushed is saved here."""
+        with self._alone():
+            self._drop(checkpoint=True)
+            self.writable = False
+
+    # Opening
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._lane.acquire(blocking=False):
+            raise RuntimeError("two threads in the store at once: it belongs to one lane")
+        try:
+            yield
+        finally:
+            self._lane.release()
+
+    def _ready(self) -> sqlite3.Connection:
+        if self._connection is not None and self._identity != _identity(self.path):
+            # Deleted or replaced under us: SQLite would go on writing to a file that nobody can find again.
+            self._drop(checkpoint=False)
+            self._retry_at = 0.0
+        if self._connection is None:
+            if self._monotonic() < self._retry_at:
+                raise StoreError(self.problem or f"{self.path}: not open")
+            self._open()
+        assert self._connection is not None
+        return self._connection
+
+    def _open(self) -> None:
+        """Open, quarantining a damaged file. Errors: `StoreError`, with `problem` and the next try set."""
+        try:
+            try:
+                self._connect()
+            except (sqlite3.DatabaseError, ValueError) as exc:
+                if isinstance(exc, sqlite3.DatabaseError) and _code(exc) not in _DAMAGED_AT_OPEN:
+                    raise
+                self._quarantine(str(exc))
+                self._connect()
+        except NewerSchemaError as exc:
+            self._drop(checkpoint=False)
+            self.problem = str(exc)
+            raise
+        except (OSError, sqlite3.Error, ValueError) as exc:
+            self._drop(checkpoint=False)
+            raise self._unwritable(exc) from exc
+        self.generation += 1
+        self.writable, self.problem = True, None
+
+    def _connect(self) -> None:
+        directory = os.path.dirname(self.path)
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        finish_interrupted(self.path)
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        _sync_directory(directory)
+        # check_same_thread: the lane is a worker thread, not always the same one.
+        connection = sqlite3.connect(self.path, timeout=2.0, isolation_level=None, check_same_thread=False)
+        self._connection = connection
+        _check_header(self.path)
+        version = schema_version(connection, self.path)
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "cache_size = -256", "journal_size_limit = 1048576"):
+            connection.execute(f"PRAGMA {pragma}").fetchone()
+        migrate(connection, version)
+        check = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if check != "ok":
+            raise ValueError(f"{self.path}: {check}")
+        # Every seal is looked at here, so that damage is found before anybody relies on a row.
+        counts = {table: sum(1 for _ in _each(connection, table)) for table in KEYED}
+        batch = Batch()
+        if self._is_other_boot(dict(_each(connection, META)).get("boot_id")):
+            self.rebooted = True
+            for table in BOOT_BOUND:
+                batch.clear(table)
+            reason = f"{counts[FILES]} files of an earlier boot"
+            batch.append(_pack({"at": self._clock(), "kind": "reboot", "reason": reason}))
+        for name, value in self._meta.items():
+            if value:
+                batch.put(META, name, _pack(value))
+        # Always a real write: it proves that the disk takes one.
+        batch.put(META, "opened_at", _pack(self._clock()))
+        self._transact(connection, batch)
+        self._identity = _identity(self.path)
+
+    def _is_other_boot(self, known: bytes | None) -> bool:
+        return bool(self.boot) and known is not None and msgpack.unpackb(known) not in {"", self.boot}
+
+    def _transact(self, connection: sqlite3.Connection, batch: Batch) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for table in batch.cleared:
+                connection.execute(f"DELETE FROM {table}")  # noqa: S608
+            for table, rows in batch.rows.items():
+                gone = [(key,) for key, body in rows.items() if body is None]
+                kept = [(key, seal(key, body)) for key, body in rows.items() if body is not None]
+                connection.executemany(f"DELETE FROM {table} WHERE key = ?", gone)  # noqa: S608
+                connection.executemany(
+                    f"INSERT INTO {table} VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET row = excluded.row",  # noqa: S608
+                    kept,
+                )
+            if batch.history:
+                connection.executemany(
+                    "INSERT INTO history (row) VALUES (?)", [(seal("history", body),) for body in batch.history]
+                )
+                connection.execute(
+                    "DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?", (self._history_limit,)
+                )
+            connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+
+    # Failing
+
+    def _failed(self, exc: sqlite3.Error | ValueError) -> StoreError:
+        """What a failed transaction, or a broken seal, means for the store from now on."""
+        code = _code(exc) if isinstance(exc, sqlite3.Error) else sqlite3.SQLITE_CORRUPT
+        if code == sqlite3.SQLITE_BUSY:
+            return StoreError(f"{self.path}: another process holds the store: {exc}")
+        if code in _DAMAGED:
+            try:
+                self._quarantine(str(exc))
+                self._connect()
+            except (OSError, sqlite3.Error, ValueError, StoreError) as again:
+                self._drop(checkpoint=False)
+                return self._unwritable(again)
+            self.generation += 1
+            return StoreError(f"{self.path}: was damaged ({exc}), moved to {self.quarantined}; a fresh one is in place")
+        self._drop(checkpoint=False)
+        return self._unwritable(exc)
+
+    def _unwritable(self, exc: Exception) -> StoreError:
+        self.writable = False
+        self._retry_at = self._monotonic() + self._retry_s
+        why = errno_name(exc.errno) if isinstance(exc, OSError) else str(exc)
+        self.problem = f"{self.path}: cannot be written: {why}"
+        return StoreError(self.problem)
+
+    def _quarantine(self, why: str) -> None:
+        """Save what can be read into a fresh file and move the damaged one aside. Errors: OSError, `sqlite3.Error`."""
+        rescued: dict[str, dict[str, bytes]] = {}
+        if self._connection is not None:
+            rescued = salvage(self._connection)
+        self._drop(checkpoint=False)
+        self.quarantined = replace_damaged(self.path, rescued, self._clock())
+        self.salvaged += len(rescued.get(FILES, ()))
+        self.damage = why
+
+    def _drop(self, *, checkpoint: bool) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                if checkpoint:
+                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            with suppress(sqlite3.Error):
+                connection.close()
+
+
+def _each(connection: sqlite3.Connection, table: str) -> Iterator[tuple[str, bytes]]:
+    for key, row in connection.execute(f"SELECT key, row FROM {table} ORDER BY rowid"):  # noqa: S608
+        yield key, unseal(key, row)
+
+
+def _rows(connection: sqlite3.Connection, table: str) -> list[tuple[str, bytes]]:
+    return list(_each(connection, table))
+
+
+def _code(exc: sqlite3.Error) -> int:
+    """The primary result code; extended codes carry more in the higher bits."""
+    code: int = getattr(exc, "sqlite_errorcode", None) or 0
+    return code & 0xFF
+
+
+def _identity(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
+def _check_header(path: str) -> None:
+    """Bytes 18 and 19 are SQLite's write and read format, 1 or 2. Errors: ValueError.
+
+    Another write format makes it open the file read-only, which would look like a disk that may get better.
+    """
+    with open(path, "rb") as file:
+        formats = file.read(20)[18:]
+    if set(formats) - {1, 2}:
+        raise ValueError(f"{path}: unknown file format {formats.hex()}")
+
+
+def _sync_directory(directory: str) -> None:
+    """A new file's name is durable only when its directory is."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _pack(value: object) -> bytes:
+    packed: bytes = msgpack.packb(value)
+    return packed

@@ -1,0 +1,287 @@
+"""``python -m tests.bench``: what the daemon costs and how fast it is, measured on this machine's real cgroups.
+
+    idle N      N pods of two containers: time from start to all right, then CPU and memory while nothing happens
+    starts N    N containers started one at a time, and in bursts of 15: signal to last write, beside a bare C loop
+    churn N     N pods made and removed as fast as the kernel allows: nothing missed, nothing left behind
+
+Figures, not tests: they are printed, with the machine's own noise in them.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+from tests.bench.node import KUBEPODS, MOUNT, BenchNode
+from tests.e2e.agent import Agent
+from tests.e2e.baseline.run import WatchWrite
+
+_TURNS = 3
+_CREATION_S = 0.02
+"""From the container's mkdir to the runtime's signal: 14-30 ms were recorded."""
+
+
+@contextlib.contextmanager
+def running(node: BenchNode) -> Iterator[tuple[Agent, float]]:
+    """The agent on this node, and how long it took from exec to ready (s)."""
+    agent = Agent(node.config(), f"{node.directory}/agent", http_socket=node.socket)
+    began = time.monotonic()
+    agent.start()
+    try:
+        agent.wait_ready()
+        yield agent, time.monotonic() - began
+    finally:
+        agent.stop()
+
+
+def state(agent: Agent, *sections: str) -> dict[str, object]:
+    """The agent's own document."""
+    query = "&".join(f"section={name}" for name in sections)
+    status, body = agent.get(f"/state?{query}" if query else "/state")
+    assert status == 200, body
+    found: dict[str, object] = json.loads(body)
+    return found
+
+
+def right(paths: list[str]) -> bool:
+    """True when every container of ours has the least weight and a set of one CPU."""
+    return all(_read(f"{MOUNT}/cpu{path}/cpu.shares") == "2" for path in paths) and all(
+        _read(f"{MOUNT}/cpuset{path}/cpuset.cpus") in {"0", "1"} for path in paths
+    )
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read().strip()
+
+
+def cpu_and_rss(pid: int) -> tuple[float, float]:
+    """CPU seconds so far, and resident MiB."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    ticks = int(fields[11]) + int(fields[12])
+    pages = int(_read(f"/proc/{pid}/statm").split()[1])
+    return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGESIZE") / 2**20
+
+
+def idle(node: BenchNode, count: int, seconds: float) -> dict[str, object]:
+    """Start to all right, then CPU and memory."""
+    watched = []
+    for number in range(count):
+        path, ids = node.pod(number, qos="besteffort" if number % 2 else "burstable")
+        watched += [f"{path}/{cid}" for cid in ids[1:]] if number % 2 else []
+    agent = Agent(node.config(), f"{node.directory}/agent", http_socket=node.socket)
+    began = time.monotonic()
+    agent.start()
+    try:
+        while not right(watched):
+            time.sleep(0.002)
+            assert time.monotonic() - began < 60, agent.tail()
+        all_right = time.monotonic() - began
+        agent.wait_ready()
+        ready = time.monotonic() - began
+        time.sleep(5)
+        before, _ = cpu_and_rss(agent.pid)
+        time.sleep(seconds)
+        after, rss = cpu_and_rss(agent.pid)
+        return {
+            "pods": count,
+            "start_to_all_right_s": round(all_right, 3),
+            "ready_seen_s": round(ready, 3),
+            "cpu_percent_of_a_core": round((after - before) / seconds * 100, 2),
+            "rss_mib": round(rss, 1),
+        }
+    finally:
+        agent.stop()
+
+
+def starts(node: BenchNode, count: int) -> dict[str, object]:
+    """Signal to last write: the agent's own measure, beside a bare C loop on the same node, in turns."""
+    for number in range(110):
+        node.pod(number)
+    alone: list[float] = []
+    at_once: list[float] = []
+    bare: list[float] = []
+    for turn in range(_TURNS):
+        first = 10_000 * (turn + 1)
+        bare += _bare(node, range(first, first + count))
+        with running(node) as (agent, _):
+            numbers = range(first + 2_000, first + 2_000 + count)
+            for number in numbers:
+                _start_one(node, number)
+                time.sleep(0.03)
+            alone += _hot(agent, numbers)
+            _remove(node, numbers)
+            numbers = range(first + 4_000, first + 4_000 + count - count % 15)
+            for burst in range(0, len(numbers), 15):
+                _start_many(node, numbers[burst : burst + 15])
+                time.sleep(0.3)
+            at_once += _hot(agent, numbers)
+            _remove(node, numbers)
+    return {
+        "agent_us": _figures(alone),
+        "agent_15_at_once_us": _figures(at_once),
+        "bare_c_us": _figures(bare),
+        "ratio_of_medians": round(statistics.median(alone) / statistics.median(bare), 2),
+    }
+
+
+def _start_one(node: BenchNode, number: int) -> None:
+    path, _, cid = _prepare(node, number)
+    node.start(path, cid)
+    time.sleep(_CREATION_S)
+    node.settle(path, cid)
+
+
+def _start_many(node: BenchNode, numbers: range) -> None:
+    made = [_prepare(node, number) for number in numbers]
+    for path, _, cid in made:
+        node.start(path, cid)
+    time.sleep(0.03)
+    for path, _, cid in made:
+        node.settle(path, cid)
+
+
+def _prepare(node: BenchNode, number: int) -> tuple[str, str, str]:
+    path, _ = node.pod(number, containers=1)
+    uid = path.rpartition("/pod")[2]
+    cid = f"{number:064x}"
+    node.bundle(path, cid, uid, 1)
+    return path, uid, cid
+
+
+def _remove(node: BenchNode, numbers: range) -> None:
+    for number in numbers:
+        path = f"{KUBEPODS}/besteffort/pod{number:08x}-0000-4000-8000-000000000000"
+        node.remove(path, [f"{number:064x}", hashlib.sha256(f"{number}/0".encode()).hexdigest()])
+
+
+def _hot(agent: Agent, numbers: range) -> list[float]:
+    """Microseconds from signal to last write of these containers, as the agent noted them."""
+    time.sleep(1)
+    wanted = {f"{number:064x}" for number in numbers}
+    times = []
+    pods = state(agent, "pods")["pods"]
+    assert isinstance(pods, list)
+    for pod in pods:
+        for container in pod["containers"]:
+            took = container["times"].get("signal_to_last_write_s")
+            if container["id"] in wanted and took is not None:
+                times.append(took * 1e6)
+    missing = len(wanted) - len(times)
+    if missing:
+        print(f"{missing} of {len(wanted)} containers were not written", file=sys.stderr)
+    return times
+
+
+def _bare(node: BenchNode, numbers: range) -> list[float]:
+    """The same from the C loop: one cpuset that changes (BE containers' shares are right as runc makes them)."""
+    files = {f"{MOUNT}/cpuset%s/cpuset.cpus": "1"}
+    directory = f"{node.directory}/bare-{numbers[0]}"
+    os.makedirs(directory)
+    with WatchWrite(runc_root=node.runc_root, bundles=node.bundles, files=files, directory=directory) as bare:
+        for number in numbers:
+            _start_one(node, number)
+            time.sleep(0.03)
+        time.sleep(0.5)
+        wanted = {f"{number:064x}" for number in numbers}
+        times = [one.took_us for one in bare.answers() if one.container in wanted]
+    _remove(node, numbers)
+    return times
+
+
+def _figures(times: list[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    return {
+        "count": len(ordered),
+        "median": round(statistics.median(ordered), 1),
+        "p99": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], 1),
+    }
+
+
+def churn(node: BenchNode, count: int) -> dict[str, object]:
+    """Pods made and removed as fast as the kernel allows."""
+    with running(node) as (agent, _):
+        _, rss_before = cpu_and_rss(agent.pid)
+        began = time.monotonic()
+        alive: list[tuple[str, list[str]]] = []
+        for number in range(count):
+            alive.append(node.pod(number))
+            if len(alive) > 50:
+                node.remove(*alive.pop(0))
+        made_s = time.monotonic() - began
+        wanted = {path.rpartition("/pod")[2] for path, _ in alive}
+        settled = _until(lambda: _uids(agent) == wanted)
+        paths = [f"{path}/{cid}" for path, ids in alive for cid in ids[1:]]
+        missed = 0 if _until(lambda: right(paths)) is not None else 1
+        for path, ids in alive:
+            node.remove(path, ids)
+        emptied = _until(lambda: not _uids(agent))
+        time.sleep(3)
+        left = state(agent, "files")["files"]
+        assert isinstance(left, list)
+        _, rss_after = cpu_and_rss(agent.pid)
+        return {
+            "pods": count,
+            "made_and_removed_s": round(made_s, 2),
+            "caught_up_after_s": settled,
+            "missed": missed,
+            "all_gone_after_s": emptied,
+            "ledger_rows_left_below_pods": sum("/pod" in one["path"] for one in left),
+            "rss_mib_before_after": [round(rss_before, 1), round(rss_after, 1)],
+            "watches": _metric(agent, "bypassd_watches"),
+        }
+
+
+def _uids(agent: Agent) -> set[str]:
+    pods = state(agent, "pods")["pods"]
+    assert isinstance(pods, list)
+    return {pod["uid"] for pod in pods}
+
+
+def _metric(agent: Agent, name: str) -> float | None:
+    _, body = agent.get("/metrics")
+    for line in body.decode().splitlines():
+        if line.startswith(f"{name} "):
+            return float(line.split()[1])
+    return None
+
+
+def _until(done: "object", within_s: float = 20.0) -> float | None:
+    assert callable(done)
+    began = time.monotonic()
+    while time.monotonic() - began < within_s:
+        if done():
+            return round(time.monotonic() - began, 2)
+        time.sleep(0.05)
+    return None
+
+
+def main() -> int:
+    """Run one measurement and print it as JSON."""
+    options = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").splitlines()[0])
+    options.add_argument("what", choices=("idle", "starts", "churn"))
+    options.add_argument("count", type=int)
+    options.add_argument("--seconds", type=float, default=20.0)
+    given = options.parse_args()
+    if os.geteuid() != 0 or not os.access(f"{MOUNT}/cpuset/cgroup.procs", os.W_OK):
+        print("needs root and writable cgroup v1 hierarchies", file=sys.stderr)
+        return 2
+    with BenchNode(tempfile.mkdtemp(prefix="bypassd-bench-")) as node:
+        if given.what == "idle":
+            found = idle(node, given.count, given.seconds)
+        elif given.what == "starts":
+            found = starts(node, given.count)
+        else:
+            found = churn(node, given.count)
+    print(json.dumps({"kubepods": KUBEPODS, **found}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+import ctypes
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from cgroupfs.attribution import FanotifyWatch, InotifyWrites, Write, WriteWatch, watch_writes
+from cgroupfs.errors import SourceError
+from cgroupfs.identity import WriterKind
+from tests.real_cgroups import make_root, mount_of, remove_tree
+
+pytestmark = pytest.mark.kernel
+GROUP = "/bypassd-test-watch"
+
+
+@pytest.fixture
+def cpu() -> Iterator[str]:
+    path = make_root("cpu", "watch")
+    yield path.removesuffix(GROUP)
+    remove_tree(path)
+
+
+@pytest.fixture
+def watch(cpu: str) -> Iterator[FanotifyWatch]:
+    try:
+        made = FanotifyWatch([cpu, mount_of("memory")], below=GROUP)
+    except SourceError as exc:
+        pytest.skip(f"REAL KERNEL TEST NOT RUN: {exc}")
+    yield made
+    made.close()
+
+
+def run(*command: str) -> str:
+    """Run another process to its end; its error output when it failed."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return done.stderr.strip() or "failed" if done.returncode else ""
+
+
+def write(path: str, text: str) -> None:
+    """Let another process write and end."""
+    assert run("sh", "-c", f"echo {text} > {path}") == ""
+
+
+async def writes(watch: WriteWatch, seconds: float = 5) -> list[Write]:
+    with trio.fail_after(seconds):
+        return list(await watch.next_batch())
+
+
+async def quiet(watch: WriteWatch) -> bool:
+    with trio.move_on_after(0.1):
+        await watch.next_batch()
+        return False
+    return True
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_a_write_is_told_with_group_file_and_writer(
+    watch: FanotifyWatch, cpu: str, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    shutil.copy("/bin/sh", tmp_path / "kubelet")
+    for shell, kind in (("sh", WriterKind.PERSON), (str(tmp_path / "kubelet"), WriterKind.KUBELET)):
+        # The writer stays until it has been looked at.
+        script = f"echo 512 > {cpu}{GROUP}/cpu.shares; sleep 0.3"
+        nursery.start_soon(trio.to_thread.run_sync, run, shell, "-c", script)
+        found = await writes(watch)
+        assert [(one.directory, one.group, one.file) for one in found] == [(cpu, GROUP, "cpu.shares")]
+        assert found[0].writer.kind is kind
+        assert found[0].writer.pid > 0
+
+
+async def test_own_writes_are_dropped_and_no_descriptor_stays_open(watch: FanotifyWatch, cpu: str) -> None:
+    before = descriptors()
+    for number in range(300):
+        Path(f"{cpu}{GROUP}/cpu.shares").write_text(str(100 + number))
+    assert await quiet(watch)
+    write(f"{cpu}{GROUP}/cpu.shares", "77")
+    assert (await writes(watch))[0].file == "cpu.shares"
+    assert descriptors() == before
+
+
+async def test_a_writer_that_has_ended_is_unknown_but_its_write_is_told(watch: FanotifyWatch, cpu: str) -> None:
+    write(f"{cpu}{GROUP}/cpu.shares", "99")
+    found = await writes(watch)
+    assert found[0].writer.kind is WriterKind.UNKNOWN
+    assert "has ended" in str(found[0].writer)
+    assert found[0].group == GROUP
+
+
+async def test_only_files_and_groups_of_interest_are_told(watch: FanotifyWatch, cpu: str) -> None:
+    picky = FanotifyWatch([cpu], files={"cpu.cfs_quota_us"}, below=f"{GROUP}/kubepods")
+    os.makedirs(f"{cpu}{GROUP}/kubepods/pod")
+    for path in (f"{GROUP}/cpu.cfs_quota_us", f"{GROUP}/kubepods/pod/cpu.shares"):
+        write(f"{cpu}{path}", "50000")
+    assert await quiet(picky)
+    write(f"{cpu}{GROUP}/kubepods/pod/cpu.cfs_quota_us", "50000")
+    assert [one.group for one in await writes(picky)] == [f"{GROUP}/kubepods/pod"]
+    picky.close()
+
+
+async def test_a_write_from_another_mount_namespace_is_placed(watch: FanotifyWatch, cpu: str, tmp_path: Path) -> None:
+    os.mkdir(f"{cpu}{GROUP}/pod")
+    loop = f"for value in 60 61; do echo $value > {tmp_path}{GROUP}/pod/cpu.shares; done"
+    failed = run("unshare", "-m", "sh", "-c", f"mount --bind {cpu} {tmp_path} && {loop}")
+    if failed:
+        pytest.skip(f"REAL KERNEL TEST NOT RUN: no mount namespace can be made: {failed}")
+    assert {(one.directory, one.group, one.file) for one in await writes(watch)} == {
+        (cpu, f"{GROUP}/pod", "cpu.shares")
+    }
+
+
+STORM = """
+import os, sys
+turns, paths = int(sys.argv[1]), sys.argv[2:]
+for turn in range(turns):
+    child = os.fork()
+    if not child:
+        for path in paths:
+            fd = os.open(path, os.O_WRONLY)
+            os.write(fd, b"50")
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+async def test_a_full_queue_is_told_as_lost(watch: FanotifyWatch, cpu: str) -> None:
+    limit = int(Path("/proc/sys/fs/fanotify/max_queued_events").read_text())
+    if limit > 50_000:
+        pytest.skip(f"fs.fanotify.max_queued_events is {limit}: filling it takes too long")
+    # Events of one process on one file merge: many processes write to many files.
+    groups = [f"{cpu}{GROUP}/{number}" for number in range(200)]
+    for group in groups:
+        os.mkdir(group)
+    before = descriptors()
+    paths = [f"{group}/cpu.shares" for group in groups]
+    run(sys.executable, "-c", STORM, str(limit // len(groups) + 2), *paths)
+    seen: list[Write] = []
+    while not any(one.lost for one in seen):
+        seen = await writes(watch)
+    assert descriptors() == before
+
+
+async def test_a_group_that_is_gone_before_its_write_was_read_is_no_loss(watch: FanotifyWatch, cpu: str) -> None:
+    os.mkdir(f"{cpu}{GROUP}/short")
+    write(f"{cpu}{GROUP}/short/cpu.shares", "512")
+    os.rmdir(f"{cpu}{GROUP}/short")
+    write(f"{cpu}{GROUP}/cpu.shares", "512")
+    assert [(one.group, one.lost) for one in await writes(watch)] == [(GROUP, False)]
+
+
+async def test_cancelled_nothing_is_lost_and_closing_ends_the_reader(watch: FanotifyWatch, cpu: str) -> None:
+    write(f"{cpu}{GROUP}/cpu.shares", "44")
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await watch.next_batch()
+    assert (await writes(watch))[0].group == GROUP
+    with pytest.RaisesGroup(trio.ClosedResourceError):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch.next_batch)
+            await trio.testing.wait_all_tasks_blocked()
+            watch.close()
+    with pytest.raises(trio.ClosedResourceError):
+        await watch.next_batch()
+
+
+def test_a_hierarchy_that_cannot_be_marked_is_told(cpu: str) -> None:
+    with pytest.raises(SourceError, match="ENOENT"):
+        FanotifyWatch(["/nowhere"])
+    with pytest.raises(SourceError, match="anything"):
+        FanotifyWatch([])
+    watch = watch_writes([cpu, "/nowhere"])
+    assert isinstance(watch, FanotifyWatch)
+    assert "/nowhere (ENOENT)" in str(watch.problem)
+    watch.close()
+
+
+async def test_without_fanotify_writes_are_told_without_the_writer(
+    cpu: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("cgroupfs.attribution.ctypes.CDLL", lambda *_, **__: NoFanotify())
+    watch = watch_writes([cpu], files={"cpu.shares"})
+    assert isinstance(watch, InotifyWrites)
+    assert len(caplog.messages) == 1
+    assert "writers are not known" in caplog.messages[0]
+    watch.follow(cpu, GROUP)
+    write(f"{cpu}{GROUP}/cpu.cfs_quota_us", "50000")
+    write(f"{cpu}{GROUP}/cpu.shares", "55")
+    found = await writes(watch)
+    assert [(one.directory, one.group, one.file) for one in found] == [(cpu, GROUP, "cpu.shares")]
+    assert found[0].writer.kind is WriterKind.UNKNOWN
+    watch.forget(cpu, GROUP)
+    write(f"{cpu}{GROUP}/cpu.shares", "56")
+    assert await quiet(watch)
+    watch.close()
+
+
+class NoFanotify:
+    """A C library on a kernel without fanotify."""
+
+    def fanotify_init(self, *_: object) -> int:
+        ctypes.set_errno(errno.ENOSYS)
+        return -1

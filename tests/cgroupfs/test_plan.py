@@ -1,0 +1,540 @@
+"""Plans on the strict fake kernel: no step is ever refused, parents contain children, any prefix converges."""
+
+import errno
+import time
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cgroupfs.codecs import Value
+from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.files import FileOps
+from cgroupfs.knobs import CATALOG
+from cgroupfs.plan import Change, Plan, Step, order_changes
+from tests.fakes.kernel import FakeKernel, Mode
+
+V1 = {"cpuset": 1, "cpu": 1, "memory": 1, "pids": 1}
+V2 = {"cpuset": 2, "cpu": 2, "memory": 2, "pids": 2}
+MEGA = 1 << 20
+
+
+def sets(**values: str) -> dict[tuple[str, str], Value]:
+    """Known cpu.set values: ``p_a="0-1"`` is group /p/a."""
+    return {(_path(name), "cpu.set"): CpuSet.parse(text) for name, text in values.items()}
+
+
+def want_sets(**values: str) -> list[Change]:
+    return [Change(path=_path(name), knob="cpu.set", want=CpuSet.parse(text)) for name, text in values.items()]
+
+
+def want(path: str, **values: Value) -> list[Change]:
+    return [Change(path=path, knob=name.replace("_", "."), want=value) for name, value in values.items()]
+
+
+def _path(name: str) -> str:
+    return "/" + name.replace("_", "/")
+
+
+def lines(plan: Plan) -> list[str]:
+    return [f"{step.path} {step.file} {step.text}" for step in plan.steps]
+
+
+def blocked(plan: Plan) -> list[tuple[str, str, str]]:
+    return [(item.change.path, item.change.knob, item.rule) for item in plan.blocked]
+
+
+# Sets
+
+
+def test_sets_grow_from_the_root_down() -> None:
+    plan = order_changes(want_sets(p="0-3", p_a="0-3", p_a_c="0-3"), sets(p="0", p_a="0", p_a_c="0"), V1)
+    assert lines(plan) == ["/p cpuset.cpus 0-3", "/p/a cpuset.cpus 0-3", "/p/a/c cpuset.cpus 0-3"]
+    assert not plan.blocked
+
+
+def test_sets_shrink_from_the_leaves_up() -> None:
+    plan = order_changes(want_sets(p="0", p_a="0", p_a_c="0"), sets(p="0-3", p_a="0-3", p_a_c="0-3"), V1)
+    assert lines(plan) == ["/p/a/c cpuset.cpus 0", "/p/a cpuset.cpus 0", "/p cpuset.cpus 0"]
+
+
+def test_partial_overlap_goes_through_the_union_only_where_a_child_stands_in_the_way() -> None:
+    plan = order_changes(want_sets(p="2-3", p_a="2-3"), sets(p="0-1", p_a="0-1"), V1)
+    assert lines(plan) == ["/p cpuset.cpus 0-3", "/p/a cpuset.cpus 2-3", "/p cpuset.cpus 2-3"]
+    assert "groups below" in plan.steps[0].why
+
+
+def test_a_leaf_is_written_once_even_on_partial_overlap() -> None:
+    plan = order_changes(want_sets(p_a="1-2"), sets(p="0-3", p_a="0-1"), V1)
+    assert lines(plan) == ["/p/a cpuset.cpus 1-2"]
+
+
+def test_cpus_are_given_up_before_they_are_taken() -> None:
+    plan = order_changes(want_sets(p_online="0-2", p_be="3"), sets(p="0-3", p_online="0-1", p_be="2-3"), V1)
+    assert lines(plan) == ["/p/be cpuset.cpus 3", "/p/online cpuset.cpus 0-2"]
+    back = order_changes(want_sets(p_be="2-3", p_online="0-1"), sets(p="0-3", p_online="0-2", p_be="3"), V1)
+    assert lines(back) == ["/p/online cpuset.cpus 0-1", "/p/be cpuset.cpus 2-3"]
+
+
+def test_a_fresh_v1_group_is_filled_below_its_parent() -> None:
+    plan = order_changes(want_sets(p_a="0", p="0-1"), sets(p="", p_a=""), V1)
+    assert lines(plan) == ["/p cpuset.cpus 0-1", "/p/a cpuset.cpus 0"]
+
+
+def test_a_child_outside_its_parent_is_blocked_by_name() -> None:
+    plan = order_changes(want_sets(p_a="0-3"), sets(p="0-1", p_a="0"), V1)
+    assert blocked(plan) == [("/p/a", "cpu.set", "cpu.set: child inside parent")]
+    assert plan.blocked[0].reason == "0-3 is not inside the 0-1 of /p"
+    assert not plan.steps
+
+
+def test_a_parent_that_would_shrink_below_an_unchanged_child_is_blocked() -> None:
+    plan = order_changes(want_sets(p="0", p_b="0"), sets(p="0-1", p_a="0-1", p_b="0-1"), V1)
+    assert blocked(plan) == [("/p", "cpu.set", "cpu.set: child inside parent")]
+    assert lines(plan) == ["/p/b cpuset.cpus 0"]
+
+
+def test_a_child_fits_again_when_the_parent_that_stood_against_it_is_blocked() -> None:
+    plan = order_changes(want_sets(p="0", p_b="1"), sets(p="0-1", p_a="0-1", p_b="0"), V1)
+    assert blocked(plan) == [("/p", "cpu.set", "cpu.set: child inside parent")]
+    assert lines(plan) == ["/p/b cpuset.cpus 1"]
+
+
+def test_groups_between_may_be_unknown() -> None:
+    known = {("/p", "cpu.set"): CpuSet([0, 1]), ("/p/x/y/c", "cpu.set"): CpuSet([0, 1])}
+    plan = order_changes([*want_sets(p="0"), *want("/p/x/y/c", cpu_set=CpuSet([0]))], known, V1)
+    assert lines(plan) == ["/p/x/y/c cpuset.cpus 0", "/p cpuset.cpus 0"]
+
+
+def test_v2_takes_a_child_outside_its_parent_but_gets_the_same_order() -> None:
+    assert lines(order_changes(want_sets(p_a="0-3"), sets(p="0-1", p_a="0"), V2)) == ["/p/a cpuset.cpus 0-3"]
+    plan = order_changes(want_sets(p="2-3", p_a="2-3"), sets(p="0-1", p_a="0-1"), V2)
+    assert lines(plan) == ["/p cpuset.cpus 0-3", "/p/a cpuset.cpus 2-3", "/p cpuset.cpus 2-3"]
+
+
+def test_an_unset_v2_set_counts_as_all_of_the_parents() -> None:
+    plan = order_changes(want_sets(p="0", p_a="0"), sets(p="", p_a="0-1"), V2)
+    assert lines(plan) == ["/p/a cpuset.cpus 0", "/p cpuset.cpus 0"]
+
+
+# Bandwidth
+
+
+def test_quotas_are_lowered_from_the_leaves_up_and_raised_from_the_root_down() -> None:
+    known: dict[tuple[str, str], Value] = {("/p", "cpu.quota"): 50_000, ("/p/a", "cpu.quota"): 50_000}
+    plan = order_changes([*want("/p", cpu_quota=20_000), *want("/p/a", cpu_quota=20_000)], known, V1)
+    assert lines(plan) == ["/p/a cpu.cfs_quota_us 20000", "/p cpu.cfs_quota_us 20000"]
+    plan = order_changes([*want("/p/a", cpu_quota=90_000), *want("/p", cpu_quota=90_000)], known, V1)
+    assert lines(plan) == ["/p cpu.cfs_quota_us 90000", "/p/a cpu.cfs_quota_us 90000"]
+
+
+def test_it_is_the_ratio_that_counts_and_the_nearest_limit_above() -> None:
+    known: dict[tuple[str, str], Value] = {
+        ("/p", "cpu.quota"): 50_000,
+        ("/p/m", "cpu.quota"): None,
+        ("/p/m/c", "cpu.quota"): None,
+        ("/p/m/c", "cpu.period"): 10_000,
+    }
+    assert lines(order_changes(want("/p/m/c", cpu_quota=5_000), known, V1)) == ["/p/m/c cpu.cfs_quota_us 5000"]
+    plan = order_changes(want("/p/m/c", cpu_quota=5_001), known, V1)
+    assert blocked(plan) == [("/p/m/c", "cpu.quota", "cpu.quota: child ratio at most parent ratio")]
+    assert plan.blocked[0].reason == "0.5 CPUs are more than the 0.5 of /p"
+
+
+def test_a_quota_below_a_childs_is_blocked_at_the_parent() -> None:
+    known: dict[tuple[str, str], Value] = {("/p", "cpu.quota"): None, ("/p/a", "cpu.quota"): 50_000}
+    plan = order_changes(want("/p", cpu_quota=40_000), known, V1)
+    assert blocked(plan) == [("/p", "cpu.quota", "cpu.quota: child ratio at most parent ratio")]
+    assert plan.blocked[0].reason == "/p/a below it has 0.5 CPUs, more than 0.4"
+    assert lines(order_changes(want("/p", cpu_quota=40_000), known, V2)) == ["/p cpu.max 40000"]
+
+
+def test_a_limit_lifted_between_does_not_let_a_child_exceed_the_one_above() -> None:
+    known: dict[tuple[str, str], Value] = {
+        ("/p", "cpu.quota"): 80_000,
+        ("/p/m", "cpu.quota"): 50_000,
+        ("/p/m/c", "cpu.quota"): 50_000,
+    }
+    changes = [*want("/p", cpu_quota=30_000), *want("/p/m", cpu_quota=None)]
+    plan = order_changes(changes, known, V1)
+    assert blocked(plan) == [("/p", "cpu.quota", "cpu.quota: child ratio at most parent ratio")]
+    assert lines(plan) == ["/p/m cpu.cfs_quota_us -1"]
+
+
+def test_burst_falls_before_the_quota_and_rises_after_it() -> None:
+    known: dict[tuple[str, str], Value] = {("/c", "cpu.quota"): 50_000, ("/c", "cpu.burst"): 40_000}
+    plan = order_changes(want("/c", cpu_quota=10_000, cpu_burst=0), known, V1)
+    assert lines(plan) == ["/c cpu.cfs_burst_us 0", "/c cpu.cfs_quota_us 10000"]
+    plan = order_changes(want("/c", cpu_quota=90_000, cpu_burst=80_000), known, V2)
+    assert lines(plan) == ["/c cpu.max 90000", "/c cpu.max.burst 80000"]
+
+
+@pytest.mark.parametrize("versions", [V1, V2])
+def test_a_quota_below_the_burst_that_stays_is_blocked(versions: dict[str, int]) -> None:
+    known: dict[tuple[str, str], Value] = {("/c", "cpu.quota"): 50_000, ("/c", "cpu.burst"): 40_000}
+    plan = order_changes(want("/c", cpu_quota=10_000), known, versions)
+    assert blocked(plan) == [("/c", "cpu.quota", "cpu.burst at most cpu.quota")]
+    plan = order_changes(want("/c", cpu_burst=60_000), known, versions)
+    assert blocked(plan) == [("/c", "cpu.burst", "cpu.burst at most cpu.quota")]
+
+
+def test_v1_period_and_quota_of_a_leaf_go_through_the_smaller_ratio() -> None:
+    known: dict[tuple[str, str], Value] = {("/c", "cpu.quota"): 50_000, ("/c", "cpu.period"): 100_000}
+    plan = order_changes(want("/c", cpu_quota=25_000, cpu_period=50_000), known, V1)
+    assert lines(plan) == ["/c cpu.cfs_quota_us 25000", "/c cpu.cfs_period_us 50000"]
+
+
+def test_v1_period_and_quota_above_a_limited_group_go_through_no_limit() -> None:
+    known: dict[tuple[str, str], Value] = {
+        ("/c", "cpu.quota"): 50_000,
+        ("/c", "cpu.period"): 100_000,
+        ("/c/d", "cpu.quota"): 50_000,
+    }
+    plan = order_changes(want("/c", cpu_quota=25_000, cpu_period=50_000), known, V1)
+    assert lines(plan) == ["/c cpu.cfs_quota_us -1", "/c cpu.cfs_period_us 50000", "/c cpu.cfs_quota_us 25000"]
+
+
+def test_v2_period_and_quota_are_one_line() -> None:
+    known: dict[tuple[str, str], Value] = {("/c", "cpu.quota"): 50_000, ("/c", "cpu.period"): 100_000}
+    assert lines(order_changes(want("/c", cpu_period=50_000), known, V2)) == ["/c cpu.max 50000 50000"]
+    plan = order_changes(want("/c", cpu_quota=None, cpu_period=50_000), known, V2)
+    assert lines(plan) == ["/c cpu.max max 50000"]
+
+
+def test_a_v2_period_without_a_known_quota_is_blocked() -> None:
+    plan = order_changes(want("/c", cpu_period=50_000), {("/c", "cpu.period"): 100_000}, V2)
+    assert blocked(plan) == [("/c", "cpu.period", "unknown")]
+
+
+# The rest
+
+
+def test_idle_blocks_the_weight_until_it_is_left() -> None:
+    known: dict[tuple[str, str], Value] = {("/c", "cpu.idle"): 1, ("/c", "cpu.weight"): 3}
+    assert blocked(order_changes(want("/c", cpu_weight=100), known, V1)) == [
+        ("/c", "cpu.weight", "cpu.idle blocks cpu.weight")
+    ]
+    plan = order_changes(want("/c", cpu_weight=100, cpu_idle=0), known, V1)
+    assert lines(plan) == ["/c cpu.idle 0", "/c cpu.shares 100"]
+    plan = order_changes(want("/c", cpu_weight=3, cpu_idle=0), known, V1)
+    assert lines(plan) == ["/c cpu.idle 0", "/c cpu.shares 3"]
+
+
+def test_a_weight_for_a_group_that_becomes_idle_is_blocked() -> None:
+    plan = order_changes(want("/c", cpu_weight=100, cpu_idle=1), {("/c", "cpu.idle"): 0, ("/c", "cpu.weight"): 2}, V2)
+    assert lines(plan) == ["/c cpu.idle 1"]
+    assert blocked(plan) == [("/c", "cpu.weight", "cpu.idle blocks cpu.weight")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "order"),
+    [
+        ((2, 2), (4, 4), ["memory.memsw.limit_in_bytes", "memory.limit_in_bytes"]),
+        ((4, 4), (2, 2), ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]),
+        ((None, None), (2, 2), ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]),
+        ((2, 2), (None, None), ["memory.memsw.limit_in_bytes", "memory.limit_in_bytes"]),
+        ((2, 8), (4, 4), ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]),
+    ],
+)
+def test_v1_memory_and_swap_never_cross(
+    old: tuple[int | None, int | None], new: tuple[int | None, int | None], order: list[str]
+) -> None:
+    (limit, swap), (new_limit, new_swap) = ([None if n is None else n * MEGA for n in pair] for pair in (old, new))
+    known = {("/c", "memory.max"): limit, ("/c", "memory.swap"): swap}
+    plan = order_changes(want("/c", memory_max=new_limit, memory_swap=new_swap), known, V1)
+    assert [step.file for step in plan.steps] == order
+
+
+def test_v1_memory_above_a_swap_that_stays_is_blocked_and_so_is_the_reverse() -> None:
+    known: dict[tuple[str, str], Value] = {("/c", "memory.max"): 2 * MEGA, ("/c", "memory.swap"): 2 * MEGA}
+    plan = order_changes(want("/c", memory_max=4 * MEGA), known, V1)
+    assert blocked(plan) == [("/c", "memory.max", "memory.max at most memory.swap")]
+    plan = order_changes(want("/c", memory_swap=MEGA), known, V1)
+    assert blocked(plan) == [("/c", "memory.swap", "memory.swap at least memory.max")]
+
+
+def test_a_v2_limit_below_usage_is_never_written() -> None:
+    known: dict[tuple[str, str], Value] = {("/c", "memory.max"): None}
+    change = Change(path="/c", knob="memory.max", want=8 * MEGA)
+    assert blocked(order_changes([change], known, V2)) == [("/c", "memory.max", "memory.max below usage kills")]
+    below = Change(path="/c", knob="memory.max", want=8 * MEGA, usage_bytes=8 * MEGA + 1)
+    assert "8388609 bytes are in use" in order_changes([below], known, V2).blocked[0].reason
+    fits = Change(path="/c", knob="memory.max", want=8 * MEGA, usage_bytes=8 * MEGA)
+    (step,) = order_changes([fits], known, V2).steps
+    assert (step.slow, step.guard) == (True, "memory.current")
+
+
+def test_a_raised_v2_limit_needs_no_usage_and_v1_answers_busy_by_itself() -> None:
+    (raised,) = order_changes(want("/c", memory_max=None), {("/c", "memory.max"): MEGA}, V2).steps
+    assert (raised.slow, raised.guard, raised.text) == (False, None, "max")
+    (lowered,) = order_changes(want("/c", memory_max=MEGA), {("/c", "memory.max"): None}, V1).steps
+    assert (lowered.slow, lowered.guard) == (True, None)
+
+
+def test_slow_steps_come_last() -> None:
+    known: dict[tuple[str, str], Value] = {("/a", "memory.max"): None, ("/b", "pids.max"): None}
+    plan = order_changes([*want("/a", memory_max=MEGA), *want("/b", pids_max=9)], known, V1)
+    assert [(step.file, step.slow) for step in plan.steps] == [("pids.max", False), ("memory.limit_in_bytes", True)]
+
+
+@pytest.mark.parametrize(
+    ("change", "versions", "rule"),
+    [
+        (Change(path="/c", knob="cpu.colour", want=1), V1, "knob"),
+        (Change(path="/c", knob="cpu.weight", want=2), {"memory": 1}, "controller"),
+        (Change(path="/c", knob="memory.high", want=MEGA), V1, "version"),
+        (Change(path="/", knob="cpu.weight", want=2), V1, "root"),
+        (Change(path="/c", knob="cpu.weight", want=1), V1, "value"),
+        (Change(path="/c", knob="cpu.set", want=EMPTY), V1, "value"),
+        (Change(path="/c", knob="memory.max", want=0), V2, "value"),
+        (Change(path="/c", knob="cpu.set", want=CpuSet([0])), V1, "unknown"),
+        (Change(path="/c", knob="cpu.quota", want=5_000), V1, "unknown"),
+    ],
+)
+def test_what_cannot_be_reached_is_blocked_with_its_rule(change: Change, versions: dict[str, int], rule: str) -> None:
+    plan = order_changes([change], {}, versions)
+    assert [(item.change, item.rule) for item in plan.blocked] == [(change, rule)]
+    assert plan.blocked[0].reason
+    assert not plan.steps
+
+
+def test_a_value_that_is_there_already_makes_no_step() -> None:
+    known: dict[tuple[str, str], Value] = {
+        ("/c", "cpu.set"): CpuSet([1]),
+        ("/c", "cpu.weight"): 1_000,
+        ("/c", "memory.max"): 3 * MEGA,
+    }
+    changes = want("/c", cpu_set=CpuSet([1]), cpu_weight=1_024, memory_max=3 * MEGA + 1)
+    assert order_changes(changes, known, V2) == Plan(steps=())
+
+
+def test_the_later_of_two_changes_counts_and_have_goes_before_the_table() -> None:
+    known: dict[tuple[str, str], Value] = {("/c", "cpu.weight"): 2}
+    plan = order_changes([*want("/c", cpu_weight=5), *want("/c", cpu_weight=6)], known, V1)
+    assert lines(plan) == ["/c cpu.shares 6"]
+    assert not order_changes([Change(path="/c", knob="cpu.weight", have=6, want=6)], known, V1).steps
+
+
+def test_mixed_versions_write_each_controllers_own_files() -> None:
+    known: dict[tuple[str, str], Value] = {("/c", "cpu.quota"): None, ("/c", "memory.high"): None}
+    changes = want("/c", cpu_quota=5_000, memory_high=MEGA)
+    plan = order_changes(changes, known, {"cpu": 1, "memory": 2})
+    assert [(step.controller, step.version, step.file) for step in plan.steps] == [
+        ("cpu", 1, "cpu.cfs_quota_us"),
+        ("memory", 2, "memory.high"),
+    ]
+
+
+def test_three_thousand_changes_take_well_under_fifty_milliseconds_of_cpu() -> None:
+    known: dict[tuple[str, str], Value] = {("/k", "cpu.set"): CpuSet.span(64), ("/k", "cpu.quota"): None}
+    for pod in range(500):
+        known[f"/k/p{pod}", "cpu.set"] = CpuSet.span(64)
+        for container in range(2):
+            known[f"/k/p{pod}/{container}", "cpu.set"] = CpuSet.span(32)
+            known[f"/k/p{pod}/{container}", "cpu.quota"] = None
+            known[f"/k/p{pod}/{container}", "cpu.weight"] = 2
+    containers = [path for path, knob in known if knob == "cpu.weight"]
+    changes = [
+        change for path in containers for change in want(path, cpu_set=CpuSet([1]), cpu_quota=5_000, cpu_weight=9)
+    ]
+    best = min(_cpu_s(changes, known) for _ in range(5))
+    assert len(changes) == 3_000
+    # Measured 25-30 ms; the bound leaves room for a busy machine, the best of five for a busier one.
+    assert best < 0.1
+
+
+def _cpu_s(changes: list[Change], known: dict[tuple[str, str], Value]) -> float:
+    since = time.process_time()
+    assert len(order_changes(changes, known, V1).steps) == 3_000
+    return time.process_time() - since
+
+
+# Random trees on the strict fake kernel
+
+GROUPS = ("/p", "/p/a", "/p/a/c", "/p/a/d", "/p/b", "/p/b/e")
+CPUS = 4
+micros = st.none() | st.sampled_from([1_000, 5_000, 20_000, 30_000, 50_000, 100_000, 200_000])
+VALUES: dict[str, st.SearchStrategy[Value]] = {
+    "cpu.set": st.integers(1, (1 << CPUS) - 1).map(CpuSet.from_mask),
+    "cpu.mems": st.integers(1, 3).map(CpuSet.from_mask),
+    "cpu.quota": micros,
+    "cpu.period": st.sampled_from([10_000, 50_000, 100_000, 200_000]),
+    "cpu.burst": st.sampled_from([0, 5_000, 30_000, 100_000]),
+    "cpu.weight": st.sampled_from([2, 3, 1_024, 262_144]),
+    "cpu.idle": st.integers(0, 1),
+    "memory.max": st.none() | st.integers(1, 6).map(lambda pages: pages * MEGA),
+    "memory.swap": st.none() | st.integers(1, 6).map(lambda pages: pages * MEGA),
+    "memory.high": st.none() | st.integers(1, 6).map(lambda pages: pages * MEGA),
+    "memory.low": st.integers(0, 3).map(lambda pages: pages * MEGA),
+    "memory.min": st.integers(0, 3).map(lambda pages: pages * MEGA),
+    "pids.max": st.none() | st.integers(0, 100),
+}
+Wanted = dict[tuple[str, str], Value]
+
+
+@st.composite
+def _wishes(draw: st.DrawFn) -> Wanted:
+    """Changes of knobs that bear on each other: few knobs, many groups."""
+    family = draw(st.sampled_from(["cpu.set", "cpu.mems", "cpu.", "memory.", ""]))
+    names = [name for name in sorted(VALUES) if name.startswith(family)]
+    keys = draw(st.sets(st.tuples(st.sampled_from(GROUPS), st.sampled_from(names)), max_size=18))
+    return {key: draw(VALUES[key[1]]) for key in sorted(keys)}
+
+
+wishes = _wishes()
+
+
+class Node:
+    """A fake machine with groups and processes, where planned steps are performed and checked."""
+
+    def __init__(self, mode: Mode, release: tuple[int, int]) -> None:
+        self.kernel = FakeKernel(mode, cpus=CPUS, nodes=2, release=release)
+        self.versions = {c.name: tree.version for tree in self.kernel.trees for c in tree.controllers}
+        self.mounts = {c.name: tree.mount for tree in self.kernel.trees for c in tree.controllers}
+        for group in GROUPS:
+            self.kernel.make_group(group)
+        self.pids = [self.kernel.spawn() for _ in range(2)]
+        for pid, group in zip(self.pids, ("/p/a/c", "/p/b/e"), strict=True):
+            for mount in set(self.mounts.values()):
+                self.kernel.write(mount + group, "cgroup.procs", str(pid))
+        self.kernel.charge(f"{self.mounts['memory']}/p/a/c", anon=2 * MEGA)
+
+    def actual(self) -> Wanted:
+        known: Wanted = {}
+        for name, knob in CATALOG.items():
+            version = self.versions[knob.controller]
+            file = knob.file(version)
+            for group in GROUPS:
+                directory = self.mounts[knob.controller] + group
+                if file is not None and file in self.kernel.files(directory):
+                    known[group, name] = knob.decode(self.kernel.read(directory, file), version)
+        return known
+
+    def plan(self, wanted: Wanted) -> Plan:
+        actual = self.actual()
+        usage = {group: _usage(self.kernel, self.mounts["memory"] + group) for group in GROUPS}
+        changes = [
+            Change(path=path, knob=name, want=value, usage_bytes=usage[path])
+            for (path, name), value in wanted.items()
+            if (path, name) in actual or name in {"memory.high", "memory.low", "memory.min"}
+        ]
+        return order_changes(changes, actual, self.versions)
+
+    def perform(self, steps: Iterable[Step]) -> None:
+        busy: set[str] = set()
+        for step in steps:
+            directory = self.mounts[step.controller] + step.path
+            code = self.kernel.write_now(directory, step.file, step.text)
+            # v1 refuses a limit below the memory in use, harmlessly: the one answer that no plan can know. Where the
+            # memory limit stays for this reason, memory+swap cannot go below it.
+            if step.file == "memory.limit_in_bytes" and code == errno.EBUSY:
+                busy.add(step.path)
+            elif step.file == "memory.memsw.limit_in_bytes" and code:
+                assert code == errno.EBUSY or (code == errno.EINVAL and step.path in busy), f"{step}: errno {code}"
+            else:
+                assert code == 0, f"{step}: errno {code}"
+            shown = self.kernel.read(directory, step.file)
+            knob = CATALOG[step.knob]
+            assert code or knob.normal(shown, step.version) == knob.normal(step.text, step.version), step
+            self.check()
+
+    def check(self) -> None:
+        assert self.kernel.killed == []
+        actual = self.actual()
+        for name in ("cpu.set", "cpu.mems"):
+            for group in GROUPS[1:]:
+                mine, above = actual[group, name], actual[group.rpartition("/")[0], name]
+                assert isinstance(mine, CpuSet)
+                assert isinstance(above, CpuSet)
+                assert self.versions["cpuset"] == 2 or mine <= above
+                assert mine or self.versions["cpuset"] == 2
+
+
+def _usage(ops: FileOps, directory: str) -> int:
+    files = ops.files(directory)
+    return int(ops.read(directory, "memory.current" if "memory.current" in files else "memory.usage_in_bytes"))
+
+
+def reached(node: Node, plan: Plan, wanted: Wanted) -> bool:
+    """Everything wanted is there, less what the plan said is blocked and what v1 answers busy."""
+    actual = node.actual()
+    excused = {(item.change.path, item.change.knob) for item in plan.blocked}
+    for (path, name), value in wanted.items():
+        version = node.versions[CATALOG[name].controller]
+        if (path, name) in excused or (path, name) not in actual or (version == 1 and name.startswith("memory")):
+            continue
+        if name == "cpu.weight" and wanted.get((path, "cpu.idle")) == 1:
+            continue
+        if not CATALOG[name].same(actual[path, name], value, version) and actual[path, name] != value:
+            return False
+    return True
+
+
+machines = st.sampled_from(
+    [("v1", (6, 18)), ("v1", (5, 10)), ("v2", (6, 12)), ("v2", (6, 1)), ("hybrid", (6, 1)), ("v2", (5, 10))]
+)
+relaxed = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+def legal_on(machine: tuple[Mode, tuple[int, int]], wanted: Wanted) -> Wanted:
+    """5.10 with v2 refuses a parent smaller than a child, which no plan can know from the version alone."""
+    if machine != ("v2", (5, 10)):
+        return wanted
+    kept = dict(wanted)
+    for name in ("cpu.set", "cpu.mems"):
+        for group in GROUPS:
+            above = kept.get((group.rpartition("/")[0], name))
+            mine = kept.get((group, name))
+            if isinstance(mine, CpuSet) and isinstance(above, CpuSet) and not mine <= above:
+                kept[group, name] = above
+        if any((group, name) not in kept for group in GROUPS):
+            kept = {key: value for key, value in kept.items() if key[1] != name}
+    return kept
+
+
+@relaxed
+@given(machines, wishes, wishes)
+def test_no_step_is_refused_on_random_trees_and_everything_possible_is_reached(
+    machine: tuple[Mode, tuple[int, int]], first: Wanted, second: Wanted
+) -> None:
+    node = Node(*machine)
+    for wanted in (legal_on(machine, first), legal_on(machine, second)):
+        plan = node.plan(wanted)
+        node.perform(plan.steps)
+        assert reached(node, plan, wanted)
+        again = node.plan(wanted)
+        left = [step for step in again.steps if not (step.version == 1 and step.controller == "memory")]
+        assert not left, f"a second plan still has {left}"
+
+
+@relaxed
+@given(machines, wishes, wishes, st.data())
+def test_stopping_after_any_step_and_planning_again_reaches_the_same_end(
+    machine: tuple[Mode, tuple[int, int]], first: Wanted, second: Wanted, data: st.DataObject
+) -> None:
+    first, second = legal_on(machine, first), legal_on(machine, second)
+    straight = Node(*machine)
+    straight.perform(straight.plan(first).steps)
+    plan = straight.plan(second)
+    straight.perform(plan.steps)
+
+    stopped = Node(*machine)
+    stopped.perform(stopped.plan(first).steps)
+    steps = stopped.plan(second).steps
+    stopped.perform(steps[: data.draw(st.integers(0, len(steps)))])
+    stopped.perform(stopped.plan(second).steps)
+    assert stopped.actual() == straight.actual()
+
+
+@relaxed
+@given(machines, wishes)
+def test_the_same_input_gives_the_same_plan(machine: tuple[Mode, tuple[int, int]], wanted: Wanted) -> None:
+    node = Node(*machine)
+    assert node.plan(wanted) == node.plan(wanted)
+    turned = node.plan(dict(reversed(wanted.items())))
+    for knob in ("cpu.set", "cpu.mems", "cpu.quota"):
+        one = [step for step in node.plan(wanted).steps if step.knob == knob]
+        assert one == [step for step in turned.steps if step.knob == knob]

@@ -1,0 +1,296 @@
+import errno
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import trio
+
+from cgroupfs.errors import CgroupBusyError, CgroupGoneError, CgroupRefusedError
+from cgroupfs.files import REAL, Directory, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.knobs import CATALOG
+from cgroupfs.plan import Change, Step, order_changes
+from cgroupfs.writer import Recorder, StepWriter, Writer
+from tests.fakes.kernel import FakeKernel, Mode
+from tests.real_cgroups import make_root, remove_tree
+
+GROUP = "/kubepods/pod1/c1"
+MEGA = 1 << 20
+
+
+class FakePlaces:
+    def __init__(self, kernel: FakeKernel) -> None:
+        self._mounts = {c.name: tree.mount for tree in kernel.trees for c in tree.controllers}
+
+    def directory(self, controller: str, group_path: str) -> str:
+        return self._mounts[controller] + group_path
+
+    def trigger_directory(self, group_path: str) -> str:
+        return self.directory("cpuset", group_path)
+
+
+class Slow:
+    """Another's file operations, with writes that take real time and tell which thread made them."""
+
+    def __init__(self, inner: FileOps, seconds: float) -> None:
+        self._inner = inner
+        self._seconds = seconds
+        self.open_dir = inner.open_dir
+        self.close_dir = inner.close_dir
+        self.inode = inner.inode
+        self.read = inner.read
+        self.write_now = inner.write_now
+        self.groups = inner.groups
+        self.files = inner.files
+        self.writers: list[tuple[str, bool]] = []
+
+    def write(self, directory: Directory, file: str, text: str) -> None:
+        self.writers.append((file, threading.current_thread() is threading.main_thread()))
+        time.sleep(self._seconds)
+        self._inner.write(directory, file, text)
+
+
+def machine(mode: Mode = "v1") -> tuple[FakeKernel, FakePlaces]:
+    kernel = FakeKernel(mode)
+    kernel.make_group(GROUP)
+    return kernel, FakePlaces(kernel)
+
+
+def step(knob: str, text: str, *, version: int = 1, slow: bool = False, guard: str | None = None) -> Step:
+    entry = CATALOG[knob]
+    return Step(
+        path=GROUP,
+        knob=knob,
+        file=entry.file(version) or "",
+        controller=entry.controller,
+        version=version,
+        text=text,
+        slow=slow,
+        guard=guard,
+    )
+
+
+def test_a_step_is_written_and_read_back() -> None:
+    kernel, places = machine()
+    outcome = Writer(places, files=kernel, clock=lambda: 7.0).write(step("cpu.set", "0,1"))
+    assert (outcome.ok, outcome.wrote, outcome.before, outcome.after, outcome.at) == (True, True, "0-3", "0-1", 7.0)
+    assert outcome.error is None
+
+
+def test_a_value_that_is_there_already_is_not_written_and_counts_as_ok() -> None:
+    kernel, places = machine()
+    writer = Writer(places, files=kernel)
+    kernel.writes.clear()
+    for same in (step("cpu.set", "0,1,2,3"), step("memory.max", "-1"), step("cpu.quota", "-1")):
+        outcome = writer.write(same)
+        assert (outcome.ok, outcome.wrote, outcome.before) == (True, False, outcome.after)
+    assert kernel.writes == []
+
+
+def test_a_refused_value_is_an_outcome_with_its_errno() -> None:
+    kernel, places = machine()
+    kernel.write(places.directory("cpuset", "/kubepods/pod1"), "cgroup.clone_children", "0")
+    kernel.write(places.directory("cpuset", GROUP), "cpuset.cpus", "1")
+    kernel.write(places.directory("cpuset", "/kubepods/pod1"), "cpuset.cpus", "1")
+    outcome = Writer(places, files=kernel).write(step("cpu.set", "0-1"))
+    assert (outcome.ok, outcome.wrote, outcome.after) == (False, False, "1")
+    assert isinstance(outcome.error, CgroupRefusedError)
+    assert outcome.error.errno == errno.EACCES
+
+
+def test_busy_and_gone_are_told_apart() -> None:
+    kernel, places = machine()
+    kernel.charge(places.directory("memory", GROUP), anon=8 * MEGA)
+    writer = Writer(places, files=kernel)
+    busy = writer.write(step("memory.max", str(MEGA)))
+    assert isinstance(busy.error, CgroupBusyError)
+    assert busy.after == busy.before == "9223372036854771712"
+    kernel.remove_group(GROUP)
+    gone = writer.write(step("memory.max", str(MEGA)))
+    assert isinstance(gone.error, CgroupGoneError)
+    assert (gone.ok, gone.before) == (False, None)
+
+
+def test_a_group_with_another_inode_in_the_watched_hierarchy_is_gone_and_left_alone() -> None:
+    kernel, places = machine()
+    inode = kernel.inode(places.trigger_directory(GROUP))
+    writer = Writer(places, files=kernel)
+    assert writer.write(step("cpu.weight", "2"), inode).ok
+    kernel.remove_group(GROUP)
+    kernel.make_group(GROUP)
+    outcome = writer.write(step("cpu.weight", "2"), inode)
+    assert isinstance(outcome.error, CgroupGoneError)
+    assert kernel.read(places.directory("cpu", GROUP), "cpu.shares") == "1024\n"
+    assert isinstance(Recorder(places, files=kernel).write(step("cpu.weight", "2"), inode).error, CgroupGoneError)
+
+
+def test_a_value_that_the_kernel_changes_on_the_way_in_is_not_ok() -> None:
+    kernel, places = machine()
+
+    class Clamping(Slow):
+        def write(self, directory: Directory, file: str, text: str) -> None:
+            super().write(directory, file, "77")
+
+    outcome = Writer(places, files=Clamping(kernel, 0)).write(step("cpu.weight", "9"))
+    assert (outcome.ok, outcome.wrote, outcome.after) == (False, True, "77")
+    assert "accepted, but it reads '77'" in str(outcome.error)
+
+
+def test_a_v2_limit_below_the_memory_in_use_is_not_written_even_if_the_plan_says_so() -> None:
+    kernel, places = machine("v2")
+    directory = places.directory("memory", GROUP)
+    pid = kernel.spawn()
+    kernel.write(directory, "cgroup.procs", str(pid))
+    kernel.charge(directory, anon=8 * MEGA)
+    guarded = step("memory.max", str(4 * MEGA), version=2, guard="memory.current")
+    for performer in (Writer(places, files=kernel), Recorder(places, files=kernel)):
+        outcome = performer.write(guarded)
+        assert isinstance(outcome.error, CgroupBusyError)
+        assert "the OOM killer would run" in str(outcome.error)
+    assert kernel.killed == []
+    assert kernel.read(directory, "memory.max") == "max\n"
+    fits = step("memory.max", str(9 * MEGA), version=2, guard="memory.current")
+    assert Writer(places, files=kernel).write(fits).ok
+
+
+async def test_a_whole_plan_is_performed_in_order_and_every_step_has_an_outcome() -> None:
+    kernel, places = machine()
+    plan = order_changes(
+        [
+            Change(path=GROUP, knob="cpu.quota", have=None, want=5_000),
+            Change(path=GROUP, knob="memory.max", have=None, want=8 * MEGA),
+            Change(path=GROUP, knob="pids.max", have=None, want=9),
+        ],
+        {},
+        {"cpu": 1, "memory": 1, "pids": 1},
+    )
+    inode = kernel.inode(places.trigger_directory(GROUP))
+    outcomes = await Writer(places, files=kernel).perform(plan.steps, {GROUP: inode})
+    assert [outcome.step for outcome in outcomes] == list(plan.steps)
+    assert all(outcome.ok and outcome.wrote for outcome in outcomes)
+
+
+async def test_slow_steps_leave_the_loop_and_fast_ones_do_not() -> None:
+    kernel, places = machine()
+    files = Slow(kernel, 0)
+    steps = [step("cpu.weight", "2"), step("memory.max", str(MEGA), slow=True), step("pids.max", "9")]
+    outcomes = await Writer(places, files=files).perform(steps)
+    assert all(outcome.ok for outcome in outcomes)
+    assert files.writers == [("cpu.shares", True), ("memory.limit_in_bytes", False), ("pids.max", True)]
+
+
+async def test_others_run_while_many_fast_steps_are_performed() -> None:
+    kernel, places = machine()
+    longest = 0.0
+
+    async def other() -> None:
+        nonlocal longest
+        since = time.perf_counter()
+        while True:
+            await trio.lowlevel.checkpoint()
+            now = time.perf_counter()
+            longest, since = max(longest, now - since), now
+
+    steps = [step("cpu.weight", str(2 + number % 2)) for number in range(60)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        outcomes = await Writer(places, files=Slow(kernel, 0.0005)).perform(steps)
+        nursery.cancel_scope.cancel()
+    assert all(outcome.wrote for outcome in outcomes)
+    # 60 writes of 0.5 ms in one go would be 30 ms; a busy machine adds some of its own.
+    assert longest < 0.02
+
+
+async def test_cancellation_waits_until_everything_is_written_and_the_outcomes_are_kept() -> None:
+    kernel, places = machine()
+    kept: list[bool] = []
+
+    async def work() -> None:
+        steps = [step("cpu.weight", str(2 + number % 2)) for number in range(30)]
+        outcomes = await Writer(places, files=Slow(kernel, 0.0005)).perform(steps)
+        kept.extend(outcome.ok for outcome in outcomes)
+
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await work()
+    assert kept == [True] * 30
+
+
+async def test_the_deadline_cuts_off_what_hangs_and_says_so_for_each_step() -> None:
+    kernel, places = machine()
+    files = Slow(kernel, 0.3)
+    writer = Writer(places, files=files, deadline_s=0.05)
+    hanging = [step("memory.max", str(MEGA), slow=True), step("memory.max", str(2 * MEGA), slow=True)]
+    since = time.perf_counter()
+    outcomes = await writer.perform([*hanging, step("cpu.weight", "2")])
+    assert time.perf_counter() - since < 0.25
+    assert [type(outcome.error) for outcome in outcomes] == [CgroupBusyError] * 3
+    assert "not done within 0.05 s" in str(outcomes[0].error)
+    await trio.sleep(0.4)
+    # The thread that was given up finishes the write it was in, and takes no further step.
+    assert [file for file, _ in files.writers] == ["memory.limit_in_bytes"]
+    assert kernel.read(places.directory("cpu", GROUP), "cpu.shares") == "1024\n"
+
+
+@pytest.mark.parametrize("mode", ["v1", "v2"])
+async def test_the_recorder_writes_nothing_and_says_what_it_would_have_written(mode: Mode) -> None:
+    kernel, places = machine(mode)
+    version = 2 if mode == "v2" else 1
+    recorder: StepWriter = Recorder(places, files=kernel, clock=lambda: 3.0)
+    kernel.writes.clear()
+    steps = [
+        step("cpu.set", "0,1", version=version),
+        step("memory.max", str(MEGA + 1), version=version, slow=True),
+        step("cpu.quota", "5000", version=version),
+    ]
+    outcomes = await recorder.perform(steps)
+    assert kernel.writes == []
+    assert [(outcome.ok, outcome.wrote, outcome.after) for outcome in outcomes] == [
+        (True, False, "0-1"),
+        (True, False, str(MEGA)),
+        (True, False, "5000"),
+    ]
+    assert outcomes[0].before == ("0-3" if version == 1 else "")
+    assert outcomes[0].at == 3.0
+
+
+def test_a_period_and_its_quota_in_one_v2_line_are_read_back_together() -> None:
+    kernel, places = machine("v2")
+    outcome = Writer(places, files=kernel).write(step("cpu.period", "5000 50000", version=2))
+    assert (outcome.ok, outcome.after) == (True, "5000 50000")
+    again = Writer(places, files=kernel).write(step("cpu.period", "6000 50000", version=2))
+    assert again.wrote
+
+
+@pytest.fixture
+def real_group() -> Iterator[str]:
+    path = make_root("cpu", f"kwrite-writer-{os.getpid()}")
+    try:
+        yield path
+    finally:
+        remove_tree(path)
+
+
+@pytest.mark.kernel
+async def test_the_writer_on_the_real_kernel(real_group: str) -> None:
+    places = Hierarchy.detect()
+    writer = Writer(places)
+    group = f"/{os.path.basename(real_group)}"
+    plan = order_changes(
+        [
+            Change(path=group, knob="cpu.quota", have=None, want=5_000),
+            Change(path=group, knob="cpu.weight", have=1_024, want=2),
+        ],
+        {},
+        places.versions(),
+    )
+    outcomes = await writer.perform(plan.steps)
+    assert [(outcome.ok, outcome.wrote, outcome.after) for outcome in outcomes] == [
+        (True, True, "2"),
+        (True, True, "5000"),
+    ]
+    assert REAL.read(real_group, "cpu.cfs_quota_us") == "5000\n"
+    again = await writer.perform(plan.steps)
+    assert [(outcome.ok, outcome.wrote) for outcome in again] == [(True, False)] * 2

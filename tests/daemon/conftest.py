@@ -1,0 +1,51 @@
+"""A node of real directories and a daemon on it, both gone after each test."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.node import HIERARCHIES, DirectoryNode
+from tests.daemon.process import Daemon
+from tests.e2e.mounts import hierarchies
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.kernel)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[DirectoryNode]:
+    """An empty node. Skips, saying what is missing."""
+    found = hierarchies()
+    lacking = [name for name in HIERARCHIES if name not in found]
+    if lacking:
+        pytest.skip(f"REAL KERNEL TEST NOT RUN: no cgroup v1 hierarchy of {', '.join(lacking)} is mounted")
+    if os.geteuid() != 0 or not os.access(f"{found['cpuset']}/cgroup.procs", os.W_OK):
+        pytest.skip("REAL KERNEL TEST NOT RUN: needs root and writable cgroups")
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("REAL KERNEL TEST NOT RUN: one CPU leaves nothing to divide")
+    with DirectoryNode(str(tmp_path / "node")) as made:
+        yield made
+
+
+@pytest.fixture
+def daemon(node: DirectoryNode) -> Iterator[Callable[..., Daemon]]:
+    """Make a daemon for the node (not started); it is killed after the test."""
+    made: list[Daemon] = []
+
+    def make(**more: object) -> Daemon:
+        made.append(Daemon(node, **more))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for one in made:
+            if one.running:
+                one.kill()

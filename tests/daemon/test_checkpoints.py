@@ -1,0 +1,105 @@
+"""cpu_manager_state, good and in every way broken: protection is adopted at once and never shrinks for a bad file."""
+
+from collections.abc import Callable
+
+from state.kubelet import render_cpu_manager_state
+from tests.daemon.node import DirectoryNode, NodePod
+from tests.daemon.process import Daemon, wait_for
+
+Make = Callable[..., Daemon]
+GOOD = render_cpu_manager_state("static", "0", {"11111111-1111-4111-8111-111111111111": {"main": "1"}})
+
+
+def exclusive(node: DirectoryNode, cpus: str = "1") -> NodePod:
+    """A Guaranteed pod that the static CPU manager has given a CPU, as its container's spec has it too."""
+    pod = node.add("pinned", qos="", cpus=cpus, shares=1024, quota_us=100_000)
+    node.cpu_manager("static", "0" if cpus == "1" else "1", {pod.uid: {"main": cpus}})
+    return pod
+
+
+def test_exclusive_cpus_are_adopted_and_be_work_keeps_off_them(node: DirectoryNode, daemon: Make) -> None:
+    be = node.add("be", cpus="0")
+    pinned = exclusive(node)
+    one = daemon().up()
+    wait_for(lambda: one.pod(pinned.uid).get("class") == "dedicated", told=one.tail)
+    assert one.pod(pinned.uid)["class_source"] == "kubelet: exclusive CPUs"
+    assert one.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1"
+    assert (node.cpus(pinned.main), node.shares(pinned.main)) == ("1", "1024")
+    assert node.cpus(be.main) == "0"
+    # The kubelet moves it (a new checkpoint, then its update through the runtime): we follow.
+    node.cpu_manager("static", "1", {pinned.uid: {"main": "0"}})
+    node.settle(pinned.main, {"cpu": {**pinned.main.resources["cpu"], "cpus": "0"}, "memory": {}})
+    node.settle(be.main, {"cpu": {**be.main.resources["cpu"], "cpus": "1"}, "memory": {}})
+    wait_for(lambda: one.state("pools")["pools"].get(f"dedicated/{pinned.uid}/main") == "0", told=one.tail)
+    wait_for(lambda: node.cpus(be.main) == "1", told=one.tail)
+    assert node.cpus(pinned.main) == "0"
+
+
+FAULTS = {
+    "torn": (GOOD[: len(GOOD) // 2], "truncated"),
+    "empty": ("", "0 bytes without content"),
+    "checksum": (GOOD.replace('"defaultCpuSet":"0"', '"defaultCpuSet":"0-1"'), "for this content"),
+    "future": ('{"policyName":"static","defaultCpuSet":"0","newThings":{"a":1},"checksum":1}', "newThings"),
+    "foreign": (render_cpu_manager_state("dynamic", "0-1"), "dynamic"),
+    "no json": ("not json at all", "cpu_manager_state"),
+    "deleted": (None, "no such file"),
+}
+
+
+def test_a_broken_checkpoint_is_one_message_and_changes_nothing(node: DirectoryNode, daemon: Make) -> None:
+    be = node.add("be", cpus="0")
+    pinned = exclusive(node)
+    one = daemon().up()
+    wait_for(lambda: node.cpus(be.main) == "0" and one.pod(pinned.uid).get("class") == "dedicated", told=one.tail)
+    before = node.tree()
+    for fault, (text, word) in FAULTS.items():
+        logged = len(one.said("cpu_manager_state"))
+        if text is None:
+            node.delete_checkpoint()
+        else:
+            node.checkpoint(text)
+        said = wait_for(lambda: [line for line in one.problems() if "cpu_manager_state" in line], told=one.tail)
+        assert len(said) == 1, (fault, said)
+        assert word in said[0], fault
+        one.look_again(2)
+        assert len(one.said("cpu_manager_state")) == logged + 1, f"{fault}: said once, not at every look"
+        assert one.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1", fault
+        assert one.pod(pinned.uid)["class"] == "dedicated", fault
+        assert node.tree() == before, fault
+        node.cpu_manager("static", "0", {pinned.uid: {"main": "1"}})
+        wait_for(lambda: one.problems() == [], told=lambda: str(one.problems()))
+
+
+def test_a_pod_that_goes_gives_its_cpu_back_though_the_entry_lingers(node: DirectoryNode, daemon: Make) -> None:
+    pinned = exclusive(node)
+    one = daemon().up()
+    wait_for(lambda: f"dedicated/{pinned.uid}/main" in one.state("pools")["pools"], told=one.tail)
+    node.remove(pinned)
+    wait_for(lambda: f"dedicated/{pinned.uid}/main" not in one.state("pools")["pools"], told=one.tail)
+
+
+def test_an_emptied_checkpoint_of_a_restarted_kubelet_does_not_free_cpus_of_running_pods(
+    node: DirectoryNode, daemon: Make
+) -> None:
+    be = node.add("be", cpus="0")
+    pinned = exclusive(node)
+    one = daemon().up()
+    wait_for(lambda: node.cpus(be.main) == "0", told=one.tail)
+    node.cpu_manager("static", "0-1")
+    said = wait_for(lambda: [line for line in one.problems() if "are held" in line], told=one.tail)
+    assert len(said) == 1, said
+    assert f"CPUs 1 of {pinned.uid}/main are held" in said[0]
+    assert one.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1"
+    assert (node.cpus(be.main), node.cpus(pinned.main)) == ("0", "1")
+
+
+def test_a_start_with_a_broken_checkpoint_keeps_what_the_cgroups_show(node: DirectoryNode, daemon: Make) -> None:
+    be = node.add("be", cpus="0")
+    pinned = exclusive(node)
+    node.checkpoint(GOOD[:20])
+    one = daemon().up()
+    wait_for(lambda: node.shares(be.main) == "2" and one.pod(pinned.uid), told=one.tail)
+    assert one.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1"
+    assert node.cpus(be.main) == "0"
+    assert len([line for line in one.problems() if "cpu_manager_state" in line]) == 1
+    assert len(one.said("cpu_manager_state")) == 1

@@ -1,0 +1,95 @@
+"""A kubelet that fails to answer in every way: one clear message, nothing that is applied is lost, and it recovers."""
+
+from collections.abc import Callable
+
+from tests.daemon.kubelet import Mood
+from tests.daemon.node import DirectoryNode
+from tests.daemon.process import Daemon, bounded, wait_for
+
+Make = Callable[..., Daemon]
+KOORDINATOR = "koordinator.sh/qosClass"
+WORDS: dict[Mood | None, str] = {
+    Mood.UNAUTHORIZED: "401",
+    Mood.BROKEN: "500",
+    Mood.HALF: "without sending complete message body",
+    Mood.HANGING: "no answer",
+    None: "refused",
+}
+
+
+def kubelet_problems(one: Daemon) -> list[str]:
+    return [line for line in one.problems() if line.startswith("kubelet:")]
+
+
+def test_a_failing_kubelet_is_one_message_and_nothing_is_lost(node: DirectoryNode, daemon: Make) -> None:
+    marked = node.add("marked", qos="burstable", shares=512, labels={KOORDINATOR: "BE"})
+    one = daemon().up()
+    wait_for(lambda: bounded(node, marked.main), told=one.tail)
+    for mood, word in WORDS.items():
+        before = node.tree()
+        _fail(node, mood)
+        said = wait_for(lambda: kubelet_problems(one), told=one.tail)
+        assert len(said) == 1, (mood, said)
+        assert word in said[0], mood
+        asked = node.kubelet.requests
+        one.look_again(1)
+        if mood is not None:
+            wait_for(lambda asked=asked: node.kubelet.requests > asked, told=one.tail)  # type: ignore[misc]
+        assert len(one.said("kubelet", word)) == 1, f"{mood}: said once, not at every question"
+        assert node.tree() == before, mood
+        assert one.pod(marked.uid)["class"] == "reclaimed", mood
+        # A new pod meanwhile is bounded by what else is known of it.
+        late = node.add()
+        wait_for(lambda late=late: bounded(node, late.main), told=one.tail)  # type: ignore[misc]
+        if mood is None:
+            node.kubelet.back()
+        node.kubelet.mood = Mood.GOOD
+        wait_for(lambda: kubelet_problems(one) == [], told=one.tail)
+        wait_for(
+            lambda late=late: one.pod(late.uid).get("meta_source", "").startswith("kubelet"),  # type: ignore[misc]
+            told=one.tail,
+        )
+
+
+def _fail(node: DirectoryNode, mood: Mood | None) -> None:
+    if mood is None:
+        node.kubelet.gone()
+    else:
+        node.kubelet.mood = mood
+
+
+def test_an_empty_list_forgets_no_pod_that_is_there(node: DirectoryNode, daemon: Make) -> None:
+    marked = node.add("marked", qos="burstable", shares=512, labels={KOORDINATOR: "BE"})
+    one = daemon().up()
+    wait_for(lambda: bounded(node, marked.main), told=one.tail)
+    before = node.tree()
+    node.kubelet.mood = Mood.EMPTY
+    asked = node.kubelet.requests
+    wait_for(lambda: node.kubelet.requests >= asked + 2, told=one.tail)
+    details = {row["name"]: row["detail"] for row in one.state("sources")["sources"]}
+    wait_for(
+        lambda: "an empty list" in {row["name"]: row["detail"] for row in one.state("sources")["sources"]}["kubelet"],
+        told=lambda: str(details),
+    )
+    assert node.tree() == before
+    assert one.pod(marked.uid)["class"] == "reclaimed"
+
+
+def test_a_start_without_a_kubelet_is_ready_all_the_same(node: DirectoryNode, daemon: Make) -> None:
+    be = node.add("be")
+    node.kubelet.mood = Mood.HANGING
+    one = daemon().up()
+    wait_for(lambda: bounded(node, be.main), told=one.tail)
+    wait_for(lambda: kubelet_problems(one), told=one.tail)
+    assert one.pod(be.uid)["title"] == "default/be", "the bundle knows the name"
+
+
+def test_one_bad_pod_in_the_list_does_not_stop_the_others(node: DirectoryNode, daemon: Make) -> None:
+    bad = node.add("bad", qos="burstable", shares=512, labels={KOORDINATOR: "BE"})
+    good = node.add("good", qos="burstable", shares=512, labels={KOORDINATOR: "BE"})
+    bad.meta["labels"] = ["not", "a", "mapping"]
+    one = daemon().up()
+    wait_for(lambda: bounded(node, good.main), told=one.tail)
+    assert one.pod(bad.uid)["class"] == "shared"
+    said = [line for line in one.problems() if "pod 1 of its list" in line]
+    assert len(said) == 1

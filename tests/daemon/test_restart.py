@@ -1,0 +1,157 @@
+"""Stop, crash and start again: nothing moves for pods that did not change, and everything can always be undone."""
+
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import trio
+
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.writer import Writer
+from reconciler.adopt import adopt_after_kill
+from reconciler.keeper import was_killed
+from reconciler.restore import Undone, restore_all
+from state.ledger import Ledger
+from state.store import Store, boot_id
+from tests.daemon.node import DirectoryNode, NodePod
+from tests.daemon.process import Daemon, bounded, wait_for
+from tests.daemon.writers import Modifications
+
+Make = Callable[..., Daemon]
+
+
+def restore_offline(node: DirectoryNode) -> list[Undone]:
+    """What ``bypassctl restore`` does while no daemon runs."""
+    store = Store(node.store, boot=boot_id())
+    try:
+        hierarchy, ledger = Hierarchy.detect(), Ledger(store)
+        if was_killed(store):
+            adopt_after_kill(hierarchy, ledger)
+        done = trio.run(restore_all, hierarchy, ledger, Writer(hierarchy))
+        ledger.flush()
+        return done
+    finally:
+        store.close()
+
+
+def mixed(node: DirectoryNode) -> list[NodePod]:
+    """Pods of every kind, two of them BE."""
+    sizes = {"kubernetes.io/batch-cpu": "300", "kubernetes.io/batch-memory": str(64 << 20)}
+    node.add("online", qos="burstable", shares=512)
+    node.add("paid", qos="", shares=1024, quota_us=100_000, memory=256 << 20)
+    batch = node.add("batch", labels={"koordinator.sh/qosClass": "BE"}, requests=sizes, limits=sizes, shares=102)
+    return [node.add("be", shares=102, containers=2, process=True), batch]
+
+
+def in_force(node: DirectoryNode, pods: list[NodePod]) -> bool:
+    first, batch = pods
+    return bounded(node, first.main) and node.cpus(batch.main) != "0-1" and node.shares(batch.main) == "307"
+
+
+def test_a_restart_adopts_what_is_in_force_and_writes_nothing(node: DirectoryNode, daemon: Make) -> None:
+    before = node.tree()
+    assert before
+    pods = mixed(node)
+    before = node.tree()
+    one = daemon().up()
+    wait_for(lambda: in_force(node, pods), told=one.tail)
+    one.look_again(1)
+    after = node.tree()
+    with Modifications(node.directories()) as seen:
+        for end in (signal.SIGTERM, signal.SIGKILL):
+            one.signal(end)
+            assert one.end_code() == (0 if end == signal.SIGTERM else -end)
+            assert node.tree() == after, "stopping changes nothing"
+            one.up()
+            one.look_again(2)
+            assert one.state("pods")["pods"]
+            assert seen.take() == [], f"a start after {end.name} writes nothing to pods that did not change"
+            assert node.tree() == after
+            ready = next(row for row in reversed(one.lines("info")) if row["msg"] == "ready")
+            assert ready["pods"] == 4
+    status, answer = one.call("POST", "/restore", {"by": "test"})
+    assert (status, answer["left"], answer["mode"]) == (200, 0, "observe"), answer
+    assert node.tree() == before
+    looks = one.state("agent")["agent"]["looks"]
+    node.settle(pods[0].main)
+    wait_for(lambda: one.state("agent")["agent"]["looks"] > looks, told=one.tail)
+    assert node.tree() == before, "restored is restored: nothing is written until a reload or a start says so"
+
+
+def test_killed_at_any_moment_the_next_start_converges_and_restore_undoes_all(
+    node: DirectoryNode, daemon: Make
+) -> None:
+    dice = random.Random(11)
+    pods = mixed(node)
+    originals = node.tree()
+    one = daemon()
+    for _ in range(4):
+        one.start()
+        began, until = time.monotonic(), dice.uniform(0.3, 1.1)
+        passing: list[NodePod] = []
+        while time.monotonic() - began < until:
+            passing.append(node.add(shares=102))
+            if len(passing) > 2:
+                node.remove(passing.pop(0))
+        one.kill()
+        for pod in passing:
+            node.remove(pod)
+    one.up()
+    wait_for(lambda: in_force(node, pods), told=one.tail)
+    one.kill()
+    done = restore_offline(node)
+    assert [each for each in done if not each.ok] == []
+    assert node.tree() == originals
+    assert restore_offline(node) == [], "a second time there is nothing to do"
+
+
+def test_killed_in_the_first_writes_nothing_is_lost(node: DirectoryNode, daemon: Make) -> None:
+    pods = [node.add(shares=102) for _ in range(12)]
+    originals = node.tree()
+    one = daemon()
+    one.start()
+    # The moment of the first write: originals are durable, most writes and all their notes are still to come.
+    wait_for(lambda: node.tree() != originals)
+    one.kill()
+    done = restore_offline(node)
+    assert [each for each in done if not each.ok] == []
+    assert node.tree() == originals
+    one.up()
+    wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=one.tail)
+
+
+def test_on_stop_restore_gives_everything_back(node: DirectoryNode, daemon: Make) -> None:
+    pods = mixed(node)
+    originals = node.tree()
+    one = daemon(on_stop="restore").up()
+    wait_for(lambda: in_force(node, pods), told=one.tail)
+    assert one.stop() == 0
+    assert node.tree() == originals
+    assert any(row["msg"] == "restored on stop" and row["left"] == 0 for row in one.lines("info"))
+
+
+def test_one_pod_can_be_restored_alone_and_stays_so(node: DirectoryNode, daemon: Make) -> None:
+    pod, other = node.add("one", shares=102), node.add("other", shares=102)
+    one = daemon().up()
+    wait_for(lambda: bounded(node, pod.main) and bounded(node, other.main), told=one.tail)
+    status, answer = one.call("POST", "/restore", {"by": "test", "pod_uid": pod.uid})
+    assert (status, answer["left"], answer["mode"]) == (200, 0, "enforce"), answer
+    one.look_again(1)
+    assert (node.cpus(pod.main), node.shares(pod.main)) == ("0-1", "102")
+    assert bounded(node, other.main)
+
+
+def test_a_pod_that_changed_while_no_daemon_ran_is_brought_up_to_date(node: DirectoryNode, daemon: Make) -> None:
+    gone, stays, renewed = node.add("gone"), node.add("stays"), node.add("renewed", shares=102)
+    one = daemon().up()
+    wait_for(lambda: all(bounded(node, pod.main) for pod in (gone, stays, renewed)), told=one.tail)
+    one.kill()
+    node.remove(gone)
+    new = node.restart(renewed)
+    late = node.add("late", shares=102)
+    one.up()
+    wait_for(lambda: all(bounded(node, box) for box in (stays.main, new, late.main)), told=one.tail)
+    wait_for(lambda: not [row for row in one.state("files")["files"] if gone.uid in row["path"]], told=one.tail)
+    rows = [row for row in one.state("files")["files"] if new.id in row["path"]]
+    assert {row["file"]: row["original"] for row in rows} == {"cpuset.cpus": "0-1", "cpu.shares": "102"}

@@ -1,0 +1,186 @@
+"""The store: of a newer version, damaged, or not writable. What is in force stays, and can still be undone."""
+
+import os
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from tests.daemon.node import DirectoryNode
+from tests.daemon.process import Daemon, bounded, run_to_end, wait_for
+from tests.daemon.writers import Modifications, Scribe
+
+Make = Callable[..., Daemon]
+
+
+@contextmanager
+def own_filesystem(directory: str) -> Iterator[Callable[[str], None]]:
+    """Mount a small tmpfs there; the function mounts it again with other options (``ro``, ``rw``)."""
+    os.makedirs(directory, exist_ok=True)
+
+    def mount(*words: str) -> bool:
+        return subprocess.run(["mount", *words, directory], capture_output=True, check=False).returncode == 0
+
+    if not mount("-t", "tmpfs", "-o", "size=16m", "tmpfs"):
+        pytest.skip("REAL KERNEL TEST NOT RUN: a tmpfs cannot be mounted here")
+    try:
+
+        def again(option: str) -> None:
+            # Open files for writing forbid it for the whole file system, not for the mount.
+            assert mount("-o", f"remount,bind,{option}")
+
+        yield again
+    finally:
+        subprocess.run(["umount", "-l", directory], capture_output=True, check=False)
+
+
+def store_problems(one: Daemon) -> list[str]:
+    return [line for line in one.problems() if "state.db" in line]
+
+
+def test_a_store_of_a_newer_version_is_left_as_it_is(node: DirectoryNode, daemon: Make) -> None:
+    pod = node.add("be")
+    one = daemon().up()
+    wait_for(lambda: bounded(node, pod.main), told=one.tail)
+    assert one.stop() == 0
+    connection = sqlite3.connect(node.store)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    before, tree = _bytes(node.store), node.tree()
+    one.start()
+    assert one.end_code() == 4
+    said = one.said("schema version 99")
+    assert len(said) == 1
+    assert "Install the newer version again" in said[0]
+    assert _bytes(node.store) == before
+    assert node.tree() == tree
+
+
+def test_a_second_instance_is_refused_and_the_first_goes_on(node: DirectoryNode, daemon: Make) -> None:
+    pod = node.add("be")
+    one = daemon().up()
+    second = run_to_end("run", "--config", one.config_file)
+    assert second.returncode == 3
+    assert second.stderr.count("another bypassd") == 1
+    assert f"pid {one.pid}" in second.stderr
+    wait_for(lambda: bounded(node, pod.main), told=one.tail)
+    assert one.call("GET", "/healthz")[0] == 200
+
+
+def test_after_a_store_that_is_no_database_our_values_are_not_taken_for_originals(
+    node: DirectoryNode, daemon: Make
+) -> None:
+    pod = node.add("be", shares=102)
+    marked = node.add("marked", qos="burstable", shares=512, labels={"koordinator.sh/qosClass": "BE"})
+    originals = node.tree()
+    one = daemon().up()
+    wait_for(lambda: bounded(node, pod.main) and bounded(node, marked.main), told=one.tail)
+    assert one.stop() == 0
+    _overwrite(node.store, 0, b"not a database at all" * 5000)
+    in_force = node.tree()
+    with Modifications(node.directories()) as seen:
+        one.up()
+        one.look_again(1)
+        assert seen.take() == [], "what is in force is adopted, not written again"
+    assert node.tree() == in_force
+    assert len([line for line in one.problems() if "moved aside" in line]) == 1
+    assert len(one.said("moved aside")) == 1
+    rows = [row for row in one.state("files")["files"] if row["path"] == pod.main.group]
+    assert {row["file"]: (row["original"], row["origin"], row["baseline"], row["writer"]) for row in rows} == {
+        "cpuset.cpus": (None, "unknown", "0-1", "us"),
+        "cpu.shares": (None, "unknown", "102", "us"),
+    }
+    # Pods that come afterwards have originals again.
+    late = node.add("late", shares=102)
+    wait_for(lambda: bounded(node, late.main), told=one.tail)
+    status, answer = one.call("POST", "/restore", {"by": "test"})
+    assert status == 200
+    left = [(row["path"], row["file"], row["undo"]) for row in answer["files"] if not _fine(row["undo"])]
+    assert left == [(marked.group, "cpu.shares", "its original is not known; left")], "left, and said"
+    now = node.tree()
+    changed = [path for path, text in originals.items() if now[path] != text]
+    assert changed == [node.path(marked.group, "cpu", "cpu.shares")]
+
+
+def test_after_a_broken_page_what_can_be_read_is_saved(node: DirectoryNode, daemon: Make) -> None:
+    pods = [node.add(shares=102) for _ in range(20)]
+    originals = node.tree()
+    one = daemon().up()
+    wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=one.tail)
+    assert one.stop() == 0
+    size = os.path.getsize(node.store)
+    _overwrite(node.store, size // 2 // 4096 * 4096, os.urandom(8192))
+    one.up()
+    wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=one.tail)
+    assert len(one.said("moved aside")) == 1
+    status, answer = one.call("POST", "/restore", {"by": "test"})
+    assert (status, answer["left"]) == (200, 0), answer
+    assert node.tree() == originals
+
+
+def test_while_nothing_can_be_recorded_nothing_is_touched_for_the_first_time(node: DirectoryNode, daemon: Make) -> None:
+    known = node.add("known", shares=102)
+    with own_filesystem(os.path.dirname(node.store)):
+        one = daemon().up()
+        wait_for(lambda: bounded(node, known.main), told=one.tail)
+        filler = _fill(os.path.dirname(node.store))
+        # Whatever is known stays under control ...
+        with Scribe("tuned") as tuned:
+            tuned.write(node.path(known.main.group, "cpuset", "cpuset.cpus"), "0-1")
+            wait_for(lambda: bounded(node, known.main), told=one.tail)
+        # ... and newcomers are not touched.
+        late = node.add("late", shares=102)
+        wait_for(lambda: one.standing(late.main.group, "cpu.set").get("state") == "not recorded", told=one.tail)
+        wait_for(lambda: len(store_problems(one)) == 1, told=lambda: str(one.problems()))
+        one.look_again(2)
+        assert (node.cpus(late.main), node.shares(late.main)) == ("0-1", "102")
+        wait_for(lambda: one.said('"alert": "store"'), told=one.tail)
+        assert len(one.lines("warning", "error")) == 1, one.tail()
+        assert one.call("GET", "/readyz")[0] == 200
+        os.unlink(filler)
+        wait_for(lambda: bounded(node, late.main), told=one.tail)
+        wait_for(lambda: store_problems(one) == [], told=one.tail)
+        assert one.stop() == 0
+
+
+def test_a_start_on_a_read_only_store_keeps_what_is_in_force(node: DirectoryNode, daemon: Make) -> None:
+    known = node.add("known", shares=102)
+    with own_filesystem(os.path.dirname(node.store)) as mounted:
+        one = daemon().up()
+        wait_for(lambda: bounded(node, known.main), told=one.tail)
+        one.kill()
+        mounted("ro")
+        late = node.add("late", shares=102)
+        tree = node.tree()
+        one.up()
+        wait_for(lambda: one.standing(late.main.group, "cpu.set").get("state") == "not recorded", told=one.tail)
+        assert node.tree() == tree
+        assert len(store_problems(one)) == 1
+        assert one.standing(known.main.group, "cpu.set")["state"] == "in place"
+        assert run_to_end("run", "--config", one.config_file).returncode == 3, "still only one instance"
+
+
+def _fine(undo: str) -> bool:
+    return undo in {"restored", "already as before", "its group is gone"}
+
+
+def _fill(directory: str) -> str:
+    """Fill the disk to the last byte; the file to remove."""
+    path = f"{directory}/filler"
+    with open(path, "wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+    return path
+
+
+def _bytes(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _overwrite(path: str, at: int, content: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(content)

@@ -1,0 +1,80 @@
+"""Fixtures of the tests that run real containers. Everything they make is undone, also after a failure."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.agent import Agent, config_for
+from tests.e2e.containerd import Containerd, Unavailable
+from tests.e2e.kubelet import CGROUPFS
+from tests.e2e.mounts import hierarchies
+from tests.e2e.node import Node, NodeBusy, RunningPod
+from tests.e2e.pods import PodSpec
+
+HERE = Path(__file__).parent
+
+# The virtual machines say which names the kubelet would use there; a machine without systemd can only have cgroupfs.
+DRIVER = os.environ.get("BYPASSD_TEST_DRIVER", CGROUPFS)
+
+PodFactory = Callable[[PodSpec], RunningPod]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A node starts in seconds, but may have to wait for another run's; 120 s would be short."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(400))
+
+
+@pytest.fixture(scope="session")
+def containerd_node() -> Iterator[Node]:
+    """One legacy node for the whole session: containerd, runc, kubepods. Skips, saying what is missing."""
+    reason = Containerd.missing()
+    if reason is None and not ({"cpu", "cpuset", "memory"} <= hierarchies().keys() or "unified" in hierarchies()):
+        reason = "no cgroup hierarchy with cpu, cpuset and memory is mounted"
+    if reason:
+        pytest.skip(f"real containers cannot run here: {reason}")
+    try:
+        with Node.start(driver=DRIVER) as node:
+            yield node
+    except (NodeBusy, Unavailable) as exc:
+        pytest.skip(f"real containers cannot run here: {exc}")
+
+
+@pytest.fixture
+def run_pod(containerd_node: Node) -> Iterator[PodFactory]:
+    """Run a pod; the test's pods are removed after it."""
+    before = set(containerd_node.pods)
+    try:
+        yield containerd_node.run_pod
+    finally:
+        containerd_node.remove_pods([pod for uid, pod in containerd_node.pods.items() if uid not in before])
+
+
+StartAgent = Callable[..., Agent]
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[StartAgent]:
+    """``agent(node, **sections)`` starts the daemon for a node and waits until it is ready. It is stopped afterwards.
+
+    ``ready=False`` does not wait; ``directory`` is where an earlier one of the same test had its store.
+    """
+    started: list[Agent] = []
+
+    def start(node: Node, *, ready: bool = True, directory: str | None = None, **sections: object) -> Agent:
+        directory = directory or str(tmp_path / f"agent-{len(started)}")
+        one = Agent(config_for(node, directory, **sections), directory)
+        started.append(one)
+        one.start()
+        if ready:
+            one.wait_ready()
+        return one
+
+    try:
+        yield start
+    finally:
+        for one in started:
+            one.stop()

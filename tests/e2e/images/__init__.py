@@ -1,0 +1,1 @@
+"""Container images made on the spot: no registry is asked."""

@@ -1,0 +1,60 @@
+"""Snapshots of the control files that the agent may write, of a whole kubepods tree."""
+
+import os
+from typing import Final
+
+from tests.e2e.kubelet import read
+from tests.e2e.mounts import directories
+from tests.e2e.node import Node, Running
+
+FILES: Final = (
+    *("cpuset.cpus", "cpuset.mems", "cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.cfs_burst_us"),
+    *("cpu.idle", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+    *("cpu.weight", "cpu.max", "memory.max", "memory.high", "memory.low", "memory.min", "pids.max"),
+)
+
+
+def snapshot(node: Node) -> dict[str, str]:
+    """Every such file below kubepods: path to text."""
+    found = {}
+    for mount in directories():
+        for path, _names, files in os.walk(mount + node.cgroups.group("kubepods")):
+            for name in FILES:
+                if name in files:
+                    found[f"{path}/{name}"] = read(path, name)
+    return found
+
+
+def changes(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str, str]]:
+    """Files that read otherwise than before: path to both texts.
+
+    On v2 a set that was empty ("as the parent's") can never be made empty again while there are processes: the kernel
+    answers ENOSPC. The parent's set itself is as near as it gets, and counts as the same.
+    """
+    found = {}
+    for path, text in after.items():
+        directory, name = os.path.split(path)
+        again = {before[path]}
+        if not before[path] and name in {"cpuset.cpus", "cpuset.mems"}:
+            again.add(read(os.path.dirname(directory), f"{name}.effective"))
+        if text not in again:
+            found[path] = (before[path], text)
+    return found
+
+
+def cpus(container: Running) -> str:
+    """The CPUs a container is confined to; on v2 "" means as its parent."""
+    return container.read("cpuset", "cpuset.cpus")
+
+
+def weight(container: Running) -> int:
+    """``cpu.shares``, or ``cpu.weight`` on v2."""
+    return int(container.read("cpu", "cpu.weight" if container.node.cgroups.v2 else "cpu.shares"))
+
+
+def besteffort_quota(node: Node) -> str:
+    """The quota of the besteffort directory: -1 or max without one."""
+    directory = node.cgroups.directory("cpu", node.cgroups.group("kubepods", "besteffort"))
+    if node.cgroups.v2:
+        return read(directory, "cpu.max").split()[0]
+    return read(directory, "cpu.cfs_quota_us")

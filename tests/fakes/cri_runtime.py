@@ -1,0 +1,98 @@
+"""A container runtime's CRI endpoint on a unix socket: recorded answers, and the filters a real runtime has."""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from google.protobuf import json_format
+
+from reconciler.sources.criapi import cri_pb2
+
+FIXTURES = Path(__file__).parents[1] / "fixtures/meta"
+
+
+def _recorded(name: str, message: Any) -> Any:  # a protobuf message of any type
+    return json_format.Parse((FIXTURES / f"cri-{name}.json").read_text(), message, ignore_unknown_fields=True)
+
+
+def _selected(item: Any, wanted: Mapping[str, str]) -> bool:
+    return all(item.labels.get(key) == value for key, value in wanted.items())
+
+
+class FakeRuntime:
+    """Serves ``apis`` (``v1``, ``v1alpha2``) on ``socket``. ``asked`` is every method called, with its API version."""
+
+    def __init__(self, socket: Path, apis: tuple[str, ...] = ("v1",)) -> None:
+        self.socket = socket
+        self.apis = apis
+        self.asked: list[str] = []
+        self.hang_s = 0.0
+        self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self.sandboxes = list(_recorded("ListPodSandbox", cri_pb2.ListPodSandboxResponse()).items)
+        self.containers = list(_recorded("ListContainers", cri_pb2.ListContainersResponse()).containers)
+
+    def __enter__(self) -> Self:
+        self._server = grpc.server(ThreadPoolExecutor(8))  # questions that hang leave room for others
+        handlers: dict[str, tuple[Any, Any]] = {
+            "Version": (self._version, cri_pb2.VersionRequest),
+            "Status": (lambda _: _recorded("Status", cri_pb2.StatusResponse()), cri_pb2.StatusRequest),
+            "ListPodSandbox": (self._list_sandboxes, cri_pb2.ListPodSandboxRequest),
+            "ListContainers": (self._list_containers, cri_pb2.ListContainersRequest),
+        }
+        for api in self.apis:
+            methods = {
+                name: grpc.unary_unary_rpc_method_handler(
+                    self._answering(f"{api} {name}", answer),
+                    request_deserializer=request.FromString,
+                    response_serializer=lambda message: message.SerializeToString(),
+                )
+                for name, (answer, request) in handlers.items()
+            }
+            service = grpc.method_handlers_generic_handler(f"runtime.{api}.RuntimeService", methods)
+            self._server.add_generic_rpc_handlers((service,))
+        self._server.add_insecure_port(f"unix://{self.socket}")
+        self._server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.stop(0).wait()
+
+    def _answering(self, name: str, answer: Any) -> Any:  # gRPC's handlers are untyped
+        def handle(request: Any, context: Any) -> Any:
+            self.asked.append(name)
+            time.sleep(self.hang_s)
+            if self.refusal is not None:
+                context.abort(*self.refusal)
+            return answer(request)
+
+        return handle
+
+    def _version(self, request: Any) -> Any:
+        assert request.version == "0.1.0"
+        return _recorded("Version", cri_pb2.VersionResponse())
+
+    def _list_sandboxes(self, request: Any) -> Any:
+        wanted = request.filter
+        items = [
+            one
+            for one in self.sandboxes
+            if (not wanted.id or one.id == wanted.id) and _selected(one, wanted.label_selector)
+        ]
+        return cri_pb2.ListPodSandboxResponse(items=items)
+
+    def _list_containers(self, request: Any) -> Any:
+        wanted = request.filter
+        containers = [
+            one
+            for one in self.containers
+            if (not wanted.id or one.id == wanted.id)
+            and (not wanted.pod_sandbox_id or one.pod_sandbox_id == wanted.pod_sandbox_id)
+            and _selected(one, wanted.label_selector)
+        ]
+        return cri_pb2.ListContainersResponse(containers=containers)

@@ -1,0 +1,77 @@
+"""A small HTTP/1.1 server on loopback whose answers, good and bad, are written down beforehand."""
+
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import trio
+
+Send = Callable[[bytes], Awaitable[None]]
+
+
+@dataclass
+class Reply:
+    """One answer. ``cut``: promise this many bytes more than are sent, then close. ``hang_s``: wait before it."""
+
+    body: bytes = b""
+    status: str = "200 OK"
+    cut: int = 0
+    hang_s: float = 0
+    raw: bytes | None = None
+    close: bool = False
+
+
+@dataclass
+class HttpPeer:
+    """Answers each request with the next `Reply`, the last one for ever; remembers what it was asked."""
+
+    replies: list[Reply]
+    requests: list[dict[str, str]] = field(default_factory=list)
+    connections: int = 0
+    port: int = 0
+
+    async def serve(
+        self, tls: ssl.SSLContext | None = None, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        self.port = listeners[0].socket.getsockname()[1]
+        task_status.started(self.port)
+        if tls is None:
+            await trio.serve_listeners(self._talk, listeners)
+        else:
+            await trio.serve_listeners(
+                self._talk, [trio.SSLListener(one, tls, https_compatible=True) for one in listeners]
+            )
+
+    async def _talk(self, stream: trio.abc.Stream) -> None:
+        self.connections += 1
+        try:
+            while await self._one(stream):
+                pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError, ssl.SSLError):
+            return
+        finally:
+            with trio.move_on_after(0.1, shield=True):
+                await stream.aclose()
+
+    async def _one(self, stream: trio.abc.Stream) -> bool:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            chunk = await stream.receive_some(65536)
+            if not chunk:
+                return False
+            head += chunk
+        first, *lines = head.decode().split("\r\n\r\n")[0].split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        self.requests.append({"": first, **headers})
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        await trio.sleep(reply.hang_s)
+        if reply.raw is not None:
+            await stream.send_all(reply.raw)
+            return False
+        length = len(reply.body) + reply.cut
+        await stream.send_all(
+            f"HTTP/1.1 {reply.status}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n".encode()
+            + reply.body
+        )
+        return not reply.cut and not reply.close

@@ -1,0 +1,587 @@
+"""The fake kernel's own rules, and the same operations on it and on this machine's kernel, answer for answer."""
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from tests.fakes.kernel import IN_CREATE, IN_DELETE, IN_ISDIR, IN_MODIFY, Actor, Event, FakeKernel, Mode
+from tests.real_cgroups import make_root, mount_of, remove_tree
+
+NAME = f"kwrite-fake-{os.getpid()}"
+TREE = ("", "/a", "/a/c", "/b")
+
+SET_TEXTS = [
+    *(
+        "0-1",
+        "0,1",
+        "1",
+        "0",
+        "7777",
+        "0-99999",
+        "1-0",
+        "abc",
+        "0,,1",
+        " 0 , 1 ",
+        "0-1:1/2",
+        "",
+        "\n",
+        "0\n",
+        "all",
+        "N",
+    ),
+    *("0x1", "-1", "0-", "0 1", "0-N", "0" + " " * 4200),
+]
+NUMBER_TEXTS = [
+    *(
+        "-1",
+        "-5",
+        "0",
+        "1",
+        "2",
+        "999",
+        "1000",
+        "50000",
+        "100000",
+        "abc",
+        "1.5",
+        " 2000",
+        "2000 ",
+        "2000\n",
+        "max",
+        "08",
+    ),
+    *("99999999999999999999", "17592186044415", "17592186044416", "9223372036854776", "0x1000", "+2000", "", "\n"),
+    *("2000 3000", "02000", "262144", "262145", "1000000", "1000001", "18446744073709551616"),
+]
+BYTE_TEXTS = [
+    *(
+        "-1",
+        "0",
+        "1",
+        "4095",
+        "4096",
+        "4097",
+        "1M",
+        "1m",
+        "1.5M",
+        "1MiB",
+        "-2",
+        "max",
+        "infinity",
+        " 4096",
+        "4096 ",
+        "1G",
+    ),
+    *("99999999999999999999", "9223372036854771712", "9223372036854775807", "0x1000", "1k", "", "\n", "abc", "16E"),
+    *("+4096", "010000", "08"),
+]
+PID_TEXTS = ["max", "max\n", "0", "1", "-1", "abc", "4194304", "4194305", " 5", "5 ", "0x10", "010", "", "+5", "9" * 20]
+FILES = {
+    "cpuset": {"cpuset.cpus": SET_TEXTS, "cpuset.mems": SET_TEXTS, "cpuset.effective_cpus": ["0"]},
+    "cpu": {
+        "cpu.cfs_quota_us": NUMBER_TEXTS,
+        "cpu.cfs_period_us": NUMBER_TEXTS,
+        "cpu.shares": NUMBER_TEXTS,
+        "cpu.cfs_burst_us": NUMBER_TEXTS,
+        "cpu.idle": ["0", "1", "2", "-1", "abc", ""],
+    },
+    "memory": {
+        "memory.limit_in_bytes": BYTE_TEXTS,
+        "memory.memsw.limit_in_bytes": BYTE_TEXTS,
+        "memory.soft_limit_in_bytes": BYTE_TEXTS,
+        "memory.usage_in_bytes": ["0"],
+    },
+    "pids": {"pids.max": PID_TEXTS, "pids.current": ["1"]},
+}
+SEQUENCES = {
+    "cpuset": [
+        *((group, "cpuset.mems", "0") for group in TREE),
+        ("/a", "cpuset.cpus", "0"),
+        ("", "cpuset.cpus", "0-1"),
+        ("/a", "cpuset.cpus", "0-1"),
+        ("/b", "cpuset.cpus", "1"),
+        ("/a/c", "cpuset.cpus", "0-1"),
+        ("/a", "cpuset.cpus", "0"),
+        ("/a/c", "cpuset.cpus", "1"),
+        ("", "cpuset.cpus", "1"),
+        # Only refused: an exclusive group of ours would refuse the writes of everybody else on this machine.
+        ("/b", "cpuset.cpu_exclusive", "1"),
+        ("", "cpuset.cpus", "\n"),
+        ("", "cpuset.mems", "\n"),
+        ("/b", "cpuset.cpus", "\n"),
+        ("/b", "cpuset.mems", "\n"),
+    ],
+    "cpu": [
+        *(("", "cpu.cfs_quota_us", "50000"), ("/a", "cpu.cfs_quota_us", "50001"), ("/a", "cpu.cfs_quota_us", "50000")),
+        *(
+            ("/a", "cpu.cfs_period_us", "99999"),
+            ("/a", "cpu.cfs_period_us", "200000"),
+            ("", "cpu.cfs_quota_us", "20000"),
+        ),
+        *(("", "cpu.cfs_period_us", "500000"), ("/a", "cpu.cfs_quota_us", "-1"), ("/a/c", "cpu.cfs_quota_us", "60000")),
+        *(
+            ("/a/c", "cpu.cfs_quota_us", "30000"),
+            ("/a", "cpu.cfs_quota_us", "20000"),
+            ("", "cpu.cfs_quota_us", "20000"),
+        ),
+        *(("", "cpu.cfs_quota_us", "-1"), ("/a/c", "cpu.cfs_burst_us", "30001"), ("/a/c", "cpu.cfs_burst_us", "30000")),
+        *(
+            ("/a/c", "cpu.cfs_quota_us", "29999"),
+            ("/a/c", "cpu.cfs_quota_us", "-1"),
+            ("/a/c", "cpu.cfs_quota_us", "5000"),
+        ),
+        *(("/b", "cpu.shares", "77"), ("/b", "cpu.idle", "1"), ("/b", "cpu.shares", "77"), ("/b", "cpu.idle", "1")),
+        *(("/b", "cpu.idle", "0"), ("/b", "cpu.shares", "77"), ("/b", "cpu.idle", "0")),
+    ],
+    "memory": [
+        *(("/a", "memory.limit_in_bytes", "1M"), ("/a", "memory.memsw.limit_in_bytes", "1M")),
+        *(("/a", "memory.memsw.limit_in_bytes", "4096"), ("/a", "memory.limit_in_bytes", "2M")),
+        *(("/a", "memory.memsw.limit_in_bytes", "2M"), ("/a", "memory.limit_in_bytes", "2M")),
+        *(("", "memory.limit_in_bytes", "1M"), ("/a/c", "memory.limit_in_bytes", "1G")),
+        *(("/a", "memory.limit_in_bytes", "-1"), ("/a", "memory.memsw.limit_in_bytes", "-1")),
+    ],
+    "pids": [("", "pids.max", "5"), ("/a", "pids.max", "10"), ("/a", "pids.max", "max")],
+}
+
+
+class Pair:
+    """One controller on the real kernel and on the fake one, with the same groups in both."""
+
+    def __init__(self, controller: str) -> None:
+        self.real = make_root(controller, NAME)
+        for group in TREE[1:]:
+            os.mkdir(self.real + group)
+        major, minor = os.uname().release.split(".")[:2]
+        self.kernel = FakeKernel(
+            "v1", cpus=_last("/sys/devices/system/cpu/possible"), nodes=_nodes(), release=(int(major), int(minor))
+        )
+        tree = next(tree for tree in self.kernel.trees if tree.controllers[0].name == controller)
+        self.fake = f"{tree.mount}/{NAME}"
+        for group in TREE:
+            self.kernel.mkdir(self.fake + group)
+
+    def write(self, group: str, file: str, text: str) -> tuple[str, str]:
+        """What both answer to one write; fails where they differ."""
+        real, fake = _answer(REAL, self.real + group, file, text), _answer(self.kernel, self.fake + group, file, text)
+        assert real == fake, f"{group}/{file} <- {text[:40]!r}: kernel {real}, fake {fake}"
+        return real
+
+    def has(self, file: str) -> bool:
+        return os.path.exists(f"{self.real}/{file}")
+
+
+def _last(path: str) -> int:
+    return max(CpuSet.parse(Path(path).read_text())) + 1
+
+
+def _nodes() -> int:
+    return _last("/sys/devices/system/node/has_memory")
+
+
+def _answer(ops: FileOps, directory: str, file: str, text: str) -> tuple[str, str]:
+    try:
+        ops.write(directory, file, text)
+        code = "ok"
+    except OSError as exc:
+        code = errno.errorcode[exc.errno or 0]
+    return code, ops.read(directory, file)
+
+
+@pytest.fixture
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made = Pair(request.param)
+    try:
+        yield made
+    finally:
+        remove_tree(made.real)
+
+
+everywhere = pytest.mark.parametrize("pair", sorted(FILES), indirect=True)
+
+
+@pytest.mark.kernel
+@everywhere
+def test_fresh_groups_read_the_same_as_on_the_real_kernel(pair: Pair) -> None:
+    names = [file for file in pair.kernel.files(pair.fake) if pair.has(file)]
+    assert len(names) >= 4
+    for file in names:
+        if file not in {"cpu.stat", "memory.usage_in_bytes"}:
+            assert pair.kernel.read(pair.fake + "/a", file) == REAL.read(pair.real + "/a", file), file
+
+
+@pytest.mark.kernel
+@everywhere
+def test_every_text_gets_the_real_kernels_answer(pair: Pair) -> None:
+    controller = pair.real.split("/")[-2]
+    texts = FILES[controller.split(",")[0]]
+    if "cpuset.cpus" in texts:
+        pair.write("", "cpuset.cpus", "0")
+        pair.write("", "cpuset.mems", "0")
+    for file, values in texts.items():
+        if pair.has(file):
+            for text in values:
+                # The kernel charges a group's own structures to its parent's memory: only leaves start at 0.
+                for group in ("/b", "/a/c") if "memory.limit_in_bytes" in texts else ("", "/a"):
+                    pair.write(group, file, text)
+
+
+@pytest.mark.kernel
+@everywhere
+def test_the_order_of_writes_gets_the_real_kernels_answers(pair: Pair) -> None:
+    controller = pair.real.split("/")[-2].split(",")[0]
+    answers = {pair.write(group, file, text)[0] for group, file, text in SEQUENCES[controller] if pair.has(file)}
+    assert "ok" in answers
+    assert controller == "pids" or len(answers) > 1
+
+
+def _random_writes(controller: str) -> st.SearchStrategy[list[tuple[str, str, str]]]:
+    sets = st.sampled_from(["0", "1", "0-1", "\n", "2"])
+    micros = st.sampled_from(["-1", "1000", "20000", "30000", "50000", "100000", "200000"])
+    sizes = st.sampled_from(["-1", "1M", "2M", "3M"])
+    texts = {
+        "cpuset.cpus": sets,
+        "cpuset.mems": st.sampled_from(["0", "\n"]),
+        "cpu.cfs_quota_us": micros,
+        "cpu.cfs_period_us": micros,
+        "cpu.cfs_burst_us": micros,
+        "cpu.idle": st.sampled_from(["0", "1"]),
+        "cpu.shares": st.sampled_from(["2", "1024"]),
+        "memory.limit_in_bytes": sizes,
+        "memory.memsw.limit_in_bytes": sizes,
+    }
+    files = [file for file in texts if file.startswith(f"{controller}.")]
+    write = st.sampled_from(files).flatmap(lambda file: st.tuples(st.sampled_from(TREE), st.just(file), texts[file]))
+    return st.lists(write, max_size=40)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("controller", ["cpuset", "cpu", "memory"])
+def test_random_writes_get_the_real_kernels_answers(controller: str) -> None:
+    mount_of(controller)
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(_random_writes(controller))
+    def compare(writes: list[tuple[str, str, str]]) -> None:
+        with ExitStack() as stack:
+            pair = Pair(controller)
+            stack.callback(remove_tree, pair.real)
+            for group, file, text in writes:
+                if pair.has(file):
+                    pair.write(group, file, text)
+
+    compare()
+
+
+@pytest.mark.kernel
+def test_processes_and_directories_get_the_real_kernels_answers() -> None:
+    pair = Pair("cpuset")
+    process = subprocess.Popen(["sleep", "60"])
+    pid = pair.kernel.spawn()
+
+    def both(real: Callable[[], object], fake: Callable[[], object]) -> str:
+        answers = []
+        for action in (real, fake):
+            try:
+                action()
+                answers.append("ok")
+            except OSError as exc:
+                answers.append(errno.errorcode[exc.errno or 0])
+        assert answers[0] == answers[1]
+        return answers[0]
+
+    def attach() -> str:
+        return both(
+            lambda: REAL.write(f"{pair.real}/a", "cgroup.procs", str(process.pid)),
+            lambda: pair.kernel.write(f"{pair.fake}/a", "cgroup.procs", str(pid)),
+        )
+
+    def rmdir(group: str) -> str:
+        return both(lambda: os.rmdir(pair.real + group), lambda: pair.kernel.rmdir(pair.fake + group))
+
+    def mkdir(name: str) -> str:
+        return both(lambda: os.mkdir(f"{pair.real}/{name}"), lambda: pair.kernel.mkdir(f"{pair.fake}/{name}"))
+
+    try:
+        assert rmdir("/a/c") == "ok"
+        for group in ("", "/a"):
+            pair.write(group, "cpuset.cpus", "0-1")
+        assert attach() == "ENOSPC"
+        for group in ("", "/a"):
+            pair.write(group, "cpuset.mems", "0")
+        assert attach() == "ok"
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            for group in ("/a", ""):
+                assert pair.write(group, file, "\n")[0] in {"ENOSPC", "EBUSY"}
+        assert pair.write("/a", "cpuset.cpus", "1")[0] == "ok"
+        assert (rmdir("/a"), rmdir("")) == ("EBUSY", "EBUSY")
+        assert (mkdir("a"), mkdir("cpuset.cpus"), mkdir("x\ny")) == ("EEXIST", "EEXIST", "EINVAL")
+        process.kill()
+        process.wait()
+        pair.kernel.kill(pid)
+        assert attach() == "ESRCH"
+        for text in ("abc", "-4", "1 2", ""):
+            pair.write("/a", "cgroup.procs", text)
+        directories = REAL.open_dir(f"{pair.real}/a"), pair.kernel.open_dir(f"{pair.fake}/a")
+        kept = os.open(f"{pair.real}/a/cpuset.cpus", os.O_RDWR), pair.kernel.keep(f"{pair.fake}/a", "cpuset.cpus")
+        assert rmdir("/a") == "ok"
+        assert both(lambda: os.read(kept[0], 9), kept[1].read) == "ENODEV"
+        assert both(lambda: os.write(kept[0], b"0"), lambda: kept[1].write("0")) == "ENODEV"
+        reads = (lambda: REAL.read(directories[0], "tasks"), lambda: pair.kernel.read(directories[1], "tasks"))
+        assert both(*reads) == "ENOENT"
+        assert rmdir("/a") == "ENOENT"
+        assert REAL.groups(directories[0]) == pair.kernel.groups(directories[1]) == []
+        assert REAL.inode(directories[0])
+        assert pair.kernel.inode(directories[1])
+        os.close(kept[0])
+        REAL.close_dir(directories[0])
+        pair.kernel.close_dir(directories[1])
+    finally:
+        process.kill()
+        process.wait()
+        remove_tree(pair.real)
+
+
+@pytest.mark.kernel
+def test_a_memory_limit_below_usage_is_busy_on_both() -> None:
+    pair = Pair("memory")
+    hog = subprocess.Popen(
+        ["python3", "-c", "import sys; input(); b = bytearray(30 << 20); print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert hog.stdin is not None
+    assert hog.stdout is not None
+    try:
+        REAL.write(f"{pair.real}/a/c", "cgroup.procs", str(hog.pid))
+        hog.stdin.write(b"\n")
+        hog.stdin.flush()
+        hog.stdout.readline()
+        pair.kernel.charge(f"{pair.fake}/a/c", anon=30 << 20)
+        for group in ("/a/c", "/a"):
+            assert pair.write(group, "memory.limit_in_bytes", "10M")[0] == "EBUSY"
+        assert pair.write("/a", "memory.limit_in_bytes", "100M")[0] == "ok"
+        assert pair.write("/a", "memory.memsw.limit_in_bytes", "10M")[0] == "EINVAL"
+        assert pair.write("/a", "memory.limit_in_bytes", "10M")[0] == "EBUSY"
+    finally:
+        hog.kill()
+        hog.communicate()
+        remove_tree(pair.real)
+
+
+def code_of(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except OSError as exc:
+        return errno.errorcode[exc.errno or 0]
+    return "ok"
+
+
+def v2(release: tuple[int, int] = (6, 12)) -> FakeKernel:
+    kernel = FakeKernel("v2", release=release)
+    kernel.make_group("/p/a")
+    kernel.write("/sys/fs/cgroup/p/a", "cgroup.subtree_control", "+cpu +cpuset +memory +pids")
+    kernel.mkdir("/sys/fs/cgroup/p/a/c")
+    return kernel
+
+
+P = "/sys/fs/cgroup/p"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "code", "shown"),
+    [
+        ("cpu.max", "50000", "ok", "50000 100000"),
+        ("cpu.max", "50000 20000", "ok", "50000 20000"),
+        ("cpu.max", "max", "ok", "max 100000"),
+        ("cpu.max", "2000 junk", "ok", "2000 100000"),
+        ("cpu.max", "999", "EINVAL", "max 100000"),
+        ("cpu.max", "5000 999", "EINVAL", "max 100000"),
+        ("cpu.max", "5000 1000001", "EINVAL", "max 100000"),
+        ("cpu.max", "-1", "EINVAL", "max 100000"),
+        ("cpu.max.burst", "5", "ok", "5"),
+        ("cpu.weight", "0", "ERANGE", "100"),
+        ("cpu.weight", "10001", "ERANGE", "100"),
+        ("cpu.weight", "39", "ok", "39"),
+        ("cpuset.cpus", "0-1", "ok", "0-1"),
+        ("cpuset.cpus", "9", "ERANGE", ""),
+        ("memory.max", "4097", "ok", "4096"),
+        ("memory.max", "-1", "EINVAL", "max"),
+        ("memory.low", "abc", "EINVAL", "0"),
+        ("memory.high", "1M", "ok", "1048576"),
+        ("memory.swap.max", "0", "ok", "0"),
+        ("pids.max", "-1", "EINVAL", "max"),
+        ("cgroup.subtree_control", "+nothing", "EINVAL", ""),
+        ("cgroup.subtree_control", "cpu", "EINVAL", ""),
+        ("cgroup.subtree_control", "+io", "ENOENT", ""),
+        ("cgroup.freeze", "2", "ERANGE", "0"),
+        ("cpu.stat", "1", "EINVAL", "usage_usec 0\nnr_throttled 0\nthrottled_usec 0"),
+    ],
+)
+def test_v2_answers(file: str, text: str, code: str, shown: str) -> None:
+    kernel = v2()
+    assert code_of(lambda: kernel.write(f"{P}/a/c", file, text)) == code
+    assert kernel.read(f"{P}/a/c", file) == ("" if file == "cgroup.subtree_control" else f"{shown}\n")
+
+
+def test_v1_exclusive_sets_exclude_siblings() -> None:
+    kernel = FakeKernel("v1", cpus=2)
+    top = "/sys/fs/cgroup/cpuset/p"
+    for path in (top, f"{top}/a", f"{top}/b"):
+        kernel.mkdir(path)
+        kernel.write(path, "cpuset.cpus", "0-1" if path == top else "0")
+    steps = [
+        ("/b", "cpu_exclusive", "1", "EACCES"),
+        ("", "cpu_exclusive", "1", "ok"),
+        ("/b", "cpu_exclusive", "1", "EINVAL"),
+        ("/b", "cpus", "1", "ok"),
+        ("/b", "cpu_exclusive", "1", "ok"),
+        ("/b", "cpus", "0-1", "EINVAL"),
+        ("/a", "cpus", "1", "EINVAL"),
+        ("", "cpu_exclusive", "0", "EBUSY"),
+        ("/b", "cpu_exclusive", "0", "ok"),
+        ("", "cpu_exclusive", "0", "ok"),
+    ]
+    for group, file, text, code in steps:
+        assert errno.errorcode.get(kernel.write_now(top + group, f"cpuset.{file}", text), "ok") == code
+
+
+def test_v2_takes_any_order_of_cpusets_and_its_effective_set_is_the_intersection() -> None:
+    kernel = v2()
+    kernel.write(f"{P}/a/c", "cpuset.cpus", "0-1")
+    kernel.write(f"{P}/a", "cpuset.cpus", "1-2")
+    assert kernel.read(f"{P}/a/c", "cpuset.cpus.effective") == "1\n"
+    kernel.write(f"{P}/a", "cpuset.cpus", "3")
+    assert kernel.read(f"{P}/a/c", "cpuset.cpus.effective") == "3\n"
+
+
+def test_v2_on_5_10_refuses_a_parent_that_shrinks_below_a_child() -> None:
+    kernel = v2((5, 10))
+    kernel.write(f"{P}/a/c", "cpuset.cpus", "0-1")
+    assert code_of(lambda: kernel.write(f"{P}/a", "cpuset.cpus", "0")) == "EBUSY"
+    assert "cpu.idle" not in kernel.files(f"{P}/a")
+    assert "cpu.max.burst" not in kernel.files(f"{P}/a")
+
+
+def test_v2_memory_below_usage_kills_and_v2_high_does_not() -> None:
+    kernel = v2()
+    pid = kernel.spawn()
+    kernel.write(f"{P}/a/c", "cgroup.procs", str(pid))
+    kernel.charge(f"{P}/a/c", anon=8 << 20, cache=4 << 20)
+    kernel.write(f"{P}/a", "memory.high", "9M")
+    assert kernel.read(f"{P}/a", "memory.current") == f"{9 << 20}\n"
+    assert kernel.killed == []
+    kernel.write(f"{P}/a", "memory.max", "8M")
+    assert kernel.killed == []
+    kernel.write(f"{P}/a", "memory.max", "7M")
+    assert kernel.killed == [pid]
+    assert kernel.read(f"{P}/a", "memory.max") == f"{7 << 20}\n"
+
+
+def test_v2_groups_that_pass_controllers_on_hold_no_processes() -> None:
+    kernel = v2()
+    pid = str(kernel.spawn())
+    assert code_of(lambda: kernel.write(f"{P}/a", "cgroup.procs", pid)) == "EBUSY"
+    kernel.write(f"{P}/a/c", "cgroup.procs", pid)
+    assert kernel.read(f"{P}/a", "cgroup.events") == "populated 1\nfrozen 0\n"
+    assert code_of(lambda: kernel.write(f"{P}/a/c", "cgroup.subtree_control", "+memory")) == "EBUSY"
+    assert code_of(lambda: kernel.write(f"{P}", "cgroup.subtree_control", "-memory")) == "EBUSY"
+    kernel.write(f"{P}/a/c", "cgroup.subtree_control", "+cpu")
+    kernel.mkdir(f"{P}/a/c/d")
+    other = str(kernel.spawn())
+    assert code_of(lambda: kernel.write(f"{P}/a/c/d", "cgroup.procs", other)) in {"EOPNOTSUPP", "ENOTSUP"}
+    assert code_of(lambda: kernel.write(f"{P}/a/c", "cgroup.kill", "2")) == "ERANGE"
+    kernel.write(f"{P}/a/c", "cgroup.kill", "1")
+    assert kernel.killed == [int(pid)]
+
+
+def test_v2_idle_blocks_the_weight_and_the_release_shows() -> None:
+    for release, idle_weight in (((6, 1), "0\n"), ((6, 12), "1\n")):
+        kernel = v2(release)
+        kernel.write(f"{P}/a", "cpu.idle", "1")
+        assert kernel.read(f"{P}/a", "cpu.weight") == idle_weight
+        assert code_of(lambda kernel=kernel: kernel.write(f"{P}/a", "cpu.weight", "50")) == "EINVAL"  # type: ignore[misc]
+        kernel.write(f"{P}/a", "cpu.idle", "0")
+        assert kernel.read(f"{P}/a", "cpu.weight") == "100\n"
+
+
+def test_events_tell_who_did_what_and_a_failed_write_tells_nothing() -> None:
+    kernel = FakeKernel("v1")
+    seen: list[Event] = []
+    end = kernel.subscribe(seen.append)
+    cpu = "/sys/fs/cgroup/cpu"
+    runc = Actor(kernel, 77)
+    runc.mkdir(f"{cpu}/x")
+    runc.write(f"{cpu}/x", "cpu.shares", "2")
+    assert runc.write_now(f"{cpu}/x", "cpu.shares", "junk") == errno.EINVAL
+    kernel.rmdir(f"{cpu}/x")
+    end()
+    kernel.mkdir(f"{cpu}/y")
+    assert seen == [
+        Event(cpu, IN_CREATE | IN_ISDIR, "x", 77),
+        Event(f"{cpu}/x", IN_MODIFY, "cpu.shares", 77),
+        Event(cpu, IN_DELETE | IN_ISDIR, "x", 1),
+    ]
+    assert kernel.writes == [(f"{cpu}/x/cpu.shares", "2", 0), (f"{cpu}/x/cpu.shares", "junk", errno.EINVAL)]
+
+
+def test_an_inode_is_never_used_twice() -> None:
+    kernel = FakeKernel("v1")
+    seen = set()
+    for _ in range(5):
+        kernel.mkdir("/sys/fs/cgroup/cpu/x")
+        seen.add(kernel.inode("/sys/fs/cgroup/cpu/x"))
+        kernel.rmdir("/sys/fs/cgroup/cpu/x")
+    assert len(seen) == 5
+
+
+MODES: list[tuple[Mode, tuple[str, ...], dict[str, int]]] = [
+    ("v1", (), {"cpu": 1, "cpuset": 1, "memory": 1}),
+    ("hybrid", (), {"cpu": 1, "cpuset": 1, "memory": 1, "unified": 2}),
+    ("hybrid", ("memory",), {"cpu": 1, "cpuset": 1, "memory": 2, "unified": 2}),
+    ("v2", (), {"cpu": 2, "cpuset": 2, "memory": 2, "unified": 2}),
+]
+
+
+@pytest.mark.parametrize(("mode", "on_v2", "versions"), MODES)
+def test_the_agent_finds_its_hierarchies_on_an_installed_fake(
+    tmp_path: Path, mode: Mode, on_v2: tuple[str, ...], versions: dict[str, int]
+) -> None:
+    kernel = FakeKernel(mode, root=str(tmp_path), hybrid_v2=on_v2)
+    kernel.install()
+    hierarchy = Hierarchy.detect(str(tmp_path))
+    assert {name: hierarchy.version(name) for name in versions} == versions
+    kernel.make_group("/kubepods/besteffort")
+    for controller in versions:
+        directory = hierarchy.directory(controller, "/kubepods/besteffort")
+        assert "cgroup.procs" in kernel.files(directory)
+    kernel.remove_group("/kubepods")
+    assert all(not tree.root.children for tree in kernel.trees)
+
+
+@pytest.mark.parametrize("mode", ["v1", "v2"])
+def test_a_mirrored_node_reads_the_same_through_the_file_system(tmp_path: Path, mode: Mode) -> None:
+    kernel = FakeKernel(mode, root=str(tmp_path), mirror=True)
+    kernel.install()
+    kernel.make_group("/kubepods/pod1/c1")
+    pid = kernel.spawn()
+    tree = kernel.trees[0]
+    leaf = f"{tree.mount}/kubepods/pod1/c1"
+    kernel.write(leaf, "cgroup.procs", str(pid))
+    kernel.write(leaf, "cpuset.cpus", "1")
+    for group in tree.root.walk():
+        directory = tree.path(group)
+        assert kernel.inode(directory) == os.stat(directory).st_ino
+        for file in kernel.files(directory):
+            assert Path(directory, file).read_text() == ("" if file == "cgroup.kill" else kernel.read(directory, file))
+    kernel.remove_group("/kubepods")
+    assert not os.path.exists(f"{tree.mount}/kubepods")

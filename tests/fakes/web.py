@@ -1,0 +1,67 @@
+"""A daemon as the web part sees it: what it shows is set by the test, what it is told is written down."""
+
+from collections.abc import Mapping, Sequence
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import AgentError, InputError
+from reconciler.binder import ConfigError
+from reconciler.metrics import MetricsSnapshot
+from reconciler.web.interface import HoldRequest, RestoreRequest
+from reconciler.yamltree import Place, Problem
+from state.model import Hold
+
+
+class FakePulse:
+    def __init__(self) -> None:
+        self.alive = True
+        self.age_s = 0.25
+
+
+class FakeShown:
+    sections = ("pods", "pools")
+
+    def __init__(self) -> None:
+        self.pulse = FakePulse()
+        self.reasons: list[str] = []
+        self.asked: list[Sequence[str]] = []
+        self.pods: dict[str, object] = {"u1": {"class": "reclaimed", "cpus": CpuSet.parse("0-3")}}
+        self.broken = False
+
+    def not_ready(self) -> Sequence[str]:
+        return self.reasons
+
+    def metrics(self) -> MetricsSnapshot:
+        return MetricsSnapshot(version="1", mode="observe", ready=not self.reasons)
+
+    def state(self, sections: Sequence[str]) -> Mapping[str, object]:
+        self.asked.append(sections)
+        if self.broken:
+            raise ZeroDivisionError("a mistake")
+        whole: dict[str, object] = {"pods": self.pods, "pools": {("a", 1): frozenset({2})}}
+        return {name: whole[name] for name in sections}
+
+
+class FakeControl:
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        self.error: AgentError | None = None
+
+    async def hold(self, request: HoldRequest) -> Hold:
+        self.told.append(request)
+        if request.target == "nonsense":
+            raise InputError("hold target", request.target, "node or pod:UID")
+        return Hold(target=request.target, reason=request.reason, by=request.by, until=request.seconds)
+
+    async def release(self, target: str) -> bool:
+        self.told.append(f"release {target}")
+        return target.startswith("file:/")
+
+    async def restore(self, request: RestoreRequest) -> Mapping[str, object]:
+        self.told.append(request)
+        if self.error is not None:
+            raise self.error
+        return {"restored": 3}
+
+    async def reload(self) -> Mapping[str, object]:
+        self.told.append("reload")
+        raise ConfigError([Problem(Place("/c.yaml", 1, 2), "mode", "no")])

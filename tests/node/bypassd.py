@@ -1,0 +1,214 @@
+"""The agent of the demo: its private configuration, its process, and what its state document says, as typed values."""
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.agent import Agent, AgentFailed, _UnixConnection
+from tests.node.kubelet import EmbeddedNode
+
+SECTIONS: Final = "agent,budget,pods,settings,files,problems"
+
+Json = Mapping[str, Any]  # the state document; its shape is documented in state.dump
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """One setting as the agent shows it."""
+
+    knob: str
+    wanted: object
+    state: str
+    reason: str
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """One pod as the agent knows it; settings by group path and knob."""
+
+    pod_class: str
+    source: str
+
+
+class Start(Struct, frozen=True, kw_only=True):
+    """One container start as the agent measured it. Units: seconds."""
+
+    before_exec: bool | None
+    seconds: float | None
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """One state document, as far as the demo shows it."""
+
+    mode: str
+    budget_milli: int | None
+    budget_reason: str
+    pods: Mapping[str, Seen]
+    wanted: Mapping[str, Mapping[str, Wanted]]
+    starts: Mapping[str, Start]
+    files: int
+    knobs: Mapping[str, int]
+    writes: int
+    foreign: Mapping[str, int]
+    problems: tuple[str, ...]
+    rss_bytes: int
+
+
+class Undoing(Struct, frozen=True, kw_only=True):
+    """The answer to a restore."""
+
+    restored: int
+    left: tuple[str, ...]
+
+
+class Bypassd(Protocol):
+    """The agent, wherever it runs."""
+
+    def view(self) -> View: ...
+
+    def restore(self) -> Undoing: ...
+
+    def stop(self) -> object: ...
+
+
+def configuration(node: EmbeddedNode, directory: str, *, cri_socket: str | None) -> dict[str, object]:
+    """A configuration that touches nothing but this node."""
+    return {
+        "mode": "enforce",
+        "operator_file": None,
+        "kubelet": {
+            "root_dir": node.kubelet_root,
+            "config_file": f"{node.kubelet_root}/config.yaml",
+            "endpoint": "http",
+        },
+        "runtime": {
+            "state_dir": f"{node.directory}/state",
+            "runc_roots": [node.containerd.runc_root],
+            **({"sockets": [cri_socket]} if cri_socket else {"cri": "off"}),
+        },
+        "store": {"path": f"{directory}/state.db"},
+        "http": {"enabled": False, "socket": f"{directory}/agent.sock"},
+    }
+
+
+def fake_configuration(root: str) -> dict[str, object]:
+    """A configuration for a node that lies below ``root`` with all its standard paths."""
+    return {
+        "mode": "enforce",
+        "node": {"root": root},
+        "operator_file": None,
+        "kubelet": {"endpoint": "http"},
+        "runtime": {"cri": "off"},
+        "store": {"path": f"{root}/bypassd/state.db"},
+        "http": {"enabled": False, "socket": None},
+    }
+
+
+def numbers_of(text: str) -> dict[str, dict[str, int]]:
+    """Counters of a metrics text: name to the last label's value to the count."""
+    found: dict[str, dict[str, int]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.endswith("_total"):
+                label = next(reversed(sample.labels.values()), "")
+                counts = found.setdefault(sample.name, {})
+                counts[label] = counts.get(label, 0) + int(sample.value)
+    return found
+
+
+def view_of(document: Json, numbers: Mapping[str, Mapping[str, int]]) -> View:
+    """The typed part of a state document, and the counters beside it."""
+    agent, budget = document["agent"], document["budget"]
+    pods = document["pods"]
+    knobs: dict[str, int] = {}
+    for entry in document["files"]:
+        knobs[entry["knob"]] = knobs.get(entry["knob"], 0) + 1
+    groups = dict(_groups(pods))
+    for setting in document["settings"]:
+        # The directories above the pods have settings, but no pod that shows how they stand.
+        groups.setdefault(setting["path"], {}).setdefault(
+            setting["knob"],
+            Wanted(knob=setting["knob"], wanted=setting["value"], state="", reason=setting["reason"]),
+        )
+    return View(
+        mode=agent["mode"],
+        budget_milli=budget.get("budget_milli"),
+        budget_reason=budget.get("reasons", {}).get("budget", ""),
+        pods={pod["uid"]: Seen(pod_class=pod["class"], source=pod["class_source"]) for pod in pods},
+        wanted=groups,
+        starts={
+            one["id"]: Start(
+                before_exec=one["times"].get("before_exec"), seconds=one["times"].get("signal_to_last_write_s")
+            )
+            for pod in pods
+            for one in pod["containers"]
+            if one["kind"] != "sandbox"
+        },
+        files=len(document["files"]),
+        knobs=knobs,
+        writes=sum(numbers.get("bypassd_writes_total", {}).values()),
+        foreign=numbers.get("bypassd_foreign_writes_total", {}),
+        problems=tuple(document["problems"]),
+        rss_bytes=agent.get("rss_bytes", 0),
+    )
+
+
+def _groups(pods: list[Json]) -> Iterator[tuple[str, dict[str, Wanted]]]:
+    for pod in pods:
+        for path, settings in (
+            (pod["group"], pod["settings"]),
+            *((c["group"], c["settings"]) for c in pod["containers"]),
+        ):
+            yield (
+                path,
+                {
+                    one["knob"]: Wanted(
+                        knob=one["knob"], wanted=one["wanted"], state=one["state"], reason=one["reason"]
+                    )
+                    for one in settings
+                },
+            )
+
+
+def undoing_of(document: Json) -> Undoing:
+    """The typed part of a restore's answer."""
+    left = [
+        one for one in document["files"] if one["undo"] not in {"restored", "already as before", "its group is gone"}
+    ]
+    return Undoing(
+        restored=document["restored"], left=tuple(f"{one['path']}/{one['file']}: {one['undo']}" for one in left)
+    )
+
+
+class BypassdProcess(Agent):
+    """The daemon as its own process, as on a node; spoken to over its unix socket."""
+
+    def __init__(self, node: EmbeddedNode, *, cri_socket: str | None) -> None:
+        directory = f"{node.directory}/bypassd"
+        super().__init__(configuration(node, directory, cri_socket=cri_socket), directory)
+
+    def view(self) -> View:
+        """Errors: `AgentFailed` when it does not answer."""
+        document = json.loads(self._ask("GET", f"/state?section={SECTIONS}"))
+        return view_of(document, numbers_of(self._ask("GET", "/metrics").decode()))
+
+    def restore(self) -> Undoing:
+        """Put every file back. Errors: `AgentFailed`."""
+        return undoing_of(json.loads(self._ask("POST", "/restore", {"by": "the end of the demo"})))
+
+    def _ask(self, method: str, path: str, body: object = None) -> bytes:
+        connection = _UnixConnection(self.http_socket)
+        try:
+            text = json.dumps(body).encode() if body is not None else None
+            connection.request(method, path, text, {"Content-Type": "application/json"} if text else {})
+            answer = connection.getresponse()
+            data = answer.read()
+        except (OSError, http.client.HTTPException) as exc:
+            raise AgentFailed(f"the agent does not answer {method} {path}: {exc}\n{self.tail()}") from exc
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise AgentFailed(f"the agent answers {method} {path} with {answer.status}: {data[:500]!r}\n{self.tail()}")
+        return data

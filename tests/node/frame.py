@@ -1,0 +1,145 @@
+"""What the demo shows at one moment, as plain texts: the same for the live table and for lines in a log."""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from cgroupfs.cpuset import CpuSet
+from tests.node.bypassd import View, Wanted
+from tests.node.stage import PodLike
+from tests.node.values import Values
+from tests.node.workload import Latency
+
+_UNLIMITED = {-1, None, "max", "-1"}
+_PERIOD_US = 100_000
+
+
+class Cell(Struct, frozen=True, kw_only=True):
+    """A value as it stands in the kernel, and what the agent wants there (None: nothing)."""
+
+    actual: str
+    wanted: str | None = None
+
+    @property
+    def met(self) -> bool:
+        return self.wanted is not None and self.wanted == self.actual
+
+    def __str__(self) -> str:
+        if self.wanted is None:
+            return self.actual
+        return f"{self.actual} ✓" if self.met else f"{self.actual} → {self.wanted}"
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One line of the table."""
+
+    title: str
+    pod_class: str
+    source: str
+    qos: str
+    cpus: Cell
+    quota: Cell
+    weight: Cell
+    progress: str
+    online: bool
+
+
+class Frame(Struct, frozen=True, kw_only=True):
+    """All of one moment. Units: seconds; units of work per second."""
+
+    label: str
+    """Empty, or what every page must say (``FAKE KERNEL``)."""
+    node: str
+    phase: str
+    step: str
+    elapsed_s: float
+    left_s: float
+    rows: tuple[Row, ...]
+    latency: Latency | None
+    be_rate: float | None
+    budget: str
+    """What BE work may use now, as the agent says; empty without one."""
+    agent: tuple[str, ...]
+
+
+def budget_text(view: View | None) -> str:
+    """The budget in per cent of one CPU."""
+    return "" if view is None or view.budget_milli is None else f"{view.budget_milli / 10:.0f}% of one CPU"
+
+
+def quota_text(percent: float | str | None) -> str:
+    """A quota in per cent of one CPU."""
+    if percent is None:
+        return "none"
+    return percent if isinstance(percent, str) else f"{percent:.0f}%"
+
+
+def wanted_text(wanted: Wanted | None) -> str | None:
+    """What the agent wants, in the words that `actual` is shown in."""
+    if wanted is None:
+        return None
+    value = wanted.wanted
+    if wanted.knob == "cpu.quota":
+        number = int(value) if isinstance(value, str) and value.lstrip("-").isdecimal() else value
+        if number in _UNLIMITED:
+            return "none"
+        return quota_text(100 * number / _PERIOD_US) if isinstance(number, int) else str(value)
+    return "none" if value is None else str(value)
+
+
+def row_of(pod: PodLike, values: Values, view: View | None, progress: str, *, online: bool) -> Row:
+    """The line of one pod: its one container's values."""
+    container = next(iter(pod.containers.values()), None)
+    group = container.group if container is not None else ""
+    wanted: Mapping[str, Wanted] = view.wanted.get(group, {}) if view is not None else {}
+    seen = view.pods.get(pod.spec.uid) if view is not None else None
+    cpus = values.value(group, "cpu.set")
+    return Row(
+        title=f"{pod.spec.namespace}/{pod.spec.name}",
+        pod_class=seen.pod_class if seen is not None else "-",
+        source=seen.source if seen is not None else "",
+        qos=pod.spec.qos,
+        cpus=Cell(actual=str(cpus) if isinstance(cpus, CpuSet) else "?", wanted=wanted_text(wanted.get("cpu.set"))),
+        quota=Cell(actual=quota_text(values.quota_percent(group)), wanted=wanted_text(wanted.get("cpu.quota"))),
+        weight=Cell(actual=str(values.value(group, "cpu.weight")), wanted=wanted_text(wanted.get("cpu.weight"))),
+        progress=progress,
+        online=online,
+    )
+
+
+def directory_row(group: str, title: str, values: Values, view: View | None, progress: str) -> Row:
+    """The line of a directory above the pods."""
+    wanted: Mapping[str, Wanted] = view.wanted.get(group, {}) if view is not None else {}
+    cpus = values.value(group, "cpu.set")
+    return Row(
+        title=title,
+        pod_class="",
+        source="",
+        qos="",
+        cpus=Cell(actual=str(cpus) if isinstance(cpus, CpuSet) else "?", wanted=wanted_text(wanted.get("cpu.set"))),
+        quota=Cell(actual=quota_text(values.quota_percent(group)), wanted=wanted_text(wanted.get("cpu.quota"))),
+        weight=Cell(actual=str(values.value(group, "cpu.weight")), wanted=wanted_text(wanted.get("cpu.weight"))),
+        progress=progress,
+        online=False,
+    )
+
+
+def milliseconds(value: float | None) -> str:
+    """A latency for people."""
+    return "-" if value is None else f"{value:.1f} ms"
+
+
+def agent_lines(view: View | None, starts: Mapping[str, bool | None], median_s: float | None) -> tuple[str, ...]:
+    """What the agent says of itself, in at most four lines."""
+    if view is None:
+        return ("no agent is running",)
+    before = sum(1 for one in starts.values() if one)
+    told = f"{before} of {len(starts)} container starts had every setting before exec" if starts else "no starts yet"
+    after = f"; signal to last write {median_s * 1000:.2f} ms (median)" if median_s is not None else ""
+    problems = tuple(f"! {one}" for one in view.problems[:2])
+    return (
+        f"{view.mode}: BE budget {budget_text(view) or '-'} ({view.budget_reason or 'no reason given'})",
+        f"{told}{after}",
+        f"{view.files} files in the ledger; {view.rss_bytes / 2**20:.0f} MiB",
+        *problems,
+    )

@@ -1,0 +1,83 @@
+"""The end of the demo: what was measured, before and after, and that everything was put back."""
+
+from collections.abc import Iterator
+
+from tests.node.demo import Measured, Outcome, tail_of
+from tests.node.frame import milliseconds
+from tests.node.screen import Screen, comparison
+
+
+def rows(phases: tuple[Measured, ...]) -> Iterator[tuple[str, str, str, str, str]]:
+    """The table's lines."""
+    for one in phases:
+        p50 = milliseconds(one.latency.p50) if one.latency else "-"
+        p99 = milliseconds(one.latency.p99) if one.latency else "-"
+        count = str(one.latency.requests) if one.latency else "-"
+        yield one.name, p50, p99, count, "-" if one.be_rate is None else f"{one.be_rate:.0f} units"
+
+
+def lines(outcome: Outcome) -> Iterator[str]:
+    """The lines below the table."""
+    yield from outcome.changes
+    if outcome.phases[0].latency is not None:
+        yield from _times(outcome)
+    knobs = ", ".join(f"{name} {count}" for name, count in sorted(outcome.knobs.items()))
+    yield f"written: {outcome.writes} writes; last held {outcome.files} files ({knobs})"
+    yield from _others(outcome)
+    yield from _undone(outcome)
+
+
+def _times(outcome: Outcome) -> Iterator[str]:
+    before = sum(1 for one in outcome.starts.values() if one)
+    late = sum(one is False for one in outcome.starts.values())
+    untold = len(outcome.starts) - before - late
+    more = ", ".join([*([f"{late} too late"] if late else []), *([f"{untold} could not be told"] if untold else [])])
+    yield (
+        f"settings in place before exec: {before} of {len(outcome.starts)} BE containers started under the agent"
+        f"{f' ({more})' if more else ''}"
+    )
+    if outcome.signal_to_write_s:
+        median, high = tail_of(outcome.signal_to_write_s)
+        count = len(outcome.signal_to_write_s)
+        yield f"signal (state.json) to last write: median {median}, p99 {high} of {count} starts"
+
+
+def _others(outcome: Outcome) -> Iterator[str]:
+    if outcome.foreign:
+        others = ", ".join(f"{writer} {count}" for writer, count in sorted(outcome.foreign.items()))
+        yield f"our values changed by others meanwhile, and answered: {others}"
+    if outcome.updates:
+        yield f"the kubelet's CPU manager updated containers {outcome.updates} times meanwhile"
+    if outcome.refused:
+        yield f"DISTURBED: {len(outcome.refused)} of the kubelet's updates were refused by the runtime"
+        yield from (f"  {' '.join(one.split())}" for one in outcome.refused[:3])
+
+
+def _undone(outcome: Outcome) -> Iterator[str]:
+    if outcome.undoing.left:
+        yield f"NOT PUT BACK: {len(outcome.undoing.left)} files"
+        yield from (f"  {one}" for one in outcome.undoing.left)
+    if outcome.differences:
+        yield f"DIFFERENT FROM BEFORE: {len(outcome.differences)} of {outcome.compared} values"
+        yield from (f"  {one}" for one in outcome.differences)
+    if good(outcome):
+        yield (
+            f"put back: {outcome.undoing.restored} files restored by the agent; {outcome.compared} values read again, "
+            "all as before the agent"
+        )
+
+
+def good(outcome: Outcome) -> bool:
+    """True when everything is as it was before the agent."""
+    return not outcome.undoing.left and not outcome.differences and outcome.compared > 0
+
+
+def show(screen: Screen, outcome: Outcome, *, label: str, node: str) -> None:
+    """Print it all."""
+    console = screen.console
+    title = "before and after" if not label else f"{label}: before and after"
+    console.print()
+    if outcome.phases[0].latency is not None:
+        console.print(comparison(list(rows(outcome.phases)), title))
+    for text in (*([label] if label else []), *lines(outcome), f"node: {node}"):
+        screen.say(text)

@@ -1,0 +1,178 @@
+"""The embedded node without a container runtime: its containers are own processes, started by tests/node/runc.py."""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from tests.e2e.node import Running, RunningPod
+from tests.e2e.pods import PERIOD_US, ContainerSpec, PodSpec, quota_of, shares_of
+from tests.node.kubelet import EmbeddedNode, RuntimeFailed
+
+ROOT: Final = Path(__file__).parents[2]
+WORK: Final = str(Path(__file__).with_name("work.py"))
+PAUSE_SHARES: Final = 2
+_CRI: Final = "io.kubernetes.cri."
+
+
+def arguments(run: Sequence[str], out: str) -> list[str]:
+    """The words after the program's name, for ``ContainerSpec.run``; ``out`` is where its files go."""
+    mode, *rest = run
+    if mode in {"sleep", "pause"}:
+        return ["pause"]
+    return [mode, f"{out}/{'service.sock' if mode == 'serve' else 'work'}", *rest]
+
+
+def resources(spec: ContainerSpec, cpus: str) -> dict[str, Any]:
+    """The OCI resources that a kubelet asks for."""
+    cpu: dict[str, Any] = {"shares": shares_of(spec.cpu_request), "period": PERIOD_US}
+    if spec.cpu_limit:
+        cpu["quota"] = quota_of(spec.cpu_limit)
+    if cpus:
+        cpu["cpus"] = cpus
+    return {"memory": {"limit": spec.memory_limit} if spec.memory_limit else {}, "cpu": cpu}
+
+
+def config(
+    pod: PodSpec, group: str, sandbox: str, spec: ContainerSpec | None, words: Sequence[str], asked: dict[str, Any]
+) -> dict[str, Any]:
+    """A bundle's config.json as containerd writes it, as far as anybody reads it. ``spec`` None: the sandbox."""
+    notes = {
+        f"{_CRI}container-type": "container" if spec is not None else "sandbox",
+        f"{_CRI}sandbox-id": sandbox,
+        f"{_CRI}sandbox-name": pod.name,
+        f"{_CRI}sandbox-namespace": pod.namespace,
+        f"{_CRI}sandbox-uid": pod.uid,
+    }
+    if spec is not None:
+        notes |= {f"{_CRI}container-name": spec.name, f"{_CRI}image-name": "app:1"}
+    return {
+        "ociVersion": "1.0.2-dev",
+        "process": {"args": list(words), "cwd": "/"},
+        "root": {"path": "rootfs"},
+        "annotations": dict(sorted(notes.items())),
+        "linux": {"resources": asked, "cgroupsPath": group},
+    }
+
+
+class ScriptedNode(EmbeddedNode):
+    """See the module's text."""
+
+    kind = "own processes, with runc's files, order and timing"
+
+    def _start(self) -> None:
+        for directory in (self.containerd.runc_root, self.containerd.bundles):
+            os.makedirs(directory)
+        # A container's first process outlives the runc that made it: it must become our child, not init's.
+        _become_subreaper()
+        self.cgroups.start()
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        if self._ticker is not None:
+            self._ticker.join()
+        self.api.stop()
+        self.remove_pods(list(self.pods.values()))
+
+    def remove_pods(self, pods: list[RunningPod]) -> None:
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            list(pool.map(self.remove_pod, pods))
+
+    def _run_pod(self, pod: PodSpec) -> RunningPod:
+        self.cpus.allocate(pod)
+        self.cgroups.make_pod(pod)
+        sandbox = secrets.token_hex(32)
+        self._start_container(pod, sandbox, sandbox, None, ["sleep", "infinity"], {"cpu": {"shares": PAUSE_SHARES}})
+        running = RunningPod(spec=pod, sandbox=sandbox, containers={})
+        self.pods[pod.uid] = running
+        started = {spec.name: self.run_container(running, spec) for spec in pod.containers}
+        running = RunningPod(spec=pod, sandbox=sandbox, containers=started)
+        self.pods[pod.uid] = running
+        return running
+
+    def run_container(self, pod: RunningPod, spec: ContainerSpec, *, attempt: int = 0) -> Running:
+        out, cid = self.out_directory(pod.spec, spec.name), secrets.token_hex(32)
+        shutil.rmtree(out, ignore_errors=True)
+        os.makedirs(out)
+        words = [sys.executable, "-S", WORK, *arguments(spec.run, out)]
+        asked = resources(spec, self.cpus.cpus_of(pod.spec, spec.name))
+        self._start_container(pod.spec, pod.sandbox, cid, spec, words, asked)
+        return Running(node=self, pod=pod.spec, spec=spec, id=cid)
+
+    def _start_container(
+        self,
+        pod: PodSpec,
+        sandbox: str,
+        cid: str,
+        spec: ContainerSpec | None,
+        words: list[str],
+        asked: dict[str, Any],
+    ) -> None:
+        bundle = f"{self.containerd.bundles}/{cid}"
+        os.mkdir(bundle)
+        found = config(pod, self.cgroups.container_group(pod, cid), sandbox, spec, words, asked)
+        with open(f"{bundle}/config.json", "w", encoding="utf-8") as file:
+            json.dump(found, file)
+        self._runc("run", bundle, cid)
+
+    def _update(self, running: Running) -> None:
+        path = f"{self.directory}/update-{running.id}.json"
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(resources(running.spec, self.cpus.cpus_of(running.pod, running.spec.name)), file)
+        try:
+            self._runc("update", running.id, path)
+        finally:
+            os.unlink(path)
+
+    def _remove_pod(self, pod: RunningPod, *, grace_s: int) -> None:
+        for cid in (*(one.id for one in pod.containers.values()), pod.sandbox):
+            self._end(self.cgroups.container_group(pod.spec, cid))
+            self._runc("delete", f"{self.containerd.bundles}/{cid}", cid)
+        self._after_exit(pod.spec)
+        self.cpus.release(pod.spec)
+        self.pods.pop(pod.spec.uid, None)
+
+    def _end(self, group: str, *, within_s: float = 10.0) -> None:
+        """Kill what runs in a group; a process that forks meanwhile is found in the next round."""
+        procs = f"{self.cgroups.directory('cpuset', group)}/cgroup.procs"
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                with open(procs, encoding="utf-8") as file:
+                    pids = [int(line) for line in file]
+            except FileNotFoundError:
+                return
+            if not pids:
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeFailed(f"processes {pids} in {group} do not end")
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.003)
+
+    def _runc(self, *words: str) -> None:
+        command = [sys.executable, "-S", "-m", "tests.node.runc", self.containerd.runc_root, *words]
+        with open(f"{self.directory}/runc.log", "ab") as log:
+            done = subprocess.run(command, cwd=ROOT, check=False, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        if done.returncode != 0:
+            with open(f"{self.directory}/runc.log", encoding="utf-8", errors="replace") as log_text:
+                raise RuntimeFailed(f"runc {words[0]}: {''.join(log_text.readlines()[-5:]).strip()}")
+
+
+def _become_subreaper() -> None:
+    import ctypes  # noqa: PLC0415  (only this node needs it)
+
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)

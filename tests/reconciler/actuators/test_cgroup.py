@@ -1,0 +1,324 @@
+from pathlib import Path
+
+import pytest
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.adopt import adopt_after_kill
+from reconciler.restore import Undo, restore_all
+from state.model import Hold, RuntimeSpec
+from tests.reconciler.actuators.acting import (
+    BE,
+    CID,
+    GROUP,
+    POD,
+    UID,
+    Acting,
+    Stopped,
+    make_node,
+    snapshot,
+)
+
+WANTED: dict[str, CpuSet | int | None] = {"cpu.set": CpuSet.parse("2-3"), "cpu.weight": 3, "memory.max": 1 << 30}
+SPEC = RuntimeSpec(shares=2)
+
+
+async def test_what_is_wanted_is_written_read_back_and_remembered(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(GROUP, WANTED), acting.target(BE, {"cpu.quota": 150_000})])
+    assert [acting.read(GROUP, knob) for knob in WANTED] == ["2-3", "3", str(1 << 30)]
+    assert acting.read(BE, "cpu.quota") == "150000"
+    assert {acting.stood(GROUP, knob) for knob in WANTED} == {"written"}
+    entry = acting.ledger.get(("cpuset", GROUP, "cpuset.cpus"))
+    assert entry is not None
+    assert (entry.original, entry.seen, entry.writer) == ("0-3", "2-3", "us")
+    assert acting.followed.paths == {GROUP, BE}
+    acting.close()
+
+
+async def test_a_second_look_at_a_node_that_is_right_writes_nothing(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    target = acting.target(GROUP, WANTED)
+    await acting.actuator.apply([target])
+    count = acting.files.count
+    await acting.actuator.apply([target])
+    assert acting.files.count == count
+    assert {acting.stood(GROUP, knob) for knob in WANTED} == {"in place"}
+    acting.close()
+
+
+async def test_observe_mode_says_what_it_would_write_and_touches_nothing(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    before = snapshot(kernel, hierarchy)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.judge.enforce = False
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert {acting.stood(GROUP, knob) for knob in WANTED} == {"would write"}
+    assert snapshot(kernel, hierarchy) == before
+    assert len(acting.ledger) == 0
+    acting.close()
+
+
+async def test_a_policy_that_only_practises_is_told_apart_from_the_others(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.judge.dry_policies = frozenset({"reclaimed"})
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert acting.files.count == 0
+    acting.close()
+
+
+async def test_what_is_no_longer_wanted_gets_its_old_value_back(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    before = snapshot(kernel, hierarchy)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    await acting.actuator.apply([acting.target(GROUP, {})])
+    assert snapshot(kernel, hierarchy) == before
+    assert len(acting.ledger) == 0
+    acting.close()
+
+
+async def test_a_held_file_is_left_as_it_is(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.judge.holds = {"knob:cpu.set": Hold(target="knob:cpu.set", reason="test", by="me")}
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert acting.read(GROUP, "cpu.set") == "0-3"
+    assert acting.stood(GROUP, "cpu.set") == "held"
+    assert acting.read(GROUP, "cpu.weight") == "3"
+    acting.close()
+
+
+async def test_a_foreign_value_is_corrected_then_waited_for_then_left(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("other", "tuned (pid 7)")
+    target = acting.target(GROUP, {"cpu.weight": 3})
+    await acting.actuator.apply([target])
+    states = []
+    for text in ("100", "200", "300"):
+        acting.write(GROUP, "cpu.weight", text)
+        await acting.actuator.apply([target])
+        states.append((acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")))
+        acting.judge._foreign._files[GROUP, "cpu.weight"].until = 0.0
+    assert states == [("written", "3"), ("waiting", "200"), ("yielded", "300")]
+    assert [kind for kind, _ in acting.alerts] == ["yield"]
+    assert "tuned (pid 7) wrote it 3 times" in acting.alerts[0][1]
+    assert acting.judge.foreign_writes == {"other": 3}
+    acting.close()
+
+
+async def test_a_persons_change_is_honoured_at_once(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("person", "bash (pid 9)")
+    target = acting.target(GROUP, {"cpu.weight": 3})
+    await acting.actuator.apply([target])
+    acting.write(GROUP, "cpu.weight", "500")
+    await acting.actuator.apply([target])
+    assert (acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")) == ("held", "500")
+    assert [kind for kind, _ in acting.alerts] == ["hold"]
+    assert [(hold.target, hold.by) for hold in acting.judge.holds.values()] == [
+        (f"file:{GROUP}:cpu.weight", "bash (pid 9)")
+    ]
+    # It is a hold like any other: over when it is taken away, though the same value still stands.
+    acting.judge.holds = {}
+    await acting.actuator.apply([target])
+    assert (acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")) == ("written", "3")
+    acting.close()
+
+
+async def test_a_refused_write_is_told_once_and_tried_again_later(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    target = acting.target(GROUP, {"cpu.set": CpuSet.parse("9")})
+    await acting.actuator.apply([target])
+    await acting.actuator.apply([target])
+    state = acting.stood(GROUP, "cpu.set")
+    assert state in {"refused", "blocked"}
+    assert len(acting.alerts) == 1
+    assert acting.judge.next_look() is not None
+    acting.close()
+
+
+async def test_without_a_store_nothing_is_touched_for_the_first_time(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    before = snapshot(kernel, hierarchy)
+    (tmp_path / "store").write_text("not a directory")
+    acting = Acting(kernel, hierarchy, tmp_path / "store")
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert snapshot(kernel, hierarchy) == before
+    assert {acting.stood(GROUP, knob) for knob in WANTED} == {"not recorded"}
+    acting.close()
+
+
+async def test_a_container_in_creation_is_prepared_and_written_at_the_signal(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(GROUP, WANTED, creating=SPEC)])
+    assert acting.read(GROUP, "cpu.set") == "0-3"
+    assert {acting.stood(GROUP, knob) for knob in WANTED} == {"prepared"}
+    assert acting.lane.fire(CID, 0.0)
+    assert [acting.read(GROUP, knob) for knob in WANTED] == ["2-3", "3", str(1 << 30)]
+    (result,) = acting.results
+    assert result.creation
+    assert set(result.errnos) == {0}
+    await acting.actuator.apply([acting.target(GROUP, WANTED, signalled=True)])
+    assert {acting.stood(GROUP, knob) for knob in WANTED} == {"in place"}
+    acting.close()
+
+
+async def test_the_runtimes_update_is_undone_by_the_hot_lane(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    wanted: dict[str, CpuSet | int | None] = {"cpu.set": CpuSet.parse("2-3")}
+    await acting.actuator.apply([acting.target(GROUP, wanted, creating=SPEC)])
+    acting.lane.fire(CID, 0.0)
+    await acting.actuator.apply([acting.target(GROUP, wanted, signalled=True)])
+    acting.write(GROUP, "cpu.set", "0-3")
+    acting.lane.fire(CID, 1.0)
+    assert acting.read(GROUP, "cpu.set") == "2-3"
+    assert [result.creation for result in acting.results] == [True, False]
+    acting.close()
+
+
+async def test_an_update_moves_what_is_restored_to(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    wanted: dict[str, CpuSet | int | None] = {"cpu.set": CpuSet.parse("2-3")}
+    await acting.actuator.apply([acting.target(GROUP, wanted)])
+    acting.actuator.rebase(acting.target(GROUP, wanted, creating=RuntimeSpec(cpus="1-3")))
+    (done,) = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
+    assert done.undo is Undo.RESTORED
+    assert acting.read(GROUP, "cpu.set") == "1-3"
+    acting.close()
+
+
+LIVES: list[dict[str, dict[str, CpuSet | int | None]]] = [
+    {
+        GROUP: {"cpu.set": CpuSet.parse("2-3"), "cpu.weight": 3, "cpu.quota": 50_000},
+        BE: {"cpu.quota": 200_000},
+    },
+    {GROUP: {"cpu.set": CpuSet.parse("1-2"), "cpu.weight": 3, "memory.max": 1 << 28}, BE: {"cpu.quota": 90_000}},
+    {GROUP: {"cpu.set": CpuSet.parse("0")}, POD: {"cpu.weight": 7}, BE: {"cpu.quota": 20_000}},
+]
+
+
+@pytest.mark.parametrize("flush", [True, False])
+@pytest.mark.parametrize("converge", [True, False])
+async def test_killed_at_any_write_the_tree_can_be_brought_back(tmp_path: Path, flush: bool, converge: bool) -> None:
+    """SIGKILL after each write in turn, through three plans; then (or after converging) restore, byte for byte."""
+    stopped_at = 0
+    while True:
+        directory = tmp_path / f"at-{stopped_at}"
+        directory.mkdir()
+        kernel, hierarchy = make_node(directory)
+        before = snapshot(kernel, hierarchy)
+        acting = Acting(kernel, hierarchy, directory, writes=stopped_at)
+        ended = True
+        try:
+            for life in LIVES:
+                await acting.actuator.apply([acting.target(path, wanted) for path, wanted in life.items()])
+                if flush:
+                    acting.ledger.flush()
+        except Stopped:
+            ended = False
+        # No close, no flush: what the store has is what a killed process leaves.
+        after = Acting(kernel, hierarchy, directory)
+        adopt_after_kill(hierarchy, after.ledger, files=after.files)
+        if converge:
+            last = LIVES[-1]
+            paths = dict.fromkeys([*last, GROUP, POD, BE])
+            targets = [after.target(path, last.get(path, {})) for path in paths]
+            await after.actuator.apply(targets)
+            await after.actuator.apply(targets)
+            assert after.read(GROUP, "cpu.set") == "0"
+            assert after.read(BE, "cpu.quota") == "20000"
+        done = await restore_all(hierarchy, after.ledger, after.writer, files=after.files)
+        assert [one for one in done if not one.ok] == []
+        assert snapshot(kernel, hierarchy) == before, f"stopped after {stopped_at} writes"
+        assert len(after.ledger) == 0
+        after.close()
+        acting.close()
+        if ended:
+            break
+        stopped_at += 1
+    assert stopped_at > 6
+
+
+async def test_restore_leaves_what_somebody_else_changed_and_says_so(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3, "cpu.set": CpuSet.parse("1")})])
+    acting.write(GROUP, "cpu.weight", "77")
+    done = {one.file: one for one in await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)}
+    assert done["cpu.shares"].undo is Undo.FOREIGN
+    assert done["cpuset.cpus"].undo is Undo.RESTORED
+    assert acting.read(GROUP, "cpu.weight") == "77"
+    acting.close()
+
+
+async def test_restore_of_a_group_that_was_made_anew_touches_nothing(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3})])
+    kernel.remove_group(GROUP)
+    kernel.make_group(GROUP)
+    (done,) = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
+    assert done.undo is Undo.GONE
+    assert acting.read(GROUP, "cpu.weight") == "1024"
+    acting.close()
+
+
+async def test_a_runtime_in_the_middle_of_its_update_is_left_to_finish_it(tmp_path: Path) -> None:
+    """runc reads the shares back after writing them: what stands there then must be its own value."""
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("runtime", "runc (pid 5)")
+    wanted: dict[str, CpuSet | int | None] = {"cpu.weight": 3}
+    await acting.actuator.apply([acting.target(GROUP, wanted)])
+    acting.write(GROUP, "cpu.weight", "256")
+    await acting.actuator.apply([acting.target(GROUP, wanted)])
+    assert (acting.read(GROUP, "cpu.weight"), acting.stood(GROUP, "cpu.weight")) == ("256", "waiting")
+    assert acting.judge.next_look() is not None
+    await acting.actuator.apply([acting.target(GROUP, wanted, signalled=True)])
+    assert acting.read(GROUP, "cpu.weight") == "3"
+    acting.close()
+
+
+async def test_a_runtime_that_never_signals_is_waited_for_a_moment_only(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("runtime", "crun (pid 5)")
+    target = acting.target(GROUP, {"cpu.weight": 3})
+    await acting.actuator.apply([target])
+    acting.write(GROUP, "cpu.weight", "256")
+    await acting.actuator.apply([target])
+    due = acting.judge.next_look()
+    assert due is not None
+    assert acting.judge.due(due) == {UID}
+    acting.judge._updating[GROUP, "cpu.weight"] -= 1.0
+    await acting.actuator.apply([target])
+    assert acting.read(GROUP, "cpu.weight") == "3"
+    acting.close()
+
+
+async def test_a_parent_that_was_seen_too_early_does_not_bar_its_children(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    pod = GROUP.rpartition("/")[0]
+    # Read between its mkdir and the kubelet's first write.
+    acting.judge.actual[pod, "cpu.set"] = CpuSet()
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert acting.stood(GROUP, "cpu.set") == "written"
+    # Known once, changed since by somebody: refused for that, then read again.
+    acting.judge.actual[pod, "cpu.set"] = CpuSet.parse("3")
+    wider = acting.target(GROUP, {**WANTED, "cpu.set": CpuSet.parse("0-1")})
+    await acting.actuator.apply([wider])
+    assert acting.stood(GROUP, "cpu.set") == "blocked"
+    acting.judge.retry.clear()
+    await acting.actuator.apply([wider])
+    assert (acting.stood(GROUP, "cpu.set"), acting.read(GROUP, "cpu.set")) == ("written", "0-1")
+    acting.close()

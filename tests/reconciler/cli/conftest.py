@@ -1,0 +1,65 @@
+"""One real document, made once; a daemon that shows it; and the program run in this process."""
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from reconciler.cli.main import main
+from tests.reconciler.cli.fakedaemon import FakeDaemon, listening
+from tests.reconciler.cli.livenode import LiveNode
+
+
+class Ran(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture(scope="session")
+def _document() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        return LiveNode(Path(directory)).document()
+
+
+@pytest.fixture
+def document(_document: dict[str, Any]) -> dict[str, Any]:
+    return copy.deepcopy(_document)
+
+
+@pytest.fixture
+def daemon(document: dict[str, Any]) -> Iterator[FakeDaemon]:
+    # A unix socket's path has at most 107 bytes; pytest's own directories can be longer.
+    with tempfile.TemporaryDirectory() as directory:
+        fake = FakeDaemon(document)
+        fake.socket = f"{directory}/s"
+        with listening(fake, fake.socket):
+            yield fake
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> LiveNode:
+    return LiveNode(tmp_path)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run ``bypassctl`` with these words."""
+
+    def call(*words: str) -> Ran:
+        try:
+            code = main(words)
+        except SystemExit as exc:
+            code = int(exc.code or 0)
+        told = capsys.readouterr()
+        return Ran(code, told.out, told.err)
+
+    return call

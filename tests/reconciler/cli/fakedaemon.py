@@ -1,0 +1,72 @@
+"""The daemon's socket as the command line sees it: a document, answers to orders, and what was asked."""
+
+import contextlib
+import http.server
+import json
+import os
+import socketserver
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+
+class FakeDaemon:
+    """``answers``: (status, body) by method and path; GET /state is made from ``document``. ``raw`` replaces all."""
+
+    def __init__(self, document: dict[str, Any] | None = None) -> None:
+        self.document = document or {}
+        self.answers: dict[str, tuple[int, object]] = {}
+        self.raw: bytes | None = None
+        self.asked: list[tuple[str, object]] = []
+        self.socket = ""
+
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, object]:
+        self.asked.append((f"{method} {path}", json.loads(body) if body else None))
+        if path.startswith("/state") and method == "GET":
+            wanted = path.partition("section=")[2].split(",") if "section=" in path else list(self.document)
+            kept = {"schema", "kind", "source", "at", *wanted}
+            return 200, {key: value for key, value in self.document.items() if key in kept}
+        return self.answers.get(f"{method} {path}", (404, {"error": f"nothing at {path}"}))
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+
+
+@contextlib.contextmanager
+def listening(daemon: FakeDaemon, path: str) -> Iterator[str]:
+    """Serve ``daemon`` on a unix socket."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _handle(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if daemon.raw is not None:
+                self.wfile.write(daemon.raw)
+                self.close_connection = True
+                return
+            status, answer = daemon.answer(self.command, self.path, body)
+            content = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_DELETE = _handle  # noqa: N815  (the library calls them so)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+        def address_string(self) -> str:
+            return "unix"
+
+    with _Server(path, Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield path
+        finally:
+            server.shutdown()
+            thread.join()
+    os.unlink(path)

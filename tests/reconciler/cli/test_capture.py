@@ -1,0 +1,249 @@
+"""capture and plan: a node as a tree, and the same answers from the tree as from the node."""
+
+import json
+import os
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cgroupfs.files import REAL
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.cli import recorded
+from reconciler.cli.exits import Exit
+from reconciler.cli.recorded import CriAnswers, read_recorded
+from state.model import PodMeta
+from state.topology import read_topology
+from tests.fakes.kernel import Mode
+from tests.reconciler.cli.conftest import Ran, Run
+from tests.reconciler.cli.livenode import SECRET, USAGE, WEB, LiveNode, container_id, group
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
+
+def plan(run: Run, root: str, *words: str) -> dict[str, Any]:
+    ran = run("plan", "--root", root, "-o", "json", *words)
+    assert (ran.code, ran.err) == (Exit.OK, "")
+    answer: dict[str, Any] = json.loads(ran.out)
+    return answer
+
+
+def capture(run: Run, root: str, target: str) -> Ran:
+    ran = run("capture", target, "--root", root, "--interval", "0")
+    assert (ran.code, ran.err) == (Exit.OK, "")
+    return ran
+
+
+def steady(document: dict[str, Any]) -> dict[str, Any]:
+    """Without what differs between a node and its copy by being a copy."""
+    return {key: value for key, value in document.items() if key not in {"at", "captured_at", "sources", "node"}}
+
+
+@pytest.mark.parametrize("mode", ["v1", "v2"])
+def test_a_capture_behaves_as_the_node(run: Run, tmp_path: Path, mode: Mode) -> None:
+    live = LiveNode(tmp_path, mode)
+    before = plan(run, live.root)
+    capture(run, live.root, str(tmp_path / "captured"))
+    after = plan(run, str(tmp_path / "captured"))
+    assert steady(after) == steady(before)
+    assert after["node"]["cgroups"] == mode
+    assert {one["state"] for one in after["settings"]} == {"would write"}
+    assert Hierarchy.detect(str(tmp_path / "captured")).versions() == Hierarchy.detect(live.root).versions()
+    assert read_topology(str(tmp_path / "captured")) == read_topology(live.root)
+
+
+def test_the_plan_is_what_the_agent_does(run: Run, live: LiveNode, tmp_path: Path) -> None:
+    """The capture of an untouched node, planned offline, and the agent on that node: same settings, same pools."""
+    live.put(recorded.USAGE, msgspec.json.encode(USAGE).decode())
+    planned = plan(run, live.root)
+    assert planned["budget"]["used"] == {
+        "busy_milli": 3000,
+        "online_milli": 2000,
+        "reclaimed_milli": 700,
+        "system_milli": 300,
+    }
+    document = live.document()
+    assert planned["pools"] == document["pools"]
+    wanted = {(one["path"], one["knob"]): one["value"] for one in document["settings"]}
+    assert {(one["path"], one["knob"]): one["value"] for one in planned["settings"]} == wanted
+    written = {(one["path"], one["file"]): one["wanted"] for one in document["files"]}
+    assert {(one["path"], one["file"]): one["text"] for one in planned["writes"]} == written
+    # Planned again where the agent has been: its pools are remembered, as a second life of the agent does.
+    again = plan(run, live.root)
+    assert again["sources"]["store"].endswith("state.db")
+    second = live.document()
+    assert again["pools"] == second["pools"] != document["pools"]
+    assert again["budget"]["budget_milli"] == second["budget"]["budget_milli"]
+
+
+def test_a_capture_holds_no_secret_and_is_for_its_owner_only(run: Run, live: LiveNode, tmp_path: Path) -> None:
+    live.put("etc/kubernetes/manifests/web.yaml", f"kind: Pod\nmetadata: {{name: x}}\nspec: {{env: [{SECRET}]}}\n")
+    live.put("etc/containerd/config.toml", f'version = 2\n[auth]\npassword = "{SECRET}"\n')
+    live.put("var/lib/kubelet/pki/kubelet.key", SECRET)
+    live.put("etc/bypassd/config.yaml", "kubelet:\n  token_file: /etc/bypassd/token\n")
+    live.put("etc/bypassd/token", SECRET)
+    with open(f"{live.root}/var/lib/kubelet/config.yaml", "a") as file:
+        file.write("staticPodPath: /etc/kubernetes/manifests\n")
+    target = tmp_path / "captured"
+    capture(run, live.root, str(target))
+    found = [path for path in target.rglob("*") if path.is_file()]
+    assert not [path for path in found if SECRET in path.read_text(errors="replace")]
+    names = {str(path.relative_to(target)) for path in found}
+    assert {"etc/kubernetes/manifests/web.yaml", "etc/containerd/config.toml", "etc/bypassd/config.yaml"} <= names
+    assert not {"etc/bypassd/token", "var/lib/kubelet/pki/kubelet.key"} & names
+    assert f"run/containerd/runc/k8s.io/{container_id(WEB)}/state.json" in names
+    assert f"sys/fs/cgroup/cpuset{group(WEB)}/cpuset.cpus" in names
+    assert {oct(path.stat().st_mode & 0o777) for path in found} == {"0o600"}
+    assert oct(target.stat().st_mode & 0o777) == "0o700"
+
+
+def test_an_archive_is_a_tree_too(run: Run, live: LiveNode, tmp_path: Path) -> None:
+    archive = str(tmp_path / "node.tar.gz")
+    ran = capture(run, live.root, archive)
+    assert f"bypassctl plan --root {archive}" in ran.out
+    with tarfile.open(archive) as opened:
+        assert recorded.ABOUT in opened.getnames()
+        assert not [name for name in opened.getnames() if name.startswith(("/", ".."))]
+    assert steady(plan(run, archive)) == steady(plan(run, live.root))
+    assert run("capture", archive, "--root", live.root).code == Exit.USAGE, "never overwritten"
+    assert sorted(os.listdir(tmp_path)) == ["node", "node.tar.gz"]
+
+
+def test_a_directory_with_something_in_it_is_not_used(run: Run, live: LiveNode, tmp_path: Path) -> None:
+    ran = run("capture", live.root, "--root", live.root)
+    assert (ran.code, ran.err) == (Exit.USAGE, f"bypassctl: {live.root}: is not empty\n")
+    assert run("capture", str(tmp_path / "x"), "--interval", "-1").code == Exit.USAGE
+    assert run("capture", "/proc/nonsense/x", "--root", live.root).code == Exit.USAGE
+    assert run("capture", "/proc/nonsense/x.tar.gz", "--root", live.root).code == Exit.USAGE
+
+
+def test_what_cannot_be_had_is_told_and_does_not_stop_the_rest(run: Run, live: LiveNode, tmp_path: Path) -> None:
+    live.put("etc/kubernetes/manifests/broken.yaml", "kind: [")
+    with open(f"{live.root}/var/lib/kubelet/config.yaml", "a") as file:
+        file.write("staticPodPath: /etc/kubernetes/manifests\n")
+    ran = run("capture", str(tmp_path / "captured"), "--root", live.root, "--interval", "0", "-o", "json")
+    assert ran.code == Exit.OK
+    told = json.loads(ran.out)
+    assert told["problems"] == ["/etc/kubernetes/manifests/broken.yaml: left out, as it cannot be masked: no YAML"]
+    assert told["files"] > 100
+
+
+def test_recorded_answers_classify_the_pods_and_survive_being_captured_again(
+    run: Run, live: LiveNode, tmp_path: Path
+) -> None:
+    labels = {"koordinator.sh/qosClass": "BE"}
+    web = PodMeta(uid=WEB, source="cri", namespace="shop", name="web-0", labels=labels, annotations={})
+    live.put(recorded.CRI, msgspec.json.encode(CriAnswers(pods=(web,))).decode())
+    shutil.copy(FIXTURES / "meta/kubelet-pods.json", f"{live.root}/{recorded.KUBELET_PODS}")
+    capture(run, live.root, str(tmp_path / "captured"))
+    found = plan(run, str(tmp_path / "captured"))
+    (pod,) = [pod for pod in found["pods"] if pod["uid"] == WEB]
+    assert (pod["class"], pod["meta_source"]) == ("reclaimed", "cri+bundle+cgroup")
+    assert found["sources"]["kubelet"] == "6 pods"
+    assert found["sources"]["cri"] == "1 pods"
+    told = read_recorded(str(tmp_path / "captured"))
+    assert told.cri is not None
+    assert told.cri.pods == (web,)
+
+
+def test_a_hold_and_a_refusal_of_the_kernel_are_in_the_plan(run: Run, live: LiveNode) -> None:
+    live.document()
+    live.kernel.write(f"{live.root}/sys/fs/cgroup/cpu/kubepods/besteffort", "cpu.cfs_quota_us", "-1")
+    found = plan(run, live.root)
+    assert [(one["file"], one["text"]) for one in found["writes"]] == [("cpu.cfs_quota_us", found["writes"][0]["text"])]
+    out = run("plan", "--root", live.root).out
+    assert "plan for a copied node; configured mode observe" in out
+    assert "writes, in this order (1)" in out
+    assert "cpu.quota" in out
+
+
+def test_what_is_not_a_node_is_one_message(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    ran = run("plan", "--root", str(tmp_path / "empty"))
+    assert ran.code == Exit.UNREACHABLE
+    assert ran.err.count("\n") == 1
+    assert run("plan", "--root", str(tmp_path / "missing")).code == Exit.USAGE
+    (tmp_path / "bad.tar.gz").write_bytes(b"nonsense")
+    assert run("plan", "--root", str(tmp_path / "bad.tar.gz")).code == Exit.USAGE
+
+
+def test_recorded_answers_of_another_kind_are_refused(run: Run, live: LiveNode) -> None:
+    live.put(recorded.KUBELET_PODS, '{"kind": "Secret"}')
+    ran = run("plan", "--root", live.root)
+    assert ran.code == Exit.USAGE
+    assert "kubelet-pods.json" in ran.err
+    live.put(recorded.KUBELET_PODS, '{"items": null, "kind": "PodList"}')
+    live.put(recorded.CRI, "[]")
+    assert run("plan", "--root", live.root).code == Exit.USAGE
+
+
+# A recording of a real node, laid out as files
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> str:
+    """containerd 1.6 and a kubelet 1.22 with the static policy on two CPUs, one Guaranteed pod with CPU 1."""
+    root = tmp_path / "recording"
+    groups = json.loads((FIXTURES / "cgroups/static-02-guaranteed-int.json").read_text())
+    controllers = ("cpuset", "cpu", "memory", "pids")
+    mounts = "".join(
+        f"{number} 20 0:{number} / /sys/fs/cgroup/{name} rw - cgroup cgroup rw,{name}\n"
+        for number, name in enumerate(controllers, 30)
+    )
+    files = {
+        "proc/self/mountinfo": f"20 1 0:20 / / rw - ext4 /dev/root rw\n{mounts}",
+        "sys/devices/system/cpu/online": "0-1\n",
+        "var/lib/kubelet/cpu_manager_state": (FIXTURES / "kubelet/static-one-exclusive/cpu_manager_state").read_text(),
+        "var/lib/kubelet/config.yaml": "cgroupDriver: cgroupfs\ncpuManagerPolicy: static\nreservedSystemCPUs: '0'\n",
+        recorded.KUBELET_PODS: (FIXTURES / "meta/kubelet-pods.json").read_text(),
+    }
+    for path, values in groups.items():
+        for file, text in values.items():
+            if file != "nprocs":
+                files[f"sys/fs/cgroup/{file.partition('.')[0]}{path}/{file}"] = f"{text}\n"
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return str(root)
+
+
+def test_a_recorded_node_is_planned_for(run: Run, recording: str, tmp_path: Path) -> None:
+    found = plan(run, recording)
+    assert found["node"] | {"name": None} == {
+        "name": None,
+        "mode": "observe",
+        "cgroups": "v1",
+        "driver": "cgroupfs",
+        "kubepods": "/kubepods",
+        "cpus": "0-1",
+        "kubelet_policy": "static",
+    }
+    (owner,) = [name for name in found["pools"] if name.startswith("dedicated/")]
+    assert found["pools"][owner] == "1"
+    classes = {pod["class"] for pod in found["pods"]}
+    assert "dedicated" in classes
+    capture(run, recording, str(tmp_path / "captured"))
+    assert steady(plan(run, str(tmp_path / "captured"))) == steady(found)
+
+
+def test_a_pod_list_of_the_recording_is_masked(run: Run, recording: str, tmp_path: Path) -> None:
+    capture(run, recording, str(tmp_path / "captured"))
+    text = (tmp_path / "captured" / recorded.KUBELET_PODS).read_text()
+    assert "while :" not in text
+    assert "qos.example.io/class" in text
+
+
+def test_plain_files_are_read_as_control_files(recording: str) -> None:
+    assert REAL.read(f"{recording}/sys/fs/cgroup/cpuset/kubepods", "cpuset.cpus") == "0-1\n"
+
+
+def test_the_plan_has_the_documented_keys_and_is_the_same_each_time(run: Run, live: LiveNode, tmp_path: Path) -> None:
+    capture(run, live.root, str(tmp_path / "captured"))
+    one, other = plan(run, str(tmp_path / "captured")), plan(run, str(tmp_path / "captured"))
+    assert {**one, "at": 0} == {**other, "at": 0}
+    text = (FIXTURES.parents[1] / "docs/plan.md").read_text()
+    for key in (*one, *one["node"], *one["sources"], *one["settings"][0], *one["writes"][0], *one["budget"]):
+        assert f"`{key}`" in text or f"`{key}[]`" in text or f" {key}" in text, key

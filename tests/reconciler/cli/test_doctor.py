@@ -1,0 +1,150 @@
+"""doctor on fabricated nodes, and (loudly skipped elsewhere) on this machine."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from reconciler.cli import asking
+from reconciler.cli.asking import Asked, release
+from reconciler.cli.checks.finding import State
+from reconciler.cli.checks.kubelet import kubelet, runtime
+from reconciler.cli.doctor import examine
+from reconciler.cli.exits import Exit
+from reconciler.cli.nodeview import NodeView, look
+from reconciler.cli.options import parser
+from reconciler.sources.cri import RuntimeCondition, RuntimeVersion
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.livenode import LiveNode
+
+PSI = "some avg10=0.00 avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"
+
+
+@pytest.fixture
+def good(live: LiveNode) -> LiveNode:
+    """A node that has it all."""
+    live.put("proc/sys/kernel/osrelease", "6.1.0-28-amd64\n")
+    live.put("proc/pressure/cpu", PSI)
+    live.put("proc/self/status", "CapEff:\t000001ffffffffff\n")
+    live.put("sys/fs/cgroup/cpuacct/kubepods/cpu.pressure", PSI)
+    live.put("sys/bus/event_source/devices/cpu/type", "4\n")
+    live.put("proc/cpuinfo", "flags\t\t: fpu rdt_a cat_l3 mba\n")
+    live.put("proc/filesystems", "nodev\tresctrl\n")
+    for name, text in {"cbm_mask": "fff", "min_cbm_bits": "1", "num_closids": "16", "shareable_bits": "0"}.items():
+        live.put(f"sys/fs/resctrl/info/L3/{name}", f"{text}\n")
+    for name, number in {"max_user_watches": 65536, "max_user_instances": 128, "max_queued_events": 16384}.items():
+        live.put(f"proc/sys/fs/inotify/{name}", f"{number}\n")
+    live.document()
+    return live
+
+
+def view(root: str) -> NodeView:
+    return look(parser().parse_args(["doctor", "--root", root]))
+
+
+def states(root: str) -> dict[str, tuple[State, str, str]]:
+    return {one.name: (one.state, one.found, one.fix) for one in examine(view(root))}
+
+
+def test_a_node_that_has_it_all_is_all_ok_on_one_screen(run: Run, good: LiveNode) -> None:
+    ran = run("doctor", "--root", good.root)
+    assert ran.code == Exit.OK
+    assert ran.err == ""
+    assert "everything that bypassd can use is here" in ran.out
+    assert len(ran.out.splitlines()) <= 24
+    assert {state for state, _, _ in states(good.root).values()} == {State.OK}
+    found = states(good.root)
+    assert found["kubepods"][1] == "/kubepods: 3 pods, 3 containers"
+    assert found["checkpoints"][1] == "policy static, 1 exclusive container, checksum right"
+    assert found["CPU manager"][1] == "static, reserved 0; exclusive CPUs kept"
+    assert found["runtime"][1] == "signal from /run/containerd/runc/k8s.io: 3 of 3 containers"
+    assert found["resctrl"][1] == "L3 12 ways; 16 groups"
+    assert found["PSI"][1] == "node, groups, triggers any window"
+    assert found["store"][1].endswith("state.db: 4 files")
+
+
+def test_every_lack_comes_with_a_fix(good: LiveNode) -> None:
+    root = good.root
+    good.put("proc/sys/kernel/osrelease", "4.19.0\n")
+    shutil.rmtree(f"{root}/proc/pressure")
+    shutil.rmtree(f"{root}/sys/bus")
+    shutil.rmtree(f"{root}/sys/fs/resctrl")
+    shutil.rmtree(f"{root}/run/containerd/runc")
+    good.put("var/lib/kubelet/cpu_manager_state", "{")
+    good.put("proc/sys/fs/inotify/max_user_watches", "40\n")
+    found = states(root)
+    for name in ("kernel", "PSI", "PMU", "resctrl", "runtime", "checkpoints", "inotify"):
+        state, _, fix = found[name]
+        assert state is State.WARN, name
+        assert fix, name
+    assert "mount -t resctrl" in found["resctrl"][2]
+    assert "max_user_watches=8192" in found["inotify"][2]
+
+
+def test_what_stands_in_the_way_is_bad_and_exit_code_1(run: Run, good: LiveNode) -> None:
+    good.put("etc/bypassd/config.yaml", "mode: fast\nnod: 1\n")
+    with open(f"{good.root}/var/lib/bypassd/state.db", "wb") as file:
+        file.write(b"not a database, not at all" * 100)
+    ran = run("doctor", "--root", good.root, "-o", "json")
+    assert ran.code == Exit.NOT_OK
+    answer = json.loads(ran.out)
+    bad = {one["check"]: one for one in answer["findings"] if one["state"] == "bad"}
+    assert bad.keys() == {"config", "store"}
+    assert "(and 1 more)" in bad["config"]["found"]
+    assert answer["bad"] == 2
+    assert "2 things in the way" in run("doctor", "--root", good.root).out
+
+
+def test_a_directory_that_is_no_node_has_no_cgroups(run: Run, tmp_path: Path) -> None:
+    ran = run("doctor", "--root", str(tmp_path))
+    assert ran.code == Exit.NOT_OK
+    assert "bad   cgroups" in ran.out
+    assert "bad   kubepods" in ran.out
+    assert "bad   CPUs" in ran.out
+
+
+def test_a_narrowed_besteffort_directory_conflicts_with_the_static_cpu_manager(good: LiveNode) -> None:
+    good.put("etc/bypassd/config.yaml", "policies:\n  reclaimed:\n    besteffort_cpuset: true\n")
+    state, found, fix = states(good.root)["CPU manager"]
+    assert state is State.WARN
+    assert "to be narrowed" in found
+    assert "besteffort_cpuset: false" in fix
+
+
+def test_answers_and_refusals_of_kubelet_and_runtime_are_told(good: LiveNode) -> None:
+    node = view(good.root)
+    asked = Asked(
+        kubelet_version="v1.21.4",
+        cri_version=RuntimeVersion(name="containerd", version="1.7.2", api="v1"),
+        cri_conditions=(RuntimeCondition(type="NetworkReady", ok=False, message="no CNI"),),
+    )
+    (manager,) = [one for one in kubelet(node, asked) if one.name == "CPU manager"]
+    assert manager.state is State.WARN
+    assert "before 1.22" in manager.found
+    (nri,) = [one for one in runtime(node, asked) if one.name == "NRI"]
+    assert (nri.state, nri.found) == (State.OK, "containerd 1.7.2 could have it; it is off")
+    good.put("var/run/nri/nri.sock", "")
+    (nri,) = [one for one in runtime(node, asked) if one.name == "NRI"]
+    assert nri.state is State.WARN
+
+
+def test_the_version_of_a_program_is_two_numbers() -> None:
+    assert release("v1.22.17+k3s1") == (1, 22)
+    assert release("6.1.0-28-amd64") == (6, 1)
+    assert release(None) is None
+    assert release("unknown") is None
+
+
+@pytest.mark.kernel
+def test_on_this_machine_everything_is_asked_and_nothing_is_changed(run: Run) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: fanotify marks and the capabilities of the daemon")
+    ran = run("doctor", "-o", "json")
+    found = {one["check"]: one for one in json.loads(ran.out)["findings"]}
+    assert len(found) == 20
+    for one in found.values():
+        assert bool(one["fix"]) == (one["state"] != "ok"), one
+    assert found["cgroups"]["state"] in {"ok", "warn"}
+    assert asking.ask_node(look(parser().parse_args(["doctor"]))).fanotify is not None

@@ -1,0 +1,164 @@
+"""hold, release, reload, restore: through the daemon, and restoring without one."""
+
+import fcntl
+import functools
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from reconciler.cli import ledger
+from reconciler.cli.exits import Exit
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.fakedaemon import FakeDaemon
+from tests.reconciler.cli.livenode import BATCH, LiveNode, container_id, group
+
+UNDONE = {"path": "/kubepods/besteffort", "file": "cpu.cfs_quota_us", "undo": "restored", "text": "-1", "detail": ""}
+
+
+@pytest.fixture(autouse=True)
+def person(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", "ana")
+
+
+@pytest.fixture
+def offline(live: LiveNode, monkeypatch: pytest.MonkeyPatch) -> LiveNode:
+    """A node whose daemon was killed after it had written; the command's writes go to the same fake kernel."""
+    live.document(killed=True)
+    plain = ledger.restore_without_daemon
+    monkeypatch.setattr(ledger, "restore_without_daemon", functools.partial(plain, files=live.kernel))
+    return live
+
+
+def test_a_hold_names_the_pod_by_its_uid_and_who_asked(run: Run, daemon: FakeDaemon) -> None:
+    daemon.answers["POST /holds"] = (201, {"target": f"pod:{BATCH}", "reason": "debug", "by": "ana", "until": None})
+    ran = run("hold", "pod:ci/batch-7", "--for", "90m", "--reason", "debug", "--socket", daemon.socket)
+    assert (ran.code, ran.out) == (Exit.OK, f"pod:{BATCH} is left alone until: bypassctl release pod:{BATCH}\n")
+    body = {"target": f"pod:{BATCH}", "reason": "debug", "by": "ana", "seconds": 5400.0}
+    assert daemon.asked[-1] == ("POST /holds", body)
+
+
+def test_a_hold_that_makes_no_sense_is_a_usage_error_in_the_daemons_words(run: Run, daemon: FakeDaemon) -> None:
+    daemon.answers["POST /holds"] = (400, {"error": "hold target: 'cpu': expected node, pod:UID"})
+    ran = run("hold", "cpu", "--reason", "x", "--socket", daemon.socket)
+    assert (ran.code, ran.err) == (Exit.USAGE, "bypassctl: the daemon: hold target: 'cpu': expected node, pod:UID\n")
+
+
+@pytest.mark.parametrize("text", ["1", "h", "-1h", "0s", "1w", "1e99d"])
+def test_a_time_is_a_number_with_a_unit(run: Run, text: str) -> None:
+    ran = run("hold", "node", f"--for={text}", "--reason", "x")
+    assert ran.code == Exit.USAGE
+    assert "expected a duration such as 90s, 15m, 1h or 2d" in ran.err
+
+
+def test_a_hold_is_ended_whatever_characters_its_target_has(run: Run, daemon: FakeDaemon) -> None:
+    daemon.answers["DELETE /holds/file:/kubepods/a%20b%3F"] = (200, {"released": "file:/kubepods/a b?"})
+    ran = run("release", "file:/kubepods/a b?", "--socket", daemon.socket)
+    assert (ran.code, ran.out) == (Exit.OK, "file:/kubepods/a b? is looked after again\n")
+
+
+def test_a_hold_that_is_none_is_not_found(run: Run, daemon: FakeDaemon) -> None:
+    assert run("release", "node", "--socket", daemon.socket).code == Exit.NOT_FOUND
+
+
+def test_the_holds_are_listed_with_the_time_they_have_left(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["holds"] = [
+        {"target": "node", "reason": "upgrade", "by": "ana", "until": 4_000_000_000.0},
+        {"target": "knob:cpu.set", "reason": "old", "by": "ben", "until": 1.0},
+        {"target": "pod:x", "reason": "debug", "by": "cy", "until": None},
+    ]
+    lines = run("holds", "--socket", daemon.socket).out.splitlines()
+    assert lines[1].split()[2:] == ["d", "more", "ana", "upgrade"]
+    assert lines[2].split() == ["knob:cpu.set", "over", "ben", "old"]
+    assert lines[3].split() == ["pod:x", "until", "released", "cy", "debug"]
+    assert len(json.loads(run("holds", "-o", "json", "--socket", daemon.socket).out)["holds"]) == 3
+
+
+def test_a_bad_configuration_is_refused_by_reload(run: Run, daemon: FakeDaemon) -> None:
+    daemon.answers["POST /reload"] = (503, {"error": "/etc/x.yaml:1:1: mode: no\n/etc/x.yaml:2:1: also no"})
+    ran = run("reload", "--socket", daemon.socket)
+    assert ran.code == Exit.REFUSED
+    assert ran.err == "bypassctl: the daemon: /etc/x.yaml:1:1: mode: no /etc/x.yaml:2:1: also no\n"
+    daemon.answers["POST /reload"] = (200, {"mode": "enforce"})
+    assert run("reload", "--socket", daemon.socket).out == "reloaded; mode enforce\n"
+
+
+def test_an_order_without_a_daemon_says_what_to_do(run: Run, tmp_path: Path) -> None:
+    for words in (["reload"], ["hold", "node", "--reason", "x"], ["release", "node"]):
+        ran = run(*words, "--socket", str(tmp_path / "none"), "--store", str(tmp_path / "none"))
+        assert ran.code == Exit.UNREACHABLE
+        assert "this command needs the running daemon" in ran.err
+
+
+def test_restore_through_the_daemon_shows_every_file(run: Run, daemon: FakeDaemon) -> None:
+    daemon.answers["POST /restore"] = (200, {"files": [UNDONE], "restored": 1, "left": 0, "mode": "observe"})
+    ran = run("restore", "--socket", daemon.socket)
+    assert daemon.asked == [("POST /restore", {"pod_uid": None, "by": "ana"})]
+    assert ran.code == Exit.OK
+    assert ran.out.splitlines() == [
+        "FILE              HOLDS  OUTCOME   GROUP",
+        "cpu.cfs_quota_us  -1     restored  /kubepods/besteffort",
+        "",
+        "1 file: 1 restored",
+        "The daemon goes on in mode observe; `bypassctl reload` lets it enforce again.",
+    ]
+
+
+def test_a_file_that_is_left_is_a_failure_and_stands_first(run: Run, daemon: FakeDaemon) -> None:
+    left = {**UNDONE, "undo": "changed by somebody else since; left", "text": "5", "detail": "by systemd"}
+    daemon.answers["POST /restore"] = (200, {"files": [UNDONE, left], "restored": 1, "left": 1, "mode": "observe"})
+    ran = run("restore", "--pod", "batch-7", "--socket", daemon.socket)
+    assert ran.code == Exit.NOT_OK
+    assert daemon.asked[-1] == ("POST /restore", {"pod_uid": BATCH, "by": "ana"})
+    assert "changed by somebody else since; left  /kubepods/besteffort (by systemd)" in ran.out.splitlines()[1]
+    assert "1 file left: look at them by hand" in ran.out
+
+
+def test_restore_works_on_the_ledger_of_a_killed_daemon(run: Run, offline: LiveNode) -> None:
+    quota = f"{offline.root}/sys/fs/cgroup/cpu/kubepods/besteffort"
+    assert offline.kernel.read(quota, "cpu.cfs_quota_us") == "160000\n"
+    ran = run("restore", "--root", offline.root)
+    assert (ran.code, ran.err) == (Exit.OK, "")
+    assert "4 files: " in ran.out
+    assert offline.kernel.read(quota, "cpu.cfs_quota_us") == "-1\n"
+    cpuset = f"{offline.root}/sys/fs/cgroup/cpuset{group(BATCH)}/{container_id(BATCH)}"
+    assert offline.kernel.read(cpuset, "cpuset.cpus") == "0-6\n", "what the runtime wants now, not what was there first"
+    assert run("restore", "--root", offline.root).out == "nothing of ours is in any file\n"
+
+
+def test_restoring_one_pod_leaves_the_others_files_in_the_ledger(run: Run, offline: LiveNode) -> None:
+    assert run("restore", "--pod", "batch-7", "--root", offline.root).code == Exit.OK
+    quota = f"{offline.root}/sys/fs/cgroup/cpu/kubepods/besteffort"
+    assert offline.kernel.read(quota, "cpu.cfs_quota_us") == "160000\n"
+    answer = json.loads(run("restore", "-o", "json", "--root", offline.root).out)
+    assert [one["file"] for one in answer["files"]] == ["cpu.cfs_quota_us"]
+
+
+def test_after_the_first_restore_a_changed_value_is_somebody_elses(run: Run, offline: LiveNode) -> None:
+    run("restore", "--pod", "batch-7", "--root", offline.root)
+    quota = f"{offline.root}/sys/fs/cgroup/cpu/kubepods/besteffort"
+    offline.kernel.write(quota, "cpu.cfs_quota_us", "70000")
+    ran = run("restore", "--root", offline.root)
+    assert ran.code == Exit.NOT_OK
+    assert "changed by somebody else since; left" in ran.out
+    assert offline.kernel.read(quota, "cpu.cfs_quota_us") == "70000\n"
+
+
+def test_a_daemon_that_holds_the_lock_but_does_not_answer_is_not_worked_around(run: Run, offline: LiveNode) -> None:
+    lock = f"{offline.root}/var/lib/bypassd/lock"
+    with open(lock, "w") as file:
+        file.write("4242\n")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ran = run("restore", "--root", offline.root)
+    assert ran.code == Exit.REFUSED
+    assert "pid 4242" in ran.err
+    assert "does not answer; stop it first" in ran.err
+
+
+def test_restore_where_nothing_was_ever_written_says_so(run: Run, tmp_path: Path) -> None:
+    ran = run("restore", "--socket", str(tmp_path / "none"), "--store", str(tmp_path / "state.db"))
+    assert ran.code == Exit.UNREACHABLE
+    assert "nothing was ever written" in ran.err
+    assert not os.listdir(tmp_path)

@@ -1,0 +1,247 @@
+"""The program itself: what it imports, how it fails, its screens without rich, and what it says of itself."""
+
+import os
+import pty
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import shtab
+
+from reconciler import __version__, configfile
+from reconciler.cli import client, completion, exits, places, screen, words
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.options import COMMANDS, parser
+from reconciler.cli.screen import Line, Mark, Table
+from reconciler.config import Config
+from state.schema import DEFAULT_PATH
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.fakedaemon import FakeDaemon
+from tests.reconciler.cli.livenode import LiveNode
+
+PROJECT = Path(__file__).parents[3]
+HEAVY = {
+    "http",
+    "trio",
+    "httpx2",
+    "msgspec",
+    "rich",
+    "ssl",
+    "email",
+    "asyncio",
+    "grpc",
+    "starlette",
+    "yaml",
+    "dataclasses",
+}
+
+
+def heavy(*command: str, allowed: frozenset[str] = frozenset()) -> tuple[int, set[str]]:
+    """Which of the heavy libraries one run of the program has imported."""
+    code = (
+        "import sys\nfrom reconciler.cli.main import main\n"
+        "try:\n    code = main(sys.argv[1:])\nexcept SystemExit as exc:\n    code = exc.code\n"
+        "print('\\n' + ' '.join(sys.modules), file=sys.stderr)\nsys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], capture_output=True, text=True, check=False, cwd=PROJECT, timeout=60
+    )
+    modules = {name.partition(".")[0] for name in done.stderr.splitlines()[-1].split()}
+    return done.returncode, modules & (HEAVY - allowed)
+
+
+@pytest.mark.parametrize(
+    "command", [["status"], ["dump", "-o", "json"], ["explain", "batch-7"], ["diff"], ["holds"], ["reload"]]
+)
+def test_looking_at_the_daemon_imports_nothing_heavy(daemon: FakeDaemon, command: list[str]) -> None:
+    daemon.answers["POST /reload"] = (200, {"mode": "observe"})
+    assert heavy(*command, "--socket", daemon.socket) == (0, set())
+
+
+@pytest.mark.parametrize("command", [["dump"], ["explain", "batch-7"], ["holds"]])
+def test_looking_at_the_store_imports_nothing_heavy(live: LiveNode, command: list[str]) -> None:
+    live.document()
+    assert heavy(*command, "--root", live.root) == (0, set())
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    assert heavy("--help") == (0, set())
+    assert heavy("--version") == (0, set())
+
+
+def test_the_version_and_every_commands_help(run: Run) -> None:
+    assert run("--version").out == f"bypassctl {__version__}\n"
+    out = run("--help").out
+    for command in COMMANDS:
+        assert f"    {command.name} " in out
+        assert run(command.name, "--help").code == 0
+
+
+def test_the_usual_places_are_those_of_the_daemon() -> None:
+    assert places.DEFAULT_STORE == Config().store.path == DEFAULT_PATH
+    assert Config().http.socket == places.DEFAULT_SOCKET
+    assert places.DEFAULT_CONFIG == configfile.DEFAULT_PATH
+
+
+def test_no_command_and_a_wrong_option_are_usage_errors(run: Run) -> None:
+    assert run().code == Exit.USAGE
+    assert run("status", "--output", "xml").code == Exit.USAGE
+    assert run("explode").code == Exit.USAGE
+
+
+def test_the_manual_has_every_command_and_every_exit_code() -> None:
+    text = (PROJECT / "docs/bypassctl.1.md").read_text()
+    for command in COMMANDS:
+        assert f"### bypassctl {command.name}" in text
+    for code in Exit:
+        assert f"| {int(code)} |" in text
+    assert exits.__doc__ is not None
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_completion_files_are_those_of_this_command_line(shell: str) -> None:
+    assert (PROJECT / completion.FILES[shell]).read_text() == completion.completion(shell)
+    assert shtab.complete(parser(), shell=shell)
+
+
+def test_a_configuration_that_names_places_is_obeyed(run: Run, live: LiveNode, tmp_path: Path) -> None:
+    live.document()
+    config = tmp_path / "config.yaml"
+    config.write_text(f"store:\n  path: {live.config.store.path}\nhttp:\n  socket: {tmp_path}/none\n")
+    ran = run("holds", "--config", str(config))
+    assert ran.code == Exit.OK
+    assert f"{tmp_path}/none: there is no such socket" in ran.err
+    config.write_text("store:\n  path: relative\n")
+    assert run("holds", "--config", str(config)).code == Exit.USAGE
+    assert run("holds", "--config", str(tmp_path / "missing.yaml")).code == Exit.USAGE
+
+
+def test_config_explain_and_show(run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("node:\n  resync_s: 5s\n")
+    ran = run("config", "explain", "node.resync_s", "--config", str(config))
+    assert ran.out.splitlines()[0] == f"node.resync_s = 5s   [{config}:2:13]"
+    assert ran.out.splitlines()[3:] == ["  default 30s", "  a change needs a restart"]
+    assert run("config", "show", "node.resync_s", "--config", str(config)).out.count("\n") == 1
+    assert run("config", "show", "nonsense", "--config", str(config)).code == Exit.NOT_FOUND
+    config.write_text("nod: 1\nmode: fast\n")
+    ran = run("config", "show", "--config", str(config))
+    assert ran.code == Exit.USAGE
+    assert ran.err.count("\n") == 2
+
+
+# The client
+
+
+@pytest.mark.parametrize(
+    ("raw", "words_"),
+    [
+        (b"", "it hung up"),
+        (b"SSH-2.0-x\r\n\r\n", "does not speak HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{}", "cut off"),
+        (b"HTTP/1.1 200 OK\r\n\r\nhello", "is no bypassd"),
+    ],
+)
+def test_whatever_answers_badly_is_one_message_and_the_store_is_tried(
+    run: Run, daemon: FakeDaemon, tmp_path: Path, raw: bytes, words_: str
+) -> None:
+    daemon.raw = raw
+    ran = run("status", "--socket", daemon.socket, "--store", str(tmp_path / "state.db"))
+    assert ran.code == Exit.UNREACHABLE
+    assert words_ in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_an_error_of_the_daemons_keeps_its_words(daemon: FakeDaemon) -> None:
+    daemon.answers["POST /restore"] = (500, {"error": "internal error; see the log"})
+    with pytest.raises(client.Refused, match="internal error; see the log") as caught:
+        client.ask(daemon.socket, "POST", "/restore", {})
+    assert caught.value.code is Exit.REFUSED
+    daemon.answers["POST /restore"] = (503, [])
+    with pytest.raises(client.Refused, match="it answered 503"):
+        client.ask(daemon.socket, "POST", "/restore", {})
+
+
+def test_a_daemon_that_is_silent_is_given_up(tmp_path: Path) -> None:
+    path = f"/tmp/bypassctl-test-{os.getpid()}.sock"
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(path)
+        try:
+            with pytest.raises(client.Unreachable, match="nobody listens"):
+                client.exchange(path, "GET", "/")
+            silent.listen()
+            with pytest.raises(client.Unreachable, match="no answer within"):
+                client.exchange(path, "GET", "/", timeout_s=0.05)
+        finally:
+            os.unlink(path)
+
+
+def test_every_error_is_told_with_its_code() -> None:
+    assert CliError("x", Exit.NOT_FOUND).code == 5
+    assert [int(code) for code in Exit] == [0, 1, 2, 3, 4, 5]
+
+
+# Screens
+
+
+def test_only_the_last_column_is_wrapped() -> None:
+    table = Table(("NAME", "N", "WHY"), [("one", "1", "a long reason that goes on and on"), ("three", "22", "b")])
+    assert screen.plain([table], 34) == (
+        "NAME   N   WHY\none    1   a long reason that goes\n           on and on\nthree  22  b\n"
+    )
+    assert screen.plain([table]).splitlines()[1] == "one    1   a long reason that goes on and on"
+
+
+def test_a_long_line_is_wrapped_under_its_indent_and_a_long_word_stays_whole() -> None:
+    found = screen.plain([Line(("ab cd ", Mark("abcdefghij", "bad")), 2)], 8)
+    assert found == "  ab cd\n  abcdefghij\n"
+
+
+def test_numbers_are_written_as_people_say_them() -> None:
+    assert [words.span(value) for value in (None, 0.00000042, 0.0042, 0.42, 4.2, 42, 420, 42_000, 420_000)] == [
+        *("-", "0 µs", "4.2 ms", "420 ms", "4.2 s", "42 s", "7 min", "12 h", "5 d")
+    ]
+    assert [words.size(value) for value in (None, 12, 2048, 3 << 20, 5 << 40)] == [
+        "-",
+        "12 B",
+        "2 KiB",
+        "3 MiB",
+        "5.0 TiB",
+    ]
+    assert words.clock(0.0) == "-"
+    assert words.clock(1_000_000_000.5, exact=True).endswith(":40.500")
+    assert words.plural(1, "pod") == "1 pod"
+    assert words.plural(2, "pod") == "2 pods"
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_on_a_terminal_rich_draws_the_same_words_within_the_width(daemon: FakeDaemon, columns: int) -> None:
+    master, slave = pty.openpty()
+    environ = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "reconciler.cli", "explain", "batch-7", "--socket", daemon.socket]
+    with subprocess.Popen(command, stdout=slave, stderr=subprocess.PIPE, env=environ, cwd=PROJECT) as child:
+        os.close(slave)
+        shown = bytearray()
+        while True:
+            try:
+                part = os.read(master, 65536)
+            except OSError:
+                break
+            if not part:
+                break
+            shown += part
+    os.close(master)
+    assert child.returncode == 0
+    lines = shown.decode().replace("\r\n", "\n").replace("\x1b[1m", "").replace("\x1b[0m", "").split("\n")
+    assert "ci/batch-7: class reclaimed" in lines[0]
+    assert max(len(line.replace("\x1b[2m", "")) for line in lines) <= columns
+
+
+def test_a_reader_that_leaves_early_is_no_error(daemon: FakeDaemon) -> None:
+    line = f"{sys.executable} -m reconciler.cli dump -o json --socket {daemon.socket} | head -c 10"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, cwd=PROJECT, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

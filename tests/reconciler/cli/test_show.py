@@ -1,0 +1,266 @@
+"""status, explain, diff, dump, holds: against a daemon with a real document, and against a real store."""
+
+import json
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import yaml
+
+from reconciler.cli.exits import Exit
+from reconciler.cli.main import main
+from reconciler.config import Mode
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.fakedaemon import FakeDaemon
+from tests.reconciler.cli.livenode import BATCH, PINNED, WEB, LiveNode
+
+
+def test_status_is_one_screen_of_80_columns(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["sources"] = [{"name": "cpu", "ok": True, "age_s": 0.5, "detail": "/proc/stat"}]
+    daemon.document["problems"] = []
+    ran = run("status", "--socket", daemon.socket)
+    assert (ran.code, ran.err) == (Exit.OK, "")
+    lines = ran.out.splitlines()
+    assert lines[0] == f"bypassd 0.1.0 on {os.uname().nodename}: enforce, ready"
+    assert "pods     dedicated 1  shared 1  reclaimed 1  system 0" in lines
+    assert "settings in place 3  written 1" in lines
+    assert any(line.startswith("CPU      BE may use 1.60; used now: online 2.00, reclaimed 0.70") for line in lines)
+    assert "alerts   yield 1" in lines
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 24
+
+
+def test_status_asks_only_for_what_it_shows(run: Run, daemon: FakeDaemon) -> None:
+    run("status", "--socket", daemon.socket)
+    ((asked, _),) = daemon.asked
+    assert asked.startswith("GET /state?section=agent,")
+    assert "files" not in asked
+    assert "history" not in asked
+
+
+def test_a_daemon_that_is_not_ready_is_not_ok(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["agent"]["ready"] = False
+    ran = run("status", "--socket", daemon.socket)
+    assert ran.code == Exit.NOT_OK
+    assert ran.out.splitlines()[0].endswith("enforce, not ready")
+
+
+def test_status_tells_observing_from_a_restore(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["agent"]["mode"] = "observe"
+    assert "(after a restore; reload to enforce again)" in run("status", "--socket", daemon.socket).out
+    daemon.document["agent"]["configured_mode"] = "observe"
+    assert "observe (nothing is written)" in run("status", "--socket", daemon.socket).out
+
+
+def test_status_names_a_component_that_keeps_failing(run: Run, daemon: FakeDaemon) -> None:
+    failing = {"name": "web", "health": "waiting", "failures": 3, "error": "port in use"}
+    daemon.document["agent"]["components"] = [failing]
+    assert "! web failed and is tried again: port in use" in run("status", "--socket", daemon.socket).out
+
+
+@pytest.mark.parametrize("words", [["bbbb"], ["ci/batch-7"], ["batch-7"], [BATCH]])
+def test_explain_finds_a_pod_by_uid_its_start_and_both_names(run: Run, daemon: FakeDaemon, words: list[str]) -> None:
+    ran = run("explain", *words, "--socket", daemon.socket)
+    assert ran.code == Exit.OK
+    assert ran.out.startswith("ci/batch-7: class reclaimed, from kubernetes QoS: BestEffort\n")
+
+
+def test_explain_goes_from_the_signal_to_the_outcome(run: Run, daemon: FakeDaemon) -> None:
+    out = run("explain", "batch-7", "--socket", daemon.socket).out
+    assert "signal   online 2.00, BE 0.70, system 0.30 CPUs in use" in out
+    assert "budget   1.60 CPUs for BE: 65 % of CPU 1-6" in out
+    setting = out[out.index("  cpu.set ") :].splitlines()
+    assert setting[0].startswith("  cpu.set     5-6  in place  ")
+    assert setting[1] == "    reclaimed: the reclaimed pool"
+    assert setting[2].startswith("    cpuset.cpus: written ")
+    assert setting[2].endswith("; before 0-7; the runtime wants 0-6 now, which restore gives")
+    assert "  seen " in out
+    assert "history, newest first" in out
+
+
+def test_explain_shows_times_in_their_order_and_whether_they_came_before_exec(run: Run, daemon: FakeDaemon) -> None:
+    (pod,) = [pod for pod in daemon.document["pods"] if pod["uid"] == BATCH]
+    pod["containers"][0]["times"] = {
+        "seen_at": 1_700_000_000.0,
+        "prepared_at": 1_700_000_000.002,
+        "signal_at": 1_700_000_000.022,
+        "written_at": 1_700_000_000.0225,
+        "verified_at": 1_700_000_000.024,
+        "signal_to_last_write_s": 0.0005,
+        "before_exec": True,
+    }
+    out = run("explain", BATCH, "--socket", daemon.socket).out
+    assert "> prepared +2.0 ms > signal +20 ms > written +500 µs > verified +1.5 ms; signal to last write 500 µs" in out
+    assert out.count("; before the program's exec") == 1
+
+
+def test_explain_tells_of_others_refusals_holds_and_failures(run: Run, daemon: FakeDaemon) -> None:
+    (pod,) = [pod for pod in daemon.document["pods"] if pod["uid"] == BATCH]
+    pod["refusals"] = [
+        {"path": pod["group"], "knob": "cpu.quota", "value": 100, "rule": "pod quota", "reason": "starts would fail"}
+    ]
+    pod["settings"][0] |= {"state": "yielded", "actual": "1024", "detail": "left to systemd"}
+    daemon.document["holds"] = [
+        {"target": f"pod:{BATCH}", "reason": "debug", "by": "ana", "until": None},
+        {"target": "pod:other", "reason": "not this one", "by": "ana", "until": None},
+    ]
+    for one in daemon.document["files"]:
+        if one["path"] == pod["group"]:
+            one |= {"foreign_count": 4, "process": "systemd[1]", "writer": "systemd", "yielded": True, "failures": 2}
+            one["failed_errno"] = 22
+    out = run("explain", BATCH, "--socket", daemon.socket).out
+    assert "cpu.weight  2  yielded, there is 1024" in out
+    assert "left to systemd" in out
+    assert "changed by others 4 times, last at - by systemd[1]; left to them" in out
+    assert "refused by the kernel 2 times EINVAL" in out
+    assert "refused cpu.quota = 100 (pod quota)\n    starts would fail" in out
+    assert f"held pod:{BATCH} until released: debug (by ana)" in out
+    assert "not this one" not in out
+
+
+def test_a_pod_with_nothing_wanted_says_so(run: Run, daemon: FakeDaemon) -> None:
+    out = run("explain", WEB, "--socket", daemon.socket).out
+    assert "nothing is wanted of this pod's groups" in out
+    assert "pool     shared: CPUs 1-6" in out
+    assert "pool     dedicated: CPUs 7" in run("explain", PINNED, "--socket", daemon.socket).out
+
+
+def test_explain_as_json_joins_settings_with_their_files(run: Run, daemon: FakeDaemon) -> None:
+    facts = json.loads(run("explain", BATCH, "-o", "json", "--socket", daemon.socket).out)
+    knobs = {one["knob"]: one["file"]["original"] for group in facts["groups"] for one in group["settings"]}
+    assert knobs == {"cpu.weight": "1024", "cpu.set": "0-7"}
+
+
+def test_an_unknown_pod_and_two_of_one_name_are_different_mistakes(run: Run, daemon: FakeDaemon) -> None:
+    ran = run("explain", "nobody", "--socket", daemon.socket)
+    assert (ran.code, ran.out) == (Exit.NOT_FOUND, "")
+    assert ran.err.startswith("bypassctl: no pod 'nobody' on this node")
+    for pod in daemon.document["pods"]:
+        pod["name"] = "same"
+    assert run("explain", "same", "--socket", daemon.socket).code == Exit.USAGE
+
+
+def test_a_pod_that_is_gone_is_explained_from_what_was_written(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["pods"] = [pod for pod in daemon.document["pods"] if pod["uid"] != BATCH]
+    out = run("explain", "bbbb", "--socket", daemon.socket).out
+    assert out.startswith(f"{BATCH}: this pod is gone")
+    assert "not wanted any more" in out or "as last seen" in out
+
+
+def test_nothing_differs_is_0_and_a_difference_is_1(run: Run, daemon: FakeDaemon) -> None:
+    ran = run("diff", "--socket", daemon.socket)
+    assert (ran.code, ran.out) == (Exit.OK, "4 settings in force, nothing differs\n")
+    daemon.document["directories"][0]["settings"][0] |= {"state": "would write", "actual": "-1"}
+    ran = run("diff", "--socket", daemon.socket)
+    assert ran.code == Exit.NOT_OK
+    assert ran.out.splitlines() == [
+        "KNOB       WANTED  ACTUAL  STATE        WHERE",
+        "cpu.quota  160000  -1      would write  /kubepods/besteffort",
+        "1 setting of 4 not in force",
+    ]
+    facts = json.loads(run("diff", "-o", "json", "--socket", daemon.socket).out)
+    assert facts["differing"] == 1
+    assert facts["settings"][0]["path"] == "/kubepods/besteffort"
+
+
+def test_a_knob_that_this_kernel_lacks_is_shown_but_is_no_difference(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["directories"][0]["settings"][0] |= {"state": "missing", "actual": None, "detail": "no such file"}
+    ran = run("diff", "--socket", daemon.socket)
+    assert ran.code == Exit.OK
+    assert "missing" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("form", "decode"), [("json", json.loads), ("yaml", yaml.safe_load), ("msgpack", msgpack.unpackb)]
+)
+def test_the_dump_is_the_document(
+    daemon: FakeDaemon, form: str, decode: Any, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert main(["dump", "--output", form, "--socket", daemon.socket]) == 0
+    assert decode(capfdbinary.readouterr().out) == daemon.document
+
+
+def test_the_dump_can_be_one_section_and_its_table_names_every_row(run: Run, daemon: FakeDaemon) -> None:
+    found = json.loads(run("dump", "--section", "pools", "-o", "json", "--socket", daemon.socket).out)
+    assert list(found) == ["schema", "kind", "source", "at", "pools"]
+    out = run("dump", "--socket", daemon.socket).out
+    assert "cpu.cfs_quota_us  160000  160000  -1          us      /kubepods/besteffort\n" in out
+    assert out.count("  ci/batch-7/bbbbbbbbbbbb\n") >= 4, "settings, files and history of one container"
+    part = run("dump", "--section", "files", "--socket", daemon.socket).out
+    assert f"  /kubepods/besteffort/pod{BATCH}/bbbbbbbbbbbb…\n" in part, "without the pods their titles are not known"
+
+
+# With the daemon down
+
+
+def test_with_the_daemon_down_the_store_is_shown_and_that_is_said(run: Run, live: LiveNode) -> None:
+    document = live.document()
+    ran = run("dump", "-o", "json", "--root", live.root)
+    assert ran.code == Exit.OK
+    assert ran.err == (
+        f"bypassctl: it is a copied node; this is what the store holds: {live.root}/var/lib/bypassd/state.db\n"
+    )
+    found = json.loads(ran.out)
+    assert found["source"] == "store"
+    assert found["files"] == document["files"]
+    assert found["pools"] == document["pools"]
+    assert {pod["title"] for pod in found["pods"]} == {"shop/web-0", "ci/batch-7", "shop/db-0"}
+
+
+def test_a_section_that_only_a_daemon_has_is_a_mistake_without_one(run: Run, live: LiveNode) -> None:
+    live.document()
+    ran = run("dump", "--section", "budget", "--root", live.root)
+    assert ran.code == Exit.USAGE
+    assert "only a running daemon has it" in ran.err
+
+
+def test_status_and_explain_work_from_the_store(run: Run, live: LiveNode) -> None:
+    live.document()
+    ran = run("status", "--root", live.root)
+    assert ran.code == Exit.NOT_OK
+    assert "no daemon runs" in ran.out
+    assert "pods     dedicated 1  shared 1  reclaimed 1" in ran.out
+    ran = run("explain", "batch-7", "--root", live.root)
+    assert ran.code == Exit.OK
+    assert "cpu.set     5-6  as last seen" in ran.out
+    assert "The daemon is down" in ran.out
+
+
+def test_diff_reads_the_kernel_itself_when_the_daemon_is_down(run: Run, live: LiveNode) -> None:
+    live.document()
+    ran = run("diff", "--root", live.root)
+    assert (ran.code, ran.out) == (Exit.OK, "4 settings in force, nothing differs\n")
+    directory = f"{live.root}/sys/fs/cgroup/cpu/kubepods/besteffort"
+    live.kernel.write(directory, "cpu.cfs_quota_us", "-1")
+    ran = run("diff", "--root", live.root)
+    assert ran.code == Exit.NOT_OK
+    assert "cpu.quota  160000  -1      differs  /kubepods/besteffort" in ran.out
+    live.kernel.remove_group(f"/kubepods/besteffort/pod{BATCH}")
+    ran = run("diff", "--root", live.root)
+    assert "its group is gone" in ran.out
+    assert "1 setting of 4 not in force" in ran.out
+
+
+def test_what_observe_mode_would_write_differs(run: Run, live: LiveNode) -> None:
+    live.document(mode=Mode.OBSERVE)
+    assert run("diff", "--root", live.root).code == Exit.NOT_OK
+
+
+def test_neither_daemon_nor_store_is_one_line_with_both_reasons(run: Run, tmp_path: Path) -> None:
+    ran = run("status", "--socket", str(tmp_path / "none"), "--store", str(tmp_path / "state.db"))
+    assert ran.code == Exit.UNREACHABLE
+    assert ran.out == ""
+    assert ran.err.count("\n") == 1
+    assert "there is no such socket" in ran.err
+    assert "there is no store here" in ran.err
+
+
+def test_a_store_of_a_newer_version_is_refused(run: Run, live: LiveNode) -> None:
+    live.document()
+    with sqlite3.connect(live.config.store.path) as connection:
+        connection.execute("PRAGMA user_version = 999")
+    connection.close()
+    assert run("dump", "--root", live.root).code == Exit.REFUSED

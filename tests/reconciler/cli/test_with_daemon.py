@@ -1,0 +1,75 @@
+"""The command line against the daemon's own web part and document: both sides of the socket are the real ones."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+import trio
+
+from reconciler.cli import client
+from reconciler.cli.document import fetch
+from reconciler.cli.exits import Exit
+from reconciler.cli.main import main
+from reconciler.cli.options import parser
+from reconciler.config import Http
+from reconciler.show import Show
+from reconciler.web.components import components
+from tests.fakes.web import FakePulse
+from tests.reconciler.cli.livenode import BATCH, LiveNode
+
+
+async def test_look_hold_release_restore_and_reload(live: LiveNode, capsys: pytest.CaptureFixture[str]) -> None:
+    with tempfile.TemporaryDirectory() as directory, live.agent() as agent:
+        socket = f"{directory}/s"
+        show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+        await live.look(agent)
+
+        async def run(*words: str) -> tuple[int, str]:
+            code = await trio.to_thread.run_sync(main, [*words, "--socket", socket])
+            return code, capsys.readouterr().out
+
+        async with trio.open_nursery() as nursery:
+            (web,) = components(Http(enabled=False, socket=socket), show, show)
+            await nursery.start(web.run)
+            assert (await run("status"))[0] == Exit.OK
+            assert (await run("diff"))[0] == Exit.OK
+            assert (await run("explain", "batch-7"))[0] == Exit.OK
+            code, out = await run("hold", "pod:batch-7", "--reason", "a test, with ümlaut", "--for", "1h")
+            assert (code, list(agent.holds)) == (Exit.OK, [f"pod:{BATCH}"])
+            code, out = await run("holds")
+            assert "a test, with ümlaut" in out
+            assert (await run("hold", "nonsense", "--reason", "x"))[0] == Exit.USAGE
+            assert (await run("release", "pod:batch-7"))[0] == Exit.OK
+            assert (await run("release", "pod:batch-7"))[0] == Exit.NOT_FOUND
+            assert (await run("reload"))[0] == Exit.OK
+            code, out = await run("restore")
+            assert code == Exit.OK
+            assert "4 files: 3 restored, 1 already as before" in out
+            assert "in mode observe" in out
+            assert (await run("diff"))[0] == Exit.OK, "until the daemon has looked again"
+            await agent.reconciler.look(agent.dirty.take_nowait())
+            code, out = await run("diff")
+            assert code == Exit.NOT_OK
+            assert out.count("would write") == 3
+            nursery.cancel_scope.cancel()
+
+
+async def test_every_section_that_is_asked_for_exists(live: LiveNode) -> None:
+    with tempfile.TemporaryDirectory() as directory, live.agent() as agent:
+        socket = f"{directory}/s"
+        show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+        await live.look(agent)
+        async with trio.open_nursery() as nursery:
+            (web,) = components(Http(enabled=False, socket=socket), show, show)
+            await nursery.start(web.run)
+            options = parser().parse_args(["dump", "--socket", socket])
+            found = await trio.to_thread.run_sync(fetch, options)
+            assert found.live
+            text = (Path(__file__).parents[3] / "docs/state.md").read_text()
+            for key in (*found.body, *found.body["agent"], *found.body["budget"], *found.body["pods"][0]):
+                assert f"`{key}`" in text, key
+            with pytest.raises(client.Refused, match="section"):
+                await trio.to_thread.run_sync(client.ask, socket, "GET", "/state?section=nonsense")
+            nursery.cancel_scope.cancel()
+    assert not os.path.exists(socket)

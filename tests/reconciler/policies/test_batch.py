@@ -1,0 +1,86 @@
+import pytest
+
+from cgroupfs.naming import QosClass
+from reconciler.planner import plan
+from reconciler.policies.batch import BatchConfig
+from reconciler.policies.table import PoliciesConfig
+from state.model import Container, ContainerKind, Desired, PodClass, Resources
+from tests.reconciler.nodes import V1, V2, container, cpu, kubelet, node, pod
+
+CONFIG = PoliciesConfig()
+MAIN = "/kubepods/besteffort/podbe/id-main"
+
+
+def batch(cpu_milli: int | None, memory: int | None = None, name: str = "main") -> Container:
+    asked = Resources(batch_cpu_milli=cpu_milli, batch_memory_bytes=memory)
+    return container(name, requests=asked, limits=asked)
+
+
+def of(desired: Desired, path: str = MAIN) -> dict[str, object]:
+    return {one.knob: one.value for one in desired.settings.values() if one.path == path and one.policy == "batch"}
+
+
+@pytest.mark.parametrize(("milli", "shares"), [(0, 2), (1, 2), (1000, 1024), (1500, 1536), (300_000, 262_144)])
+def test_the_request_becomes_shares(milli: int, shares: int) -> None:
+    assert of(plan(node(pod("be", batch(milli))), None, CONFIG))["cpu.weight"] == shares
+
+
+def test_request_and_limits_become_weight_quota_and_memory_limit() -> None:
+    desired = plan(node(pod("be", batch(500, 1 << 30))), None, CONFIG)
+    assert of(desired) == {"cpu.weight": 512, "cpu.quota": 50_000, "memory.max": 1 << 30}
+    assert of(desired, "/kubepods/besteffort/podbe") == {"cpu.weight": 512}
+
+
+def test_a_pod_weighs_what_its_containers_asked_for_together() -> None:
+    one = pod("be", batch(500), batch(1000, name="side"), container("pause", kind=ContainerKind.SANDBOX))
+    assert of(plan(node(one), None, CONFIG), "/kubepods/besteffort/podbe") == {"cpu.weight": 1536}
+
+
+@pytest.mark.parametrize(("versions", "quota"), [(V1, None), (V2, 400_000)])
+def test_on_v1_a_limit_above_the_directorys_quota_is_left_to_the_directory(
+    versions: dict[str, int], quota: int | None
+) -> None:
+    desired = plan(node(pod("be", batch(4000)), cpu=cpu(online=4000), versions=versions), None, CONFIG)
+    assert desired.pools.budget_milli == 1120
+    assert of(desired)["cpu.quota"] == quota
+    assert desired.refusals == ()
+
+
+def test_where_containers_are_bounded_one_by_one_the_tighter_bound_holds() -> None:
+    proxy = pod("proxy", cls=PodClass.SYSTEM)
+    tight = plan(node(pod("be", batch(500)), proxy), None, CONFIG)
+    loose = plan(node(pod("be", batch(7000)), proxy), None, CONFIG)
+    assert tight.settings[MAIN, "cpu.quota"].value == 50_000
+    assert loose.settings[MAIN, "cpu.quota"].value == 512_000
+    assert loose.settings[MAIN, "cpu.quota"].policy == "reclaimed"
+
+
+def test_a_container_without_a_limit_keeps_the_others_theirs() -> None:
+    one = pod("be", batch(500, 1 << 30), container("free"))
+    desired = plan(node(one), None, CONFIG)
+    assert of(desired)["memory.max"] == 1 << 30
+    assert of(desired, "/kubepods/besteffort/podbe/id-free") == {}
+
+
+def test_an_online_pods_extended_resources_are_not_enforced() -> None:
+    assert of(plan(node(pod("be", batch(500), cls=PodClass.SHARED)), None, CONFIG)) == {}
+
+
+def test_each_part_can_be_switched_off() -> None:
+    config = PoliciesConfig(batch=BatchConfig(weight=False, quota=False, memory=False))
+    assert of(plan(node(pod("be", batch(500, 1 << 30))), None, config)) == {}
+
+
+def test_up_to_1_21_the_weight_is_on_the_pod_which_the_kubelet_does_not_rewrite() -> None:
+    view = node(pod("be", batch(500, 1 << 30)), kubelet=kubelet(default="0-7", reasserts_s=10.0))
+    desired = plan(view, None, CONFIG)
+    assert of(desired) == {"cpu.quota": 50_000, "memory.max": 1 << 30}
+    assert of(desired, "/kubepods/besteffort/podbe") == {"cpu.weight": 512}
+    assert desired.refusals == ()
+
+
+def test_a_container_with_exclusive_cpus_is_left_alone() -> None:
+    view = node(
+        pod("be", batch(500), qos=QosClass.GUARANTEED), kubelet=kubelet(default="0-6", exclusive={"be/main": "7"})
+    )
+    assert of(plan(view, None, CONFIG), "/kubepods/podbe/id-main") == {}

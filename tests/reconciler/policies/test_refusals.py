@@ -1,0 +1,235 @@
+"""Each rule refuses what was seen to break, and lets through what is beside it."""
+
+import pytest
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.naming import QosClass
+from reconciler.planner import plan_pools
+from reconciler.policies.refusals import Scene, check
+from reconciler.policies.table import PoliciesConfig
+from state.model import (
+    ContainerKind,
+    CpuPolicy,
+    NodeView,
+    Pod,
+    PodClass,
+    Refusal,
+    RuntimeSpec,
+    Setting,
+)
+from tests.reconciler.nodes import V2, container, cpu, cpus, kubelet, node, online, pod
+
+CONFIG = PoliciesConfig()
+BE = "/kubepods/besteffort"
+BURSTABLE = "/kubepods/burstable"
+
+
+def want(path: str, knob: str, value: CpuSet | int | None) -> Setting:
+    return Setting(path=path, knob=knob, value=value, policy="test", reason="test")
+
+
+def refused(view: NodeView, one: Pod | None, *settings: Setting) -> list[str]:
+    """Rules that refuse, in the order of the settings."""
+    return [refusal.rule for refusal in judge(view, one, *settings)]
+
+
+def judge(view: NodeView, one: Pod | None, *settings: Setting) -> list[Refusal]:
+    scene = Scene(
+        view=view,
+        pools=plan_pools(view, None, CONFIG),
+        wanted={setting.key: setting for setting in settings},
+        pod=one,
+        containers={item.group.path: item for item in one.containers} if one is not None else {},
+    )
+    allowed, refusals = check(scene)
+    assert len(allowed) + len(refusals) == len(settings)
+    return refusals
+
+
+APP = pod(
+    "p",
+    container("a", spec=RuntimeSpec(quota_us=50_000, period_us=100_000, shares=512)),
+    container("pause", kind=ContainerKind.SANDBOX),
+    qos=QosClass.BURSTABLE,
+)
+POD, A, PAUSE = APP.group.path, *(one.group.path for one in APP.containers)
+NODE = node(APP)
+
+
+@pytest.mark.parametrize(
+    ("path", "knob", "value", "rule"),
+    [
+        ("/system.slice", "cpu.weight", 2, "outside-kubepods"),
+        ("/kubepods-other/podp", "cpu.weight", 2, "outside-kubepods"),
+        ("/kubepods/burstable/podother/x", "cpu.weight", 2, "unknown-group"),
+        (A, "io.weight", 2, "controller-missing"),
+        (PAUSE, "cpu.weight", 2, "sandbox"),
+        (PAUSE, "cpu.set", cpus("1"), "sandbox"),
+        (A, "cpu.set", EMPTY, "empty-cpuset"),
+        (A, "cpu.set", None, "empty-cpuset"),
+        (A, "cpu.mems", EMPTY, "empty-cpuset"),
+        (A, "cpu.set", cpus("7-8"), "cpuset-not-online"),
+        (A, "cpu.quota", 999, "quota-minimum"),
+        (POD, "cpu.quota", 49_999, "quota-below-child"),
+        (A, "cpu.burst", 50_001, "burst-above-quota"),
+        (A, "cpu.idle", 1, "idle-not-pod"),
+    ],
+)
+def test_a_setting_of_a_pod_is_refused(path: str, knob: str, value: CpuSet | int | None, rule: str) -> None:
+    assert refused(NODE, APP, want(path, knob, value)) == [rule]
+
+
+@pytest.mark.parametrize(
+    ("path", "knob", "value"),
+    [
+        (A, "cpu.weight", 2),
+        (A, "cpu.set", cpus("1-7")),
+        (A, "cpu.quota", 1000),
+        (A, "cpu.quota", None),
+        (A, "memory.max", 1 << 20),
+        (POD, "cpu.quota", 50_000),
+        (POD, "cpu.weight", 2),
+        (POD, "cpu.idle", 1),
+        (A, "cpu.idle", 0),
+        (A, "cpu.burst", 50_000),
+        (A, "cpu.burst", 0),
+    ],
+)
+def test_what_lies_just_beside_is_let_through(path: str, knob: str, value: CpuSet | int | None) -> None:
+    assert refused(NODE, APP, want(path, knob, value)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "knob", "value", "rule"),
+    [
+        ("/kubepods", "cpu.quota", 500_000, "quota-below-child"),
+        (BURSTABLE, "cpu.quota", 10_000_000, "quota-below-child"),
+        (BURSTABLE, "cpu.set", cpus("0-3"), "besteffort-cpuset"),
+        ("/kubepods", "cpu.weight", 2, "qos-weight"),
+        (BE, "cpu.weight", 2, "qos-weight"),
+        (BE, "cpu.idle", 1, "idle-not-pod"),
+        (f"{BE}/podp", "cpu.weight", 2, "unknown-group"),
+    ],
+)
+def test_a_setting_above_the_pods_is_refused(path: str, knob: str, value: CpuSet | int, rule: str) -> None:
+    assert refused(NODE, None, want(path, knob, value)) == [rule]
+
+
+def test_lifting_a_quota_above_the_pods_is_let_through() -> None:
+    assert refused(NODE, None, want(BURSTABLE, "cpu.quota", None), want(BE, "cpu.quota", 1000)) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "rules"),
+    [(CpuPolicy.NONE, []), (CpuPolicy.STATIC, ["besteffort-cpuset"]), (CpuPolicy.UNKNOWN, ["besteffort-cpuset"])],
+)
+def test_besteffort_may_be_narrowed_under_policy_none_only(policy: CpuPolicy, rules: list[str]) -> None:
+    assert refused(node(kubelet=kubelet(policy)), None, want(BE, "cpu.set", cpus("1-3"))) == rules
+    assert refused(node(kubelet=kubelet(policy)), None, want(BE, "cpu.set", cpus("0-7"))) == []
+
+
+def test_an_online_pod_in_besteffort_is_neither_narrowed_nor_bounded_with_it() -> None:
+    view = node(online("proxy", qos=QosClass.BESTEFFORT))
+    refusals = judge(view, None, want(BE, "cpu.set", cpus("1-3")), want(BE, "cpu.quota", 100_000))
+    assert [refusal.rule for refusal in refusals] == ["besteffort-cpuset", "online-under-quota"]
+    assert {refusal.reason for refusal in refusals} == {"ns/proxy is online and lives in besteffort"}
+
+
+def test_a_pods_quota_is_refused_while_a_containers_own_is_not_known() -> None:
+    blind = pod("p", container("a"), qos=QosClass.BURSTABLE)
+    unknown = type(blind.containers[0])(id="id-a", name="a", group=blind.containers[0].group)
+    one = type(blind)(
+        uid="p", qos=blind.qos, group=blind.group, containers=(unknown,), classification=blind.classification
+    )
+    assert refused(node(one), one, want(POD, "cpu.quota", 800_000)) == ["quota-below-child"]
+
+
+def test_ratios_are_compared_not_numbers() -> None:
+    slow = {(POD, "cpu.period"): 50_000}
+    assert refused(node(APP, actual=slow), APP, want(POD, "cpu.quota", 25_000)) == []
+    assert refused(node(APP, actual=slow), APP, want(POD, "cpu.quota", 24_999)) == ["quota-below-child"]
+
+
+def test_on_v1_no_childs_quota_is_above_its_parents() -> None:
+    bounded = {(POD, "cpu.quota"): 50_000}
+    assert refused(node(APP, actual=bounded), APP, want(A, "cpu.quota", 50_001)) == ["v1-quota-above-parent"]
+    assert refused(node(APP, actual=bounded), APP, want(A, "cpu.quota", 50_000)) == []
+    assert refused(node(APP, actual=bounded, versions=V2), APP, want(A, "cpu.quota", 50_001)) == []
+    unlimited = {(POD, "cpu.quota"): None}
+    assert refused(node(APP, actual=unlimited), APP, want(A, "cpu.quota", 50_001)) == []
+
+
+def test_on_v1_the_planned_quota_of_besteffort_binds_the_containers_below() -> None:
+    be = pod("be")
+    view = node(be, cpu=cpu(online=4000))
+    path = be.containers[0].group.path
+    assert refused(view, be, want(path, "cpu.quota", 112_001)) == ["v1-quota-above-parent"]
+    assert refused(view, be, want(path, "cpu.quota", 112_000)) == []
+
+
+def test_a_wanted_quota_of_the_pod_counts_before_the_one_it_has() -> None:
+    tight = {(POD, "cpu.quota"): 50_000}
+    wider = want(POD, "cpu.quota", 80_000)
+    assert refused(node(APP, actual=tight), APP, wider, want(A, "cpu.quota", 80_000)) == []
+
+
+def test_a_burst_is_measured_against_the_quota_wanted_with_it() -> None:
+    assert refused(NODE, APP, want(A, "cpu.quota", 20_000), want(A, "cpu.burst", 30_000)) == ["burst-above-quota"]
+    assert refused(NODE, APP, want(A, "cpu.quota", 40_000), want(A, "cpu.burst", 30_000)) == []
+    assert refused(NODE, APP, want(A, "cpu.quota", None), want(A, "cpu.burst", 30_000)) == ["burst-above-quota"]
+
+
+def test_on_v1_a_cpu_set_outside_the_pods_is_refused_where_that_is_known() -> None:
+    narrow = {(POD, "cpu.set"): cpus("0-3")}
+    assert refused(node(APP, actual=narrow), APP, want(A, "cpu.set", cpus("3-4"))) == ["cpuset-outside-parent"]
+    assert refused(node(APP, actual=narrow), APP, want(A, "cpu.set", cpus("2-3"))) == []
+    assert refused(node(APP, actual=narrow, versions=V2), APP, want(A, "cpu.set", cpus("3-4"))) == []
+    wide = want(POD, "cpu.set", cpus("3-4"))
+    assert refused(node(APP, actual=narrow), APP, wide, want(A, "cpu.set", cpus("3-4"))) == []
+
+
+def test_a_besteffort_that_we_narrowed_does_not_stop_its_own_widening() -> None:
+    be = pod("be")
+    have = {(BE, "cpu.set"): cpus("6-7")}
+    assert refused(node(be, actual=have), be, want(be.group.path, "cpu.set", cpus("4-7"))) == []
+    foreign = {(BE, "cpu.set"): cpus("0-1")}
+    assert refused(node(be, actual=foreign), be, want(be.group.path, "cpu.set", cpus("4-7"))) == [
+        "cpuset-outside-parent"
+    ]
+
+
+def test_the_kubelets_exclusive_container_keeps_its_cpu_set() -> None:
+    view = node(APP, kubelet=kubelet(default="0-6", exclusive={"p/a": "7"}))
+    assert refused(view, APP, want(A, "cpu.set", cpus("1"))) == ["exclusive-container"]
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "rules"),
+    [
+        ("cpu.set", cpus("1-3"), ["kubelet-reasserts"]),
+        ("cpu.weight", 2, ["kubelet-reasserts"]),
+        ("cpu.weight", 512, []),
+        ("cpu.quota", 1000, ["kubelet-reasserts"]),
+        ("memory.max", 1 << 30, []),
+        ("pids.max", 100, []),
+    ],
+)
+def test_what_an_old_kubelet_rewrites_is_not_fought_over(knob: str, value: CpuSet | int, rules: list[str]) -> None:
+    view = node(APP, kubelet=kubelet(default="0-7", reasserts_s=10.0))
+    assert refused(view, APP, want(A, knob, value)) == rules
+    assert refused(view, APP, want(POD, "cpu.weight", 2)) == []
+
+
+def test_every_refusal_says_why_in_words() -> None:
+    view = node(APP, kubelet=kubelet(default="0-7", reasserts_s=10.0))
+    (refusal,) = judge(view, APP, want(A, "cpu.set", cpus("1")))
+    assert refusal.reason == "this kubelet rewrites it every 10 s"
+    assert refusal.setting.path == A
+
+
+def test_pods_of_guaranteed_qos_hang_below_kubepods_itself() -> None:
+    one = pod("g", cls=PodClass.RECLAIMED, qos=QosClass.GUARANTEED)
+    bounded = {("/kubepods", "cpu.quota"): 100_000}
+    assert refused(node(one, actual=bounded), one, want(one.group.path, "cpu.quota", 100_001)) == [
+        "v1-quota-above-parent"
+    ]

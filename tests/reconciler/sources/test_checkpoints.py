@@ -1,0 +1,193 @@
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.naming import QosClass
+from reconciler.sources.allocations import Allocations
+from reconciler.sources.checkpoints import CheckpointSource
+from state.kubelet import CheckpointError, Fault, render_cpu_manager_state
+from state.model import Classification, Container, CpuPolicy, GroupRef, Pod, PodClass
+
+KUBELET = "var/lib/kubelet"
+
+
+class Marks:
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def mark(self, key: str) -> None:
+        self.log.append(key)
+
+    def mark_all(self, why: str) -> None:
+        self.log.append(f"*{why}")
+
+
+def pod(uid: str) -> dict[str, Pod]:
+    return {
+        uid: Pod(
+            uid=uid,
+            qos=QosClass.GUARANTEED,
+            group=GroupRef(path=f"/kubepods/pod{uid}"),
+            containers=(Container(id="c", group=GroupRef(path="/kubepods/c"), name="main"),),
+            classification=Classification(pod_class=PodClass.SHARED, source="test"),
+        )
+    }
+
+
+def rename_in(root: Path, content: str, name: str = "cpu_manager_state") -> None:
+    """As the kubelet does: a temporary dot name, then a rename."""
+    directory = root / KUBELET
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / ".1234567").write_text(content)
+    os.rename(directory / ".1234567", directory / name)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    with trio.fail_after(5):
+        while not true():  # noqa: ASYNC110  (what is waited for has no event)
+            await trio.sleep(0.005)
+
+
+def test_without_a_loop_the_files_are_read_once(tmp_path: Path) -> None:
+    rename_in(tmp_path, render_cpu_manager_state("static", "0", {"u": {"main": "1"}}))
+    source = CheckpointSource(Marks(), root=str(tmp_path))
+    view = source.view(pod("u"))
+    assert (view.policy, view.exclusive) == (CpuPolicy.STATIC, {"u": {"main": CpuSet([1])}})
+    assert source.status().ok
+    assert isinstance(source.memory, CheckpointError)
+    assert source.memory.fault is Fault.MISSING
+
+
+def test_a_node_without_a_kubelet_is_a_status_and_no_error(tmp_path: Path) -> None:
+    source = CheckpointSource(Marks(), root=str(tmp_path))
+    assert source.view({}).policy is CpuPolicy.UNKNOWN
+    status = source.status()
+    assert (status.ok, status.name) == (False, "kubelet checkpoints")
+    assert f"{tmp_path}/{KUBELET}/cpu_manager_state" in status.detail
+
+
+async def test_a_rename_into_place_is_read_and_marks_the_node(tmp_path: Path, nursery: trio.Nursery) -> None:
+    rename_in(tmp_path, render_cpu_manager_state("static", "0-1"))
+    marks = Marks()
+    source = CheckpointSource(marks, root=str(tmp_path))
+    await nursery.start(source.run)
+    marks.log.clear()
+    rename_in(tmp_path, render_cpu_manager_state("static", "0", {"u": {"main": "1"}}))
+    await until(lambda: bool(marks.log))
+    assert marks.log == ["node"]
+    assert source.view(pod("u")).exclusive == {"u": {"main": CpuSet([1])}}
+
+
+async def test_half_written_dot_names_unchanged_contents_and_strangers_mark_nothing(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    content = render_cpu_manager_state("static", "0-1")
+    rename_in(tmp_path, content)
+    marks = Marks()
+    source = CheckpointSource(marks, root=str(tmp_path))
+    await nursery.start(source.run)
+    (tmp_path / KUBELET / ".999").write_text('{"policyName":')
+    (tmp_path / KUBELET / "pki").mkdir()
+    rename_in(tmp_path, content)
+    rename_in(tmp_path, render_cpu_manager_state("static", "0"))
+    await until(lambda: bool(marks.log))
+    assert marks.log == ["node"]
+
+
+async def test_a_directory_that_appears_later_is_found(tmp_path: Path, nursery: trio.Nursery) -> None:
+    marks = Marks()
+    source = CheckpointSource(marks, root=str(tmp_path))
+    await nursery.start(source.run)
+    (tmp_path / "var").mkdir()
+    await trio.sleep(0.02)
+    rename_in(tmp_path, render_cpu_manager_state("static", "0-3"))
+    await until(lambda: source.status().ok)
+    assert "node" in marks.log
+    assert source.view({}).default_cpus == CpuSet.span(4)
+
+
+async def test_a_new_kubelet_socket_is_a_restart_and_everything_is_looked_at(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    plugins = tmp_path / KUBELET / "device-plugins"
+    plugins.mkdir(parents=True)
+    (plugins / "kubelet.sock").touch()
+    rename_in(tmp_path, render_cpu_manager_state("static", "0-1"))
+    marks = Marks()
+    source = CheckpointSource(marks, root=str(tmp_path))
+    for at in (0.0, 10.0, 20.0):
+        source.reassertion.updated("c", at, changed=False)
+    await nursery.start(source.run)
+    marks.log.clear()
+    (plugins / "kubelet.sock").unlink()
+    await trio.sleep(0.02)
+    assert marks.log == []
+    (plugins / "kubelet.sock").touch()
+    await until(lambda: bool(marks.log))
+    assert marks.log == ["*kubelet restarted"]
+    assert source.reassertion.period(21.0) is None
+
+
+async def test_the_device_checkpoint_is_watched_in_its_own_directory(tmp_path: Path, nursery: trio.Nursery) -> None:
+    plugins = tmp_path / KUBELET / "device-plugins"
+    plugins.mkdir(parents=True)
+    source = CheckpointSource(Marks(), root=str(tmp_path))
+    await nursery.start(source.run)
+    fixture = Path(__file__).parents[2] / "fixtures/kubelet/memory-static-device-allocated/kubelet_internal_checkpoint"
+    (plugins / ".5").write_bytes(fixture.read_bytes())
+    os.rename(plugins / ".5", plugins / "kubelet_internal_checkpoint")
+    await until(lambda: not isinstance(source.devices, CheckpointError | None))
+    assert not isinstance(source.devices, CheckpointError | None)
+    assert source.devices.entries[0].resource == "example.io/widget"
+
+
+async def test_a_torn_file_keeps_what_was_known_and_is_shown(tmp_path: Path, nursery: trio.Nursery) -> None:
+    rename_in(tmp_path, render_cpu_manager_state("static", "0", {"u": {"main": "1"}}))
+    marks = Marks()
+    source = CheckpointSource(marks, root=str(tmp_path))
+    await nursery.start(source.run)
+    rename_in(tmp_path, '{"policyName":"static","defa')
+    await until(lambda: not source.status().ok)
+    view = source.view(pod("u"))
+    assert (view.exclusive, view.held) == ({"u": {"main": CpuSet([1])}}, True)
+    assert "whole JSON" in source.status().detail
+
+
+async def test_when_waiting_is_over_the_node_is_marked_without_any_event(tmp_path: Path, nursery: trio.Nursery) -> None:
+    rename_in(tmp_path, render_cpu_manager_state("static", "0", {"u": {"main": "1"}}))
+    marks = Marks()
+    allocations = Allocations(confirm_s=0.2, pair_s=0.05)
+    source = CheckpointSource(marks, root=str(tmp_path), allocations=allocations)
+    await nursery.start(source.run)
+    assert not source.view(pod("u")).held
+    rename_in(tmp_path, render_cpu_manager_state("static", "0-1"))
+    await until(lambda: bool(marks.log))
+    assert source.view(pod("u")).held
+    marks.log.clear()
+    await until(lambda: bool(marks.log))
+    assert not source.view(pod("u")).held
+    assert source.allocations.recheck_at is None
+
+
+async def test_the_directory_made_anew_is_watched_again(tmp_path: Path, nursery: trio.Nursery) -> None:
+    rename_in(tmp_path, render_cpu_manager_state("static", "0-1"))
+    source = CheckpointSource(Marks(), root=str(tmp_path))
+    await nursery.start(source.run)
+    os.rename(tmp_path / KUBELET, tmp_path / "aside")
+    await until(lambda: not source.status().ok)
+    rename_in(tmp_path, render_cpu_manager_state("static", "0-2"))
+    await until(lambda: source.status().ok)
+    rename_in(tmp_path, render_cpu_manager_state("static", "0-3"))
+    await until(lambda: source.view({}).default_cpus == CpuSet.span(4))
+
+
+@pytest.mark.parametrize("kubelet_root", ["/data/kubelet", "/data/kubelet/"])
+def test_another_root_directory_of_the_kubelet_is_used(tmp_path: Path, kubelet_root: str) -> None:
+    (tmp_path / "data/kubelet").mkdir(parents=True)
+    (tmp_path / "data/kubelet/cpu_manager_state").write_text(render_cpu_manager_state("none", ""))
+    source = CheckpointSource(Marks(), root=str(tmp_path), kubelet_root=kubelet_root)
+    assert source.view({}).policy is CpuPolicy.NONE

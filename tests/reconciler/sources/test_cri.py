@@ -1,0 +1,373 @@
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+import trio
+
+from cgroupfs.errors import SourceError
+from reconciler.sources.cri import CriClient, RuntimeCondition, find_socket
+from reconciler.sources.criapi import cri_pb2
+from state.model import ContainerKind, PodMeta
+from tests.fakes.cri_runtime import FakeRuntime
+from tests.fakes.http2_peer import Peer, Peers, framed
+
+BURSTABLE = "33333333-3333-4333-8333-333333333333"
+MAIN = "3a0df93a9a6d150560c1e2aa4fe9258cd11ca5e74d77b6c77326681d9ad523fc"
+SANDBOX = "43e0f39a54e822c3ee834d53d8a26947f6ba0abcf7b2966ad48e4a8e3f19f5b0"
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory whose path is short enough for a unix socket."""
+    path = tempfile.mkdtemp(prefix="bypassd-cri-")
+    yield Path(path)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def runtime(place: Path) -> Iterator[FakeRuntime]:
+    with FakeRuntime(place / "c.sock") as fake:
+        yield fake
+
+
+def check_burstable(pod: PodMeta | None) -> None:
+    assert pod is not None
+    assert (pod.uid, pod.source, pod.namespace, pod.name) == (BURSTABLE, "cri", "default", "burstable-node1")
+    assert pod.labels == {"app": "web", "qos.example.io/class": "BE"}
+    assert pod.annotations is not None
+    assert pod.annotations["example.io/priority"] == "low"
+    assert pod.static
+    assert {(one.name, one.kind) for one in pod.containers} == {
+        ("main", ContainerKind.APP),
+        ("side", ContainerKind.APP),
+    }
+    assert MAIN in {one.id for one in pod.containers}
+    assert pod.sandbox_ids == (SANDBOX,)
+
+
+async def test_recorded_lists_become_pods_with_labels_and_annotations(runtime: FakeRuntime) -> None:
+    async with CriClient(str(runtime.socket)) as cri:
+        pods = {pod.uid: pod for pod in await cri.pods()}
+    assert len(pods) == len({one.metadata.uid for one in runtime.sandboxes})
+    check_burstable(pods[BURSTABLE])
+
+
+async def test_exited_containers_are_left_out(runtime: FakeRuntime) -> None:
+    for container in runtime.containers:
+        if container.id == MAIN:
+            container.state = cri_pb2.CONTAINER_EXITED
+    async with CriClient(str(runtime.socket)) as cri:
+        pod = await cri.pod(BURSTABLE)
+    assert pod is not None
+    assert [one.name for one in pod.containers] == ["side"]
+
+
+async def test_one_pod_is_asked_for_by_its_uid(runtime: FakeRuntime) -> None:
+    async with CriClient(str(runtime.socket)) as cri:
+        check_burstable(await cri.pod(BURSTABLE))
+        assert await cri.pod("unknown") is None
+    assert runtime.asked[0] == "v1 Version"
+    # Two questions travel together: the runtime may take either first.
+    assert [set(runtime.asked[1:3]), set(runtime.asked[3:])] == [{"v1 ListPodSandbox", "v1 ListContainers"}] * 2
+
+
+@pytest.mark.parametrize("known", [MAIN, SANDBOX])
+async def test_the_pod_of_a_container_or_sandbox_is_found_by_its_id(runtime: FakeRuntime, known: str) -> None:
+    async with CriClient(str(runtime.socket)) as cri:
+        check_burstable(await cri.pod_of(known))
+        assert await cri.pod_of("0" * 64) is None
+
+
+async def test_a_container_whose_sandbox_is_not_listed_tells_names_but_not_labels(runtime: FakeRuntime) -> None:
+    runtime.sandboxes.clear()
+    async with CriClient(str(runtime.socket)) as cri:
+        pod = await cri.pod_of(MAIN)
+        assert pod is not None
+        assert (pod.uid, pod.namespace, pod.name) == (BURSTABLE, "default", "burstable-node1")
+        assert (pod.labels, pod.annotations, pod.sandbox_ids) == (None, None, ())
+        assert BURSTABLE in {pod.uid for pod in await cri.pods()}
+
+
+async def test_of_several_sandboxes_the_newest_tells(runtime: FakeRuntime) -> None:
+    newest = cri_pb2.PodSandbox()
+    newest.CopyFrom(next(one for one in runtime.sandboxes if one.id == SANDBOX))
+    newest.id = "f" * 64
+    newest.created_at += 10**9
+    newest.labels["app"] = "newer"
+    runtime.sandboxes.append(newest)
+    async with CriClient(str(runtime.socket)) as cri:
+        pod = await cri.pod(BURSTABLE)
+    assert pod is not None
+    assert pod.labels is not None
+    assert pod.labels["app"] == "newer"
+    assert pod.sandbox_ids == ("f" * 64, SANDBOX)
+
+
+async def test_version_and_status_are_the_runtimes_words(runtime: FakeRuntime) -> None:
+    async with CriClient(str(runtime.socket)) as cri:
+        version = await cri.version()
+        conditions = await cri.status()
+    assert (version.name, version.version, version.api) == ("containerd", "1.6.20~ds1", "v1")
+    assert conditions == (
+        RuntimeCondition(type="RuntimeReady", ok=True),
+        RuntimeCondition(
+            type="NetworkReady",
+            ok=False,
+            message="Network plugin returns error: cni plugin not initialized",
+        ),
+    )
+
+
+async def test_an_older_runtime_is_asked_in_v1alpha2(place: Path) -> None:
+    with FakeRuntime(place / "c.sock", apis=("v1alpha2",)) as runtime:
+        async with CriClient(str(runtime.socket)) as cri:
+            check_burstable(await cri.pod(BURSTABLE))
+            assert (await cri.version()).api == "v1alpha2"
+        assert {asked.split()[0] for asked in runtime.asked} == {"v1alpha2"}
+
+
+async def test_a_socket_that_speaks_no_cri_is_one_clear_error(place: Path) -> None:
+    with FakeRuntime(place / "c.sock", apis=("v2",)) as runtime:
+        async with CriClient(str(runtime.socket)) as cri:
+            with pytest.raises(SourceError, match=r"c\.sock: it speaks neither v1 nor v1alpha2 .*CRI plugin disabled"):
+                await cri.pods()
+            assert not cri.connected
+
+
+async def test_a_missing_socket_is_one_clear_error_and_costs_no_import(place: Path) -> None:
+    async with CriClient("/run/none.sock", root=str(place)) as cri:
+        with pytest.raises(SourceError, match=r"^cri: /run/none\.sock: there is no such socket$"):
+            await cri.pods()
+
+
+async def test_a_socket_nobody_listens_on_is_one_clear_error(place: Path) -> None:
+    with FakeRuntime(place / "c.sock"):
+        os.link(place / "c.sock", place / "dead.sock")
+    async with CriClient(str(place / "dead.sock")) as cri:
+        with pytest.raises(SourceError, match=r"dead\.sock: Version: cannot connect: Connection refused"):
+            await cri.pods()
+
+
+async def test_a_runtime_that_hangs_is_one_clear_error_in_time(runtime: FakeRuntime) -> None:
+    async with CriClient(str(runtime.socket), timeout_s=0.2) as cri:
+        await cri.version()
+        runtime.hang_s = 1.0
+        begun = time.monotonic()
+        with pytest.raises(SourceError, match=r"ListPodSandbox, ListContainers: no answer within 0\.2 s"):
+            await cri.pods()
+        assert time.monotonic() - begun < 0.9
+        runtime.hang_s = 0
+        assert len(await cri.pods()) > 1
+
+
+async def test_a_refusal_is_told_in_the_runtimes_words_on_one_line(runtime: FakeRuntime) -> None:
+    runtime.refusal = (grpc.StatusCode.INTERNAL, "metadata store\n is closed")
+    async with CriClient(str(runtime.socket)) as cri:
+        with pytest.raises(SourceError, match=r"Version: INTERNAL: metadata store is closed$"):
+            await cri.pods()
+        runtime.refusal = None
+        await cri.version()
+        runtime.refusal = (grpc.StatusCode.PERMISSION_DENIED, "no")
+        with pytest.raises(SourceError, match=r"ListPodSandbox: PERMISSION_DENIED: no$"):
+            await cri.pods()
+        assert cri.connected
+
+
+async def test_a_restarted_runtime_is_found_again(place: Path) -> None:
+    async with CriClient(str(place / "c.sock")) as cri:
+        with FakeRuntime(place / "c.sock"):
+            assert await cri.pods()
+        with pytest.raises(SourceError):
+            await cri.pods()
+        with FakeRuntime(place / "c.sock"):
+            assert await cri.pods()
+
+
+async def test_closing_drops_the_connection_and_the_next_question_makes_one(runtime: FakeRuntime) -> None:
+    cri = CriClient(str(runtime.socket))
+    await cri.aclose()
+    connected = [cri.connected]
+    for _ in range(2):
+        await cri.pods()
+        connected.append(cri.connected)
+        await cri.aclose()
+        connected.append(cri.connected)
+    assert connected == [False, True, False, True, False]
+    assert runtime.asked.count("v1 Version") == 2
+
+
+async def test_questions_do_not_wait_for_each_other_and_a_given_up_one_leaves_nothing_behind(
+    runtime: FakeRuntime,
+) -> None:
+    async with CriClient(str(runtime.socket), timeout_s=5) as cri:
+        await cri.version()
+        runtime.hang_s = 0.2
+        with trio.move_on_after(0.05) as scope:
+            await cri.pods()
+        assert scope.cancelled_caught
+        runtime.hang_s = 0
+        check_burstable(await cri.pod(BURSTABLE))
+        runtime.hang_s = 0.2
+        begun = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(cri.pod, BURSTABLE)
+        assert trio.current_time() - begun < 0.55
+        assert runtime.asked.count("v1 Version") == 1
+    assert not cri.connected
+
+
+async def test_many_tasks_may_ask_at_once(runtime: FakeRuntime) -> None:
+    found: list[PodMeta | None] = []
+    async with CriClient(str(runtime.socket), timeout_s=20) as cri:
+
+        async def ask(container_id: str) -> None:
+            found.append(await cri.pod_of(container_id))
+
+        async with trio.open_nursery() as nursery:
+            for container_id in [MAIN, SANDBOX] * 40:
+                nursery.start_soon(ask, container_id)
+    assert len(found) == 80
+    for pod in found:
+        check_burstable(pod)
+
+
+async def test_five_hundred_pods_are_one_answer(runtime: FakeRuntime) -> None:
+    sandbox = next(one for one in runtime.sandboxes if one.id == SANDBOX)
+    container = next(one for one in runtime.containers if one.id == MAIN)
+    for number in range(500):
+        sandbox.id = container.pod_sandbox_id = f"{number:064x}"
+        sandbox.metadata.uid = f"uid-{number}"
+        sandbox.labels["number"] = str(number)
+        sandbox.annotations["example.io/text"] = "x" * 500
+        runtime.sandboxes.append(cri_pb2.PodSandbox.FromString(sandbox.SerializeToString()))
+        for name in ("one", "two"):
+            container.id = f"{name}-{number}"
+            runtime.containers.append(cri_pb2.Container.FromString(container.SerializeToString()))
+    async with CriClient(str(runtime.socket), timeout_s=20) as cri:
+        pods = {pod.uid: pod for pod in await cri.pods()}
+    for number in range(500):
+        pod = pods[f"uid-{number}"]
+        assert pod.labels is not None
+        assert pod.labels["number"] == str(number)
+        assert {one.id for one in pod.containers} >= {f"one-{number}", f"two-{number}"}
+
+
+async def test_another_release_behind_the_same_socket_is_asked_in_its_own_version(place: Path) -> None:
+    async with CriClient(str(place / "c.sock")) as cri:
+        for api in ("v1alpha2", "v1", "v1alpha2"):
+            with FakeRuntime(place / "c.sock", apis=(api,)) as runtime:
+                check_burstable(await cri.pod(BURSTABLE))
+                assert f"{api} ListPodSandbox" in runtime.asked
+
+
+async def test_an_answer_that_is_no_message_is_one_clear_error(nursery: trio.Nursery, place: Path) -> None:
+    async def nonsense(peer: Peer) -> None:
+        while True:
+            await peer.answer(await peer.asked_for(), framed(b"\xff\xff"))
+
+    await nursery.start(Peers(place / "c.sock", nonsense).run)
+    async with CriClient(str(place / "c.sock")) as cri:
+        with pytest.raises(SourceError, match=r"c\.sock: Version: its answer cannot be read: "):
+            await cri.pods()
+
+
+def test_the_grpc_library_is_only_for_development() -> None:
+    root = Path(__file__).parents[3]
+    imports = re.compile(r"^\s*(import|from) grpc\b", re.MULTILINE)
+    sources = [path for room in ("cgroupfs", "resctrl", "state", "reconciler") for path in (root / room).rglob("*.py")]
+    assert len(sources) > 50
+    assert [str(path) for path in sources if imports.search(path.read_text())] == []
+    assert "grpcio" not in (root / "requirements/runtime.in").read_text()
+    assert imports.search((root / "tests/fakes/cri_runtime.py").read_text())
+
+
+def test_the_library_is_imported_by_the_first_question_only() -> None:
+    code = (
+        "import sys, reconciler.sources.cri; sys.exit(any(name in sys.modules for name in ('grpc', 'google.protobuf')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[3]).returncode == 0
+
+
+def test_the_socket_is_the_configured_one_else_the_first_usual_one(place: Path) -> None:
+    assert find_socket("unix:///x/y.sock") == "/x/y.sock"
+    assert find_socket("/x/y.sock") == "/x/y.sock"
+    assert find_socket(None, root=str(place)) is None
+    (place / "run/crio").mkdir(parents=True)
+    (place / "run/crio/crio.sock").touch()
+    assert find_socket(None, root=str(place)) == "/run/crio/crio.sock"
+
+
+# Against the real thing
+
+CONTAINERD = "/usr/bin/containerd"
+CONFIG = """\
+version = 2
+root = "{place}/root"
+state = "{place}/state"
+disabled_plugins = [
+  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.zfs", "io.containerd.tracing.processor.v1.otlp",
+]
+[grpc]
+address = "{place}/c.sock"
+[debug]
+level = "error"
+[plugins."io.containerd.internal.v1.opt"]
+path = "{place}/opt"
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "{place}/cni/bin"
+conf_dir = "{place}/cni/conf"
+"""
+
+
+@pytest.fixture
+def containerd(place: Path) -> Iterator[Path]:
+    """A real containerd of our own: private root, state and socket, no containers."""
+    if not os.access(CONTAINERD, os.X_OK) or os.geteuid() != 0:
+        pytest.skip(f"needs {CONTAINERD} (Debian's package containerd) and root")
+    (place / "config.toml").write_text(CONFIG.format(place=place))
+    with (place / "log").open("wb") as log:
+        process = subprocess.Popen([CONTAINERD, "--config", str(place / "config.toml")], stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 20
+        while not (place / "c.sock").exists():
+            assert process.poll() is None, (place / "log").read_text()
+            assert time.monotonic() < deadline, (place / "log").read_text()
+            time.sleep(0.05)
+        yield place / "c.sock"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.mark.containerd
+async def test_a_real_containerd_answers_every_question(containerd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with CriClient(str(containerd), timeout_s=10) as cri:
+        for _ in range(100):  # its socket is there before its CRI plugin
+            try:
+                version = await cri.version()
+                break
+            except SourceError:
+                await trio.sleep(0.1)
+        assert (version.name, version.api) == ("containerd", "v1")
+        conditions = {one.type: one for one in await cri.status()}
+        assert conditions["RuntimeReady"].ok
+        assert not conditions["NetworkReady"].ok
+        assert "cni" in conditions["NetworkReady"].message
+        assert await cri.pods() == ()
+        assert await cri.pod(BURSTABLE) is None
+        assert await cri.pod_of(MAIN) is None
+    monkeypatch.setattr("reconciler.sources.cri._APIS", ("v1alpha2",))
+    async with CriClient(str(containerd), timeout_s=10) as old:
+        assert (await old.version()).api == "v1alpha2"
+        assert {one.type for one in await old.status()} == set(conditions)
+        assert await old.pod(BURSTABLE) is None

@@ -1,0 +1,185 @@
+from pathlib import Path
+
+import pytest
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.naming import Driver
+from reconciler.sources.kubelet_config import KubeletConfig, find_kubelets, parse_flags, read_kubelet_config
+
+CONFIG = """\
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+port: 10260
+readOnlyPort: 10255
+address: 10.0.0.7
+cgroupDriver: systemd
+cgroupRoot: /node
+cpuManagerPolicy: static
+cpuManagerReconcilePeriod: 5s
+cpuManagerPolicyOptions:
+  full-pcpus-only: "true"
+  strict-cpu-reservation: true
+reservedSystemCPUs: 0-1,8
+staticPodPath: /etc/kubernetes/manifests
+tlsCertFile: /etc/kubelet/tls.crt
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+logging: {format: text}
+"""
+
+
+def node(root: Path, files: dict[str, str] | None = None, **processes: tuple[str, ...]) -> str:
+    """A copied node: files, and processes named ``p<pid>`` with their command lines."""
+    for name, text in (files or {}).items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (root / "proc").mkdir(exist_ok=True)
+    (root / "proc/self").mkdir()
+    for pid, words in processes.items():
+        (root / "proc" / pid[1:]).mkdir()
+        (root / "proc" / pid[1:] / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
+    return str(root)
+
+
+def test_the_file_that_the_flags_name_is_read_and_each_value_tells_its_line(tmp_path: Path) -> None:
+    root = node(tmp_path, {"/etc/k.yaml": CONFIG}, p77=("/usr/bin/kubelet", "--config=/etc/k.yaml"), p1=("/sbin/init",))
+    config = read_kubelet_config(root)
+    assert config.problems == ()
+    assert (config.pid, config.config_path) == (77, "/etc/k.yaml")
+    assert (config.port, config.read_only_port, config.address, config.loopback) == (
+        10260,
+        10255,
+        "10.0.0.7",
+        "10.0.0.7",
+    )
+    assert (config.cgroup_driver, config.cgroup_root) == (Driver.SYSTEMD, "/node")
+    assert config.cgroups == {"cgroupDriver": "systemd", "cgroupRoot": "/node"}
+    assert (config.cpu_manager_policy, config.cpu_manager_reconcile) == ("static", "5s")
+    assert config.reserved_cpus == CpuSet.parse("0,1,8")
+    assert config.cpu_manager_options == {"full-pcpus-only": "true", "strict-cpu-reservation": "true"}
+    assert config.strict_reserved
+    assert config.static_pod_path == "/etc/kubernetes/manifests"
+    assert config.tls_cert_file == "/etc/kubelet/tls.crt"
+    assert config.runtime_endpoint == "unix:///run/containerd/containerd.sock"
+    assert config.sources["port"] == "/etc/k.yaml:3:1"
+    assert config.sources["reserved_cpus"] == "/etc/k.yaml:13:1"
+    assert "root_dir" not in config.sources
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    root = node(
+        tmp_path,
+        {"/etc/k.yaml": CONFIG},
+        p9=(
+            "kubelet",
+            "-v=2",
+            "--config",
+            "/etc/k.yaml",
+            "--port=10299",
+            "--cgroup_driver=cgroupfs",
+            "--reserved-cpus",
+            "3",
+            "--cpu-manager-policy-options=full-pcpus-only=true,strict-cpu-reservation=false",
+            "--root-dir=/data/kubelet",
+            "--hostname-override=node1",
+            "--cgroups-per-qos",
+        ),
+    )
+    config = read_kubelet_config(root)
+    assert (config.port, config.cgroup_driver, config.reserved_cpus) == (10299, Driver.CGROUPFS, CpuSet([3]))
+    assert not config.strict_reserved
+    assert (config.root_dir, config.cert_dir, config.node_name) == ("/data/kubelet", "/var/lib/kubelet/pki", "node1")
+    assert config.sources["port"] == "kubelet --port"
+    assert config.sources["cgroup_root"] == "/etc/k.yaml:7:1"
+
+
+def test_a_kubelet_without_a_file_has_its_flags_defaults(tmp_path: Path) -> None:
+    config = read_kubelet_config(node(tmp_path, p9=("/opt/hyperkube", "kubelet", "--cgroup-driver=systemd")))
+    assert (config.pid, config.config_path, config.read_only_port, config.port) == (9, None, 10255, 10250)
+    assert config.cgroups == {"cgroupDriver": "systemd"}
+    assert config.loopback == "127.0.0.1"
+
+
+def test_without_a_kubelet_its_usual_file_still_tells(tmp_path: Path) -> None:
+    config = read_kubelet_config(node(tmp_path, {"/var/lib/kubelet/config.yaml": "cgroupDriver: systemd\n"}))
+    assert (config.pid, config.cgroup_driver, config.read_only_port) == (None, Driver.SYSTEMD, 0)
+
+
+def test_with_nothing_there_everything_is_a_default(tmp_path: Path) -> None:
+    assert read_kubelet_config(str(tmp_path)) == KubeletConfig()
+
+
+def test_drop_in_files_are_laid_over_the_file_in_the_order_of_their_names(tmp_path: Path) -> None:
+    root = node(
+        tmp_path,
+        {
+            "/etc/k.yaml": "port: 1\naddress: 10.0.0.1\n",
+            "/etc/k.d/20.conf": "port: 3\n",
+            "/etc/k.d/10.conf": "port: 2\naddress: 10.0.0.2\n",
+            "/etc/k.d/30.yaml": "port: 4\n",
+        },
+        p5=("kubelet", "--config=/etc/k.yaml", "--config-dir=/etc/k.d"),
+    )
+    config = read_kubelet_config(root)
+    assert (config.port, config.address) == (3, "10.0.0.2")
+    assert config.sources["address"] == "/etc/k.d/10.conf:2:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("port: many\n", "/etc/k.yaml:1:1: port: 'many': expected a port from 0 to 65535"),
+        ("port: 70000\n", "/etc/k.yaml:1:1: port: 70000: expected a port from 0 to 65535"),
+        ("cgroupDriver: systemdd\n", "/etc/k.yaml:1:1: cgroupDriver: 'systemdd': expected cgroupfs or systemd"),
+        ("reservedSystemCPUs: [0]\n", "/etc/k.yaml:1:1: reservedSystemCPUs: [0]: expected a text"),
+        ("reservedSystemCPUs: 3-1\n", "'3-1' is not a CPU list"),
+        ("port: 1\nport: 2\n", "kubelet configuration /etc/k.yaml:2:1: 'port': expected each key once"),
+        ("port: [\n", "kubelet configuration /etc/k.yaml:2:1: "),
+        ("- a\n", "/etc/k.yaml:1:1: ['a']: expected a KubeletConfiguration"),
+        ("", "/etc/k.yaml: None: expected a KubeletConfiguration"),
+    ],
+)
+def test_a_bad_file_is_one_message_and_defaults_stay(tmp_path: Path, text: str, problem: str) -> None:
+    root = node(tmp_path, {"/etc/k.yaml": text}, p5=("kubelet", "--config=/etc/k.yaml"))
+    config = read_kubelet_config(root)
+    assert len(config.problems) == 1
+    assert problem in config.problems[0]
+    assert (config.port, config.cgroup_driver, config.reserved_cpus) == (10250, Driver.CGROUPFS, CpuSet())
+    assert config.sources == {}
+
+
+def test_a_bad_flag_is_one_message_and_the_files_value_stays(tmp_path: Path) -> None:
+    root = node(tmp_path, {"/etc/k.yaml": "port: 1\n"}, p5=("kubelet", "--config=/etc/k.yaml", "--port=x"))
+    config = read_kubelet_config(root)
+    assert config.problems == ("kubelet --port: 'x': expected a port from 0 to 65535",)
+    assert config.port == 1
+
+
+def test_a_missing_file_or_drop_in_directory_is_one_message_each(tmp_path: Path) -> None:
+    config = read_kubelet_config(node(tmp_path, p5=("kubelet", "--config=/etc/k.yaml", "--config-dir=/etc/k.d")))
+    assert config.problems == (
+        "kubelet configuration /etc/k.d: No such file or directory",
+        "kubelet configuration /etc/k.yaml: No such file or directory",
+    )
+
+
+def test_bytes_that_are_no_text_are_one_message(tmp_path: Path) -> None:
+    root = node(tmp_path, p5=("kubelet", "--config=/k.yaml"))
+    (tmp_path / "k.yaml").write_bytes(b"port: \xff\n")
+    assert len(read_kubelet_config(root).problems) == 1
+
+
+def test_of_several_kubelets_the_one_in_our_namespace_is_taken(tmp_path: Path) -> None:
+    root = node(tmp_path, p1=("init",), p30=("kubelet", "--port=1"), p40=("kubelet", "--port=2"), p50=("kubeletd",))
+    for pid, namespace in (("1", "mnt:[1]"), ("30", "mnt:[9]"), ("40", "mnt:[1]")):
+        (tmp_path / "proc" / pid / "ns").mkdir()
+        (tmp_path / "proc" / pid / "ns/mnt").symlink_to(namespace)
+    assert [pid for pid, _ in find_kubelets(root)] == [40, 30]
+    config = read_kubelet_config(root)
+    assert (config.pid, config.port) == (40, 2)
+    assert config.problems == ("2 kubelets run here: process 40 is taken for this node's, not 30",)
+
+
+def test_a_flag_at_the_end_without_its_value_is_empty() -> None:
+    assert parse_flags(("--port",)) == {"port": ""}
+    assert parse_flags(("port", "-v", "--unknown", "--unknown-too=1")) == {}

@@ -1,0 +1,408 @@
+import json
+import logging
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx2
+import msgspec
+import pytest
+import trio
+import yaml
+
+from cgroupfs.errors import StoreError
+from reconciler.config import Http
+from reconciler.supervisor import Supervisor
+from reconciler.web import server
+from reconciler.web.app import MAX_BODY, control_app, read_app
+from reconciler.web.components import components
+from reconciler.web.interface import HoldRequest, RestoreRequest
+from reconciler.web.server import WebError, WebServer, listen_tcp, listen_unix
+from tests.fakes.web import FakeControl, FakeShown
+
+PROJECT = Path(__file__).parents[3]
+
+
+class Site:
+    """A daemon's two sockets with clients for both."""
+
+    def __init__(self, path: str, port: int) -> None:
+        self.path = path
+        self.port = port
+        self.shown = FakeShown()
+        self.control = FakeControl()
+        self.tcp = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}")
+        self.unix = httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=path), base_url="http://bypassd")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@asynccontextmanager
+async def serving(directory: Path, max_connections: int = 32) -> AsyncIterator[Site]:
+    site = Site(str(directory / "s"), free_port())
+    config = Http(port=site.port, socket=site.path, max_connections=max_connections)
+    async with trio.open_nursery() as nursery:
+        for component in components(config, site.shown, site.control):
+            await nursery.start(partial(component.run))
+        async with site.tcp, site.unix:
+            yield site
+        nursery.cancel_scope.cancel()
+
+
+async def test_health_is_the_pulse_of_the_loop(tmp_path: Path) -> None:
+    async with serving(tmp_path) as site:
+        answer = await site.tcp.get("/healthz")
+        assert (answer.status_code, answer.json()) == (200, {"alive": True, "silent_s": 0.25})
+        site.shown.pulse.alive, site.shown.pulse.age_s = False, 31.0
+        answer = await site.unix.get("/healthz")
+        assert (answer.status_code, answer.json()) == (503, {"alive": False, "silent_s": 31.0})
+
+
+async def test_readiness_names_what_is_missing(tmp_path: Path) -> None:
+    async with serving(tmp_path) as site:
+        assert (await site.tcp.get("/readyz")).json() == {"ready": True, "reasons": []}
+        site.shown.reasons = ["the first plan is not done"]
+        answer = await site.tcp.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json() == {"ready": False, "reasons": ["the first plan is not done"]}
+
+
+async def test_metrics_are_prometheus_text(tmp_path: Path) -> None:
+    async with serving(tmp_path) as site:
+        answer = await site.tcp.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+        assert "\nbypassd_ready 1.0\n" in answer.text
+        assert "server" not in answer.headers
+
+
+async def test_state_comes_in_three_formats_with_the_same_content(tmp_path: Path) -> None:
+    whole = {"pods": {"u1": {"class": "reclaimed", "cpus": "0-3"}}, "pools": {"a 1": [2]}}
+    async with serving(tmp_path) as site:
+        assert (await site.tcp.get("/state")).json() == whole
+        packed = await site.tcp.get("/state?format=msgpack")
+        assert packed.headers["content-type"] == "application/vnd.msgpack"
+        assert msgspec.msgpack.decode(packed.content) == whole
+        written = await site.unix.get("/state?format=yaml")
+        assert yaml.load(written.text, Loader=yaml.CSafeLoader) == whole
+
+
+async def test_only_the_sections_asked_for_are_built(tmp_path: Path) -> None:
+    async with serving(tmp_path) as site:
+        assert list((await site.tcp.get("/state?section=pools")).json()) == ["pools"]
+        assert list((await site.tcp.get("/state?section=pools,pods")).json()) == ["pods", "pools"]
+        assert list((await site.tcp.get("/state?section=pools&section=pods")).json()) == ["pods", "pools"]
+        assert site.shown.asked == [["pools"], ["pods", "pools"], ["pods", "pools"]]
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("/state?section=pod", "section: 'pod': expected one of pods, pools"),
+        ("/state?format=xml", "format: 'xml': expected one of json, msgpack, yaml"),
+    ],
+)
+async def test_a_wrong_question_is_answered_with_what_is_known(tmp_path: Path, url: str, error: str) -> None:
+    async with serving(tmp_path) as site:
+        answer = await site.tcp.get(url)
+        assert (answer.status_code, answer.json()) == (400, {"error": error})
+
+
+async def test_a_hold_is_made_and_released_over_the_unix_socket(tmp_path: Path) -> None:
+    async with serving(tmp_path) as site:
+        body = {"target": "pod:u1", "reason": "debugging", "by": "ann", "seconds": 60}
+        made = await site.unix.post("/holds", json=body)
+        assert made.status_code == 201
+        assert made.json() == {"target": "pod:u1", "reason": "debugging", "by": "ann", "until": 60.0}
+        gone = await site.unix.delete("/holds/file:/kubepods/besteffort")
+        assert (gone.status_code, gone.json()) == (200, {"released": "file:/kubepods/besteffort"})
+        none = await site.unix.delete("/holds/pod:u2")
+        assert (none.status_code, none.json()) == (404, {"error": "there is no hold on 'pod:u2'"})
+        assert site.control.told == [
+            HoldRequest(target="pod:u1", reason="debugging", by="ann", seconds=60.0),
+            "release file:/kubepods/besteffort",
+            "release pod:u2",
+        ]
+
+
+async def test_tcp_has_no_controls_at_all(tmp_path: Path) -> None:
+    async with serving(tmp_path) as site:
+        answers = [
+            await site.tcp.post("/holds", json={"target": "node", "reason": "x", "by": "x"}),
+            await site.tcp.delete("/holds/node"),
+            await site.tcp.post("/restore"),
+            await site.tcp.post("/reload"),
+        ]
+        assert [answer.status_code for answer in answers] == [404, 404, 404, 404]
+        assert (await site.tcp.post("/state")).status_code == 405
+        assert site.control.told == []
+
+
+async def test_errors_of_ours_are_their_one_message(tmp_path: Path) -> None:
+    async with serving(tmp_path) as site:
+        nonsense = await site.unix.post("/holds", json={"target": "nonsense", "reason": "", "by": ""})
+        assert nonsense.status_code == 400
+        assert nonsense.json() == {"error": "hold target: 'nonsense': expected node or pod:UID"}
+        assert (await site.unix.post("/restore")).json() == {"restored": 3}
+        site.control.error = StoreError("the disk is full")
+        full = await site.unix.post("/restore", json={"pod_uid": "u1"})
+        assert (full.status_code, full.json()) == (503, {"error": "the disk is full"})
+        assert site.control.told[1:] == [RestoreRequest(), RestoreRequest(pod_uid="u1")]
+        bad = await site.unix.post("/reload")
+        assert bad.status_code == 400
+        assert bad.json() == {"error": "/c.yaml:1:2: mode: no", "problems": ["/c.yaml:1:2: mode: no"]}
+        assert (await site.unix.get("/nothing")).json() == {"error": "Not Found: GET /nothing"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "error"),
+    [
+        (b"{", 400, "the body is no HoldRequest: Input data was truncated"),
+        (b'{"target": "node"}', 400, "the body is no HoldRequest: Object missing required field `reason`"),
+        (b'{"tarket": "node"}', 400, "the body is no HoldRequest: Object contains unknown field `tarket`"),
+        (b" " * (MAX_BODY + 1), 413, f"the body is larger than {MAX_BODY} bytes"),
+    ],
+)
+async def test_a_bad_body_is_refused(tmp_path: Path, body: bytes, status: int, error: str) -> None:
+    async with serving(tmp_path) as site:
+        answer = await site.unix.post("/holds", content=body)
+        assert (answer.status_code, answer.json()) == (status, {"error": error})
+        assert site.control.told == []
+
+
+async def test_a_body_that_never_comes_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reconciler.web.app.BODY_DEADLINE_S", 0.3)
+    async with serving(tmp_path) as site:
+        stream = await trio.open_unix_socket(site.path)
+        async with stream:
+            await stream.send_all(b"POST /holds HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
+            with trio.fail_after(3):
+                assert (await stream.receive_some()).startswith(b"HTTP/1.1 408")
+        assert site.control.told == []
+
+
+async def test_a_mistake_of_ours_is_logged_and_told_without_its_details(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path) as site:
+        site.shown.broken = True
+        with caplog.at_level(logging.ERROR):
+            answer = await site.tcp.get("/state")
+        assert (answer.status_code, answer.json()) == (500, {"error": "internal error; see the log"})
+        assert "ZeroDivisionError: a mistake" in caplog.text
+        site.shown.broken = False
+        assert (await site.tcp.get("/state")).status_code == 200
+
+
+async def raw(site: Site, request: bytes, timeout_s: float = 3) -> bytes:
+    """Send bytes over TCP and read until the other side closes."""
+    stream = await trio.open_tcp_stream("127.0.0.1", site.port)
+    answer = b""
+    async with stream:
+        with trio.fail_after(timeout_s):
+            try:
+                await stream.send_all(request)
+                async for part in stream:
+                    answer += part
+            except trio.BrokenResourceError:
+                pass
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GARBAGE\r\n\r\n", b"400"),
+        (b"GET /healthz HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 40_000 + b"\r\n\r\n", b"431"),
+        (b"GET /state HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n", b"400"),
+        (b"\x00" * 100, b"400"),
+        (b"", b""),
+    ],
+)
+async def test_bytes_that_are_no_request_end_only_their_own_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes, status: bytes
+) -> None:
+    monkeypatch.setattr(server, "IDLE_S", 0.5)
+    async with serving(tmp_path) as site:
+        answer = await raw(site, request_bytes)
+        assert answer[9:12] == status
+        assert (await site.tcp.get("/healthz")).status_code == 200
+
+
+WEBSOCKET = (
+    b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 40,
+        b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n\r\nx",
+        WEBSOCKET,
+    ],
+    ids=["http2", "h2c", "websocket"],
+)
+async def test_other_protocols_do_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes
+) -> None:
+    monkeypatch.setattr(server, "IDLE_S", 0.5)
+    monkeypatch.setattr(server, "READ_S", 1)
+    async with serving(tmp_path) as site:
+        await raw(site, request_bytes)
+        assert (await site.tcp.get("/healthz")).status_code == 200
+
+
+async def test_a_header_that_never_ends_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "IDLE_S", 0.3)
+    async with serving(tmp_path) as site:
+        stream = await trio.open_tcp_stream("127.0.0.1", site.port)
+        began = trio.current_time()
+        async with stream:
+            with trio.fail_after(3), pytest.raises(trio.BrokenResourceError):  # noqa: PT012
+                for letter in b"GET /healthz HTTP/1.1\r\nx: " + b"y" * 100:
+                    await stream.send_all(bytes([letter]))
+                    await trio.sleep(0.05)
+        assert trio.current_time() - began < 2
+
+
+async def test_more_connections_than_allowed_are_closed_at_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, max_connections=2) as site:
+        streams = [await trio.open_tcp_stream("127.0.0.1", site.port) for _ in range(3)]
+        with trio.fail_after(3):
+            assert await streams[2].receive_some() == b""
+        await streams[0].send_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        with trio.fail_after(3):
+            assert (await streams[0].receive_some()).startswith(b"HTTP/1.1 200")
+        for stream in streams:
+            await stream.aclose()
+
+
+async def test_a_peer_that_has_gone_leaves_its_place_at_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, max_connections=2) as site:
+        with trio.fail_after(3):
+            for _ in range(10):
+                stream = await trio.open_tcp_stream("127.0.0.1", site.port)
+                await stream.send_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
+                assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
+                await stream.aclose()
+                await trio.sleep(0.01)
+
+
+async def test_a_peer_that_does_not_read_cannot_keep_the_daemon_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "SEND_S", 0.5)
+    began = 0.0
+    async with serving(tmp_path) as site:
+        site.shown.pods = {"big": "x" * (16 << 20)}
+        stream = await trio.open_tcp_stream("127.0.0.1", site.port)
+        await stream.send_all(b"GET /state HTTP/1.1\r\nhost: a\r\n\r\n")
+        await stream.receive_some(10)
+        began = trio.current_time()
+    assert trio.current_time() - began < 2
+    await stream.aclose()
+
+
+async def test_the_unix_socket_is_for_its_owner_only_and_goes_with_the_server(tmp_path: Path) -> None:
+    async with serving(tmp_path) as site:
+        assert stat.S_IMODE(os.lstat(site.path).st_mode) == 0o600
+        assert os.listdir(tmp_path) == ["s"]
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_socket_left_by_a_killed_daemon_is_replaced(tmp_path: Path) -> None:
+    path = str(tmp_path / "run" / "s")
+    os.mkdir(tmp_path / "run")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(path)
+    with listen_unix(path), socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+
+
+def test_a_successors_socket_is_not_removed(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with listen_unix(path):
+        os.rename(path, f"{path}.old")
+        with socket.socket(socket.AF_UNIX) as successor:
+            successor.bind(path)
+    assert stat.S_ISSOCK(os.lstat(path).st_mode)
+
+
+def test_a_file_where_the_socket_should_be_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.write_text("precious")
+    with pytest.raises(WebError, match="exists and is no socket"), listen_unix(str(path)):
+        pass
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: listen_unix("/proc/nowhere/s"), r"cannot listen on /proc/nowhere/s: ENOENT"),
+        (lambda: listen_unix("/tmp/" + "x" * 200), r"cannot listen on /tmp/x+: AF_UNIX path too long"),
+        (lambda: listen_tcp("192.0.2.1", 9470), r"cannot listen on 192.0.2.1 port 9470: EADDRNOTAVAIL"),
+    ],
+)
+def test_a_socket_that_cannot_be_had_is_one_message(
+    make: Callable[[], AbstractContextManager[socket.socket]], message: str
+) -> None:
+    with pytest.raises(WebError, match=message), make():
+        pass
+
+
+async def test_a_port_in_use_is_taken_when_it_gets_free_and_the_controls_never_stop(tmp_path: Path) -> None:
+    shown, control, port = FakeShown(), FakeControl(), free_port()
+    config = Http(port=port, socket=str(tmp_path / "s"))
+    supervisor = Supervisor([components(config, shown, control)])
+    with listen_tcp("127.0.0.1", port):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            assert supervisor.statuses["web"].error == f"cannot listen on 127.0.0.1 port {port}: EADDRINUSE"
+            transport = httpx2.AsyncHTTPTransport(uds=str(tmp_path / "s"))
+            async with httpx2.AsyncClient(transport=transport, base_url="http://bypassd") as client:
+                assert (await client.get("/healthz")).status_code == 200
+            supervisor.stop("enough")
+    async with trio.open_nursery() as nursery:
+        run = WebServer(read_app(shown), partial(listen_tcp, "127.0.0.1", port), 4).run
+        await nursery.start(run)
+        nursery.cancel_scope.cancel()
+
+
+def test_what_is_not_asked_for_is_not_served() -> None:
+    shown, control = FakeShown(), FakeControl()
+    assert components(Http(enabled=False, socket=None), shown, control) == []
+    assert [one.name for one in components(Http(enabled=False), shown, control)] == ["web socket"]
+    assert [one.name for one in components(Http(socket=None), shown, control)] == ["web"]
+
+
+def test_the_controls_are_routes_of_the_unix_sockets_app_only() -> None:
+    shown = FakeShown()
+    reading = {getattr(route, "path", "") for route in read_app(shown).routes}
+    controlling = {getattr(route, "path", "") for route in control_app(shown, FakeControl()).routes}
+    assert reading == {"/healthz", "/readyz", "/metrics", "/state"}
+    assert controlling - reading == {"/holds", "/holds/{target:path}", "/restore", "/reload"}
+
+
+def test_a_hold_request_reads_back_as_it_was_written() -> None:
+    request = HoldRequest(target="node", reason="r", by="b")
+    assert json.loads(msgspec.json.encode(request)) == {"target": "node", "reason": "r", "by": "b", "seconds": None}
+
+
+def test_the_daemon_does_not_pay_for_the_web_part_before_it_starts() -> None:
+    heavy = ("starlette", "hypercorn", "prometheus_client")
+    code = f"import sys, reconciler.web.components; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROJECT)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,340 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import InputError
+from state import checksum
+from state.kubelet import (
+    CheckpointError,
+    CpuManagerState,
+    Fault,
+    MemoryBlock,
+    parse_cpu_manager_state,
+    parse_devices,
+    parse_memory_manager_state,
+    parse_pod_status,
+    read_checkpoint,
+    render_cpu_manager_state,
+)
+from state.model import CpuPolicy
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "kubelet"
+PARSERS = {
+    "cpu_manager_state": parse_cpu_manager_state,
+    "memory_manager_state": parse_memory_manager_state,
+    "kubelet_internal_checkpoint": parse_devices,
+    "pod_status_manager_state": parse_pod_status,
+}
+RECORDED = sorted(path for path in FIXTURES.glob("*/*") if path.name in PARSERS)
+RENAMED = [
+    line
+    for line in map(json.loads, (FIXTURES / "renames.jsonl").read_text().splitlines())
+    if line["content"] is not None
+]
+UID = "11111111-1111-4111-8111-111111111111"
+
+
+def fault_of(data: bytes | str, name: str = "cpu_manager_state") -> tuple[Fault, str]:
+    raw = data.encode() if isinstance(data, str) else data
+    with pytest.raises(CheckpointError) as caught:
+        PARSERS[name](raw, f"/var/lib/kubelet/{name}")
+    assert isinstance(caught.value, InputError)
+    return caught.value.fault, str(caught.value)
+
+
+# What real kubelets wrote
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_recorded_checkpoint_is_read_and_its_checksum_holds(path: Path) -> None:
+    found = PARSERS[path.name](path.read_bytes(), str(path))
+    assert getattr(found, "verified", True)
+
+
+def test_every_checkpoint_renamed_into_place_in_the_recordings_is_read_and_its_checksum_holds() -> None:
+    assert len(RENAMED) > 40
+    for line in RENAMED:
+        found = PARSERS[line["name"]](line["content"].encode(), line["name"])
+        assert getattr(found, "verified", True), line
+
+
+@pytest.mark.parametrize(
+    "content",
+    sorted({line["content"] for line in RENAMED if line["name"] == "cpu_manager_state"}),
+)
+def test_cpu_manager_state_is_rendered_byte_for_byte_as_the_kubelet_wrote_it(content: str) -> None:
+    state = parse_cpu_manager_state(content.encode())
+    assert render_cpu_manager_state(state.policy, state.default_cpus, state.entries) == content
+
+
+def test_the_recorded_exclusive_pod_is_read_as_it_was() -> None:
+    found = parse_cpu_manager_state((FIXTURES / "static-one-exclusive/cpu_manager_state").read_bytes())
+    assert found == CpuManagerState(
+        policy=CpuPolicy.STATIC, default_cpus=CpuSet([0]), entries={UID: {"main": CpuSet([1])}}
+    )
+    assert found.exclusive_cpus == CpuSet([1])
+
+
+def test_policy_none_has_no_default_cpus() -> None:
+    found = parse_cpu_manager_state((FIXTURES / "none/cpu_manager_state").read_bytes())
+    assert (found.policy, found.default_cpus, found.entries) == (CpuPolicy.NONE, CpuSet(), {})
+
+
+def test_the_recorded_memory_blocks_and_tables_are_read_as_they_were() -> None:
+    found = parse_memory_manager_state((FIXTURES / "memory-static-exclusive/memory_manager_state").read_bytes())
+    assert found.policy == "Static"
+    assert found.entries == {UID: {"main": (MemoryBlock(nodes=CpuSet([0]), kind="memory", size_bytes=67108864),)}}
+    assert found.nodes[0].tables["memory"].reserved == 67108864
+    assert (found.nodes[0].cells, found.nodes[0].assignments) == ((0,), 1)
+
+
+def test_the_recorded_device_is_read_with_its_numa_node() -> None:
+    found = parse_devices((FIXTURES / "memory-static-device-allocated/kubelet_internal_checkpoint").read_bytes())
+    assert [(entry.container, entry.resource, entry.devices) for entry in found.entries] == [
+        ("main", "example.io/widget", {0: ("widget-0",)})
+    ]
+    assert found.registered == {"example.io/widget": ("widget-0", "widget-1", "widget-2")}
+
+
+def test_the_recorded_allocations_are_read_and_a_container_without_resources_is_there() -> None:
+    found = parse_pod_status((FIXTURES / "inplace-1.27-three-pods/pod_status_manager_state").read_bytes())
+    assert found.allocations[UID] == {"main": {"cpu": "1", "memory": "64Mi"}}
+    assert found.allocations["44444444-4444-4444-8444-444444444444"] == {"main": {}}
+
+
+# Older and newer formats (vectors of Kubernetes' own tests)
+
+
+def test_version_one_is_read_by_container_id() -> None:
+    text = (
+        '{"policyName":"none","defaultCPUSet":"1-3","entries":{"containerID1":"4-6","containerID2":"1-3"},'
+        '"checksum":3680390589}'
+    )
+    found = parse_cpu_manager_state(text.encode())
+    assert (found.version, found.by_id) == (
+        1,
+        {"containerID1": CpuSet.parse("4-6"), "containerID2": CpuSet.parse("1-3")},
+    )
+    assert found.exclusive_cpus == CpuSet.parse("1-6")
+
+
+def test_version_one_without_entries_is_known_by_its_checksum() -> None:
+    assert parse_cpu_manager_state(b'{"policyName":"none","defaultCPUSet":"1-3","checksum":1694838852}').version == 1
+
+
+def test_a_file_of_the_time_before_checksums_is_read_but_not_called_verified() -> None:
+    found = parse_cpu_manager_state(b'{"policyName":"static","defaultCpuSet":"0-3"}')
+    assert (found.default_cpus, found.verified) == (CpuSet.span(4), False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        (
+            '{"policyName":"static","defaultCPUSet":"1-2","entries":{"pod1":{"container1":"5-6"}},'
+            '"podEntries":{"pod2":{"cpuSet":"7-9"}},"checksum":2284712151}'
+        ),
+        '{"data":"{\\"policyName\\":\\"none\\",\\"defaultCPUSet\\":\\"4-6\\"}","checksum":657950972}',
+    ],
+)
+def test_a_newer_kubelets_format_is_named_as_such_and_not_called_corrupt(text: str) -> None:
+    fault, message = fault_of(text)
+    assert fault is Fault.FUTURE
+    assert "newer kubelet" in message
+
+
+def test_devices_without_numa_nodes_are_read_as_of_an_unknown_node() -> None:
+    entry = {"PodUID": "u", "ContainerName": "c", "ResourceName": "r", "DeviceIDs": ["b", "a"], "AllocResp": None}
+    data = {"PodDeviceEntries": [entry], "RegisteredDevices": {"r": ["a", "b"]}}
+    text = json.dumps({"Data": data, "Checksum": checksum.devices([entry], data["RegisteredDevices"], version=1)})  # type: ignore[arg-type]
+    found = parse_devices(text.encode())
+    assert (found.version, found.entries[0].devices) == (1, {-1: ("b", "a")})
+
+
+# Files that are no use, each told apart
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"\0" * 64])
+@pytest.mark.parametrize("name", PARSERS)
+def test_an_empty_or_zeroed_file_is_called_empty(data: bytes, name: str) -> None:
+    fault, message = fault_of(data, name)
+    assert fault is Fault.EMPTY
+    assert message == f"/var/lib/kubelet/{name}: '{len(data)} bytes without content': expected a JSON object"
+
+
+@pytest.mark.parametrize("path", RECORDED[:4] + RECORDED[-2:], ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_cut_of_a_recorded_file_is_called_torn_or_empty(path: Path) -> None:
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        fault, _ = fault_of(whole[:length], path.name)
+        assert fault is (Fault.TORN if length else Fault.EMPTY)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cpu_manager_state", '{"policyName":"static","defaultCpuSet":"0-1","checksum":1636926439}'),
+        ("cpu_manager_state", '{"policyName":"static","defaultCpuSet":"0-2","checksum":1636926438}'),
+        ("memory_manager_state", '{"policyName":"None","machineState":{},"checksum":4236770234}'),
+        ("kubelet_internal_checkpoint", '{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":5}'),
+    ],
+)
+def test_a_wrong_checksum_names_the_field_the_value_and_the_right_one(name: str, text: str) -> None:
+    fault, message = fault_of(text, name)
+    assert fault is Fault.CHECKSUM
+    stored = next(str(number) for key, number in json.loads(text).items() if key.lower() == "checksum")
+    assert stored in message
+    assert "for this content" in message
+
+
+def test_a_policy_that_nobody_knows_is_foreign_and_named() -> None:
+    text = render_cpu_manager_state("dynamic", "0-1")
+    assert fault_of(text) == (
+        Fault.FOREIGN,
+        '/var/lib/kubelet/cpu_manager_state: policyName: \'dynamic\': expected "none" or "static"',
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("[]", "cpu_manager_state: []"),
+        ('{"policyName":3,"defaultCpuSet":""}', "policyName: 3"),
+        ('{"policyName":"static","defaultCpuSet":null}', "defaultCpuSet: None"),
+        ('{"policyName":"static","defaultCpuSet":"0-x"}', "defaultCpuSet: '0-x'"),
+        ('{"policyName":"static","defaultCpuSet":"0","entries":[]}', "entries: []"),
+        ('{"policyName":"static","defaultCpuSet":"0","entries":{"u":{"c":7}}}', "entries.u: c: 7"),
+        ('{"policyName":"static","defaultCpuSet":"0","entries":{"u":{"c":"9-1"}}}', "entries.u.c: '9-1'"),
+        ('{"policyName":"static","defaultCpuSet":"0","entries":{"u":"1","v":{"c":"1"}}}', "entries.v"),
+        ('{"policyName":"static","defaultCpuSet":"0","checksum":-1}', "checksum: -1"),
+        ('{"policyName":"static","defaultCpuSet":"0","checksum":true}', "checksum: True"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_value(text: str, field: str) -> None:
+    fault, message = fault_of(text)
+    assert fault is Fault.INVALID
+    assert field in message
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field"),
+    [
+        ("memory_manager_state", '{"policyName":"Static","machineState":{"x":{}},"checksum":0}', "machineState: 'x'"),
+        (
+            "memory_manager_state",
+            (
+                '{"policyName":"Static","machineState":{},"entries":{"u":{"c":[{"numaAffinity":[4096],"type":"memory","size":1}]}},'
+                '"checksum":0}'
+            ),
+            "numaAffinity: [4096]",
+        ),
+        (
+            "memory_manager_state",
+            '{"policyName":"Static","machineState":{},"entries":{"u":{"c":[3]}},"checksum":0}',
+            "3",
+        ),
+        ("kubelet_internal_checkpoint", '{"Data":{"PodDeviceEntries":[4]},"Checksum":0}', "PodDeviceEntries[0]: 4"),
+        (
+            "kubelet_internal_checkpoint",
+            (
+                '{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"r","DeviceIDs":{"x":[]}}]},'
+                '"Checksum":0}'
+            ),
+            "DeviceIDs: 'x'",
+        ),
+        (
+            "kubelet_internal_checkpoint",
+            (
+                '{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"r","DeviceIDs":{},'
+                '"AllocResp":"a"}]},"Checksum":0}'
+            ),
+            "AllocResp",
+        ),
+        ("kubelet_internal_checkpoint", '{"Data":{"RegisteredDevices":{"r":[5]}},"Checksum":0}', "a list of texts"),
+        ("pod_status_manager_state", '{"allocationEntries":{"u":{"c":{"cpu":1}}},"checksum":0}', "cpu: 1"),
+        ("pod_status_manager_state", '{"allocationEntries":{"u":3},"checksum":0}', "u: 3"),
+    ],
+)
+def test_wrong_fields_of_the_other_files_are_named_too(name: str, text: str, field: str) -> None:
+    fault, message = fault_of(text, name)
+    assert fault is Fault.INVALID
+    assert field in message
+
+
+def test_a_foreign_memory_policy_is_named() -> None:
+    text = json.dumps(
+        {"policyName": "Dynamic", "machineState": {}, "checksum": checksum.memory_manager("Dynamic", {}, {})}
+    )
+    assert fault_of(text, "memory_manager_state")[0] is Fault.FOREIGN
+
+
+def test_pod_status_that_cannot_be_verified_is_read_all_the_same() -> None:
+    for amount in ("1", "1.5e3", "0"):
+        text = json.dumps({"allocationEntries": {"u": {"c": {"cpu": amount}}}, "checksum": 1})
+        found = parse_pod_status(text.encode())
+        assert (found.allocations, found.verified) == ({"u": {"c": {"cpu": amount}}}, False)
+
+
+def test_a_missing_and_an_unreadable_and_a_huge_file_are_told_apart(tmp_path: Path) -> None:
+    def fault(path: Path) -> Fault:
+        with pytest.raises(CheckpointError) as caught:
+            read_checkpoint(str(path), parse_cpu_manager_state)
+        return caught.value.fault
+
+    assert fault(tmp_path / "cpu_manager_state") is Fault.MISSING
+    assert fault(tmp_path) is Fault.UNREADABLE
+    huge = tmp_path / "huge"
+    with huge.open("wb") as file:
+        os.truncate(file.fileno(), 17 * 2**20)
+    assert fault(huge) is Fault.INVALID
+
+
+def test_a_file_is_read_from_its_path() -> None:
+    found = read_checkpoint(str(FIXTURES / "static-fresh/cpu_manager_state"), parse_cpu_manager_state)
+    assert found.default_cpus == CpuSet.span(2)
+
+
+# Properties
+
+CPUS = st.sets(st.integers(0, 300)).map(CpuSet)
+NAMES = st.text(st.characters(categories=["Ll", "Nd"]), min_size=1, max_size=12)
+
+
+@given(st.sampled_from(["none", "static"]), CPUS, st.dictionaries(NAMES, st.dictionaries(NAMES, CPUS, min_size=1)))
+def test_what_is_rendered_is_read_back(policy: str, default: CpuSet, entries: dict[str, dict[str, CpuSet]]) -> None:
+    found = parse_cpu_manager_state(render_cpu_manager_state(policy, default, entries).encode())
+    assert (found.policy, found.default_cpus, found.entries, found.verified) == (policy, default, entries, True)
+
+
+@given(st.sampled_from(sorted(PARSERS)), st.binary(max_size=200))
+def test_no_bytes_raise_anything_but_a_checkpoint_error(name: str, data: bytes) -> None:
+    try:
+        PARSERS[name](data, name)
+    except CheckpointError as exc:
+        assert exc.fault in Fault  # noqa: PT017
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.just("0"), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = sorted(
+    {"policyName", "defaultCpuSet", "entries", "checksum", "machineState", "Data", "Checksum", "PodDeviceEntries"}
+    | {"RegisteredDevices", "PodUID", "ContainerName", "ResourceName", "DeviceIDs", "AllocResp", "memoryMap", "cells"}
+    | {"allocationEntries", "resizeStatusEntries", "numberOfAssignments", "0"}
+)
+OBJECTS = st.dictionaries(st.sampled_from(FIELDS), JSON | st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
+
+
+@given(st.sampled_from(sorted(PARSERS)), OBJECTS)
+def test_no_json_raises_anything_but_a_checkpoint_error(name: str, found: dict[str, object]) -> None:
+    try:
+        PARSERS[name](json.dumps(found).encode(), name)
+    except CheckpointError as exc:
+        assert exc.fault in Fault  # noqa: PT017

@@ -1,0 +1,230 @@
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.errors import SourceError
+from state.topology import Cpu, CpuKind, Topology, read_topology, uniform
+
+CPU = "sys/devices/system/cpu"
+NODE = "sys/devices/system/node"
+
+
+def node(tmp_path: Path, files: Mapping[str, object]) -> str:
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content}\n")
+    return str(tmp_path)
+
+
+def cpu_files(
+    cpu: int,
+    *,
+    core: str,
+    socket: int = 0,
+    l3: str | None = None,
+    l3_id: int | None = None,
+    capacity: int | None = None,
+) -> dict[str, object]:
+    files: dict[str, object] = {
+        f"{CPU}/cpu{cpu}/topology/core_cpus_list": core,
+        f"{CPU}/cpu{cpu}/topology/physical_package_id": socket,
+        f"{CPU}/cpu{cpu}/cache/index0/level": 1,
+        f"{CPU}/cpu{cpu}/cache/index0/shared_cpu_list": core,
+        f"{CPU}/cpu{cpu}/cache/index0/id": cpu,
+    }
+    if l3 is not None:
+        files |= {f"{CPU}/cpu{cpu}/cache/index3/level": 3, f"{CPU}/cpu{cpu}/cache/index3/shared_cpu_list": l3}
+    if l3_id is not None:
+        files[f"{CPU}/cpu{cpu}/cache/index3/id"] = l3_id
+    if capacity is not None:
+        files[f"{CPU}/cpu{cpu}/cpu_capacity"] = capacity
+    return files
+
+
+def two_sockets(tmp_path: Path) -> str:
+    """Two sockets with a node each, two cores of two threads each, core_id repeating per socket as on x86."""
+    files: dict[str, object] = {f"{CPU}/online": "0-7", f"{CPU}/present": "0-7", f"{CPU}/isolated": ""}
+    for cpu in range(8):
+        socket, first = (cpu // 2) % 2, cpu % 4
+        l3 = "0-1,4-5" if socket == 0 else "2-3,6-7"
+        files |= cpu_files(cpu, core=f"{first},{first + 4}", socket=socket, l3=l3, l3_id=socket * 16)
+        files[f"{CPU}/cpu{cpu}/topology/core_id"] = cpu % 2
+    files |= {f"{NODE}/node0/cpulist": "0-1,4-5", f"{NODE}/node1/cpulist": "2-3,6-7", f"{NODE}/node2/cpulist": ""}
+    return node(tmp_path, files)
+
+
+def test_sockets_nodes_caches_cores_and_threads_are_read_from_sys(tmp_path: Path) -> None:
+    topology = read_topology(two_sockets(tmp_path))
+    assert topology.online == CpuSet.span(8)
+    assert topology.cores() == tuple(CpuSet([n, n + 4]) for n in range(4))
+    assert topology.siblings(6) == CpuSet([2, 6])
+    assert topology.nodes() == (0, 1)
+    assert topology.node_cpus(1) == CpuSet([2, 3, 6, 7])
+    assert topology.sockets() == {0: CpuSet([0, 1, 4, 5]), 1: CpuSet([2, 3, 6, 7])}
+    assert topology.l3_domains() == {0: CpuSet([0, 1, 4, 5]), 16: CpuSet([2, 3, 6, 7])}
+    assert topology.cpu(6) == Cpu(id=6, core=2, socket=1, node=1, l3=16, thread=1)
+    assert topology.smt
+    assert (topology.offline, topology.isolated) == (EMPTY, EMPTY)
+
+
+def test_a_node_of_memory_only_has_no_cpus(tmp_path: Path) -> None:
+    assert read_topology(two_sockets(tmp_path)).node_cpus(2) == EMPTY
+
+
+def test_whole_cores_leave_out_lone_threads() -> None:
+    topology = uniform(cores=4, threads=2)
+    assert topology.whole_cores(CpuSet([0, 1, 4, 7])) == CpuSet([0, 4])
+    assert topology.whole_cores(EMPTY) == EMPTY
+    assert topology.whole_cores(topology.online) == topology.online
+
+
+def test_an_offline_sibling_leaves_its_core_with_one_thread(tmp_path: Path) -> None:
+    files: dict[str, object] = {f"{CPU}/online": "0,2-3", f"{CPU}/present": "0-3", f"{CPU}/isolated": "1,3"}
+    for cpu, core in ((0, "0"), (2, "2-3"), (3, "2-3")):
+        files |= cpu_files(cpu, core=core)
+    topology = read_topology(node(tmp_path, files))
+    assert topology.offline == CpuSet([1])
+    assert topology.isolated == CpuSet([3])
+    assert topology.cores() == (CpuSet([0]), CpuSet([2, 3]))
+    with pytest.raises(KeyError):
+        topology.siblings(1)
+
+
+def test_intels_two_kinds_of_core_are_told_apart_by_their_pmus(tmp_path: Path) -> None:
+    files: dict[str, object] = {
+        f"{CPU}/online": "0-5",
+        "sys/devices/cpu_core/cpus": "0-3",
+        "sys/devices/cpu_atom/cpus": "4",
+        "sys/devices/cpu_lowpower/cpus": "5",
+    }
+    topology = read_topology(node(tmp_path, files))
+    assert topology.kind_cpus(CpuKind.EFFICIENCY) == CpuSet([4, 5])
+    assert topology.kind_cpus(CpuKind.PERFORMANCE) == CpuSet.span(4)
+
+
+def test_little_cores_are_told_by_capacity_and_favoured_or_mid_cores_are_not_little(tmp_path: Path) -> None:
+    files: dict[str, object] = {f"{CPU}/online": "0-4"}
+    for cpu, capacity in enumerate((1024, 1009, 871, 623, 290)):
+        files |= cpu_files(cpu, core=str(cpu), capacity=capacity)
+    topology = read_topology(node(tmp_path, files))
+    assert topology.kind_cpus(CpuKind.EFFICIENCY) == CpuSet([3, 4])
+    assert [cpu.capacity for cpu in topology.cpus] == [1024, 1009, 871, 623, 290]
+
+
+def test_caches_without_ids_are_called_by_their_lowest_cpu(tmp_path: Path) -> None:
+    files: dict[str, object] = {f"{CPU}/online": "0-3"}
+    for cpu in range(4):
+        files |= cpu_files(cpu, core=str(cpu), l3="0-1" if cpu < 2 else "2-3", l3_id=7 if cpu == 0 else None)
+    assert read_topology(node(tmp_path, files)).l3_domains() == {0: CpuSet([0, 1]), 2: CpuSet([2, 3])}
+
+
+def test_without_l3_the_cpus_of_one_socket_and_node_belong_together(tmp_path: Path) -> None:
+    files: dict[str, object] = {f"{CPU}/online": "0-3", f"{NODE}/node0/cpulist": "0-1", f"{NODE}/node1/cpulist": "2-3"}
+    for cpu in range(4):
+        files |= cpu_files(cpu, core=str(cpu))
+    assert read_topology(node(tmp_path, files)).l3_domains() == {0: CpuSet([0, 1]), 2: CpuSet([2, 3])}
+
+
+def test_a_virtual_machine_that_tells_only_what_is_online_is_flat(tmp_path: Path) -> None:
+    topology = read_topology(node(tmp_path, {f"{CPU}/online": "0-2"}))
+    assert topology.cpus == tuple(Cpu(id=cpu, core=cpu) for cpu in range(3))
+    assert topology.nodes() == (0,)
+    assert topology.l3_domains() == {0: CpuSet.span(3)}
+    assert not topology.smt
+
+
+def test_without_the_online_file_the_cpus_speak_for_themselves(tmp_path: Path) -> None:
+    root = node(
+        tmp_path, {f"{CPU}/cpu0/uevent": "", f"{CPU}/cpu1/online": 1, f"{CPU}/cpu2/online": 0, f"{CPU}/cpuidle/x": 1}
+    )
+    assert read_topology(root).online == CpuSet([0, 1])
+
+
+def test_without_sys_proc_stat_tells_the_cpus(tmp_path: Path) -> None:
+    root = node(tmp_path, {"proc/stat": "cpu  1 2 3\ncpu0 1 2 3\ncpu3 1 2 3\nintr 5"})
+    assert read_topology(root).online == CpuSet([0, 3])
+
+
+def test_nonsense_in_sys_falls_back_file_by_file(tmp_path: Path) -> None:
+    files = {
+        f"{CPU}/online": "0-1",
+        f"{CPU}/present": "zero",
+        f"{CPU}/cpu0/topology/core_cpus_list": "1",
+        f"{CPU}/cpu0/topology/thread_siblings_list": "junk",
+        f"{CPU}/cpu1/topology/physical_package_id": "-1",
+        f"{CPU}/cpu1/cpu_capacity": "",
+    }
+    assert read_topology(node(tmp_path, files)) == Topology(online=CpuSet.span(2))
+
+
+def test_no_trace_of_a_cpu_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"no online CPU found: .*/cpu/online and .*/proc/stat"):
+        read_topology(str(tmp_path))
+
+
+def test_a_topology_of_bare_numbers_is_flat() -> None:
+    topology = Topology(online=CpuSet([1, 3]))
+    assert topology.cores() == (CpuSet([1]), CpuSet([3]))
+    assert topology.node_cpus(0) == CpuSet([1, 3])
+
+
+def test_cpus_that_do_not_match_what_is_online_are_refused() -> None:
+    with pytest.raises(ValueError, match="CPUs 0 are described but 0-1 are online"):
+        Topology(online=CpuSet.span(2), cpus=(Cpu(id=0, core=0),))
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 16), st.integers(1, 4))
+def test_a_uniform_machine_is_split_evenly(sockets: int, nodes: int, per: int, threads: int) -> None:
+    cores = sockets * nodes * per
+    topology = uniform(sockets=sockets, nodes=nodes, cores=cores, threads=threads)
+    assert len(topology.online) == cores * threads
+    assert {len(core) for core in topology.cores()} == {threads}
+    assert len(topology.cores()) == cores
+    for groups, count in ((topology.sockets(), sockets), (topology.l3_domains(), nodes)):
+        assert [len(cpus) for cpus in groups.values()] == [cores * threads // count] * count
+    assert sum(len(topology.node_cpus(number)) for number in topology.nodes()) == len(topology.online)
+    assert topology == uniform(sockets=sockets, nodes=nodes, cores=cores, threads=threads)
+    assert all(topology.siblings(cpu) <= topology.node_cpus(topology.cpu(cpu).node) for cpu in topology.online)
+
+
+def test_an_uneven_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 cores cannot be split evenly into 2 sockets"):
+        uniform(sockets=2, cores=3)
+
+
+def test_a_frozen_topology_cannot_be_changed() -> None:
+    topology = uniform()
+    with pytest.raises(AttributeError):
+        topology.online = EMPTY  # type: ignore[misc]
+
+
+def test_512_cpus_are_read_and_asked_in_a_moment(tmp_path: Path) -> None:
+    files: dict[str, object] = {f"{CPU}/online": "0-511"}
+    for cpu in range(512):
+        files |= cpu_files(
+            cpu, core=f"{cpu % 256},{cpu % 256 + 256}", socket=cpu % 256 // 128, l3=str(cpu), l3_id=cpu % 256 // 8
+        )
+    topology = read_topology(node(tmp_path, files))
+    assert len(topology.cores()) == 256
+    assert [len(cpus) for cpus in topology.sockets().values()] == [256, 256]
+    assert len(topology.l3_domains()) == 32
+
+
+@pytest.mark.kernel
+def test_this_machine_agrees_with_what_the_process_sees() -> None:
+    if not os.path.exists("/sys/devices/system/cpu/online"):
+        pytest.skip("needs /sys/devices/system/cpu of a real kernel")
+    topology = read_topology()
+    assert CpuSet(os.sched_getaffinity(0)) <= topology.online
+    assert len(topology.online) == os.sysconf("SC_NPROCESSORS_ONLN")
+    union = EMPTY
+    for core in topology.cores():
+        assert not core & union
+        union |= core
+    assert union == topology.online

@@ -1,0 +1,77 @@
+#!/bin/bash
+# Make the virtual machine's disk: Debian 12 with systemd, containerd and Python, and the kernel it boots.
+#
+#   tests/vm/build.sh [--force]
+#
+# Needs root (mmdebstrap makes device nodes) and a Debian mirror. Does nothing if the disk is there and this file has
+# not changed since. The suite itself is not in it: run.sh brings that on a second disk, as it is at that moment.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+need mmdebstrap mke2fs
+
+stamp=$(sha256sum "${BASH_SOURCE[0]}" | cut -d' ' -f1)
+if [[ ${1:-} != --force && -e $vm_dir/disk.img && $(cat "$vm_dir/stamp" 2>/dev/null) == "$stamp" ]]; then
+    exit 0
+fi
+mkdir -p "$vm_dir"
+root=$(mktemp -d "$vm_dir/root.XXXXXX")
+trap 'rm -rf --one-file-system "$root"' EXIT
+
+# The initrd is made while the kernel is installed, so what it shall hold must be said before: only what finds the disk.
+cat >"$vm_dir/initramfs.hook" <<'HOOK'
+#!/bin/sh
+set -e
+mkdir -p "$1/etc/initramfs-tools/conf.d"
+echo MODULES=list >"$1/etc/initramfs-tools/conf.d/bypassd"
+printf '%s\n' virtio_pci virtio_blk ext4 >"$1/etc/initramfs-tools/modules"
+HOOK
+chmod +x "$vm_dir/initramfs.hook"
+
+packages=linux-image-cloud-amd64,initramfs-tools,systemd,systemd-sysv,udev,dbus,kmod,python3,containerd,runc
+mmdebstrap --quiet --variant=minbase --essential-hook="$vm_dir/initramfs.hook" --include="$packages" \
+    --aptopt='Acquire::Retries "3"' bookworm - | tar -C "$root" --extract --exclude='./dev/*'
+
+echo bypassd-vm >"$root/etc/hostname"
+printf '127.0.0.1 localhost bypassd-vm\n' >"$root/etc/hosts"
+: >"$root/etc/resolv.conf"
+: >"$root/etc/fstab"
+# The tests start a containerd of their own; no login is wanted on the console, it carries the tests' output.
+for unit in containerd.service serial-getty@ttyS0.service getty@tty1.service apt-daily.timer apt-daily-upgrade.timer \
+    e2scrub_all.timer fstrim.timer systemd-timesyncd.service; do
+    ln -sf /dev/null "$root/etc/systemd/system/$unit"
+done
+
+cat >"$root/usr/local/sbin/bypassd-suite" <<'SUITE'
+#!/bin/bash
+# Run what the second disk brings; tell its exit code to the outside by the word given on the kernel's command line.
+word=$(sed -n 's/.*bypassd\.word=\([a-z0-9]*\).*/\1/p' /proc/cmdline)
+mkdir -p /suite
+mount -o ro /dev/vdb /suite && /suite/repository/tests/vm/inside.sh
+echo "$word exit $?"
+sync
+systemctl poweroff --force --force
+SUITE
+chmod +x "$root/usr/local/sbin/bypassd-suite"
+
+cat >"$root/etc/systemd/system/bypassd-suite.service" <<'UNIT'
+[Unit]
+Description=The suite on the second disk
+After=basic.target dbus.service
+
+[Service]
+Type=exec
+StandardOutput=tty
+StandardError=tty
+TTYPath=/dev/ttyS0
+ExecStart=/usr/local/sbin/bypassd-suite
+UNIT
+mkdir -p "$root/etc/systemd/system/multi-user.target.wants"
+ln -sf ../bypassd-suite.service "$root/etc/systemd/system/multi-user.target.wants/bypassd-suite.service"
+
+cp "$root"/boot/vmlinuz-* "$vm_dir/vmlinuz"
+cp "$root"/boot/initrd.img-* "$vm_dir/initrd"
+rm -rf "$root"/boot/* "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/usr/share/{doc,man,locale}/*
+size=$(($(du -sm "$root" | cut -f1) * 12 / 10 + 1024))
+rm -f "$vm_dir/disk.img"
+mke2fs -q -t ext4 -L bypassd -d "$root" "$vm_dir/disk.img" "${size}M" >/dev/null
+echo "$stamp" >"$vm_dir/stamp"
