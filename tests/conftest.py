@@ -1,7 +1,24 @@
 """What holds for all tests."""
 
+import logging
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from reconciler import logs
 
 # How fast examples are made says something about the machine, which others share, and nothing about the code.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """Tests run in any order: one that runs a whole program must not leave its log levels to the next."""
+    base = logging.getLogger()
+    handlers, levels = base.handlers[:], {name: logging.getLogger(name).level for name in ("", *logs.OURS)}
+    yield
+    base.handlers[:] = handlers
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)

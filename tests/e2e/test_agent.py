@@ -116,9 +116,14 @@ def test_what_the_runtime_writes_again_is_corrected(
     assert wanted <= 2
     containerd_node.reassert(batch)  # the kubelet's CPU manager: the request's shares again
     eventually("the least weight is back", lambda: weight(batch["main"]) == wanted)
-    found = daemon.pod(batch.spec.uid)
-    assert found is not None
-    assert [s["state"] for c in found["containers"] for s in c["settings"] if s["knob"] == "cpu.weight"] == ["in place"]
+
+    def state() -> list[str]:
+        found = daemon.pod(batch.spec.uid)
+        assert found is not None
+        return [s["state"] for c in found["containers"] for s in c["settings"] if s["knob"] == "cpu.weight"]
+
+    # "written" until the look after it has read the value back.
+    eventually("the agent has seen it in place", lambda: state() == ["in place"])
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["daemon running", "daemon killed"])

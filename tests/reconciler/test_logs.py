@@ -2,23 +2,12 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from reconciler import logs
 from reconciler.logs import LogFormat, LogLevel
-
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    base = logging.getLogger()
-    handlers, levels = base.handlers[:], {name: logging.getLogger(name).level for name in ("", *logs.OURS)}
-    yield
-    base.handlers[:] = handlers
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
 
 
 def written(form: LogFormat, level: LogLevel = LogLevel.INFO) -> tuple[io.StringIO, logs.Log]:
