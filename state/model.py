@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
+from state.cpu import CpuWish, GroupUse, PoolSize
 from state.topology import Topology
 
 
@@ -152,6 +153,7 @@ class Pod(Struct, frozen=True, kw_only=True):
     priority: int | None = None
     owner: str | None = None
     static: bool = False
+    wish: CpuWish = CpuWish()
     meta_source: str = "cgroup"
     """Which sources told what is known, strongest first, joined by "+"."""
 
@@ -252,6 +254,14 @@ class Refusal(Struct, frozen=True, kw_only=True):
 class Pools(Struct, frozen=True, kw_only=True):
     """Every CPU of the node in its pool. ``dedicated`` is keyed ``uid/container``; overlaps only as ``reasons`` say.
 
+    ``named``: online pools beside the default one, keyed ``shared/NAME``, ``shared/NAME-NUMA1`` or ``system/NAME``.
+    ``bound``: pod uid -> key of its pool in ``named``. ``placed``: the keys of ``dedicated`` whose CPUs we chose; the
+    others are the kubelet's. ``mems``: NUMA nodes for cpu.mems, by key of ``dedicated`` or ``named``. ``followers``:
+    ``uid/container`` -> the key of ``dedicated`` whose CPUs it runs on (a side-car, an init container).
+    ``remembered``: last CPUs of placed containers that are gone, so that they get them again. ``confine_shared``:
+    online containers of the default pool get ``shared`` as their cpuset. ``separate``: ``reclaimed`` shares no CPU with
+    online pools. ``sizes``: by pool, for the step limits.
+
     ``budget_milli``: what BE pods may use together now (thousandths of a CPU). ``reasons`` explains each pool by name.
     ``confined``: reclaimed containers get ``reclaimed`` as their cpuset. ``quota_milli``: how the budget is given out
     as quotas, by group path (the besteffort directory) or pod uid; None: no quota is wanted. ``budget_at``: when the
@@ -264,6 +274,16 @@ class Pools(Struct, frozen=True, kw_only=True):
     shared: CpuSet
     reclaimed: CpuSet
     budget_milli: int
+    interrupt: CpuSet = EMPTY
+    named: Mapping[str, CpuSet] = {}
+    bound: Mapping[str, str] = {}
+    placed: tuple[str, ...] = ()
+    followers: Mapping[str, str] = {}
+    mems: Mapping[str, CpuSet] = {}
+    remembered: Mapping[str, CpuSet] = {}
+    confine_shared: bool = False
+    separate: bool = False
+    sizes: Mapping[str, PoolSize] = {}
     confined: bool = True
     quota_milli: Mapping[str, int] | None = None
     budget_at: float = 0.0
@@ -308,6 +328,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
     ``burstable`` are group paths; ``actual`` holds the values last read of groups that matter to a decision (QoS
     and pod directories always, containers where read), keyed by (group path, knob); ``now`` is the monotonic clock.
     ``reclaimed_ceiling_milli`` is what the idle buffer's ticker allows BE now; None: the ticker does not speak.
+    ``uses``: CPU use and throttling by group path, of the groups that a policy asks for. ``lent_us``: quotas above the
+    limit that a burst law lends for now, by group path (µs of the group's period).
     """
 
     topology: Topology
@@ -322,3 +344,5 @@ class NodeView(Struct, frozen=True, kw_only=True):
     sources: tuple[SourceStatus, ...] = ()
     now: float = 0.0
     reclaimed_ceiling_milli: int | None = None
+    uses: Mapping[str, GroupUse] = {}
+    lent_us: Mapping[str, int] = {}
