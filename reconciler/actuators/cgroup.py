@@ -73,6 +73,8 @@ class CgroupActuator:
 
     async def apply(self, targets: Sequence[Target]) -> None:
         """Bring these groups to what is wanted. No file's failure raises: it is noted, told, and tried again."""
+        for target in targets:
+            self._retract(target)
         work: list[Work] = []
         since = time.monotonic()
         for target in targets:
@@ -251,6 +253,26 @@ class CgroupActuator:
 
     # Being ready
 
+    def _retract(self, target: Target) -> None:
+        """Fire nothing that is no longer wanted. Before the first wait, and before the ledger may drop a file.
+
+        Else a signal that comes in between writes our old value into a file of which nothing is remembered: the look
+        has seen the runtime's value there, and taken the file for given back.
+        """
+        container = target.container
+        if container is None or container.id not in self._prepared:
+            return
+        works = self._prepared[container.id]
+        kept = {key: one for key, one in works.items() if one.knob.name in target.settings}
+        if len(kept) == len(works):
+            return
+        if not kept:
+            self._lane.drop(container.id)
+            del self._prepared[container.id]
+            return
+        self._prepared[container.id] = kept
+        self._ready(target, kept)
+
     def _prepare(self, target: Target, fresh: Iterable[Work]) -> None:
         """Have the hot lane ready to write this container's settings at the runtime's next signal."""
         container = target.container
@@ -267,9 +289,13 @@ class CgroupActuator:
             self._prepared.pop(container.id, None)
             return
         self._prepared[container.id] = works
+        self._ready(target, works)
+
+    def _ready(self, target: Target, works: Mapping[FileKey, Work]) -> None:
+        assert target.container is not None
         writes = [HotWrite(one.directory, one.key[2], one.text, one.key) for one in works.values()]
         procs = self.judge.hierarchy.trigger_directory(target.group.path)
-        self._lane.prepare(container.id, writes, procs=procs, settled=not target.creating)
+        self._lane.prepare(target.container.id, writes, procs=procs, settled=not target.creating)
 
     def _standing_works(self, target: Target, before: Mapping[FileKey, Work]) -> dict[FileKey, Work]:
         """What is in force for a container whose runtime has finished: the settings that stand as ours."""

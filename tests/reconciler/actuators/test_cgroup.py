@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.cpuset import CpuSet
+from cgroupfs.files import Directory
 from reconciler.adopt import adopt_after_kill
 from reconciler.restore import Undo, restore_all
 from state.model import Hold, RuntimeSpec
@@ -181,6 +182,29 @@ async def test_the_runtimes_update_is_undone_by_the_hot_lane(tmp_path: Path) -> 
     acting.lane.fire(CID, 1.0)
     assert acting.read(GROUP, "cpu.set") == "2-3"
     assert [result.creation for result in acting.results] == [True, False]
+    acting.close()
+
+
+async def test_a_signal_amid_a_look_writes_nothing_that_the_look_has_given_up(tmp_path: Path) -> None:
+    """An update whose rename falls between the look at the container and the end of the round."""
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    wanted: dict[str, CpuSet | int | None] = {"cpu.set": CpuSet.parse("2-3"), "cpu.weight": 3}
+    await acting.actuator.apply([acting.target(GROUP, wanted)])
+    await acting.actuator.apply([acting.target(GROUP, wanted)])
+    acting.write(GROUP, "cpu.set", "0-3")  # the runtime has written, its rename is on the way
+    record = acting.files.write
+
+    def write(directory: Directory, file: str, text: str) -> None:
+        acting.lane.fire(CID, 1.0)
+        record(directory, file, text)
+
+    acting.files.write = write  # type: ignore[method-assign]
+    kept: dict[str, CpuSet | int | None] = {"cpu.weight": 3}
+    await acting.actuator.apply([acting.target(BE, {"cpu.quota": 200_000}), acting.target(GROUP, kept)])
+    assert [[one.file for one in result.writes] for result in acting.results] == [["cpu.shares"]]
+    assert (acting.read(GROUP, "cpu.set"), acting.read(GROUP, "cpu.weight")) == ("0-3", "3")
+    assert [entry.knob for entry in acting.ledger.group(GROUP)] == ["cpu.weight"]
     acting.close()
 
 
