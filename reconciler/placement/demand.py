@@ -1,0 +1,68 @@
+"""What a container that is to own CPUs asks for, and what all of them got. Values only; `take.allocate` decides."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from state.model import PodClass
+
+
+class CpuDemand(Struct, frozen=True, kw_only=True):
+    """One container that is to own CPUs. ``key`` is ``uid/container``; ``count`` whole CPUs (hardware threads).
+
+    Binding: ``nodes`` and ``full_cores`` are never overstepped by a new choice; ``explicit`` (a scheduler's own choice)
+    is taken as it is when all of it is free. ``held`` is what the container has now or had last: while it is free and
+    right it never moves, whatever ``nodes`` or ``explicit`` say now (its memory is where it ran).
+
+    ``nodes``: the NUMA nodes it may use, empty for any; the merge of the hints has decided them. ``numa_binding`` alone
+    does not restrict: it asks for the fewest nodes even at the price of crowding one. ``numa_exclusive``: no other
+    demand may own a CPU of its nodes; it still owns ``count`` only. ``full_cores``, ``distribute`` and
+    ``align_socket`` are the kubelet's full-pcpus-only, distribute-cpus-across-numa and align-by-socket, ``prefer_l3``
+    its prefer-align-cpus-by-uncorecache. The higher ``priority`` (the pod's) chooses first.
+    """
+
+    key: str
+    count: Annotated[int, Meta(ge=1)]
+    nodes: tuple[int, ...] = ()
+    numa_binding: bool = False
+    numa_exclusive: bool = False
+    full_cores: bool = False
+    distribute: bool = False
+    align_socket: bool = False
+    prefer_l3: bool = True
+    held: CpuSet = EMPTY
+    explicit: CpuSet | None = None
+    priority: int = 0
+    pod_class: PodClass = PodClass.DEDICATED
+
+    @property
+    def uid(self) -> str:
+        """The pod's part of ``key``."""
+        return self.key.partition("/")[0]
+
+
+class Allocation(Struct, frozen=True, kw_only=True):
+    """Who owns which CPUs now. Every mapping is in the order of its sorted keys.
+
+    ``cpus``: by demand; those without any are missing, never empty. ``refused``: who did not get what it asks for, and
+    why; one that is in ``cpus`` as well keeps what it held. ``notes``: why the others have what they have. ``closed``:
+    node -> the demand that has it exclusively. ``errors``: by plug-in, the first error it raised; it was passed over
+    then. ``steps``: elementary steps taken (domains, cores and combinations looked at), the bound of the tests.
+    """
+
+    cpus: Mapping[str, CpuSet]
+    refused: Mapping[str, str] = {}
+    notes: Mapping[str, str] = {}
+    closed: Mapping[int, str] = {}
+    errors: Mapping[str, str] = {}
+    steps: int = 0
+
+    @property
+    def owned(self) -> CpuSet:
+        """All CPUs that some demand owns."""
+        mask = 0
+        for cpus in self.cpus.values():
+            mask |= cpus.mask
+        return CpuSet.from_mask(mask)
