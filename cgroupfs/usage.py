@@ -12,6 +12,7 @@ from collections.abc import Callable, Container
 from typing import Final, final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cgroupfs.errors import CgroupError, CgroupGoneError, InputError, translated
 from cgroupfs.files import REAL, FileOps
@@ -54,10 +55,10 @@ def rates_between(before: Counters, after: Counters) -> Rates | None:
     interval_s = after.at_s - before.at_s
     if interval_s < _SHORTEST_S:
         return None
-    cpu_ns = _grown(before.cpu_ns, after.cpu_ns)
-    periods = _grown(before.periods, after.periods)
-    hit = _grown(before.throttled_periods, after.throttled_periods)
-    waited_ns = _grown(before.throttled_ns, after.throttled_ns)
+    cpu_ns = grown(before.cpu_ns, after.cpu_ns)
+    periods = grown(before.periods, after.periods)
+    hit = grown(before.throttled_periods, after.throttled_periods)
+    waited_ns = grown(before.throttled_ns, after.throttled_ns)
     return Rates(
         interval_s=interval_s,
         cpu_milli=_milli(cpu_ns, interval_s),
@@ -67,7 +68,8 @@ def rates_between(before: Counters, after: Counters) -> Rates | None:
     )
 
 
-def _grown(before: int | None, after: int | None) -> int | None:
+def grown(before: int | None, after: int | None) -> int | None:
+    """How much a counter grew; None when either reading lacks it or it was counted anew."""
     if before is None or after is None or after < before:
         return None
     return after - before
@@ -97,30 +99,23 @@ class UsageReader:
 
         Errors: `CgroupGoneError` when ``inode`` (not 0) is no longer what has this path, or nothing at all is left.
         """
-        directory = self._hierarchy.trigger_directory(path)
-        if inode:
-            with translated(directory, "look at"):
-                found = self._ops.inode(directory)
-            if found != inode:
-                raise CgroupGoneError(directory, f"inode {inode} is gone, {found} has its name")
-        at_s = self._clock()
-        cpu_ns = self._number("cpuacct", path, "cpuacct.usage") if self._acct_v1 else None
-        stat = self._table(self._bandwidth, path, "cpu.stat")
-        if not self._acct_v1:
-            usage = stat if self._bandwidth == UNIFIED else self._table(UNIFIED, path, "cpu.stat")
-            cpu_ns = _thousandfold(usage.get("usage_usec"))
-        throttled_ns = stat.get("throttled_time", _thousandfold(stat.get("throttled_usec")))
+        directory = self._check_inode(path, inode)
+        cpu = self._read_cpu(path)
         memory_bytes = self._number("memory", path, self._memory_file)
-        if cpu_ns is None and memory_bytes is None and not stat:
+        if cpu.cpu_ns is None and memory_bytes is None and cpu.periods is None:
             raise CgroupGoneError(directory, "no counter is left")
-        return Counters(
-            at_s=at_s,
-            cpu_ns=cpu_ns,
-            periods=stat.get("nr_periods"),
-            throttled_periods=stat.get("nr_throttled"),
-            throttled_ns=throttled_ns,
-            memory_bytes=memory_bytes,
-        )
+        return replace(cpu, memory_bytes=memory_bytes)
+
+    def read_cpu(self, path: str, inode: int = 0) -> Counters:
+        """As `read`, of the CPU alone: for whoever asks every second of every container (two files on v1, one on v2).
+
+        Errors: `CgroupGoneError` as in `read`.
+        """
+        directory = self._check_inode(path, inode)
+        cpu = self._read_cpu(path)
+        if cpu.cpu_ns is None and cpu.periods is None:
+            raise CgroupGoneError(directory, "no counter is left")
+        return cpu
 
     def cpu_ns(self, path: str) -> int | None:
         """CPU time of a group alone, for whoever asks every second; None when it is gone or cannot be read."""
@@ -130,6 +125,30 @@ class UsageReader:
             return _thousandfold(self._table(UNIFIED, path, "cpu.stat").get("usage_usec"))
         except CgroupError:
             return None
+
+    def _check_inode(self, path: str, inode: int) -> str:
+        directory = self._hierarchy.trigger_directory(path)
+        if inode:
+            with translated(directory, "look at"):
+                found = self._ops.inode(directory)
+            if found != inode:
+                raise CgroupGoneError(directory, f"inode {inode} is gone, {found} has its name")
+        return directory
+
+    def _read_cpu(self, path: str) -> Counters:
+        at_s = self._clock()
+        cpu_ns = self._number("cpuacct", path, "cpuacct.usage") if self._acct_v1 else None
+        stat = self._table(self._bandwidth, path, "cpu.stat")
+        if not self._acct_v1:
+            usage = stat if self._bandwidth == UNIFIED else self._table(UNIFIED, path, "cpu.stat")
+            cpu_ns = _thousandfold(usage.get("usage_usec"))
+        return Counters(
+            at_s=at_s,
+            cpu_ns=cpu_ns,
+            periods=stat.get("nr_periods"),
+            throttled_periods=stat.get("nr_throttled"),
+            throttled_ns=stat.get("throttled_time", _thousandfold(stat.get("throttled_usec"))),
+        )
 
     def _text(self, controller: str, path: str, file: str) -> str | None:
         if self._hierarchy.version(controller) is None:

@@ -16,6 +16,7 @@ from reconciler.sources.bundles import read_bundle, read_state
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
 from reconciler.view import ContainerFacts, PodInput, assemble
+from state.cpu import GroupUse
 from state.model import KubeletView, NodeCpu, NodeView, Pod, PodMeta, SourceStatus
 from state.topology import Topology
 
@@ -58,6 +59,7 @@ class Knowledge:
         self.kubelet = KubeletView()
         self.cpu: NodeCpu | None = None
         self.ceiling_milli: int | None = None
+        self.uses: Mapping[str, GroupUse] = {}
         self.pods: dict[str, Pod] = {}
         self._versions = dict(versions)
         self._runtime = dirs
@@ -136,6 +138,7 @@ class Knowledge:
             actual=dict(actual),
             now=now,
             reclaimed_ceiling_milli=self.ceiling_milli,
+            uses=self.uses,
         )
 
     def _assemble(self, dirs: PodDirs) -> Pod:

@@ -27,6 +27,7 @@ from reconciler.signals.cpu import (
     idle_sample,
     parse_stat,
 )
+from reconciler.signals.groups import GroupSampler, sampled
 from state.model import PodClass, SourceStatus
 
 _LOG: Final = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Ticker:
         self._sample_s = sample_s
         self._files = files
         self._sampler = CpuSampler()
+        self._groups = GroupSampler(usage)
         self._idle: idle_buffer.IdleState | None = None
         self._before: tuple[Reading, int | None] | None = None
         self._sampled_at = 0.0
@@ -90,6 +92,7 @@ class Ticker:
                 _LOG.warning("cannot read %s/stat: %s", self._proc, exc)
             self.problem = str(exc)
             self._reconciler.knowledge.cpu = self._sampler.current(now)
+            self._reconciler.knowledge.uses = self._groups.current(now)
             return
         self.problem = None
         if fast:
@@ -114,6 +117,8 @@ class Ticker:
         online, reclaimed = self._sums.add(used, paths[0], paths[1], odd)
         classes = {ONLINE: PodClass.SHARED, RECLAIMED: PodClass.RECLAIMED}
         knowledge.cpu = self._sampler.sample(stat, {ONLINE: online, RECLAIMED: reclaimed}, classes, now)
+        self._groups.sample(sampled(knowledge.pods.values(), self._reconciler.policies))
+        knowledge.uses = self._groups.current(now)
         self._reconciler.dirty.mark(TICK)
 
     def _step(self, reading: Reading, now: float) -> None:

@@ -14,6 +14,11 @@ from state.model import NodeView, Pools
 class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The shared pool has nothing to set: it is what the pools before it leave."""
 
+    @property
+    def measured(self) -> bool:
+        """Whether pools are sized by what online pods use, so that their use has to be sampled: none is, yet."""
+        return False
+
 
 def carve(view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig) -> Pools:
     """Explain the pool, and keep it from being empty: the kubelet's default set never is."""

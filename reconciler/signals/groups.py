@@ -1,0 +1,110 @@
+"""How much CPU chosen groups used, and how much of it their quota kept from them: counters become `GroupUse`.
+
+Only groups that an enabled policy asks for are read; `sampled` says which. What cannot be read is missing, what was not
+read for a while grows old; neither is zero. A group is known by its inode, so that one that is made anew under its
+old path starts without a past.
+
+**Cost**: one stat and two small reads a group on v1 (one on v2), 9 µs in all on an idle core; 500 groups once a second
+are 0.5 % of one CPU. Files are opened for each reading: kept open they would save half of that and cost two of the
+agent's file descriptors for every container.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple, final
+
+from msgspec.structs import replace
+
+from cgroupfs.errors import CgroupError, InputError
+from cgroupfs.usage import Counters, UsageReader, rates_between
+from reconciler.policies.table import PoliciesConfig
+from state.cpu import GroupUse
+from state.model import Pod
+
+SHORTEST_S: Final = 0.05
+"""Two readings closer than this say more about the kernel's tick (1-10 ms) than about the group."""
+
+
+class Moved(NamedTuple):
+    """Two readings of one group, for whoever needs the kernel's own counts and not their rates."""
+
+    before: Counters
+    after: Counters
+
+
+class _Known(NamedTuple):
+    inode: int
+    last: Counters
+    use: GroupUse | None
+    moved: Moved | None
+
+
+@final
+class GroupSampler:
+    """Keeps the last reading of each group and the rates since the one before."""
+
+    def __init__(self, usage: UsageReader) -> None:
+        self._usage = usage
+        self._known: dict[str, _Known] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def sample(self, groups: Mapping[str, int]) -> None:
+        """Read these groups now (path -> inode, 0: not known) and forget all others."""
+        known: dict[str, _Known] = {}
+        for path, inode in groups.items():
+            before = self._known.get(path)
+            if before is not None and inode and before.inode != inode:
+                before = None
+            try:
+                now = self._usage.read_cpu(path, inode)
+            except (CgroupError, InputError):
+                # Gone, or not what the kernel writes: what was known of it grows older until its time is over.
+                if before is not None:
+                    known[path] = before
+                continue
+            known[path] = _after(before, inode, now)
+        self._known = known
+
+    def current(self, now: float) -> dict[str, GroupUse]:
+        """CPU use by group path, each with its age; groups with fewer than two readings are missing."""
+        return {
+            path: replace(one.use, age_s=max(0.0, now - one.last.at_s))
+            for path, one in self._known.items()
+            if one.use is not None
+        }
+
+    def moved(self, path: str) -> Moved | None:
+        """The last two readings of one group; None when there are not two."""
+        one = self._known.get(path)
+        return None if one is None else one.moved
+
+
+def _after(before: _Known | None, inode: int, now: Counters) -> _Known:
+    if before is None:
+        return _Known(inode, now, None, None)
+    if 0.0 <= now.at_s - before.last.at_s < SHORTEST_S:
+        # Too soon: the older reading stays, so that quick samples still add up to a rate.
+        return before
+    rates = rates_between(before.last, now)
+    if rates is None or rates.cpu_milli is None:
+        return _Known(inode, now, None, None)
+    # A group that has never had a quota counts no periods: it cannot be told whether it would have been throttled.
+    limited = bool(now.periods)
+    use = GroupUse(
+        cpu_milli=rates.cpu_milli,
+        throttled=rates.throttled_share if limited else None,
+        throttled_milli=rates.throttled_milli if limited else None,
+        interval_s=rates.interval_s,
+    )
+    return _Known(inode, now, use, Moved(before.last, now))
+
+
+def sampled(pods: Iterable[Pod], policies: PoliciesConfig) -> dict[str, int]:
+    """The groups whose CPU use some enabled policy needs, path -> inode, in path order. Pure.
+
+    ``shared.measured``: online pods' own directories.
+    """
+    measured = policies.shared.enabled and policies.shared.measured
+    wanted = [pod.group for pod in pods if measured and pod.pod_class.online]
+    return {group.path: group.inode for group in sorted(wanted, key=lambda group: group.path)}
