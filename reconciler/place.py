@@ -14,7 +14,8 @@ from reconciler import logs
 from reconciler.config import Config
 from reconciler.sources.kubelet_config import KubeletConfig, read_kubelet_config
 from reconciler.sources.runtime_roots import RuntimeDirs, find_runtime_dirs
-from state.topology import Topology, read_topology
+from state.topology import Topology
+from state.topology_sysfs import read_topology
 
 _LOG: Final = logs.get("node")
 _AGAIN_S: Final = 1.0

@@ -2,31 +2,25 @@
 
 Numbers that the kernel gives only per socket (core_id) or not at all are replaced by the lowest CPU of the group, so
 that every number here is unique on the machine. L3 keeps the kernel's cache id where there is one, because resctrl
-calls its domains by it.
-
-Source: kernel documentation, ABI/stable/sysfs-devices-system-cpu and -node; ABI/testing cpu_capacity.
+calls its domains by it. `state.topology_sysfs` reads a machine, `state.machine` a description of one.
 """
 
-import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from cgroupfs.errors import SourceError
+
+K = TypeVar("K")
 
 FULL_CAPACITY: Final = 1024
-# Favoured cores of one kind differ by a few per cent, mid cores of big.LITTLE reach 0.8 of the fastest and run what
-# the fastest run; E-cores and little cores stay below 0.65.
-_SLOW: Final = 0.75
-_CPU_DIRECTORY: Final = re.compile(r"cpu(\d+)")
-_NODE_DIRECTORY: Final = re.compile(r"node(\d+)")
-_STAT_CPU: Final = re.compile(r"^cpu(\d+) ", re.MULTILINE)
+LOCAL_DISTANCE: Final = 10
+REMOTE_DISTANCE: Final = 20
+"""What the kernel assumes of two nodes where the firmware tells nothing (include/linux/topology.h)."""
 
 
 class CpuKind(StrEnum):
@@ -49,16 +43,31 @@ class Cpu(Struct, frozen=True, kw_only=True):
     capacity: int = FULL_CAPACITY
 
 
+class NumaNode(Struct, frozen=True, kw_only=True):
+    """One NUMA node, with CPUs or of memory only.
+
+    ``distances``: to every node of the machine in ascending order of their numbers, itself included (the firmware's
+    SLIT: 10 is local); empty where it is not known. ``memory_bytes``: all that the kernel manages there, 0 for a node
+    of CPUs only, None where it is not known. How much is free changes by the second and is no part of this.
+    """
+
+    id: int
+    distances: tuple[int, ...] = ()
+    memory_bytes: int | None = None
+
+
 class Topology(Struct, frozen=True, kw_only=True, dict=True):
     """The CPUs of a machine. Given only ``online``, every CPU is a core of its own in one socket and node.
 
-    ``isolated`` are the kernel's ``isolcpus``: online, but the scheduler's balancing leaves them alone.
+    ``isolated`` are the kernel's ``isolcpus``: online, but the scheduler's balancing leaves them alone. ``numa`` in
+    ascending order; left out, it is the nodes that the CPUs name, of which no more is known.
     """
 
     online: CpuSet
     cpus: tuple[Cpu, ...] = ()
     offline: CpuSet = EMPTY
     isolated: CpuSet = EMPTY
+    numa: tuple[NumaNode, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.cpus:
@@ -66,10 +75,34 @@ class Topology(Struct, frozen=True, kw_only=True, dict=True):
         described = CpuSet(cpu.id for cpu in self.cpus)
         if described != self.online or len(self.cpus) != len(self.online):
             raise ValueError(f"CPUs {described} are described but {self.online} are online")
+        named = {cpu.node for cpu in self.cpus}
+        if not self.numa:
+            force_setattr(self, "numa", tuple(NumaNode(id=node) for node in sorted(named)))
+        ids = [node.id for node in self.numa]
+        if ids != sorted(set(ids)) or not named <= set(ids):
+            raise ValueError(f"CPUs are in NUMA nodes {sorted(named)}, but the nodes described are {ids}")
+        if any(len(node.distances) not in (0, len(ids)) for node in self.numa):
+            raise ValueError(f"a NUMA node has distances to other than the {len(ids)} nodes of the machine")
 
     def cpu(self, number: int) -> Cpu:
         """One CPU. Errors: `KeyError` when it is not online."""
         return self._by_id[number]
+
+    def node_of(self, cpu: int) -> int:
+        """The NUMA node of a CPU. Errors: `KeyError` when it is not online."""
+        return self._by_id[cpu].node
+
+    def socket_of(self, cpu: int) -> int:
+        """The socket of a CPU. Errors: `KeyError` when it is not online."""
+        return self._by_id[cpu].socket
+
+    def core_of(self, cpu: int) -> int:
+        """The number of a CPU's core. Errors: `KeyError` when it is not online."""
+        return self._by_id[cpu].core
+
+    def l3_of(self, cpu: int) -> int:
+        """The L3 domain of a CPU. Errors: `KeyError` when it is not online."""
+        return self._by_id[cpu].l3
 
     def siblings(self, cpu: int) -> CpuSet:
         """The threads of the CPU's core, itself included. Errors: `KeyError` when it is not online."""
@@ -77,15 +110,15 @@ class Topology(Struct, frozen=True, kw_only=True, dict=True):
 
     def cores(self) -> tuple[CpuSet, ...]:
         """Every core as the set of its online threads, by lowest CPU."""
-        return tuple(self._cores.values())
+        return self._core_list
 
     def whole_cores(self, cpus: CpuSet) -> CpuSet:
         """Those of ``cpus`` whose core lies inside ``cpus`` completely."""
-        whole = EMPTY
-        for core in self._cores.values():
-            if core <= cpus:
+        missing, whole = ~cpus.mask, 0
+        for core in self._core_masks:
+            if not core & missing:
                 whole |= core
-        return whole
+        return CpuSet.from_mask(whole)
 
     def nodes(self) -> tuple[int, ...]:
         """Numbers of the NUMA nodes that have online CPUs, ascending."""
@@ -94,6 +127,42 @@ class Topology(Struct, frozen=True, kw_only=True, dict=True):
     def node_cpus(self, node: int) -> CpuSet:
         """The online CPUs of one NUMA node; empty for a node of memory only or none at all."""
         return self._nodes.get(node, EMPTY)
+
+    def node(self, number: int) -> NumaNode:
+        """One NUMA node. Errors: `KeyError` when there is none of this number."""
+        return self._numa[number]
+
+    def memory_nodes(self) -> CpuSet:
+        """The NUMA nodes that have memory, with CPUs or without: all that cpu.mems may name.
+
+        A node whose memory is not known counts as having some.
+        """
+        return self._memory
+
+    def distance(self, one: int, other: int) -> int:
+        """How far the memory of one node is from another: 10 within a node, larger is slower.
+
+        Where the firmware tells nothing, 20 as in the kernel. Errors: `KeyError` when there is no such node.
+        """
+        return self._distances[one][other]
+
+    def nearest(self, node: int) -> tuple[int, ...]:
+        """All NUMA nodes from the nearest to the farthest, itself first; equally far ones by number.
+
+        Errors: `KeyError` when there is none of this number.
+        """
+        return self._nearest[node]
+
+    def node_sockets(self, node: int) -> tuple[int, ...]:
+        """The sockets that a NUMA node's CPUs are in: one, but for firmware that hides its nodes (interleaving).
+
+        A node of memory only has none.
+        """
+        return self._node_sockets.get(node, ())
+
+    def socket_nodes(self, socket: int) -> tuple[int, ...]:
+        """The NUMA nodes of a socket's CPUs, ascending; none for a socket that there is not."""
+        return self._socket_nodes.get(socket, ())
 
     def l3_domains(self) -> Mapping[int, CpuSet]:
         """CPUs by the L3 cache they share; without L3 by socket and node."""
@@ -105,7 +174,7 @@ class Topology(Struct, frozen=True, kw_only=True, dict=True):
 
     def kind_cpus(self, kind: CpuKind) -> CpuSet:
         """All online CPUs of one kind."""
-        return CpuSet(cpu.id for cpu in self.cpus if cpu.kind is kind)
+        return self._kinds.get(kind, EMPTY)
 
     @property
     def smt(self) -> bool:
@@ -122,6 +191,14 @@ class Topology(Struct, frozen=True, kw_only=True, dict=True):
         return _grouped(self.cpus, lambda cpu: cpu.core)
 
     @cached_property
+    def _core_list(self) -> tuple[CpuSet, ...]:
+        return tuple(self._cores.values())
+
+    @cached_property
+    def _core_masks(self) -> tuple[int, ...]:
+        return tuple(core.mask for core in self._core_list)
+
+    @cached_property
     def _nodes(self) -> dict[int, CpuSet]:
         return _grouped(self.cpus, lambda cpu: cpu.node)
 
@@ -133,13 +210,57 @@ class Topology(Struct, frozen=True, kw_only=True, dict=True):
     def _sockets(self) -> dict[int, CpuSet]:
         return _grouped(self.cpus, lambda cpu: cpu.socket)
 
+    @cached_property
+    def _kinds(self) -> dict[CpuKind, CpuSet]:
+        return _grouped(self.cpus, lambda cpu: cpu.kind)
 
-def _grouped(cpus: Iterable[Cpu], key: Callable[[Cpu], int]) -> dict[int, CpuSet]:
-    masks: dict[int, int] = {}
+    @cached_property
+    def _numa(self) -> dict[int, NumaNode]:
+        return {node.id: node for node in self.numa}
+
+    @cached_property
+    def _memory(self) -> CpuSet:
+        return CpuSet(node.id for node in self.numa if node.memory_bytes != 0)
+
+    @cached_property
+    def _distances(self) -> dict[int, dict[int, int]]:
+        ids = [node.id for node in self.numa]
+        return {node.id: dict(zip(ids, node.distances or _assumed(node.id, ids), strict=True)) for node in self.numa}
+
+    @cached_property
+    def _nearest(self) -> dict[int, tuple[int, ...]]:
+        # Some firmware gives a node no smaller distance to itself than to others.
+        return {
+            node: tuple(sorted(row, key=lambda other: (other != node, row[other], other)))
+            for node, row in self._distances.items()
+        }
+
+    @cached_property
+    def _node_sockets(self) -> dict[int, tuple[int, ...]]:
+        return _pairs((cpu.node, cpu.socket) for cpu in self.cpus)
+
+    @cached_property
+    def _socket_nodes(self) -> dict[int, tuple[int, ...]]:
+        return _pairs((cpu.socket, cpu.node) for cpu in self.cpus)
+
+
+def _assumed(node: int, ids: list[int]) -> tuple[int, ...]:
+    return tuple(LOCAL_DISTANCE if other == node else REMOTE_DISTANCE for other in ids)
+
+
+def _grouped(cpus: Iterable[Cpu], key: Callable[[Cpu], K]) -> dict[K, CpuSet]:
+    masks: dict[K, int] = {}
     for cpu in sorted(cpus, key=lambda cpu: cpu.id):
         number = key(cpu)
         masks[number] = masks.get(number, 0) | 1 << cpu.id
     return {number: CpuSet.from_mask(mask) for number, mask in masks.items()}
+
+
+def _pairs(pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
+    groups: dict[int, list[int]] = {}
+    for left, right in sorted(set(pairs)):
+        groups.setdefault(left, []).append(right)
+    return {left: tuple(rights) for left, rights in groups.items()}
 
 
 def uniform(*, sockets: int = 1, nodes: int = 1, cores: int = 4, threads: int = 2) -> Topology:
@@ -164,131 +285,3 @@ def uniform(*, sockets: int = 1, nodes: int = 1, cores: int = 4, threads: int = 
             for core in range(cores)
         ),
     )
-
-
-def read_topology(root: str = "/") -> Topology:
-    """The topology of this node (or copied node) from ``<root>/sys``.
-
-    Parts that a virtual machine lacks are filled in with the simplest answer: own cores, one socket, node 0.
-    Errors: `SourceError` when not even the list of online CPUs can be had.
-    """
-    devices = os.path.join(root, "sys/devices")
-    base = f"{devices}/system/cpu"
-    online = _online(base, root)
-    sockets = {cpu: max(0, _number(f"{base}/cpu{cpu}/topology/physical_package_id", 0)) for cpu in online}
-    nodes = _node_of(f"{devices}/system/node")
-    cores = {cpu: _threads(base, cpu, online) for cpu in online}
-    capacity = {cpu: _number(f"{base}/cpu{cpu}/cpu_capacity", FULL_CAPACITY) for cpu in online}
-    slow = _slow(devices, capacity)
-    caches = _l3_of(base, online, {cpu: (sockets[cpu], nodes.get(cpu, 0)) for cpu in online})
-    return Topology(
-        online=online,
-        cpus=tuple(
-            Cpu(
-                id=cpu,
-                core=min(cores[cpu]),
-                socket=sockets[cpu],
-                node=nodes.get(cpu, 0),
-                l3=caches[cpu],
-                thread=len(cores[cpu] & CpuSet.span(cpu)),
-                kind=CpuKind.EFFICIENCY if cpu in slow else CpuKind.PERFORMANCE,
-                capacity=capacity[cpu],
-            )
-            for cpu in online
-        ),
-        offline=(_list(f"{base}/present") or online) - online,
-        isolated=(_list(f"{base}/isolated") or EMPTY) & online,
-    )
-
-
-def _online(base: str, root: str) -> CpuSet:
-    online = _list(f"{base}/online")
-    if online:
-        return online
-    present = CpuSet(_numbered(base, _CPU_DIRECTORY))
-    # Without "online" each CPU says for itself; CPU 0 often cannot go offline and then has no such file.
-    online = CpuSet(cpu for cpu in present if _number(f"{base}/cpu{cpu}/online", 1) == 1)
-    if not online:
-        online = CpuSet(int(cpu) for cpu in _STAT_CPU.findall(_text(os.path.join(root, "proc/stat"))))
-    if not online:
-        raise SourceError(
-            "topology", f"no online CPU found: {base}/online and {root.rstrip('/')}/proc/stat tell of none"
-        )
-    return online
-
-
-def _threads(base: str, cpu: int, online: CpuSet) -> CpuSet:
-    for name in ("core_cpus_list", "thread_siblings_list"):
-        threads = _list(f"{base}/cpu{cpu}/topology/{name}")
-        # A hypervisor that hands out nonsense must not make a CPU belong to a core without it.
-        if threads is not None and cpu in threads:
-            return threads & online
-    return CpuSet([cpu])
-
-
-def _node_of(base: str) -> dict[int, int]:
-    nodes: dict[int, int] = {}
-    for node in _numbered(base, _NODE_DIRECTORY):
-        for cpu in _list(f"{base}/node{node}/cpulist") or EMPTY:
-            nodes[cpu] = node
-    return nodes
-
-
-def _l3_of(base: str, online: CpuSet, package: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-    shared: dict[int, CpuSet] = {}
-    ids: dict[int, int] = {}
-    for cpu in online:
-        for index in _numbered(f"{base}/cpu{cpu}/cache", re.compile(r"index(\d+)")):
-            cache = f"{base}/cpu{cpu}/cache/index{index}"
-            if _number(f"{cache}/level", 0) == 3:
-                shared[cpu] = (_list(f"{cache}/shared_cpu_list") or EMPTY) & online | CpuSet([cpu])
-                ids[cpu] = _number(f"{cache}/id", -1)
-    if len(shared) < len(online):
-        # No L3, or hidden from a part of the CPUs: what shares socket and node shares the path to memory.
-        first: dict[tuple[int, int], int] = {}
-        return {cpu: first.setdefault(package[cpu], cpu) for cpu in online}
-    if min(ids.values()) >= 0:
-        return ids
-    return {cpu: min(cpus) for cpu, cpus in shared.items()}
-
-
-def _slow(devices: str, capacity: Mapping[int, int]) -> CpuSet:
-    named = EMPTY
-    for unit in ("cpu_atom", "cpu_lowpower"):
-        named |= _list(f"{devices}/{unit}/cpus") or EMPTY
-    if named:
-        return named
-    fastest = max(capacity.values())
-    return CpuSet(cpu for cpu, value in capacity.items() if value < fastest * _SLOW)
-
-
-def _text(path: str) -> str:
-    """The file, or nothing at all where it cannot be had: every part of /sys is optional."""
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
-def _list(path: str) -> CpuSet | None:
-    text = _text(path).strip()
-    try:
-        return CpuSet.parse(text) if text else None
-    except ValueError:
-        return None
-
-
-def _number(path: str, default: int) -> int:
-    try:
-        return int(_text(path))
-    except ValueError:
-        return default
-
-
-def _numbered(directory: str, pattern: re.Pattern[str]) -> list[int]:
-    try:
-        names = os.listdir(directory)
-    except OSError:
-        return []
-    return sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))

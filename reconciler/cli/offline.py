@@ -33,7 +33,7 @@ from reconciler.sources.manifests import ManifestDirectory, resolve
 from reconciler.sources.operator_file import OperatorFile
 from state.model import Desired, Hold, PodMeta, Pools, Setting
 from state.reader import read_dump
-from state.topology import read_topology
+from state.topology_sysfs import read_topology
 
 _BOUNDING: Final = ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period", "cpu.burst", "cpu.idle")
 

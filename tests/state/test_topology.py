@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import SourceError
-from state.topology import Cpu, CpuKind, Topology, read_topology, uniform
+from state.topology import Cpu, CpuKind, NumaNode, Topology, uniform
+from state.topology_sysfs import read_online, read_topology
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"
@@ -204,6 +205,113 @@ def test_a_frozen_topology_cannot_be_changed() -> None:
         topology.online = EMPTY  # type: ignore[misc]
 
 
+def test_cache_ids_that_repeat_in_each_socket_are_not_believed(tmp_path: Path) -> None:
+    files: dict[str, object] = {f"{CPU}/online": "0-3"}
+    for cpu in range(4):
+        files |= cpu_files(cpu, core=str(cpu), socket=cpu // 2, l3="0-1" if cpu < 2 else "2-3", l3_id=0)
+    assert read_topology(node(tmp_path, files)).l3_domains() == {0: CpuSet([0, 1]), 2: CpuSet([2, 3])}
+
+
+def test_no_cpu_is_in_two_cores_whatever_the_lists_say(tmp_path: Path) -> None:
+    files: dict[str, object] = {f"{CPU}/online": "0-3"}
+    for cpu, core in enumerate(("0,2", "1-2", "1-2", "0-3")):
+        files |= cpu_files(cpu, core=core)
+    topology = read_topology(node(tmp_path, files))
+    assert topology.cores() == (CpuSet([0, 2]), CpuSet([1]), CpuSet([3]))
+    assert [cpu.thread for cpu in topology.cpus] == [0, 0, 1, 0]
+
+
+def numa_files(distances: Mapping[int, str], *, memory: Mapping[int, int | None]) -> dict[str, object]:
+    files: dict[str, object] = {f"{CPU}/online": "0-3"}
+    for number, row in distances.items():
+        files[f"{NODE}/node{number}/cpulist"] = {0: "0-1", 2: "2-3"}.get(number, "")
+        files[f"{NODE}/node{number}/distance"] = row
+        kib = memory.get(number)
+        if kib is not None:
+            files[f"{NODE}/node{number}/meminfo"] = (
+                f"Node {number} MemTotal:       {kib} kB\nNode {number} MemFree: 1 kB"
+            )
+    return files
+
+
+def test_distances_memory_and_nodes_without_cpus_are_read(tmp_path: Path) -> None:
+    rows = {0: "10 21 17 28", 2: "21 10 28 17", 3: "17 28 10 28", 9: "28 17 28 10"}
+    topology = read_topology(node(tmp_path, numa_files(rows, memory={0: 64, 2: 0, 3: 128, 9: None})))
+    assert topology.nodes() == (0, 2)
+    assert [node.id for node in topology.numa] == [0, 2, 3, 9]
+    assert topology.distance(0, 2) == topology.distance(2, 0) == 21
+    assert topology.distance(9, 2) == 17
+    assert topology.nearest(0) == (0, 3, 2, 9)
+    assert topology.nearest(9) == (9, 2, 0, 3)
+    assert [node.memory_bytes for node in topology.numa] == [64 << 10, 0, 128 << 10, None]
+    # What is not known may have some; what has none may not be named in cpuset.mems.
+    assert topology.memory_nodes() == CpuSet([0, 3, 9])
+    assert topology.node_sockets(3) == ()
+    with pytest.raises(KeyError):
+        topology.distance(0, 1)
+
+
+@pytest.mark.parametrize("row", ["10", "10 x 20 20", "10 20 20 20 20", "10 -1 20 20", "10 999 20 20", ""])
+def test_a_row_of_distances_that_cannot_be_is_not_believed_in_part(tmp_path: Path, row: str) -> None:
+    rows = {0: row, 2: "21 10 28 17", 3: "17 28 10 28", 9: "28 17 28 10"}
+    topology = read_topology(node(tmp_path, numa_files(rows, memory={})))
+    assert topology.node(0).distances == ()
+    assert [topology.distance(0, other) for other in (0, 2, 3, 9)] == [10, 20, 20, 20]
+    assert topology.distance(2, 3) == 28
+
+
+def test_a_node_is_nearest_to_itself_even_where_the_firmware_says_zero_of_it() -> None:
+    nodes = (NumaNode(id=0, distances=(20, 10)), NumaNode(id=1, distances=(10, 20)))
+    assert Topology(online=CpuSet([0]), numa=nodes).nearest(0) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("numa", "message"),
+    [
+        ((NumaNode(id=1),), r"CPUs are in NUMA nodes \[0\], but the nodes described are \[1\]"),
+        ((NumaNode(id=1), NumaNode(id=0)), r"the nodes described are \[1, 0\]"),
+        ((NumaNode(id=0), NumaNode(id=0)), r"the nodes described are \[0, 0\]"),
+        ((NumaNode(id=0, distances=(10, 20)),), "distances to other than the 1 nodes"),
+    ],
+)
+def test_numa_nodes_that_do_not_fit_the_cpus_are_refused(numa: tuple[NumaNode, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Topology(online=CpuSet([0]), numa=numa)
+
+
+def test_a_cpu_tells_where_it_is_and_a_socket_its_nodes() -> None:
+    topology = uniform(sockets=2, nodes=4, cores=8, threads=2)
+    assert (topology.node_of(13), topology.socket_of(13), topology.core_of(13), topology.l3_of(13)) == (2, 1, 5, 2)
+    assert topology.socket_nodes(1) == (2, 3)
+    assert topology.node_sockets(2) == (1,)
+    assert topology.socket_nodes(7) == ()
+    for ask in (topology.node_of, topology.socket_of, topology.core_of, topology.l3_of):
+        with pytest.raises(KeyError):
+            ask(16)
+
+
+def test_one_node_over_two_sockets_tells_both() -> None:
+    assert uniform(sockets=2, nodes=1, cores=4).node_sockets(0) == (0, 1)
+
+
+def test_8_sockets_16_nodes_and_1024_cpus_are_read_right(tmp_path: Path) -> None:
+    expected = uniform(sockets=8, nodes=16, cores=512, threads=2)
+    files: dict[str, object] = {f"{CPU}/online": "0-1023", f"{CPU}/present": "0-1023"}
+    for cpu in expected.cpus:
+        near = str(expected.node_cpus(cpu.node))
+        core = str(expected.siblings(cpu.id))
+        files |= cpu_files(cpu.id, core=core, socket=cpu.socket, l3=near, l3_id=cpu.l3)
+    for number in range(16):
+        row = [10 if other == number else 12 if other // 2 == number // 2 else 32 for other in range(16)]
+        files[f"{NODE}/node{number}/cpulist"] = expected.node_cpus(number)
+        files[f"{NODE}/node{number}/distance"] = " ".join(map(str, row))
+    topology = read_topology(node(tmp_path, files))
+    assert topology.cpus == expected.cpus
+    assert topology.socket_nodes(7) == (14, 15)
+    assert topology.nearest(5) == (5, 4, 0, 1, 2, 3, *range(6, 16))
+    assert topology.whole_cores(CpuSet([3, 515, 4])) == CpuSet([3, 515])
+
+
 def test_512_cpus_are_read_and_asked_in_a_moment(tmp_path: Path) -> None:
     files: dict[str, object] = {f"{CPU}/online": "0-511"}
     for cpu in range(512):
@@ -214,6 +322,11 @@ def test_512_cpus_are_read_and_asked_in_a_moment(tmp_path: Path) -> None:
     assert len(topology.cores()) == 256
     assert [len(cpus) for cpus in topology.sockets().values()] == [256, 256]
     assert len(topology.l3_domains()) == 32
+
+
+def test_the_online_list_is_told_as_it_stands(tmp_path: Path) -> None:
+    assert read_online(str(tmp_path)) is None
+    assert read_online(node(tmp_path, {f"{CPU}/online": "0,2-3"})) == "0,2-3"
 
 
 @pytest.mark.kernel

@@ -12,7 +12,7 @@ from reconciler.cli.asking import release
 from reconciler.cli.checks.finding import Finding, State
 from reconciler.cli.nodeview import NodeView, has_capability, read_text
 from resctrl.capability import Status, read_capability
-from state.topology import read_topology
+from state.topology_sysfs import read_topology
 
 _SHOWN: Final = ("cpuset", "cpu", "cpuacct", "memory", "pids", "blkio", "io")
 _NEEDED: Final = ("cpuset", "cpu", "memory")

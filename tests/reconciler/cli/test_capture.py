@@ -16,7 +16,7 @@ from reconciler.cli import recorded
 from reconciler.cli.exits import Exit
 from reconciler.cli.recorded import CriAnswers, read_recorded
 from state.model import PodMeta
-from state.topology import read_topology
+from state.topology_sysfs import read_topology
 from tests.fakes.kernel import Mode
 from tests.reconciler.cli.conftest import Ran, Run
 from tests.reconciler.cli.livenode import SECRET, USAGE, WEB, LiveNode, container_id, group

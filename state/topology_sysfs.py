@@ -1,0 +1,222 @@
+"""Reads the topology of a machine, or of a copied one, from its /sys.
+
+Every part of /sys is optional: a virtual machine, a container and an old kernel each lack another one. A missing or
+nonsensical file is replaced by the simplest answer (own core, one socket, node 0, unknown distances) for what it would
+have told, and no further.
+
+1,024 CPUs are some 5,000 small files: 30 ms, so a running daemon reads again in a thread.
+
+Source: kernel documentation, ABI/stable/sysfs-devices-system-cpu and -node; ABI/testing cpu_capacity.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.errors import SourceError
+from state.topology import FULL_CAPACITY, Cpu, CpuKind, NumaNode, Topology
+
+# Favoured cores of one kind differ by a few per cent, mid cores of big.LITTLE reach 0.8 of the fastest and run what
+# the fastest run; E-cores and little cores stay below 0.65.
+_SLOW: Final = 0.75
+_CPU_DIRECTORY: Final = re.compile(r"cpu(\d+)")
+_NODE_DIRECTORY: Final = re.compile(r"node(\d+)")
+_CACHE_DIRECTORY: Final = re.compile(r"index(\d+)")
+_STAT_CPU: Final = re.compile(r"^cpu(\d+) ", re.MULTILINE)
+_TOTAL: Final = re.compile(r"MemTotal:\s+(\d+) kB")
+_FARTHEST: Final = 255
+_LARGEST: Final = 1 << 16
+
+ONLINE: Final = "sys/devices/system/cpu/online"
+"""The list of online CPUs, below the root."""
+
+
+def read_topology(root: str = "/") -> Topology:
+    """The topology of this node (or copied node) from ``<root>/sys``.
+
+    Errors: `SourceError` when not even the list of online CPUs can be had.
+    """
+    devices = os.path.join(root, "sys/devices")
+    base = f"{devices}/system/cpu"
+    online = _online(base, root)
+    sockets = {cpu: max(0, _number(f"{base}/cpu{cpu}/topology/physical_package_id", 0)) for cpu in online}
+    nodes, numa = _numa(f"{devices}/system/node", online)
+    cores = _cores(base, online)
+    capacity = {cpu: _number(f"{base}/cpu{cpu}/cpu_capacity", FULL_CAPACITY) for cpu in online}
+    slow = _slow(devices, capacity)
+    caches = _l3_of(base, online, {cpu: (sockets[cpu], nodes[cpu]) for cpu in online})
+    return Topology(
+        online=online,
+        cpus=tuple(
+            Cpu(
+                id=cpu,
+                core=min(cores[cpu]),
+                socket=sockets[cpu],
+                node=nodes[cpu],
+                l3=caches[cpu],
+                thread=len(cores[cpu] & CpuSet.span(cpu)),
+                kind=CpuKind.EFFICIENCY if cpu in slow else CpuKind.PERFORMANCE,
+                capacity=capacity[cpu],
+            )
+            for cpu in online
+        ),
+        offline=(_list(f"{base}/present") or online) - online,
+        isolated=(_list(f"{base}/isolated") or EMPTY) & online,
+        numa=numa,
+    )
+
+
+def read_online(root: str = "/") -> str | None:
+    """The kernel's list of online CPUs as it stands in its file, to see cheaply (3 µs) that it has changed."""
+    return _text(os.path.join(root, ONLINE)).strip() or None
+
+
+def _online(base: str, root: str) -> CpuSet:
+    online = _list(f"{base}/online")
+    if online:
+        return online
+    present = CpuSet(_numbered(base, _CPU_DIRECTORY))
+    # Without "online" each CPU says for itself; CPU 0 often cannot go offline and then has no such file.
+    online = CpuSet(cpu for cpu in present if _number(f"{base}/cpu{cpu}/online", 1) == 1)
+    if not online:
+        online = CpuSet(int(cpu) for cpu in _STAT_CPU.findall(_text(os.path.join(root, "proc/stat"))))
+    if not online:
+        raise SourceError(
+            "topology", f"no online CPU found: {base}/online and {root.rstrip('/')}/proc/stat tell of none"
+        )
+    return online
+
+
+def _cores(base: str, online: CpuSet) -> dict[int, CpuSet]:
+    """The online threads of each CPU's core."""
+    cores: dict[int, CpuSet] = {}
+    for cpu in online:
+        if cpu not in cores:
+            threads = _threads(base, cpu, online)
+            # A hypervisor that hands out nonsense must not put a CPU into two cores.
+            threads = CpuSet(one for one in threads if one not in cores)
+            cores |= dict.fromkeys(threads, threads)
+    return cores
+
+
+def _threads(base: str, cpu: int, online: CpuSet) -> CpuSet:
+    for name in ("core_cpus_list", "thread_siblings_list"):
+        threads = _list(f"{base}/cpu{cpu}/topology/{name}")
+        # ... nor make it belong to a core without it.
+        if threads is not None and cpu in threads:
+            return threads & online
+    return CpuSet([cpu])
+
+
+def _numa(base: str, online: CpuSet) -> tuple[dict[int, int], tuple[NumaNode, ...]]:
+    """Each online CPU's node, and the nodes: those that the kernel shows, and 0 for CPUs that none of them has."""
+    nodes: dict[int, int] = {}
+    shown = _numbered(base, _NODE_DIRECTORY)
+    for node in shown:
+        for cpu in _list(f"{base}/node{node}/cpulist") or EMPTY:
+            nodes[cpu] = node
+    placed = {cpu: nodes.get(cpu, 0) for cpu in online}
+    ids = sorted({*shown, *placed.values()})
+    return placed, tuple(
+        NumaNode(
+            id=node,
+            distances=_distances(f"{base}/node{node}/distance", ids),
+            memory_bytes=_memory(f"{base}/node{node}/meminfo"),
+        )
+        for node in ids
+    )
+
+
+def _distances(path: str, ids: list[int]) -> tuple[int, ...]:
+    """One number for each node that is there, in their order; anything else is not to be believed in part."""
+    words = _text(path).split()
+    if len(words) != len(ids) or not all(word.isascii() and word.isdecimal() for word in words):
+        return ()
+    distances = tuple(map(int, words))
+    return distances if all(0 < one <= _FARTHEST for one in distances) else ()
+
+
+def _memory(path: str) -> int | None:
+    match = _TOTAL.search(_text(path))
+    return int(match[1]) << 10 if match is not None else None
+
+
+def _l3_of(base: str, online: CpuSet, package: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    domains: dict[int, int] = {}
+    ids: dict[int, int] = {}
+    for cpu in online:
+        cache = None if cpu in domains else _l3_directory(f"{base}/cpu{cpu}/cache")
+        if cache is not None:
+            # The others are not asked: one that says otherwise would be nonsense, and 1,024 of them are slow.
+            for one in (_list(f"{cache}/shared_cpu_list") or EMPTY) & online | CpuSet([cpu]):
+                domains.setdefault(one, cpu)
+            ids[cpu] = _number(f"{cache}/id", -1)
+    if len(domains) < len(online):
+        # No L3, or hidden from a part of the CPUs: what shares socket and node shares the path to memory.
+        first: dict[tuple[int, int], int] = {}
+        return {cpu: first.setdefault(package[cpu], cpu) for cpu in online}
+    # Some hypervisors number the caches of every socket from 0.
+    across = len({(ids[cpu], package[cpu][0]) for cpu in ids}) > len(set(ids.values()))
+    if across or min(ids.values()) < 0:
+        return domains
+    return {cpu: ids[domain] for cpu, domain in domains.items()}
+
+
+def _l3_directory(base: str) -> str | None:
+    # Where it is on every machine that has one; else wherever it is.
+    if _number(f"{base}/index3/level", 0) == 3:
+        return f"{base}/index3"
+    for index in _numbered(base, _CACHE_DIRECTORY):
+        if _number(f"{base}/index{index}/level", 0) == 3:
+            return f"{base}/index{index}"
+    return None
+
+
+def _slow(devices: str, capacity: Mapping[int, int]) -> CpuSet:
+    named = EMPTY
+    for unit in ("cpu_atom", "cpu_lowpower"):
+        named |= _list(f"{devices}/{unit}/cpus") or EMPTY
+    if named:
+        return named
+    fastest = max(capacity.values())
+    return CpuSet(cpu for cpu, value in capacity.items() if value < fastest * _SLOW)
+
+
+def _text(path: str) -> str:
+    """The file, or nothing at all where it cannot be had: every part of /sys is optional."""
+    # Not with open(): its layers cost three times the system calls, and this is called thousands of times.
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(file, _LARGEST).decode("ascii", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(file)
+
+
+def _list(path: str) -> CpuSet | None:
+    text = _text(path).strip()
+    try:
+        return CpuSet.parse(text) if text else None
+    except ValueError:
+        return None
+
+
+def _number(path: str, default: int) -> int:
+    try:
+        return int(_text(path))
+    except ValueError:
+        return default
+
+
+def _numbered(directory: str, pattern: re.Pattern[str]) -> list[int]:
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return []
+    return sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
