@@ -14,6 +14,7 @@ from cgroupfs.naming import QosClass
 from reconciler.classify import classify, facts_of
 from reconciler.resources import with_extended
 from reconciler.rules import Rules
+from reconciler.wishes import wish_of
 from state.model import (
     Container,
     ContainerKind,
@@ -97,6 +98,9 @@ def assemble(known: PodInput, rules: Rules) -> Pod:
         containers, problems = with_extended(meta.containers, meta.annotations)
         meta = replace(meta, containers=containers, problems=(*meta.problems, *problems))
     classification = classify(facts_of(known.uid, known.qos, meta, exclusive=known.exclusive), rules)
+    labels, annotations = (meta.labels or {}, meta.annotations or {}) if meta else ({}, {})
+    wish, problems = wish_of(labels, annotations)
+    classification = replace(classification, problems=(*classification.problems, *problems))
     told = _Told(meta)
     containers_now = tuple(
         _container(cid, group, known.facts.get(cid), told) for cid, group in sorted(known.containers.items())
@@ -109,12 +113,13 @@ def assemble(known: PodInput, rules: Rules) -> Pod:
         classification=classification,
         namespace=meta.namespace if meta else None,
         name=meta.name if meta else None,
-        labels=(meta.labels or {}) if meta else {},
-        annotations=(meta.annotations or {}) if meta else {},
+        labels=labels,
+        annotations=annotations,
         priority_class=meta.priority_class if meta else None,
         priority=meta.priority if meta else None,
         owner=meta.owner if meta else None,
         static=meta.static if meta else False,
+        wish=wish,
         meta_source=f"{meta.source}+cgroup" if meta else "cgroup",
     )
 

@@ -4,6 +4,7 @@ Values only; `reconciler.wishes` reads the annotations, `reconciler.signals` the
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 from msgspec import Struct
 
@@ -13,13 +14,47 @@ SHARED_POOL = "share"
 """Katalyst's name of the pool of online pods that name none."""
 
 
+class Burst(StrEnum):
+    """What a pod asks of bursts beyond its limit. Katalyst's words, then Koordinator's."""
+
+    CLOSED = "closed"
+    """None at all (closed; none)."""
+    STATIC = "static"
+    """The kernel's CFS burst only (static; cpuBurstOnly)."""
+    QUOTA = "quota"
+    """A raised quota while throttled only (cfsQuotaBurstOnly)."""
+    AUTO = "auto"
+    """Both (dynamic; auto)."""
+
+
+class Apart(StrEnum):
+    """Where a pod wants to be alone among the pods that want the same (Koordinator's exclusive policy)."""
+
+    CORE = "core"
+    NODE = "node"
+
+
+class TopologyPolicy(StrEnum):
+    """How strictly NUMA hints are merged: the kubelet's four policies and Katalyst's numeric."""
+
+    NONE = "none"
+    BEST_EFFORT = "best-effort"
+    RESTRICTED = "restricted"
+    SINGLE_NUMA_NODE = "single-numa-node"
+    NUMERIC = "numeric"
+
+
 class CpuWish(Struct, frozen=True, kw_only=True):
     """What a pod's annotations ask of its CPUs. None, empty and False: it does not say.
 
     ``pool`` is Katalyst's ``cpuset_pool``. ``nodes`` are NUMA nodes that somebody has decided already (a scheduler's
     result) or that the pod names; ``node_count`` how many it wants. ``cpus`` is a scheduler's own choice of CPUs.
     ``full_cores``, ``distribute`` and ``align_socket`` are the kubelet's full-pcpus-only, distribute-cpus-across-numa
-    and align-by-socket for this pod alone. ``burst_percent`` is of the quota, 0 switches bursts off.
+    and align-by-socket for this pod alone. ``spread_cores``: every CPU on a core of its own, instead of whole cores;
+    ``strict_cores``: one of the two was required, so a person is told when it cannot be had. ``apart``: see `Apart`.
+    ``numa_share`` False: no other pod is to be bound to its nodes. ``lends``: whether BE may use its own CPUs while
+    they idle. ``burst_percent`` is of the quota, 0 switches bursts off. ``quota_burst_percent``: how far a quota may
+    be raised, of the limit (100 is the limit itself), for at most ``quota_burst_s`` seconds at full use (-1: for ever).
     """
 
     pool: str | None = None
@@ -31,8 +66,16 @@ class CpuWish(Struct, frozen=True, kw_only=True):
     full_cores: bool | None = None
     distribute: bool | None = None
     align_socket: bool | None = None
+    spread_cores: bool | None = None
+    strict_cores: bool = False
+    apart: Apart | None = None
+    numa_share: bool | None = None
+    lends: bool | None = None
+    topology_policy: TopologyPolicy | None = None
+    burst_policy: Burst | None = None
     burst_percent: int | None = None
-    burst_policy: str | None = None
+    quota_burst_percent: int | None = None
+    quota_burst_s: int | None = None
 
 
 class GroupUse(Struct, frozen=True, kw_only=True):
