@@ -63,7 +63,8 @@ def read_pools(store: Store) -> Pools | None:
         _LOG.warning("the pools of the last run cannot be read: %s", exc)
         return None
     # The old run's monotonic clock may be another boot's.
-    return replace(pools, budget_at=0.0, unknown_since=None)
+    sizes = {name: replace(size, changed_at=0.0, shrunk_at=0.0) for name, size in pools.sizes.items()}
+    return replace(pools, budget_at=0.0, unknown_since=None, sizes=sizes)
 
 
 def was_killed(store: Store) -> bool:
@@ -232,7 +233,9 @@ def pod_facts(pod: Pod) -> dict[str, object]:
 
 def pool_lists(pools: Pools) -> dict[str, str]:
     """The pools by name as CPU lists; a container's own CPUs are ``dedicated/<uid>/<container>``."""
-    named = {"reserved": pools.reserved, "shared": pools.shared, "reclaimed": pools.reclaimed}
+    named = {"reserved": pools.reserved, "shared": pools.shared, "reclaimed": pools.reclaimed, **pools.named}
+    if pools.interrupt:
+        named["interrupt"] = pools.interrupt
     named |= {f"dedicated/{owner}": cpus for owner, cpus in pools.dedicated.items()}
     return {name: str(cpus) for name, cpus in named.items()}
 

@@ -95,7 +95,7 @@ class Reconciler:
         self._verify = (*(delay for delay in _VERIFY_S if delay < verify_s), verify_s)
         self._counters = counters or Counters()
         self._one_look = trio.Lock()
-        self._moved = False
+        self._moved = self._regrouped = False
         self._ready_at = 0.0
         self._kubelet = kubelet
         self._updated = updated
@@ -182,6 +182,7 @@ class Reconciler:
         seen = await self._see(uids, listed)
         looked = {uid for uid, one in seen.items() if one.pod is not None} | self._take_kubelet()
         view, pools, moved = self._plan_pools()
+        every, self._regrouped = self._regrouped, False
         targets: list[Target] = []
         if full or moved or NODE in batch.keys:
             targets += self._plan_parents(view, pools)
@@ -191,7 +192,7 @@ class Reconciler:
             since = await _yield_after(since)
         if moved:
             for uid, pod in list(self.knowledge.pods.items()):
-                if uid not in looked and (pod.pod_class is PodClass.RECLAIMED or uid in self.wanted):
+                if uid not in looked and (every or pod.pod_class is PodClass.RECLAIMED or uid in self.wanted):
                     targets += self._plan_pod(pod, view, pools, signalled, every=False)
                     since = await _yield_after(since)
         await self.actuator.apply(targets)
@@ -295,6 +296,8 @@ class Reconciler:
         pools = plan_pools(view, self.pools, self.policies)
         moved = self._moved or self.pools is None or _substance(pools) != _substance(self.pools)
         self._moved = False
+        # Then online pods that had no settings get some.
+        self._regrouped |= self.pools is not None and pools.confine_shared != self.pools.confine_shared
         self.pools = pools
         return view, pools, moved
 
@@ -435,4 +438,4 @@ def _values(settings: Mapping[str, Setting]) -> dict[str, object]:
 
 def _substance(pools: Pools) -> Pools:
     """The pools without what does not lead to any setting."""
-    return replace(pools, reasons={}, budget_at=0.0, unknown_since=None, budget_milli=0)
+    return replace(pools, reasons={}, sizes={}, remembered={}, budget_at=0.0, unknown_since=None, budget_milli=0)

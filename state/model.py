@@ -256,11 +256,10 @@ class Pools(Struct, frozen=True, kw_only=True):
 
     ``named``: online pools beside the default one, keyed ``shared/NAME``, ``shared/NAME-NUMA1`` or ``system/NAME``.
     ``bound``: pod uid -> key of its pool in ``named``. ``placed``: the keys of ``dedicated`` whose CPUs we chose; the
-    others are the kubelet's. ``mems``: NUMA nodes for cpu.mems, by key of ``dedicated`` or ``named``. ``followers``:
-    ``uid/container`` -> the key of ``dedicated`` whose CPUs it runs on (a side-car, an init container).
-    ``remembered``: last CPUs of placed containers that are gone, so that they get them again. ``confine_shared``:
-    online containers of the default pool get ``shared`` as their cpuset. ``separate``: ``reclaimed`` shares no CPU with
-    online pools. ``sizes``: by pool, for the step limits.
+    others are the kubelet's. ``remembered``: last CPUs of placed containers that are gone, so that they get them again.
+    ``lenient``: the part of ``reserved`` where online pods may run too. ``confine_shared``: online containers of the
+    default pool get ``shared`` and ``lenient`` as their cpuset. ``separate``: ``reclaimed`` shares no CPU with online
+    pools. ``sizes``: by pool, for the step limits.
 
     ``budget_milli``: what BE pods may use together now (thousandths of a CPU). ``reasons`` explains each pool by name.
     ``confined``: reclaimed containers get ``reclaimed`` as their cpuset. ``quota_milli``: how the budget is given out
@@ -278,8 +277,7 @@ class Pools(Struct, frozen=True, kw_only=True):
     named: Mapping[str, CpuSet] = {}
     bound: Mapping[str, str] = {}
     placed: tuple[str, ...] = ()
-    followers: Mapping[str, str] = {}
-    mems: Mapping[str, CpuSet] = {}
+    lenient: CpuSet = EMPTY
     remembered: Mapping[str, CpuSet] = {}
     confine_shared: bool = False
     separate: bool = False

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
 from msgspec import Meta, Struct, json
 from msgspec.structs import fields
 
-from state.model import Container, NodeView, Pod, Pools, Setting
+from cgroupfs.cpuset import EMPTY, CpuSet
+from state.model import Container, ContainerKind, NodeView, Pod, Pools, Setting
 
 C_contra = TypeVar("C_contra", bound=Struct, contravariant=True)
 C = TypeVar("C", bound=Struct)
@@ -21,6 +22,8 @@ SHARES_MAX: Final = 262144
 QUOTA_MIN_US: Final = 1000
 """The kernel refuses a smaller quota with EINVAL, on v1 and v2, whatever the period is."""
 PERIOD_US: Final = 100_000
+OWN_CPUS: Final = "exclusive"
+"""The policy that gives containers CPUs of their own: no other may set theirs."""
 MILLI_MIN: Final = 10
 """`QUOTA_MIN_US` in thousandths of a CPU at the usual period: no share of a budget can be smaller."""
 
@@ -117,6 +120,29 @@ def owns_cpus(pod: Pod, container: Container, pools: Pools) -> bool:
         return f"{pod.uid}/{container.name}" in pools.dedicated
     prefix = f"{pod.uid}/"
     return any(key.startswith(prefix) for key in pools.dedicated)
+
+
+def placed_cpus(pod: Pod, container: Container, pools: Pools) -> CpuSet | None:
+    """The CPUs that we chose for a container, its own or those it shares with its pod; None when we chose none.
+
+    An init container and a side-car have none of their own: the first runs on all that its pod has (its app containers
+    are not running yet), the second on those of the pod's largest container. The pause container has none.
+    """
+    if not pools.placed or container.kind is ContainerKind.SANDBOX:
+        return None
+    own = f"{pod.uid}/{container.name or container.id}"
+    if own in pools.placed:
+        return pools.dedicated.get(own)
+    prefix = f"{pod.uid}/"
+    keys = [key for key in pools.placed if key.startswith(prefix) and key in pools.dedicated]
+    if not keys:
+        return None
+    if container.kind is ContainerKind.INIT:
+        union = EMPTY
+        for key in keys:
+            union |= pools.dedicated[key]
+        return union
+    return pools.dedicated[min(keys, key=lambda key: (-len(pools.dedicated[key]), key))]
 
 
 def period_us(view: NodeView, path: str, container: Container | None = None) -> int:

@@ -42,7 +42,8 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Dedicate
     if kubelet.held or kubelet.policy is CpuPolicy.UNKNOWN:
         # Also of pods that are gone: who else has their CPUs now is exactly what cannot be read.
         for key, cpus in (previous.dedicated if previous is not None else {}).items():
-            owned[key] = owned.get(key, EMPTY) | cpus
+            if previous is not None and key not in previous.placed:
+                owned[key] = owned.get(key, EMPTY) | cpus
         reason = f"kept from the last good reading: {kubelet.problem or 'the checkpoint cannot be read'}"
         if kubelet.policy is CpuPolicy.UNKNOWN and config.infer:
             for key, cpus in _inferred(view, pools.online_cpus).items():

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import MILLI_MIN, SHARES_MIN, Policy, PolicyConfig, owns_cpus, period_us, quota_us
+from reconciler.policies.base import SHARES_MIN, Policy, PolicyConfig, owns_cpus, period_us, quota_us
+from reconciler.policies.be_quota import own_quota, parts_of, split
 from reconciler.policies.budget import BudgetConfig, cpu_count, next_budget
 from reconciler.policies.pick import choose, neighbours
-from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
+from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
 
 NAME: Final = "reclaimed"
-_CPU: Final = 1000
 
 
 class Form(StrEnum):
@@ -45,6 +45,9 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     minimum_cpus: Annotated[
         int, Meta(ge=1, le=8192, description="CPUs that BE work always keeps in its set, where that many may be had")
     ] = 1
+    minimum_per_node: Annotated[
+        int, Meta(ge=0, le=1024, description="the same on each NUMA node, for BE work that is bound to one")
+    ] = 0
     share_reserved: Annotated[bool, Meta(description="reserved CPUs count as capacity, and BE work may run there")] = (
         False
     )
@@ -72,20 +75,26 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Reclaime
     counted, squeezed = _candidates(view, pools, config)
     was_confined = previous is not None and previous.confined and confined
     outside = pools.online_cpus - counted if was_confined else EMPTY
-    budget = next_budget(view, counted, previous, config.budget, outside=outside, ceiling=pools.budget_milli)
+    # CPUs that are BE work's alone are there to be filled: there is nobody on them to leave room for.
+    law = replace(config.budget, limit_percent=100) if pools.separate and squeezed is None else config.budget
+    budget = next_budget(view, counted, previous, law, outside=outside, ceiling=pools.budget_milli)
     bounded = config.form is not Form.CPUSET or not confined or squeezed is not None
     held = previous.reclaimed & counted if previous is not None else EMPTY
     count = cpu_count(budget.milli, len(held), len(counted), config.minimum_cpus, bounded=bounded)
     # Siblings of CPUs that are shared on purpose are no longer worth avoiding.
     taken = (pools.reserved | pools.dedicated_cpus) - counted
     reclaimed = choose(count, counted, held, taken, view.topology)
+    for node in view.topology.nodes() if config.minimum_per_node else ():
+        here = view.topology.node_cpus(node) & counted
+        if len(reclaimed & here) < config.minimum_per_node:
+            reclaimed |= choose(config.minimum_per_node, here, (held | reclaimed) & here, taken, view.topology)
     reasons = dict(pools.reasons)
     reasons["budget"] = budget.reason
     reasons["reclaimed"] = _why_these(reclaimed, counted, taken, squeezed, view)
     reasons["cpuset"] = _why_cpuset(confined, config, view)
     quota: dict[str, int] | None = None
     if bounded:
-        quota, reasons["quota"] = _split(budget.milli, view)
+        quota, reasons["quota"] = split(budget.milli, view)
         if config.form is Form.CPUSET:
             reasons["quota"] += "; not configured, but the CPU set cannot be the bound here"
     else:
@@ -130,7 +139,8 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: ReclaimedConfig) -> 
         want(pod.group.path, "cpu.set", pools.reclaimed, "inside the narrowed besteffort")
     if config.pod_weight:
         want(pod.group.path, "cpu.weight", SHARES_MIN, "BE yields to every online pod")
-    parts = _parts(pod, view, pools)
+    parts = parts_of(pod, view, pools)
+    pool, whose = _near(pod, view, pools)
     for container in pod.containers:
         path, cid = container.group.path, container.id
         if owns_cpus(pod, container, pools):
@@ -140,11 +150,11 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: ReclaimedConfig) -> 
                 want(path, "cpu.set", pools.reclaimed, "must lie inside the narrowed besteffort", cid)
             continue
         if pools.confined:
-            want(path, "cpu.set", pools.reclaimed, "the reclaimed pool", cid)
+            want(path, "cpu.set", pool, whose, cid)
         if view.kubelet.reasserts_s is None:
             want(path, "cpu.weight", SHARES_MIN, "BE yields to every online pod", cid)
         if cid in parts:
-            value = _own_quota(parts[cid], container, view)
+            value = own_quota(parts[cid], container, view)
             want(path, "cpu.quota", value, f"its part of the BE budget: {parts[cid]} thousandths of a CPU", cid)
     return settings
 
@@ -163,7 +173,7 @@ def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> tuple[
     """The CPUs that BE work may use; with a reason, when there are none and it must share somebody else's."""
     online, kubelet = pools.online_cpus, view.kubelet
     dedicated = EMPTY if config.share_exclusive else pools.dedicated_cpus
-    usable = online - dedicated
+    usable = online - dedicated - pools.interrupt
     if kubelet.policy is not CpuPolicy.NONE and kubelet.default_cpus & online:
         # CPUs in neither the default set nor an entry are about to be given to a container: one allocation is two
         # renames of the checkpoint, and the first only takes them away.
@@ -172,12 +182,27 @@ def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> tuple[
     # Tasks on isolated CPUs are not balanced: BE work would pile up on one of them.
     usable = (usable - view.topology.isolated) or usable
     counted = usable if config.share_reserved else usable - pools.reserved
+    if pools.separate:
+        theirs = pools.shared
+        for cpus in pools.named.values():
+            theirs |= cpus
+        counted = (counted - theirs) or counted
     if counted:
         return counted, None
     if usable:
         return usable, f"no CPU is left but reserved ones: BE shares CPU {usable} with the system, bounded by its quota"
     everything = (online - pools.dedicated_cpus) or (kubelet.default_cpus & online) or online
     return everything, f"every CPU is dedicated: BE shares CPU {everything}, bounded by its quota"
+
+
+def _near(pod: Pod, view: NodeView, pools: Pools) -> tuple[CpuSet, str]:
+    """The pool as one pod gets it: the part on its NUMA nodes, where it is bound to some and there is such a part."""
+    if pod.wish.numa_binding:
+        for node in pod.wish.nodes:
+            here = pools.reclaimed & view.topology.node_cpus(node)
+            if here:
+                return here, f"the reclaimed pool on NUMA node {node}"
+    return pools.reclaimed, "the reclaimed pool"
 
 
 def _why_these(reclaimed: CpuSet, counted: CpuSet, taken: CpuSet, squeezed: str | None, view: NodeView) -> str:
@@ -199,60 +224,6 @@ def _why_cpuset(confined: bool, config: ReclaimedConfig, view: NodeView) -> str:
         f"not wanted: this kubelet rewrites every container's CPU set each {view.kubelet.reasserts_s:g} s "
         "(static CPU manager up to 1.21), so BE is bounded by quota alone"
     )
-
-
-def _split(budget: int, view: NodeView) -> tuple[dict[str, int], str]:
-    """Who gets which part of the budget as a quota: in proportion to the CPU asked for, a whole CPU where none is.
-
-    With more takers than the budget has hundredths of a CPU the sum exceeds it: the kernel takes no smaller quota.
-    """
-    inside: list[Pod] = []
-    outside: list[Pod] = []
-    online: list[str] = []
-    for one in view.pods.values():
-        if one.pod_class is PodClass.RECLAIMED:
-            (inside if one.qos is QosClass.BESTEFFORT else outside).append(one)
-        elif one.qos is QosClass.BESTEFFORT:
-            online.append(one.title)
-    weights = {one.uid: _asked(one) for one in outside}
-    reason = "the besteffort directory holds the whole budget"
-    if online:
-        weights |= {one.uid: _asked(one) for one in inside}
-        reason = f"per container: {min(online)} is online and lives in besteffort, so the directory has no quota"
-    else:
-        weights[view.besteffort] = sum(_asked(one) for one in inside)
-        if outside:
-            reason = f"the besteffort directory and {len(outside)} BE pods outside it share the budget"
-    total = sum(weights.values())
-    if not total:
-        return ({} if online else {view.besteffort: budget}), reason
-    return {key: max(MILLI_MIN, budget * weights[key] // total) for key in sorted(weights)}, reason
-
-
-def _asked(pod: Pod) -> int:
-    return sum(_container_asks(one) for one in pod.containers if one.kind is not ContainerKind.SANDBOX) or _CPU
-
-
-def _container_asks(container: Container) -> int:
-    asked = container.requests
-    return asked.batch_cpu_milli or asked.cpu_milli or _CPU
-
-
-def _parts(pod: Pod, view: NodeView, pools: Pools) -> dict[str, int]:
-    """The part of the budget of each container, for a pod that no directory bounds. Newcomers start with the least."""
-    if pools.quota_milli is None or (pod.qos is QosClass.BESTEFFORT and view.besteffort in pools.quota_milli):
-        return {}
-    share = pools.quota_milli.get(pod.uid, MILLI_MIN)
-    containers = [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
-    total = sum(_container_asks(one) for one in containers)
-    return {one.id: max(MILLI_MIN, share * _container_asks(one) // total) for one in containers}
-
-
-def _own_quota(part: int, container: Container, view: NodeView) -> int:
-    """The part as a quota, and never more than the kubelet gave: on v1 that would be above the pod's."""
-    value = quota_us(part, period_us(view, container.group.path, container))
-    given = container.spec.quota_us if container.spec is not None else None
-    return min(value, given) if given is not None and given > 0 else value
 
 
 def _setting(

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import PERIOD_US, QUOTA_MIN_US, owns_cpus, period_us
+from reconciler.policies.base import OWN_CPUS, PERIOD_US, QUOTA_MIN_US, owns_cpus, period_us, placed_cpus
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Refusal, Setting
 
 Value = CpuSet | int | None
@@ -86,9 +86,11 @@ def controller_missing(setting: Setting, scene: Scene) -> str | None:
 def exclusive_container(setting: Setting, scene: Scene) -> str | None:
     """The static CPU manager's own containers are adopted, never fought."""
     container = scene.containers.get(setting.path)
-    if container is None or scene.pod is None or not owns_cpus(scene.pod, container, scene.pools):
+    if container is None or scene.pod is None:
         return None
-    return "the kubelet gave this container CPUs of its own"
+    if placed_cpus(scene.pod, container, scene.pools) is not None:
+        return None if setting.policy == OWN_CPUS else "it has CPUs of its own, or its pod's"
+    return "the kubelet gave this container CPUs of its own" if owns_cpus(scene.pod, container, scene.pools) else None
 
 
 def kubelet_reasserts(setting: Setting, scene: Scene) -> str | None:

@@ -1,61 +1,131 @@
-"""reserve: CPUs of the system and the kubelet stay out of every other pool."""
+"""reserve: CPUs of the system, the kubelet and the interrupts stay out of every other pool."""
 
+from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta
 from msgspec.structs import replace
 
-from cgroupfs.cpuset import MAX_CPUS, CpuSet
+from cgroupfs.cpuset import EMPTY, MAX_CPUS, CpuSet
 from reconciler.policies.base import Policy, PolicyConfig
 from state.model import NodeView, Pools
+from state.topology import Topology
+
+_LIST = r"^(\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*)?$"
+
+
+class Strict(StrEnum):
+    """Whether online pods stay off the reserved CPUs as well."""
+
+    KUBELET = "kubelet"
+    ALWAYS = "always"
+    NEVER = "never"
 
 
 class ReserveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """CPUs kept for the host.
+    """CPUs kept for the host and for interrupts.
 
-    Source: the kubelet's ``reservedSystemCPUs``. Unlike the kubelet, which only keeps exclusive pods off these CPUs,
-    BE pods stay off them too.
+    Source: the kubelet's ``reservedSystemCPUs`` and its option strict-cpu-reservation (issue 104147, KEP-4540);
+    Katalyst's reserve and interrupt pools. Unlike the kubelet, which only keeps exclusive pods off these CPUs, BE pods
+    stay off them too. Unlike Katalyst, whose ramping pods may run on interrupt CPUs, nobody is put there.
     """
 
     cpus: Annotated[
         str,
         Meta(
             description="CPU list such as 0-1,16 that is reserved beside the kubelet's; empty: none of our own",
-            pattern=r"^(\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*)?$",
+            pattern=_LIST,
         ),
     ] = ""
+    count: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=MAX_CPUS,
+            description="where no list is given here and the kubelet has none: reserve this many, whole cores with the "
+            "lowest numbers, spread over the NUMA nodes",
+        ),
+    ] = 0
     from_kubelet: Annotated[bool, Meta(description="take over the kubelet's reservedSystemCPUs")] = True
+    strict: Annotated[
+        Strict,
+        Meta(
+            description="whether online pods that we place stay off reserved CPUs: as the kubelet's "
+            "strict-cpu-reservation says, always, or never"
+        ),
+    ] = Strict.KUBELET
+    interrupt_cpus: Annotated[
+        str,
+        Meta(description="CPU list that serves interrupts: no pod that we place gets one of them", pattern=_LIST),
+    ] = ""
 
     def __post_init__(self) -> None:
         """Refuse what the pattern cannot: a range that runs backwards."""
-        try:
-            CpuSet.parse(self.cpus)
-        except ValueError as exc:
-            raise ValueError(f"cpus: {exc}; expected a CPU list below {MAX_CPUS}") from exc
+        for name in ("cpus", "interrupt_cpus"):
+            try:
+                CpuSet.parse(getattr(self, name))
+            except ValueError as exc:
+                raise ValueError(f"{name}: {exc}; expected a CPU list below {MAX_CPUS}") from exc
 
 
 def carve(view: NodeView, pools: Pools, previous: Pools | None, config: ReserveConfig) -> Pools:
     """Reserve the kubelet's and our own CPUs, as far as they are online."""
     del previous
     ours = CpuSet.parse(config.cpus)
-    kubelets = view.kubelet.reserved if config.from_kubelet else CpuSet()
+    kubelets = view.kubelet.reserved if config.from_kubelet else EMPTY
+    parts = [f"{name} {cpus}" for name, cpus in (("the kubelet's", kubelets), ("configured", ours)) if cpus]
+    if config.count and not parts:
+        ours = spread(config.count, view.topology)
+        parts = [f"{len(ours)} by number: {ours}"]
     wanted = ours | kubelets
     reserved = wanted & pools.online_cpus
-    parts = [f"{name} {cpus}" for name, cpus in (("the kubelet's", kubelets), ("configured", ours)) if cpus]
     reason = " and ".join(parts) if parts else "nothing is reserved"
     if wanted != reserved:
         reason += f"; CPU {wanted - reserved} is not online"
+    strict = config.strict is Strict.ALWAYS or (config.strict is Strict.KUBELET and view.kubelet.strict_reserved)
+    interrupt = CpuSet.parse(config.interrupt_cpus) & (pools.online_cpus - reserved)
+    reasons = {**pools.reasons, "reserved": reason}
+    if interrupt:
+        reasons["interrupt"] = "configured: they serve interrupts"
+    if interrupt and pools.shared <= reserved | interrupt:
+        # A node has to run its pods somewhere: of the two, interrupts are the smaller evil for them.
+        interrupt = EMPTY
+        reasons["interrupt"] = "not kept free: no other CPU would be left for pods"
     return replace(
         pools,
         reserved=reserved,
-        shared=pools.shared - reserved,
-        reasons={**pools.reasons, "reserved": reason},
+        lenient=EMPTY if strict else reserved,
+        interrupt=interrupt,
+        shared=pools.shared - reserved - interrupt,
+        reasons=reasons,
     )
+
+
+def spread(count: int, topology: Topology) -> CpuSet:
+    """``count`` CPUs, whole cores with the lowest numbers, one node after the other; the last core may be cut.
+
+    Source: Katalyst's TakeHTByNUMABalance. Where we differ: it goes by threads, and leaves half a core beside each.
+    """
+    nodes = [
+        iter(sorted((core for core in topology.cores() if core <= topology.node_cpus(node)), key=min))
+        for node in topology.nodes()
+    ]
+    taken = EMPTY
+    while nodes and len(taken) < count:
+        for node in list(nodes):
+            core = next(node, None)
+            if core is None:
+                nodes.remove(node)
+                continue
+            taken |= core.lowest(count - len(taken))
+            if len(taken) == count:
+                break
+    return taken
 
 
 POLICY = Policy(
     name="reserve",
-    summary="CPUs of the system and the kubelet stay out of every other pool",
+    summary="CPUs of the system, the kubelet and the interrupts stay out of every other pool",
     config_type=ReserveConfig,
     precedence=60,
     carve=carve,

@@ -1,0 +1,67 @@
+"""The BE budget as quotas: who gets which part of it. Arithmetic only; units are thousandths of a CPU and µs.
+
+The besteffort directory holds the whole of it where all BE pods live there and nobody else does; otherwise it is given
+out per container, in proportion to what each asks for.
+"""
+
+from typing import Final
+
+from cgroupfs.naming import QosClass
+from reconciler.policies.base import MILLI_MIN, period_us, quota_us
+from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools
+
+_CPU: Final = 1000
+
+
+def split(budget: int, view: NodeView) -> tuple[dict[str, int], str]:
+    """Who gets which part of the budget as a quota: in proportion to the CPU asked for, a whole CPU where none is.
+
+    With more takers than the budget has hundredths of a CPU the sum exceeds it: the kernel takes no smaller quota.
+    """
+    inside: list[Pod] = []
+    outside: list[Pod] = []
+    online: list[str] = []
+    for one in view.pods.values():
+        if one.pod_class is PodClass.RECLAIMED:
+            (inside if one.qos is QosClass.BESTEFFORT else outside).append(one)
+        elif one.qos is QosClass.BESTEFFORT:
+            online.append(one.title)
+    weights = {one.uid: _asked(one) for one in outside}
+    reason = "the besteffort directory holds the whole budget"
+    if online:
+        weights |= {one.uid: _asked(one) for one in inside}
+        reason = f"per container: {min(online)} is online and lives in besteffort, so the directory has no quota"
+    else:
+        weights[view.besteffort] = sum(_asked(one) for one in inside)
+        if outside:
+            reason = f"the besteffort directory and {len(outside)} BE pods outside it share the budget"
+    total = sum(weights.values())
+    if not total:
+        return ({} if online else {view.besteffort: budget}), reason
+    return {key: max(MILLI_MIN, budget * weights[key] // total) for key in sorted(weights)}, reason
+
+
+def _asked(pod: Pod) -> int:
+    return sum(_container_asks(one) for one in pod.containers if one.kind is not ContainerKind.SANDBOX) or _CPU
+
+
+def _container_asks(container: Container) -> int:
+    asked = container.requests
+    return asked.batch_cpu_milli or asked.cpu_milli or _CPU
+
+
+def parts_of(pod: Pod, view: NodeView, pools: Pools) -> dict[str, int]:
+    """The part of the budget of each container, for a pod that no directory bounds. Newcomers start with the least."""
+    if pools.quota_milli is None or (pod.qos is QosClass.BESTEFFORT and view.besteffort in pools.quota_milli):
+        return {}
+    share = pools.quota_milli.get(pod.uid, MILLI_MIN)
+    containers = [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
+    total = sum(_container_asks(one) for one in containers)
+    return {one.id: max(MILLI_MIN, share * _container_asks(one) // total) for one in containers}
+
+
+def own_quota(part: int, container: Container, view: NodeView) -> int:
+    """The part as a quota, and never more than the kubelet gave: on v1 that would be above the pod's."""
+    value = quota_us(part, period_us(view, container.group.path, container))
+    given = container.spec.quota_us if container.spec is not None else None
+    return min(value, given) if given is not None and given > 0 else value
