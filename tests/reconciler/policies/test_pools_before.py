@@ -1,13 +1,15 @@
 """reserve, dedicated and shared: what is taken before BE work gets anything."""
 
+import pytest
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
 from reconciler.planner import plan, plan_pools
 from reconciler.policies.dedicated import DedicatedConfig
-from reconciler.policies.reserve import ReserveConfig
+from reconciler.policies.reserve import ReserveConfig, Strict
 from reconciler.policies.table import PoliciesConfig
 from state.model import ContainerKind, CpuPolicy, NodeView, Pools, RuntimeSpec
+from state.topology import Topology, uniform
 from tests.reconciler.nodes import container, cpus, kubelet, node, online, pod
 
 CONFIG = PoliciesConfig()
@@ -127,3 +129,56 @@ def test_with_every_cpu_taken_online_pods_share_the_kubelets_default_set() -> No
 def test_no_policy_writes_anything_for_online_pods() -> None:
     desired = plan(node(online("a"), online("b", qos=QosClass.GUARANTEED)), None, CONFIG)
     assert [setting.path for setting in desired.settings.values()] == ["/kubepods/besteffort"]
+
+
+@pytest.mark.parametrize(
+    ("topology", "count", "reserved"),
+    [
+        (uniform(sockets=2, nodes=2, cores=8, threads=2), 2, "0,8"),
+        (uniform(sockets=2, nodes=2, cores=8, threads=2), 4, "0,4,8,12"),
+        (uniform(sockets=2, nodes=2, cores=8, threads=2), 5, "0-1,4,8,12"),
+        (uniform(cores=4, threads=1), 2, "0-1"),
+        (uniform(cores=4, threads=1), 3, "0-2"),
+    ],
+)
+def test_a_number_of_reserved_cpus_is_whole_cores_spread_over_nodes(
+    topology: Topology, count: int, reserved: str
+) -> None:
+    made = pools(node(topology=topology), config=PoliciesConfig(reserve=ReserveConfig(count=count)))
+    assert made.reserved == cpus(reserved)
+    assert not made.reserved & made.shared
+
+
+def test_a_list_stands_above_a_number() -> None:
+    config = PoliciesConfig(reserve=ReserveConfig(count=4))
+    assert pools(node(kubelet=kubelet(default="0-7", reserved="3")), config=config).reserved == cpus("3")
+
+
+@pytest.mark.parametrize(
+    ("strict", "kubelets", "lenient"),
+    [
+        (Strict.KUBELET, False, "0-1"),
+        (Strict.KUBELET, True, ""),
+        (Strict.ALWAYS, False, ""),
+        (Strict.NEVER, True, "0-1"),
+    ],
+)
+def test_online_pods_may_use_reserved_cpus_unless_the_reservation_is_strict(
+    strict: Strict, kubelets: bool, lenient: str
+) -> None:
+    config = PoliciesConfig(reserve=ReserveConfig(strict=strict))
+    view = node(kubelet=kubelet(default="0-7", reserved="0-1", strict_reserved=kubelets))
+    assert pools(view, config=config).lenient == cpus(lenient)
+
+
+def test_interrupt_cpus_are_nobodys() -> None:
+    made = pools(node(), config=PoliciesConfig(reserve=ReserveConfig(interrupt_cpus="6-7")))
+    assert made.interrupt == cpus("6-7")
+    assert made.shared == cpus("0-5")
+    assert not made.reclaimed & made.interrupt
+
+
+def test_interrupts_share_with_pods_where_nothing_else_is_left() -> None:
+    made = pools(node(topology=2), config=PoliciesConfig(reserve=ReserveConfig(cpus="0", interrupt_cpus="1")))
+    assert (made.interrupt, made.shared) == (cpus(""), cpus("1"))
+    assert "no other CPU" in made.reasons["interrupt"]
