@@ -24,6 +24,9 @@ MIN_SHARES: Final = 2
 MAX_SHARES: Final = 262_144
 MAX_WEIGHT: Final = 10_000
 MAX_PIDS: Final = 4_194_304
+MIN_IDENTITY: Final = -1
+MAX_IDENTITY: Final = 2
+OFFLINE: Final = -1
 NO_MEMORY_LIMIT: Final = (1 << 63) - 1
 # v1 shows "no limit" as the largest whole page below 2^63: with 64 KiB pages this is the smallest such number.
 _UNLIMITED_FROM: Final = (1 << 63) - (1 << 16)
@@ -80,6 +83,11 @@ def _number(value: Value, low: int, high: int, what: str) -> str:
     return str(number)
 
 
+def _level(value: Value, low: int, high: int, what: str) -> str:
+    """A number that may be negative: None is no level."""
+    return _number(value if isinstance(value, int) else low - 1, low, high, what)
+
+
 def _encode_set(value: Value) -> str:
     if isinstance(value, CpuSet) and value:
         return str(value)
@@ -116,6 +124,14 @@ def _encode_burst(value: Value) -> str:
 
 def _encode_idle(value: Value) -> str:
     return _number(value, 0, 1, "idle")
+
+
+def _encode_identity(value: Value) -> str:
+    return _level(value, MIN_IDENTITY, MAX_IDENTITY, "identity")
+
+
+def _encode_qos(value: Value) -> str:
+    return _level(value, OFFLINE, 0, "QoS level")
 
 
 def _encode_bytes(value: Value) -> str:
@@ -225,6 +241,8 @@ SHARES: Final = Codec(_encode_shares, _int, _normal_shares)
 WEIGHT: Final = Codec(_encode_weight, lambda text: weight_to_shares(_int(text)), _normal_number)
 BURST: Final = Codec(_encode_burst, _int, _normal_number)
 IDLE: Final = Codec(_encode_idle, _int, _normal_number)
+IDENTITY: Final = Codec(_encode_identity, _int, _normal_number)
+QOS: Final = Codec(_encode_qos, _int, _normal_number)
 LIMIT_V1: Final = Codec(_encode_limit_v1, _decode_limit_v1, _normal_limit_v1)
 LIMIT_V2: Final = Codec(_encode_limit_v2, _decode_limit_v2, _normal_limit_v2)
 SWAP_V2: Final = Codec(_encode_swap_v2, _decode_limit_v2, _normal_limit_v2)

@@ -11,6 +11,7 @@ from typing import Final, Literal, NamedTuple, final
 
 from cgroupfs.codecs import (
     BURST,
+    IDENTITY,
     IDLE,
     LIMIT_V1,
     LIMIT_V2,
@@ -19,6 +20,7 @@ from cgroupfs.codecs import (
     PERIOD_V2,
     PIDS,
     PROTECTION,
+    QOS,
     QUOTA_V1,
     QUOTA_V2,
     SET,
@@ -55,13 +57,18 @@ class Knob(NamedTuple):
     """One thing the kernel lets us set, with one unit on both cgroup versions.
 
     ``lowering_is_slow``: a tighter value may make the kernel reclaim memory within the write (1 ms per 25 MB).
+    ``one_way``: the kernel never takes a higher value again (EINVAL); the group must be made anew.
+    ``resets``: a knob of the same group that the kernel sets to its default when this one is written back to 0, and
+    whose file tells nothing meanwhile.
     """
 
     name: str
     controller: str
-    unit: Literal["CPUs", "nodes", "µs", "shares", "flag", "bytes", "pids"]
+    unit: Literal["CPUs", "nodes", "µs", "shares", "flag", "level", "bytes", "pids"]
     forms: Mapping[Version, Form]
     lowering_is_slow: bool = False
+    one_way: bool = False
+    resets: str | None = None
 
     def file(self, version: Version) -> str | None:
         """The control file's name, None where this version has no such thing."""
@@ -185,6 +192,28 @@ CATALOG: Final[Mapping[str, Knob]] = _catalog(
         "cpu",
         "flag",
         {1: Form("cpu.idle", IDLE, "0", "5.15"), 2: Form("cpu.idle", IDLE, "0", "5.15")},
+        resets="cpu.weight",
+    ),
+    # Group identity of Anolis and Alibaba Cloud kernels: 2 is the highest, -1 yields to everybody.
+    Knob(
+        "cpu.identity",
+        "cpu",
+        "level",
+        {
+            1: Form("cpu.bvt_warp_ns", IDENTITY, "0", "4.19 of Anolis"),
+            2: Form("cpu.bvt_warp_ns", IDENTITY, "0", "4.19 of Anolis"),
+        },
+    ),
+    # openEuler's QoS scheduling: 0 is online, -1 offline. A new group has its parent's.
+    Knob(
+        "cpu.qos",
+        "cpu",
+        "level",
+        {
+            1: Form("cpu.qos_level", QOS, "0", "4.19 of openEuler"),
+            2: Form("cpu.qos_level", QOS, "0", "4.19 of openEuler"),
+        },
+        one_way=True,
     ),
     Knob(
         "memory.max",

@@ -23,7 +23,7 @@ __all__ = ["Blocked", "Change", "Known", "Plan", "Step", "order_changes"]
 
 _SETS: Final = ("cpu.set", "cpu.mems")
 _BANDWIDTH: Final = ("cpu.quota", "cpu.period", "cpu.burst")
-_PLAIN: Final = ("pids.max", "memory.min", "memory.low", "memory.high")
+_PLAIN: Final = ("cpu.identity", "cpu.qos", "pids.max", "memory.min", "memory.low", "memory.high")
 # Two numbers may be one to the kernel (pages, v2 weights); sets and bandwidth are never rounded.
 _ROUNDED: Final = frozenset({"bytes", "shares"})
 _ORDERED: Final = frozenset({*_SETS, *_BANDWIDTH})
@@ -67,7 +67,12 @@ class _Planner:
         self._order_bandwidth()
         for name in _PLAIN:
             for change in self._left[name].values():
-                self._step(change)
+                if CATALOG[name].one_way and self._goes_back(change):
+                    self._block(
+                        change, "one way", f"the kernel takes no higher {name} again: the group must be made anew"
+                    )
+                else:
+                    self._step(change)
         self._order_memory_and_swap()
         return Plan(steps=(*self._fast, *self._slow), blocked=tuple(self._blocked))
 
@@ -195,18 +200,24 @@ class _Planner:
             self._block(change, f"{name}: child inside parent", reason)
 
     def _order_idle_and_weight(self) -> None:
+        """A weight is written before the group becomes idle, or after it has ceased to be; not between (EINVAL)."""
         idles, weights = self._left["cpu.idle"], dict(self._left["cpu.weight"])
+        for path, change in weights.items():
+            if path in idles:
+                if idles[path].want == 1:
+                    self._step(change)
+            elif self._value(path, "cpu.idle") == 1:
+                self._block(change, "cpu.idle blocks cpu.weight", "an idle group's weight cannot be written")
+            else:
+                self._step(change)
         for path, change in idles.items():
             self._step(change)
+            if change.want == 1:
+                continue
             # Leaving idle sets the kernel's default weight, whatever was there before.
-            if (path, "cpu.weight") in self._there:
-                weights[path] = self._there[path, "cpu.weight"]
-        for path, change in weights.items():
-            idle = idles[path].want if path in idles else self._value(path, "cpu.idle")
-            if idle != 1:
-                self._step(change)
-            elif path in self._left["cpu.weight"]:
-                self._block(change, "cpu.idle blocks cpu.weight", "an idle group's weight cannot be written")
+            after = weights.get(path) or self._there.get((path, "cpu.weight"))
+            if after is not None:
+                self._step(after)
 
     def _order_bandwidth(self) -> None:
         changes = {(path, name): change for name in _BANDWIDTH for path, change in self._left[name].items()}
@@ -284,6 +295,10 @@ class _Planner:
         for change in (swap, limit) if swap_first else (limit, swap):
             if change is not None:
                 self._step(change)
+
+    def _goes_back(self, change: Change) -> bool:
+        have = self._value(change.path, change.knob)
+        return isinstance(have, int) and isinstance(change.want, int) and change.want > have
 
     def _tightens(self, change: Change) -> bool:
         have = self._value(change.path, change.knob)

@@ -221,10 +221,22 @@ def test_idle_blocks_the_weight_until_it_is_left() -> None:
     assert lines(plan) == ["/c cpu.idle 0", "/c cpu.shares 3"]
 
 
-def test_a_weight_for_a_group_that_becomes_idle_is_blocked() -> None:
-    plan = order_changes(want("/c", cpu_weight=100, cpu_idle=1), {("/c", "cpu.idle"): 0, ("/c", "cpu.weight"): 2}, V2)
-    assert lines(plan) == ["/c cpu.idle 1"]
-    assert blocked(plan) == [("/c", "cpu.weight", "cpu.idle blocks cpu.weight")]
+def test_the_weight_of_a_group_that_becomes_idle_is_written_before() -> None:
+    known: dict[tuple[str, str], Value] = {("/c", "cpu.idle"): 0, ("/c", "cpu.weight"): 2}
+    plan = order_changes(want("/c", cpu_idle=1, cpu_weight=1_024), known, V2)
+    assert lines(plan) == ["/c cpu.weight 39", "/c cpu.idle 1"]
+    assert not plan.blocked
+    assert lines(order_changes(want("/c", cpu_idle=1, cpu_weight=2), known, V2)) == ["/c cpu.idle 1"]
+
+
+def test_levels_are_set_and_an_offline_group_never_comes_back() -> None:
+    known: dict[tuple[str, str], Value] = {("/c", "cpu.identity"): 0, ("/c", "cpu.qos"): 0, ("/d", "cpu.qos"): -1}
+    plan = order_changes([*want("/c", cpu_identity=2, cpu_qos=-1), *want("/d", cpu_qos=0)], known, V1)
+    assert lines(plan) == ["/c cpu.bvt_warp_ns 2", "/c cpu.qos_level -1"]
+    assert blocked(plan) == [("/d", "cpu.qos", "one way")]
+    assert lines(order_changes(want("/c", cpu_identity=-1), {("/c", "cpu.identity"): 2}, V2)) == [
+        "/c cpu.bvt_warp_ns -1"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ class FakeKernel:
     """`FileOps`, and what tests and the embedded node do to a kernel: mkdir, spawn, attach, charge, watch.
 
     ``hybrid_v2`` names controllers that a hybrid machine has on its v2 tree. ``release`` chooses between kernels where
-    they differ. Safe to call from several threads, like the real one.
+    they differ, ``distribution`` adds the files of a distribution's own. Safe to call from several threads, like the
+    real one.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class FakeKernel:
         release: tuple[int, int] = (6, 18),
         hybrid_v2: tuple[str, ...] = (),
         mirror: bool = False,
+        distribution: Literal["", "anolis", "openeuler"] = "",
     ) -> None:
         self.mode = mode
         self.root = root
         self.cpus = cpus
         self.nodes = nodes
         self.release = release
+        self.distribution: str = distribution
         self.killed: list[int] = []
         self.writes: list[tuple[str, str, int]] = []
         """Every write that reached the kernel: path, text, errno (0: accepted)."""

@@ -46,6 +46,8 @@ class Group:
     burst: int = 0
     shares: int = 1024
     idle: int = 0
+    identity: int = 0
+    qos_level: int = 0
     limits: dict[str, int] = field(default_factory=dict)
     anon: int = 0
     cache: int = 0
@@ -84,6 +86,7 @@ class Machine(Protocol):
     release: tuple[int, int]
     cpus: int
     nodes: int
+    distribution: str
 
     def kill(self, pid: int) -> None: ...
 
@@ -251,7 +254,9 @@ class Cpu:
         self._version = version
 
     def born(self, group: Group) -> None:
-        """A fresh group has the defaults of `Group`."""
+        """A fresh group has the defaults of `Group`, but for what distributions' kernels hand down."""
+        if group.parent is not None:
+            group.identity, group.qos_level = group.parent.identity, group.parent.qos_level
 
     def may_attach(self, group: Group) -> None:
         """Everything may (real-time classes aside)."""
@@ -282,7 +287,26 @@ class Cpu:
             table[burst] = (lambda group: f"{group.burst}\n", self._burst)
         if release >= (5, 15):
             table["cpu.idle"] = (lambda group: f"{group.idle}\n", self._idle)
+        # Not seen on a real kernel here: by Anolis' and openEuler's documentation and what their agents rely on.
+        if self._machine.distribution == "anolis":
+            table["cpu.bvt_warp_ns"] = (lambda group: f"{group.identity}\n", self._identity)
+        if self._machine.distribution == "openeuler":
+            table["cpu.qos_level"] = (lambda group: f"{group.qos_level}\n", self._qos_level)
         return table
+
+    @staticmethod
+    def _identity(group: Group, text: str) -> None:
+        number = signed(text)
+        if group.is_root or not -1 <= number <= 2:
+            fail(errno.EINVAL)
+        group.identity = number
+
+    @staticmethod
+    def _qos_level(group: Group, text: str) -> None:
+        number = signed(text)
+        if group.is_root or number not in {0, -1} or number > group.qos_level:
+            fail(errno.EINVAL)
+        group.qos_level = number
 
     def _shares(self, group: Group, text: str) -> None:
         number = unsigned(text)

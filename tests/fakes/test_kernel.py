@@ -585,3 +585,39 @@ def test_a_mirrored_node_reads_the_same_through_the_file_system(tmp_path: Path, 
             assert Path(directory, file).read_text() == ("" if file == "cgroup.kill" else kernel.read(directory, file))
     kernel.remove_group("/kubepods")
     assert not os.path.exists(f"{tree.mount}/kubepods")
+
+
+# What distributions add: documented, not seen here
+
+
+@pytest.mark.parametrize("mode", ["v1", "v2"])
+def test_an_anolis_group_has_an_identity_which_new_groups_below_it_share(mode: Mode) -> None:
+    kernel = FakeKernel(mode, distribution="anolis")
+    kernel.make_group("/kubepods/pod1")
+    directory = place(kernel, "cpu", "/kubepods/pod1")
+    for text in ("3", "-2", "x"):
+        with pytest.raises(OSError, match="Invalid argument"):
+            kernel.write(directory, "cpu.bvt_warp_ns", text)
+    kernel.write(directory, "cpu.bvt_warp_ns", "-1")
+    kernel.make_group("/kubepods/pod1/c")
+    assert kernel.read(place(kernel, "cpu", "/kubepods/pod1/c"), "cpu.bvt_warp_ns") == "-1\n"
+    assert "cpu.qos_level" not in kernel.files(directory)
+
+
+@pytest.mark.parametrize("mode", ["v1", "v2"])
+def test_an_openeuler_group_goes_offline_once(mode: Mode) -> None:
+    kernel = FakeKernel(mode, distribution="openeuler")
+    kernel.make_group("/kubepods/pod1")
+    directory = place(kernel, "cpu", "/kubepods/pod1")
+    kernel.write(directory, "cpu.qos_level", "0")
+    kernel.write(directory, "cpu.qos_level", "-1")
+    kernel.write(directory, "cpu.qos_level", "-1")
+    for text in ("0", "1", "-2"):
+        with pytest.raises(OSError, match="Invalid argument"):
+            kernel.write(directory, "cpu.qos_level", text)
+    assert kernel.read(directory, "cpu.qos_level") == "-1\n"
+
+
+def place(kernel: FakeKernel, controller: str, group: str) -> str:
+    """A group's directory in a controller's hierarchy."""
+    return next(tree.mount for tree in kernel.trees if controller in {one.name for one in tree.controllers}) + group

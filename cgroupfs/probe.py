@@ -1,0 +1,38 @@
+"""Which knobs this kernel offers, told from the files of a group."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from cgroupfs.codecs import Version
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.knobs import CATALOG
+
+
+class Mounts(Protocol):
+    """Where groups are, and on which version: what the probe needs of `cgroupfs.hierarchy.Hierarchy`."""
+
+    def directory(self, controller: str, group_path: str) -> str:
+        """A group's directory in one controller's hierarchy."""
+
+    def versions(self) -> Mapping[str, Version]:
+        """The version of each mounted controller."""
+
+
+def offered(mounts: Mounts, group: str, files: FileOps = REAL) -> frozenset[str]:
+    """The names of the knobs whose file a group has; empty while there is no such group.
+
+    Not the root: it lacks most files, and has some that cannot be written. A kernel's patches and build options decide,
+    not its release: distributions take features into old kernels, and leave them out of new ones.
+    """
+    versions = mounts.versions()
+    listed: dict[str, frozenset[str]] = {}
+    for controller in {knob.controller for knob in CATALOG.values()} & versions.keys():
+        try:
+            listed[controller] = frozenset(files.files(mounts.directory(controller, group)))
+        except OSError:
+            listed[controller] = frozenset()
+    return frozenset(
+        knob.name
+        for knob in CATALOG.values()
+        if knob.controller in listed and knob.probe(versions[knob.controller], listed[knob.controller])
+    )

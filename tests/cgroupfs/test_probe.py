@@ -1,0 +1,55 @@
+"""The probe on fake kernels of several ages and makers, and on this machine's."""
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.knobs import CATALOG
+from cgroupfs.probe import offered
+from tests.cgroupfs.kernelgroup import kernel_groups
+from tests.fakes.kernel import FakeKernel, Mode
+
+PLAIN = {"cpu.set", "cpu.mems", "cpu.quota", "cpu.period", "cpu.weight", "memory.max", "memory.swap", "pids.max"}
+V2_ONLY = {"memory.high", "memory.low", "memory.min"}
+NEW = {"cpu.burst", "cpu.idle"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "release", "distribution", "more"),
+    [
+        ("v1", (5, 10), "", set[str]()),
+        ("v1", (5, 14), "", {"cpu.burst"}),
+        ("v1", (6, 1), "", NEW),
+        ("v2", (5, 10), "", V2_ONLY),
+        ("v2", (6, 1), "", V2_ONLY | NEW),
+        ("v1", (4, 19), "anolis", {"cpu.identity"}),
+        ("v2", (5, 10), "anolis", V2_ONLY | {"cpu.identity"}),
+        ("v1", (5, 10), "openeuler", {"cpu.qos"}),
+    ],
+)
+def test_the_files_of_a_group_tell_what_the_kernel_offers(
+    tmp_path: Path,
+    mode: Mode,
+    release: tuple[int, int],
+    distribution: Literal["", "anolis", "openeuler"],
+    more: set[str],
+) -> None:
+    kernel = FakeKernel(mode, root=str(tmp_path), release=release, distribution=distribution)
+    kernel.install()
+    kernel.make_group("/kubepods")
+    assert offered(Hierarchy.detect(str(tmp_path)), "/kubepods", kernel) == PLAIN | more
+
+
+def test_a_group_that_is_not_there_offers_nothing(tmp_path: Path) -> None:
+    kernel = FakeKernel("v1", root=str(tmp_path))
+    kernel.install()
+    assert offered(Hierarchy.detect(str(tmp_path)), "/kubepods", kernel) == frozenset()
+
+
+def test_this_machines_kernel_offers_what_its_files_say() -> None:
+    with kernel_groups("probe", "cpu") as (hierarchy, group):
+        found = offered(hierarchy, group)
+        assert {"cpu.quota", "cpu.weight"} <= found <= CATALOG.keys()
+        assert not found & {"cpu.set", "memory.max"}, "there is no such group in the other hierarchies"
