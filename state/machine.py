@@ -1,0 +1,194 @@
+"""A machine in one line of text: for plans without a node, for tests, and to say what a machine is like.
+
+    2 sockets x 2 nodes x 8 cores x 2 threads; l3 per 4 cores; offline 3; isolated 4-7; distance 10 12 32
+
+`parse` makes a `Topology` of it, `describe` the text of a topology that is regular enough to have one. What every part
+means stands in docs/machine.md; `SYNTAX` is the short form of that page.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import EMPTY, MAX_CPUS, CpuSet
+from state.machine_guess import guesses, words
+from state.machine_shape import NUMBERINGS, Machine, build, wrong
+from state.topology import Topology
+
+SYNTAX: Final = """\
+A machine is a shape, then any of the other parts, divided by semicolons:
+
+  2 sockets x 2 nodes x 8 cores x 2 threads   each level is per one of the level before; levels may be left out
+  8 cores x 2 threads + 16 e-cores            efficiency cores of one thread, besides the others
+  l3 per 4 cores                              or: per core, per node (as if nothing is said), per socket
+  e-cores 16-23                               the cores of these CPUs are efficiency cores
+  offline 3    isolated 4-7                   CPUs that are not online; CPUs of isolcpus
+  distance 10 12 32                           a node to itself, within its socket, to another socket;
+                                              or a row for each node: distance 10 20 / 20 10
+  memory 64G per node                         memory nodes 2 of 128G: nodes with memory only
+  numbering adjacent                          siblings are n and n+1; alternating: neighbours are in other nodes;
+                                              firmware (as if nothing is said): first threads first
+  numa off                                    one node over all sockets
+"""
+_LEVELS: Final = ("sockets", "nodes", "cores", "threads")
+_LEVEL: Final = re.compile(r"(\d{1,9})\s*(socket|node|core|thread)s?(?:\s+|$)")
+_BETWEEN: Final = re.compile(r"(?<![a-z])[x\u00d7](?![a-z])|[*,]")
+_E_CORES: Final = re.compile(r"(\d{1,9})\s*e-?cores?")
+_L3: Final = re.compile(r"per\s+(?:(?:(\d{1,9})\s*)?cores?|(node|socket))")
+_SIZE: Final = re.compile(r"(\d{1,9})\s*([kmgt]?)(?:i?b?)(?:\s+per\s+node)?")
+_MEMORY_NODES: Final = re.compile(r"(\d{1,9})(?:\s+of\s+(.+))?")
+_UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_FARTHEST: Final = 255
+_MOST_NODES: Final = 1024
+_EXAMPLE: Final = "such as '2 sockets x 2 nodes x 8 cores x 2 threads'"
+
+
+def parse(text: str) -> Topology:
+    """The machine that the text describes.
+
+    Numbers are those that Linux would show: a core has the number of its lowest online CPU, sockets, nodes and L3
+    caches count from 0. Errors: `InputError` with the part that is wrong and what was expected.
+    """
+    shape, *parts = text.split(";")
+    machine = _shape(shape)
+    seen: set[str] = set()
+    for part in parts:
+        words = " ".join(part.lower().split())
+        if not words:
+            continue
+        for name, read in _PARTS.items():
+            if words == name or words.startswith(f"{name} "):
+                if name in seen:
+                    wrong(part, f"{name} only once")
+                seen.add(name)
+                machine = read(machine, words.removeprefix(name).strip(), part)
+                break
+        else:
+            wrong(part, f"one of {', '.join(_PARTS)}")
+    return build(machine)
+
+
+# The parts
+
+
+def _shape(text: str) -> Machine:
+    counts: dict[str, int] = {}
+    levels, *more = text.lower().split("+")
+    # An x, a comma or a multiplication sign between the levels says nothing: their names do.
+    rest = _BETWEEN.sub(" ", levels).strip()
+    while rest or not counts:
+        match = _LEVEL.match(rest)
+        if match is None:
+            wrong(rest or text, f"a number of {', '.join(_LEVELS)}, {_EXAMPLE}")
+        name, rest = f"{match[2]}s", rest[match.end() :]
+        if counts and _LEVELS.index(name) <= _LEVELS.index(list(counts)[-1]):
+            wrong(text, f"{' before '.join(_LEVELS)}, each once, {_EXAMPLE}")
+        counts[name] = int(match[1])
+        if not 0 < counts[name] <= MAX_CPUS:
+            wrong(match[0], f"1 to {MAX_CPUS} {name}")
+    sockets, nodes, cores, threads = (counts.get(name, 1) for name in _LEVELS)
+    machine = Machine(sockets=sockets, nodes=nodes, cores=cores, threads=threads)
+    for extra in more:
+        match = _E_CORES.fullmatch(extra.strip())
+        if match is None or len(more) > 1:
+            wrong(f"+{extra}", "a number of efficiency cores, such as '8 cores x 2 threads + 16 e-cores'")
+        machine = replace(machine, e_cores=min(int(match[1]), MAX_CPUS))
+    if machine.size > MAX_CPUS:
+        wrong(text, f"at most {MAX_CPUS} CPUs; these are {machine.size}")
+    if machine.domains > _MOST_NODES:
+        wrong(text, f"at most {_MOST_NODES} nodes; these are {machine.domains}")
+    return machine
+
+
+def _l3(machine: Machine, value: str, part: str) -> Machine:
+    match = _L3.fullmatch(value)
+    if match is None:
+        wrong(part, "l3 per 4 cores, l3 per core, l3 per node or l3 per socket")
+    if match[2]:
+        return replace(machine, l3_socket=match[2] == "socket")
+    cores, each = machine.cores + machine.e_cores, int(match[1] or 1)
+    if each < 1 or cores % each:
+        wrong(part, f"a number that divides the {cores} cores of a node")
+    return replace(machine, l3_cores=each)
+
+
+def _cpus(value: str, part: str, machine: Machine) -> CpuSet:
+    try:
+        cpus = CpuSet.parse(value)
+    except ValueError:
+        cpus = EMPTY
+    if not cpus or not cpus <= CpuSet.span(machine.size):
+        wrong(part, f"a CPU list such as 4-7,12 within 0-{machine.size - 1}")
+    return cpus
+
+
+def _offline(machine: Machine, value: str, part: str) -> Machine:
+    cpus = _cpus(value, part, machine)
+    if len(cpus) == machine.size:
+        wrong(part, "at least one CPU that stays online")
+    return replace(machine, offline=cpus)
+
+
+def _distance(machine: Machine, value: str, part: str) -> Machine:
+    rows = [row.split() for row in value.split("/")]
+    words = [word for row in rows for word in row]
+    if not words or not all(
+        word.isascii() and word.isdecimal() and len(word) < 4 and 0 < int(word) <= _FARTHEST for word in words
+    ):
+        wrong(part, f"distances from 1 to {_FARTHEST}, such as 10 12 32")
+    return replace(machine, distances=tuple(tuple(map(int, row)) for row in rows))
+
+
+def _memory(machine: Machine, value: str, part: str) -> Machine:
+    return replace(machine, memory_bytes=_bytes(value, part))
+
+
+def _memory_nodes(machine: Machine, value: str, part: str) -> Machine:
+    match = _MEMORY_NODES.fullmatch(value)
+    if match is None or not 0 < int(match[1]) <= _MOST_NODES:
+        wrong(part, "memory nodes 2, or memory nodes 2 of 128G")
+    size = _bytes(match[2], part) if match[2] else None
+    return replace(machine, memory_nodes=int(match[1]), memory_node_bytes=size)
+
+
+def _bytes(value: str, part: str) -> int:
+    match = _SIZE.fullmatch(value)
+    if match is None:
+        wrong(part, "a size such as 64G (K, M, G, T; in steps of 1024)")
+    return int(match[1]) << _UNITS[match[2]]
+
+
+def _numbering(machine: Machine, value: str, part: str) -> Machine:
+    if value not in NUMBERINGS:
+        wrong(part, f"numbering {', '.join(NUMBERINGS)}")
+    return replace(machine, numbering=value)
+
+
+def _numa(machine: Machine, value: str, part: str) -> Machine:
+    if value != "off" or machine.nodes > 1:
+        wrong(part, "numa off, and a shape without nodes")
+    return replace(machine, numa_off=True)
+
+
+_PARTS: Final[dict[str, Callable[[Machine, str, str], Machine]]] = {
+    "l3": _l3,
+    "e-cores": lambda machine, value, part: replace(machine, efficiency=_cpus(value, part, machine)),
+    "offline": _offline,
+    "isolated": lambda machine, value, part: replace(machine, isolated=_cpus(value, part, machine)),
+    "distance": _distance,
+    "memory nodes": _memory_nodes,  # before the shorter name
+    "memory": _memory,
+    "numbering": _numbering,
+    "numa": _numa,
+}
+
+
+def describe(topology: Topology) -> str | None:
+    """The shortest text that `parse` makes this topology of; None where there is none.
+
+    Machines whose sockets differ, or whose CPUs, nodes or caches are numbered in another way than the three that
+    `parse` knows, have no text.
+    """
+    return next((words(one) for one in guesses(topology) if build(one) == topology), None)
