@@ -1,0 +1,198 @@
+"""How much CPU the pods of one pool need: measured use with a margin where it is known, else what they ask for.
+
+Pure. Units: thousandths of a CPU; seconds.
+Source: Katalyst's canonical provision policy: max(use x 1.25, load) per container; the request while it ramps up or
+when nothing is measured; four CPUs when neither is known. Where we differ, and why:
+
+- What fades is the peak, not the last second (`remembered`). A pool that followed each sample would be too small for
+  every burst and move CPUs all the time; the Linux scheduler sizes tasks in the same way (util_est: up at once, down
+  slowly). The half-life is minutes: Autopilot sizes by the peaks of 5-minute windows. Its 12 h are for limits that a
+  restart is needed to correct; here a wrong size is seen within seconds, and hours would keep idle CPUs from BE work.
+- A limit bounds the estimate: CPU that the pod's quota keeps from it anyway is no demand. Katalyst's margin exceeds it.
+- Old use is unknown use, and counts as the larger of the request and what it was: unknown never lowers a demand.
+- The fallback is one CPU, what a single busy thread can use. Four for each side-car that has no request fill a node.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Final, NamedTuple
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from state.cpu import GroupUse, Uses
+from state.model import Container, ContainerKind, Pod
+
+_FADED: Final = 0.5
+
+
+class EstimateConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the need of a pool's pods is estimated."""
+
+    margin_percent: Annotated[int, Meta(ge=0, le=400, description="added to the CPU that online pods use")] = 25
+    half_life_s: Annotated[
+        float, Meta(ge=1, le=86400, description="seconds in which the memory of a pod's peak use fades to half")
+    ] = 300.0
+    ramp_up_s: Annotated[
+        float, Meta(ge=0, le=3600, description="seconds for which a new pod counts with at least its request")
+    ] = 30.0
+    stale_after_s: Annotated[
+        float, Meta(gt=0, le=3600, description="seconds after which a pod's CPU reading is too old to be believed")
+    ] = 15.0
+    fallback_milli: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64_000,
+            description="thousandths of a CPU for a container of which neither use nor request is known",
+        ),
+    ] = 1000
+
+
+class Estimate(NamedTuple):
+    """What pods need together, and how many of them were counted in which way (together: all that were counted).
+
+    ``used``: by measured use; ``young``: by use and request, as they ramp up; ``asked``: by request, use unknown;
+    ``guessed``: by the fallback, neither known.
+    """
+
+    milli: int = 0
+    used: int = 0
+    young: int = 0
+    asked: int = 0
+    guessed: int = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether the use of at least one of them is known now."""
+        return self.used + self.young > 0
+
+    @property
+    def words(self) -> str:
+        """How it came about, without numbers that change with every sample."""
+        parts = (
+            (self.used, "by use"),
+            (self.young, "ramping up"),
+            (self.asked, "by request, use unknown"),
+            (self.guessed, "by the fallback, nothing known"),
+        )
+        return ", ".join(f"{count} {how}" for count, how in parts if count) or "no container"
+
+
+class Used(NamedTuple):
+    """What pods use now: the sum over those whose use is ``known``, of so many ``pods``; the age of the oldest."""
+
+    milli: int = 0
+    pods: int = 0
+    known: int = 0
+    age_s: float = 0.0
+
+
+class _Asks(NamedTuple):
+    """What a group may and wants to have; None: not set (for all of it)."""
+
+    request: int | None
+    limit: int | None
+
+
+def remembered(before: Uses | None, sampled: Uses, elapsed_s: float, half_life_s: float) -> dict[str, GroupUse]:
+    """The newest use with the memory of what came before: the fading peak, and for how long the use has been known.
+
+    ``before``: the last answer, None at the agent's start. What exists then did not just start, and is not young: a
+    restart of the agent makes no pool grow. ``elapsed_s``: since the last answer; a negative one counts as none.
+    """
+    elapsed_s = max(0.0, elapsed_s)
+    factor = _FADED ** (elapsed_s / half_life_s)
+    found: dict[str, GroupUse] = {}
+    for path in sorted(sampled):
+        use = sampled[path]
+        then = None if before is None else before.get(path)
+        peak = float(use.cpu_milli)
+        known_s = None if before is None else 0.0
+        if then is not None:
+            peak = max(peak, factor * (then.cpu_milli if then.peak_milli is None else then.peak_milli))
+            known_s = None if then.known_s is None else then.known_s + elapsed_s
+        found[path] = replace(use, peak_milli=peak, known_s=known_s)
+    return found
+
+
+def estimate(pods: Sequence[Pod], uses: Uses, config: EstimateConfig) -> Estimate:
+    """What these pods need together. Sandboxes do not count; order does not matter.
+
+    A pod is estimated by its containers where the use of any of them is known, else by its own directory, else by what
+    its containers ask for.
+    """
+    total = Estimate()
+    for pod in pods:
+        total = _sum(total, _of_pod(pod, uses, config))
+    return total
+
+
+def of_group(use: GroupUse | None, request: int | None, limit: int | None, config: EstimateConfig) -> Estimate:
+    """One group (a container or a whole pod). ``limit`` None: unlimited; ``request`` None: nothing asked."""
+    if use is None:
+        # A request above the limit is refused by every API server; a static pod's file can hold one all the same.
+        if request is not None:
+            return Estimate(_least(request, limit), asked=1)
+        return Estimate(_least(config.fallback_milli, limit), guessed=1)
+    peak = use.cpu_milli if use.peak_milli is None else max(use.peak_milli, use.cpu_milli)
+    wants = max(_with_margin(peak, config.margin_percent), use.load_milli or 0)
+    # Never below what it uses: a burst above the limit is lent by somebody who meant it.
+    wants = max(_least(wants, limit), use.cpu_milli)
+    asked = request if request is not None else 0
+    if use.age_s > config.stale_after_s:
+        return Estimate(max(wants, asked), asked=1)
+    if use.known_s is not None and use.known_s < config.ramp_up_s:
+        return Estimate(max(wants, asked), young=1)
+    return Estimate(wants, used=1)
+
+
+def used_now(pods: Sequence[Pod], uses: Uses, config: EstimateConfig) -> Used:
+    """What these pods use together, without margin or memory; a pod with an old reading is not known."""
+    milli = known = 0
+    age_s = 0.0
+    for pod in pods:
+        containers = [uses.get(one.group.path) for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
+        whole = uses.get(pod.group.path)
+        found = [whole] if whole is not None else [one for one in containers if one is not None]
+        complete = whole is not None or (found and len(found) == len(containers))
+        if complete and all(one.age_s <= config.stale_after_s for one in found):
+            known += 1
+            milli += sum(one.cpu_milli for one in found)
+            age_s = max(age_s, *(one.age_s for one in found))
+    return Used(milli, len(pods), known, age_s)
+
+
+def _of_pod(pod: Pod, uses: Uses, config: EstimateConfig) -> Estimate:
+    containers = [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
+    whole = uses.get(pod.group.path)
+    if whole is not None and not any(one.group.path in uses for one in containers):
+        asks = _asks(containers)
+        return of_group(whole, asks.request, asks.limit, config)
+    total = Estimate()
+    for one in containers:
+        asked, limit = one.requests.cpu_milli, one.limits.cpu_milli
+        total = _sum(total, of_group(uses.get(one.group.path), asked, limit, config))
+    return total
+
+
+def _asks(containers: Sequence[Container]) -> _Asks:
+    """A whole pod's: requests add up where there is one; a limit holds only when every container has one."""
+    requests = [one.requests.cpu_milli for one in containers if one.requests.cpu_milli is not None]
+    limits = [one.limits.cpu_milli for one in containers]
+    bounds = [limit for limit in limits if limit is not None]
+    return _Asks(
+        request=sum(requests) if requests else None,
+        limit=sum(bounds) if bounds and len(bounds) == len(limits) else None,
+    )
+
+
+def _with_margin(milli: float, percent: int) -> int:
+    return round(milli * (100 + percent) / 100)
+
+
+def _least(milli: int, limit: int | None) -> int:
+    return milli if limit is None else min(milli, limit)
+
+
+def _sum(one: Estimate, other: Estimate) -> Estimate:
+    return Estimate(*(left + right for left, right in zip(one, other, strict=True)))

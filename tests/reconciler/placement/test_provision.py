@@ -1,0 +1,234 @@
+"""Provision policies: what each asks for, and what makes pid safe."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.placement.provision import (
+    USAGE,
+    Gains,
+    Indicator,
+    PidConfig,
+    ProvisionConfig,
+    ProvisionPolicy,
+    demand,
+    pid_step,
+    usage_ratio,
+)
+from reconciler.placement.sizes import SizeConfig, regulate
+from reconciler.policies.budget import BudgetConfig, law
+from state.cpu import GroupUse, PoolSize, Uses
+from state.model import NodeCpu, Pod, Resources
+from tests.reconciler.nodes import container, online
+
+PID = PidConfig()
+NOW = 1000.0
+
+
+def web(uid: str = "web", request: int | None = None) -> Pod:
+    return online(uid, container("main", requests=Resources(cpu_milli=request)))
+
+
+def using(pods: list[tuple[Pod, int]], **more: Any) -> dict[str, GroupUse]:
+    return {pod.group.path: GroupUse(cpu_milli=milli, **more) for pod, milli in pods}
+
+
+def size(cpus: int, wanted: int | None = None, changed_at: float = 0.0) -> PoolSize:
+    return PoolSize(wanted_milli=cpus * 1000 if wanted is None else wanted, cpus=cpus, changed_at=changed_at)
+
+
+def ask(
+    policy: ProvisionPolicy,
+    pods: list[Pod],
+    uses: Uses,
+    previous: PoolSize | None = None,
+    indicators: Mapping[str, Indicator] | None = None,
+    **more: Any,
+) -> int:
+    config = ProvisionConfig(policy=policy)
+    return demand("shared", pods, uses, indicators or {}, previous, now=NOW, config=config, **more)[0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "used", "wanted"),
+    [
+        pytest.param(ProvisionPolicy.NONE, 9000, 2000, id="none: the request, whatever is used"),
+        pytest.param(ProvisionPolicy.CANONICAL, 9000, 11250, id="canonical: use and a quarter"),
+        pytest.param(ProvisionPolicy.DYNAMIC_QUOTA, 9000, 15030, id="dynamic quota: use is 60 % of it"),
+        pytest.param(ProvisionPolicy.PID, 9000, 11250, id="pid before the first size: canonical"),
+    ],
+)
+def test_each_policy(policy: ProvisionPolicy, used: int, wanted: int) -> None:
+    pod = web(request=2000)
+    assert ask(policy, [pod], using([(pod, used)])) == wanted
+
+
+@pytest.mark.parametrize("policy", list(ProvisionPolicy))
+def test_a_pool_without_pods_needs_nothing(policy: ProvisionPolicy) -> None:
+    assert ask(policy, [], {}, size(8)) == 0
+
+
+def test_one_pool_may_have_another_policy() -> None:
+    pod = web(request=2000)
+    config = ProvisionConfig(pools={"shared/batch": ProvisionPolicy.NONE})
+    told = [
+        demand(pool, [pod], using([(pod, 8000)]), {}, None, now=NOW, config=config)[0]
+        for pool in ("shared", "shared/batch")
+    ]
+    assert told == [10000, 2000]
+
+
+def test_a_restart_moves_nothing_and_a_sampler_that_stays_silent_starves_nobody() -> None:
+    pod, before = web(request=16000), size(4, 3000)
+    assert ask(ProvisionPolicy.CANONICAL, [pod], {}, before, starting=True) == 3000
+    assert ask(ProvisionPolicy.CANONICAL, [pod], {}, before) == 16000
+    assert ask(ProvisionPolicy.CANONICAL, [pod], using([(pod, 4000)]), before, starting=True) == 5000
+
+
+@pytest.mark.parametrize("policy", list(ProvisionPolicy))
+def test_the_reason_does_not_follow_each_sample(policy: ProvisionPolicy) -> None:
+    pod, config = web(request=1000), ProvisionConfig(policy=policy)
+    told = {
+        demand("shared", [pod], using([(pod, milli)]), {}, size(8), now=NOW, config=config)[1] for milli in (5000, 5001)
+    }
+    assert len(told) == 1
+
+
+def test_dynamic_quota_and_the_budget_law_are_one_formula() -> None:
+    """R x (target - current) + BE use: what Katalyst gives BE work as a quota."""
+    cpus, target, online_milli, be_milli = 16, 0.6, 5200, 1700
+    current = (online_milli + be_milli) / (cpus * 1000)
+    katalyst = cpus * 1000 * (target - current) + be_milli
+    use = NodeCpu(busy_milli=online_milli + be_milli, online_milli=online_milli, reclaimed_milli=be_milli, age_s=0.0)
+    ours = law(CpuSet.span(cpus), use, CpuSet(), BudgetConfig(limit_percent=60))
+    assert ours == round(katalyst)
+
+
+# pid
+
+
+@pytest.mark.parametrize(
+    ("indicators", "wanted"),
+    [
+        pytest.param({USAGE: Indicator(0.60, 0.6)}, 10000, id="at the target"),
+        pytest.param({USAGE: Indicator(0.604, 0.6)}, 10000, id="in the dead band above"),
+        pytest.param({USAGE: Indicator(0.57, 0.6)}, 10000, id="in the dead band below"),
+        pytest.param({USAGE: Indicator(0.90, 0.6)}, 14055, id="half too full: ln 1.5 of its size more"),
+        pytest.param({USAGE: Indicator(0.50, 0.6)}, 9271, id="too empty: slower down than up"),
+        pytest.param({USAGE: Indicator(0.001, 0.6)}, 8000, id="never more than 2 CPUs down"),
+        pytest.param({"cpi": Indicator(100.0, 1.0)}, 20000, id="never more than 10 CPUs up"),
+        pytest.param({USAGE: Indicator(0.0, 0.6)}, 8000, id="nothing has no logarithm"),
+        pytest.param({USAGE: Indicator(0.3, 0.6), "cpi": Indicator(1.2, 1.0)}, 11823, id="the largest wins"),
+        pytest.param({USAGE: Indicator(None, 0.6)}, 10000, id="unknown: no change"),
+        pytest.param({USAGE: Indicator(0.1, 0.6, 16.0)}, 10000, id="old: no change"),
+        pytest.param({USAGE: Indicator(0.1, 0.6, None)}, 10000, id="of unknown age: no change"),
+        pytest.param({USAGE: Indicator(0.1, 0.6), "cpi": Indicator(None, 1.0)}, 10000, id="one unknown: never down"),
+        pytest.param({USAGE: Indicator(0.9, 0.6), "cpi": Indicator(None, 1.0)}, 14055, id="one unknown: still up"),
+        pytest.param({USAGE: Indicator(0.9, 0.0)}, 10000, id="no target to divide by"),
+        pytest.param({"stale_after_s": Indicator(9.0, 1.0)}, 10000, id="a setting is no indicator"),
+        pytest.param({"rainfall": Indicator(9.0, 1.0)}, 10000, id="nobody has gains for it"),
+        pytest.param({}, 10000, id="nothing at all"),
+    ],
+)
+def test_a_pid_step(indicators: Mapping[str, Indicator], wanted: int) -> None:
+    assert pid_step(indicators, size(10), NOW, PID)[0] == wanted
+
+
+def test_gains_are_settings() -> None:
+    config = replace(PID, cpi=Gains(up=2.0, above=0.5))
+    assert pid_step({"cpi": Indicator(1.4, 1.0)}, size(10), NOW, config)[0] == 10000
+    assert pid_step({"cpi": Indicator(1.6, 1.0)}, size(10), NOW, config)[0] == 19400
+
+
+def test_asking_often_adds_nothing_up() -> None:
+    told = {pid_step({USAGE: Indicator(0.9, 0.6)}, size(10), NOW + index / 10, PID) for index in range(20)}
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("now", "age", "wanted"),
+    [
+        pytest.param(1003.0, 0.0, 10000, id="within the settling time"),
+        pytest.param(1006.0, 7.0, 10000, id="measured before the change"),
+        pytest.param(1006.0, 1.0, 14055, id="measured after it"),
+        pytest.param(3.0, 0.0, 14055, id="after a reboot the clock starts again"),
+    ],
+)
+def test_a_change_shows_before_the_next_one(now: float, age: float, wanted: int) -> None:
+    assert pid_step({USAGE: Indicator(0.9, 0.6, age)}, size(10, changed_at=1000.0), now, PID)[0] == wanted
+
+
+def test_a_size_that_is_cut_does_not_wind_up() -> None:
+    cut = size(4, 50_000)
+    assert pid_step({USAGE: Indicator(0.9, 0.6)}, cut, NOW, PID)[0] == 4000 + 1622
+
+
+def test_no_indicator_at_all_is_the_estimate_and_never_down() -> None:
+    pod = web(request=2000)
+    assert ask(ProvisionPolicy.PID, [pod], {}, size(4)) == 4000
+    assert ask(ProvisionPolicy.PID, [web(request=6000)], {}, size(4)) == 6000
+
+
+def test_pid_never_goes_below_use_nor_below_what_new_pods_ask_for() -> None:
+    old, new = web("old"), web("new", request=8000)
+    uses = using([(old, 1000)], age_s=0.0) | using([(new, 0)], known_s=1.0)
+    assert ask(ProvisionPolicy.PID, [old, new], uses, size(4)) == 9000
+
+
+def test_the_usage_ratio_is_of_the_pools_own_pods() -> None:
+    pods, config = [web("a"), web("b")], ProvisionConfig()
+    assert usage_ratio(pods, using([(pods[0], 2000), (pods[1], 1000)], age_s=1.0), 4, config) == (0.75, 0.6, 1.0)
+    assert usage_ratio(pods, using([(pods[0], 2000)]), 4, config) == (None, 0.6, 0.0)
+    assert usage_ratio(pods, {}, 4, config) is None
+    assert usage_ratio(pods, using([(pods[0], 1)]), 0, config) is None
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 4, 16, 64, 120])
+@pytest.mark.parametrize("used", [300, 2000, 9000, 40_000])
+def test_with_the_regulator_a_steady_load_comes_to_rest(cpus: int, used: int) -> None:
+    """Katalyst's gain on a small pool of a large node would swing; here the size stops moving, large enough."""
+    config, sizes, pod = ProvisionConfig(policy=ProvisionPolicy.PID), SizeConfig(whole_cores=False), web()
+    now: PoolSize = size(cpus)
+    history = []
+    for tick in range(0, 6000, 2):
+        held = min(used, now.cpus * 1000)
+        wanted, _ = demand("shared", [pod], using([(pod, held)]), {}, now, now=float(tick), config=config)
+        now = regulate(now, wanted, float(tick), sizes)
+        history.append(now.cpus)
+    assert len(set(history[-1000:])) == 1
+    assert used <= history[-1] * 1000
+
+
+_INDICATOR = st.builds(
+    Indicator, st.none() | st.floats(0, 100), st.floats(0.01, 100), st.none() | st.sampled_from([0.0, 5.0, 16.0])
+)
+_NAMES = st.sampled_from([USAGE, "cpi", "cpu_sched_wait", "other"])
+
+
+@given(st.dictionaries(_NAMES, _INDICATOR), st.integers(0, 256), st.integers(0, 300_000), st.floats(0, 2000))
+def test_steps_are_bounded(told: dict[str, Indicator], cpus: int, wanted: int, changed_at: float) -> None:
+    before = size(cpus, wanted, changed_at)
+    found, _ = pid_step(told, before, NOW, PID)
+    start = min(wanted, cpus * 1000)
+    assert found == wanted or max(0, start - PID.down_milli) <= found <= start + PID.up_milli
+
+
+@given(st.dictionaries(_NAMES, _INDICATOR, min_size=1), _NAMES.filter(lambda name: name != "other"))
+def test_a_missing_indicator_never_lowers(told: dict[str, Indicator], name: str) -> None:
+    hidden = {**told, name: Indicator(None, 1.0)}
+    assert pid_step(hidden, size(10), NOW, PID)[0] >= 10_000
+
+
+@given(st.integers(0, 64_000), st.integers(1, 64), st.sampled_from(list(ProvisionPolicy)))
+def test_losing_sight_never_lowers_a_demand(used: int, cpus: int, policy: ProvisionPolicy) -> None:
+    pod = web(request=1000)
+    seen, old = using([(pod, used)]), using([(pod, used)], age_s=60.0)
+    if policy is ProvisionPolicy.PID:
+        assert ask(policy, [pod], old, size(cpus)) >= cpus * 1000
+    else:
+        assert ask(policy, [pod], old, size(cpus)) >= ask(policy, [pod], seen, size(cpus))
