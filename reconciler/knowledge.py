@@ -59,7 +59,9 @@ class Knowledge:
         self.kubelet = KubeletView()
         self.cpu: NodeCpu | None = None
         self.ceiling_milli: int | None = None
+        self.knobs: frozenset[str] = frozenset()
         self.uses: Mapping[str, GroupUse] = {}
+        self.lent_us: Mapping[str, int] = {}
         self.pods: dict[str, Pod] = {}
         self._versions = dict(versions)
         self._runtime = dirs
@@ -139,6 +141,8 @@ class Knowledge:
             now=now,
             reclaimed_ceiling_milli=self.ceiling_milli,
             uses=self.uses,
+            knobs=self.knobs,
+            lent_us=self.lent_us,
         )
 
     def _assemble(self, dirs: PodDirs) -> Pod:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from cgroupfs.errors import SourceError
 from reconciler.actuators.cgroup import CgroupActuator
 from reconciler.actuators.judge import Target
-from reconciler.dirty import NODE, TICK, Batch, DirtyKeys, container_key, pod_key
+from reconciler.dirty import LOAN, NODE, TICK, Batch, DirtyKeys, container_key, pod_key
 from reconciler.hotlane import HotLane, HotResult
 from reconciler.knowledge import Knowledge, Seen
 from reconciler.metadata import Metadata
@@ -195,6 +195,9 @@ class Reconciler:
                 if uid not in looked and (every or pod.pod_class is PodClass.RECLAIMED or uid in self.wanted):
                     targets += self._plan_pod(pod, view, pools, signalled, every=False)
                     since = await _yield_after(since)
+        for uid in sorted(key.removeprefix(LOAN) for key in batch.keys if key.startswith(LOAN)):
+            if uid not in looked and (lent := self.knowledge.pods.get(uid)) is not None:
+                targets += self._plan_pod(lent, view, pools, signalled, every=False)
         await self.actuator.apply(targets)
         self._note_times(targets, signalled)
         if full:
@@ -270,7 +273,8 @@ class Reconciler:
             if cid in before:
                 self.actuator.forget(before[cid], cid)
         if seen.before is None or (seen.pod is not None and seen.pod.group == seen.before.group):
-            if seen.pod is not None and seen.before is None:
+            if seen.pod is not None and (seen.before is None or seen.came):
+                # Again at each start: the pod's cpu directory comes after its cpuset's, and its quota may be resized.
                 self.actuator.judge.learn(seen.pod.group.path, _ABOVE)
             return
         # Gone, or made anew under its old uid (a static pod).
@@ -292,6 +296,9 @@ class Reconciler:
 
     def _plan_pools(self) -> tuple[NodeView, Pools, bool]:
         """The pools of this moment, and whether they ask for anything else than the last ones did."""
+        if not self.knowledge.knobs:
+            # There may be no kubepods directory to look at yet.
+            self.knowledge.knobs = self.actuator.judge.offered(self.knowledge.layout.kubepods)
         view = self.knowledge.view(time.monotonic(), self.actuator.judge.actual)
         pools = plan_pools(view, self.pools, self.policies)
         moved = self._moved or self.pools is None or _substance(pools) != _substance(self.pools)

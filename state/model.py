@@ -264,7 +264,8 @@ class Pools(Struct, frozen=True, kw_only=True):
     ``budget_milli``: what BE pods may use together now (thousandths of a CPU). ``reasons`` explains each pool by name.
     ``confined``: reclaimed containers get ``reclaimed`` as their cpuset. ``quota_milli``: how the budget is given out
     as quotas, by group path (the besteffort directory) or pod uid; None: no quota is wanted. ``budget_at``: when the
-    budget last changed; ``unknown_since``: since when CPU use is not known (both on the view's clock).
+    budget last changed; ``unknown_since``: since when CPU use is not known (both on the view's clock). ``quota_ratio``:
+    how much more a CPU of this node does than the CPU that limits were made for; quotas are divided by it.
     """
 
     online_cpus: CpuSet
@@ -286,6 +287,7 @@ class Pools(Struct, frozen=True, kw_only=True):
     quota_milli: Mapping[str, int] | None = None
     budget_at: float = 0.0
     unknown_since: float | None = None
+    quota_ratio: float = 1.0
     reasons: Mapping[str, str] = {}
 
     @property
@@ -327,7 +329,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
     and pod directories always, containers where read), keyed by (group path, knob); ``now`` is the monotonic clock.
     ``reclaimed_ceiling_milli`` is what the idle buffer's ticker allows BE now; None: the ticker does not speak.
     ``uses``: CPU use and throttling by group path, of the groups that a policy asks for. ``lent_us``: quotas above the
-    limit that a burst law lends for now, by group path (µs of the group's period).
+    limit that a burst law lends for now, by group path (µs of the group's period). ``knobs``: names of the knobs that
+    this kernel offers; empty: not looked yet.
     """
 
     topology: Topology
@@ -344,3 +347,4 @@ class NodeView(Struct, frozen=True, kw_only=True):
     reclaimed_ceiling_milli: int | None = None
     uses: Mapping[str, GroupUse] = {}
     lent_us: Mapping[str, int] = {}
+    knobs: frozenset[str] = frozenset()

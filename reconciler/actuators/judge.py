@@ -16,6 +16,7 @@ from cgroupfs.errors import CgroupGoneError, cgroup_error
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG, Knob
+from cgroupfs.probe import offered
 from reconciler.actuators.compare import Found, Move, compare
 from reconciler.actuators.putback import put_back
 from reconciler.actuators.spec import foretold, without_us
@@ -33,6 +34,7 @@ _PERSON: Final = "person"
 _EXPECTED: Final = frozenset({"runtime", "kubelet"})
 _WAITING: Final = frozenset({"waiting", "yielded"})
 _RUNTIME: Final = "runtime"
+_KUBELET: Final = "kubelet"
 _UPDATE_S: Final = 0.25
 """Longest recorded ``runc update``: 11 ms; on a busy machine many times that."""
 _RETRY_S: Final = 1.0
@@ -185,6 +187,10 @@ class Judge:
             except (OSError, ValueError):
                 self.actual.pop((path, name), None)
 
+    def offered(self, path: str) -> frozenset[str]:
+        """The knobs that this kernel has, told from a group's files; empty where there is no such group."""
+        return offered(self.hierarchy, path, self._files)
+
     def unlearn(self, path: str) -> None:
         """Something does not fit below what is known of the groups above: have that read again before the next try."""
         while (path := path.rpartition("/")[0]) and path != "/":
@@ -238,6 +244,24 @@ class Judge:
         _, path, file = work.key
         parent = self._parent_text(work.knob, path, file)
         return without_us(work.knob, work.version, path, work.target.container, parent)
+
+    def without_ours(self, path: str, name: str) -> "Value":
+        """What a file would hold had we not written it: its original while our value stands, else what was read last.
+
+        None for "no limit", and where nobody can tell.
+        """
+        knob = CATALOG[name]
+        version = self.versions.get(knob.controller)
+        file = knob.file(version) if version else None
+        if version is None or file is None:
+            return None
+        entry = self._ledger.get((knob.controller, path, file))
+        if entry is None or entry.writer != US:
+            return self.actual.get((path, name))
+        try:
+            return None if entry.restore_text is None else knob.decode(entry.restore_text, version)
+        except ValueError:
+            return None
 
     def may_write(self, setting: Setting) -> bool:
         """False for what is held, only practised, or only observed."""
@@ -402,6 +426,9 @@ class Judge:
         kind, process = self._who(work)
         self._ledger.saw(work.key, work.raw, writer=kind, process=process)
         self.foreign_writes[kind] += 1
+        if kind == _KUBELET and work.target.container is None and work.target.pod_uid is not None:
+            # It writes a pod's directory when the pod is made or resized: that is what to restore to from now on.
+            self._ledger.rebase(work.key, work.raw)
         return True
 
     def _hold_by_hand(self, work: Work, person: str, seconds: float) -> None:

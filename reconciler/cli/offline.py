@@ -18,6 +18,7 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import Change, Plan, order_changes
+from cgroupfs.probe import offered
 from reconciler.classify import merge_rules
 from reconciler.cli.kernel import read_value, wanted_text
 from reconciler.cli.nodeview import NO_MARKS, NodeView
@@ -76,6 +77,7 @@ def plan_node(node: NodeView, told: Recorded, *, files: FileOps = REAL) -> Outlo
         metas=lambda uid: [*told.metas(uid), *([manifests[uid]] if uid in manifests else [])],
         signalled=lambda _: False,
     )
+    knowledge.knobs = offered(node.hierarchy, node.layout.kubepods, files)
     for uid, dirs in node.pods.items():
         knowledge.look(uid, dirs)
     manifests |= _manifests(node, knowledge, problems)

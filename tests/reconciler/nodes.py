@@ -6,6 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.knobs import CATALOG
 from cgroupfs.naming import QosClass
 from state.model import (
     Classification,
@@ -25,6 +26,8 @@ from state.topology import Topology, uniform
 
 V1 = {"cpu": 1, "cpuset": 1, "memory": 1, "pids": 1}
 V2 = dict.fromkeys(V1, 2)
+MAINLINE = frozenset(CATALOG) - {"cpu.identity", "cpu.qos"}
+"""What a kernel without a distribution's own features offers."""
 _LEVELS = {
     QosClass.GUARANTEED: "/kubepods",
     QosClass.BURSTABLE: "/kubepods/burstable",
@@ -113,7 +116,7 @@ def cpu(online: int = 0, reclaimed: int = 0, system: int = 0, *, age: float | No
 def node(*pods: Pod, topology: Topology | int = 8, **more: Any) -> NodeView:
     """A v1 node of single-threaded cores unless told otherwise, kubelet policy none, idle."""
     shape = uniform(cores=topology, threads=1) if isinstance(topology, int) else topology
-    values: dict[str, Any] = {"versions": V1, "kubelet": NONE, "cpu": cpu()} | more
+    values: dict[str, Any] = {"versions": V1, "kubelet": NONE, "cpu": cpu(), "knobs": MAINLINE} | more
     return NodeView(
         topology=shape,
         kubepods="/kubepods",
@@ -124,4 +127,4 @@ def node(*pods: Pod, topology: Topology | int = 8, **more: Any) -> NodeView:
     )
 
 
-__all__ = ["EMPTY", "NONE", "V1", "V2", "container", "cpu", "cpus", "kubelet", "node", "online", "pod"]
+__all__ = ["EMPTY", "MAINLINE", "NONE", "V1", "V2", "container", "cpu", "cpus", "kubelet", "node", "online", "pod"]
