@@ -1,0 +1,147 @@
+"""Topology hints, and how those of several resources become one set of NUMA nodes. Pure.
+
+A hint says "this resource can be had from these nodes", and whether that is as few nodes as it could ever be
+(*preferred*). The kubelet merges by trying every combination of one hint of each resource: with n nodes and k resources
+up to (2^n - 1)^k of them, which is why it refuses to run on more than 8 nodes. What it is after needs no combinations:
+
+- The merge is preferred only if all resources have the very same nodes, preferred by each: an **intersection of sets**.
+- Else only which nodes the chosen hints have in common matters: a **fold** that keeps each reachable set of nodes once.
+  There are at most 255 of 8 nodes, so the answer is the kubelet's in at most k x 255^2 steps instead of 255^k.
+- On more than 8 nodes the lists are cut before the fold: the `KEPT` best hints of each resource, and the `KEPT` best
+  sets after each. That is at most k x KEPT^2 steps, and three for each hint; the tests count them.
+
+**Order.** A preferred merge before any other. Among preferred ones the fewest nodes; among the others as many nodes as
+the most demanding resource needs at least, rather fewer than more (kubelet 1.24 and later). Then the smallest distances
+where asked (prefer-closest-numa-nodes), then the higher score, then the lower node numbers.
+
+**prefer_cpu** (kubernetes issue 106270): with a device on node 0 and no CPUs left there, best-effort chooses node 0
+and the container's CPUs end up anywhere. When asked, a single node that the CPUs prefer wins over a merge that is not
+preferred: a device on the other node is one crossing a request, CPUs away from their memory one each cache miss.
+
+Source: the kubelet's topology manager (KEP-693, KEP-3545, KEP-4622). `numeric` has Katalyst's policy of that name.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.placement.hint import CPU, MEMORY, Hint, Hints, Merged
+from reconciler.placement.masks import Options, Ranker, common, reachable
+from reconciler.placement.numeric import best_chain
+from state.cpu import TopologyPolicy
+from state.topology import Topology
+
+__all__ = ["ALIGNED", "CPU", "EXACT", "KEPT", "MEMORY", "Hint", "Hints", "Merged", "merge"]
+
+ALIGNED: Final = (CPU, MEMORY)
+EXACT: Final = 8
+"""On up to so many nodes every set of nodes is tried."""
+KEPT: Final = 64
+"""On more: how many hints of a resource, and how many sets of nodes while merging, are kept."""
+_SHOWN: Final = 4
+
+
+def merge(
+    resources: Sequence[Hints],
+    policy: TopologyPolicy,
+    nodes: CpuSet,
+    *,
+    prefer_cpu: bool = False,
+    closest: Topology | None = None,
+    aligned: Collection[str] = ALIGNED,
+) -> Merged:
+    """One set of nodes out of ``nodes`` (all that there are) for all resources.
+
+    ``closest``: the machine whose distances count, if they do. ``aligned``: the resources that ``numeric`` keeps
+    together. The order of the hints never matters; that of the resources only where lists are cut.
+    Errors: `ValueError` for two resources of one name.
+    """
+    if len({one.name for one in resources}) != len(resources):
+        raise ValueError(f"resources of the same name: {', '.join(one.name for one in resources)}")
+    if policy is TopologyPolicy.NONE:
+        return Merged(nodes=nodes, preferred=False, admitted=True, reason="policy none: any NUMA node")
+    rank = Ranker(closest)
+    options = {
+        one.name: Options((hint.nodes.mask & nodes.mask, hint.preferred, hint.score) for hint in one.hints)
+        for one in resources
+        if one.hints is not None
+    }
+    rank.steps += sum(len(one.scores) for one in options.values())
+    limit = None if len(nodes) <= EXACT else KEPT
+    if policy is TopologyPolicy.NUMERIC:
+        chain = best_chain(options, aligned, rank, limit=limit)
+        if chain is not None:
+            kept = {name: CpuSet.from_mask(mask) for name, mask in chain.by_resource.items()}
+            return Merged(
+                nodes=nodes if chain.mask is None else CpuSet.from_mask(chain.mask),
+                preferred=True,
+                admitted=True,
+                reason=f"{_named(aligned, options)} on {_nodes(chain.mask or nodes.mask)}, the others around them",
+                by_resource=kept,
+                steps=rank.steps,
+            )
+    found = _aligned(options, nodes, rank)
+    keeps = policy is not TopologyPolicy.SINGLE_NUMA_NODE or not options or (found or 0).bit_count() == 1
+    if found is not None and keeps and policy is not TopologyPolicy.NUMERIC:
+        reason = f"{_named(options, options)} on {_nodes(found)}" if options else "no resource cares about NUMA nodes"
+        return _merged(found, rank, preferred=True, admitted=True, reason=reason)
+    mask = _not_aligned(options, nodes, rank, limit) if found is None else found
+    reason = _why(options, policy)
+    if prefer_cpu and CPU in options and (chosen := _cpu_node(options, mask, rank)) is not None:
+        mask = chosen
+        reason += f"; the CPUs' preference for {_nodes(mask)} wins"
+    else:
+        reason += f"; {_nodes(mask)} is the nearest to it"
+    return _merged(mask, rank, preferred=False, admitted=policy is TopologyPolicy.BEST_EFFORT, reason=reason)
+
+
+def _aligned(options: dict[str, Options], nodes: CpuSet, rank: Ranker) -> int | None:
+    """The best nodes that every resource prefers, a single one if there is any; all nodes when none cares."""
+    return rank.best(common(options.values())) if options else nodes.mask
+
+
+def _not_aligned(options: dict[str, Options], nodes: CpuSet, rank: Ranker, limit: int | None) -> int:
+    """The best that the resources have in common, those aside that cannot be had at all; all nodes when nothing is."""
+    possible = [one for one in options.values() if one.scores]
+    size = max((one.smallest for one in possible), default=0)
+    reached = reachable(possible, nodes.mask, rank, size=size, limit=limit)
+    return min(reached, key=lambda mask: rank.key_near(mask, reached[mask], size), default=nodes.mask)
+
+
+def _cpu_node(options: dict[str, Options], merged: int, rank: Ranker) -> int | None:
+    """A node that the CPUs prefer: where most of the other resources can be had, too, then one of the merge's."""
+    cpu = options[CPU]
+    singles = {mask: cpu.scores[mask] for mask in sorted(cpu.preferred) if mask.bit_count() == 1}
+
+    def key(mask: int) -> tuple[int, ...]:
+        with_us = sum(mask in one.scores for name, one in options.items() if name != CPU)
+        return -with_us, int(not mask & merged), rank.spread(mask | merged), *rank.key(mask, singles[mask])
+
+    return min(singles, key=key, default=None)
+
+
+def _merged(mask: int, rank: Ranker, *, preferred: bool, admitted: bool, reason: str) -> Merged:
+    return Merged(nodes=CpuSet.from_mask(mask), preferred=preferred, admitted=admitted, reason=reason, steps=rank.steps)
+
+
+def _why(options: dict[str, Options], policy: TopologyPolicy) -> str:
+    """Who would rather be where, for a person."""
+    parts = []
+    for name, one in options.items():
+        if not one.scores:
+            parts.append(f"{name} has no room anywhere")
+            continue
+        shown = sorted(one.preferred, key=lambda mask: (mask.bit_count(), mask))
+        more = " ..." if len(shown) > _SHOWN else ""
+        where = " or ".join(str(CpuSet.from_mask(mask)) for mask in shown[:_SHOWN])
+        parts.append(f"{name} prefers {where}{more}" if shown else f"{name} fits only across more nodes than it should")
+    single = "a single node" if policy is TopologyPolicy.SINGLE_NUMA_NODE else "the same nodes"
+    return f"not all on {single}: {', '.join(parts)}"
+
+
+def _named(names: Collection[str], options: dict[str, Options]) -> str:
+    return " and ".join(name for name in names if name in options) or "nothing"
+
+
+def _nodes(mask: int) -> str:
+    return f"NUMA node{'s' if mask.bit_count() > 1 else ''} {CpuSet.from_mask(mask)}"

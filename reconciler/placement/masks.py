@@ -1,0 +1,112 @@
+"""Sets of NUMA nodes as bit masks: which is better, what a list of hints amounts to, and how many were looked at."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, final
+
+from cgroupfs.cpuset import CpuSet
+from state.topology import Topology
+
+WIDEST_COMPARED: Final = 8
+"""Distances are compared in sets of up to so many nodes; in wider ones everything is far from something anyway."""
+
+Key = tuple[int, ...]
+
+
+@final
+class Ranker:
+    """Orders masks, smallest key first, and counts the ``steps`` of whoever uses it."""
+
+    def __init__(self, closest: Topology | None = None) -> None:
+        """``closest``: the machine whose distances count; None: they do not."""
+        self.steps = 0
+        self._topology = closest
+        self._spread: dict[int, int] = {}
+
+    def key(self, mask: int, score: int = 0) -> Key:
+        """Fewer nodes, then closer ones, then the higher score, then the lower numbers."""
+        self.steps += 1
+        return mask.bit_count(), self.spread(mask), -score, mask
+
+    def key_near(self, mask: int, score: int, size: int) -> Key:
+        """The same among masks of ``size`` nodes; before that the fewest missing, then the fewest too many."""
+        self.steps += 1
+        count = mask.bit_count()
+        return int(count > size), abs(size - count), self.spread(mask), -score, mask
+
+    def best(self, scores: Mapping[int, int]) -> int | None:
+        """The first mask by `key`; ``scores`` by mask."""
+        return min(scores, key=lambda mask: self.key(mask, scores[mask]), default=None)
+
+    def kept(self, scores: Mapping[int, int], limit: int, size: int) -> dict[int, int]:
+        """The ``limit`` first by `key_near`, in that order."""
+        ordered = sorted(scores, key=lambda mask: self.key_near(mask, scores[mask], size))
+        return {mask: scores[mask] for mask in ordered[:limit]}
+
+    def spread(self, mask: int) -> int:
+        """The sum of the distances between the mask's nodes, both ways; among masks of one size that is the mean."""
+        if self._topology is None or mask.bit_count() > WIDEST_COMPARED:
+            return 0
+        found = self._spread.get(mask)
+        if found is None:
+            nodes = tuple(CpuSet.from_mask(mask))
+            found = sum(self._topology.distance(one, other) for one in nodes for other in nodes)
+            self._spread[mask] = found
+        return found
+
+
+@final
+class Options:
+    """One resource's hints by mask. ``scores``: all masks; ``preferred``: those among them that it prefers."""
+
+    def __init__(self, hints: Iterable[tuple[int, bool, int]]) -> None:
+        """``hints``: (mask, preferred, score); of equal masks the best of each counts."""
+        self.scores: dict[int, int] = {}
+        self.preferred: set[int] = set()
+        for mask, preferred, score in hints:
+            if mask:
+                self.scores[mask] = max(score, self.scores.get(mask, score))
+                if preferred:
+                    self.preferred.add(mask)
+
+    @property
+    def smallest(self) -> int:
+        """How many nodes it needs at least; 0 when it cannot be had."""
+        return min((mask.bit_count() for mask in self.scores), default=0)
+
+    def cut(self, rank: Ranker, limit: int) -> "Options":
+        """Only the ``limit`` best, the widest always among them: it meets every other resource's."""
+        if len(self.scores) <= limit:
+            return self
+        kept = rank.kept(self.scores, limit - 1, 0)
+        widest = max(self.scores, key=lambda mask: (mask.bit_count(), -mask))
+        return Options(
+            (mask, mask in self.preferred, self.scores[mask]) for mask in sorted({*kept, widest}, key=rank.key)
+        )
+
+
+def common(options: Iterable[Options], *, preferred: bool = True) -> dict[int, int]:
+    """The masks that all have (and prefer), with the sum of their scores. At least one resource is needed."""
+    first, *rest = options
+    masks = set(first.preferred if preferred else first.scores)
+    for other in rest:
+        masks &= other.preferred if preferred else other.scores.keys()
+    return {mask: sum(one.scores[mask] for one in (first, *rest)) for mask in sorted(masks)}
+
+
+def reachable(options: Iterable[Options], every: int, rank: Ranker, *, size: int, limit: int | None) -> dict[int, int]:
+    """The intersections of one mask of each, with the best sum of scores. ``every``: the mask of all nodes.
+
+    With a ``limit``, only so many masks of each resource and so many intersections are carried on.
+    """
+    reached = {every: 0}
+    for one in options:
+        table = one.scores if limit is None else one.cut(rank, limit).scores
+        found: dict[int, int] = {}
+        for mask, score in reached.items():
+            for other, gain in table.items():
+                rank.steps += 1
+                both = mask & other
+                if both and found.get(both, score + gain - 1) < score + gain:
+                    found[both] = score + gain
+        reached = found if limit is None or len(found) <= limit else rank.kept(found, limit, size)
+    return reached
