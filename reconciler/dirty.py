@@ -1,7 +1,8 @@
 """The set of keys to look at again: what stands between edges (sources mark) and levels (the worker re-reads).
 
-A key is ``node``, ``pod:<uid>`` or ``container:<id>``. Marking is a set operation: it never blocks, never fails, never
-overflows, and a thousand marks of one key are one look. `mark_all` is the answer to every loss: look at everything.
+A key is ``node``, ``tick``, ``pod:<uid>``, ``container:<id>`` or ``loan:<uid>``. Marking is a set operation: it never
+blocks, never fails, never overflows, and a thousand marks of one key are one look. `mark_all` is the answer to every
+loss: look at everything.
 """
 
 from typing import NamedTuple, final
@@ -12,6 +13,8 @@ NODE = "node"
 TICK = "tick"
 """The clock has moved on: see whether the pools still are what they were, look at nothing else."""
 
+LOAN = "loan:"
+
 
 def pod_key(uid: str) -> str:
     """The key of one pod."""
@@ -21,6 +24,11 @@ def pod_key(uid: str) -> str:
 def container_key(container_id: str) -> str:
     """The key of one container."""
     return f"container:{container_id}"
+
+
+def loan_key(uid: str) -> str:
+    """The key of what one pod's containers are lent: plan the pod again, and look at nothing else."""
+    return f"{LOAN}{uid}"
 
 
 class Batch(NamedTuple):
