@@ -1,0 +1,183 @@
+"""How many CPUs each online pool gets: fast steps up, slow steps down, and a fair cut where they do not all fit.
+
+Arithmetic only. Units: sizes are CPUs (hardware threads), demand is thousandths of a CPU, times are seconds on the
+view's clock.
+
+Source: Katalyst's regulator (a fixed reserve on top of the estimate, at most 10 CPUs up a step, at most 2 down and 30 s
+apart, even numbers with SMT) and its proportional cut of pools that do not fit. Where we differ, and why:
+
+- Headroom is a share of the demand with a small fixed minimum. Four CPUs on top for every pool is most of a small node.
+- Steps grow with the pool. By two CPUs per 30 s a pool of 200 that needs 20 shrinks for 45 minutes; by a tenth, eleven.
+- Growth has an interval as well: a burst of pod events asks often, and a step per call would not be a limit.
+- A pool that has just grown does not shrink within the interval either, and shrinks only when half a core more than its
+  demand would fit the smaller size. Noise about a whole number moves nothing.
+- The cut is by largest remainder. Rounding up from the largest on leaves the last in the list with what is left.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from state.cpu import PoolSize
+
+_CPU: Final = 1000
+_NOISE_MILLI: Final = 500
+_Step = Annotated[int, Meta(ge=1, le=1024)]
+_Percent = Annotated[int, Meta(ge=0, le=1000)]
+_Seconds = Annotated[float, Meta(ge=0, le=86400)]
+
+
+class SizeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the size of an online pool follows its demand."""
+
+    headroom_percent: Annotated[_Percent, Meta(description="added to a pool's demand, in percent of it")] = 10
+    headroom_milli: Annotated[
+        int,
+        Meta(ge=0, le=1_000_000, description="the least that is added to a pool's demand, in thousandths of a CPU"),
+    ] = 1000
+    minimum_cpus: Annotated[int, Meta(ge=1, le=1024, description="no pool is sized below this")] = 2
+    grow_step_cpus: Annotated[_Step, Meta(description="the most CPUs that a pool grows by in one step")] = 10
+    grow_step_percent: Annotated[
+        _Percent, Meta(description="the same, in percent of its size; the larger of the two holds")
+    ] = 50
+    grow_interval_s: Annotated[_Seconds, Meta(description="seconds that a changed size stays before it may grow")] = 1.0
+    shrink_step_cpus: Annotated[_Step, Meta(description="the most CPUs that a pool shrinks by in one step")] = 2
+    shrink_step_percent: Annotated[
+        Annotated[int, Meta(ge=0, le=100)],
+        Meta(description="the same, in percent of its size; the larger of the two holds"),
+    ] = 10
+    shrink_interval_s: Annotated[
+        _Seconds, Meta(description="seconds that a changed size stays before it may shrink")
+    ] = 30.0
+    whole_cores: Annotated[bool, Meta(description="sizes are whole cores where cores have more than one thread")] = True
+
+
+class Fitted(Struct, frozen=True, kw_only=True):
+    """Sizes that fit together. Sum of ``sizes`` plus ``shared_cpus`` is never above what is available.
+
+    ``sizes``: CPUs of their own, at least one each. ``shared``: pools for which there is no CPU of their own, sorted;
+    they have ``shared_cpus`` (one, or none where there is no CPU at all) together.
+    """
+
+    sizes: Mapping[str, int]
+    shared: tuple[str, ...] = ()
+    shared_cpus: int = 0
+
+
+def regulate(
+    previous: PoolSize | None, wanted_milli: int, now: float, config: SizeConfig, *, threads: int = 1
+) -> PoolSize:
+    """One step of a pool's size towards its demand.
+
+    A pool without a previous size gets what it wants at once. ``threads``: per core, for whole cores. A size that does
+    not change comes back as it was, with the demand and the reason of the moment at which it was decided: a value that
+    followed each sample would make every plan differ from the one before. A clock that went back is a reboot: steps
+    are taken as due, and the times start again.
+    """
+    unit = max(1, threads) if config.whole_cores else 1
+    target = _target(wanted_milli, unit, config)
+    told = f"demand of {wanted_milli} with headroom is {target} CPUs"
+    if previous is None:
+        return PoolSize(wanted_milli=wanted_milli, cpus=target, changed_at=now, reason=told)
+    elapsed = now - previous.changed_at
+    rebooted = elapsed < 0
+    old = previous.cpus
+    if target > old and (rebooted or elapsed >= config.grow_interval_s):
+        step = max(config.grow_step_cpus, old * config.grow_step_percent // 100)
+        size = min(target, _up(old + step, unit))
+        note = told if size == target else f"{told}; grows by {size - old} at a time"
+        return PoolSize(
+            wanted_milli=wanted_milli, cpus=size, changed_at=now, shrunk_at=min(previous.shrunk_at, now), reason=note
+        )
+    lower = _target(wanted_milli + _NOISE_MILLI * unit, unit, config)
+    if lower < old and (rebooted or elapsed >= config.shrink_interval_s):
+        step = max(config.shrink_step_cpus, old * config.shrink_step_percent // 100)
+        size = _up(old - step, unit)
+        if size >= old:
+            # The limit is less than a core: then a core it is.
+            size = _up(old, unit) - unit
+        size = max(lower, size)
+        note = told if size == lower else f"{told}; shrinks by {old - size} at a time"
+        return PoolSize(wanted_milli=wanted_milli, cpus=size, changed_at=now, shrunk_at=now, reason=note)
+    if rebooted:
+        return replace(previous, changed_at=now, shrunk_at=min(previous.shrunk_at, now))
+    return previous
+
+
+def granted(size: PoolSize, cpus: int, previous: PoolSize | None) -> PoolSize:
+    """A regulated size after `fit` gave the pool ``cpus``; the previous value where that is what it had already."""
+    if cpus == size.cpus:
+        return size
+    if previous is not None and cpus == previous.cpus and previous.changed_at <= size.changed_at:
+        return previous
+    return replace(size, cpus=cpus, reason=f"{size.reason}; {cpus} after the cut, as the pools do not all fit")
+
+
+def fit(sizes: Mapping[str, int], available: int, minimums: Mapping[str, int]) -> Fitted:
+    """Cut the pools to ``available`` CPUs where they do not fit; where they do, each keeps what it asked for.
+
+    A pool asks for its size, but at least for its minimum and for one CPU. The rule where the sum is too large:
+
+    1. Each pool's share is its part of ``available`` in proportion to what it asks; a pool whose share is below its
+       minimum (or below one CPU) has the minimum, and the others divide the rest in the same way.
+    2. Where the minimums alone do not fit, they take the place of the sizes, and one CPU that of the minimums.
+    3. Shares are rounded down, and the CPUs left over go one each to the largest remainders; of equal ones to the
+       pool that asks for more, then to the lower name.
+    4. With fewer CPUs than pools, the pools that ask for least (of equal ones the higher names) share one CPU, and the
+       others have one each.
+
+    So every size is less than one CPU away from its exact share, a pool that asks for more never gets less for it, and
+    among pools of equal minimum never less than one that asks for less. One thing no rule of this kind can promise as
+    well (Balinski and Young): when a CPU is added, a pool may lose one, though never more. What is not asked for is the
+    caller's.
+    """
+    asked = {name: max(size, minimums.get(name, 0), 1) for name, size in sizes.items()}
+    if sum(asked.values()) <= available:
+        return Fitted(sizes={name: asked[name] for name in sorted(asked)})
+    if available < len(asked):
+        order = sorted(asked, key=lambda name: (-asked[name], name))
+        own = order[: max(0, available - 1)]
+        return Fitted(
+            sizes=dict.fromkeys(sorted(own), 1),
+            shared=tuple(sorted(set(order) - set(own))),
+            shared_cpus=min(1, max(0, available)),
+        )
+    least = {name: max(1, min(minimums.get(name, 0), asked[name])) for name in asked}
+    if sum(least.values()) > available:
+        asked, least = least, dict.fromkeys(asked, 1)
+    return Fitted(sizes=_divided(asked, least, available))
+
+
+def _divided(asked: Mapping[str, int], least: Mapping[str, int], available: int) -> Mapping[str, int]:
+    """Steps 1 and 3 of the rule, in whole numbers: a share is ``room * asked // total``."""
+    fixed: dict[str, int] = {}
+    while True:
+        rest = [name for name in asked if name not in fixed]
+        room = available - sum(fixed.values())
+        total = sum(asked[name] for name in rest)
+        short = [name for name in rest if room * asked[name] < least[name] * total]
+        if not short:
+            break
+        fixed.update((name, least[name]) for name in short)
+    found = {name: room * asked[name] // total for name in rest}
+    over = room - sum(found.values())
+    order = sorted(rest, key=lambda name: (-(room * asked[name] % total), -asked[name], name))
+    for name in order[:over]:
+        found[name] += 1
+    return _sorted(found.items(), fixed.items())
+
+
+def _sorted(*parts: Iterable[tuple[str, int]]) -> Mapping[str, int]:
+    return dict(sorted(pair for part in parts for pair in part))
+
+
+def _target(wanted_milli: int, unit: int, config: SizeConfig) -> int:
+    wanted = max(0, wanted_milli)
+    headroom = max(config.headroom_milli, wanted * config.headroom_percent // 100)
+    return _up(max(config.minimum_cpus, -(-(wanted + headroom) // _CPU)), unit)
+
+
+def _up(cpus: int, unit: int) -> int:
+    return -(-cpus // unit) * unit

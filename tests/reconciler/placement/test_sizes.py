@@ -1,0 +1,238 @@
+from collections.abc import Mapping
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from reconciler.placement.sizes import Fitted, SizeConfig, fit, granted, regulate
+from state.cpu import PoolSize
+
+PLAIN = SizeConfig(headroom_percent=0, headroom_milli=0, minimum_cpus=1)
+
+
+def size(cpus: int, *, at: float = 0.0, shrunk: float = 0.0) -> PoolSize:
+    return PoolSize(wanted_milli=cpus * 1000, cpus=cpus, changed_at=at, shrunk_at=shrunk, reason="before")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "threads", "config", "expected"),
+    [
+        pytest.param(7100, 1, PLAIN, 8, id="rounded up"),
+        pytest.param(8000, 1, PLAIN, 8, id="a whole number stays"),
+        pytest.param(8001, 2, PLAIN, 10, id="whole cores"),
+        pytest.param(8001, 2, SizeConfig(headroom_milli=0, headroom_percent=0, whole_cores=False), 9, id="threads"),
+        pytest.param(0, 1, SizeConfig(headroom_milli=0), 2, id="the minimum"),
+        pytest.param(-5, 2, SizeConfig(headroom_milli=0, minimum_cpus=3), 4, id="the minimum in whole cores"),
+        pytest.param(4000, 1, SizeConfig(), 5, id="the least headroom"),
+        pytest.param(40_000, 1, SizeConfig(), 44, id="headroom in percent"),
+    ],
+)
+def test_a_new_pool_gets_what_it_wants_at_once(wanted: int, threads: int, config: SizeConfig, expected: int) -> None:
+    found = regulate(None, wanted, 7.0, config, threads=threads)
+    assert (found.cpus, found.changed_at, found.wanted_milli) == (expected, 7.0, wanted)
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted", "after_s", "threads", "expected"),
+    [
+        pytest.param(8, 12_000, 1, 1, 12, id="growth within a step"),
+        pytest.param(8, 40_000, 1, 1, 18, id="growth by a step of ten"),
+        pytest.param(60, 200_000, 1, 1, 90, id="growth by half of a large pool"),
+        pytest.param(8, 12_000, 0.9, 1, 8, id="growth waits for its interval"),
+        pytest.param(9, 40_000, 1, 2, 20, id="growth ends on a whole core"),
+        pytest.param(12, 4000, 29, 1, 12, id="shrinking waits for its interval"),
+        pytest.param(12, 4000, 30, 1, 10, id="shrinking by a step of two"),
+        pytest.param(100, 4000, 30, 1, 90, id="shrinking by a tenth of a large pool"),
+        pytest.param(12, 10_500, 30, 1, 11, id="shrinking within a step, not below what is wanted"),
+        pytest.param(12, 10_600, 30, 1, 12, id="half a CPU below is noise"),
+        pytest.param(12, 9200, 30, 2, 12, id="with cores of two threads a whole CPU below is"),
+        pytest.param(16, 1000, 30, 4, 12, id="a core of four threads is more than the step"),
+        pytest.param(15, 1000, 30, 4, 12, id="an uneven size shrinks to a whole core"),
+        pytest.param(12, 12_000, 99, 1, 12, id="what fits stays"),
+        pytest.param(8, 40_000, -5, 1, 18, id="after a reboot it may grow"),
+        pytest.param(12, 4000, -5, 1, 10, id="after a reboot it may shrink"),
+    ],
+)
+def test_a_step(before: int, wanted: int, after_s: float, threads: int, expected: int) -> None:
+    found = regulate(size(before, at=100.0), wanted, 100.0 + after_s, PLAIN, threads=threads)
+    assert found.cpus == expected
+    if expected == before:
+        assert found == size(before, at=100.0)
+    else:
+        assert found.changed_at == 100.0 + after_s
+        assert (found.shrunk_at == found.changed_at) == (expected < before)
+
+
+def test_a_pool_that_has_just_grown_does_not_shrink_at_once() -> None:
+    grown = regulate(size(8), 12_000, 100.0, PLAIN)
+    assert regulate(grown, 8000, 129.0, PLAIN) == grown
+    assert regulate(grown, 8000, 130.0, PLAIN).cpus == 10
+
+
+def test_after_a_reboot_the_times_start_again_and_limits_hold() -> None:
+    held = regulate(size(8, at=5000.0, shrunk=4000.0), 8000, 10.0, PLAIN)
+    assert (held.cpus, held.changed_at, held.shrunk_at) == (8, 10.0, 10.0)
+    assert regulate(held, 1000, 11.0, PLAIN) == held
+    grown = regulate(size(8, at=5000.0, shrunk=4000.0), 9000, 10.0, PLAIN)
+    assert (grown.cpus, grown.changed_at, grown.shrunk_at) == (9, 10.0, 10.0)
+
+
+@given(
+    before=st.integers(1, 400),
+    wanted=st.integers(0, 400_000),
+    elapsed=st.floats(-10, 100),
+    threads=st.sampled_from([1, 2, 4]),
+    config=st.builds(
+        SizeConfig,
+        grow_step_cpus=st.integers(1, 20),
+        grow_step_percent=st.integers(0, 100),
+        shrink_step_cpus=st.integers(1, 20),
+        shrink_step_percent=st.integers(0, 100),
+        minimum_cpus=st.integers(1, 10),
+        whole_cores=st.booleans(),
+    ),
+)
+def test_a_step_goes_towards_the_demand_and_within_its_limit(
+    before: int, wanted: int, elapsed: float, threads: int, config: SizeConfig
+) -> None:
+    previous = size(before, at=100.0)
+    found = regulate(previous, wanted, 100.0 + elapsed, config, threads=threads)
+    goal = regulate(None, wanted, 0.0, config, threads=threads).cpus
+    unit = threads if config.whole_cores else 1
+    assert min(before, goal) <= found.cpus <= max(before, goal)
+    up = max(config.grow_step_cpus, before * config.grow_step_percent // 100)
+    down = max(config.shrink_step_cpus, before * config.shrink_step_percent // 100)
+    assert before - max(down, unit) <= found.cpus <= before + up + unit - 1
+    if found.cpus != before:
+        assert found.cpus % unit == 0
+
+
+@given(wanted=st.integers(0, 100_000), before=st.integers(1, 100), threads=st.sampled_from([1, 2]))
+def test_a_steady_demand_ends_in_a_steady_size(wanted: int, before: int, threads: int) -> None:
+    one = size(before)
+    for turn in range(1, 60):
+        one = regulate(one, wanted, 30.0 * turn, SizeConfig(), threads=threads)
+    goal = regulate(None, wanted, 0.0, SizeConfig(), threads=threads).cpus
+    # At most the band of noise above, and whatever it is: it stays.
+    assert (
+        goal <= one.cpus <= max(goal, regulate(None, wanted + 500 * threads, 0.0, SizeConfig(), threads=threads).cpus)
+    )
+    assert regulate(one, wanted, 1e6, SizeConfig(), threads=threads) == one
+
+
+def test_what_the_cut_leaves_is_remembered_once() -> None:
+    squeezed = granted(regulate(size(8), 20_000, 100.0, PLAIN), 9, size(8))
+    assert (squeezed.cpus, squeezed.changed_at) == (9, 100.0)
+    assert "9 after the cut" in squeezed.reason
+    again = regulate(squeezed, 20_000, 200.0, PLAIN)
+    assert again.cpus == 19
+    assert granted(again, 9, squeezed) == squeezed
+    assert granted(again, 19, squeezed) == again
+
+
+@pytest.mark.parametrize(
+    ("sizes", "available", "minimums", "expected"),
+    [
+        pytest.param({"b": 3, "a": 4}, 8, {}, {"a": 4, "b": 3}, id="room: what they ask for"),
+        pytest.param({"a": 0, "b": 1}, 8, {"b": 3}, {"a": 1, "b": 3}, id="room: at least one and the minimum"),
+        pytest.param({"a": 8, "b": 4}, 6, {}, {"a": 4, "b": 2}, id="in proportion"),
+        pytest.param({"a": 5, "b": 3, "c": 2}, 7, {}, {"a": 4, "b": 2, "c": 1}, id="the largest remainder, then size"),
+        pytest.param({"a": 4, "b": 4, "c": 4}, 7, {}, {"a": 3, "b": 2, "c": 2}, id="all alike: the lower name"),
+        pytest.param({"a": 100, "b": 1, "c": 1}, 10, {}, {"a": 8, "b": 1, "c": 1}, id="never to nothing"),
+        pytest.param({"a": 20, "b": 20}, 10, {"b": 8}, {"a": 2, "b": 8}, id="a minimum stands"),
+        pytest.param({"a": 20, "b": 20}, 10, {"a": 10, "b": 20}, {"a": 3, "b": 7}, id="minimums that do not fit"),
+        pytest.param({"a": 9, "b": 9}, 2, {}, {"a": 1, "b": 1}, id="one each"),
+        pytest.param({}, 4, {}, {}, id="no pool"),
+    ],
+)
+def test_the_cut(sizes: dict[str, int], available: int, minimums: dict[str, int], expected: dict[str, int]) -> None:
+    found = fit(sizes, available, minimums)
+    assert found == Fitted(sizes=expected)
+    assert list(found.sizes) == sorted(sizes)
+
+
+def test_fewer_cpus_than_pools_are_shared_by_those_that_ask_for_least() -> None:
+    sizes = {"a": 1, "b": 9, "c": 1, "d": 4}
+    assert fit(sizes, 3, {}) == Fitted(sizes={"b": 1, "d": 1}, shared=("a", "c"), shared_cpus=1)
+    assert fit(sizes, 1, {}) == Fitted(sizes={}, shared=("a", "b", "c", "d"), shared_cpus=1)
+    assert fit(sizes, 0, {}) == Fitted(sizes={}, shared=("a", "b", "c", "d"), shared_cpus=0)
+    assert fit(sizes, -1, {}) == fit(sizes, 0, {})
+
+
+names = st.sampled_from(["a", "b", "c", "d", "e", "f"])
+asks = st.dictionaries(names, st.integers(0, 60), min_size=1)
+floors = st.dictionaries(names, st.integers(0, 8))
+
+
+def exact(sizes: Mapping[str, int], available: int, minimums: Mapping[str, int]) -> dict[str, Fraction]:
+    """Step 1 of the rule in fractions, found by halving: the level at which max(minimum, level x size) fills it."""
+    asked = {name: max(1, minimums.get(name, 0), size) for name, size in sizes.items()}
+    least = {name: max(1, minimums.get(name, 0)) for name in sizes}
+    if sum(least.values()) > available:
+        asked, least = least, dict.fromkeys(least, 1)
+    # The level is linear between the points at which a pool leaves its minimum.
+    points = sorted({Fraction(least[name], asked[name]) for name in asked} | {Fraction(0), Fraction(1)})
+
+    def total(level: Fraction) -> Fraction:
+        return sum((max(Fraction(least[name]), level * asked[name]) for name in asked), Fraction(0))
+
+    low = max(point for point in points if total(point) <= available)
+    high = min((point for point in points if point > low), default=low)
+    slope = sum(asked[name] for name in asked if low * asked[name] >= least[name])
+    level = min(high, low + (available - total(low)) / slope) if slope else low
+    return {name: max(Fraction(least[name]), level * asked[name]) for name in asked}
+
+
+@given(sizes=asks, available=st.integers(0, 200), minimums=floors)
+def test_the_sum_fits_nobody_has_nothing_and_each_is_next_to_its_share(
+    sizes: dict[str, int], available: int, minimums: dict[str, int]
+) -> None:
+    found = fit(sizes, available, minimums)
+    assert sum(found.sizes.values()) + found.shared_cpus <= available
+    assert sorted([*found.sizes, *found.shared]) == sorted(sizes)
+    assert all(cpus >= 1 for cpus in found.sizes.values())
+    asked = sum(max(1, minimums.get(name, 0), size) for name, size in sizes.items())
+    assert bool(found.shared) == (available < len(sizes))
+    if available >= asked:
+        assert sum(found.sizes.values()) == asked
+    elif not found.shared:
+        assert sum(found.sizes.values()) == available
+        for name, share in exact(sizes, available, minimums).items():
+            assert abs(found.sizes[name] - share) < 1
+
+
+@given(sizes=asks, available=st.integers(0, 200), minimums=floors, data=st.data())
+def test_the_order_of_the_pools_does_not_matter(
+    sizes: dict[str, int], available: int, minimums: dict[str, int], data: st.DataObject
+) -> None:
+    shuffled = dict(data.draw(st.permutations(sorted(sizes.items()))))
+    assert fit(shuffled, available, minimums) == fit(sizes, available, minimums)
+
+
+@given(sizes=asks, available=st.integers(0, 200), minimums=floors, name=names, more=st.integers(1, 30))
+def test_a_pool_that_asks_for_more_gets_no_less(
+    sizes: dict[str, int], available: int, minimums: dict[str, int], name: str, more: int
+) -> None:
+    assume(name in sizes)
+    before, after = (
+        fit(one, available, minimums).sizes.get(name, 0) for one in (sizes, {**sizes, name: sizes[name] + more})
+    )
+    assert after >= before
+
+
+@given(sizes=asks, available=st.integers(0, 200), minimum=st.integers(0, 8))
+def test_of_two_pools_with_the_same_minimum_the_one_that_asks_for_more_has_no_less(
+    sizes: dict[str, int], available: int, minimum: int
+) -> None:
+    found = fit(sizes, available, dict.fromkeys(sizes, minimum)).sizes
+    for name, cpus in found.items():
+        assert all(cpus >= found[other] for other in found if sizes[name] > sizes[other])
+
+
+@given(sizes=asks, available=st.integers(6, 200), minimums=floors)
+def test_one_cpu_more_takes_at_most_one_from_any_pool(
+    sizes: dict[str, int], available: int, minimums: dict[str, int]
+) -> None:
+    before, after = (fit(sizes, count, minimums).sizes for count in (available, available + 1))
+    assert all(after[name] >= before[name] - 1 for name in before)
