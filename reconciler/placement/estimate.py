@@ -118,8 +118,8 @@ def remembered(before: Uses | None, sampled: Uses, elapsed_s: float, half_life_s
 def estimate(pods: Sequence[Pod], uses: Uses, config: EstimateConfig) -> Estimate:
     """What these pods need together. Sandboxes do not count; order does not matter.
 
-    A pod is estimated by its containers where the use of any of them is known, else by its own directory, else by what
-    its containers ask for.
+    A pod is estimated by its containers where the use of all of them is known, else by its own directory, else by what
+    each container uses or asks for.
     """
     total = Estimate()
     for pod in pods:
@@ -165,7 +165,7 @@ def used_now(pods: Sequence[Pod], uses: Uses, config: EstimateConfig) -> Used:
 def _of_pod(pod: Pod, uses: Uses, config: EstimateConfig) -> Estimate:
     containers = [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
     whole = uses.get(pod.group.path)
-    if whole is not None and not any(one.group.path in uses for one in containers):
+    if whole is not None and not all(one.group.path in uses for one in containers):
         asks = _asks(containers)
         return of_group(whole, asks.request, asks.limit, config)
     total = Estimate()

@@ -60,7 +60,10 @@ def test_a_pod_is_told_by_its_containers_else_its_directory_else_its_requests() 
     assert estimate([pod], {a: use(200)}, CONFIG) == Estimate(3250, used=1, asked=1)
     assert estimate([pod], {pod.group.path: use(400)}, CONFIG) == Estimate(500, used=1)
     assert estimate([pod], {pod.group.path: use(400, known_s=1.0)}, CONFIG) == Estimate(4000, young=1)
-    assert estimate([pod], {a: use(200), pod.group.path: use(400)}, CONFIG) == Estimate(3250, used=1, asked=1)
+    assert estimate([pod], {a: use(200), pod.group.path: use(400)}, CONFIG) == Estimate(500, used=1)
+    b = pod.containers[2].group.path
+    both = {a: use(200), b: use(200, known_s=1.0), pod.group.path: use(400)}
+    assert estimate([pod], both, CONFIG) == Estimate(3250, used=1, young=1)
     assert estimate([pod], {}, CONFIG) == Estimate(4000, asked=2)
 
 
