@@ -137,7 +137,7 @@ def fit(sizes: Mapping[str, int], available: int, minimums: Mapping[str, int]) -
     if sum(asked.values()) <= available:
         return Fitted(sizes={name: asked[name] for name in sorted(asked)})
     if available < len(asked):
-        order = sorted(asked, key=lambda name: (-asked[name], name))
+        order = sorted(asked, key=lambda name: (-asked[name], -sizes[name], name))
         own = order[: max(0, available - 1)]
         return Fitted(
             sizes=dict.fromkeys(sorted(own), 1),
@@ -147,11 +147,13 @@ def fit(sizes: Mapping[str, int], available: int, minimums: Mapping[str, int]) -
     least = {name: max(1, min(minimums.get(name, 0), asked[name])) for name in asked}
     if sum(least.values()) > available:
         asked, least = least, dict.fromkeys(asked, 1)
-    return Fitted(sizes=_divided(asked, least, available))
+    return Fitted(sizes=_divided(asked, least, available, sizes))
 
 
-def _divided(asked: Mapping[str, int], least: Mapping[str, int], available: int) -> Mapping[str, int]:
-    """Steps 1 and 3 of the rule, in whole numbers: a share is ``room * asked // total``."""
+def _divided(
+    asked: Mapping[str, int], least: Mapping[str, int], available: int, sizes: Mapping[str, int]
+) -> Mapping[str, int]:
+    """Steps 1 and 3 of the rule, in whole numbers: a share is ``room * asked // total``; ``sizes`` settle a tie."""
     fixed: dict[str, int] = {}
     while True:
         rest = [name for name in asked if name not in fixed]
@@ -163,7 +165,7 @@ def _divided(asked: Mapping[str, int], least: Mapping[str, int], available: int)
         fixed.update((name, least[name]) for name in short)
     found = {name: room * asked[name] // total for name in rest}
     over = room - sum(found.values())
-    order = sorted(rest, key=lambda name: (-(room * asked[name] % total), -asked[name], name))
+    order = sorted(rest, key=lambda name: (-(room * asked[name] % total), -asked[name], -sizes[name], name))
     for name in order[:over]:
         found[name] += 1
     return _sorted(found.items(), fixed.items())
