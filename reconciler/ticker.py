@@ -14,6 +14,7 @@ import trio
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
+from reconciler.bursts import Bursts
 from reconciler.dirty import TICK
 from reconciler.loop import Reconciler
 from reconciler.policies import idle_buffer
@@ -47,8 +48,13 @@ class Ticker:
         sample_s: float = 1.0,
         files: FileOps = REAL,
         lagged: Callable[[float], None] = lambda _seconds: None,
+        sampled: Callable[[], None] = lambda: None,
     ) -> None:
-        """``lagged`` is told how late each tick came (s): what else the loop was busy with."""
+        """``lagged`` is told how late each tick came (s): what else the loop was busy with.
+
+        ``sampled`` is called once per sample, for whoever has to look at something as often.
+        """
+        self._sampled = sampled
         self._lagged = lagged
         self._reconciler = reconciler
         self._usage = usage
@@ -57,6 +63,7 @@ class Ticker:
         self._files = files
         self._sampler = CpuSampler()
         self._groups = GroupSampler(usage)
+        self._bursts = Bursts(reconciler, usage)
         self._idle: idle_buffer.IdleState | None = None
         self._before: tuple[Reading, int | None] | None = None
         self._sampled_at = 0.0
@@ -78,7 +85,8 @@ class Ticker:
             fast = config.enabled and self._reclaimed_works()
             self._lagged(trio.current_time() - due)
             self.tick(time.monotonic(), fast=fast)
-            due = trio.current_time() + (min(config.interval_s, self._sample_s) if fast else self._sample_s)
+            intervals = [self._sample_s, self._bursts.interval_s() or self._sample_s]
+            due = trio.current_time() + min([*intervals, config.interval_s] if fast else intervals)
             await trio.sleep_until(due)
 
     def tick(self, now: float, *, fast: bool) -> None:
@@ -93,6 +101,8 @@ class Ticker:
             self.problem = str(exc)
             self._reconciler.knowledge.cpu = self._sampler.current(now)
             self._reconciler.knowledge.uses = self._groups.current(now)
+            self._bursts.second(now)
+            self._bursts.look(None, now)
             return
         self.problem = None
         if fast:
@@ -100,9 +110,11 @@ class Ticker:
         else:
             self._idle = self._before = None
             self._reconciler.knowledge.ceiling_milli = None
+        self._bursts.look(Reading(at_s=now, cpus=cpus), now)
         if now - self._sampled_at >= self._sample_s * 0.9:
             self._sampled_at = now
             self._sample(stat, now)
+            self._sampled()
 
     def _sample(self, stat: str, now: float) -> None:
         """Who used the CPUs, from the directories' own counters: three reads, and one more for each odd pod."""
@@ -117,8 +129,9 @@ class Ticker:
         online, reclaimed = self._sums.add(used, paths[0], paths[1], odd)
         classes = {ONLINE: PodClass.SHARED, RECLAIMED: PodClass.RECLAIMED}
         knowledge.cpu = self._sampler.sample(stat, {ONLINE: online, RECLAIMED: reclaimed}, classes, now)
-        self._groups.sample(sampled(knowledge.pods.values(), self._reconciler.policies))
+        self._groups.sample(sampled(knowledge.pods.values(), self._reconciler.policies, self._reconciler.pools))
         knowledge.uses = self._groups.current(now)
+        self._bursts.second(now)
         self._reconciler.dirty.mark(TICK)
 
     def _step(self, reading: Reading, now: float) -> None:

@@ -15,6 +15,10 @@ from reconciler.policies.dedicated import POLICY as DEDICATED
 from reconciler.policies.dedicated import DedicatedConfig
 from reconciler.policies.idle_buffer import POLICY as IDLE_BUFFER
 from reconciler.policies.idle_buffer import IdleBufferConfig
+from reconciler.policies.quota_burst import POLICY as QUOTA_BURST
+from reconciler.policies.quota_burst import QuotaBurstConfig
+from reconciler.policies.quota_turbo import POLICY as QUOTA_TURBO
+from reconciler.policies.quota_turbo import QuotaTurboConfig
 from reconciler.policies.reclaimed import POLICY as RECLAIMED
 from reconciler.policies.reclaimed import ReclaimedConfig
 from reconciler.policies.reserve import POLICY as RESERVE
@@ -32,9 +36,18 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     idle_buffer: IdleBufferConfig = IdleBufferConfig()
     reclaimed: ReclaimedConfig = ReclaimedConfig()
     batch: BatchConfig = BatchConfig()
+    quota_burst: QuotaBurstConfig = QuotaBurstConfig()
+    quota_turbo: QuotaTurboConfig = QuotaTurboConfig()
+
+    def __post_init__(self) -> None:
+        if self.quota_burst.enabled and self.quota_turbo.enabled:
+            raise ValueError(
+                "quota_burst.enabled and quota_turbo.enabled are both true; expected one of them: both move the quotas "
+                "of the same containers"
+            )
 
 
 POLICIES: Final = registered(
     PoliciesConfig,
-    (DEDICATED, RESERVE, SHARED, IDLE_BUFFER, RECLAIMED, BATCH),
+    (DEDICATED, RESERVE, SHARED, IDLE_BUFFER, RECLAIMED, BATCH, QUOTA_BURST, QUOTA_TURBO),
 )

@@ -16,9 +16,10 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import CgroupError, InputError
 from cgroupfs.usage import Counters, UsageReader, rates_between
+from reconciler.policies import quota_burst
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import GroupUse
-from state.model import Pod
+from state.model import Pod, Pools
 
 SHORTEST_S: Final = 0.05
 """Two readings closer than this say more about the kernel's tick (1-10 ms) than about the group."""
@@ -74,6 +75,11 @@ class GroupSampler:
             if one.use is not None
         }
 
+    def current_of(self, path: str, now: float) -> GroupUse | None:
+        """One group's CPU use, as in `current`."""
+        one = self._known.get(path)
+        return None if one is None or one.use is None else replace(one.use, age_s=max(0.0, now - one.last.at_s))
+
     def moved(self, path: str) -> Moved | None:
         """The last two readings of one group; None when there are not two."""
         one = self._known.get(path)
@@ -100,11 +106,15 @@ def _after(before: _Known | None, inode: int, now: Counters) -> _Known:
     return _Known(inode, now, use, Moved(before.last, now))
 
 
-def sampled(pods: Iterable[Pod], policies: PoliciesConfig) -> dict[str, int]:
+def sampled(pods: Iterable[Pod], policies: PoliciesConfig, pools: Pools | None = None) -> dict[str, int]:
     """The groups whose CPU use some enabled policy needs, path -> inode, in path order. Pure.
 
-    ``shared.measured``: online pods' own directories.
+    ``shared.measured``: online pods' own directories. ``quota_burst``: the containers that may borrow (``pools``: which
+    own CPUs and never do). `quota_turbo`'s are not among them: it reads its own, ten times as often.
     """
+    known = list(pods)
     measured = policies.shared.enabled and policies.shared.measured
-    wanted = [pod.group for pod in pods if measured and pod.pod_class.online]
-    return {group.path: group.inode for group in sorted(wanted, key=lambda group: group.path)}
+    wanted = {pod.group.path: pod.group.inode for pod in known if measured and pod.pod_class.online}
+    for _, one in quota_burst.customers(known, pools, policies.quota_burst):
+        wanted[one.path] = one.inode
+    return dict(sorted(wanted.items()))

@@ -45,7 +45,16 @@ def policy(name: str = "one", *, precedence: int = 1, summary: str = "one thing"
 
 def test_the_shipped_table_names_every_policy_in_the_order_of_taking() -> None:
     names = [one.name for one in POLICIES]
-    assert names == ["dedicated", "reserve", "shared", "idle_buffer", "reclaimed", "batch"]
+    assert names == [
+        "dedicated",
+        "reserve",
+        "shared",
+        "idle_buffer",
+        "reclaimed",
+        "batch",
+        "quota_burst",
+        "quota_turbo",
+    ]
 
 
 def test_every_field_of_every_config_is_described() -> None:

@@ -1,0 +1,133 @@
+"""What the two laws that lend CPU time above a container's quota have in common: who may borrow, and what is written.
+
+`quota_burst` and `quota_turbo` decide how much; the ticker keeps their states and hands the answer to the planner as
+``NodeView.lent_us``: quotas by group path, in µs of the group's own period. Only what stands in the map is wanted, so
+that a loan that ends, a policy that is switched off and an agent that starts anew all put the original back.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from reconciler.policies.base import PERIOD_US, QUOTA_MIN_US, owns_cpus
+from state.model import ContainerKind, NodeView, Phase, Pod, PodClass, Pools, Setting
+
+CPU_MILLI: Final = 1000
+
+
+class Borrower(Struct, frozen=True, kw_only=True):
+    """A container that may be lent CPU time: its own quota and period (µs), as the kubelet told the runtime."""
+
+    path: str
+    inode: int
+    container_id: str
+    limit_us: int
+    period_us: int
+
+    @property
+    def limit_milli(self) -> int:
+        """The limit in thousandths of a CPU, at least one."""
+        return max(1, self.limit_us * CPU_MILLI // self.period_us)
+
+
+def borrowers(pod: Pod, pools: Pools | None) -> tuple[Borrower, ...]:
+    """The containers of an online pod that have a quota; none of any other pod. Pure.
+
+    A container that owns CPUs needs no loan, one that is still being created has no quota yet. One container whose
+    quota is not known bars its whole pod: on v1 the pod's quota could not be raised for the others (a later start of
+    the unknown one might then fail), and no container may be above its pod.
+    """
+    if pod.pod_class is not PodClass.SHARED:
+        return ()
+    found: list[Borrower] = []
+    for container in pod.containers:
+        if container.kind is ContainerKind.SANDBOX:
+            continue
+        if container.spec is None:
+            return ()
+        quota = container.spec.quota_us
+        if (
+            container.phase is not Phase.SETTLED
+            or quota is None
+            or quota < QUOTA_MIN_US
+            or (pools is not None and owns_cpus(pod, container, pools))
+        ):
+            continue
+        found.append(
+            Borrower(
+                path=container.group.path,
+                inode=container.group.inode,
+                container_id=container.id,
+                limit_us=quota,
+                period_us=container.spec.period_us or PERIOD_US,
+            )
+        )
+    return tuple(found)
+
+
+def ceiling_us(limit_us: int, period: int, percent: int, cpus: int) -> int:
+    """The most that a container may hold: a percentage of its limit, and no more than the node has CPUs for.
+
+    Never below the limit, whatever the percentage says.
+    """
+    return max(limit_us, min(limit_us * percent // 100, cpus * period))
+
+
+def pod_quota_us(own_us: int, period: int, loans: Sequence[tuple[Borrower, int]]) -> int:
+    """A pod directory's quota with its containers' loans on top; rounded up, so that no child is above it.
+
+    ``own_us``: what it is without us. Source: Koordinator's cfsQuotaBurst moves the pod by the containers' delta, so
+    that what a pod has besides (overhead, a container without loan) stays as it is.
+    """
+    return own_us + sum(-(-(lent - one.limit_us) * period // one.period_us) for one, lent in loans)
+
+
+def rationed(wants: Mapping[str, float], room: float) -> dict[str, float]:
+    """What each is granted so that all together have at most ``room``: everything, or all in the same proportion."""
+    total = sum(wants.values())
+    if total <= room or total <= 0.0:
+        return dict(wants)
+    share = max(0.0, room) / total
+    return {path: want * share for path, want in wants.items()}
+
+
+def wanted(pod: Pod, view: NodeView, pools: Pools, *, policy: str, percent: int) -> list[Setting]:
+    """The loans of one pod as settings: each container's quota, and the pod directory's where that has one. Pure.
+
+    The limit is looked up here again: after a resize a loan made on the old limit is cut to the new one's ceiling, and
+    gone when it is below the new limit.
+    """
+    if not view.lent_us or view.kubelet.reasserts_s is not None:
+        return []
+    settings: list[Setting] = []
+    for one in borrowers(pod, pools):
+        lent = view.lent_us.get(one.path, 0)
+        # Another period than the runtime was told: a quota would mean something else than the law has reckoned.
+        if view.actual.get((one.path, "cpu.period"), one.period_us) != one.period_us:
+            continue
+        value = min(lent, ceiling_us(one.limit_us, one.period_us, percent, len(view.topology.online)))
+        if value > one.limit_us:
+            reason = f"lent {_share(value - one.limit_us, one.period_us)} above its limit of {one.limit_us} µs"
+            settings.append(_setting(pod, one.path, value, policy=policy, reason=reason, container_id=one.container_id))
+    own = view.lent_us.get(pod.group.path)
+    if settings and own is not None:
+        reason = f"room for what is lent to {len(settings)} of its containers"
+        settings.append(_setting(pod, pod.group.path, own, policy=policy, reason=reason))
+    return settings
+
+
+def _share(us: int, period: int) -> str:
+    return f"{us * CPU_MILLI // period}m of CPU"
+
+
+def _setting(pod: Pod, path: str, value: int, *, policy: str, reason: str, container_id: str | None = None) -> Setting:
+    return Setting(
+        path=path,
+        knob="cpu.quota",
+        value=value,
+        policy=policy,
+        reason=reason,
+        pod_uid=pod.uid,
+        container_id=container_id,
+    )

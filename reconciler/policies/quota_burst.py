@@ -1,0 +1,294 @@
+"""quota burst: a throttled online container is lent quota above its limit for a while, as long as the node has room.
+
+`step` is the law, run once a second by the ticker that keeps the states; what it lends reaches the planner as
+``NodeView.lent_us``. It is for one container; `guard` says how the node is.
+
+Source: Koordinator's cfsQuotaBurst (up by a fifth while throttled, down by a fifth, between the limit and a percentage
+of it; a guard on the use of the shared CPUs; a token bucket for each container). Where we differ:
+
+- All steps up of one second together are rationed to the room below the threshold. There every throttled container
+  rises by a fifth at once, and a node of many can jump over the guard in one step.
+- A loan that is not used goes back after a while. There it stays until the node is overloaded, which is the moment at
+  which nobody wants hundreds of containers with three times their limit.
+- A bucket starts with what the container's id says and not with a random number: the same spread, so that the bursts of
+  replicas do not end in one second, but the same plan for the same node. Starting empty would be as repeatable, and
+  would refuse a burst to just-started programs, which need it most.
+- A container whose counters are unknown keeps what it has and rises no further; after ``UNKNOWN_S`` it goes down.
+- The use of the shared CPUs is what the machine counts on them (iowait is idle) less what BE pods used, instead of a
+  subtraction of pods' metrics of different ages.
+"""
+
+import zlib
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from reconciler.policies import lending
+from reconciler.policies.base import Policy, PolicyConfig
+from reconciler.policies.lending import CPU_MILLI, Borrower, ceiling_us
+from state.cpu import Burst
+from state.model import NodeCpu, NodeView, Pod, Pools, Setting
+
+NAME: Final = "quota_burst"
+_UP: Final = (6, 5)
+_DOWN: Final = (4, 5)
+_COOLING: Final = 0.9
+_SPENDS_FROM: Final = 100
+_SAVES_BELOW: Final = 60
+_GUARD_SAMPLES: Final = 5
+_GUARD_S: Final = 10.0
+FRESH_S: Final = 3.0
+"""A reading older than this tells nothing about now."""
+UNKNOWN_S: Final = 10.0
+"""After so long without a reading a loan goes back step by step: what is not known is not fine."""
+
+
+class QuotaBurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who is lent quota above the limit, how much, and when nobody is."""
+
+    enabled: Annotated[
+        bool,
+        Meta(
+            description="lend throttled online containers quota above their limit; not together with quota_turbo: "
+            "both would move the same quotas"
+        ),
+    ] = False
+    only_asked: Annotated[
+        bool,
+        Meta(
+            description="only pods whose annotation asks for it (koordinator.sh/cpuBurst auto or cfsQuotaBurstOnly, "
+            "katalyst cpu_burst_policy dynamic); off: all online pods whose annotation does not refuse"
+        ),
+    ] = False
+    percent: Annotated[
+        int, Meta(ge=100, le=1000, description="the most that a container may hold, in percent of its limit")
+    ] = 300
+    budget_s: Annotated[
+        int,
+        Meta(
+            ge=-1,
+            le=86_400,
+            description="how many seconds a container may use all that it may be lent, saved up while it uses less "
+            "than 60 percent of its limit; -1: for ever, 0: never",
+        ),
+    ] = -1
+    threshold_percent: Annotated[
+        int,
+        Meta(ge=1, le=100, description="use of the CPUs that online pods share, from which on every loan goes back"),
+    ] = 50
+    unused_s: Annotated[
+        float,
+        Meta(ge=1, le=86_400, description="a container that neither is throttled nor needs its loan gives it back"),
+    ] = 60.0
+
+
+class NodeState(StrEnum):
+    """What the guard says: lend, lend no more, take back; unknown lends nothing."""
+
+    IDLE = "idle"
+    COOLING = "cooling"
+    OVERLOAD = "overload"
+    UNKNOWN = "unknown"
+
+
+class Guard(Struct, frozen=True, kw_only=True):
+    """The guard's memory, oldest first: (when, use of the shared CPUs in thousandths of what they have)."""
+
+    looks: tuple[tuple[float, int], ...] = ()
+    state: NodeState = NodeState.UNKNOWN
+    room_milli: int = 0
+    """What is left below the threshold (thousandths of a CPU)."""
+
+
+class BurstSample(Struct, frozen=True, kw_only=True):
+    """What is known of one container now. ``use_milli`` and ``throttled`` None: unknown.
+
+    ``percent``, ``budget_s``: its own, else the config's. ``cpus``: how many the node has.
+    """
+
+    borrower: Borrower
+    percent: int
+    budget_s: int
+    cpus: int
+    use_milli: int | None = None
+    throttled: float | None = None
+
+
+class BurstState(Struct, frozen=True, kw_only=True):
+    """One container's loan and bucket.
+
+    ``quota_us`` is what it holds, between its limit and the ceiling. ``tokens``: seconds at one percent of the limit,
+    None without a bucket. ``known_at``: when its use was known last; ``needed_at``: when it needed the loan last.
+    """
+
+    quota_us: int
+    limit_us: int
+    tokens: float | None = None
+    at: float = 0.0
+    known_at: float = 0.0
+    needed_at: float = 0.0
+
+
+def guard(before: Guard, cpu: NodeCpu | None, pools: Pools, now: float, threshold_percent: int) -> Guard:
+    """The state of the shared CPUs: the mean of at most five looks and ten seconds.
+
+    Shared is what no container owns. What BE pods use there counts as room: they give way. A CPU whose idle time is
+    not known is busy.
+    """
+    looks = tuple(look for look in before.looks if 0.0 <= now - look[0] < _GUARD_S)
+    cpus = pools.online_cpus - pools.dedicated_cpus
+    top = CPU_MILLI * len(cpus)
+    if cpu is not None and cpu.age_s is not None and cpu.age_s <= FRESH_S and top:
+        idle = int(sum(cpu.idle.get(one, 0.0) for one in cpus) * CPU_MILLI)
+        used = max(0, top - idle - cpu.reclaimed_milli)
+        looks = (*looks, (now, used * 1000 // top))[-_GUARD_SAMPLES:]
+    elif not looks or now - looks[-1][0] > FRESH_S:
+        return Guard(looks=looks)
+    mean = sum(share for _, share in looks) / len(looks)
+    limit = threshold_percent * 10
+    state = NodeState.IDLE
+    if mean >= limit:
+        state = NodeState.OVERLOAD
+    elif mean >= limit * _COOLING:
+        state = NodeState.COOLING
+    return Guard(looks=looks, state=state, room_milli=int(max(0.0, limit - mean) * top / 1000))
+
+
+def start(borrower: Borrower, now: float) -> BurstState:
+    """No loan, and a bucket whose content the container's id decides."""
+    return BurstState(quota_us=borrower.limit_us, limit_us=borrower.limit_us, at=now, known_at=now, needed_at=now)
+
+
+def first_tokens(container_id: str, capacity: int) -> float:
+    """Between nothing and half a bucket, the same at every start for the same container."""
+    return (zlib.crc32(container_id.encode()) % 1000) / 2000 * capacity
+
+
+def step(state: BurstState, sample: BurstSample, node: NodeState, now: float, config: QuotaBurstConfig) -> BurstState:
+    """One look at one container: its loan a fifth up, a fifth down, or as it is."""
+    one = sample.borrower
+    if state.limit_us != one.limit_us:
+        # Resized: a loan on the old limit says nothing about the new one.
+        state = replace(state, quota_us=one.limit_us, limit_us=one.limit_us)
+    top = ceiling_us(one.limit_us, one.period_us, sample.percent, sample.cpus)
+    tokens, may_spend = _bucket(state, sample, now)
+    known_at = now if sample.use_milli is not None else min(state.known_at, now)
+    needed_at = min(state.needed_at, now)
+    throttled = sample.throttled is not None and sample.throttled > 0.0
+    if throttled or (sample.use_milli is not None and sample.use_milli > one.limit_milli):
+        needed_at = now
+    quota = state.quota_us
+    falls = (
+        not may_spend
+        or node is NodeState.OVERLOAD
+        or now - known_at > UNKNOWN_S
+        or (not throttled and now - needed_at >= config.unused_s)
+    )
+    if falls:
+        quota = quota * _DOWN[0] // _DOWN[1]
+    elif throttled and node is NodeState.IDLE and sample.use_milli is not None:
+        quota = max(quota + 1, quota * _UP[0] // _UP[1])
+    return BurstState(
+        quota_us=min(max(quota, one.limit_us), top),
+        limit_us=one.limit_us,
+        tokens=tokens,
+        at=now,
+        known_at=known_at,
+        needed_at=needed_at,
+    )
+
+
+def _bucket(state: BurstState, sample: BurstSample, now: float) -> tuple[float | None, bool]:
+    """The bucket after the time since the last look, and whether there is anything in it.
+
+    Use at or above the limit spends what is above it, use below 60 % saves what is below the limit, both for as long as
+    it lasted; a bucket in debt is as deep as it is high. Source: Koordinator's burst limiter.
+    """
+    if sample.budget_s < 0:
+        return None, True
+    capacity = sample.budget_s * (sample.percent - _SPENDS_FROM)
+    if capacity <= 0:
+        return None, False
+    tokens = first_tokens(sample.borrower.container_id, capacity) if state.tokens is None else state.tokens
+    seconds = max(0.0, now - state.at)
+    if sample.use_milli is not None:
+        use = sample.use_milli * 100 / sample.borrower.limit_milli
+        if use >= _SPENDS_FROM:
+            tokens -= (use - _SPENDS_FROM) * seconds
+        elif use < _SAVES_BELOW:
+            tokens += (_SPENDS_FROM - use) * seconds
+    tokens = min(max(tokens, -float(capacity)), float(capacity))
+    return tokens, tokens > 0.0
+
+
+def step_all(
+    states: Mapping[str, BurstState],
+    samples: Mapping[str, BurstSample],
+    node: Guard,
+    now: float,
+    config: QuotaBurstConfig,
+) -> dict[str, BurstState]:
+    """Every container of ``samples`` one step on, by group path; one that is not among them is forgotten.
+
+    All that is newly lent together is at most the node's room.
+    """
+    after: dict[str, BurstState] = {}
+    grown: dict[str, float] = {}
+    for path, sample in sorted(samples.items()):
+        before = states.get(path) or start(sample.borrower, now)
+        after[path] = step(before, sample, node.state, now, config)
+        held = before.quota_us if before.limit_us == sample.borrower.limit_us else sample.borrower.limit_us
+        if after[path].quota_us > held:
+            grown[path] = (after[path].quota_us - held) * CPU_MILLI / sample.borrower.period_us
+    for path, milli in lending.rationed(grown, node.room_milli).items():
+        if milli < grown[path]:
+            less_us = -int((milli - grown[path]) * samples[path].borrower.period_us // CPU_MILLI)
+            quota = max(after[path].quota_us - less_us, after[path].limit_us)
+            after[path] = replace(after[path], quota_us=quota)
+    return after
+
+
+def takes_part(pod: Pod, config: QuotaBurstConfig) -> bool:
+    """Whether a pod's containers may borrow: what its annotation says, else what the config says."""
+    asked = pod.wish.burst_policy
+    if asked is None:
+        return not config.only_asked
+    return asked in {Burst.QUOTA, Burst.AUTO}
+
+
+def customers(pods: Iterable[Pod], pools: Pools | None, config: QuotaBurstConfig) -> list[tuple[Pod, Borrower]]:
+    """The containers that may borrow now."""
+    if not config.enabled:
+        return []
+    return [(pod, one) for pod in pods if takes_part(pod, config) for one in lending.borrowers(pod, pools)]
+
+
+def percent_of(pod: Pod, config: QuotaBurstConfig) -> int:
+    """The pod's own ceiling, else the config's. Below 100 is no loan at all, as 100 is."""
+    own = pod.wish.quota_burst_percent
+    return config.percent if own is None else max(100, own)
+
+
+def budget_of(pod: Pod, config: QuotaBurstConfig) -> int:
+    """The pod's own seconds, else the config's."""
+    own = pod.wish.quota_burst_s
+    return config.budget_s if own is None else own
+
+
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: QuotaBurstConfig) -> list[Setting]:
+    """The quotas of an online pod's containers that hold a loan, and its directory's."""
+    if not takes_part(pod, config):
+        return []
+    return lending.wanted(pod, view, pools, policy=NAME, percent=percent_of(pod, config))
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="throttled online containers are lent quota above their limit while the node has room",
+    config_type=QuotaBurstConfig,
+    precedence=34,
+    pod=for_pod,
+)

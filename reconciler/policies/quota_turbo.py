@@ -1,0 +1,220 @@
+"""quota turbo: throttled online containers get more quota ten times a second, out of what the node leaves idle.
+
+`step` is the law, run by a ticker that keeps the states; what it lends reaches the planner as ``NodeView.lent_us``. It
+differs from `quota_burst` in pace and purpose: over a window of a few seconds a container uses no more on average than
+its limit, so it smooths bursts instead of giving CPU time away.
+
+Source: openEuler rubik's quotaTurbo, in its order: slow fallback from the high mark on, fast fallback from the alarm
+mark on, growth only while the node's load is steady. Where we differ:
+
+- iowait is idle. There a program that waits for a disk ends everybody's loans, though every CPU is free.
+- The load is of the last second and not of one tick: at 100 ms a kernel counts ten ticks of a CPU, so that one tick of
+  noise on a small node is more than the swing that stops all growth.
+- Marks that are equal or crossed are an error of the config (there: a division by zero in each tick).
+- A container is given back its own quota where it was, pod overhead included, and only if we have changed it. There all
+  quotas of the node are rewritten from the limits at each start.
+- Unknown (load, use, a node watched for less than the window) never grows, and counts as all that the container had.
+- A step up is bounded by what is left below the alarm mark, too; the slow fallback never exceeds its tenth.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from reconciler.policies import lending
+from reconciler.policies.base import Policy, PolicyConfig
+from reconciler.policies.lending import CPU_MILLI, Borrower, ceiling_us
+from state.model import NodeView, Pod, Pools, Setting
+
+NAME: Final = "quota_turbo"
+ANNOTATION: Final = "volcano.sh/quota-turbo"
+"""rubik's own mark of the pods that take part."""
+SLOW: Final = 0.1
+"""Of what is lent, given back in one tick at the alarm mark by those that were not throttled."""
+_NS_PER_US: Final = 1000
+
+
+class QuotaTurboConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who takes part, and how far and how fast quotas move."""
+
+    enabled: Annotated[
+        bool,
+        Meta(
+            description='move quotas of the pods with volcano.sh/quota-turbo: "true"; not together with quota_burst: '
+            "both would move the same quotas"
+        ),
+    ] = False
+    every_online_pod: Annotated[
+        bool, Meta(description='all online pods with a quota take part; the annotation "false" still excepts one')
+    ] = False
+    interval_s: Annotated[float, Meta(ge=0.1, le=10, description="seconds between two looks")] = 0.1
+    high_percent: Annotated[
+        int, Meta(ge=1, le=99, description="use of the node's CPUs from which on unneeded loans go back slowly")
+    ] = 60
+    alarm_percent: Annotated[
+        int, Meta(ge=2, le=100, description="use of the node's CPUs from which on loans are taken back at once")
+    ] = 80
+    grow_percent: Annotated[
+        float, Meta(gt=0, le=10, description="of the node's CPUs: the most that one look may lend in all")
+    ] = 1.0
+    swing_percent: Annotated[
+        float, Meta(gt=0, le=100, description="nothing is lent while the use of the node has varied by more than this")
+    ] = 10.0
+    swing_window_s: Annotated[
+        float, Meta(ge=1, le=600, description="the time over which it must have been that steady")
+    ] = 60.0
+    ceiling_percent: Annotated[
+        int, Meta(ge=100, le=1000, description="the most that a container may hold, in percent of its limit")
+    ] = 200
+    window_looks: Annotated[
+        int, Meta(ge=2, le=600, description="looks over which a container uses no more than its limit on average")
+    ] = 60
+
+    def __post_init__(self) -> None:
+        if self.high_percent >= self.alarm_percent:
+            raise ValueError(
+                f"high_percent {self.high_percent} must be below alarm_percent {self.alarm_percent}: loans go back "
+                "slowly from the one on and at once from the other"
+            )
+
+
+class TurboNode(Struct, frozen=True, kw_only=True):
+    """The node at one look. ``load_percent``: busy share of its CPUs; ``swing``: how far it varied; None: unknown."""
+
+    cpus: int
+    load_percent: float | None = None
+    swing: float | None = None
+
+
+class TurboSample(Struct, frozen=True, kw_only=True):
+    """What one container did since the last look; None: unknown.
+
+    ``hit``: periods in which it was throttled; ``throttled_ns``: CPU time that its run queues stood still for that.
+    """
+
+    borrower: Borrower
+    use_milli: int | None = None
+    hit: int | None = None
+    throttled_ns: int | None = None
+
+
+class TurboState(Struct, frozen=True, kw_only=True):
+    """One container's quota now, between its limit and the ceiling.
+
+    ``saved``: for each of the last looks, what it used less than its limit (negative: more), thousandths of a CPU.
+    """
+
+    quota_us: int
+    limit_us: int
+    saved: tuple[int, ...] = ()
+
+
+def step(
+    states: Mapping[str, TurboState], samples: Mapping[str, TurboSample], node: TurboNode, config: QuotaTurboConfig
+) -> dict[str, TurboState]:
+    """One look at all containers of ``samples``, by group path; one that is not among them is forgotten."""
+    before = {path: _noted(states.get(path), sample, config) for path, sample in sorted(samples.items())}
+    # Thousandths of a CPU above the limit.
+    lent = {path: _lent(state, samples[path]) for path, state in before.items()}
+    lent = _slowly_back(lent, samples, node, config)
+    lent = _quickly_back(lent, node, config)
+    for path, more in _growth(samples, node, config).items():
+        lent[path] += more
+    after: dict[str, TurboState] = {}
+    for path, state in before.items():
+        one = samples[path].borrower
+        most = min(
+            ceiling_us(one.limit_us, one.period_us, config.ceiling_percent, node.cpus),
+            one.limit_us + max(0, sum(state.saved)) * one.period_us // CPU_MILLI,
+        )
+        quota = one.limit_us + int(lent[path] * one.period_us / CPU_MILLI)
+        after[path] = TurboState(quota_us=max(one.limit_us, min(quota, most)), limit_us=one.limit_us, saved=state.saved)
+    return after
+
+
+def _noted(state: TurboState | None, sample: TurboSample, config: QuotaTurboConfig) -> TurboState:
+    """The state with this look's use in its window. A new or resized container has saved nothing yet.
+
+    The window holds one look less than it is long: the next look's use, at most the quota, is the last of it.
+    """
+    one = sample.borrower
+    if state is None or state.limit_us != one.limit_us:
+        return TurboState(quota_us=one.limit_us, limit_us=one.limit_us)
+    use = sample.use_milli if sample.use_milli is not None else -(-state.quota_us * CPU_MILLI // one.period_us)
+    saved = (*state.saved, one.limit_milli - use)[-(config.window_looks - 1) :]
+    return TurboState(quota_us=state.quota_us, limit_us=state.limit_us, saved=saved)
+
+
+def _lent(state: TurboState, sample: TurboSample) -> float:
+    return (state.quota_us - state.limit_us) * CPU_MILLI / sample.borrower.period_us
+
+
+def _slowly_back(
+    lent: Mapping[str, float], samples: Mapping[str, TurboSample], node: TurboNode, config: QuotaTurboConfig
+) -> dict[str, float]:
+    """From the high mark on, whoever was not throttled gives back up to a tenth; on an unknown load, all of that."""
+    share = SLOW
+    if node.load_percent is not None:
+        over = (node.load_percent - config.high_percent) / (config.alarm_percent - config.high_percent)
+        share = min(1.0, max(0.0, over)) * SLOW
+    # The last thousandth goes with it: a tenth of it for ever would never end.
+    return {
+        path: milli if samples[path].hit else max(0.0, milli * (1.0 - share) - (1.0 if share else 0.0))
+        for path, milli in lent.items()
+    }
+
+
+def _quickly_back(lent: Mapping[str, float], node: TurboNode, config: QuotaTurboConfig) -> dict[str, float]:
+    """From the alarm mark on, what the node uses above it is taken from all loans, in proportion."""
+    if node.load_percent is None or node.load_percent < config.alarm_percent:
+        return dict(lent)
+    over = (node.load_percent - config.alarm_percent) / 100 * node.cpus * CPU_MILLI
+    return lending.rationed(lent, max(0.0, sum(lent.values()) - over))
+
+
+def _growth(samples: Mapping[str, TurboSample], node: TurboNode, config: QuotaTurboConfig) -> dict[str, float]:
+    """What is lent in addition: to each what a period lacked it, to all together at most the step and the room."""
+    if node.load_percent is None or node.swing is None or node.swing > config.swing_percent:
+        return {}
+    room = config.alarm_percent - node.load_percent
+    if room < 1.0:
+        return {}
+    asked = {
+        path: sample.throttled_ns / sample.hit / (sample.borrower.period_us * _NS_PER_US) * CPU_MILLI
+        for path, sample in samples.items()
+        # Time may be counted in a look after the period that it belongs to: there is nothing to divide it by.
+        if sample.hit and sample.throttled_ns and sample.use_milli is not None
+    }
+    return lending.rationed(asked, min(config.grow_percent, room) / 100 * node.cpus * CPU_MILLI)
+
+
+def takes_part(pod: Pod, config: QuotaTurboConfig) -> bool:
+    """Whether a pod's containers may borrow: as its annotation says, else as the config says."""
+    mark = pod.annotations.get(ANNOTATION)
+    if mark is None:
+        return config.every_online_pod
+    return mark.strip().lower() == "true"
+
+
+def customers(pods: Iterable[Pod], pools: Pools | None, config: QuotaTurboConfig) -> list[tuple[Pod, Borrower]]:
+    """The containers that may borrow now."""
+    if not config.enabled:
+        return []
+    return [(pod, one) for pod in pods if takes_part(pod, config) for one in lending.borrowers(pod, pools)]
+
+
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: QuotaTurboConfig) -> list[Setting]:
+    """The quotas of a participating pod's containers that hold a loan, and its directory's."""
+    if not takes_part(pod, config):
+        return []
+    return lending.wanted(pod, view, pools, policy=NAME, percent=config.ceiling_percent)
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="quotas of marked online pods follow their bursts, out of what the node leaves idle",
+    config_type=QuotaTurboConfig,
+    precedence=36,
+    pod=for_pod,
+)
