@@ -1,0 +1,185 @@
+"""The plug-in chain of the choice of CPUs: what a rule is, which are enabled, and how they are asked.
+
+A rule is one small class, `Plugin`, that overrides one or more extension points:
+
+    sort        in which order the demands choose
+    filter      CPUs that this demand may not have
+    post_filter which of those it may have after all when too few are left
+    pre_score   single CPUs, in groups of one score each
+    select      combinations worth a look: a handful, made out of the pools that the pre-scores give, no enumeration
+    score       a whole combination, 0.0 to 1.0
+    allocate    told what a demand owns in the end
+    deallocate  told what it gave back
+
+The best weighted sum of scores wins; of equal ones the combination that was selected first (plug-ins in the order of
+their names in `BUILT_IN`, then the site's). Inside a combination the built-in ones take the lowest free ids.
+
+Instances live for one choice, so the same question has the same answer whatever they keep. One that raises or answers
+nonsense is passed over for that demand, its first error is told, and nobody else is stopped.
+
+Source: the CPU manager plug-in model proposed for the kubelet (sort, filter, post-filter, pre-score, select, score,
+allocate, deallocate). Differences: pre-scores are given by groups (bit masks) instead of per CPU, so that a rule costs
+the same on 8 and on 1,024 CPUs; select yields several combinations, for score to have something to compare; a
+post-filter relaxes filters instead of evicting somebody. `reconciler.placement.run` asks the plug-ins.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct, field
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.errors import InputError
+from reconciler.placement.demand import CpuDemand
+from reconciler.placement.fit import Fitter
+from state.topology import Topology
+
+BUILT_IN: Final[Mapping[str, tuple[str, float]]] = {
+    "spread": ("reconciler.placement.plugins:Spread", 30.0),
+    "socket": ("reconciler.placement.plugins:OneSocket", 20.0),
+    "nodes": ("reconciler.placement.plugins:NearNodes", 10.0),
+    "kind": ("reconciler.placement.plugins:CoreKind", 6.0),
+    "cores": ("reconciler.placement.plugins:WholeCores", 5.0),
+    "l3": ("reconciler.placement.plugins:WholeL3", 4.0),
+    "interrupts": ("reconciler.placement.plugins:Interrupts", 3.0),
+    "movement": ("reconciler.placement.plugins:LeastMovement", 2.0),
+}
+"""Short name -> class and weight. Heavier first: even spread and one socket where asked for, then near memory."""
+
+Weight = Annotated[float, Meta(ge=0, le=1000)]
+Scored = tuple[CpuSet, float]
+
+
+def _weights() -> dict[str, float]:
+    return {name: weight for name, (_, weight) in BUILT_IN.items()}
+
+
+class PlacementConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How CPUs are chosen for containers that own them."""
+
+    plugins: Annotated[
+        Mapping[str, Weight],
+        Meta(
+            description="weights of the rules by name, laid over the built-in ones; 0 switches a rule off; a rule of "
+            "your own is named package.module:Class"
+        ),
+    ] = field(default_factory=_weights)
+    combinations: Annotated[
+        int, Meta(ge=1, le=64, description="combinations of CPUs that are compared for one container, at most")
+    ] = 16
+
+
+class PlacementContext(Struct, frozen=True, kw_only=True):
+    """What is the same for all demands of one choice.
+
+    ``interrupts``: CPUs that serve a network card's interrupts. ``remembered``: last CPUs of containers that are gone
+    and may come back. ``fitter``: the arithmetic over the topology's masks.
+    """
+
+    topology: Topology
+    fitter: Fitter
+    interrupts: CpuSet = EMPTY
+    remembered: CpuSet = EMPTY
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    """Which ``count`` of ``candidates`` ``demand`` shall get beside ``kept``, which it has whatever comes out.
+
+    ``pools``: nested sets of candidates, each with enough CPUs, the best-scored alone first, all candidates last.
+    """
+
+    demand: CpuDemand
+    count: int
+    candidates: CpuSet
+    kept: CpuSet
+    pools: tuple[CpuSet, ...]
+
+
+class Plugin:
+    """One rule. Override what it has to say; what is not overridden is never called.
+
+    An instance lives for one choice of all demands, in which they are asked in the order that they choose in.
+    """
+
+    def sort(self, demand: CpuDemand, context: PlacementContext) -> float:
+        """Higher chooses earlier. Goes before priority; several in the order of the plug-ins."""
+        raise NotImplementedError
+
+    def filter(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> CpuSet:
+        """Those of ``cpus`` that the demand may not have."""
+        raise NotImplementedError
+
+    def post_filter(self, demand: CpuDemand, context: PlacementContext, rejected: CpuSet, missing: int) -> CpuSet:
+        """Of the ``rejected`` CPUs those to let in again, ``missing`` being how many are too few."""
+        raise NotImplementedError
+
+    def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
+        """Sets of CPUs with the score, 0.0 to 1.0, that each CPU of the set gets; 0.0 for those not named."""
+        raise NotImplementedError
+
+    def select(self, question: Question, context: PlacementContext) -> Iterable[CpuSet]:
+        """Combinations of ``question.count`` CPUs (more only to complete cores), the best first."""
+        raise NotImplementedError
+
+    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+        """How good the demand's CPUs would be, ``question.kept`` included: 0.0 to 1.0."""
+        raise NotImplementedError
+
+    def allocate(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> None:
+        """The demand owns ``cpus`` now."""
+        raise NotImplementedError
+
+    def deallocate(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> None:
+        """The demand has given ``cpus`` back."""
+        raise NotImplementedError
+
+
+POINTS: Final = ("sort", "filter", "post_filter", "pre_score", "select", "score", "allocate", "deallocate")
+
+
+class Enabled(Struct, frozen=True, kw_only=True):
+    """One loaded plug-in: its name in the configuration, its weight, and how to make one."""
+
+    name: str
+    weight: float
+    make: Callable[[], Plugin]
+    points: frozenset[str]
+
+
+class Chain(Struct, frozen=True, kw_only=True):
+    """The enabled plug-ins in their order, loaded and checked."""
+
+    plugins: tuple[Enabled, ...]
+    combinations: int = 16
+
+
+def load(config: PlacementConfig, where: str = "placement.plugins") -> Chain:
+    """The chain of a configuration; modules of a site's own are imported here and nowhere else.
+
+    Errors: `InputError` naming ``where`` and the plug-in, when it cannot be imported, made, or is no `Plugin`.
+    """
+    weights = {**_weights(), **config.plugins}
+    plugins = tuple(_enabled(name, weight, where) for name, weight in weights.items() if weight > 0)
+    return Chain(plugins=plugins, combinations=config.combinations)
+
+
+def _enabled(name: str, weight: float, where: str) -> Enabled:
+    path = BUILT_IN[name][0] if name in BUILT_IN else name
+    module, colon, attribute = path.partition(":")
+    if not colon or not module or not attribute:
+        raise InputError(where, name, f"one of {', '.join(BUILT_IN)}, or a class as package.module:Class")
+    try:
+        found: object = getattr(import_module(module), attribute)
+    except Exception as exc:  # importing somebody's module runs his code, which may raise anything
+        raise InputError(where, name, f"a class that can be imported ({type(exc).__name__}: {exc})") from exc
+    if not isinstance(found, type) or not issubclass(found, Plugin):
+        raise InputError(where, name, f"a subclass of {Plugin.__module__}.Plugin")
+    points = frozenset(point for point in POINTS if getattr(found, point) is not getattr(Plugin, point))
+    if not points:
+        raise InputError(where, name, f"a class that overrides at least one of {', '.join(POINTS)}")
+    try:
+        found()
+    except Exception as exc:  # the same
+        raise InputError(where, name, f"a class made without arguments ({type(exc).__name__}: {exc})") from exc
+    return Enabled(name=name, weight=weight, make=found, points=points)

@@ -1,0 +1,316 @@
+"""Mask arithmetic of the choice of CPUs: fit a number into free CPUs, grow a set, shrink it, spread it over nodes.
+
+One rule at every level (sockets, NUMA nodes, L3 domains, cores, the larger first): a domain whose free CPUs are exactly
+the number asked for, else the smallest that holds it, else the largest one whole and then the same for the rest. From
+it follow whole sockets before nodes before L3 domains before cores before threads. Of equals, the one nearest to what
+is taken already, else the lowest number.
+
+Source: the kubelet's takeByTopologyNUMAPacked (whole units first, fullest first) and Katalyst's L3 rule, which we use
+at all levels. The kubelet looks for *free whole* units only, so a request can straddle two half-free sockets although
+one of them would hold it; exact and smallest-larger do not.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Final, NamedTuple, final
+
+from cgroupfs.cpuset import CpuSet
+from state.topology import Topology
+
+SOCKET: Final = "socket"
+NODE: Final = "node"
+L3: Final = "l3"
+
+
+class Domain(NamedTuple):
+    """One socket, node, L3 domain or core.
+
+    ``inner``: places of the next level's domains that it touches; ``outer``: the CPUs of the domains around it, its own
+    where there are none.
+    """
+
+    mask: int
+    inner: tuple[int, ...]
+    outer: int
+
+
+@final
+class Fitter:
+    """The masks of one topology, and a counter of the steps taken (domains and cores looked at)."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.steps = 0
+        self.nodes: Mapping[int, int] = {node: topology.node_cpus(node).mask for node in topology.nodes()}
+        self.sockets = tuple(cpus.mask for cpus in topology.sockets().values())
+        self.cores = tuple(core.mask for core in topology.cores())
+        self.threads = max((core.bit_count() for core in self.cores), default=1)
+        levels = {
+            SOCKET: self.sockets,
+            NODE: tuple(self.nodes.values()),
+            L3: tuple(cpus.mask for cpus in topology.l3_domains().values()),
+        }
+        # Fewer domains are larger ones: an interleaved node holds sockets, sub-NUMA clusters divide an L3 domain.
+        self.starts: dict[str, int] = {}
+        self._rows: list[tuple[int, ...]] = []
+        for name in sorted(levels, key=lambda name: len(levels[name])):
+            masks = levels[name]
+            if not self._rows or set(masks) != set(self._rows[-1]):
+                self._rows.append(masks)
+            self.starts[name] = len(self._rows) - 1
+        self._rows.append(self.cores)
+
+    @cached_property
+    def levels(self) -> tuple[tuple[Domain, ...], ...]:
+        """Every level that differs from the one above it, the largest domains first, cores last."""
+        return tuple(_linked(self._rows, number) for number in range(len(self._rows)))
+
+    # Masks
+
+    def whole(self, mask: int) -> int:
+        """Those CPUs of ``mask`` whose core lies in it with all its online threads."""
+        self.steps += len(self.cores)
+        return self.topology.whole_cores(CpuSet.from_mask(mask)).mask
+
+    def touched(self, mask: int) -> list[int]:
+        """The cores (with all their threads) that have a CPU in ``mask``, by lowest CPU."""
+        cores: list[int] = []
+        siblings = self.topology.siblings
+        while mask:
+            core = siblings((mask & -mask).bit_length() - 1).mask
+            cores.append(core)
+            mask &= ~core
+        self.steps += len(cores)
+        return cores
+
+    def nodes_of(self, mask: int) -> tuple[int, ...]:
+        """The NUMA nodes that have a CPU in ``mask``, ascending."""
+        return tuple(node for node, cpus in self.nodes.items() if cpus & mask)
+
+    def node_mask(self, nodes: Iterable[int]) -> int:
+        """All CPUs of the given nodes."""
+        mask = 0
+        for node in nodes:
+            mask |= self.nodes.get(node, 0)
+        return mask
+
+    # Taking
+
+    def single(self, count: int, avail: int, level: str) -> int:
+        """``count`` CPUs of ``avail`` inside one domain of a level, 0 when none holds them.
+
+        Of equally good ones the domain with the fewest free CPUs around it: an untouched node stays whole.
+        """
+        start = self.starts[level]
+        best: tuple[bool, int, int, int] | None = None
+        for index, domain in enumerate(self.levels[start]):
+            size = (domain.mask & avail).bit_count()
+            if size >= count:
+                key = (size != count, size, (domain.outer & avail).bit_count(), index)
+                best = key if best is None or key < best else best
+        self.steps += len(self.levels[start])
+        if best is None:
+            return 0
+        chosen = self.levels[start][best[3]]
+        return self._inside(start, chosen, count, avail & chosen.mask, 0)
+
+    def anywhere(self, count: int, avail: int, near: int = 0) -> int:
+        """``count`` CPUs of ``avail``, in as few and as well fitting domains as the rule gives; all when it has fewer.
+
+        At most one core is begun and not finished; `round_up` finishes it where ``avail`` is of whole cores.
+        """
+        return self._fill(0, range(len(self.levels[0])), count, avail, near)
+
+    def _fill(self, level: int, indexes: Iterable[int], count: int, avail: int, near: int) -> int:
+        domains = self.levels[level]
+        by_size: dict[int, list[int]] = {}
+        for index in indexes:
+            size = (domains[index].mask & avail).bit_count()
+            self.steps += 1
+            if size:
+                by_size.setdefault(size, []).append(index)
+        got, left = 0, count
+        while left > 0 and by_size:
+            self.steps += 1
+            size = left if left in by_size else min((s for s in by_size if s > left), default=max(by_size))
+            among = by_size[size]
+            chosen = domains[self._nearest(level, among, near | got)]
+            if not among:
+                del by_size[size]
+            free = chosen.mask & avail
+            # Where domains of one level overlap (an L3 across nodes, seen from both), a part may be gone by now.
+            free &= ~got
+            taken = free if free.bit_count() <= left else self._inside(level, chosen, left, free, near | got)
+            got |= taken
+            left -= taken.bit_count()
+        return got
+
+    def _inside(self, level: int, domain: Domain, count: int, free: int, near: int) -> int:
+        if free.bit_count() <= count:
+            return free
+        if level < len(self.levels) - 1:
+            return self._fill(level + 1, domain.inner, count, free, near)
+        return CpuSet.from_mask(free).lowest(count).mask
+
+    def _nearest(self, level: int, among: list[int], near: int) -> int:
+        """Take the nearest out of equally large domains; their order decides below the level of nodes."""
+        if not near or level > self.starts[NODE] or len(among) == 1:
+            return among.pop(0)
+        self.steps += len(among)
+        domains = self.levels[level]
+        where = min(range(len(among)), key=lambda place: (self.distance(domains[among[place]].mask, near), place))
+        return among.pop(where)
+
+    def distance(self, one: int, other: int) -> float:
+        """The mean NUMA distance between the nodes of two masks (10 is local); 0.0 when one has none."""
+        left, right = self.nodes_of(one), self.nodes_of(other)
+        self.steps += len(left) * len(right)
+        if not left or not right:
+            return 0.0
+        distance = self.topology.distance
+        return sum(distance(a, b) for a in left for b in right) / (len(left) * len(right))
+
+    def round_up(self, picked: int, avail: int) -> int:
+        """``picked`` with the cores that it has begun completed out of ``avail``."""
+        mask = 0
+        for core in self.touched(picked):
+            mask |= core & avail
+        return picked | mask
+
+    # Resizing
+
+    def grow(self, count: int, avail: int, base: int) -> int:
+        """``count`` more CPUs of ``avail`` beside ``base``: its cores' other threads, its L3s, nodes, sockets."""
+        rings = [sum(self.touched(base))]
+        for level in reversed(self.levels[:-1]):
+            ring = 0
+            for domain in level:
+                ring |= domain.mask if domain.mask & base else 0
+            self.steps += len(level)
+            rings.append(ring)
+        got = 0
+        for ring in [*rings, -1]:
+            near = ring & avail & ~got
+            left = count - got.bit_count()
+            if near.bit_count() >= left:
+                return got | self.anywhere(left, near, base | got)
+            got |= near
+        return got
+
+    def shrink(self, held: int, count: int, *, whole: bool = False, even: bool = False) -> int:
+        """``count`` CPUs of ``held``: lone threads go first, then the cores of the node and L3 with the fewest.
+
+        Of equal ones the highest go. ``whole`` gives back nothing but whole cores, so that up to a core less one thread
+        too many stay; ``even`` takes each core from the node that has the most instead.
+        """
+        parts = {core: core & held for core in self.touched(held)}
+        if even:
+            order = self._evenly(held, parts)
+        else:
+            weight = {core: self._company(core, held) for core in parts}
+            order = sorted(parts, key=lambda core: (parts[core] == core != core & -core, *weight[core], -core))
+        surplus = held.bit_count() - count
+        kept = held
+        for core in order:
+            size = parts[core].bit_count()
+            if size <= surplus:
+                kept &= ~core
+                surplus -= size
+        if surplus > 0 and not whole:
+            core = next(core for core in order if core & kept)
+            kept &= ~core | CpuSet.from_mask(core & kept).lowest(parts[core].bit_count() - surplus).mask
+        return kept
+
+    def _company(self, core: int, held: int) -> tuple[int, int]:
+        """How many of ``held`` are in the node and the L3 domain of a core."""
+        number = (core & -core).bit_length() - 1
+        cpu = self.topology.cpu(number)
+        self.steps += 1
+        return (
+            (self.nodes[cpu.node] & held).bit_count(),
+            (self.topology.l3_domains()[cpu.l3].mask & held).bit_count(),
+        )
+
+    def _evenly(self, held: int, parts: Mapping[int, int]) -> list[int]:
+        """The cores of ``held`` in an order that takes each from the node that then has the most."""
+        stacks = {
+            node: sorted(core for core in parts if core & mask) for node, mask in self.nodes.items() if mask & held
+        }
+        sizes = {node: (self.nodes[node] & held).bit_count() for node in stacks}
+        order: list[int] = []
+        while stacks:
+            self.steps += len(stacks)
+            node = max(stacks, key=lambda node: (sizes[node], -node))
+            core = stacks[node].pop()
+            order.append(core)
+            sizes[node] -= parts[core].bit_count()
+            if not stacks[node]:
+                del stacks[node]
+        return order
+
+    # Spreading
+
+    def spread(self, count: int, avail: int, base: int = 0, group: int = 1) -> int:
+        """``count`` more CPUs so that with ``base`` every node used has as many: the fewest nodes that can, else 0.
+
+        ``group`` CPUs go together (a core). What remains goes to the nodes that are left with the most, a group each.
+
+        Source: KEP-2902, distribute-cpus-across-numa. It tries every combination of k nodes and keeps the one that
+        leaves the smallest deviation of free CPUs over the machine. That is always the k nodes with the most room: the
+        sum of squares that it minimises falls the most where most is free. So we sort once.
+        """
+        room = {node: (mask & (avail | base)).bit_count() for node, mask in self.nodes.items()}
+        has = {node: (mask & base).bit_count() for node, mask in self.nodes.items()}
+        ranked = sorted((node for node in room if room[node]), key=lambda node: (not has[node], -room[node], node))
+        total = count + base.bit_count()
+        for used in range(max(1, sum(1 for node in has if has[node])), len(ranked) + 1):
+            self.steps += used
+            share = self._shares(ranked[:used], total, room, group)
+            if share is None or any(share[node] < has[node] for node in share):
+                continue
+            got = 0
+            for node, number in share.items():
+                inside, own = self.nodes[node] & avail, self.nodes[node] & base
+                more = number - has[node]
+                got |= self.grow(more, inside, own) if own else self.anywhere(more, inside)
+            return got
+        return 0
+
+    def _shares(self, nodes: list[int], total: int, room: Mapping[int, int], group: int) -> dict[int, int] | None:
+        each = total // len(nodes) // group * group
+        if not each or any(room[node] < each for node in nodes):
+            return None
+        share = dict.fromkeys(nodes, each)
+        left = total - each * len(nodes)
+        while left:
+            roomy = [node for node in nodes if room[node] - share[node] >= min(group, left)]
+            self.steps += len(nodes)
+            if not roomy:
+                return None
+            for node in sorted(roomy, key=lambda node: (share[node] - room[node], node)):
+                step = min(group, left)
+                share[node] += step
+                left -= step
+        return share
+
+
+def _linked(rows: list[tuple[int, ...]], number: int) -> tuple[Domain, ...]:
+    """The domains of one level with what they hold and what holds them."""
+    inner = _owners(rows[number], rows[number + 1]) if number + 1 < len(rows) else {}
+    outer: dict[int, int] = {}
+    for mask, places in _owners(rows[number - 1], rows[number]).items() if 0 < number < len(rows) - 1 else ():
+        for place in places:
+            outer[place] = outer.get(place, 0) | mask
+    return tuple(
+        Domain(mask, tuple(inner.get(mask, ())), outer.get(index, mask)) for index, mask in enumerate(rows[number])
+    )
+
+
+def _owners(large: tuple[int, ...], small: tuple[int, ...]) -> dict[int, list[int]]:
+    """Which of the smaller domains (by place in their row) each larger one touches."""
+    home = {cpu: mask for mask in large for cpu in CpuSet.from_mask(mask)}
+    held: dict[int, list[int]] = {}
+    for place, mask in enumerate(small):
+        for owner in dict.fromkeys(home[cpu] for cpu in CpuSet.from_mask(mask)):
+            held.setdefault(owner, []).append(place)
+    return held

@@ -1,0 +1,167 @@
+"""The built-in rules of the choice of CPUs, each one class. A site's own looks the same and is named in the config."""
+
+# ruff: noqa: ARG002  # an extension point has one signature, whether a rule needs all of it or not
+
+from collections.abc import Iterable, Iterator
+from typing import final
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.placement.chain import PlacementContext, Plugin, Question, Scored
+from reconciler.placement.demand import CpuDemand
+from reconciler.placement.fit import L3, NODE, SOCKET
+from state.model import PodClass
+from state.topology import LOCAL_DISTANCE, CpuKind
+
+
+@final
+class CoreKind(Plugin):
+    """Performance cores for who owns CPUs, efficiency cores for BE work, where a machine has both (issue 106157)."""
+
+    def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
+        return [(context.topology.kind_cpus(_kind(demand)) & cpus, 1.0)]
+
+    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+        return len(context.topology.kind_cpus(_kind(question.demand)) & cpus) / len(cpus)
+
+
+def _kind(demand: CpuDemand) -> CpuKind:
+    return CpuKind.EFFICIENCY if demand.pod_class is PodClass.RECLAIMED else CpuKind.PERFORMANCE
+
+
+@final
+class Interrupts(Plugin):
+    """CPUs that serve a network card's interrupts last: they are taken away from their owner at each packet."""
+
+    def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
+        return [(cpus - context.interrupts, 1.0)]
+
+    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+        return 1.0 - len(cpus & context.interrupts) / len(cpus)
+
+
+@final
+class WholeL3(Plugin):
+    """One L3 domain where it fits, the best fitting first; else the fewest.
+
+    The kubelet's prefer-align-cpus-by-uncorecache, on unless the demand says otherwise.
+    """
+
+    def select(self, question: Question, context: PlacementContext) -> Iterator[CpuSet]:
+        if question.demand.prefer_l3 and not question.kept:
+            for pool in question.pools:
+                yield from _found(context.fitter.single(question.count, pool.mask, L3))
+
+    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+        if not question.demand.prefer_l3:
+            return 1.0
+        context.fitter.steps += len(context.topology.l3_domains())
+        return 1.0 / sum(1 for domain in context.topology.l3_domains().values() if domain.mask & cpus.mask)
+
+
+@final
+class NearNodes(Plugin):
+    """The fewest NUMA nodes, and near ones: what is owned beside more of it, else one node, one socket, the machine.
+
+    The score is the local distance over the mean distance between all pairs of nodes used, less a share for each node
+    beyond the first; twice that share with ``numa_binding``.
+    """
+
+    def select(self, question: Question, context: PlacementContext) -> Iterator[CpuSet]:
+        fitter = context.fitter
+        for pool in question.pools:
+            if question.kept:
+                yield CpuSet.from_mask(fitter.grow(question.count, pool.mask, question.kept.mask))
+                continue
+            yield from _found(fitter.single(question.count, pool.mask, NODE))
+            yield from _found(fitter.single(question.count, pool.mask, SOCKET))
+            yield CpuSet.from_mask(fitter.anywhere(question.count, pool.mask))
+
+    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+        used = len(context.fitter.nodes_of(cpus.mask))
+        if used == 1:
+            return 1.0
+        mean = context.fitter.distance(cpus.mask, cpus.mask)
+        near = min(1.0, LOCAL_DISTANCE / mean) if mean > 0 else 1.0
+        return near / (2 * used - 1 if question.demand.numa_binding else used)
+
+
+@final
+class WholeCores(Plugin):
+    """Cores that nobody else has a thread of. A lone thread beside somebody is half as bad as breaking a free core."""
+
+    def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
+        return (
+            ()
+            if demand.full_cores or demand.pod_class is PodClass.RECLAIMED
+            else [(CpuSet.from_mask(context.fitter.whole(cpus.mask)), 1.0)]
+        )
+
+    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+        cores = context.fitter.touched(cpus.mask)
+        available = (question.candidates | question.kept).mask
+        bad = 0
+        for core in cores:
+            if core & ~cpus.mask:
+                bad += 1 if core & ~available else 2
+        return 1.0 - bad / (2 * len(cores))
+
+
+@final
+class Spread(Plugin):
+    """distribute-cpus-across-numa: what does not fit one node is spread evenly over the fewest nodes (KEP-2902).
+
+    Scores how even it is, 1.0 for one node and for who did not ask.
+    """
+
+    def select(self, question: Question, context: PlacementContext) -> Iterator[CpuSet]:
+        demand, fitter, kept = question.demand, context.fitter, question.kept.mask
+        available = question.candidates.mask
+        if not demand.distribute or any(
+            not kept & ~mask and ((available | kept) & mask).bit_count() >= question.count + len(question.kept)
+            for mask in fitter.nodes.values()
+        ):
+            return
+        group = fitter.threads if demand.full_cores else 1
+        if demand.align_socket:
+            # As of nodes, the one with the most room: what is left stays balanced.
+            for socket in sorted(fitter.sockets, key=lambda mask: -(mask & available).bit_count()):
+                if not kept & ~socket:
+                    yield from _found(fitter.spread(question.count, available & socket, kept, group))
+        yield from _found(fitter.spread(question.count, available, kept, group))
+
+    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+        if not question.demand.distribute:
+            return 1.0
+        sizes = [size for mask in context.fitter.nodes.values() if (size := (mask & cpus.mask).bit_count())]
+        return min(sizes) / max(sizes)
+
+
+@final
+class OneSocket(Plugin):
+    """align-by-socket: of equally few nodes those of one socket; more sockets only where one does not hold it."""
+
+    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+        if not question.demand.align_socket:
+            return 1.0
+        return 1.0 / sum(1 for mask in context.fitter.sockets if mask & cpus.mask)
+
+
+@final
+class LeastMovement(Plugin):
+    """CPUs that the demand had stay first; those that somebody who is gone may come back for are taken last.
+
+    A v1 cpuset write costs time in proportion to all cpusets of the machine, and a moved task loses its cache.
+    """
+
+    def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
+        return [(demand.held & cpus, 1.0), (cpus - context.remembered - demand.held, 0.5)]
+
+    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+        held = question.demand.held
+        back = len(cpus & held) / len(held) if held else 1.0
+        return (back + 1.0 - len((cpus - held) & context.remembered) / len(cpus)) / 2
+
+
+def _found(mask: int) -> Iterator[CpuSet]:
+    if mask:
+        yield CpuSet.from_mask(mask)
