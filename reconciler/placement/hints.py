@@ -91,7 +91,7 @@ def merge(
         mask = chosen
         reason += f"; the CPUs' preference for {_nodes(mask)} wins"
     else:
-        reason += f"; {_nodes(mask)} is the nearest to it"
+        reason += f"; nearest to it: {_nodes(mask)}"
     return _merged(mask, rank, preferred=False, admitted=policy is TopologyPolicy.BEST_EFFORT, reason=reason)
 
 

@@ -1,0 +1,147 @@
+"""The NUMA nodes of one container: its pod's wishes, what is free, the hints of all its resources, one answer. Pure.
+
+The kubelet merges hints before it starts a container and may refuse it. Here the container runs already, so there is
+always an answer, and ``admitted`` tells what the policy would have said. In three cases the answer is not the merge:
+
+- **Nodes that somebody has decided** (a scheduler's result, the pod's own ``numa_ids``) are taken as they are while
+  they have the CPUs.
+- **A merge without enough CPUs** (best-effort may yield one) gets the nearest nodes that have some until it is enough;
+  the kubelet takes the rest from anywhere.
+- **Resources with no node in common** yield all nodes, which helps nobody: the CPUs then get their own best nodes.
+"""
+
+from collections.abc import Collection, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.placement.hint import MEMORY, Hint, Hints, Merged
+from reconciler.placement.hints import ALIGNED, merge
+from reconciler.placement.masks import Ranker
+from reconciler.placement.supply import Supply, hints_of
+from state.cpu import CpuWish, TopologyPolicy
+from state.topology import Topology
+
+
+class NodeChoice(Struct, frozen=True, kw_only=True):
+    """Where one container's CPUs and memory are to be.
+
+    ``nodes``: the nodes for its CPUs, empty for any. ``mems``: the nodes whose memory it is to have, empty when memory
+    should not be restricted (no policy asks for it, or it would not fit). ``preferred``: all resources are as close as
+    they can be; ``admitted``: the policy is content. ``steps`` counts what was looked at.
+    """
+
+    nodes: tuple[int, ...] = ()
+    mems: tuple[int, ...] = ()
+    preferred: bool = False
+    admitted: bool = True
+    reason: str = ""
+    steps: int = 0
+
+
+def choose_nodes(
+    cpu: Supply,
+    others: Sequence[Supply],
+    topology: Topology,
+    *,
+    policy: TopologyPolicy,
+    wish: CpuWish | None = None,
+    prefer_cpu: bool = False,
+    closest: bool = True,
+    aligned: Collection[str] = ALIGNED,
+) -> NodeChoice:
+    """The nodes for a container. ``cpu``: `supply.cpus` of what it may have; ``others``: its memory and devices.
+
+    The pod's own ``topology_policy`` counts before the node's ``policy``, and ``numa_binding`` makes best-effort of
+    none. A node that the container must not use (somebody else's exclusively) has nothing free in ``cpu``.
+    """
+    wish = wish or CpuWish()
+    named = _named(cpu, others, wish)
+    if named is not None and named.admitted:
+        return named
+    before = "" if named is None else f"{named.reason}; "
+    rule = wish.topology_policy or policy
+    if rule is TopologyPolicy.NONE:
+        if not wish.numa_binding and wish.node_count is None:
+            return NodeChoice(reason=f"{before}policy none: any NUMA node")
+        rule = TopologyPolicy.BEST_EFFORT
+    supplies = (cpu, *others)
+    found = hints_of(supplies, topology)
+    hints = found.hints
+    if not hints[0].hints:
+        reason = f"{before}{sum(cpu.free.values())} CPUs are free, {cpu.request} are asked for"
+        return NodeChoice(admitted=cpu.request <= 0, reason=reason, steps=found.steps)
+    if wish.node_count is not None:
+        hints, note = _of_size(hints, wish.node_count)
+        before += note
+    every = CpuSet(node for supply in supplies for node in supply.total)
+    merged = merge(hints, rule, every, prefer_cpu=prefer_cpu, closest=topology if closest else None, aligned=aligned)
+    if not merged.preferred and merged.nodes == every:
+        merged = _own_best(hints[0], merged, Ranker(topology if closest else None))
+    nodes, after = _for_cpus(cpu, merged, topology)
+    mems = next((_memory(one, merged.by_resource.get(MEMORY, nodes)) for one in others if one.name == MEMORY), nodes)
+    return NodeChoice(
+        nodes=tuple(nodes),
+        mems=tuple(mems),
+        preferred=merged.preferred,
+        admitted=merged.admitted,
+        reason=f"{before}{merged.reason}{after}",
+        steps=found.steps + merged.steps,
+    )
+
+
+def _named(cpu: Supply, others: Sequence[Supply], wish: CpuWish) -> NodeChoice | None:
+    """The nodes that the annotations name; not admitted when they cannot be had."""
+    if not wish.nodes:
+        return None
+    wanted = CpuSet(wish.nodes)
+    if not wanted <= cpu.nodes:
+        reason = f"the pod's annotations name NUMA nodes {wanted}, which are not all there"
+        return NodeChoice(admitted=False, reason=reason)
+    if cpu.has(wanted.mask) < cpu.request:
+        reason = f"NUMA nodes {wanted} of the pod's annotations have {cpu.has(wanted.mask)} of {cpu.request} CPUs"
+        return NodeChoice(admitted=False, reason=reason)
+    mems = next((_memory(one, wanted) for one in others if one.name == MEMORY), wanted)
+    return NodeChoice(nodes=wish.nodes, mems=tuple(mems), preferred=True, reason="named by the pod's annotations")
+
+
+def _of_size(hints: tuple[Hints, ...], count: int) -> tuple[tuple[Hints, ...], str]:
+    """The CPUs' hints of the wanted number of nodes, which they prefer then; unchanged when there are none."""
+    cpu, *others = hints
+    fitting = tuple(
+        Hint(nodes=hint.nodes, preferred=True, score=hint.score) for hint in cpu.hints or () if len(hint.nodes) == count
+    )
+    if not fitting:
+        return hints, f"no {count} NUMA nodes have the CPUs together; "
+    return (Hints(name=cpu.name, hints=fitting), *others), ""
+
+
+def _own_best(cpu: Hints, merged: Merged, rank: Ranker) -> Merged:
+    """The merge with the best nodes of the CPUs alone, in place of all nodes."""
+    hints = sorted(cpu.hints or (), key=lambda hint: (not hint.preferred, rank.key(hint.nodes.mask, hint.score)))
+    if not hints or hints[0].nodes == merged.nodes:
+        return merged
+    reason = f"{merged.reason}; nothing in common: the CPUs' own best is {hints[0].nodes}"
+    return replace(merged, nodes=hints[0].nodes, by_resource={}, reason=reason, steps=merged.steps + rank.steps)
+
+
+def _for_cpus(cpu: Supply, merged: Merged, topology: Topology) -> tuple[CpuSet, str]:
+    """The merge's nodes for the CPUs, with the nearest others until there are enough CPUs, and what was added."""
+    nodes = wider = merged.by_resource.get(cpu.name, merged.nodes) & cpu.nodes
+    spare = [node for node in cpu.nodes - nodes if cpu.free.get(node, 0) > 0]
+    for node in sorted(spare, key=lambda node: (_distance(topology, nodes, node), -cpu.free[node], node)):
+        if cpu.has(wider.mask) >= cpu.request:
+            break
+        wider |= CpuSet((node,))
+    return wider, f"; too few CPUs there: with node {wider - nodes}" if wider != nodes else ""
+
+
+def _distance(topology: Topology, nodes: CpuSet, other: int) -> int:
+    known = {node.id for node in topology.numa}
+    return min((topology.distance(node, other) for node in nodes if {node, other} <= known), default=0)
+
+
+def _memory(supply: Supply, nodes: CpuSet) -> CpuSet:
+    """The nodes for the memory: none, hence no restriction, when it does not fit there."""
+    return nodes if supply.fits(nodes.mask) else CpuSet()

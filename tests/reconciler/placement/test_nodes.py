@@ -1,0 +1,152 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.placement.nodes import NodeChoice, choose_nodes
+from reconciler.placement.supply import Supply, cpus, fixed
+from state.cpu import CpuWish, TopologyPolicy
+from state.topology import Cpu, NumaNode, Topology, uniform
+
+NONE, BEST, RESTRICTED, SINGLE, NUMERIC = TopologyPolicy
+MACHINE = uniform(sockets=2, nodes=4, cores=16, threads=2)
+"""Four nodes of 8 CPUs."""
+
+
+def free(*counts: int) -> CpuSet:
+    """So many free CPUs in each node of `MACHINE`."""
+    return CpuSet(cpu for node, count in enumerate(counts) for cpu in MACHINE.node_cpus(node).lowest(count))
+
+
+def gpu(nodes: str) -> Supply:
+    return fixed("vendor/gpu", CpuSet.parse(nodes), MACHINE.nodes())
+
+
+def mem(request: int, *amounts: int) -> Supply:
+    there = dict(enumerate(amounts))
+    return Supply(name="memory", request=request, free=there, total=dict.fromkeys(there, 64))
+
+
+def choose(
+    count: int, counts: tuple[int, ...], *others: Supply, policy: TopologyPolicy = BEST, **more: object
+) -> NodeChoice:
+    return choose_nodes(cpus(MACHINE, free(*counts), count), others, MACHINE, policy=policy, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("count", "counts", "others", "policy", "nodes", "admitted"),
+    [
+        (4, (8, 8, 8, 8), (), NONE, (), True),
+        (4, (2, 8, 8, 8), (), SINGLE, (1,), True),
+        (4, (8, 8, 8, 8), (gpu("2"),), RESTRICTED, (2,), True),
+        (4, (8, 8, 2, 8), (gpu("2"),), RESTRICTED, (0,), False),
+        (12, (8, 8, 8, 8), (gpu("2-3"),), RESTRICTED, (2, 3), True),
+        (12, (8, 8, 8, 8), (), SINGLE, (0, 1), False),
+        (12, (8, 8, 8, 8), (), RESTRICTED, (0, 1), True),
+        (4, (8, 8, 8, 8), (mem(10, 4, 4, 4, 64),), BEST, (3,), True),
+        (40, (8, 8, 8, 8), (), BEST, (), False),
+    ],
+)
+def test_nodes_by_policy(
+    count: int,
+    counts: tuple[int, ...],
+    others: tuple[Supply, ...],
+    policy: TopologyPolicy,
+    nodes: tuple[int, ...],
+    admitted: bool,
+) -> None:
+    choice = choose(count, counts, *others, policy=policy)
+    assert (choice.nodes, choice.admitted) == (nodes, admitted)
+    assert choice.reason
+
+
+@pytest.mark.parametrize(
+    ("wish", "nodes", "reason"),
+    [
+        (CpuWish(nodes=(3,)), (3,), "named by the pod's annotations"),
+        (CpuWish(nodes=(0,)), (), "NUMA nodes 0 of the pod's annotations have 2 of 4 CPUs; policy none: any NUMA node"),
+        (CpuWish(nodes=(9,)), (), "the pod's annotations name NUMA nodes 9, which are not all there; policy none"),
+        (CpuWish(numa_binding=True), (1,), "cpu on NUMA node 1"),
+        (CpuWish(node_count=2), (0, 1), "cpu on NUMA nodes 0-1"),
+        (CpuWish(node_count=9), (1,), "no 9 NUMA nodes have the CPUs together; cpu on NUMA node 1"),
+        (CpuWish(topology_policy=SINGLE), (1,), "cpu on NUMA node 1"),
+    ],
+)
+def test_the_pods_wishes_come_before_the_nodes_policy(wish: CpuWish, nodes: tuple[int, ...], reason: str) -> None:
+    choice = choose(4, (2, 8, 8, 8), policy=NONE, wish=wish)
+    assert choice.nodes == nodes
+    assert choice.reason.startswith(reason)
+
+
+def test_the_cpus_preference_wins_when_asked() -> None:
+    """kubernetes issue 106270: the device is on node 0, whose CPUs are gone."""
+    scattered = choose(4, (1, 8, 8, 8), gpu("0"))
+    assert scattered.nodes == (0, 1)
+    assert "too few CPUs there: with node 1" in scattered.reason
+    together = choose(4, (1, 8, 8, 8), gpu("0"), prefer_cpu=True)
+    assert together.nodes == (1,)
+    assert not together.preferred
+    assert together.admitted
+
+
+def test_memory_is_not_restricted_to_nodes_where_it_does_not_fit() -> None:
+    fits = choose(4, (8, 8, 8, 8), mem(10, 4, 32, 4, 4))
+    assert (fits.nodes, fits.mems) == ((1,), (1,))
+    elsewhere = choose(4, (8, 0, 0, 0), mem(10, 4, 32, 4, 4), prefer_cpu=True)
+    assert (elsewhere.nodes, elsewhere.mems) == ((0,), ())
+
+
+def test_resources_without_a_common_node_leave_the_cpus_their_own_best() -> None:
+    far = NumaNode(id=4, distances=(20, 20, 20, 20, 10), memory_bytes=2**40)
+    near = tuple(NumaNode(id=node, distances=(20, 20, 20, 20, 20)) for node in range(4))
+    machine = Topology(online=MACHINE.online, cpus=MACHINE.cpus, numa=(*near, far))
+    only_far = Supply(name="memory", request=1, free={4: 64}, total={4: 64})
+    choice = choose_nodes(cpus(machine, free(2, 8, 8, 8), 4), [only_far], machine, policy=BEST)
+    assert (choice.nodes, choice.mems) == ((1,), ())
+    assert choice.reason.endswith("nothing in common: the CPUs' own best is 1")
+
+
+def test_missing_cpus_come_from_the_nearest_node() -> None:
+    table = [[10, 40, 20, 40], [40, 10, 40, 20], [20, 40, 10, 40], [40, 20, 40, 10]]
+    machine = Topology(
+        online=MACHINE.online,
+        cpus=MACHINE.cpus,
+        numa=tuple(NumaNode(id=node, distances=tuple(row)) for node, row in enumerate(table)),
+    )
+    choice = choose_nodes(cpus(machine, free(6, 8, 6, 8), 8), [gpu("0")], machine, policy=BEST)
+    assert choice.nodes == (0, 2)
+
+
+@given(
+    st.lists(st.integers(0, 8), min_size=4, max_size=4),
+    st.integers(1, 24),
+    st.sampled_from(list(TopologyPolicy)),
+    st.lists(st.sampled_from([gpu("0"), gpu("1,3"), mem(10, 64, 8, 0, 16), mem(90, 64, 64, 8, 8)]), max_size=1),
+    st.booleans(),
+)
+def test_chosen_nodes_always_have_the_cpus(
+    counts: list[int], count: int, policy: TopologyPolicy, others: list[Supply], prefer: bool
+) -> None:
+    choice = choose(count, tuple(counts), *others, policy=policy, prefer_cpu=prefer)
+    assert choice == choose(count, tuple(counts), *others, policy=policy, prefer_cpu=prefer)
+    if choice.nodes:
+        assert sum(counts[node] for node in choice.nodes) >= count
+    else:
+        assert policy is NONE or sum(counts) < count
+    if policy is SINGLE and choice.admitted:
+        assert len(choice.nodes) == 1
+
+
+@pytest.mark.parametrize("count", [16, 32, 64])
+def test_the_steps_of_a_whole_choice_grow_with_the_square_of_the_nodes(count: int) -> None:
+    machine = Topology(
+        online=CpuSet.span(count * 4),
+        cpus=tuple(Cpu(id=cpu, core=cpu, node=cpu // 4) for cpu in range(count * 4)),
+    )
+    there = {node: (node * 5) % 7 for node in range(count)}
+    memory = Supply(name="memory", request=12, free=there, total=dict.fromkeys(there, 7))
+    free_now = CpuSet(cpu for cpu in machine.online if (cpu * 3) % 5)
+    for policy in (BEST, RESTRICTED, SINGLE, NUMERIC):
+        choice = choose_nodes(cpus(machine, free_now, 10), [memory], machine, policy=policy)
+        assert len(choice.nodes) in (3, 4)
+        assert choice.steps <= 12 * count**2 + 80 * count + 5 * 64**2
