@@ -36,10 +36,12 @@ from reconciler.metadata import Metadata
 from reconciler.metrics import Counters
 from reconciler.peers import cri_socket, kubelet_peer
 from reconciler.place import Place
+from reconciler.replug import Replug
 from reconciler.restore import Undone, restore_all
 from reconciler.rules import Rules
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.cri import CriClient
+from reconciler.sources.hotplug import HotplugSource
 from reconciler.sources.kubelet_api import KubeletPods
 from reconciler.sources.manifests import ManifestDirectory, resolve
 from reconciler.sources.operator_file import OperatorFile
@@ -152,7 +154,23 @@ class Agent:
             counters=self.counters,
         )
         self.usage = UsageReader(place.hierarchy, ops=files)
-        self.ticker = Ticker(self.reconciler, self.usage, root=place.root, sample_s=config.node.sample_s, files=files)
+        self.replug = Replug(
+            self.reconciler,
+            self.judge,
+            self.ledger,
+            place.layout,
+            files=files,
+            tell=lambda words: self.alert("hotplug", words, None),
+        )
+        self.hotplug = HotplugSource(place.topology, self.replug.changed, root=place.root)
+        self.ticker = Ticker(
+            self.reconciler,
+            self.usage,
+            root=place.root,
+            sample_s=config.node.sample_s,
+            files=files,
+            sampled=self.hotplug.check,
+        )
         self.keeper = Keeper(self.store, self.ledger, self.reconciler, self.store_lane, alert=self.alert)
         self._apply_config(config)
         self.refresh_holds()
@@ -165,6 +183,7 @@ class Agent:
             Component(name="write attribution", run=self.witness.run),
             Component(name="checkpoints", run=self.checkpoints.run),
             Component(name="metadata", run=self.metadata.run),
+            Component(name="CPU hot-plug", run=self.hotplug.run),
             Component(name="operator's files", run=self._watch_files),
             Component(name="holds", run=self._end_holds),
         ]
@@ -212,6 +231,7 @@ class Agent:
             *self.metadata.statuses(trio.current_time()),
             self.witness.status(),
             self.ticker.status(),
+            self.hotplug.status(),
         ]
         for name, problem in self._file_problems.items():
             found.append(SourceStatus(name=name, ok=not problem, age_s=0.0, detail=problem))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from msgspec import Struct
 
+from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import CgroupGoneError, cgroup_error
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
@@ -142,6 +143,8 @@ class Judge:
         self.yields = 0
         self.lost = False
         """The store was lost: what stands in a file now may be ours, and is taken for nobody's original."""
+        self.unplugged: dict[int, float] = {}
+        """When each CPU was last seen to go offline (wall clock): on v1 it leaves every cpuset, for good."""
         self.adoptable: list[Work] = []
         """Files that hold what is wanted, and not what the kubelet and the runtime would have left there."""
         self._updating: dict[tuple[str, str], float] = {}
@@ -325,8 +328,7 @@ class Judge:
         entry = self._ledger.get(key)
         if entry is not None and self.enforce:
             self._ledger.want(key, wanted, policy=setting.policy, reason=setting.reason)
-        seen = None if entry is None or entry.seen is None else knob.normal(entry.seen, version)
-        move = compare(entry, Found(actual=actual, wanted=wanted, seen=seen, restore=None))
+        move = compare(entry, Found(actual, wanted, self._seen(entry, knob, version, actual), restore=None))
         if target.creating:
             # Whatever it reads, the runtime has yet to write: what counts is what its spec leads to. A cpuset is empty
             # for half a millisecond after its mkdir, until the runtime has copied the pod's.
@@ -455,7 +457,7 @@ class Judge:
         raw = self._read(directory, entry.file)
         actual = knob.normal(raw, version)
         self._remember((entry.path, knob.name), knob, actual, version)
-        seen = None if entry.seen is None else knob.normal(entry.seen, version)
+        seen = self._seen(entry, knob, version, actual)
         original = put_back(
             *(knob, version, entry, self._ledger),
             lambda group, file: self._read(self.hierarchy.directory(entry.controller, group), file),
@@ -469,6 +471,17 @@ class Judge:
         return Work(target, knob, version, directory, entry.key, None, raw, actual, original, move)
 
     # Reading
+
+    def _seen(self, entry: Entry | None, knob: Knob, version: int, actual: str) -> str | None:
+        """What stood there when we last looked; what the kernel has made of it since is nobody's write."""
+        if entry is None or entry.seen is None:
+            return None
+        seen = knob.normal(entry.seen, version)
+        if seen != actual and knob.name == "cpu.set" and version == 1:
+            lost = CpuSet(cpu for cpu, at in self.unplugged.items() if at >= entry.written_at)
+            if lost and CpuSet.parse(seen) - lost <= CpuSet.parse(actual) < CpuSet.parse(seen):
+                return actual
+        return seen
 
     def _read(self, directory: str, file: str) -> str:
         try:

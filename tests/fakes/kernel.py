@@ -169,6 +169,30 @@ class FakeKernel:
                 member.cpu_ns += cpu_ns
             self._refresh(tree, group)
 
+    def unplug(self, cpu: int) -> None:
+        """Take a CPU offline. On v1 it leaves every cpuset; processes of one that is empty now move up (cpuset.c)."""
+        with self._lock:
+            for tree, group in self._cpusets():
+                if tree.version == 1 or group.is_root:
+                    group.cpus &= ~(1 << cpu)
+                if tree.version == 1 and not group.cpus and group.parent is not None:
+                    group.parent.pids |= group.pids
+                    group.pids.clear()
+                self._refresh(tree, group)
+
+    def plug(self, cpu: int) -> None:
+        """Bring it back: only the root's set grows."""
+        with self._lock:
+            for tree, group in self._cpusets():
+                if group.is_root:
+                    group.cpus |= 1 << cpu
+                self._refresh(tree, group)
+
+    def _cpusets(self) -> list[tuple[Tree, Group]]:
+        """All groups that have a CPU set, those deepest down first."""
+        trees = [tree for tree in self.trees if any(one.name == "cpuset" for one in tree.controllers)]
+        return [(tree, group) for tree in trees for group in reversed(list(tree.root.walk()))]
+
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
         """Call back for every change, in the thread that makes it; the answer ends it."""
         self._subscribers.append(callback)

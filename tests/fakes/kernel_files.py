@@ -205,6 +205,8 @@ class Cpuset:
         if group.is_root:
             fail(errno.EACCES)
         mask = kernel_list(text, self._machine.cpus)
+        if self._version == 1 and mask & ~list(group.above())[-1].cpus:
+            fail(errno.EINVAL)
         if mask != group.cpus:
             self._validate(group, mask, group.mems, group.cpu_exclusive)
             group.cpus = mask
