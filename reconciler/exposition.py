@@ -59,6 +59,10 @@ def _gauges(name: str, words: str, labels: Sequence[str], values: Iterable[tuple
     return family
 
 
+def _counter(name: str, words: str, value: float) -> Metric:
+    return CounterMetricFamily(f"bypassd_{name}", words, value=value)
+
+
 def _counters(name: str, words: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
     family = CounterMetricFamily(f"bypassd_{name}", words, labels=labels)
     for names, value in values:
@@ -112,8 +116,12 @@ def _writes(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauge("ledger_files", "Files whose original value is kept.", now.ledger_files)
     yield _gauge("holds", "Operators' holds in force.", now.holds)
     yield _gauge("files_yielded", "Files left to others now.", now.yielded)
-    yield CounterMetricFamily("bypassd_yields", "Times that a file was left to others.", value=counters.yields)
+    yield _counter("yields", "Times that a file was left to others.", counters.yields)
     yield _counters("writes", "Writes by knob and outcome.", ("knob", "outcome"), sorted(counters.writes.items()))
+    yield _counter("plan_events", "Looks with another cause than the clock, or that moved CPUs.", counters.events)
+    yield _counter("cpus_moved", "CPUs that came to belong to other pools.", counters.cpus_moved)
+    yield _counter("pools_changed", "Times that a pool's CPUs changed.", counters.pools_changed)
+    yield _counter("cpuset_writes", "Writes of CPU sets that the kernel took.", counters.cpuset_writes)
     yield _counters("foreign_writes", "Foreign changes by writer.", ("writer",), _single(counters.foreign))
     yield _counters(
         "container_starts", "Starts by whether all was set before exec.", ("before_exec",), _single(counters.starts)

@@ -23,6 +23,7 @@ from reconciler.hotlane import HotLane, HotResult
 from reconciler.knowledge import Knowledge, Seen
 from reconciler.metadata import Metadata
 from reconciler.metrics import Counters
+from reconciler.placement.movement import moved as movement
 from reconciler.planner import plan_parents, plan_pod, plan_pools
 from reconciler.policies.table import PoliciesConfig
 from reconciler.sources.runtime_signal import Signal
@@ -182,6 +183,8 @@ class Reconciler:
         seen = await self._see(uids, listed)
         looked = {uid for uid, one in seen.items() if one.pod is not None} | self._take_kubelet()
         view, pools, moved = self._plan_pools()
+        if moved or signalled or _caused(batch):
+            self._counters.event()
         every, self._regrouped = self._regrouped, False
         targets: list[Target] = []
         if full or moved or NODE in batch.keys:
@@ -305,6 +308,8 @@ class Reconciler:
         self._moved = False
         # Then online pods that had no settings get some.
         self._regrouped |= self.pools is not None and pools.confine_shared != self.pools.confine_shared
+        change = movement(self.pools, pools)
+        self._counters.moved(change.cpus, change.pools_changed)
         self.pools = pools
         return view, pools, moved
 
@@ -430,6 +435,12 @@ async def _yield_after(since: float) -> float:
         await trio.lowlevel.checkpoint()
         return time.monotonic()
     return since
+
+
+def _caused(batch: Batch) -> bool:
+    """Whether anything but the clock and what it drives asked for the look."""
+    told = any(key != TICK and not key.startswith(LOAN) for key in batch.keys)
+    return told or any(why != "periodic" for why in batch.everything)
 
 
 def _by_group(settings: Iterable[Setting]) -> Wanted:

@@ -55,6 +55,10 @@ class Histogram:
         return HistogramValues(self._bounds, tuple(self._counts), self._total)
 
 
+_PERFORMED: Final = frozenset({"hot", "written", "restored"})
+"""Outcomes of writes that reached the kernel and were taken."""
+
+
 class CounterValues(Struct, frozen=True, kw_only=True):
     """A copy of all counters. Units: seconds in the histograms."""
 
@@ -67,16 +71,31 @@ class CounterValues(Struct, frozen=True, kw_only=True):
     starts: Mapping[str, int] = {}
     """Container starts by whether all settings came before the program's exec: true, false, unknown."""
     yields: int = 0
+    events: int = 0
+    """Looks that something other than the clock asked for, or that found something to move."""
+    cpus_moved: int = 0
+    """CPUs that came to belong to other pools; see `reconciler.placement.movement`."""
+    pools_changed: int = 0
     signal_to_write: HistogramValues = Histogram(LATENCY_S).values
     look: HistogramValues = Histogram(LATENCY_S).values
     lag: HistogramValues = Histogram(LAG_S).values
+
+    @property
+    def cpuset_writes(self) -> int:
+        """Writes of CPU sets that the kernel took: the act whose price grows with the machine."""
+        return sum(
+            count for (knob, outcome), count in self.writes.items() if knob == "cpu.set" and outcome in _PERFORMED
+        )
 
 
 @final
 class Counters:
     """The living counters. Only the loop's task calls these."""
 
-    __slots__ = ("_foreign", "_lag", "_look", "_resyncs", "_signal_to_write", "_starts", "_writes", "_yields")
+    __slots__ = (
+        *("_cpus_moved", "_events", "_foreign", "_lag", "_look", "_pools_changed", "_resyncs", "_signal_to_write"),
+        *("_starts", "_writes", "_yields"),
+    )
 
     def __init__(self) -> None:
         self._writes: dict[tuple[str, str], int] = {}
@@ -85,6 +104,9 @@ class Counters:
         # All three exist from the start, so that a ratio of them never lacks a part.
         self._starts = {"true": 0, "false": 0, "unknown": 0}
         self._yields = 0
+        self._events = 0
+        self._cpus_moved = 0
+        self._pools_changed = 0
         self._signal_to_write = Histogram(LATENCY_S)
         self._look = Histogram(LATENCY_S)
         self._lag = Histogram(LAG_S)
@@ -116,6 +138,15 @@ class Counters:
         """The main loop is through one look."""
         self._look.observe(seconds)
 
+    def event(self) -> None:
+        """A look had another cause than the clock, or found something to move."""
+        self._events += 1
+
+    def moved(self, cpus: int, pools: int) -> None:
+        """A plan gave this many CPUs to other pools, and this many pools other CPUs."""
+        self._cpus_moved += cpus
+        self._pools_changed += pools
+
     def lagged(self, seconds: float) -> None:
         """A timer of the loop came this much late."""
         self._lag.observe(max(0.0, seconds))
@@ -129,6 +160,9 @@ class Counters:
             resyncs=dict(self._resyncs),
             starts=dict(self._starts),
             yields=self._yields,
+            events=self._events,
+            cpus_moved=self._cpus_moved,
+            pools_changed=self._pools_changed,
             signal_to_write=self._signal_to_write.values,
             look=self._look.values,
             lag=self._lag.values,

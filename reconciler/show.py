@@ -19,7 +19,7 @@ from reconciler.actuators.judge import Standing
 from reconciler.agent import Agent
 from reconciler.config import Mode
 from reconciler.keeper import pod_facts, pool_lists
-from reconciler.metrics import MetricsSnapshot, PodMetrics, rss_bytes
+from reconciler.metrics import CounterValues, MetricsSnapshot, PodMetrics, rss_bytes
 from reconciler.notify import Pulse
 from reconciler.supervisor import ComponentStatus
 from reconciler.web.interface import HoldRequest, RestoreRequest
@@ -140,13 +140,7 @@ class Show:
             rss_bytes=rss_bytes(),
             cpu_s=times.user + times.system,
             started_at=agent.started_at,
-            counters=replace(
-                agent.counters.values,
-                writes=dict(agent.actuator.writes),
-                foreign=dict(agent.judge.foreign_writes),
-                resyncs=dict(agent.dirty.resyncs),
-                yields=agent.judge.yields,
-            ),
+            counters=self._counters(),
         )
 
     # Control
@@ -196,9 +190,29 @@ class Show:
             "kubelet_reasserts_s": agent.knowledge.kubelet.reasserts_s,
             "looks": agent.reconciler.looks,
             "last_look_s": agent.reconciler.look_s,
+            "movement": self._movement(),
             "rss_bytes": rss_bytes(),
             "alerts": dict(agent.alerts),
             "components": [asdict(status) for status in self._statuses()],
+        }
+
+    def _counters(self) -> CounterValues:
+        agent = self._agent
+        return replace(
+            agent.counters.values,
+            writes=dict(agent.actuator.writes),
+            foreign=dict(agent.judge.foreign_writes),
+            resyncs=dict(agent.dirty.resyncs),
+            yields=agent.judge.yields,
+        )
+
+    def _movement(self) -> dict[str, object]:
+        counted = self._counters()
+        return {
+            "events": counted.events,
+            "cpus_moved": counted.cpus_moved,
+            "pools_changed": counted.pools_changed,
+            "cpuset_writes": counted.cpuset_writes,
         }
 
     def _budget(self) -> dict[str, object]:

@@ -49,6 +49,7 @@ def summary(found: Found) -> Row:
         "sources": body["sources"],
         "holds": body["holds"],
         "alerts": agent.get("alerts", {}),
+        "movement": agent.get("movement", {}),
         "components": agent.get("components", []),
         "problems": body["problems"],
     }
@@ -69,6 +70,8 @@ def _blocks(found: Found, facts: Row) -> Iterator[Block]:
     yield field("pods", *_counts({name: facts["pods"].get(name, 0) for name in CLASSES}))
     if found.live:
         yield field("settings", *_settings(facts))
+    if facts["movement"]:
+        yield field("moved", *_movement(facts["movement"]))
     yield from _pools(facts)
     yield from _budget(facts["budget"])
     yield from _sources(facts)
@@ -120,6 +123,12 @@ def _settings(facts: Row) -> Iterator[Cell]:
     for index, (state, count) in enumerate(sorted(states.items(), key=lambda item: -item[1])):
         yield f"{'  ' if index else ''}{state} "
         yield Mark(str(count), "ok" if state in _FINE else "warn")
+
+
+def _movement(counted: Row) -> Iterator[Cell]:
+    """Since the daemon started."""
+    yield Mark(str(counted["cpus_moved"]), "head")
+    yield f" CPUs to other pools, {counted['cpuset_writes']} cpuset writes, in {counted['events']} events"
 
 
 def _pools(facts: Row) -> Iterator[Block]:

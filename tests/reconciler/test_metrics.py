@@ -29,6 +29,14 @@ def full() -> MetricsSnapshot:
     counters.wrote("cpu.set", "ok")
     counters.wrote("cpu.set", "ok")
     counters.wrote("cpu.quota", "EINVAL")
+    counters.wrote("cpu.set", "written")
+    counters.wrote("cpu.set", "hot")
+    counters.wrote("cpu.set", "refused")
+    counters.wrote("cpu.quota", "written")
+    counters.event()
+    counters.event()
+    counters.moved(3, 2)
+    counters.moved(0, 0)
     counters.foreign("kubelet")
     counters.yielded()
     counters.resynced("start")
@@ -98,6 +106,10 @@ def test_a_scrape_shows_the_snapshot() -> None:
         ("bypassd_yields_total", ()): 1,
         ("bypassd_writes_total", (("knob", "cpu.set"), ("outcome", "ok"))): 2,
         ("bypassd_writes_total", (("knob", "cpu.quota"), ("outcome", "EINVAL"))): 1,
+        ("bypassd_plan_events_total", ()): 2,
+        ("bypassd_cpus_moved_total", ()): 3,
+        ("bypassd_pools_changed_total", ()): 2,
+        ("bypassd_cpuset_writes_total", ()): 2,
         ("bypassd_foreign_writes_total", (("writer", "kubelet"),)): 1,
         ("bypassd_container_starts_total", (("before_exec", "true"),)): 1,
         ("bypassd_container_starts_total", (("before_exec", "false"),)): 0,

@@ -27,6 +27,10 @@ def test_status_is_one_screen_of_80_columns(run: Run, daemon: FakeDaemon) -> Non
     assert lines[0] == f"bypassd 0.1.0 on {os.uname().nodename}: enforce, ready"
     assert "pods     dedicated 1  shared 1  reclaimed 1  system 0" in lines
     assert "settings in place 3  written 1" in lines
+    counted = daemon.document["agent"]["movement"]
+    assert (
+        f"moved    {counted['cpus_moved']} CPUs to other pools, {counted['cpuset_writes']} cpuset writes, in" in ran.out
+    )
     assert any(line.startswith("CPU      BE may use 1.60; used now: online 2.00, reclaimed 0.70") for line in lines)
     assert "alerts   yield 1" in lines
     assert max(map(len, lines)) <= 80
