@@ -36,8 +36,8 @@ class Bursts:
         self._groups = GroupSampler(usage)
         self._load = LoadMeter()
         self._guard = Guard()
-        self._burst: dict[str, BurstState] = {}
-        self._turbo: dict[str, TurboState] = {}
+        self.burst: dict[str, BurstState] = {}
+        self.turbo: dict[str, TurboState] = {}
         self._looked_at = 0.0
         self._owners: dict[str, str] = {}
 
@@ -53,7 +53,7 @@ class Bursts:
         config = self._reconciler.policies.quota_burst
         pools = self._reconciler.pools
         if not config.enabled or pools is None:
-            self._burst, self._guard = {}, Guard()
+            self.burst, self._guard = {}, Guard()
             if not self._reconciler.policies.quota_turbo.enabled:
                 self._publish({}, [])
             return
@@ -73,15 +73,15 @@ class Bursts:
                 use_milli=known.cpu_milli if known is not None else None,
                 throttled=known.throttled if known is not None else None,
             )
-        self._burst = quota_burst.step_all(self._burst, samples, self._guard, now, config)
-        self._publish({path: state.quota_us for path, state in self._burst.items()}, customers)
+        self.burst = quota_burst.step_all(self.burst, samples, self._guard, now, config)
+        self._publish({path: state.quota_us for path, state in self.burst.items()}, customers)
 
     def look(self, reading: Reading | None, now: float) -> None:
         """Quota turbo's look, when it is due. ``reading`` None: the machine could not be read."""
         config = self._reconciler.policies.quota_turbo
         if not config.enabled:
-            if self._turbo:
-                self._turbo = {}
+            if self.turbo:
+                self.turbo = {}
                 self._groups.sample({})
                 self._load.forget()
             return
@@ -98,8 +98,8 @@ class Bursts:
         cpus = len(self._reconciler.knowledge.topology.online)
         samples = {one.path: self._turbo_sample(one, now, config.interval_s) for _, one in customers}
         node = TurboNode(cpus=cpus, load_percent=load, swing=swing)
-        self._turbo = quota_turbo.step(self._turbo, samples, node, config)
-        self._publish({path: state.quota_us for path, state in self._turbo.items()}, customers)
+        self.turbo = quota_turbo.step(self.turbo, samples, node, config)
+        self._publish({path: state.quota_us for path, state in self.turbo.items()}, customers)
 
     def _turbo_customers(self) -> Customers:
         reconciler = self._reconciler

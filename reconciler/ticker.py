@@ -63,7 +63,7 @@ class Ticker:
         self._files = files
         self._sampler = CpuSampler()
         self._groups = GroupSampler(usage)
-        self._bursts = Bursts(reconciler, usage)
+        self.bursts = Bursts(reconciler, usage)
         self._idle: idle_buffer.IdleState | None = None
         self._before: tuple[Reading, int | None] | None = None
         self._sampled_at = 0.0
@@ -85,7 +85,7 @@ class Ticker:
             fast = config.enabled and self._reclaimed_works()
             self._lagged(trio.current_time() - due)
             self.tick(time.monotonic(), fast=fast)
-            intervals = [self._sample_s, self._bursts.interval_s() or self._sample_s]
+            intervals = [self._sample_s, self.bursts.interval_s() or self._sample_s]
             due = trio.current_time() + min([*intervals, config.interval_s] if fast else intervals)
             await trio.sleep_until(due)
 
@@ -101,8 +101,8 @@ class Ticker:
             self.problem = str(exc)
             self._reconciler.knowledge.cpu = self._sampler.current(now)
             self._reconciler.knowledge.uses = self._groups.current(now)
-            self._bursts.second(now)
-            self._bursts.look(None, now)
+            self.bursts.second(now)
+            self.bursts.look(None, now)
             return
         self.problem = None
         if fast:
@@ -110,7 +110,7 @@ class Ticker:
         else:
             self._idle = self._before = None
             self._reconciler.knowledge.ceiling_milli = None
-        self._bursts.look(Reading(at_s=now, cpus=cpus), now)
+        self.bursts.look(Reading(at_s=now, cpus=cpus), now)
         if now - self._sampled_at >= self._sample_s * 0.9:
             self._sampled_at = now
             self._sample(stat, now)
@@ -131,7 +131,7 @@ class Ticker:
         knowledge.cpu = self._sampler.sample(stat, {ONLINE: online, RECLAIMED: reclaimed}, classes, now)
         self._groups.sample(sampled(knowledge.pods.values(), self._reconciler.policies, self._reconciler.pools))
         knowledge.uses = self._groups.current(now)
-        self._bursts.second(now)
+        self.bursts.second(now)
         self._reconciler.dirty.mark(TICK)
 
     def _step(self, reading: Reading, now: float) -> None:
