@@ -39,13 +39,16 @@ BUILT_IN: Final[Mapping[str, tuple[str, float]]] = {
     "spread": ("reconciler.placement.plugins:Spread", 30.0),
     "socket": ("reconciler.placement.plugins:OneSocket", 20.0),
     "nodes": ("reconciler.placement.plugins:NearNodes", 10.0),
+    "cores": ("reconciler.placement.plugins:WholeCores", 8.0),
     "kind": ("reconciler.placement.plugins:CoreKind", 6.0),
-    "cores": ("reconciler.placement.plugins:WholeCores", 5.0),
     "l3": ("reconciler.placement.plugins:WholeL3", 4.0),
     "interrupts": ("reconciler.placement.plugins:Interrupts", 3.0),
     "movement": ("reconciler.placement.plugins:LeastMovement", 2.0),
 }
-"""Short name -> class and weight. Heavier first: even spread and one socket where asked for, then near memory."""
+"""Short name -> class and weight: even spread and one socket where asked for, near memory, whole cores, the rest.
+
+Two half cores in one L3 domain lose against a whole core in the next one, and both against another node.
+"""
 
 Weight = Annotated[float, Meta(ge=0, le=1000)]
 Scored = tuple[CpuSet, float]

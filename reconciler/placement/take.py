@@ -103,6 +103,8 @@ class _Taker:
             self._enlarge(demand)
         for demand in self._waiting(waiting, held=False):
             self._enlarge(demand)
+        for demand in self._order:
+            self._notes[demand.key] += self._company(demand)
         return Allocation(
             cpus={key: CpuSet.from_mask(self._owned[key]) for key in sorted(self._owned) if self._owned[key]},
             refused={key: self._refused[key] for key in sorted(self._refused)},
@@ -151,12 +153,14 @@ class _Taker:
     def _settle(self, demand: CpuDemand, mask: int, note: str) -> None:
         """Final: told to the plug-ins."""
         self._claim(demand, mask)
-        self._notes[demand.key] = note + self._company(demand, mask)
+        self._notes[demand.key] = note
         self._run.told(demand, CpuSet.from_mask(mask), demand.held - CpuSet.from_mask(mask))
 
-    def _company(self, demand: CpuDemand, mask: int) -> str:
+    def _company(self, demand: CpuDemand) -> str:
+        """What became of the wish for a node of its own; known when all have chosen."""
         if not demand.numa_exclusive:
             return ""
+        mask = self._owned[demand.key]
         shared = [node for node in self._fitter.nodes_of(mask) if self._fitter.nodes[node] & self._taken & ~mask]
         return f"; others were on node {', '.join(map(str, shared))} before" if shared else ""
 
