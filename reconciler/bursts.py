@@ -64,7 +64,8 @@ class Bursts:
         samples: dict[str, BurstSample] = {}
         for pod, one in customers:
             use = knowledge.uses.get(one.path)
-            known = use if use is not None and use.age_s <= quota_burst.FRESH_S else None
+            # One reading is one step: what was read a second ago has had its answer.
+            known = use if use is not None and use.age_s < use.interval_s / 2 else None
             samples[one.path] = BurstSample(
                 borrower=one,
                 percent=quota_burst.percent_of(pod, config),

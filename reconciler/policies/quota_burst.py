@@ -41,7 +41,7 @@ _SAVES_BELOW: Final = 60
 _GUARD_SAMPLES: Final = 5
 _GUARD_S: Final = 10.0
 FRESH_S: Final = 3.0
-"""A reading older than this tells nothing about now."""
+"""After so long without a new reading the node is unknown."""
 UNKNOWN_S: Final = 10.0
 """After so long without a reading a loan goes back step by step: what is not known is not fine."""
 
@@ -136,12 +136,14 @@ def guard(before: Guard, cpu: NodeCpu | None, pools: Pools, now: float, threshol
     """The state of the shared CPUs: the mean of at most five looks and ten seconds.
 
     Shared is what no container owns. What BE pods use there counts as room: they give way. A CPU whose idle time is
-    not known is busy.
+    not known is busy. Without a new reading the node is no better than cooling, and soon unknown.
     """
     looks = tuple(look for look in before.looks if 0.0 <= now - look[0] < _GUARD_S)
+    fresh = False
     cpus = pools.online_cpus - pools.dedicated_cpus
     top = CPU_MILLI * len(cpus)
-    if cpu is not None and cpu.age_s is not None and cpu.age_s <= FRESH_S and top:
+    if cpu is not None and cpu.age_s is not None and cpu.age_s < cpu.interval_s / 2 and top:
+        fresh = True
         idle = int(sum(cpu.idle.get(one, 0.0) for one in cpus) * CPU_MILLI)
         used = max(0, top - idle - cpu.reclaimed_milli)
         looks = (*looks, (now, used * 1000 // top))[-_GUARD_SAMPLES:]
@@ -152,7 +154,7 @@ def guard(before: Guard, cpu: NodeCpu | None, pools: Pools, now: float, threshol
     state = NodeState.IDLE
     if mean >= limit:
         state = NodeState.OVERLOAD
-    elif mean >= limit * _COOLING:
+    elif mean >= limit * _COOLING or not fresh:
         state = NodeState.COOLING
     return Guard(looks=looks, state=state, room_milli=int(max(0.0, limit - mean) * top / 1000))
 

@@ -5,8 +5,8 @@ read for a while grows old; neither is zero. A group is known by its inode, so t
 old path starts without a past.
 
 **Cost**: one stat and two small reads a group on v1 (one on v2), four times a bare read of one file: 10 µs where that
-costs 2.5, so that 500 groups once a second are 0.5 % of one CPU. Files are opened for each reading: kept open they would
-save half of that and cost two of the agent's file descriptors for every container.
+costs 2.5, so that 500 groups once a second are 0.5 % of one CPU. Files are opened for each reading: kept open they
+would save half of that, and cost two of the agent's file descriptors for every container.
 """
 
 from collections.abc import Iterable, Mapping

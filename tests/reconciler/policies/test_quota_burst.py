@@ -178,7 +178,7 @@ def test_the_guard_takes_the_mean_of_five_looks() -> None:
 def test_the_guard_knows_nothing_without_a_fresh_reading(use: Any) -> None:
     assert guard(Guard(), use, pools(), 1.0, 50).state is NodeState.UNKNOWN
     before = guard(Guard(), cpu(idle=idle(0.9)), pools(), 1.0, 50)
-    assert guard(before, use, pools(), 2.0, 50).state is NodeState.IDLE, "one missed look"
+    assert guard(before, use, pools(), 2.0, 50).state is NodeState.COOLING, "one missed look lends nothing"
     assert guard(before, use, pools(), 1.0 + FRESH_S + 0.1, 50).state is NodeState.UNKNOWN
 
 
