@@ -1,14 +1,19 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.placement.take import preferred
 from reconciler.policies.pick import choose, neighbours
-from state.topology import Topology, uniform
+from state.topology import CpuKind, Topology, uniform
 from tests.reconciler.nodes import cpus
 
 # First threads 0-3, second ones 4-7: cores {0,4} {1,5} {2,6} {3,7}.
 SMT = uniform(cores=4, threads=2)
 FLAT = uniform(cores=8, threads=1)
+# Cores 0 and 1 are efficiency cores.
+HYBRID = replace(SMT, cpus=tuple(replace(cpu, kind=CpuKind.EFFICIENCY) if cpu.core < 2 else cpu for cpu in SMT.cpus))
 
 
 def test_from_nothing_whole_cores_from_the_highest_are_taken() -> None:
@@ -49,10 +54,34 @@ def test_fewer_candidates_than_asked_for_are_all_taken() -> None:
     assert choose(9, cpus("1,3"), cpus("5"), cpus("2"), FLAT) == cpus("1,3")
 
 
+@pytest.mark.parametrize(
+    ("count", "held", "expected"),
+    [
+        (2, "", "1,5"),
+        (5, "", "0-1,4-5,7"),
+        (3, "2,6", "2,5-6"),
+        (2, "1-2,5-6", "1,5"),
+        (3, "1-2,5-6", "1,5-6"),
+    ],
+    ids=["taken first", "and then the others", "nobody moves for them", "given back last", "in part"],
+)
+def test_efficiency_cores_are_taken_first_and_given_back_last(count: int, held: str, expected: str) -> None:
+    assert choose(count, cpus("0-7"), cpus(held), EMPTY, HYBRID) == cpus(expected)
+
+
+def test_a_chains_order_of_preference_is_followed() -> None:
+    tiers = preferred(cpus("0-7"), FLAT, interrupts=cpus("6-7"))
+    assert choose(2, cpus("0-7"), EMPTY, EMPTY, FLAT, tiers=tiers) == cpus("4-5")
+    assert choose(7, cpus("0-7"), EMPTY, EMPTY, FLAT, tiers=tiers) == cpus("0-5,7")
+    assert choose(2, cpus("0-7"), EMPTY, EMPTY, FLAT, tiers=[cpus("1")]) == cpus("1,7")
+
+
 masks = st.integers(0, 255).map(CpuSet.from_mask)
 
 
-@given(count=st.integers(0, 8), candidates=masks, held=masks, taken=masks, topology=st.sampled_from([SMT, FLAT]))
+@given(
+    count=st.integers(0, 8), candidates=masks, held=masks, taken=masks, topology=st.sampled_from([SMT, FLAT, HYBRID])
+)
 def test_the_right_number_is_chosen_and_no_dedicated_core_is_entered_without_need(
     count: int, candidates: CpuSet, held: CpuSet, taken: CpuSet, topology: Topology
 ) -> None:
@@ -65,7 +94,7 @@ def test_the_right_number_is_chosen_and_no_dedicated_core_is_entered_without_nee
     assert choose(count, candidates, chosen, taken, topology) == chosen
 
 
-@given(count=st.integers(1, 8), candidates=masks, held=masks, topology=st.sampled_from([SMT, FLAT]))
+@given(count=st.integers(1, 8), candidates=masks, held=masks, topology=st.sampled_from([SMT, FLAT, HYBRID]))
 def test_the_fewest_cpus_change_hands(count: int, candidates: CpuSet, held: CpuSet, topology: Topology) -> None:
     chosen = choose(count, candidates, held, EMPTY, topology)
     kept = held & candidates
