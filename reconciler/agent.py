@@ -27,6 +27,7 @@ from reconciler.classify import merge_rules
 from reconciler.config import Config, Mode
 from reconciler.dirty import DirtyKeys
 from reconciler.foreign import ForeignWrites
+from reconciler.headroom_report import HeadroomReport, read_kept
 from reconciler.holds import active, check_target, group_of
 from reconciler.hotlane import HotLane, HotResult
 from reconciler.keeper import Keeper, read_holds, read_pools, was_killed
@@ -52,7 +53,7 @@ from reconciler.ticker import Ticker
 from reconciler.witness import Witness
 from state.entry import Event
 from state.ledger import Ledger
-from state.model import Hold, KubeletView, Pod, Setting, SourceStatus
+from state.model import Hold, KubeletView, NodeCpu, Pod, Setting, SourceStatus
 from state.store import Store, boot_id
 
 _FILES_S: Final = 30.0
@@ -154,6 +155,8 @@ class Agent:
             counters=self.counters,
         )
         self.usage = UsageReader(place.hierarchy, ops=files)
+        node = place.kubelet.node_name or os.uname().nodename
+        self.headroom = HeadroomReport(config.headroom, read_kept(self.store), node=node, root=place.root)
         self.replug = Replug(
             self.reconciler,
             self.judge,
@@ -170,8 +173,16 @@ class Agent:
             sample_s=config.node.sample_s,
             files=files,
             sampled=self.hotplug.check,
+            read=self._read,
         )
-        self.keeper = Keeper(self.store, self.ledger, self.reconciler, self.store_lane, alert=self.alert)
+        self.keeper = Keeper(
+            self.store,
+            self.ledger,
+            self.reconciler,
+            self.store_lane,
+            alert=self.alert,
+            headroom=self.headroom.kept,
+        )
         self._apply_config(config)
         self.refresh_holds()
 
@@ -197,7 +208,7 @@ class Agent:
                 Component(name="runtime signal", run=self.signal.run),
             ],
             [Component(name="reconciler", run=self.reconciler.run, essential=True)],
-            [Component(name="ticker", run=self.ticker.run)],
+            [Component(name="ticker", run=self.ticker.run), Component(name="headroom", run=self.headroom.run)],
         ]
 
     def close(self) -> None:
@@ -222,6 +233,9 @@ class Agent:
 
     # What is known
 
+    def _read(self, cpu: NodeCpu | None, now: float) -> None:
+        self.headroom.look(self.reconciler.pools, self.knowledge.topology, cpu, now)
+
     def statuses(self) -> list[SourceStatus]:
         """Every source with its age and what is wrong with it."""
         found = [
@@ -231,6 +245,7 @@ class Agent:
             *self.metadata.statuses(trio.current_time()),
             self.witness.status(),
             self.ticker.status(),
+            *self.headroom.statuses(),
             self.hotplug.status(),
         ]
         for name, problem in self._file_problems.items():
@@ -428,6 +443,7 @@ class Agent:
         before, self.config = self.config, config
         self.reconciler.policies = config.policies
         self.foreign.rules = config.writes.foreign
+        self.headroom.config = config.headroom
         if (before.operator_file, before.static_manifests) != (config.operator_file, config.static_manifests):
             self._open_files(config)
         self._apply_config(config)

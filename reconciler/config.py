@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from reconciler.foreign import ForeignRules
 from reconciler.logs import LogFormat, LogLevel
+from reconciler.placement.headroom import HeadroomConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.rules import Rules
 
@@ -269,6 +270,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     runtime: Runtime = Runtime()
     classes: Rules = Rules()
     policies: PoliciesConfig = PoliciesConfig()
+    headroom: HeadroomConfig = HeadroomConfig()
     writes: Writes = Writes()
     store: StoreConfig = StoreConfig()
     http: Http = Http()

@@ -107,6 +107,8 @@ def _node(now: MetricsSnapshot) -> Iterator[Metric]:
         yield _gauge("budget_cpus", "CPUs that BE pods may use together.", now.budget_milli / 1000)
     used = ((name, milli / 1000) for name, milli in sorted(now.used_milli.items()))
     yield _gauges("used_cpus", "CPUs in use.", ("by",), (((name,), cpus) for name, cpus in used))
+    promised = _single(now.headroom_milli)
+    yield _gauges("headroom_milli", "Thousandths of a CPU that BE may be promised.", ("numa_node",), promised)
 
 
 def _writes(now: MetricsSnapshot) -> Iterator[Metric]:

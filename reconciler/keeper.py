@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import StoreError
+from reconciler.headroom_report import HEADROOM, Kept
 from reconciler.loop import Reconciler
 from state.ledger import Ledger
 from state.model import Hold, Pod, Pools, Setting
@@ -96,6 +97,7 @@ class Keeper:
         *,
         flush_s: float = 2.0,
         alert: Callable[[str, str, Setting | None], None] = lambda _kind, _words, _setting: None,
+        headroom: Callable[[], Kept | None] = lambda: None,
     ) -> None:
         self._store = store
         self._ledger = ledger
@@ -103,6 +105,8 @@ class Keeper:
         self._lane = lane
         self._flush_s = flush_s
         self._alert = alert
+        self._headroom = headroom
+        self._promised: Kept | None = None
         self._settings: dict[str, Setting] = {}
         self._pools: Pools | None = None
         self._pods: dict[str, Pod] = {}
@@ -140,7 +144,8 @@ class Keeper:
         """Make everything that changed durable. A store that cannot take it is told once, and tried again."""
         changes = self._reconciler.changes
         pending = self._fresh or changes != self._seen_changes or self._ledger.unflushed or self._holds
-        if not pending and self.problem is None and self._store.writable:
+        promised = self._headroom() != self._promised
+        if not (pending or promised) and self.problem is None and self._store.writable:
             return
         batch, settle = self._changes()
         try:
@@ -196,6 +201,9 @@ class Keeper:
         pools = self._reconciler.pools
         if pools is not None and (self._fresh or pools != self._pools):
             batch.put(ASSIGNMENTS, POOLS, pools_row(pools))
+        promised = self._headroom()
+        if promised is not None and (self._fresh or promised != self._promised):
+            batch.put(ASSIGNMENTS, HEADROOM, encoded(promised))
         holds = dict(self._holds)
         for target, hold in holds.items():
             if hold is None:
@@ -206,6 +214,7 @@ class Keeper:
         def settle() -> None:
             self._holds = {key: hold for key, hold in self._holds.items() if key not in holds or hold != holds[key]}
             self._settings, self._pools, self._pods, self._fresh = settings, pools, pods, False
+            self._promised = promised
 
         return batch, settle
 

@@ -199,6 +199,8 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     budget_milli: int | None = None
     used_milli: Mapping[str, int] = {}
     """CPU used by ``online``, ``reclaimed`` and ``system`` work."""
+    headroom_milli: Mapping[str, int] = {}
+    """What BE may be promised, by NUMA node."""
     settings: Mapping[tuple[str, str], int] = {}
     """By knob and state: ``in_force``, ``pending``, ``left_alone``."""
     refused: Mapping[str, int] = {}

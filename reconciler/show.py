@@ -30,7 +30,7 @@ from state.reader import read_history
 _HISTORY: Final = 200
 _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
-    "problems",
+    *("headroom", "problems"),
 )
 _IN_FORCE: Final = frozenset({"in place", "written"})
 _LEFT: Final = frozenset({"held", "yielded", "waiting"})
@@ -102,6 +102,7 @@ class Show:
         )
         found["agent"] = {**_mapping(found["agent"]), **self._agent_facts()}
         found["budget"] = self._budget()
+        found["headroom"] = agent.headroom.facts()
         above = agent.reconciler.wanted.get("", {})
         found["directories"] = [{"path": path, "settings": self._group(path)} for path in sorted(above)]
         kept = {"schema", "kind", "source", "at"} | wanted
@@ -128,6 +129,7 @@ class Show:
             pools={name: len(cpus) for name, cpus in _pool_sets(agent).items()},
             budget_milli=pools.budget_milli if pools is not None else None,
             used_milli=used,
+            headroom_milli={str(node): milli for node, milli in agent.headroom.state.milli.items()},
             settings=settings,
             refused=refused,
             holds=len(agent.judge.holds),

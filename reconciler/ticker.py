@@ -29,7 +29,7 @@ from reconciler.signals.cpu import (
     parse_stat,
 )
 from reconciler.signals.groups import GroupSampler, sampled
-from state.model import PodClass, SourceStatus
+from state.model import NodeCpu, PodClass, SourceStatus
 
 _LOG: Final = logging.getLogger(__name__)
 _ASLEEP_MILLI: Final = 20
@@ -48,14 +48,17 @@ class Ticker:
         sample_s: float = 1.0,
         files: FileOps = REAL,
         lagged: Callable[[float], None] = lambda _seconds: None,
+        read: Callable[[NodeCpu | None, float], None] = lambda _cpu, _now: None,
         sampled: Callable[[], None] = lambda: None,
     ) -> None:
         """``lagged`` is told how late each tick came (s): what else the loop was busy with.
 
-        ``sampled`` is called once per sample, for whoever has to look at something as often.
+        ``read`` is told of each CPU reading, and of the newest one again when there is no new one. ``sampled`` is
+        called once per sample, for whoever has to look at something as often.
         """
         self._sampled = sampled
         self._lagged = lagged
+        self._read = read
         self._reconciler = reconciler
         self._usage = usage
         self._proc = f"{root.rstrip('/')}/proc"
@@ -100,6 +103,7 @@ class Ticker:
                 _LOG.warning("cannot read %s/stat: %s", self._proc, exc)
             self.problem = str(exc)
             self._reconciler.knowledge.cpu = self._sampler.current(now)
+            self._read(self._reconciler.knowledge.cpu, now)
             self._reconciler.knowledge.uses = self._groups.current(now)
             self.bursts.second(now)
             self.bursts.look(None, now)
@@ -132,6 +136,7 @@ class Ticker:
         self._groups.sample(sampled(knowledge.pods.values(), self._reconciler.policies, self._reconciler.pools))
         knowledge.uses = self._groups.current(now)
         self.bursts.second(now)
+        self._read(knowledge.cpu, now)
         self._reconciler.dirty.mark(TICK)
 
     def _step(self, reading: Reading, now: float) -> None:

@@ -12,6 +12,7 @@ Shape (``schema`` 1; keys are added, never renamed or removed within one schema 
 ``at``          when the document was made
 ``agent``       ``version``, ``node``, ``boot_id``, ``opened_at``
 ``pools``       pool name -> CPU list; a pod's own CPUs are ``dedicated/<uid>/<container>``
+``headroom``    what BE may be promised (from the store: as it was when the row was written; null: nothing yet)
 ``pods``        the daemon's pods (from the store: names and class only)
 ``settings``    what the last plan wants: ``path knob value policy reason pod_uid container_id``
 ``files``       the ledger in the order of first touch: the fields of `state.entry.Entry`
@@ -102,6 +103,7 @@ def document(
     files: Iterable[Row] = (),
     settings: Iterable[Row] = (),
     pools: Row | None = None,
+    headroom: Row | None = None,
     holds: Iterable[Row] = (),
     history: Iterable[Row] = (),
     pods: Iterable[Row] = (),
@@ -121,6 +123,7 @@ def document(
             "opened_at": meta.get("opened_at", 0.0),
         },
         "pools": dict(sorted((pools or {}).items())),
+        "headroom": headroom,
         "pods": [dict(pod) for pod in pods],
         "settings": sorted((_whole(SETTING_DEFAULTS, row) for row in settings), key=_by_path),
         "files": sorted((_whole(FILE_DEFAULTS, row) for row in files), key=_by_order),
@@ -145,6 +148,7 @@ def from_store(dump: Mapping[str, object], at: float) -> dict[str, object]:
         files=_rows(dump.get("files")),
         settings=_rows(dump.get("settings")),
         pools=_row(_row(assignments.get("pools")).get("lists")),
+        headroom=_headroom(_row(assignments.get("headroom")), at),
         pods=[_row(row) for key, row in assignments.items() if key.startswith("pod:")],
         holds=_rows(dump.get("holds")),
         history=_rows(dump.get("history")),
@@ -181,6 +185,23 @@ _RENDERERS: Final[Mapping[str, Callable[[Mapping[str, object]], bytes]]] = {
     "yaml": _yaml,
     "msgpack": _msgpack,
 }
+
+
+def _headroom(row: Row, at: float) -> Row | None:
+    """A daemon's form of the stored row ``headroom``: ``milli`` by NUMA node, and ``at``."""
+    nodes = {int(node): milli for node, milli in _row(row.get("milli")).items() if isinstance(milli, int)}
+    kept_at = row.get("at")
+    if not isinstance(kept_at, float):
+        return None
+    return {
+        "milli": sum(nodes.values()),
+        "reason": "as the store has it",
+        "known_s": max(0.0, at - kept_at),
+        "nodes": [
+            {"numa_node": node, "milli": milli, "supply_milli": None, "cpus": None}
+            for node, milli in sorted(nodes.items())
+        ],
+    }
 
 
 def _whole(defaults: Row, row: Row) -> dict[str, object]:

@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/bypassctl
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_bypassctl_subparsers=(status explain diff dump restore hold release holds reload doctor capture plan config)
+_shtab_bypassctl_subparsers=(status explain diff dump restore hold release holds headroom reload doctor capture plan config)
 
 _shtab_bypassctl_status_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_explain_option_strings=(-h --help --history --output -o --config --socket --store --root)
@@ -15,6 +15,7 @@ _shtab_bypassctl_restore_option_strings=(-h --help --pod --output -o --config --
 _shtab_bypassctl_hold_option_strings=(-h --help --for --reason --by --output -o --config --socket --store --root)
 _shtab_bypassctl_release_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_holds_option_strings=(-h --help --output -o --config --socket --store --root)
+_shtab_bypassctl_headroom_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_reload_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_doctor_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_capture_option_strings=(-h --help --interval --output -o --config --socket --store --root)
@@ -54,6 +55,10 @@ _shtab_bypassctl_holds___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_holds___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_holds___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_holds___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_headroom___config_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_headroom___socket_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_headroom___store_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_headroom___root_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_reload___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_reload___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_reload___store_COMPGEN=_shtab_compgen_files
@@ -91,6 +96,8 @@ _shtab_bypassctl_release___output_choices=(table json yaml)
 _shtab_bypassctl_release__o_choices=(table json yaml)
 _shtab_bypassctl_holds___output_choices=(table json yaml)
 _shtab_bypassctl_holds__o_choices=(table json yaml)
+_shtab_bypassctl_headroom___output_choices=(table json yaml)
+_shtab_bypassctl_headroom__o_choices=(table json yaml)
 _shtab_bypassctl_reload___output_choices=(table json yaml)
 _shtab_bypassctl_reload__o_choices=(table json yaml)
 _shtab_bypassctl_doctor___output_choices=(table json yaml)
@@ -100,7 +107,7 @@ _shtab_bypassctl_capture__o_choices=(table json yaml)
 _shtab_bypassctl_plan___output_choices=(table json yaml)
 _shtab_bypassctl_plan__o_choices=(table json yaml)
 _shtab_bypassctl_config_pos_0_choices=(show explain)
-_shtab_bypassctl_pos_0_choices=(status explain diff dump restore hold release holds reload doctor capture plan config)
+_shtab_bypassctl_pos_0_choices=(status explain diff dump restore hold release holds headroom reload doctor capture plan config)
 
 _shtab_bypassctl_status__h_nargs=0
 _shtab_bypassctl_status___help_nargs=0
@@ -119,6 +126,8 @@ _shtab_bypassctl_release__h_nargs=0
 _shtab_bypassctl_release___help_nargs=0
 _shtab_bypassctl_holds__h_nargs=0
 _shtab_bypassctl_holds___help_nargs=0
+_shtab_bypassctl_headroom__h_nargs=0
+_shtab_bypassctl_headroom___help_nargs=0
 _shtab_bypassctl_reload__h_nargs=0
 _shtab_bypassctl_reload___help_nargs=0
 _shtab_bypassctl_doctor__h_nargs=0

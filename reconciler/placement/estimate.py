@@ -109,8 +109,13 @@ def remembered(before: Uses | None, sampled: Uses, elapsed_s: float, half_life_s
         peak = float(use.cpu_milli)
         known_s = None if before is None else 0.0
         if then is not None:
-            peak = max(peak, factor * (then.cpu_milli if then.peak_milli is None else then.peak_milli))
-            known_s = None if then.known_s is None else then.known_s + elapsed_s
+            # A reading that only grew older tells of no time in which there was no peak.
+            new = use.age_s < then.age_s + elapsed_s / 2
+            last = then.cpu_milli if then.peak_milli is None else then.peak_milli
+            peak = max(peak, factor * last if new else last)
+            known_s = then.known_s
+            if known_s is not None and new:
+                known_s += elapsed_s
         found[path] = replace(use, peak_milli=peak, known_s=known_s)
     return found
 

@@ -116,6 +116,15 @@ def test_only_what_comes_after_the_start_is_young() -> None:
     assert [second["/new"].known_s, third["/new"].known_s] == [0.0, 1.0]
 
 
+def test_a_reading_that_only_grows_older_fades_nothing() -> None:
+    first = remembered(None, {"/a": use(4000)}, 0.0, 300.0)
+    second = remembered(first, {"/a": use(100)}, 1.0, 300.0)
+    assert second["/a"].peak_milli == pytest.approx(3990.8, abs=0.1)
+    for age in range(1, 100):
+        second = remembered(second, {"/a": use(100, age_s=float(age))}, 1.0, 300.0)
+    assert second["/a"].peak_milli == pytest.approx(3990.8, abs=0.1)
+
+
 def test_what_is_gone_is_forgotten() -> None:
     first = remembered(None, {"/a": use(4000)}, 0.0, 300.0)
     gone = remembered(first, {}, 1.0, 300.0)

@@ -1,0 +1,41 @@
+"""``bypassctl headroom``: what BE pods may be promised, by NUMA node."""
+
+from argparse import Namespace
+
+from reconciler.cli import words
+from reconciler.cli.document import Row, fetch
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.output import emit
+from reconciler.cli.screen import Block, Mark, Table, line, show
+
+
+def run(options: Namespace) -> int:
+    """Show it. Errors: `CliError` when a store without a daemon holds none."""
+    found = fetch(options, ("headroom",))
+    headroom: Row | None = found.body.get("headroom")
+    if headroom is None:
+        raise CliError("no headroom has been promised yet", Exit.NOT_FOUND)
+    if options.output == "table":
+        show(_blocks(headroom))
+    else:
+        emit({"headroom": headroom}, options.output)
+    return Exit.OK
+
+
+def _blocks(headroom: Row) -> list[Block]:
+    known_s = headroom["known_s"]
+    age = "" if known_s is None else f" (CPU use read {words.span(known_s)} ago)"
+    rows = [
+        (
+            str(one["numa_node"]),
+            words.cpus(one["milli"]),
+            words.cpus(one["supply_milli"]),
+            words.text(one["cpus"]),
+        )
+        for one in headroom["nodes"]
+    ]
+    return [
+        line("BE may be promised ", Mark(f"{words.cpus(headroom['milli'])} CPUs", "head"), Mark(age, "dim")),
+        line(Mark(f"because {headroom['reason']}", "dim")),
+        Table(("NUMA NODE", "PROMISED", "NOW", "CPUS"), rows, right=frozenset({0, 1, 2})),
+    ]

@@ -1,0 +1,70 @@
+"""bypassctl headroom: from a daemon, from its store, and when there is none."""
+
+import json
+from typing import Any
+
+import trio
+
+from reconciler.cli.exits import Exit
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.fakedaemon import FakeDaemon
+from tests.reconciler.cli.livenode import LiveNode
+
+PROMISED: dict[str, Any] = {
+    "milli": 5600,
+    "reason": "the mean of 4 times 30 s",
+    "known_s": 0.4,
+    "nodes": [
+        {"numa_node": 0, "milli": 3200, "supply_milli": 3410, "cpus": "2-7"},
+        {"numa_node": 1, "milli": 2400, "supply_milli": 2200, "cpus": "10-15"},
+    ],
+}
+
+
+def test_it_is_shown_by_node(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["headroom"] = PROMISED
+    ran = run("headroom", "--socket", daemon.socket)
+    assert ran.code == Exit.OK
+    assert ran.out.splitlines() == [
+        "BE may be promised 5.60 CPUs (CPU use read 400 ms ago)",
+        "because the mean of 4 times 30 s",
+        "NUMA NODE  PROMISED   NOW  CPUS",
+        "        0      3.20  3.41  2-7",
+        "        1      2.40  2.20  10-15",
+    ]
+
+
+def test_it_is_one_document_for_programs(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["headroom"] = PROMISED
+    assert json.loads(run("headroom", "-o", "json", "--socket", daemon.socket).out) == {"headroom": PROMISED}
+    assert "numa_node: 1" in run("headroom", "-o", "yaml", "--socket", daemon.socket).out
+
+
+def test_the_daemons_own_document_has_it(run: Run, daemon: FakeDaemon) -> None:
+    """The real agent, which has planned but not yet measured for long enough."""
+    ran = run("headroom", "-o", "json", "--socket", daemon.socket)
+    assert json.loads(ran.out)["headroom"] == {
+        "milli": 0,
+        "reason": "nothing is measured yet",
+        "known_s": None,
+        "nodes": [],
+    }
+
+
+def test_without_a_daemon_the_store_tells_and_without_a_promise_nobody_does(run: Run, live: LiveNode) -> None:
+    async def measured(*, seconds: int) -> None:
+        with live.agent() as agent:
+            await live.look(agent)
+            use = agent.knowledge.cpu
+            for second in range(seconds):
+                agent.headroom.look(agent.reconciler.pools, agent.knowledge.topology, use, 1.0 + second)
+            await agent.keeper.flush()
+
+    trio.run(lambda: measured(seconds=0))
+    words = ("headroom", "--root", str(live.root), "--store", live.config.store.path)
+    ran = run(*words)
+    assert (ran.code, ran.err.splitlines()[-1]) == (Exit.NOT_FOUND, "bypassctl: no headroom has been promised yet")
+    trio.run(lambda: measured(seconds=60))
+    found = json.loads(run(*words, "-o", "json").out)["headroom"]
+    assert found["milli"] > 0
+    assert [one["numa_node"] for one in found["nodes"]] == [0]
