@@ -81,14 +81,30 @@ class GroupRef(Struct, frozen=True, kw_only=True):
     inode: int = 0
 
 
+class Resize(Struct, frozen=True, kw_only=True):
+    """What one source tells of a container's in-place resize; None: it does not tell.
+
+    ``requests`` and ``limits``: what the kubelet has admitted; ``actual_*``: what the runtime has. ``state``: proposed,
+    in progress, deferred or infeasible, with the kubelet's ``message``. Only CPU and memory mean anything in here.
+    """
+
+    requests: Resources | None = None
+    limits: Resources | None = None
+    actual_requests: Resources | None = None
+    actual_limits: Resources | None = None
+    state: str | None = None
+    message: str = ""
+
+
 class ContainerMeta(Struct, frozen=True, kw_only=True):
-    """What a pod list, CRI or a manifest tells of one container."""
+    """What a pod list, CRI or a manifest tells of one container; ``requests`` and ``limits`` as its spec wants them."""
 
     name: str
     kind: ContainerKind = ContainerKind.APP
     id: str | None = None
     requests: Resources = Resources()
     limits: Resources = Resources()
+    resize: Resize | None = None
 
 
 class PodMeta(Struct, frozen=True, kw_only=True):
@@ -112,7 +128,11 @@ class PodMeta(Struct, frozen=True, kw_only=True):
 
 
 class Container(Struct, frozen=True, kw_only=True):
-    """One container directory that exists now."""
+    """One container directory that exists now.
+
+    ``requests`` and ``limits`` are what the kubelet has admitted; ``resize`` says what else the spec wants or the
+    runtime still lacks, for a person. None: nothing.
+    """
 
     id: str
     group: GroupRef
@@ -122,6 +142,7 @@ class Container(Struct, frozen=True, kw_only=True):
     spec: RuntimeSpec | None = None
     requests: Resources = Resources()
     limits: Resources = Resources()
+    resize: str | None = None
 
 
 class Classification(Struct, frozen=True, kw_only=True):
@@ -181,13 +202,17 @@ class KubeletView(Struct, frozen=True, kw_only=True):
 
     ``exclusive`` maps pod uid -> container name -> CPUs. ``held``: the checkpoint just read was torn, empty or
     of a foreign policy, so that these are the last good values (protection is never shrunk at once); ``problem`` says
-    which. ``reserved`` is ``reservedSystemCPUs``; ``reasserts_s`` the period of the kubelet's unconditional rewrite of
+    which. ``granted``: pod uid -> container name -> what the kubelet has admitted (in-place resize).
+    ``affinity``: ``uid/container`` -> NUMA nodes of its memory and devices, by the resource's name.
+    ``reserved`` is ``reservedSystemCPUs``; ``reasserts_s`` the period of the kubelet's unconditional rewrite of
     every container (1.21 and older, static), None where it only writes on change.
     """
 
     policy: CpuPolicy = CpuPolicy.UNKNOWN
     default_cpus: CpuSet = EMPTY
     exclusive: Mapping[str, Mapping[str, CpuSet]] = {}
+    granted: Mapping[str, Mapping[str, Resize]] = {}
+    affinity: Mapping[str, Mapping[str, CpuSet]] = {}
     reserved: CpuSet = EMPTY
     strict_reserved: bool = False
     reasserts_s: float | None = None
@@ -297,6 +322,17 @@ class Pools(Struct, frozen=True, kw_only=True):
         for cpus in self.dedicated.values():
             union |= cpus
         return union
+
+    def pool_of(self, pod: Pod) -> str | None:
+        """The name of the pool that a pod's containers run in; None for a system pod that runs everywhere."""
+        if pod.uid in self.bound:
+            return self.bound[pod.uid]
+        if any(key.startswith(f"{pod.uid}/") for key in self.dedicated):
+            return "dedicated"
+        if pod.pod_class is PodClass.SYSTEM:
+            return None
+        # A dedicated pod for which nobody has CPUs of its own is as any online pod.
+        return "reclaimed" if pod.pod_class is PodClass.RECLAIMED else "shared"
 
 
 class Hold(Struct, frozen=True, kw_only=True):

@@ -127,7 +127,7 @@ def _concerns(target: str, uid: str, files: Sequence[Row]) -> bool:
 
 
 def _is_its_pool(name: str, pod: Row) -> bool:
-    return name.startswith(f"dedicated/{pod['uid']}/") or name == pod.get("class")
+    return name.startswith(f"dedicated/{pod['uid']}/") or name == pod.get("pool", pod.get("class"))
 
 
 # The screen
@@ -181,7 +181,8 @@ def _title(pod: Row) -> Iterator[Block]:
 
 def _signal(facts: Row) -> Iterator[Block]:
     for name, cpus in facts["pools"].items():
-        yield field("pool", f"{name.partition('/')[0]}: CPUs {words.text(cpus)}")
+        shown = name.partition("/")[0] if name.startswith("dedicated/") else name
+        yield field("pool", f"{shown}: CPUs {words.text(cpus)}")
     budget = facts["budget"]
     if not budget or facts["pod"].get("class") != "reclaimed":
         return

@@ -4,7 +4,7 @@ The default pool needs no name. Katalyst's ``cpuset_pool`` makes a pool beside i
 system pods that name a pool have one of their own, all others run everywhere.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from cgroupfs.cpuset import CpuSet
@@ -27,8 +27,17 @@ class Members(NamedTuple):
     nodes: Mapping[str, int]
 
 
-def members(pods: Mapping[str, Pod], free: CpuSet, topology: Topology, before: Mapping[str, str]) -> Members:
+def members(
+    pods: Mapping[str, Pod],
+    free: CpuSet,
+    topology: Topology,
+    before: Mapping[str, str],
+    owners: Collection[str] = (),
+) -> Members:
     """Every online pod in its pool. ``before``: ``bound`` of the last time, so that a pod stays on its node.
+
+    ``owners``: pods that have CPUs of their own, which are in no pool. A dedicated pod without any is in the default
+    one: it must not run on the CPUs of those who own some.
 
     A pod that is bound to no node by a scheduler goes to the one where the least is asked for each free CPU; of equal
     ones to the lowest. A node without free CPUs is none.
@@ -50,7 +59,7 @@ def members(pods: Mapping[str, Pod], free: CpuSet, topology: Topology, before: M
 
     for uid in sorted(pods):
         pod = pods[uid]
-        base = _base(pod)
+        base = None if uid in owners else _base(pod)
         if base is None:
             continue
         if not (pod.wish.numa_binding and usable):
@@ -93,6 +102,8 @@ def container_milli(container: Container) -> int | None:
 def _base(pod: Pod) -> str | None:
     """The pool without its node; None for pods that are in no online pool."""
     name = pod.wish.pool if pod.wish.pool != SHARED_POOL else None
+    if pod.pod_class is PodClass.DEDICATED:
+        return DEFAULT
     if pod.pod_class is PodClass.SHARED:
         return f"shared/{name}" if name else DEFAULT
     if pod.pod_class is PodClass.SYSTEM and name:

@@ -1,41 +1,266 @@
-"""shared: online pods share what is neither reserved nor dedicated.
+"""shared: online pods share what is neither reserved nor owned, in one pool, or in several that pods name.
 
-Nothing is written for them: they stay where the kubelet put them (its default set under the static policy, every CPU
-under none). What protects them is that BE work is confined and bounded; narrowing online pods could only cost them
-latency. The pool says which CPUs BE work must leave room on.
+Nothing is written for the default pool as long as it is all that is left by the kubelet: its pods stay where the
+kubelet put them, and what protects them is that BE work is confined. They are confined themselves where somebody else
+would suffer: CPUs that we gave to one container alone, named pools, interrupt CPUs, or a reclaimed pool that is to be
+separate. Under the static policy of 1.21 and older, which rewrites every CPU set for ever, never.
+
+Sizes: a named pool has what its pods ask for, what they are measured to need, or a fixed number; the default pool has
+the rest (mode overlap: BE work runs on CPUs of online pools), or a size of its own (mode separate: BE work has the
+rest, and no CPU of theirs). Where they do not fit they are cut as `placement.sizes.fit` tells; who has which CPU is
+`placement.pack`: the fewest change hands.
+
+Source: Katalyst's share pools, NUMA-bound share pools (SNB) and its two modes of the reclaim pool.
 """
 
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Annotated, Final, NamedTuple
+
+from msgspec import Meta
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig
-from state.model import NodeView, Pools
+from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.placement.members import DEFAULT, Members, members, request_milli
+from reconciler.placement.pack import pack
+from reconciler.placement.provision import ProvisionConfig, demand
+from reconciler.placement.sizes import SizeConfig, fit, granted, regulate
+from reconciler.policies.base import Policy, PolicyConfig, owns_cpus
+from state.cpu import PoolSize
+from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+
+NAME: Final = "shared"
+_CPU: Final = 1000
+_BE: Final = "reclaimed"
+
+
+class Confine(StrEnum):
+    """Whether online pods of the default pool get a CPU set."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class Mode(StrEnum):
+    """Whether BE work runs on CPUs of online pools."""
+
+    OVERLAP = "overlap"
+    SEPARATE = "separate"
+
+
+class Sizing(StrEnum):
+    """What the size of a pool follows."""
+
+    REQUEST = "request"
+    MEASURED = "measured"
 
 
 class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The shared pool has nothing to set: it is what the pools before it leave."""
+    """The pools of online pods."""
+
+    mode: Annotated[
+        Mode,
+        Meta(
+            description="overlap: BE work runs on CPUs of online pools, within its budget; separate: online pools are "
+            "sized, and BE work has the CPUs that are left"
+        ),
+    ] = Mode.OVERLAP
+    confine: Annotated[
+        Confine,
+        Meta(
+            description="give online pods a CPU set: auto, where others would suffer otherwise; always; or never, and "
+            "then there are no named pools either"
+        ),
+    ] = Confine.AUTO
+    sizing: Annotated[
+        Sizing, Meta(description="pools are as large as their pods' requests, or as their measured demand")
+    ] = Sizing.REQUEST
+    fixed: Annotated[
+        Mapping[str, int],
+        Meta(description="CPUs of a pool by its name, such as shared/batch or shared, whatever its pods ask for"),
+    ] = {}
+    leave_cpus: Annotated[
+        int, Meta(ge=1, le=8192, description="mode separate: CPUs that are left to BE work, whatever online pods ask")
+    ] = 1
+    size: SizeConfig = SizeConfig()
+    provision: ProvisionConfig = ProvisionConfig()
+
+    def __post_init__(self) -> None:
+        """Refuse sizes of nothing."""
+        for name, cpus in self.fixed.items():
+            if cpus < 1:
+                raise ValueError(f"fixed.{name}: {cpus} CPUs; expected at least 1")
 
     @property
     def measured(self) -> bool:
-        """Whether pools are sized by what online pods use, so that their use has to be sampled: none is, yet."""
-        return False
+        """Whether the CPU use of online pods is needed."""
+        return self.sizing is Sizing.MEASURED
 
 
 def carve(view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig) -> Pools:
-    """Explain the pool, and keep it from being empty: the kubelet's default set never is."""
-    del previous, config
-    if pools.shared:
-        reason = "neither reserved nor dedicated; online pods keep the CPU set the kubelet gave them"
-        return replace(pools, reasons={**pools.reasons, "shared": reason})
-    everything = pools.online_cpus
-    shared = (view.kubelet.default_cpus & everything) or (everything - pools.dedicated_cpus) or everything
-    reason = f"every CPU is reserved or dedicated; online pods run on CPU {shared} with the system"
-    return replace(pools, shared=shared, reasons={**pools.reasons, "shared": reason})
+    """Divide what is left among the online pools."""
+    if not pools.shared:
+        everything = pools.online_cpus
+        shared = (view.kubelet.default_cpus & everything) or (everything - pools.dedicated_cpus) or everything
+        reason = f"every CPU is reserved or dedicated; online pods run on CPU {shared} with the system"
+        return replace(pools, shared=shared, reasons={**pools.reasons, NAME: reason})
+    barred = _why_not(view, config)
+    separate = config.mode is Mode.SEPARATE and barred is None and len(pools.shared) > 1
+    owners = {key.partition("/")[0] for key in pools.dedicated}
+    found = members(view.pods, pools.shared, view.topology, previous.bound if previous is not None else {}, owners)
+    if barred is not None:
+        found = Members({DEFAULT: found.pods[DEFAULT]}, {}, {})
+    reasons = dict(pools.reasons)
+    named: Mapping[str, CpuSet] = {}
+    shared, sizes = pools.shared, dict[str, PoolSize]()
+    if len(found.pods) > 1 or separate:
+        sets, sizes, told = _divide(found, view, pools, previous, config, separate=separate)
+        shared = sets.pop(DEFAULT)
+        named = sets
+        reasons |= told
+    confined = barred is None and (
+        config.confine is Confine.ALWAYS or bool(named or separate or pools.placed or pools.interrupt)
+    )
+    reasons.setdefault(NAME, "neither reserved nor dedicated")
+    reasons[NAME] += "; online pods are confined to it" if confined else f"; online pods keep {barred or _KEPT}"
+    return replace(
+        pools,
+        shared=shared,
+        named=named,
+        bound=found.bound,
+        sizes=sizes,
+        separate=separate,
+        confine_shared=confined,
+        reasons=reasons,
+    )
+
+
+_KEPT: Final = "the CPU set the kubelet gave them"
+
+
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: SharedConfig) -> list[Setting]:
+    """The CPU set of an online pod's containers, where its pool asks for one."""
+    del view, config
+    key = pools.bound.get(pod.uid)
+    if key is not None and key in pools.named:
+        cpus, reason = pools.named[key], f"the pool {key}"
+    elif pod.pod_class in (PodClass.SHARED, PodClass.DEDICATED) and pools.confine_shared:
+        cpus, reason = pools.shared | pools.lenient, "the shared pool"
+    else:
+        return []
+    return [
+        Setting(
+            path=one.group.path,
+            knob="cpu.set",
+            value=cpus,
+            policy=NAME,
+            reason=reason,
+            pod_uid=pod.uid,
+            container_id=one.id,
+        )
+        for one in pod.containers
+        if one.kind is not ContainerKind.SANDBOX and not owns_cpus(pod, one, pools)
+    ]
+
+
+def _why_not(view: NodeView, config: SharedConfig) -> str | None:
+    """Why no online pod may be given a CPU set here; None when it may."""
+    if config.confine is Confine.NEVER:
+        return f"{_KEPT} (confine: never)"
+    if view.kubelet.reasserts_s is not None:
+        return f"{_KEPT}: it writes it again each {view.kubelet.reasserts_s:g} s"
+    return None
+
+
+class _Asked(NamedTuple):
+    sizes: dict[str, PoolSize]
+    cpus: dict[str, int]
+
+
+def _divide(
+    found: Members, view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig, *, separate: bool
+) -> tuple[dict[str, CpuSet], dict[str, PoolSize], dict[str, str]]:
+    """Sizes that fit, and CPUs of that number, for every online pool. In the reasons: what each asked for."""
+    free, topology = pools.shared, view.topology
+    asked = _asked(found, view, previous, config)
+    leave = min(config.leave_cpus, len(free) - 1) if separate else 0
+    sizes: dict[str, int] = {}
+    within: dict[str, CpuSet] = {}
+    together: list[str] = []
+    unbound = {key: size for key, size in asked.cpus.items() if key not in found.nodes}
+    for node in sorted(set(found.nodes.values())):
+        here = free & topology.node_cpus(node)
+        keys = [key for key, where in found.nodes.items() if where == node]
+        # The pools without a node need one CPU at least, wherever it is.
+        room = min(len(here), max(1, len(free) - leave - sum(sizes.values()) - 1))
+        cut = fit({key: asked.cpus[key] for key in keys}, room, {})
+        sizes |= cut.sizes
+        within |= dict.fromkeys(cut.sizes, here)
+        together += cut.shared
+    room = max(1, len(free) - leave - sum(sizes.values()))
+    cut = fit(unbound, room, {})
+    sizes |= cut.sizes
+    together += [key for key in cut.shared if key != DEFAULT]
+    if DEFAULT not in sizes or not separate:
+        sizes[DEFAULT] = max(1, room - sum(size for key, size in cut.sizes.items() if key != DEFAULT))
+    if separate:
+        sizes[_BE] = max(1, len(free) - sum(sizes.values()))
+    sets = pack(sizes, _held(previous, sizes), free, topology, within)
+    result = {key: cpus for key, cpus in sets.items() if key != _BE and cpus}
+    result.setdefault(DEFAULT, free)
+    told = {key: f"{asked.sizes[key].reason}; has {len(cpus)}" for key, cpus in result.items() if key in asked.sizes}
+    for key in together:
+        result[key] = result[DEFAULT]
+        told[key] = "no CPU is left for a pool of its own: it runs in the shared pool"
+    final = {
+        key: granted(size, sizes[key], previous.sizes.get(key) if previous is not None else None)
+        for key, size in asked.sizes.items()
+        if key in sizes and (separate or key != DEFAULT)
+    }
+    return dict(sorted(result.items())), dict(sorted(final.items())), told
+
+
+def _asked(found: Members, view: NodeView, previous: Pools | None, config: SharedConfig) -> _Asked:
+    """What each pool is to have if there is room, at least one CPU."""
+    threads = 2 if view.topology.smt else 1
+    sizes: dict[str, PoolSize] = {}
+    for key, pods in found.pods.items():
+        before = previous.sizes.get(key) if previous is not None else None
+        fixed = config.fixed.get(key)
+        if fixed is not None:
+            size = PoolSize(wanted_milli=fixed * _CPU, cpus=fixed, reason=f"fixed: {fixed} CPUs")
+        elif config.measured:
+            starting = view.cpu is None
+            milli, why = demand(
+                key, pods, view.uses, {}, before, now=view.now, config=config.provision, starting=starting
+            )
+            size = regulate(before, milli, view.now, config.size, threads=threads)
+            if size is not before:
+                size = replace(size, reason=f"{why}; {size.reason}")
+        else:
+            milli = sum(map(request_milli, pods))
+            size = PoolSize(
+                wanted_milli=milli,
+                cpus=max(1, -(-milli // _CPU)),
+                reason=f"requests of {len(pods)} pods: {milli} thousandths of a CPU",
+            )
+        sizes[key] = size
+    return _Asked(sizes, {key: size.cpus for key, size in sizes.items()})
+
+
+def _held(previous: Pools | None, keys: Iterable[str]) -> dict[str, CpuSet]:
+    if previous is None:
+        return {}
+    now = {**previous.named, DEFAULT: previous.shared, _BE: previous.reclaimed if previous.separate else EMPTY}
+    return {key: now[key] for key in keys if key in now}
 
 
 POLICY = Policy(
-    name="shared",
-    summary="online pods share what is neither reserved nor dedicated",
+    name=NAME,
+    summary="online pods share what is neither reserved nor dedicated, in one pool or in those they name",
     config_type=SharedConfig,
     precedence=50,
     carve=carve,
+    pod=for_pod,
 )

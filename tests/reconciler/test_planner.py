@@ -243,12 +243,21 @@ def within_the_rules(view: NodeView, desired: Desired) -> None:
                 directory = setting.value
     for one in view.pods.values():
         if one.pod_class is not PodClass.RECLAIMED:
-            assert not [key for key in desired.settings if key[0].startswith(one.group.path)]
+            ours = {
+                (setting.knob, setting.policy)
+                for key, setting in desired.settings.items()
+                if one.uid == setting.pod_uid
+            }
+            assert ours <= {("cpu.set", "exclusive"), ("cpu.set", "shared"), ("cpu.quota", "pinned")}
+            if not (pools.confine_shared or one.uid in pools.bound or pools.placed):
+                assert ("cpu.set", "shared") not in ours
         for item in one.containers:
             if item.kind is ContainerKind.SANDBOX:
                 assert {key[1] for key in desired.settings if key[0] == item.group.path} <= {"cpu.set"}
-            if f"{one.uid}/{item.name}" in pools.dedicated:
-                assert not [key for key in desired.settings if key[0] == item.group.path]
+            own = f"{one.uid}/{item.name}"
+            if own in pools.dedicated:
+                wanted = desired.settings.get((item.group.path, "cpu.set"))
+                assert (wanted is not None and wanted.value == pools.dedicated[own]) is (own in pools.placed)
         if view.versions["cpu"] == 1 and directory is not None and one.qos is QosClass.BESTEFFORT:
             for item in one.containers:
                 quota = desired.settings.get((item.group.path, "cpu.quota"))
@@ -264,7 +273,8 @@ def test_every_plan_of_every_history_keeps_the_rules(history: list[NodeView], co
         desired = plan(view, previous, config)
         within_the_rules(view, desired)
         if previous is not None and (view.kubelet.held or view.kubelet.policy is CpuPolicy.UNKNOWN):
-            assert previous.dedicated_cpus <= desired.pools.dedicated_cpus
+            adopted = {key: own for key, own in previous.dedicated.items() if key not in previous.placed}
+            assert all(own <= desired.pools.dedicated_cpus for own in adopted.values())
         previous = desired.pools
 
 
@@ -368,6 +378,7 @@ def test_the_default_pools_of_an_idle_node_are_these() -> None:
     assert (pools.shared, pools.reclaimed, pools.budget_milli) == (cpus("0-7"), cpus("2-7"), 5120)
     assert pools.reasons == {
         "dedicated": "no container has CPUs of its own",
+        "exclusive": "no pod asks for CPUs of its own",
         "reserved": "nothing is reserved",
         "shared": "neither reserved nor dedicated; online pods keep the CPU set the kubelet gave them",
         "idle_buffer": "no look at the CPUs yet: the budget law alone decides",
@@ -375,4 +386,9 @@ def test_the_default_pools_of_an_idle_node_are_these() -> None:
         "reclaimed": "6 of the 8 CPUs that BE work may use",
         "cpuset": "BE containers are confined to the reclaimed pool",
         "quota": "the besteffort directory holds the whole budget",
+        "normalise": "off: a CPU here is worth what limits say",
+        "burst": "off",
+        "idle_class": "off",
+        "group_identity": "off",
+        "qos_level": "off",
     }

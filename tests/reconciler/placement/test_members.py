@@ -33,6 +33,7 @@ def asking(uid: str, milli: int = 1000, cls: PodClass = PodClass.SHARED, **wish:
         (asking("a", cls=PodClass.SYSTEM, pool="agents"), "system/agents"),
         (asking("a", cls=PodClass.RECLAIMED, pool="batch"), None),
         (asking("a", cls=PodClass.DEDICATED, pool="batch"), None),
+        (asking("a", cls=PodClass.DEDICATED, numa_binding=True), "shared/share-NUMA0"),
     ],
     ids=str,
 )
@@ -62,6 +63,11 @@ def test_a_pod_stays_on_its_node_whatever_comes_later() -> None:
 def test_a_node_without_free_cpus_is_none() -> None:
     found = members({"a": asking("a", numa_binding=True, nodes=(0,))}, cpus("4-7"), TWO, {"a": "shared/share-NUMA0"})
     assert found.bound == {"a": "shared/share-NUMA1"}
+
+
+def test_who_owns_cpus_is_in_no_pool() -> None:
+    pods = {uid: asking(uid, cls=PodClass.DEDICATED) for uid in ("a", "b")}
+    assert [one.uid for one in members(pods, ALL, TWO, {}, {"a"}).pods[DEFAULT]] == ["b"]
 
 
 def test_a_pod_asks_for_what_its_app_containers_ask_for() -> None:

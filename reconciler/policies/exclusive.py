@@ -1,0 +1,263 @@
+"""exclusive: under the kubelet's policy none, dedicated pods get CPUs of their own from us, and keep them.
+
+What the kubelet's static CPU manager does, where it is switched off, and for pods that it would not serve: by label,
+of any QoS class. Under the static policy the kubelet owns this question, and its answer is adopted (`dedicated`).
+
+Rules, with the faults of others that they avoid:
+
+- CPUs belong to those who live. What is held is read off the containers that exist now, so that an init container's
+  end frees nothing that its pod's app containers run on (kubernetes 105114), and nothing leaks.
+- Sticky: over a container's restart (its pod is still there), the agent's (the pools are in the store) and the node's
+  (CPUs of pods that are gone are remembered and given again where they are free).
+- A request of less than a whole CPU owns nothing: that container follows its pod's largest one (Katalyst's side-cars).
+- Without NUMA binding it works as well (Katalyst: an error).
+- Some CPUs are always kept back for everybody else, whatever is asked.
+
+Source: kubelet CPU manager, static policy and its options; Katalyst, dedicated_cores.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Annotated, Final
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.placement.binding import bind
+from reconciler.placement.chain import Chain, PlacementConfig, load
+from reconciler.placement.demand import CpuDemand
+from reconciler.placement.members import container_milli
+from reconciler.placement.take import allocate
+from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus
+from state.cpu import TopologyPolicy
+from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
+
+NAME: Final = OWN_CPUS
+INIT_KEY: Final = "(init)"
+"""The key of a pod's init containers: no container can be called so."""
+_CPU: Final = 1000
+_WHY: Final = "dedicated/"
+"""Before a demand's key: its part of the pools' reasons, by the pool's name."""
+
+
+class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """CPUs of their own for dedicated pods. Options as the kubelet's static policy has them; a pod may ask for more."""
+
+    keep_cpus: Annotated[
+        int, Meta(ge=1, le=8192, description="CPUs that are never given to one container alone, beside the reserved")
+    ] = 1
+    full_cores: Annotated[bool, Meta(description="whole physical cores only (full-pcpus-only)")] = False
+    distribute: Annotated[
+        bool, Meta(description="who needs more than one NUMA node is spread evenly (distribute-cpus-across-numa)")
+    ] = False
+    align_socket: Annotated[bool, Meta(description="prefer one socket over one NUMA node (align-by-socket)")] = False
+    prefer_l3: Annotated[
+        bool, Meta(description="prefer CPUs under one L3 cache (prefer-align-cpus-by-uncorecache)")
+    ] = True
+    remember: Annotated[
+        int, Meta(ge=0, le=4096, description="how many containers that are gone may find their old CPUs again")
+    ] = 256
+    topology_policy: Annotated[
+        TopologyPolicy,
+        Meta(
+            description="how NUMA nodes are chosen for a newcomer, out of the hints of its CPUs, memory and devices: "
+            "as the kubelet's topology manager; nobody is turned away, what the policy would refuse is told"
+        ),
+    ] = TopologyPolicy.BEST_EFFORT
+    prefer_cpu: Annotated[
+        bool,
+        Meta(
+            description="a preferred hint of the CPUs on one node wins over a merge that nobody prefers "
+            "(kubernetes 106270)"
+        ),
+    ] = True
+    placement: PlacementConfig = PlacementConfig()
+
+    def __post_init__(self) -> None:
+        """Load the plug-ins. Errors: `InputError` naming the one that cannot be had."""
+        _chain(self.placement)
+
+
+def _chain(config: PlacementConfig) -> Chain:
+    return _loaded(tuple(config.plugins.items()), config.combinations)
+
+
+@cache
+def _loaded(plugins: tuple[tuple[str, float], ...], combinations: int) -> Chain:
+    return load(PlacementConfig(plugins=dict(plugins), combinations=combinations))
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: ExclusiveConfig) -> Pools:
+    """Choose CPUs for the containers that are to own some; out of what is shared until now."""
+    held = _held(previous)
+    if not _ours_to_give(view, previous):
+        why = f"the kubelet's CPU manager policy is {view.kubelet.policy}: exclusive CPUs are its to give"
+        return _without(pools, _remembered(held, {}, config), why)
+    demands = [
+        demand
+        for uid in sorted(view.pods)
+        for demand in _of_pod(view.pods[uid], held, previous.placed if previous is not None else (), config)
+    ]
+    if not demands:
+        return _without(pools, _remembered(held, {}, config), "no pod asks for CPUs of its own")
+    free = _without_kept(pools.shared, demands, config.keep_cpus)
+    bound = bind(
+        demands,
+        free,
+        view.topology,
+        policy=config.topology_policy,
+        prefer_cpu=config.prefer_cpu,
+        wishes={uid: pod.wish for uid, pod in view.pods.items()},
+        affinity=view.kubelet.affinity,
+    )
+    gone = _union(cpus for key, cpus in held.items() if key not in {demand.key for demand in demands})
+    found = allocate(bound.demands, free, view.topology, _chain(config.placement), remembered=gone)
+    reasons = {**pools.reasons, NAME: _told(found.refused, found.errors)}
+    for key, cpus in found.cpus.items():
+        # What was said when it was chosen: later it is simply held.
+        kept = previous is not None and previous.dedicated.get(key) == cpus
+        now = "; ".join(filter(None, (bound.reasons.get(key), found.notes.get(key))))
+        why = (previous.reasons.get(f"{_WHY}{key}") if kept and previous is not None else None) or now
+        reasons[f"{_WHY}{key}"] = why or "CPUs of its own"
+    return replace(
+        pools,
+        dedicated=dict(sorted({**pools.dedicated, **found.cpus}.items())),
+        placed=tuple(found.cpus),
+        remembered=_remembered(held, found.cpus, config),
+        shared=pools.shared - found.owned,
+        reasons=reasons,
+    )
+
+
+def _ours_to_give(view: NodeView, previous: Pools | None) -> bool:
+    """Under policy none; and while the kubelet's word cannot be read, for as long as there is something given."""
+    kubelet = view.kubelet
+    if kubelet.policy is CpuPolicy.UNKNOWN or kubelet.held:
+        return previous is not None and bool(previous.placed)
+    return kubelet.policy is CpuPolicy.NONE
+
+
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: ExclusiveConfig) -> list[Setting]:
+    """The CPU sets of a pod that has CPUs from us."""
+    del view, config
+    settings = []
+    for container in pod.containers:
+        cpus = placed_cpus(pod, container, pools)
+        if cpus:
+            own = f"{pod.uid}/{container.name or container.id}"
+            settings.append(
+                Setting(
+                    path=container.group.path,
+                    knob="cpu.set",
+                    value=cpus,
+                    policy=NAME,
+                    reason=pools.reasons.get(f"{_WHY}{own}", "runs on its pod's own CPUs"),
+                    pod_uid=pod.uid,
+                    container_id=container.id,
+                )
+            )
+    return settings
+
+
+def whole_cpus(container: Container) -> int:
+    """How many CPUs a container is to own: its request, rounded up; 0 for less than one CPU, or an unknown one."""
+    milli = container_milli(container)
+    return -(-milli // _CPU) if milli is not None and milli >= _CPU else 0
+
+
+def _held(previous: Pools | None) -> dict[str, CpuSet]:
+    """Who had what: first those who are gone, then those who were there at the last look."""
+    if previous is None:
+        return {}
+    return {**previous.remembered, **{key: previous.dedicated[key] for key in previous.placed}}
+
+
+def _of_pod(
+    pod: Pod, held: Mapping[str, CpuSet], placed: tuple[str, ...], config: ExclusiveConfig
+) -> Iterator[CpuDemand]:
+    """The demands of one pod. Of a container that is between two lives, and of a pod not yet told, what it held."""
+    prefix = f"{pod.uid}/"
+    init_key = prefix + INIT_KEY
+    before = {key: held[key] for key in placed if key.startswith(prefix)}
+    if pod.pod_class is not PodClass.DEDICATED:
+        if not pod.classification.certain:
+            for key, cpus in before.items():
+                yield _demand(pod, key, len(cpus), cpus, config)
+        return
+    apps = {
+        f"{prefix}{one.name or one.id}": whole_cpus(one)
+        for one in pod.containers
+        if one.kind in (ContainerKind.APP, ContainerKind.UNKNOWN)
+    }
+    counts = {key: count for key, count in apps.items() if count}
+    counts |= {key: len(cpus) for key, cpus in before.items() if key != init_key and key not in apps}
+    if counts:
+        largest = min(counts, key=lambda key: (-counts[key], key))
+        for key in sorted(counts):
+            # What the init containers ran on goes over to the app container, which has not started yet.
+            inherited = held.get(init_key, EMPTY) if key == largest else EMPTY
+            yield _demand(pod, key, counts[key], held.get(key) or inherited, config)
+        return
+    init = max((whole_cpus(one) for one in pod.containers if one.kind is ContainerKind.INIT), default=0)
+    if init:
+        yield _demand(pod, init_key, init, held.get(init_key, EMPTY), config)
+
+
+def _demand(pod: Pod, key: str, count: int, held: CpuSet, config: ExclusiveConfig) -> CpuDemand:
+    wish = pod.wish
+    return CpuDemand(
+        key=key,
+        count=count,
+        nodes=wish.nodes,
+        numa_binding=wish.numa_binding,
+        numa_exclusive=wish.numa_exclusive,
+        full_cores=config.full_cores if wish.full_cores is None else wish.full_cores,
+        distribute=config.distribute if wish.distribute is None else wish.distribute,
+        align_socket=config.align_socket if wish.align_socket is None else wish.align_socket,
+        prefer_l3=config.prefer_l3,
+        held=held,
+        explicit=wish.cpus,
+        priority=pod.priority or 0,
+        pod_class=pod.pod_class,
+    )
+
+
+def _told(refused: Mapping[str, str], errors: Mapping[str, str]) -> str:
+    """What a person should know, worst first."""
+    lines = [f"plug-in {name} failed and was passed over: {error}" for name, error in errors.items()]
+    lines += [f"{key} did not get what it asks for: {why}" for key, why in refused.items()]
+    return "; ".join(lines) or "every container has what it asks for"
+
+
+def _union(sets: Iterable[CpuSet]) -> CpuSet:
+    union = EMPTY
+    for cpus in sets:
+        union |= cpus
+    return union
+
+
+def _without_kept(shared: CpuSet, demands: list[CpuDemand], keep: int) -> CpuSet:
+    """What may be given away: all but the ``keep`` highest CPUs that nobody holds."""
+    loose = shared - _union(demand.held for demand in demands)
+    return shared - CpuSet(sorted(loose, reverse=True)[:keep])
+
+
+def _remembered(held: Mapping[str, CpuSet], now: Mapping[str, CpuSet], config: ExclusiveConfig) -> dict[str, CpuSet]:
+    """The newest of those who are gone; what comes again leaves the list."""
+    gone = [(key, cpus) for key, cpus in held.items() if key not in now and not key.endswith(f"/{INIT_KEY}")]
+    return dict(gone[-config.remember :]) if config.remember else {}
+
+
+def _without(pools: Pools, remembered: Mapping[str, CpuSet], reason: str) -> Pools:
+    return replace(pools, placed=(), remembered=remembered, reasons={**pools.reasons, NAME: reason})
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="under the kubelet's policy none, dedicated pods get CPUs of their own",
+    config_type=ExclusiveConfig,
+    precedence=8,
+    carve=carve,
+    pod=for_pod,
+)

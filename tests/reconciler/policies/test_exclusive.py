@@ -1,0 +1,203 @@
+"""exclusive: CPUs of their own for dedicated pods where the kubelet gives none, and who keeps them through what."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from cgroupfs.naming import QosClass
+from reconciler.planner import plan, plan_pools
+from reconciler.policies.exclusive import ExclusiveConfig, whole_cpus
+from reconciler.policies.table import PoliciesConfig
+from state.cpu import CpuWish
+from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Resources, RuntimeSpec
+from state.topology import uniform
+from tests.reconciler.nodes import container, cpus, kubelet, node, online, pod
+
+CONFIG = PoliciesConfig()
+SMT = uniform(sockets=2, nodes=2, cores=8, threads=2)
+
+
+def app(name: str, milli: int, kind: ContainerKind = ContainerKind.APP) -> Container:
+    return container(name, kind=kind, requests=Resources(cpu_milli=milli))
+
+
+def dedicated(uid: str, *containers: Container, **wish: Any) -> Pod:
+    one = pod(uid, *(containers or (app("main", 2000),)), cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED)
+    return replace(one, wish=CpuWish(**wish))
+
+
+def sets(view: NodeView, previous: Pools | None = None, config: PoliciesConfig = CONFIG) -> dict[str, str]:
+    """CPU sets wanted, by ``uid/container``."""
+    desired = plan(view, previous, config)
+    return {
+        f"{one.pod_uid}/{str(one.container_id).removeprefix('id-')}": str(one.value)
+        for one in desired.settings.values()
+        if one.knob == "cpu.set"
+    }
+
+
+def test_a_dedicated_pod_gets_cpus_of_its_own_and_everybody_else_is_moved_off_them() -> None:
+    view = node(dedicated("d"), online("o"), pod("be"))
+    pools = plan_pools(view, None, CONFIG)
+    own = pools.dedicated["d/main"]
+    assert len(own) == 2
+    assert not own & (pools.shared | pools.reclaimed)
+    found = sets(view)
+    assert found["d/main"] == str(own)
+    assert cpus(found["o/main"]) == pools.shared
+    assert not cpus(found["be/main"]) & own
+
+
+@pytest.mark.parametrize("policy", [CpuPolicy.STATIC, CpuPolicy.UNKNOWN])
+def test_where_the_kubelet_gives_exclusive_cpus_we_give_none(policy: CpuPolicy) -> None:
+    pools = plan_pools(node(dedicated("d"), kubelet=kubelet(policy, default="0-7")), None, CONFIG)
+    assert (pools.placed, pools.dedicated) == ((), {})
+    assert f"policy is {policy}" in pools.reasons["exclusive"]
+
+
+def test_what_was_given_stays_while_the_kubelets_word_cannot_be_read() -> None:
+    before = plan_pools(node(dedicated("d")), None, CONFIG)
+    after = plan_pools(node(dedicated("d"), kubelet=kubelet(CpuPolicy.UNKNOWN)), before, CONFIG)
+    assert (after.dedicated, after.placed) == (before.dedicated, before.placed)
+
+
+def test_switched_to_static_the_kubelets_allocation_holds() -> None:
+    before = plan_pools(node(dedicated("d")), None, CONFIG)
+    view = node(dedicated("d"), kubelet=kubelet(default="0-5", exclusive={"d/main": "6-7"}))
+    after = plan_pools(view, before, CONFIG)
+    assert (after.placed, after.dedicated) == ((), {"d/main": cpus("6-7")})
+    assert "d/main" not in sets(view, before)
+
+
+@pytest.mark.parametrize(
+    ("one", "count"),
+    [
+        (app("a", 2000), 2),
+        (app("a", 1500), 2),
+        (app("a", 1000), 1),
+        (app("a", 999), 0),
+        (container("a"), 0),
+        (container("a", spec=RuntimeSpec(shares=4096)), 4),
+    ],
+)
+def test_how_many_cpus_a_container_owns(one: Container, count: int) -> None:
+    assert whole_cpus(one) == count
+
+
+def test_a_side_car_runs_on_the_cpus_of_its_pods_largest_container() -> None:
+    view = node(dedicated("d", app("small", 1000), app("large", 3000), app("side", 100)))
+    found = sets(view)
+    assert found["d/side"] == found["d/large"]
+    assert found["d/small"] != found["d/large"]
+    assert not cpus(found["d/small"]) & cpus(found["d/large"])
+
+
+def test_the_init_containers_cpus_go_over_to_the_app_container() -> None:
+    init = node(dedicated("d", app("init", 2000, ContainerKind.INIT)), dedicated("e"))
+    first = plan_pools(init, None, CONFIG)
+    assert set(first.dedicated) == {"d/(init)", "e/main"}
+    both = node(dedicated("d", app("init", 2000, ContainerKind.INIT), app("main", 2000)), dedicated("e"))
+    second = plan_pools(both, first, CONFIG)
+    assert second.dedicated == {"d/main": first.dedicated["d/(init)"], "e/main": first.dedicated["e/main"]}
+
+
+def test_the_end_of_an_init_container_frees_nothing_that_is_in_use() -> None:
+    """Kubernetes 105114: its CPUs went to the shared pool while the app container ran on them."""
+    pools = plan_pools(node(dedicated("d", app("init", 3000, ContainerKind.INIT))), None, CONFIG)
+    pools = plan_pools(node(dedicated("d", app("init", 3000, ContainerKind.INIT), app("main", 2000))), pools, CONFIG)
+    held = pools.dedicated["d/main"]
+    pools = plan_pools(node(dedicated("d", app("main", 2000)), online("o")), pools, CONFIG)
+    assert pools.dedicated == {"d/main": held}
+    assert not pools.shared & held
+    assert len(pools.shared) == 6
+
+
+def test_an_init_container_beside_apps_runs_on_all_that_its_pod_has() -> None:
+    found = sets(
+        node(dedicated("d", app("a", 1000), app("b", 1000), app("init", 500, ContainerKind.INIT)), topology=SMT)
+    )
+    assert cpus(found["d/init"]) == cpus(found["d/a"]) | cpus(found["d/b"])
+
+
+def test_a_container_that_restarts_finds_its_cpus_again() -> None:
+    first = plan_pools(node(dedicated("d", app("main", 2000), app("other", 1000))), None, CONFIG)
+    between = plan_pools(node(dedicated("d", app("other", 1000)), dedicated("new")), first, CONFIG)
+    assert between.dedicated["d/main"] == first.dedicated["d/main"]
+    again = plan_pools(node(dedicated("d", app("main", 2000), app("other", 1000))), between, CONFIG)
+    assert again.dedicated == first.dedicated
+
+
+def test_a_pod_that_comes_again_after_the_nodes_restart_gets_what_it_had() -> None:
+    both = node(dedicated("a"), dedicated("b"))
+    first = plan_pools(both, None, CONFIG)
+    empty = plan_pools(node(), first, CONFIG)
+    assert (empty.dedicated, set(empty.remembered)) == ({}, {"a/main", "b/main"})
+    late = plan_pools(node(dedicated("b")), empty, CONFIG)
+    assert late.dedicated == {"b/main": first.dedicated["b/main"]}
+    assert plan_pools(both, late, CONFIG).dedicated == first.dedicated
+
+
+def test_only_so_many_are_remembered_the_newest() -> None:
+    config = PoliciesConfig(exclusive=ExclusiveConfig(remember=1))
+    pools = plan_pools(node(dedicated("a")), None, config)
+    pools = plan_pools(node(dedicated("b")), pools, config)
+    pools = plan_pools(node(), pools, config)
+    assert set(pools.remembered) == {"b/main"}
+
+
+def test_a_pod_whose_labels_nobody_has_told_yet_keeps_what_it_had() -> None:
+    known = dedicated("d")
+    first = plan_pools(node(known), None, CONFIG)
+    untold = replace(
+        known, classification=replace(known.classification, pod_class=PodClass.SHARED, certain=False), wish=CpuWish()
+    )
+    assert plan_pools(node(untold), first, CONFIG).dedicated == first.dedicated
+    told = replace(untold, classification=replace(untold.classification, certain=True))
+    assert plan_pools(node(told), first, CONFIG).dedicated == {}
+
+
+def test_some_cpus_stay_for_everybody_else() -> None:
+    view = node(dedicated("d", app("main", 8000)), online("o"))
+    pools = plan_pools(view, None, CONFIG)
+    assert pools.dedicated == {}
+    assert pools.shared == cpus("0-7")
+    assert "d/main" in pools.reasons["exclusive"]
+    assert sets(node(dedicated("d", app("main", 7000)), online("o")))["o/main"] == "7"
+
+
+def test_without_numa_binding_a_dedicated_pod_works_and_with_it_stays_on_its_node() -> None:
+    assert len(plan_pools(node(dedicated("d", app("main", 10_000)), topology=SMT), None, CONFIG).dedicated_cpus) == 10
+    bound = dedicated("d", app("main", 4000), numa_binding=True, nodes=(1,))
+    assert plan_pools(node(bound, topology=SMT), None, CONFIG).dedicated_cpus <= SMT.node_cpus(1)
+
+
+def test_a_resized_container_keeps_what_it_can() -> None:
+    first = plan_pools(node(dedicated("d", app("main", 4000)), topology=SMT), None, CONFIG)
+    more = plan_pools(node(dedicated("d", app("main", 6000)), topology=SMT), first, CONFIG)
+    assert len(more.dedicated_cpus) == 6
+    assert first.dedicated_cpus <= more.dedicated_cpus
+    less = plan_pools(node(dedicated("d", app("main", 2000)), topology=SMT), more, CONFIG)
+    assert len(less.dedicated_cpus) == 2
+    assert less.dedicated_cpus <= more.dedicated_cpus
+
+
+def test_reserved_and_interrupt_cpus_are_never_given_away() -> None:
+    view = node(dedicated("d", app("main", 6000)), kubelet=kubelet(CpuPolicy.NONE, reserved="0-1"))
+    pools = plan_pools(view, None, CONFIG)
+    assert not pools.dedicated_cpus & cpus("0-1")
+    assert not pools.dedicated
+
+
+def test_a_dedicated_pod_that_got_nothing_stays_off_the_cpus_of_those_who_did() -> None:
+    view = node(dedicated("a", app("main", 5000)), dedicated("b", app("main", 5000)))
+    pools = plan_pools(view, None, CONFIG)
+    assert len(pools.dedicated) == 1
+    ((owner, own),) = pools.dedicated.items()
+    (other,) = {"a/main", "b/main"} - {owner}
+    assert not cpus(sets(view)[other]) & own
+
+
+def test_the_pause_container_is_left_alone() -> None:
+    view = node(dedicated("d", app("main", 2000), container("pause", kind=ContainerKind.SANDBOX)))
+    assert "d/pause" not in sets(view)
