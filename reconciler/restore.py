@@ -18,6 +18,7 @@ from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import Change, Known, order_changes
 from cgroupfs.writer import StepWriter
 from reconciler.actuators.putback import put_back
+from reconciler.actuators.resets import muted
 from state.entry import US, Entry, same_group
 from state.ledger import Ledger
 
@@ -132,6 +133,9 @@ def _look(hierarchy: Hierarchy, ledger: Ledger, entry: Entry, files: FileOps) ->
         ours = {knob.normal(text, version) for text in (entry.seen, entry.wanted) if text is not None}
     except (ValueError, AgentError, OSError) as exc:
         return _undone(entry, Undo.UNKNOWN, raw, str(exc))
+    if original is not None and entry.knob in muted(hierarchy, ledger, files, entry.path, ()):
+        # Another file of ours hides it, and undoing that one resets it.
+        return _Pending(entry, original, actual)
     if restore is not None and actual == restore:
         return _undone(entry, Undo.ALREADY, raw)
     # A crash between a write and its note leaves a file that holds what we wanted: ours as well.

@@ -146,7 +146,8 @@ class CgroupActuator:
 
     async def _record(self, work: list[Work]) -> list[Work]:
         """Make the originals of first touches durable; where that cannot be, the files stay untouched."""
-        firsts = [one for one in work if not self._ledger.is_durable(one.key, one.target.group.inode)]
+        beside = [other for one in work if (other := self.judge.beside(one)) is not None]
+        firsts = [one for one in (*beside, *work) if not self._ledger.is_durable(one.key, one.target.group.inode)]
         if not firsts:
             return work
         entries = [self._entry(one) for one in firsts]

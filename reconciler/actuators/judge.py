@@ -7,7 +7,7 @@ It writes nothing and never waits.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from msgspec import Struct
@@ -20,6 +20,7 @@ from cgroupfs.knobs import CATALOG, Knob
 from cgroupfs.probe import offered
 from reconciler.actuators.compare import Found, Move, compare
 from reconciler.actuators.putback import put_back
+from reconciler.actuators.resets import Located, forgotten, muted
 from reconciler.actuators.spec import foretold, without_us
 from reconciler.foreign import Answer, ForeignWrites
 from reconciler.holds import file_target, holding
@@ -164,11 +165,19 @@ class Judge:
             for knob in [knob for knob in here if knob not in target.settings]:
                 del here[knob]
         try:
-            found = [self._want(target, CATALOG[name], setting) for name, setting in target.settings.items()]
+            mute = self._muted(target)
+            found = [
+                self._want(target, CATALOG[name], setting)
+                for name, setting in target.settings.items()
+                if name not in mute
+            ]
             found += [
-                self._unwant(target, entry) for entry in self._ledger.group(path) if entry.knob not in target.settings
+                self._unwant(target, entry)
+                for entry in self._ledger.group(path)
+                if entry.knob not in target.settings and entry.knob not in mute
             ]
             work = [one for one in found if one is not None]
+            work += [after for one in work if (after := self._after(one)) is not None]
             if any(one.knob.name == "cpu.quota" for one in work):
                 self.learn(path, _BANDWIDTH)
         except CgroupGoneError:
@@ -199,6 +208,16 @@ class Judge:
         while (path := path.rpartition("/")[0]) and path != "/":
             for knob in CATALOG:
                 self.actual.pop((path, knob), None)
+
+    def beside(self, work: Work) -> Work | None:
+        """What a wanted value will make the kernel forget, as work that is not to be done: its original counts.
+
+        None for knobs that reset no other, for their return to 0, and where the other file cannot be read.
+        """
+        if work.knob.resets is None or _is_zero(work):
+            return None
+        here = forgotten(self.hierarchy, self._files, work.key[1], work.knob)
+        return None if here is None else self._work_of(work.target, here, None, here.raw)
 
     def memory_use(self, work: Work) -> int | None:
         """Bytes in use by a v2 group: a limit below it would kill. None when it cannot be read."""
@@ -293,6 +312,40 @@ class Judge:
                     here[knob] = standing._replace(state="due")
                     uids.add(standing.setting.pod_uid)
         return uids
+
+    # What another knob's value hides
+
+    def _muted(self, target: Target) -> Collection[str]:
+        """The knobs whose files of this group are left alone for now, wanted or not; noted where they are wanted."""
+        path = target.group.path
+        found = muted(self.hierarchy, self._ledger, self._files, path, target.settings)
+        for name, by in found.items():
+            if (setting := target.settings.get(name)) is not None:
+                standing = Standing(setting, "in place", "", None, f"counts once {by} ends", time.time())
+                self.standing.setdefault(path, {})[name] = standing
+        return found
+
+    def _after(self, work: Work) -> Work | None:
+        """What the kernel forgets with this very work, to be written right after: as wanted now, else as it was."""
+        if work.knob.resets is None or not _is_zero(work):
+            return None
+        here = forgotten(self.hierarchy, self._files, work.key[1], work.knob)
+        entry = self._ledger.get(here.key) if here is not None else None
+        if here is None or entry is None:
+            return None
+        setting = work.target.settings.get(here.knob.name)
+        if setting is not None and self.may_write(setting):
+            text: str | None = here.knob.encode(setting.value, here.version)
+        else:
+            text = entry.seen if setting is not None and entry.writer == US else entry.restore_text
+            setting = None
+        return None if text is None else self._work_of(work.target, here, setting, text)
+
+    @staticmethod
+    def _work_of(target: Target, here: Located, setting: Setting | None, text: str) -> Work:
+        move = Move.CHANGE if setting is not None else Move.RELEASE
+        actual = here.knob.normal(here.raw, here.version)
+        return Work(target, here.knob, here.version, here.directory, here.key, setting, here.raw, actual, text, move)
 
     # One wanted setting
 
@@ -466,7 +519,8 @@ class Judge:
         move = compare(entry, Found(actual=actual, wanted=None, seen=seen, restore=restore))
         if move is Move.DROP:
             self._ledger.restored(entry.key, raw)
-        if move is not Move.RELEASE or original is None:
+        if move is not Move.RELEASE or original is None or knob.one_way:
+            # What the kernel never takes back ends with its group; a restore says so.
             return None
         return Work(target, knob, version, directory, entry.key, None, raw, actual, original, move)
 
@@ -510,3 +564,7 @@ class Judge:
     def _missing(self, setting: Setting, why: str) -> None:
         standing = Standing(setting, "missing", "", None, why, time.time())
         self.standing.setdefault(setting.path, {})[setting.knob] = standing
+
+
+def _is_zero(work: Work) -> bool:
+    return work.knob.decode(work.text, work.version) == 0

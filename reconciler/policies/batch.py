@@ -2,9 +2,13 @@
 
 The kubelet knows nothing of ``batch-cpu``, ``batch-memory`` or ``reclaimed_*``: such a pod is BestEffort to it, with
 the least shares and no limit. Source: Koordinator's batchresource hook (shares from the request, quota and memory limit
-from the limit). Where we differ: init containers count (there they are to come), a pod with one container without a
-limit keeps the limits of the others, and limits are written on containers only: a pod's own would have to be moved in
-step with every container that starts.
+from the limit, both divided by the node's CPU normalisation ratio). Where we differ:
+
+- Init containers count while they run (there they are to come), so that a BE pod is bounded from its first instruction.
+- A pod with one container without a limit keeps the limits of the others; its directory then has none, as there.
+- The pod's directory has a quota only inside besteffort: elsewhere the kubelet wrote one of its own.
+- The memory limit is written on containers only: lowered in step with every container that ends, the pod's own would
+  have to reclaim, or on v2 to kill.
 """
 
 from typing import Annotated, Final
@@ -12,7 +16,17 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import SHARES_MAX, SHARES_MIN, Policy, PolicyConfig, owns_cpus, period_us, quota_us
+from reconciler.policies.base import (
+    QUOTA_MIN_US,
+    SHARES_MAX,
+    SHARES_MIN,
+    Policy,
+    PolicyConfig,
+    owns_cpus,
+    period_us,
+    quota_us,
+)
+from reconciler.policies.normalise import normalised
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 
 NAME: Final = "batch"
@@ -24,6 +38,9 @@ class BatchConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
 
     weight: Annotated[bool, Meta(description="cpu shares from the batch CPU request, pod and container")] = True
     quota: Annotated[bool, Meta(description="CPU quota from the batch CPU limit, container")] = True
+    pod_quota: Annotated[
+        bool, Meta(description="CPU quota of the pod's own directory too, where each of its containers has a limit")
+    ] = True
     memory: Annotated[bool, Meta(description="memory limit from the batch memory limit, container")] = True
 
 
@@ -58,7 +75,42 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: BatchConfig) -> list
                 pod_uid=pod.uid,
             )
         )
+    if config.quota and config.pod_quota:
+        settings += _pod_quota(pod, view, pools)
     return settings
+
+
+def _pod_quota(pod: Pod, view: NodeView, pools: Pools) -> list[Setting]:
+    """The sum of the containers' quotas as the pod's, in the pod's own period; none where one has no limit.
+
+    Rounded up for each of them: on v1 no child may be above its parent, and a newcomer is let in before it is bounded.
+    """
+    if pod.qos is not QosClass.BESTEFFORT:
+        return []
+    period, value, total = period_us(view, pod.group.path), 0, 0
+    for container in pod.containers:
+        if container.kind is ContainerKind.SANDBOX:
+            continue
+        limit = container.limits.batch_cpu_milli
+        if limit is None or owns_cpus(pod, container, pools):
+            return []
+        own = period_us(view, container.group.path, container)
+        value += -(-_quota_us(limit, own, pools) * period // own)
+        total += limit
+    if not value or (view.versions.get("cpu") == 1 and _above_directory(total, view, pools)):
+        return []
+    reason = f"batch CPU limits of {total} in all"
+    return [Setting(path=pod.group.path, knob="cpu.quota", value=value, policy=NAME, reason=reason, pod_uid=pod.uid)]
+
+
+def _above_directory(limit: int, view: NodeView, pools: Pools) -> bool:
+    """Whether the besteffort directory's quota is the tighter bound."""
+    directory = (pools.quota_milli or {}).get(view.besteffort)
+    return directory is not None and normalised(limit, pools) >= directory
+
+
+def _quota_us(limit: int, period: int, pools: Pools) -> int:
+    return max(QUOTA_MIN_US, normalised(quota_us(limit, period), pools))
 
 
 def _quota(pod: Pod, container: Container, limit: int, view: NodeView, pools: Pools) -> Setting:
@@ -67,16 +119,10 @@ def _quota(pod: Pod, container: Container, limit: int, view: NodeView, pools: Po
     On v1 a child's may not exceed its parent's. Where the besteffort directory is the tighter one, the container has
     none of its own: the directory bounds it, and a clamped quota would have to follow the budget at each step.
     """
-    directory = (pools.quota_milli or {}).get(view.besteffort)
-    if (
-        view.versions.get("cpu") == 1
-        and pod.qos is QosClass.BESTEFFORT
-        and directory is not None
-        and limit >= directory
-    ):
+    if view.versions.get("cpu") == 1 and pod.qos is QosClass.BESTEFFORT and _above_directory(limit, view, pools):
         reason = f"batch CPU limit of {limit}, but the besteffort directory's quota is tighter"
         return _setting(pod, container, "cpu.quota", None, reason)
-    value = quota_us(limit, period_us(view, container.group.path, container))
+    value = _quota_us(limit, period_us(view, container.group.path, container), pools)
     return _setting(pod, container, "cpu.quota", value, f"batch CPU limit of {limit}")
 
 

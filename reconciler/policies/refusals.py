@@ -230,13 +230,18 @@ def v1_quota_above_parent(setting: Setting, scene: Scene) -> str | None:
 
 
 def burst_above_quota(setting: Setting, scene: Scene) -> str | None:
-    """EINVAL on both versions; without a quota there is nothing to burst over."""
+    """EINVAL on both versions; without a quota there is nothing to burst over.
+
+    A container's quota that nobody wants is the runtime's, whatever it reads now: ours is put back in the same plan.
+    """
     if not isinstance(setting.value, int) or setting.value == 0:
         return None
-    known, quota = scene.value(setting.path, "cpu.quota")
-    if not known:
-        container = scene.containers.get(setting.path)
-        quota = container.spec.quota_us if container is not None and container.spec is not None else None
+    container = scene.containers.get(setting.path)
+    wanted = (setting.path, "cpu.quota") in scene.wanted
+    if wanted or container is None or container.spec is None:
+        _, quota = scene.value(setting.path, "cpu.quota")
+    else:
+        quota = container.spec.quota_us
     if isinstance(quota, int) and quota > 0 and setting.value <= quota:
         return None
     return f"a burst of {setting.value} µs needs a quota of at least as much; it is {quota or 'not set or not known'}"
@@ -247,6 +252,20 @@ def idle_not_pod(setting: Setting, scene: Scene) -> str | None:
     if setting.value in (0, None) or (scene.pod is not None and setting.path == scene.pod.group.path):
         return None
     return "cpu.idle makes writes of cpu shares fail, and the kubelet or the runtime writes them here"
+
+
+def one_way(setting: Setting, scene: Scene) -> str | None:
+    """EINVAL for ever on openEuler's kernels: offline work never becomes online again."""
+    if setting.value == 0 and scene.view.actual.get((setting.path, setting.knob)) == -1:
+        return "this kernel never takes an offline group back online: only a new pod helps"
+    return None
+
+
+def shared_level(setting: Setting, scene: Scene) -> str | None:
+    """Whatever is made below an offline directory is offline for good, online pods that come later too."""
+    if setting.value in (0, None) or scene.pod is not None:
+        return None
+    return "pods that start later below it would be offline for good"
 
 
 def qos_weight(setting: Setting, scene: Scene) -> str | None:
@@ -269,6 +288,7 @@ _OF_KNOB: Final[Mapping[str, tuple[Rule, ...]]] = {
     "cpu.quota": (quota_minimum, quota_below_child, online_under_quota, v1_quota_above_parent),
     "cpu.burst": (burst_above_quota,),
     "cpu.idle": (idle_not_pod,),
+    "cpu.qos": (one_way, shared_level),
     "cpu.weight": (qos_weight,),
 }
 _RULES: Final[Mapping[str, tuple[Rule, ...]]] = {knob: _EVERY + rules for knob, rules in _OF_KNOB.items()}

@@ -11,10 +11,22 @@ from msgspec import Struct
 from reconciler.policies.base import registered
 from reconciler.policies.batch import POLICY as BATCH
 from reconciler.policies.batch import BatchConfig
+from reconciler.policies.burst import POLICY as BURST
+from reconciler.policies.burst import BurstConfig
 from reconciler.policies.dedicated import POLICY as DEDICATED
 from reconciler.policies.dedicated import DedicatedConfig
+from reconciler.policies.group_identity import POLICY as GROUP_IDENTITY
+from reconciler.policies.group_identity import GroupIdentityConfig
 from reconciler.policies.idle_buffer import POLICY as IDLE_BUFFER
 from reconciler.policies.idle_buffer import IdleBufferConfig
+from reconciler.policies.idle_class import POLICY as IDLE_CLASS
+from reconciler.policies.idle_class import IdleClassConfig
+from reconciler.policies.normalise import POLICY as NORMALISE
+from reconciler.policies.normalise import NormaliseConfig
+from reconciler.policies.pinned import POLICY as PINNED
+from reconciler.policies.pinned import PinnedConfig
+from reconciler.policies.qos_level import POLICY as QOS_LEVEL
+from reconciler.policies.qos_level import QosLevelConfig
 from reconciler.policies.quota_burst import POLICY as QUOTA_BURST
 from reconciler.policies.quota_burst import QuotaBurstConfig
 from reconciler.policies.quota_turbo import POLICY as QUOTA_TURBO
@@ -38,6 +50,12 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     batch: BatchConfig = BatchConfig()
     quota_burst: QuotaBurstConfig = QuotaBurstConfig()
     quota_turbo: QuotaTurboConfig = QuotaTurboConfig()
+    pinned: PinnedConfig = PinnedConfig()
+    normalise: NormaliseConfig = NormaliseConfig()
+    burst: BurstConfig = BurstConfig()
+    idle_class: IdleClassConfig = IdleClassConfig()
+    group_identity: GroupIdentityConfig = GroupIdentityConfig()
+    qos_level: QosLevelConfig = QosLevelConfig()
 
     def __post_init__(self) -> None:
         if self.quota_burst.enabled and self.quota_turbo.enabled:
@@ -49,5 +67,8 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 POLICIES: Final = registered(
     PoliciesConfig,
-    (DEDICATED, RESERVE, SHARED, IDLE_BUFFER, RECLAIMED, BATCH, QUOTA_BURST, QUOTA_TURBO),
+    (
+        *(DEDICATED, RESERVE, SHARED, IDLE_BUFFER, RECLAIMED, BATCH, QUOTA_BURST, QUOTA_TURBO),
+        *(PINNED, NORMALISE, BURST, IDLE_CLASS, GROUP_IDENTITY, QOS_LEVEL),
+    ),
 )

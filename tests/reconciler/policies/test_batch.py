@@ -1,14 +1,16 @@
 import pytest
+from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
 from reconciler.planner import plan
 from reconciler.policies.batch import BatchConfig
 from reconciler.policies.table import PoliciesConfig
-from state.model import Container, ContainerKind, Desired, PodClass, Resources
+from state.model import Container, ContainerKind, Desired, Pod, PodClass, Resources
 from tests.reconciler.nodes import V1, V2, container, cpu, kubelet, node, pod
 
 CONFIG = PoliciesConfig()
-MAIN = "/kubepods/besteffort/podbe/id-main"
+POD = "/kubepods/besteffort/podbe"
+MAIN = f"{POD}/id-main"
 
 
 def batch(cpu_milli: int | None, memory: int | None = None, name: str = "main") -> Container:
@@ -28,12 +30,42 @@ def test_the_request_becomes_shares(milli: int, shares: int) -> None:
 def test_request_and_limits_become_weight_quota_and_memory_limit() -> None:
     desired = plan(node(pod("be", batch(500, 1 << 30))), None, CONFIG)
     assert of(desired) == {"cpu.weight": 512, "cpu.quota": 50_000, "memory.max": 1 << 30}
-    assert of(desired, "/kubepods/besteffort/podbe") == {"cpu.weight": 512}
+    assert of(desired, POD) == {"cpu.weight": 512, "cpu.quota": 50_000}
 
 
 def test_a_pod_weighs_what_its_containers_asked_for_together() -> None:
     one = pod("be", batch(500), batch(1000, name="side"), container("pause", kind=ContainerKind.SANDBOX))
-    assert of(plan(node(one), None, CONFIG), "/kubepods/besteffort/podbe") == {"cpu.weight": 1536}
+    assert of(plan(node(one), None, CONFIG), POD) == {"cpu.weight": 1536, "cpu.quota": 150_000}
+
+
+@pytest.mark.parametrize(
+    ("one", "quota"),
+    [
+        pytest.param(pod("be", batch(500), batch(250, name="side")), 75_000, id="the sum"),
+        pytest.param(pod("be", batch(5), batch(5, name="side")), 2_000, id="of what the kernel takes"),
+        pytest.param(pod("be", batch(500), container("free")), None, id="one without a limit"),
+        pytest.param(pod("be", container("free")), None, id="no limit at all"),
+        pytest.param(pod("be", batch(500), qos=QosClass.BURSTABLE), None, id="outside besteffort"),
+        pytest.param(pod("be", replace(batch(250), kind=ContainerKind.INIT)), 25_000, id="an init container"),
+    ],
+)
+@pytest.mark.parametrize("versions", [V1, V2], ids=["v1", "v2"])
+def test_a_pods_quota_is_the_sum_of_its_containers(one: Pod, quota: int | None, versions: dict[str, int]) -> None:
+    desired = plan(node(one, versions=versions), None, CONFIG)
+    assert of(desired, one.group.path).get("cpu.quota") == quota
+    assert desired.refusals == ()
+
+
+def test_a_pods_quota_is_in_its_own_period_and_never_below_a_childs() -> None:
+    view = node(pod("be", batch(333)), actual={(POD, "cpu.period"): 70_001})
+    quota = of(plan(view, None, CONFIG), POD)["cpu.quota"]
+    assert isinstance(quota, int)
+    assert quota * 100_000 >= 33_300 * 70_001 > (quota - 1) * 100_000
+
+
+def test_a_pods_quota_can_be_switched_off() -> None:
+    config = PoliciesConfig(batch=BatchConfig(pod_quota=False))
+    assert of(plan(node(pod("be", batch(500))), None, config), POD) == {"cpu.weight": 512}
 
 
 @pytest.mark.parametrize(("versions", "quota"), [(V1, None), (V2, 400_000)])
@@ -43,6 +75,7 @@ def test_on_v1_a_limit_above_the_directorys_quota_is_left_to_the_directory(
     desired = plan(node(pod("be", batch(4000)), cpu=cpu(online=4000), versions=versions), None, CONFIG)
     assert desired.pools.budget_milli == 1120
     assert of(desired)["cpu.quota"] == quota
+    assert of(desired, POD).get("cpu.quota") == quota
     assert desired.refusals == ()
 
 
@@ -75,7 +108,7 @@ def test_up_to_1_21_the_weight_is_on_the_pod_which_the_kubelet_does_not_rewrite(
     view = node(pod("be", batch(500, 1 << 30)), kubelet=kubelet(default="0-7", reasserts_s=10.0))
     desired = plan(view, None, CONFIG)
     assert of(desired) == {"cpu.quota": 50_000, "memory.max": 1 << 30}
-    assert of(desired, "/kubepods/besteffort/podbe") == {"cpu.weight": 512}
+    assert of(desired, POD) == {"cpu.weight": 512, "cpu.quota": 50_000}
     assert desired.refusals == ()
 
 

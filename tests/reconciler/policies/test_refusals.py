@@ -179,6 +179,21 @@ def test_a_burst_is_measured_against_the_quota_wanted_with_it() -> None:
     assert refused(NODE, APP, want(A, "cpu.quota", None), want(A, "cpu.burst", 30_000)) == ["burst-above-quota"]
 
 
+def test_a_burst_is_measured_against_the_runtimes_quota_where_ours_is_put_back() -> None:
+    ours = {(A, "cpu.quota"): 20_000}
+    assert refused(node(APP, actual=ours), APP, want(A, "cpu.burst", 50_000)) == []
+    pods = {(POD, "cpu.quota"): 20_000}
+    assert refused(node(APP, actual=pods), APP, want(POD, "cpu.burst", 50_000)) == ["burst-above-quota"]
+
+
+def test_an_offline_group_does_not_come_back_and_none_is_made_for_others_to_live_in() -> None:
+    gone = {(A, "cpu.qos"): -1}
+    view = node(APP, actual=gone)
+    assert refused(view, APP, want(A, "cpu.qos", 0), want(POD, "cpu.qos", 0)) == ["one-way"]
+    assert refused(view, APP, want(POD, "cpu.qos", -1)) == []
+    assert refused(view, None, want(BE, "cpu.qos", -1)) == ["shared-level"]
+
+
 def test_on_v1_a_cpu_set_outside_the_pods_is_refused_where_that_is_known() -> None:
     narrow = {(POD, "cpu.set"): cpus("0-3")}
     assert refused(node(APP, actual=narrow), APP, want(A, "cpu.set", cpus("3-4"))) == ["cpuset-outside-parent"]

@@ -54,6 +54,12 @@ def test_the_shipped_table_names_every_policy_in_the_order_of_taking() -> None:
         "batch",
         "quota_burst",
         "quota_turbo",
+        "pinned",
+        "normalise",
+        "burst",
+        "idle_class",
+        "group_identity",
+        "qos_level",
     ]
 
 

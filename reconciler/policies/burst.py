@@ -1,0 +1,113 @@
+"""burst: online containers may save up unused quota and spend it later, in the kernel (CFS burst, Linux 5.14).
+
+A burst of B µs lets a group that used less than its quota before use up to B µs more in one period. It raises no
+average: what is spent was saved. Off by default, as with the peers. Per pod: Katalyst's ``cpu_burst_policy`` and
+``cpu_burst_percent``, Koordinator's ``cpuBurst`` annotation.
+
+Source: Katalyst (quota x percent / 100, closed for reclaimed pods), Koordinator's cpuBurstOnly and auto, rubik's
+quotaBurst; kernel documentation sched-bwc. Where we differ:
+
+- Never above the quota, whatever the percentage: the kernel answers EINVAL. Koordinator's default of 1000 percent is
+  refused on every container (2326, 2778).
+- The quota is the one in force: normalised on a node where quotas are.
+- The pod's directory gets the sum of its containers' bursts where it has a quota: it throttles first otherwise.
+- Containers on CPUs of their own get none: there is nothing beyond their CPUs to burst into.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from reconciler.policies.base import Policy, PolicyConfig
+from reconciler.policies.normalise import quota_of
+from reconciler.policies.offers import lacking
+from reconciler.policies.pinned import is_pinned, lifts_pod
+from state.cpu import Burst
+from state.model import ContainerKind, NodeView, Pod, Pools, Setting
+
+NAME: Final = "burst"
+_FULL: Final = 100
+
+
+class BurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose bursts, and how large."""
+
+    enabled: Annotated[
+        bool, Meta(description="let online containers with a quota spend in one moment what they saved before")
+    ] = False
+    percent: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=_FULL,
+            description="burst of an online container in percent of its quota, where its pod's annotations do not "
+            "tell; 0: only pods that ask for one",
+        ),
+    ] = 100
+
+
+def percent_of(pod: Pod, config: BurstConfig) -> int:
+    """The pod's burst in percent of each quota, 0-100: none for BE pods, its own wish, else the config's."""
+    wish = pod.wish
+    if not pod.pod_class.online or wish.burst_policy in {Burst.CLOSED, Burst.QUOTA}:
+        return 0
+    if wish.burst_percent is not None:
+        return max(0, min(_FULL, wish.burst_percent))
+    # Asked for without a number: all that can be had, also where others get none.
+    return config.percent if wish.burst_policy is None else config.percent or _FULL
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: BurstConfig) -> Pools:
+    """Say why there are none, or how large they are."""
+    del previous
+    reason = (
+        lacking(view, "cpu.burst") or f"{config.percent} % of the quota of online containers, unless their pod asks"
+    )
+    return replace(pools, reasons={**pools.reasons, NAME: reason})
+
+
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: BurstConfig) -> list[Setting]:
+    """The bursts of a pod's containers with a quota, and of its directory; 0 where there is to be none."""
+    if lacking(view, "cpu.burst") is not None:
+        return []
+    percent = percent_of(pod, config)
+    settings: list[Setting] = []
+    total = 0
+    for container in pod.containers:
+        if container.kind is ContainerKind.SANDBOX or is_pinned(pod, container, pools):
+            continue
+        quota = quota_of(pod, container, pools)
+        if not pod.pod_class.online:
+            settings.append(_setting(pod, container.group.path, 0, "BE work has no bursts", container.id))
+        elif quota is not None:
+            value = quota * percent // _FULL
+            total += value
+            reason = f"{percent} % of its quota of {quota} µs"
+            settings.append(_setting(pod, container.group.path, value, reason, container.id))
+    own = view.actual.get((pod.group.path, "cpu.quota"))
+    if settings and isinstance(own, int) and not lifts_pod(pod, pools):
+        settings.append(_setting(pod, pod.group.path, min(total, own), "the sum of its containers' bursts"))
+    return settings
+
+
+def _setting(pod: Pod, path: str, value: int, reason: str, container_id: str | None = None) -> Setting:
+    return Setting(
+        path=path,
+        knob="cpu.burst",
+        value=value,
+        policy=NAME,
+        reason=reason,
+        pod_uid=pod.uid,
+        container_id=container_id,
+    )
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="online containers may save up unused quota",
+    config_type=BurstConfig,
+    precedence=26,
+    carve=carve,
+    pod=for_pod,
+)

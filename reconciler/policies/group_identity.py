@@ -1,0 +1,89 @@
+"""group identity: online and BE groups told apart in the scheduler of Anolis and Alibaba Cloud kernels.
+
+``cpu.bvt_warp_ns`` is 2 for work that is never to wait for the rest (on a core's other thread too), -1 for work that
+yields at each wake-up, 0 for the rest. Opt-in, and only where the kernel has the file; newer ones also want the sysctl
+``kernel.sched_group_identity_enabled``, which ``bypassctl doctor`` looks at and a person sets: it is of the whole
+machine.
+
+Source: Koordinator's groupidentity (online 2, BE -1, system 0; QoS directories burstable 2, besteffort -1, and 0 for
+kubepods, which holds the other two). Where we differ: the besteffort directory stays as it is while an online pod lives
+in it, and containers are written too, as a group that was made below another identity keeps it.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from cgroupfs.naming import QosClass
+from reconciler.policies.base import Policy, PolicyConfig
+from reconciler.policies.offers import lacking
+from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+
+NAME: Final = "group_identity"
+KNOB: Final = "cpu.identity"
+Identity = Annotated[int, Meta(ge=-1, le=2)]
+
+
+class GroupIdentityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which identity each side has."""
+
+    enabled: Annotated[
+        bool, Meta(description="tell online from BE groups in the scheduler; Anolis and Alibaba Cloud kernels only")
+    ] = False
+    online: Annotated[Identity, Meta(description="of online pods, 2 highest; system pods stay as they are")] = 2
+    reclaimed: Annotated[Identity, Meta(description="of BE pods, -1 lowest")] = -1
+
+    def __post_init__(self) -> None:
+        if self.reclaimed > self.online:
+            raise ValueError(f"reclaimed: {self.reclaimed} is above online: {self.online}; expected at most that")
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: GroupIdentityConfig) -> Pools:
+    """Say whether this kernel can."""
+    del previous
+    reason = lacking(view, KNOB) or f"online {config.online}, BE {config.reclaimed}"
+    return replace(pools, reasons={**pools.reasons, NAME: reason})
+
+
+def parents(view: NodeView, pools: Pools, config: GroupIdentityConfig) -> list[Setting]:
+    """The QoS directories: without them both sides' pods meet as equals one level up."""
+    del pools
+    if lacking(view, KNOB) is not None:
+        return []
+    wanted = [_setting(view.burstable, config.online, "online pods live in it")]
+    inside = [pod for pod in view.pods.values() if pod.qos is QosClass.BESTEFFORT]
+    if all(pod.pod_class is PodClass.RECLAIMED for pod in inside):
+        wanted.append(_setting(view.besteffort, config.reclaimed, "all pods in it are BE"))
+    return wanted
+
+
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: GroupIdentityConfig) -> list[Setting]:
+    """The identity of a pod and its containers."""
+    del pools
+    if pod.pod_class is PodClass.SYSTEM or lacking(view, KNOB) is not None:
+        return []
+    level = config.online if pod.pod_class.online else config.reclaimed
+    reason = f"the pod is {pod.pod_class}"
+    settings = [_setting(pod.group.path, level, reason, pod.uid)]
+    settings += [
+        _setting(container.group.path, level, reason, pod.uid, container.id)
+        for container in pod.containers
+        if container.kind is not ContainerKind.SANDBOX
+    ]
+    return settings
+
+
+def _setting(path: str, value: int, reason: str, uid: str | None = None, cid: str | None = None) -> Setting:
+    return Setting(path=path, knob=KNOB, value=value, policy=NAME, reason=reason, pod_uid=uid, container_id=cid)
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="online and BE groups told apart in Anolis kernels' scheduler",
+    config_type=GroupIdentityConfig,
+    precedence=44,
+    carve=carve,
+    parents=parents,
+    pod=for_pod,
+)

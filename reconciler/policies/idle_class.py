@@ -1,0 +1,60 @@
+"""idle class: BE pods run only when nobody else wants the CPU (``cpu.idle``, Linux 5.15).
+
+A group in the idle class has the least weight that there is, and any other task that wakes up preempts it at once: a
+weight of 2 alone lets BE work finish its time slice first. Opt-in: BE pods may starve for as long as online work fills
+their CPUs.
+
+Only a pod's own directory: while ``cpu.idle`` is 1 nobody can write shares (EINVAL), and the kubelet writes those of
+the QoS directories every minute (Koordinator sets it there, and the kubelet cannot restart: 2732, 2986), the runtime
+those of its containers. Inside the pod the containers keep their weights among each other.
+
+The kernel forgets the pod's weight meanwhile; whoever wants one still does, and it is written when the class is left.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from reconciler.policies.base import Policy, PolicyConfig, owns_cpus
+from reconciler.policies.offers import lacking
+from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+
+NAME: Final = "idle_class"
+KNOB: Final = "cpu.idle"
+
+
+class IdleClassConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nothing to set but whether."""
+
+    enabled: Annotated[
+        bool, Meta(description="BE pods run only when nobody else wants the CPU; they may starve for long")
+    ] = False
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: IdleClassConfig) -> Pools:
+    """Say whether this kernel can."""
+    del previous, config
+    reason = lacking(view, KNOB) or "BE pods run when nobody else wants the CPU"
+    return replace(pools, reasons={**pools.reasons, NAME: reason})
+
+
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: IdleClassConfig) -> list[Setting]:
+    """The idle class for a BE pod's directory; not where a container of it owns CPUs, which it would then share."""
+    del config
+    if pod.pod_class is not PodClass.RECLAIMED or lacking(view, KNOB) is not None:
+        return []
+    if any(one.kind is not ContainerKind.SANDBOX and owns_cpus(pod, one, pools) for one in pod.containers):
+        return []
+    reason = "BE runs when nobody else wants the CPU"
+    return [Setting(path=pod.group.path, knob=KNOB, value=1, policy=NAME, reason=reason, pod_uid=pod.uid)]
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="BE pods in the kernel's idle class",
+    config_type=IdleClassConfig,
+    precedence=42,
+    carve=carve,
+    pod=for_pod,
+)

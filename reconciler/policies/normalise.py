@@ -1,0 +1,105 @@
+"""normalise: on a node whose CPUs do more than the ones limits were made for, a limit is worth less CPU time.
+
+The ratio (1.0: as usual) is the node's speed over the reference's: quota = ceil(quota / ratio), and the same for the
+limits of BE pods in `batch`. It is a value of this node's configuration: where a control plane computes it, it is in an
+annotation of the Node object, which we do not read.
+
+Source: Koordinator's cpunormalization (LS and unlabelled pods without a CPU set of their own). Where we differ:
+
+- Containers only. The pod's quota is the sum of its containers', so with theirs lowered it bounds nothing; and lowered
+  itself it makes container starts fail: the runtime writes the container's own, larger quota first (EINVAL on v1 under
+  a smaller one above; Koordinator 2047, 2694).
+- In whole hundredths, so that 1.2 is 1.2: their quotient of floats gives a quota of 100001 for 120000.
+- While a burst law lends a container quota, the loan stands: both would move the same file.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from reconciler.policies.base import QUOTA_MIN_US, Policy, PolicyConfig, owns_cpus
+from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+
+NAME: Final = "normalise"
+_HUNDREDTHS: Final = 100
+
+
+class NormaliseConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much a CPU of this node is worth."""
+
+    ratio: Annotated[
+        float,
+        Meta(
+            ge=1.0,
+            le=10.0,
+            description="this node's CPU speed over that of the CPUs that limits were made for, in hundredths "
+            "(Koordinator's cpu-normalization-ratio); quotas are divided by it; 1.0: off",
+        ),
+    ] = 1.0
+
+
+def normalised(amount: int, pools: Pools) -> int:
+    """An amount of CPU time (a quota, thousandths of a CPU) as this node's: rounded up."""
+    return -(-amount * _HUNDREDTHS // max(_HUNDREDTHS, round(pools.quota_ratio * _HUNDREDTHS)))
+
+
+def applies(pod: Pod, container: Container, pools: Pools) -> bool:
+    """Whether a container's own quota is normalised: online, and on CPUs that it shares."""
+    return (
+        pod.pod_class is PodClass.SHARED
+        and container.kind is not ContainerKind.SANDBOX
+        and not owns_cpus(pod, container, pools)
+    )
+
+
+def quota_of(pod: Pod, container: Container, pools: Pools) -> int | None:
+    """The quota that a container has on this node while nobody lends it more (µs of its period); None: no limit."""
+    quota = container.spec.quota_us if container.spec is not None else None
+    if quota is None or quota <= 0:
+        return None
+    return max(QUOTA_MIN_US, normalised(quota, pools)) if applies(pod, container, pools) else quota
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: NormaliseConfig) -> Pools:
+    """Tell the other policies the ratio."""
+    del view, previous
+    reason = (
+        "off: a CPU here is worth what limits say" if config.ratio <= 1 else f"quotas are divided by {config.ratio:g}"
+    )
+    return replace(pools, quota_ratio=config.ratio, reasons={**pools.reasons, NAME: reason})
+
+
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: NormaliseConfig) -> list[Setting]:
+    """The quotas of an online pod's containers."""
+    del config
+    settings: list[Setting] = []
+    for container in pod.containers:
+        spec = container.spec
+        if spec is None or not applies(pod, container, pools):
+            continue
+        value, given = quota_of(pod, container, pools), spec.quota_us
+        if value is None or value == given or view.lent_us.get(container.group.path, 0) > (given or 0):
+            continue
+        settings.append(
+            Setting(
+                path=container.group.path,
+                knob="cpu.quota",
+                value=value,
+                policy=NAME,
+                reason=f"its limit of {given} µs at this node's ratio of {pools.quota_ratio:g}",
+                pod_uid=pod.uid,
+                container_id=container.id,
+            )
+        )
+    return settings
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="quotas in units of a reference CPU",
+    config_type=NormaliseConfig,
+    precedence=32,
+    carve=carve,
+    pod=for_pod,
+)

@@ -1,0 +1,20 @@
+"""Whether this kernel offers a knob, in a person's words: said once for the node, never as an error of each pod."""
+
+from cgroupfs.knobs import CATALOG
+from state.model import NodeView
+
+
+def lacking(view: NodeView, name: str) -> str | None:
+    """Why a knob is not to be had on this node; None when it is."""
+    knob = CATALOG[name]
+    version = view.versions.get(knob.controller)
+    if version is None:
+        return f"no {knob.controller} controller is mounted on this node"
+    if name in view.knobs:
+        return None
+    form = knob.forms.get(version)
+    if form is None:
+        return f"cgroup v{version} has no {name}"
+    if not view.knobs:
+        return "not known yet: there is no kubepods directory to tell what this kernel offers"
+    return f"this kernel has no {name} ({form.file}, from Linux {form.since} on)"

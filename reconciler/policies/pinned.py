@@ -1,0 +1,107 @@
+"""pinned: the quota is lifted off containers that run on whole CPUs of their own, and off their pods.
+
+A container that owns its CPUs cannot use more than those, so its quota bounds nothing; but it throttles: the kernel
+hands a quota out in slices per CPU, and threads that together stay at their limit are stopped at the end of periods all
+the same. Source: Koordinator lifts it for LSE and LSR pods (pod and container), the kubelet does from 1.33 on
+(DisableCPUQuotaWithExclusiveCPUs), for the pod as soon as one of its containers has exclusive CPUs.
+
+Where we differ:
+
+- The pod's quota is lifted only when each of its other containers has a quota of its own. What the pod's was then still
+  good for, the others' sum, stays bounded by those; a container without any would be unbounded without the pod's.
+- A side-car that follows another container's CPUs, and a container that cannot be told from one that owns CPUs, keep
+  their quotas: on CPUs that are not theirs alone a quota does bound something.
+- The kubelet's exclusive CPUs count once the runtime was told of them. Up to 1.21 they come some seconds after the
+  container's start, and until then it runs on everybody's CPUs.
+
+Older kubelets write the quota again with each update of the container; the ledger has it put back there, and put back
+by us when the container ceases to own its CPUs.
+"""
+
+from typing import Final
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.policies.base import Policy, PolicyConfig
+from state.model import Container, ContainerKind, NodeView, Pod, Pools, Setting
+
+NAME: Final = "pinned"
+
+
+class PinnedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """There is nothing to set: a quota on CPUs of one's own never helps."""
+
+
+def is_pinned(pod: Pod, container: Container, pools: Pools) -> bool:
+    """True when the container, and surely this one, runs on CPUs that nobody else may have."""
+    if not pod.pod_class.online or container.kind is ContainerKind.SANDBOX:
+        return False
+    key = f"{pod.uid}/{container.name or container.id}"
+    owned = pools.dedicated.get(key)
+    return owned is not None and (key in pools.placed or not _wider(container, owned))
+
+
+def lifts_pod(pod: Pod, pools: Pools) -> bool:
+    """True when the pod directory's quota is no good any more: see the module's text."""
+    pinned = False
+    for container in pod.containers:
+        if container.kind is ContainerKind.SANDBOX:
+            continue
+        if is_pinned(pod, container, pools):
+            pinned = True
+        elif container.spec is None or not _has_quota(container):
+            return False
+    return pinned
+
+
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: PinnedConfig) -> list[Setting]:
+    """No quota for pinned containers, and for the pod where that is safe."""
+    del config
+    if not pools.dedicated:
+        return []
+    settings: list[Setting] = []
+    for container in pod.containers:
+        if is_pinned(pod, container, pools) and _has_quota(container):
+            cpus = pools.dedicated[f"{pod.uid}/{container.name or container.id}"]
+            reason = f"CPU {cpus} is its own: a quota would only throttle"
+            settings.append(_setting(pod, container.group.path, reason, container.id))
+    # A kubelet that rewrites each container's own quota leaves nothing to be won at the pod.
+    if settings and view.kubelet.reasserts_s is None and lifts_pod(pod, pools):
+        reason = "containers of it own their CPUs, and every other one has a quota of its own"
+        settings.append(_setting(pod, pod.group.path, reason))
+    return settings
+
+
+def _has_quota(container: Container) -> bool:
+    """Whether the runtime was told of a quota, or may have been."""
+    return container.spec is None or (container.spec.quota_us or 0) > 0
+
+
+def _wider(container: Container, owned: CpuSet) -> bool:
+    """Whether the runtime was last told of more CPUs than the container owns."""
+    if container.spec is None or container.spec.cpus is None:
+        return False
+    try:
+        return not CpuSet.parse(container.spec.cpus) <= owned
+    except ValueError:
+        return True
+
+
+def _setting(pod: Pod, path: str, reason: str, container_id: str | None = None) -> Setting:
+    return Setting(
+        path=path,
+        knob="cpu.quota",
+        value=None,
+        policy=NAME,
+        reason=reason,
+        pod_uid=pod.uid,
+        container_id=container_id,
+    )
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="no quota on containers that own their CPUs",
+    config_type=PinnedConfig,
+    precedence=12,
+    pod=for_pod,
+)

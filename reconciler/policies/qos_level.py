@@ -1,0 +1,75 @@
+"""QoS level: BE pods are offline work to openEuler's scheduler, which lets them run when nothing online does.
+
+``cpu.qos_level`` is 0 for online and -1 for offline groups. It is a one-way street: the kernel never takes 0 again for
+a group that is offline, and a group that is made below one is offline from the start. So it is opt-in, it is written on
+BE pods whose class is sure and on their containers, never on a directory where other pods may come to live, and a pod
+that turns online later is told by a refusal: only a new pod helps. Restoring leaves it, and says so.
+
+Source: rubik's preemption feature and Volcano's cpu QoS on openEuler. Where we differ: they write on the first guess of
+a pod's class, and answer the kernel's refusal with an error at each event.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from reconciler.policies.base import Policy, PolicyConfig, owns_cpus
+from reconciler.policies.offers import lacking
+from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+
+NAME: Final = "qos_level"
+KNOB: Final = "cpu.qos"
+OFFLINE: Final = -1
+
+
+class QosLevelConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nothing to set but whether."""
+
+    enabled: Annotated[
+        bool,
+        Meta(
+            description="BE pods are offline work to the scheduler; openEuler kernels only, and never to be undone for "
+            "a pod once it is written"
+        ),
+    ] = False
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: QosLevelConfig) -> Pools:
+    """Say whether this kernel can."""
+    del previous, config
+    reason = lacking(view, KNOB) or "BE pods are offline; the kernel never takes that back"
+    return replace(pools, reasons={**pools.reasons, NAME: reason})
+
+
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: QosLevelConfig) -> list[Setting]:
+    """Offline for a BE pod and its containers; for an online one what it should be, where it is known to be offline."""
+    del config
+    if lacking(view, KNOB) is not None or not pod.classification.certain:
+        return []
+    groups: list[tuple[str, Container | None]] = [(pod.group.path, None)]
+    groups += [(one.group.path, one) for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
+    if pod.pod_class is PodClass.RECLAIMED:
+        if any(one is not None and owns_cpus(pod, one, pools) for _, one in groups):
+            return []
+        return [_setting(pod, path, one, OFFLINE, "the pod is BE") for path, one in groups]
+    return [
+        _setting(pod, path, one, 0, "the pod is online")
+        for path, one in groups
+        if view.actual.get((path, KNOB)) == OFFLINE
+    ]
+
+
+def _setting(pod: Pod, path: str, container: Container | None, value: int, reason: str) -> Setting:
+    cid = container.id if container is not None else None
+    return Setting(path=path, knob=KNOB, value=value, policy=NAME, reason=reason, pod_uid=pod.uid, container_id=cid)
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="BE pods are offline work to openEuler's scheduler",
+    config_type=QosLevelConfig,
+    precedence=46,
+    carve=carve,
+    pod=for_pod,
+)

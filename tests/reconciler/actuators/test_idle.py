@@ -1,0 +1,129 @@
+"""The idle class hides a group's weight and forgets it: what was there is there again afterwards, however it ends."""
+
+from pathlib import Path
+
+import pytest
+
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.adopt import adopt_after_kill
+from reconciler.restore import Undo, restore_all
+from tests.fakes.kernel import FakeKernel, Mode
+from tests.reconciler.actuators.acting import POD, Acting, Stopped, make_node
+
+MODES: list[Mode] = ["v1", "v2"]
+WEIGHT = {"v1": "cpu.shares", "v2": "cpu.weight"}
+LEAST = {"v1": "2", "v2": "1"}
+HALF = {"v1": "512", "v2": "20"}
+
+
+def node(tmp_path: Path, mode: Mode) -> tuple[FakeKernel, Hierarchy]:
+    """A BE pod as the kubelet makes it: the least weight."""
+    kernel, hierarchy = make_node(tmp_path, mode=mode)
+    kernel.write(hierarchy.directory("cpu", POD), WEIGHT[mode], LEAST[mode])
+    return kernel, hierarchy
+
+
+def values(kernel: FakeKernel, hierarchy: Hierarchy) -> tuple[str, str]:
+    """(cpu.idle, weight) of the pod."""
+    directory = hierarchy.directory("cpu", POD)
+    return kernel.read(directory, "cpu.idle").strip(), kernel.read(directory, WEIGHT[kernel.mode]).strip()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("weight", [None, 2, 512])
+async def test_leaving_the_idle_class_gives_back_the_weight_that_is_wanted_or_was(
+    tmp_path: Path, mode: Mode, weight: int | None
+) -> None:
+    kernel, hierarchy = node(tmp_path, mode)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    weights = {} if weight is None else {"cpu.weight": weight}
+    await acting.actuator.apply([acting.target(POD, {"cpu.idle": 1, **weights})])
+    assert values(kernel, hierarchy)[0] == "1"
+    count = acting.files.count
+    for _ in range(3):
+        await acting.actuator.apply([acting.target(POD, {"cpu.idle": 1, **weights})])
+    assert acting.files.count == count, "nobody fights for a weight that cannot be written"
+    assert acting.alerts == []
+    await acting.actuator.apply([acting.target(POD, dict(weights))])
+    assert values(kernel, hierarchy) == ("0", HALF[mode] if weight == 512 else LEAST[mode])
+    await acting.actuator.apply([acting.target(POD, {})])
+    assert values(kernel, hierarchy) == ("0", LEAST[mode])
+    await acting.actuator.apply([acting.target(POD, {})])
+    assert len(acting.ledger) == 0
+    assert acting.alerts == []
+    acting.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_weight_that_comes_to_be_wanted_meanwhile_waits(tmp_path: Path, mode: Mode) -> None:
+    kernel, hierarchy = node(tmp_path, mode)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(POD, {"cpu.idle": 1})])
+    await acting.actuator.apply([acting.target(POD, {"cpu.idle": 1, "cpu.weight": 512})])
+    standing = acting.judge.stands((POD, "cpu.weight"))
+    assert standing is not None
+    assert (standing.state, standing.detail) == ("in place", "counts once cpu.idle ends")
+    await acting.actuator.apply([acting.target(POD, {"cpu.weight": 512})])
+    assert values(kernel, hierarchy) == ("0", HALF[mode])
+    acting.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("writes", [0, 1, 2])
+async def test_restore_gives_back_the_weight_after_a_crash_at_any_write(
+    tmp_path: Path, mode: Mode, writes: int
+) -> None:
+    kernel, hierarchy = node(tmp_path, mode)
+    acting = Acting(kernel, hierarchy, tmp_path, writes=writes)
+    try:
+        await acting.actuator.apply([acting.target(POD, {"cpu.idle": 1, "cpu.weight": 512})])
+    except* Stopped:
+        pass
+    acting.close()
+    again = Acting(kernel, hierarchy, tmp_path)
+    adopt_after_kill(hierarchy, again.ledger, files=again.files)
+    done = await restore_all(hierarchy, again.ledger, again.writer, files=again.files)
+    assert values(kernel, hierarchy) == ("0", LEAST[mode])
+    assert {one.undo for one in done} <= {Undo.RESTORED, Undo.ALREADY}
+    assert len(again.ledger) == 0
+    again.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("writes", [0, 1, 2])
+async def test_a_crash_while_leaving_is_made_good_by_the_next_life(tmp_path: Path, mode: Mode, writes: int) -> None:
+    kernel, hierarchy = node(tmp_path, mode)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(POD, {"cpu.idle": 1})])
+    acting.ledger.flush()
+    acting.files.left = acting.files.count + writes
+    try:
+        await acting.actuator.apply([acting.target(POD, {})])
+    except* Stopped:
+        pass
+    acting.close()
+    again = Acting(kernel, hierarchy, tmp_path)
+    adopt_after_kill(hierarchy, again.ledger, files=again.files)
+    await again.actuator.apply([again.target(POD, {})])
+    assert values(kernel, hierarchy) == ("0", LEAST[mode])
+    again.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_level_that_the_kernel_never_takes_back_stays_and_is_told(tmp_path: Path, mode: Mode) -> None:
+    kernel = FakeKernel(mode, root=str(tmp_path), distribution="openeuler")
+    kernel.install()
+    hierarchy = Hierarchy.detect(str(tmp_path))
+    kernel.make_group(POD)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(POD, {"cpu.qos": -1})])
+    for _ in range(3):
+        await acting.actuator.apply([acting.target(POD, {})])
+    assert acting.alerts == []
+    (undone,) = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
+    assert (undone.undo, undone.detail) == (
+        Undo.REFUSED,
+        "one way: the kernel takes no higher cpu.qos again: the group must be made anew",
+    )
+    assert kernel.read(hierarchy.directory("cpu", POD), "cpu.qos_level") == "-1\n"
+    acting.close()

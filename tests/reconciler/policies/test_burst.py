@@ -1,0 +1,158 @@
+"""Who may burst and how far; on fake kernels the burst goes before the quota shrinks, and comes after it grew."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.naming import QosClass
+from cgroupfs.plan import Change, order_changes
+from cgroupfs.writer import Writer
+from reconciler.planner import plan
+from reconciler.policies.burst import BurstConfig, percent_of
+from reconciler.policies.normalise import NormaliseConfig
+from reconciler.policies.table import PoliciesConfig
+from state.cpu import Burst, CpuWish
+from state.model import Container, ContainerKind, Desired, NodeView, Pod, PodClass, RuntimeSpec
+from tests.fakes.kernel import FakeKernel, Mode
+from tests.reconciler.nodes import MAINLINE, container, kubelet, node, online, pod
+
+ON = PoliciesConfig(burst=BurstConfig(enabled=True))
+POD = "/kubepods/burstable/podweb"
+MAIN, SIDE = f"{POD}/id-main", f"{POD}/id-side"
+
+
+def limited(name: str = "main", quota: int | None = 100_000) -> Container:
+    return container(name, spec=RuntimeSpec(quota_us=quota, period_us=100_000))
+
+
+def web(*containers: Container, wish: CpuWish = CpuWish()) -> Pod:  # noqa: B008  # frozen
+    return replace(online("web", *(containers or (limited(),))), wish=wish)
+
+
+def bursts(desired: Desired) -> dict[str, object]:
+    return {one.path: one.value for one in desired.settings.values() if one.knob == "cpu.burst"}
+
+
+def view(*pods: Pod, pod_quota: int | None = 250_000, knobs: frozenset[str] = MAINLINE) -> NodeView:
+    return node(*pods, actual={(POD, "cpu.quota"): pod_quota}, knobs=knobs)
+
+
+@pytest.mark.parametrize(
+    ("wish", "percent", "expected"),
+    [
+        pytest.param(CpuWish(), 100, 100, id="the config's"),
+        pytest.param(CpuWish(), 30, 30, id="a smaller one"),
+        pytest.param(CpuWish(), 0, 0, id="only who asks"),
+        pytest.param(CpuWish(burst_policy=Burst.STATIC), 0, 100, id="who asks"),
+        pytest.param(CpuWish(burst_policy=Burst.AUTO), 30, 30, id="auto"),
+        pytest.param(CpuWish(burst_policy=Burst.CLOSED, burst_percent=50), 100, 0, id="closed"),
+        pytest.param(CpuWish(burst_policy=Burst.QUOTA), 100, 0, id="a raised quota only"),
+        pytest.param(CpuWish(burst_percent=50), 100, 50, id="its own number"),
+        pytest.param(CpuWish(burst_percent=0), 100, 0, id="0 switches off"),
+        pytest.param(CpuWish(burst_percent=1000), 30, 100, id="Koordinator's default: never above the quota"),
+    ],
+)
+def test_the_pods_wish_goes_before_the_config(wish: CpuWish, percent: int, expected: int) -> None:
+    config = BurstConfig(enabled=True, percent=percent)
+    assert percent_of(web(wish=wish), config) == expected
+    assert percent_of(replace(pod("be"), wish=wish), config) == 0
+
+
+def test_it_is_off_by_default() -> None:
+    assert bursts(plan(view(web()), None, PoliciesConfig())) == {}
+
+
+@pytest.mark.parametrize(
+    ("one", "pod_quota", "expected"),
+    [
+        pytest.param(web(), 100_000, {POD: 100_000, MAIN: 100_000}, id="container and pod"),
+        pytest.param(web(), None, {MAIN: 100_000}, id="a pod without a quota needs none"),
+        pytest.param(web(limited(quota=None)), None, {}, id="nothing to burst over"),
+        pytest.param(web(limited(quota=-1)), None, {}, id="nor with -1"),
+        pytest.param(
+            web(limited(), limited("side", 50_000)), 150_000, {POD: 150_000, MAIN: 100_000, SIDE: 50_000}, id="the sum"
+        ),
+        pytest.param(
+            web(limited(), limited("side", 50_000)), 120_000, {POD: 120_000, MAIN: 100_000, SIDE: 50_000}, id="cap"
+        ),
+        pytest.param(
+            web(limited(), container("pause", kind=ContainerKind.SANDBOX)),
+            None,
+            {MAIN: 100_000},
+            id="no pause container",
+        ),
+        pytest.param(
+            web(limited(), wish=CpuWish(burst_policy=Burst.CLOSED)), 100_000, {POD: 0, MAIN: 0}, id="closed is written"
+        ),
+        pytest.param(web(limited(quota=1_001), wish=CpuWish(burst_percent=50)), None, {MAIN: 500}, id="rounded down"),
+    ],
+)
+def test_bursts_are_within_quotas(one: Pod, pod_quota: int | None, expected: dict[str, int]) -> None:
+    desired = plan(view(one, pod_quota=pod_quota), None, ON)
+    assert bursts(desired) == expected
+    assert desired.refusals == ()
+
+
+def test_be_containers_have_none() -> None:
+    assert bursts(plan(view(pod("be")), None, ON)) == {"/kubepods/besteffort/podbe/id-main": 0}
+
+
+def test_a_burst_is_of_the_quota_in_force_not_of_the_limit() -> None:
+    config = PoliciesConfig(burst=BurstConfig(enabled=True), normalise=NormaliseConfig(ratio=1.25))
+    desired = plan(view(web()), None, config)
+    assert desired.settings[MAIN, "cpu.quota"].value == 80_000
+    assert bursts(desired) == {POD: 80_000, MAIN: 80_000}
+    assert desired.refusals == ()
+
+
+def test_pinned_containers_and_their_lifted_pod_have_none() -> None:
+    one = pod("p", limited(), limited("side", 50_000), cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED)
+    have = {("/kubepods/podp", "cpu.quota"): 150_000}
+    seen = node(one, kubelet=kubelet(default="0-5", exclusive={"p/main": "6-7"}), actual=have)
+    desired = plan(seen, None, ON)
+    assert bursts(desired) == {"/kubepods/podp/id-side": 50_000}
+    assert desired.refusals == ()
+
+
+def test_an_old_kernel_is_told_once_and_no_pod_is_bothered() -> None:
+    desired = plan(view(web(), pod("be"), knobs=MAINLINE - {"cpu.burst"}), None, ON)
+    assert bursts(desired) == {}
+    assert desired.refusals == ()
+    assert desired.pools.reasons["burst"] == ("this kernel has no cpu.burst (cpu.cfs_burst_us, from Linux 5.14 on)")
+
+
+@pytest.mark.parametrize("mode", ["v1", "v2"])
+async def test_no_burst_ever_stands_above_its_quota(tmp_path: Path, mode: Mode) -> None:
+    kernel = FakeKernel(mode, root=str(tmp_path))
+    kernel.install()
+    hierarchy = Hierarchy.detect(str(tmp_path))
+    versions = hierarchy.versions()
+    quota, burst = ("cpu.cfs_quota_us", "cpu.cfs_burst_us") if mode == "v1" else ("cpu.max", "cpu.max.burst")
+    for path in (POD, MAIN):
+        kernel.make_group(path)
+        kernel.write(hierarchy.directory("cpu", path), quota, "100000")
+    known: dict[tuple[str, str], int] = {(path, "cpu.quota"): 100_000 for path in (POD, MAIN)}
+    known |= {(path, "cpu.burst"): 0 for path in (POD, MAIN)}
+    writer = Writer(hierarchy, files=kernel)
+    lines: list[list[str]] = []
+    for config in (ON, PoliciesConfig(burst=BurstConfig(enabled=True), normalise=NormaliseConfig(ratio=2.0)), ON):
+        seen = node(web(), versions=versions, actual=dict(known))
+        wanted = {key: one.value for key, one in plan(seen, None, config).settings.items() if key in known}
+        # What the plan no longer has goes back to what it was.
+        changes = [
+            Change(path=path, knob=knob, want=wanted.get((path, knob), 100_000 if knob == "cpu.quota" else 0))
+            for path, knob in known
+        ]
+        ordered = order_changes(changes, known, versions)
+        assert not ordered.blocked
+        lines.append([f"{step.path.rpartition('/')[2]} {step.file} {step.text}" for step in ordered.steps])
+        for step, outcome in zip(ordered.steps, await writer.perform(ordered.steps), strict=True):
+            assert outcome.ok, (step, outcome.error)
+        known = {(change.path, change.knob): change.want for change in changes if isinstance(change.want, int)}
+    assert lines == [
+        [f"podweb {burst} 100000", f"id-main {burst} 100000"],
+        [f"podweb {burst} 50000", f"id-main {burst} 50000", f"id-main {quota} 50000"],
+        [f"id-main {quota} 100000", f"podweb {burst} 100000", f"id-main {burst} 100000"],
+    ]

@@ -1,0 +1,126 @@
+"""The idle class, group identity and QoS level: who gets which, and what a kernel without them is told."""
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from cgroupfs.naming import QosClass
+from reconciler.planner import plan
+from reconciler.policies.group_identity import GroupIdentityConfig
+from reconciler.policies.idle_class import IdleClassConfig
+from reconciler.policies.qos_level import QosLevelConfig
+from reconciler.policies.table import PoliciesConfig
+from state.model import ContainerKind, Desired, Pod, PodClass
+from tests.reconciler.nodes import MAINLINE, V1, V2, container, kubelet, node, online, pod
+
+ON = PoliciesConfig(
+    idle_class=IdleClassConfig(enabled=True),
+    group_identity=GroupIdentityConfig(enabled=True),
+    qos_level=QosLevelConfig(enabled=True),
+)
+ANOLIS = MAINLINE | {"cpu.identity"}
+OPENEULER = MAINLINE | {"cpu.qos"}
+BESTEFFORT, BURSTABLE = "/kubepods/besteffort", "/kubepods/burstable"
+BE, WEB = f"{BESTEFFORT}/podbe", f"{BURSTABLE}/podweb"
+PAUSE = container("pause", kind=ContainerKind.SANDBOX)
+
+
+def of(desired: Desired, knob: str) -> dict[str, object]:
+    return {path: one.value for (path, name), one in desired.settings.items() if name == knob}
+
+
+@pytest.mark.parametrize("knob", ["cpu.idle", "cpu.identity", "cpu.qos"])
+@pytest.mark.parametrize("versions", [V1, V2], ids=["v1", "v2"])
+def test_all_are_off_by_default_and_without_the_kernel(knob: str, versions: dict[str, int]) -> None:
+    view = node(pod("be"), online("web"), knobs=MAINLINE | ANOLIS | OPENEULER, versions=versions)
+    assert of(plan(view, None, PoliciesConfig()), knob) == {}
+    without = plan(replace(view, knobs=view.knobs - {knob}), None, ON)
+    assert of(without, knob) == {}
+    assert without.refusals == ()
+
+
+def test_what_a_kernel_lacks_is_said_once_for_the_node() -> None:
+    reasons = plan(node(knobs=MAINLINE - {"cpu.idle"}), None, ON).pools.reasons
+    assert reasons["idle_class"] == "this kernel has no cpu.idle (cpu.idle, from Linux 5.15 on)"
+    assert (
+        reasons["group_identity"] == "this kernel has no cpu.identity (cpu.bvt_warp_ns, from Linux 4.19 of Anolis on)"
+    )
+    assert reasons["qos_level"] == "this kernel has no cpu.qos (cpu.qos_level, from Linux 4.19 of openEuler on)"
+    unseen = plan(node(knobs=frozenset()), None, ON).pools.reasons["idle_class"]
+    assert unseen.startswith("not known yet")
+    assert plan(node(versions={}), None, ON).pools.reasons["qos_level"] == "no cpu controller is mounted on this node"
+
+
+# Idle class
+
+
+def test_be_pods_own_directories_are_idle_and_no_other() -> None:
+    view = node(pod("be", container("main"), PAUSE), online("web"), pod("late", qos=QosClass.BURSTABLE))
+    desired = plan(view, None, ON)
+    assert of(desired, "cpu.idle") == {BE: 1, f"{BURSTABLE}/podlate": 1}
+    assert desired.refusals == ()
+    assert of(desired, "cpu.weight")[BE] == 2, "still wanted: it counts when the class is left"
+
+
+def test_a_be_pod_with_cpus_of_its_own_is_not_idle_on_them() -> None:
+    one = pod("be", qos=QosClass.GUARANTEED)
+    assert of(plan(node(one, kubelet=kubelet(default="0-6", exclusive={"be/main": "7"})), None, ON), "cpu.idle") == {}
+
+
+# Group identity
+
+
+def test_both_sides_have_their_identity_at_every_level() -> None:
+    view = node(pod("be", container("main"), PAUSE), online("web"), pod("sys", cls=PodClass.SYSTEM), knobs=ANOLIS)
+    view = replace(view, pods={uid: one for uid, one in view.pods.items() if uid != "sys"})
+    desired = plan(view, None, ON)
+    assert of(desired, "cpu.identity") == {
+        BURSTABLE: 2,
+        WEB: 2,
+        f"{WEB}/id-main": 2,
+        BESTEFFORT: -1,
+        BE: -1,
+        f"{BE}/id-main": -1,
+    }
+    assert desired.refusals == ()
+
+
+def test_besteffort_is_left_alone_while_an_online_pod_lives_there_and_system_pods_always() -> None:
+    view = node(pod("be"), pod("sys", cls=PodClass.SYSTEM), knobs=ANOLIS)
+    assert of(plan(view, None, ON), "cpu.identity") == {BURSTABLE: 2, BE: -1, f"{BE}/id-main": -1}
+
+
+def test_identities_are_the_configs() -> None:
+    config = PoliciesConfig(group_identity=GroupIdentityConfig(enabled=True, online=1, reclaimed=0))
+    assert of(plan(node(pod("be"), knobs=ANOLIS), None, config), "cpu.identity")[BE] == 0
+    for text in (b'{"online": 3}', b'{"reclaimed": -2}', b'{"online": 0, "reclaimed": 1}'):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.json.decode(text, type=GroupIdentityConfig)
+
+
+# QoS level
+
+
+def offline(*pods: Pod, seen: dict[tuple[str, str], int] | None = None) -> Desired:
+    return plan(node(*pods, knobs=OPENEULER, actual=seen or {}), None, ON)
+
+
+def test_be_pods_and_their_containers_go_offline_and_no_directory_above() -> None:
+    desired = offline(pod("be", container("main"), PAUSE), online("web"))
+    assert of(desired, "cpu.qos") == {BE: -1, f"{BE}/id-main": -1}
+    assert desired.refusals == ()
+
+
+def test_a_class_that_is_only_a_guess_makes_nobody_offline_for_good() -> None:
+    one = pod("be")
+    unsure = replace(one, classification=replace(one.classification, certain=False))
+    assert of(offline(unsure), "cpu.qos") == {}
+
+
+def test_a_pod_that_has_turned_online_is_told_that_the_kernel_never_takes_it_back() -> None:
+    one = online("be", qos=QosClass.BESTEFFORT)
+    desired = offline(one, seen={(BE, "cpu.qos"): -1, (f"{BE}/id-main", "cpu.qos"): 0})
+    assert of(desired, "cpu.qos") == {}
+    (refusal,) = desired.refusals
+    assert (refusal.setting.path, refusal.rule) == (BE, "one-way")
+    assert refusal.reason == "this kernel never takes an offline group back online: only a new pod helps"
