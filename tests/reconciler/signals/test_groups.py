@@ -5,12 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.files import inode_of
+from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
+from reconciler.planner import plan_pools
+from reconciler.policies.quota_burst import QuotaBurstConfig
+from reconciler.policies.quota_turbo import QuotaTurboConfig
+from reconciler.policies.shared import SharedConfig, Sizing
 from reconciler.policies.table import PoliciesConfig
 from reconciler.signals.groups import GroupSampler, sampled
 from state.cpu import GroupUse
+from state.model import PodClass, Pools, RuntimeSpec
 from tests.cgroupfs.test_usage import POD, Clock, hierarchy_v1, hierarchy_v2, put, v1_files
-from tests.reconciler.nodes import online, pod
+from tests.reconciler.nodes import container, node, online, pod
 
 
 class Node:
@@ -111,8 +117,34 @@ def test_v2_counts_microseconds_in_one_file(tmp_path: Path) -> None:
     assert sampler.current(clock.now) == {POD: GroupUse(cpu_milli=500, throttled=1.0, throttled_milli=250)}
 
 
-def test_nothing_is_read_that_no_policy_needs() -> None:
-    assert sampled([online("a"), pod("b")], PoliciesConfig()) == {}
+BOUNDED = container("main", spec=RuntimeSpec(shares=2, quota_us=10_000))
+
+
+@pytest.mark.parametrize(
+    ("policies", "groups"),
+    [
+        pytest.param(PoliciesConfig(), [], id="nothing is read that no policy needs"),
+        pytest.param(
+            PoliciesConfig(shared=SharedConfig(sizing=Sizing.MEASURED)),
+            ["/kubepods/burstable/poda", "/kubepods/burstable/podb", "/kubepods/podd"],
+            id="demand: online pods",
+        ),
+        pytest.param(
+            PoliciesConfig(quota_burst=QuotaBurstConfig(enabled=True)),
+            ["/kubepods/burstable/podb/id-main"],
+            id="bursts: online containers with a quota",
+        ),
+        pytest.param(PoliciesConfig(quota_turbo=QuotaTurboConfig(enabled=True)), [], id="turbo reads its own"),
+    ],
+)
+def test_what_is_read(policies: PoliciesConfig, groups: list[str]) -> None:
+    pods = [online("b", BOUNDED), online("a"), pod("c", BOUNDED)]
+    pods.append(pod("d", BOUNDED, cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED))
+    assert list(sampled(pods, policies, pools())) == groups
+
+
+def pools() -> Pools:
+    return plan_pools(node(), None, PoliciesConfig())
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 9), st.floats(-1, 2)), max_size=20))
