@@ -75,6 +75,8 @@ def pack(
     for name in names:
         holds[name] = held[name].mask & allowed[name] & left if name in held else 0
         left &= ~holds[name]
+    if all(holds[name].bit_count() == size for name, size in wanted.items()):
+        return {name: CpuSet.from_mask(holds[name]) for name in names}
     machine = Machine(topology, whole)
     parts = cells(whole, allowed)
     if any(wanted[name] > allowed[name].bit_count() for name in names) or sum(wanted.values()) > whole.bit_count():

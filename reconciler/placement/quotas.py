@@ -146,6 +146,11 @@ def _cheapest(
 
 def _one_more(name: str, has: Counts, room: list[int], parts: Cells) -> bool:
     """Give the pool one more CPU; the others keep their numbers but may have to change cells. False: it cannot be."""
+    for at in parts.open_to[name]:
+        if room[at]:
+            room[at] -= 1
+            has[name][at] += 1
+            return True
     taker: dict[int, str] = {}
     through: dict[str, int] = {}
     queue = [name]

@@ -43,20 +43,27 @@ class Machine:
         self.regions: list[_Region] = []
         self.threads = 1
         by_place: dict[tuple[int, int], _Region] = {}
+        region = _Region(0, 0, 0)
         for core in topology.cores():
             rest = core.mask & free
-            if rest:
-                self.threads = max(self.threads, rest.bit_count())
+            if not rest:
+                continue
+            self.threads = max(self.threads, rest.bit_count())
             while rest:
-                first = topology.cpu((rest & -rest).bit_length() - 1)
-                place = first.node, first.l3
-                region = by_place.get(place)
-                if region is None:
-                    mask = topology.node_cpus(first.node).mask & topology.l3_domains()[first.l3].mask & free
-                    region = by_place[place] = _Region(mask, first.node, first.socket)
-                    self.regions.append(region)
+                # Neighbours in the list of cores are neighbours on the machine, most of the time.
+                if not rest & region.mask:
+                    region = self._region_of((rest & -rest).bit_length() - 1, by_place)
                 region.cores.append(rest & region.mask)
                 rest &= ~region.mask
+
+    def _region_of(self, cpu: int, by_place: dict[tuple[int, int], _Region]) -> _Region:
+        one = self.topology.cpu(cpu)
+        place = one.node, one.l3
+        if place not in by_place:
+            mask = self.topology.node_cpus(one.node).mask & self.topology.l3_domains()[one.l3].mask & self.free
+            by_place[place] = _Region(mask, one.node, one.socket)
+            self.regions.append(by_place[place])
+        return by_place[place]
 
     def settle(self, wanted: Mapping[str, int], holds: Masks, allowed: Masks) -> Masks:
         """The sets by pool; a bound pool may lack CPUs afterwards, any other only where there are too few in all."""
