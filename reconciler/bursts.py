@@ -104,6 +104,8 @@ class Bursts:
 
     def _turbo_customers(self) -> Customers:
         reconciler = self._reconciler
+        if reconciler.pools is None:
+            return []
         pods = reconciler.knowledge.pods.values()
         return quota_turbo.customers(pods, reconciler.pools, reconciler.policies.quota_turbo)
 

@@ -10,14 +10,19 @@ from typing import Final
 
 from msgspec import Struct
 
-from reconciler.policies.base import PERIOD_US, QUOTA_MIN_US, owns_cpus
+from reconciler.policies.base import PERIOD_US, owns_cpus
+from reconciler.policies.normalise import quota_of
 from state.model import ContainerKind, NodeView, Phase, Pod, PodClass, Pools, Setting
 
 CPU_MILLI: Final = 1000
 
 
 class Borrower(Struct, frozen=True, kw_only=True):
-    """A container that may be lent CPU time: its own quota and period (µs), as the kubelet told the runtime."""
+    """A container that may be lent CPU time: its own quota and period (µs).
+
+    ``limit_us`` is what the kubelet told the runtime, normalised where the node's CPUs count for more: a loan is made
+    on what is in force without it.
+    """
 
     path: str
     inode: int
@@ -31,7 +36,7 @@ class Borrower(Struct, frozen=True, kw_only=True):
         return max(1, self.limit_us * CPU_MILLI // self.period_us)
 
 
-def borrowers(pod: Pod, pools: Pools | None) -> tuple[Borrower, ...]:
+def borrowers(pod: Pod, pools: Pools) -> tuple[Borrower, ...]:
     """The containers of an online pod that have a quota; none of any other pod. Pure.
 
     A container that owns CPUs needs no loan, one that is still being created has no quota yet. One container whose
@@ -46,13 +51,8 @@ def borrowers(pod: Pod, pools: Pools | None) -> tuple[Borrower, ...]:
             continue
         if container.spec is None:
             return ()
-        quota = container.spec.quota_us
-        if (
-            container.phase is not Phase.SETTLED
-            or quota is None
-            or quota < QUOTA_MIN_US
-            or (pools is not None and owns_cpus(pod, container, pools))
-        ):
+        quota = quota_of(pod, container, pools)
+        if container.phase is not Phase.SETTLED or quota is None or owns_cpus(pod, container, pools):
             continue
         found.append(
             Borrower(

@@ -10,7 +10,7 @@ Source: Koordinator's cpunormalization (LS and unlabelled pods without a CPU set
   itself it makes container starts fail: the runtime writes the container's own, larger quota first (EINVAL on v1 under
   a smaller one above; Koordinator 2047, 2694).
 - In whole hundredths, so that 1.2 is 1.2: their quotient of floats gives a quota of 100001 for 120000.
-- While a burst law lends a container quota, the loan stands: both would move the same file.
+- While a burst law lends a container quota, the loan stands: it was made on top of what is wanted here.
 """
 
 from typing import Annotated, Final
@@ -79,7 +79,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: NormaliseConfig) -> 
         if spec is None or not applies(pod, container, pools):
             continue
         value, given = quota_of(pod, container, pools), spec.quota_us
-        if value is None or value == given or view.lent_us.get(container.group.path, 0) > (given or 0):
+        if value is None or value == given or view.lent_us.get(container.group.path, 0) > value:
             continue
         settings.append(
             Setting(

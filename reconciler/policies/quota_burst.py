@@ -261,7 +261,7 @@ def takes_part(pod: Pod, config: QuotaBurstConfig) -> bool:
     return asked in {Burst.QUOTA, Burst.AUTO}
 
 
-def customers(pods: Iterable[Pod], pools: Pools | None, config: QuotaBurstConfig) -> list[tuple[Pod, Borrower]]:
+def customers(pods: Iterable[Pod], pools: Pools, config: QuotaBurstConfig) -> list[tuple[Pod, Borrower]]:
     """The containers that may borrow now."""
     if not config.enabled:
         return []

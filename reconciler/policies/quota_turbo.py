@@ -197,7 +197,7 @@ def takes_part(pod: Pod, config: QuotaTurboConfig) -> bool:
     return mark.strip().lower() == "true"
 
 
-def customers(pods: Iterable[Pod], pools: Pools | None, config: QuotaTurboConfig) -> list[tuple[Pod, Borrower]]:
+def customers(pods: Iterable[Pod], pools: Pools, config: QuotaTurboConfig) -> list[tuple[Pod, Borrower]]:
     """The containers that may borrow now."""
     if not config.enabled:
         return []

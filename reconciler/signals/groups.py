@@ -106,15 +106,15 @@ def _after(before: _Known | None, inode: int, now: Counters) -> _Known:
     return _Known(inode, now, use, Moved(before.last, now))
 
 
-def sampled(pods: Iterable[Pod], policies: PoliciesConfig, pools: Pools | None = None) -> dict[str, int]:
+def sampled(pods: Iterable[Pod], policies: PoliciesConfig, pools: Pools | None) -> dict[str, int]:
     """The groups whose CPU use some enabled policy needs, path -> inode, in path order. Pure.
 
-    ``shared.measured``: online pods' own directories. ``quota_burst``: the containers that may borrow (``pools``: which
-    own CPUs and never do). `quota_turbo`'s are not among them: it reads its own, ten times as often.
+    ``shared.measured``: online pods' own directories. ``quota_burst``: the containers that may borrow (none before the
+    first pools: they say which own CPUs). `quota_turbo`'s are not among them: it reads its own, ten times as often.
     """
     known = list(pods)
     measured = policies.shared.enabled and policies.shared.measured
     wanted = {pod.group.path: pod.group.inode for pod in known if measured and pod.pod_class.online}
-    for _, one in quota_burst.customers(known, pools, policies.quota_burst):
-        wanted[one.path] = one.inode
+    if pools is not None:
+        wanted |= {one.path: one.inode for _, one in quota_burst.customers(known, pools, policies.quota_burst)}
     return dict(sorted(wanted.items()))

@@ -77,7 +77,7 @@ def test_containers_with_cpus_of_their_own_and_the_pause_container_are_left_out(
 def test_a_loan_stands_while_it_lasts() -> None:
     one = online("web", limited(100_000))
     assert (MAIN, "cpu.quota") not in plan(node(one, lent_us={MAIN: 120_000}), None, at(2.0)).settings
-    assert plan(node(one, lent_us={MAIN: 100_000}), None, at(2.0)).settings[MAIN, "cpu.quota"].value == 50_000
+    assert plan(node(one, lent_us={MAIN: 50_000}), None, at(2.0)).settings[MAIN, "cpu.quota"].value == 50_000
 
 
 def test_batch_limits_are_in_reference_cpus_too() -> None:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from reconciler.planner import plan_pod, plan_pools
 from reconciler.policies.lending import Borrower, borrowers
+from reconciler.policies.normalise import NormaliseConfig
 from reconciler.policies.quota_burst import (
     FRESH_S,
     BurstSample,
@@ -261,7 +262,7 @@ def bounded(name: str = "main", quota: int | None = LIMIT, **more: Any) -> Conta
 
 def test_only_settled_containers_of_online_pods_with_a_known_quota_borrow() -> None:
     def names(one: Pod) -> list[str]:
-        return [found.container_id for found in borrowers(one, None)]
+        return [found.container_id for found in borrowers(one, pools())]
 
     pause = container("pause", kind=ContainerKind.SANDBOX)
     assert names(online("a", pause, bounded(), bounded("free", None), bounded("none", -1))) == ["id-main"]
@@ -316,6 +317,16 @@ def test_a_loan_is_cut_to_the_limit_of_the_moment(lent: int, value: int | None) 
     one = online("a", bounded())
     path = f"{one.group.path}/id-main"
     assert planned(one, {path: lent}) == ({("id-main", "cpu.quota"): value} if value else {})
+
+
+def test_a_loan_is_made_on_the_normalised_limit() -> None:
+    """On CPUs twice as fast a limit of one CPU is half a CPU: that is what is lent on, and three times that the top."""
+    one, on = online("a", bounded()), PoliciesConfig(quota_burst=CONFIG, normalise=NormaliseConfig(ratio=2.0))
+    path = f"{one.group.path}/id-main"
+    half = borrowers(one, replace(pools(), quota_ratio=2.0))
+    assert [(found.limit_us, found.limit_milli) for found in half] == [(50_000, 500)]
+    for lent, value in ((0, 50_000), (50_000, 50_000), (60_000, 60_000), (120_000, 120_000), (300_000, 150_000)):
+        assert planned(one, {path: lent}, on) == {("id-main", "cpu.quota"): value}
 
 
 def test_nothing_is_wanted_where_the_policy_is_off_or_the_kubelet_rewrites_quotas() -> None:
