@@ -3,7 +3,7 @@
     2 sockets x 2 nodes x 8 cores x 2 threads; l3 per 4 cores; offline 3; isolated 4-7; distance 10 12 32
 
 `parse` makes a `Topology` of it, `describe` the text of a topology that is regular enough to have one. What every part
-means stands in docs/machine.md; `SYNTAX` is the short form of that page.
+means stands in docs/machine.md.
 """
 
 import re
@@ -17,21 +17,6 @@ from state.machine_guess import guesses, words
 from state.machine_shape import NUMBERINGS, Machine, build, wrong
 from state.topology import Topology
 
-SYNTAX: Final = """\
-A machine is a shape, then any of the other parts, divided by semicolons:
-
-  2 sockets x 2 nodes x 8 cores x 2 threads   each level is per one of the level before; levels may be left out
-  8 cores x 2 threads + 16 e-cores            efficiency cores of one thread, besides the others
-  l3 per 4 cores                              or: per core, per node (as if nothing is said), per socket
-  e-cores 16-23                               the cores of these CPUs are efficiency cores
-  offline 3    isolated 4-7                   CPUs that are not online; CPUs of isolcpus
-  distance 10 12 32                           a node to itself, within its socket, to another socket;
-                                              or a row for each node: distance 10 20 / 20 10
-  memory 64G per node                         memory nodes 2 of 128G: nodes with memory only
-  numbering adjacent                          siblings are n and n+1; alternating: neighbours are in other nodes;
-                                              firmware (as if nothing is said): first threads first
-  numa off                                    one node over all sockets
-"""
 _LEVELS: Final = ("sockets", "nodes", "cores", "threads")
 _LEVEL: Final = re.compile(r"(\d{1,9})\s*(socket|node|core|thread)s?(?:\s+|$)")
 _BETWEEN: Final = re.compile(r"(?<![a-z])[x\u00d7](?![a-z])|[*,]")

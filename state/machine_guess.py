@@ -32,7 +32,7 @@ def _shapes(topology: Topology) -> Iterator[Machine]:
     for memory_nodes in dict.fromkeys((len(bare), 0) if topology.offline else (len(bare),)):
         domains = len(topology.numa) - memory_nodes
         off = domains < sockets
-        if domains != 1 and off:
+        if (off and domains != 1) or (not off and domains % sockets):
             continue
         nodes = 1 if off else domains // sockets
         for each in (threads, 2 * threads) if topology.offline else (threads,):

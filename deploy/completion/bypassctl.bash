@@ -19,7 +19,7 @@ _shtab_bypassctl_headroom_option_strings=(-h --help --output -o --config --socke
 _shtab_bypassctl_reload_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_doctor_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_capture_option_strings=(-h --help --interval --output -o --config --socket --store --root)
-_shtab_bypassctl_plan_option_strings=(-h --help --output -o --config --socket --store --root)
+_shtab_bypassctl_plan_option_strings=(-h --help --machine --pods --output -o --config --socket --store --root)
 _shtab_bypassctl_config_option_strings=(-h --help --config --socket --store --root)
 _shtab_bypassctl_option_strings=(-h --help --version)
 
@@ -71,6 +71,7 @@ _shtab_bypassctl_capture___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_capture___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_capture___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_capture___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_plan___pods_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_plan___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_plan___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_plan___store_COMPGEN=_shtab_compgen_files

@@ -21,7 +21,8 @@ from cgroupfs.plan import Change, Plan, order_changes
 from cgroupfs.probe import offered
 from reconciler.classify import merge_rules
 from reconciler.cli.kernel import read_value, wanted_text
-from reconciler.cli.nodeview import NO_MARKS, NodeView
+from reconciler.cli.nodeview import NO_MARKS
+from reconciler.cli.nodeview import NodeView as Node
 from reconciler.cli.recorded import Recorded
 from reconciler.holds import active, holding
 from reconciler.keeper import POOLS
@@ -32,7 +33,7 @@ from reconciler.signals.cpu import CpuSampler
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.manifests import ManifestDirectory, resolve
 from reconciler.sources.operator_file import OperatorFile
-from state.model import Desired, Hold, PodMeta, Pools, Setting
+from state.model import Desired, Hold, NodeView, PodMeta, Pools, Setting
 from state.reader import read_dump
 from state.topology_sysfs import read_topology
 
@@ -40,7 +41,10 @@ _BOUNDING: Final = ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period", "cpu.burst
 
 
 class Standing(NamedTuple):
-    """One wanted setting against what is there. ``state``: in place, would write, held, missing, blocked."""
+    """One wanted setting against what is there. ``state``: in place, would write, held, missing, blocked, wanted.
+
+    *wanted*: the machine is only described, so that nobody knows what is there.
+    """
 
     setting: Setting
     state: str
@@ -52,7 +56,7 @@ class Standing(NamedTuple):
 class Outlook(NamedTuple):
     """What the agent knows of the node, wants there, and would write in this order."""
 
-    knowledge: Knowledge
+    view: NodeView
     desired: Desired
     standings: tuple[Standing, ...]
     writes: Plan
@@ -60,7 +64,7 @@ class Outlook(NamedTuple):
     problems: tuple[str, ...]
 
 
-def plan_node(node: NodeView, told: Recorded, *, files: FileOps = REAL) -> Outlook:
+def plan_node(node: Node, told: Recorded, *, files: FileOps = REAL) -> Outlook:
     """Look and plan. Errors: `SourceError` when there is no hierarchy or no kubepods tree to plan for."""
     if node.hierarchy is None:
         raise SourceError("cgroups", node.problems.get("cgroups", "no hierarchy"))
@@ -104,14 +108,14 @@ def plan_node(node: NodeView, told: Recorded, *, files: FileOps = REAL) -> Outlo
     problems += [
         f"{pod.title}: {problem}" for pod in knowledge.pods.values() for problem in pod.classification.problems
     ]
-    return Outlook(knowledge, desired, standings, writes, sources, tuple(dict.fromkeys(problems)))
+    return Outlook(view, desired, standings, writes, sources, tuple(dict.fromkeys(problems)))
 
 
 def _count(pods: tuple[PodMeta, ...] | None) -> str:
     return "no answer" if pods is None else f"{len(pods)} pods"
 
 
-def _rules(node: NodeView, problems: list[str]) -> Rules:
+def _rules(node: Node, problems: list[str]) -> Rules:
     rules = node.config.classes
     if node.config.operator_file is None:
         return rules
@@ -120,7 +124,7 @@ def _rules(node: NodeView, problems: list[str]) -> Rules:
     return merge_rules(rules, overrides.overrides)
 
 
-def _manifests(node: NodeView, knowledge: Knowledge, problems: list[str]) -> dict[str, PodMeta]:
+def _manifests(node: Node, knowledge: Knowledge, problems: list[str]) -> dict[str, PodMeta]:
     directory = node.config.static_manifests or node.kubelet.static_pod_path
     if directory is None:
         return {}
@@ -170,7 +174,7 @@ def _qos(knowledge: Knowledge) -> tuple[str, str]:
     return view.besteffort, view.burstable
 
 
-def _remembered(node: NodeView, told: Recorded, problems: list[str]) -> tuple[Pools | None, dict[str, Hold]]:
+def _remembered(node: Node, told: Recorded, problems: list[str]) -> tuple[Pools | None, dict[str, Hold]]:
     """The pools of the agent that ran there, so that the plan moves no CPU that it would not, and its holds."""
     try:
         dump: Any = read_dump(node.store, history=0)

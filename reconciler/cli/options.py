@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from reconciler import __version__
+from state.machine_syntax import SYNTAX
 
 FORMATS: Final = ("table", "json", "yaml", "msgpack")
 SHORT_FORMATS: Final = ("table", "json", "yaml")
@@ -73,6 +74,14 @@ def _capture(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="between the two readings of CPU use")
 
 
+def _plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--machine", metavar="TEXT", help="a machine in words, see below; instead of --root")
+    pods = parser.add_argument("--pods", metavar="FILE", help="the pods on it: a YAML list, or kubectl's JSON")
+    vars(pods)["complete"] = _FILES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = SYNTAX
+
+
 def _config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("show", "explain"), help="values alone, or with origin, words and bounds")
     parser.add_argument(
@@ -93,7 +102,7 @@ COMMANDS: Final = (
     Command("reload", "have the daemon read its configuration again", "reload"),
     Command("doctor", "what this node offers and lacks, with the fix for each lack", "doctor"),
     Command("capture", "all that the agent reads on this node, secrets masked", "capture", add=_capture),
-    Command("plan", "what the agent would want and write; --root CAPTURE: on a captured node", "plan"),
+    Command("plan", "what the agent would want and write; --root CAPTURE: on a captured node", "plan", add=_plan),
     Command("config", "the configuration in force and where each value comes from", "config", ("table",), _config),
 )
 

@@ -1,51 +1,105 @@
-"""``bypassctl plan``: what the agent would want and write on a captured node. Shape of the JSON: docs/plan.md."""
+"""``bypassctl plan``: what the agent would want and write on a captured node, or want of a machine that is described.
+
+Shape of the JSON: docs/plan.md.
+"""
 
 import os
 import tarfile
 import tempfile
 import time
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from msgspec import Struct
+
 from cgroupfs.errors import SourceError
-from reconciler import __version__
+from cgroupfs.hierarchy import Mode
+from reconciler import __version__, configfile
 from reconciler.binder import ConfigError
-from reconciler.cli import words
+from reconciler.cli import places
 from reconciler.cli.asking import ask_node
 from reconciler.cli.capture import reading
+from reconciler.cli.described import LAYOUT, plan_machine
+from reconciler.cli.drawing import as_sets, placement
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import NodeView, look
 from reconciler.cli.offline import Outlook, Standing, plan_node
 from reconciler.cli.output import emit
+from reconciler.cli.planscreen import blocks
+from reconciler.cli.podsfile import read_pods_file
 from reconciler.cli.recorded import CriAnswers, Recorded, read_recorded
-from reconciler.cli.screen import Block, Cell, Mark, Table, blank, field, head, line, show
-from reconciler.cli.status import CLASSES
+from reconciler.cli.screen import show
 from reconciler.keeper import pod_facts, pool_lists
+from state.machine import describe as machine_text
+from state.machine import parse
 
 SCHEMA: Final = 1
 _INTERVAL_S: Final = 1.0
 
 
+class About(Struct, frozen=True, kw_only=True):
+    """What the plan is for. ``described``: a machine of words, on which nothing stands that could be written."""
+
+    name: str
+    mode: str
+    cgroups: str
+    driver: str
+    captured_at: float | None = None
+    described: bool = False
+
+
 def run(options: Namespace) -> int:
     """Plan and show. Errors: `CliError` when there is nothing to plan for."""
+    if options.pods is not None and options.machine is None:
+        raise CliError("--pods: expected a --machine to put them on", Exit.USAGE)
+    try:
+        document = _node(options) if options.machine is None else _machine(options)
+    except ConfigError as exc:
+        raise CliError(str(exc), Exit.USAGE) from exc
+    if options.output == "table":
+        show(blocks(document))
+    else:
+        emit(document, options.output)
+    return Exit.OK
+
+
+def _node(options: Namespace) -> dict[str, Any]:
     with _unpacked(options.root) as root:
         options.root = root
         try:
             node = look(options, strict=True)
             told = read_recorded(node.root) if node.copied else ask_live(node)
-            document = describe(node, told, plan_node(node, told))
-        except ConfigError as exc:
-            raise CliError(str(exc), Exit.USAGE) from exc
+            found = plan_node(node, told)
         except SourceError as exc:
             raise CliError(f"{root}: {exc}", Exit.UNREACHABLE) from exc
-    if options.output == "table":
-        show(_blocks(document))
-    else:
-        emit(document, options.output)
-    return Exit.OK
+        assert node.hierarchy is not None
+        assert node.layout is not None
+        about = About(
+            name=_name(node, told),
+            mode=node.config.mode.value,
+            cgroups=node.hierarchy.mode.value,
+            driver=node.layout.driver.value,
+            captured_at=told.about.at if told.about is not None else None,
+        )
+        return describe(about, found)
+
+
+def _machine(options: Namespace) -> dict[str, Any]:
+    if options.root != "/":
+        raise CliError("--machine: expected no --root beside it", Exit.USAGE)
+    config = configfile.load(places.config_path(options), required=options.config is not None).config
+    topology = parse(options.machine)
+    pods, problems = read_pods_file(options.pods) if options.pods is not None else ([], [])
+    about = About(
+        name="a described machine",
+        mode=config.mode.value,
+        cgroups=Mode.V1.value,
+        driver=LAYOUT.driver.value,
+        described=True,
+    )
+    return describe(about, plan_machine(topology, pods, config, problems))
 
 
 def ask_live(node: NodeView) -> Recorded:
@@ -62,28 +116,30 @@ def ask_live(node: NodeView) -> Recorded:
     )
 
 
-def describe(node: NodeView, told: Recorded, found: Outlook) -> dict[str, Any]:
+def describe(about: About, found: Outlook) -> dict[str, Any]:
     """The plan as the documented, stable document: plain values, keys are added but never renamed."""
-    pools, knowledge = found.desired.pools, found.knowledge
-    cpu = knowledge.cpu
-    assert node.hierarchy is not None
+    pools, view = found.desired.pools, found.view
+    cpu, lists = view.cpu, pool_lists(pools)
     return {
         "schema": SCHEMA,
         "kind": "bypassd-plan",
         "version": __version__,
         "at": time.time(),
-        "captured_at": told.about.at if told.about is not None else None,
+        "captured_at": about.captured_at,
         "node": {
-            "name": _name(node, told),
-            "mode": node.config.mode.value,
-            "cgroups": node.hierarchy.mode.value,
-            "driver": knowledge.layout.driver.value,
-            "kubepods": knowledge.layout.kubepods,
-            "cpus": str(knowledge.topology.online),
-            "kubelet_policy": knowledge.kubelet.policy.value,
+            "name": about.name,
+            "described": about.described,
+            "machine": machine_text(view.topology),
+            "mode": about.mode,
+            "cgroups": about.cgroups,
+            "driver": about.driver,
+            "kubepods": view.kubepods,
+            "cpus": str(view.topology.online),
+            "kubelet_policy": view.kubelet.policy.value,
         },
         "sources": dict(found.sources),
-        "pools": pool_lists(pools),
+        "pools": lists,
+        "placement": placement(view.topology, as_sets(lists)),
         "budget": {
             "budget_milli": pools.budget_milli,
             "quota_milli": dict(pools.quota_milli or {}),
@@ -97,7 +153,7 @@ def describe(node: NodeView, told: Recorded, found: Outlook) -> dict[str, Any]:
                 "system_milli": cpu.system_milli,
             },
         },
-        "pods": [pod_facts(pod) for _, pod in sorted(knowledge.pods.items())],
+        "pods": [pod_facts(pod) for _, pod in sorted(view.pods.items())],
         "settings": [_setting(one) for one in found.standings],
         "refusals": [
             {
@@ -166,63 +222,3 @@ def _unpacked(root: str) -> Iterator[str]:
         except (tarfile.TarError, OSError, EOFError) as exc:
             raise CliError(f"{root}: cannot be unpacked: {exc}", Exit.USAGE) from exc
         yield directory
-
-
-# The screen
-
-
-def _blocks(found: dict[str, Any]) -> Iterator[Block]:
-    node = found["node"]
-    when = f", captured {words.clock(found['captured_at'])}" if found["captured_at"] else ""
-    yield line(Mark(f"plan for {node['name']}", "head"), f"{when}; configured mode {node['mode']}")
-    yield line(
-        Mark(
-            f"kubelet {node['kubelet_policy']}, cgroups {node['cgroups']}/{node['driver']}, CPUs {node['cpus']}; "
-            + ", ".join(f"{name}: {told}" for name, told in found["sources"].items()),
-            "dim",
-        )
-    )
-    counts = Counter(pod["class"] for pod in found["pods"])
-    yield line(f"pods: {', '.join(f'{name} {counts[name]}' for name in CLASSES)}")
-    yield blank()
-    yield Table(("POOL", "CPUS"), [(name, words.text(cpus)) for name, cpus in found["pools"].items()])
-    budget = found["budget"]
-    yield blank()
-    yield field("CPU", f"BE may use {words.cpus(budget['budget_milli'])} CPUs: {budget['reasons'].get('budget', '')}")
-    titles = {pod["group"]: pod["title"] for pod in found["pods"]}
-    if found["settings"]:
-        yield blank()
-        yield head("wanted")
-        rows: list[tuple[Cell, ...]] = [
-            (
-                one["knob"],
-                words.text(one["wanted"]),
-                words.text(one["actual"]),
-                Mark(one["state"], "ok" if one["state"] == "in place" else "warn"),
-                _where(one, titles),
-            )
-            for one in found["settings"]
-        ]
-        yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "WHERE"), rows)
-    for one in found["refusals"]:
-        yield blank()
-        yield line(
-            Mark("refused ", "warn"), f"{one['knob']} = {words.text(one['value'])} ({one['rule']}): {one['reason']}"
-        )
-    yield blank()
-    if found["writes"]:
-        yield head(f"writes, in this order ({len(found['writes'])})")
-        steps = [
-            (one["file"], one["text"], f"{words.place(one['path'], titles)}{' (slow)' if one['slow'] else ''}")
-            for one in found["writes"]
-        ]
-        yield Table(("FILE", "TEXT", "WHERE"), steps)
-    else:
-        yield line(Mark("nothing to write", "ok"))
-    for problem in found["problems"]:
-        yield line(Mark("! ", "bad"), problem)
-
-
-def _where(one: dict[str, Any], titles: dict[str, str]) -> str:
-    place = words.place(one["path"], titles)
-    return f"{place}: {one['detail']}" if one["detail"] else place

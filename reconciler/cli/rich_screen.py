@@ -10,7 +10,26 @@ from rich.text import Text
 
 from reconciler.cli.screen import LABEL, Block, Cell, Field, Mark, Table
 
-_STYLES: Final = {"ok": "green", "warn": "yellow", "bad": "bold red", "dim": "dim", "head": "bold"}
+_STYLES: Final = {
+    "ok": "green",
+    "warn": "yellow",
+    "bad": "bold red",
+    "dim": "dim",
+    "head": "bold",
+    # A drawing's CPUs; where BE work runs too, the pool's colour is ink instead of ground.
+    "pool reserved": "black on yellow",
+    "pool reserved be": "bold yellow",
+    "pool interrupt": "white on magenta",
+    "pool interrupt be": "bold magenta",
+    "pool shared": "black on green",
+    "pool shared be": "bold green",
+    "pool named": "black on cyan",
+    "pool named be": "bold cyan",
+    "pool dedicated": "white on red",
+    "pool dedicated be": "bold red",
+    "pool reclaimed": "bold",
+    "pool several": "reverse",
+}
 
 
 def draw(blocks: Iterable[Block], out: TextIO) -> None:

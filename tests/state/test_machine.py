@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import InputError
-from state.machine import SYNTAX, describe, parse
+from state.machine import describe, parse
 from state.machine_guess import words
 from state.machine_shape import NUMBERINGS, Machine, build
+from state.machine_syntax import SYNTAX
 from state.topology import Cpu, CpuKind, NumaNode, Topology, uniform
 
 

@@ -214,6 +214,8 @@ def test_a_recorded_node_is_planned_for(run: Run, recording: str, tmp_path: Path
     found = plan(run, recording)
     assert found["node"] | {"name": None} == {
         "name": None,
+        "described": False,
+        "machine": "2 cores",
         "mode": "observe",
         "cgroups": "v1",
         "driver": "cgroupfs",

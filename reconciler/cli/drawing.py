@@ -1,0 +1,188 @@
+"""The placement of CPUs as a drawing: a letter for each CPU, by pool, where it stands on the machine.
+
+A block for each NUMA node; in it a column for each core, its threads one below the other, cores of one L3 cache side by
+side. The letters suffice where there is no colour. `placement` makes the document's part, `draw` the lines from it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.cli import words
+from reconciler.cli.screen import Block, Mark, blank, line
+from state.topology import CpuKind, Topology
+
+RECLAIMED: Final = "reclaimed"
+_LETTERS: Final = {"reserved": "R", "interrupt": "I", "shared": "S", "dedicated": "D", RECLAIMED: "B"}
+_STYLES: Final = {"reserved": "pool reserved", "interrupt": "pool interrupt", "shared": "pool shared"}
+_DIGITS: Final = "123456789"
+_NAMES: Final = "ACEFGHJKLMNOPQTUVWXYZ"
+_SEVERAL: Final = "*"
+_NOBODY: Final = "."
+_GROUP: Final = 8
+"""Cores without a gap between them: as many as the eye counts."""
+
+
+def placement(topology: Topology, pools: Mapping[str, CpuSet]) -> dict[str, Any]:
+    """Sockets -> nodes -> cores -> cpus, each CPU with the names of its pools; the document's part ``placement``."""
+    owners: dict[int, list[str]] = {}
+    for name in sorted(pools):
+        for cpu in pools[name]:
+            owners.setdefault(cpu, []).append(name)
+    sockets: dict[int, dict[int, dict[int, list[int]]]] = {}
+    for one in sorted(topology.cpus, key=lambda cpu: (cpu.thread, cpu.id)):
+        sockets.setdefault(one.socket, {}).setdefault(one.node, {}).setdefault(one.core, []).append(one.id)
+
+    def core(number: int, cpus: Sequence[int]) -> dict[str, Any]:
+        first = topology.cpu(cpus[0])
+        return {
+            "id": number,
+            "l3": first.l3,
+            "kind": first.kind.value,
+            "cpus": [{"id": cpu, "pools": owners.get(cpu, [])} for cpu in cpus],
+        }
+
+    def node(number: int, cores: Mapping[int, list[int]]) -> dict[str, Any]:
+        known = topology.node(number)
+        return {
+            "id": number,
+            "memory_bytes": known.memory_bytes,
+            "distances": list(known.distances),
+            "cores": [core(one, cpus) for one, cpus in sorted(cores.items())],
+        }
+
+    return {
+        "sockets": [
+            {"id": socket, "nodes": [node(number, cores) for number, cores in sorted(nodes.items())]}
+            for socket, nodes in sorted(sockets.items())
+        ],
+        "memory_nodes": [
+            {"id": one.id, "memory_bytes": one.memory_bytes, "distances": list(one.distances)}
+            for one in topology.numa
+            if not topology.node_cpus(one.id)
+        ],
+        "offline": str(topology.offline),
+        "isolated": str(topology.isolated),
+    }
+
+
+def marks(pools: Mapping[str, str]) -> dict[str, Mark]:
+    """The letter of each pool, in the order in which people read them."""
+    found = {name: Mark(_LETTERS[name], _STYLES[name]) for name in ("reserved", "interrupt", "shared") if name in pools}
+    special = {"reserved", "interrupt", "shared", RECLAIMED}
+    named = sorted(name for name in pools if name not in special and not name.startswith("dedicated/"))
+    found |= {
+        name: Mark(letter, "pool named")
+        for name, letter in zip(named, _NAMES.ljust(len(named), _NAMES[-1]), strict=False)
+    }
+    owners = sorted(name for name in pools if name.startswith("dedicated/"))
+    letters = _DIGITS if len(owners) <= len(_DIGITS) else _LETTERS["dedicated"] * len(owners)
+    found |= {name: Mark(letter, "pool dedicated") for name, letter in zip(owners, letters, strict=False)}
+    if RECLAIMED in pools:
+        found[RECLAIMED] = Mark(_LETTERS[RECLAIMED], "pool reclaimed")
+    return found
+
+
+class _Cell(NamedTuple):
+    cpu: int
+    mark: Mark
+
+
+_Core = list[_Cell]
+
+
+def draw(placed: Mapping[str, Any], pools: Mapping[str, str], width: int) -> Iterator[Block]:
+    """The drawing in at most ``width`` columns (never less than one group of cores takes), and what its signs mean."""
+    letters = marks(pools)
+    seen: set[str] = set()
+    nodes = [(socket, node) for socket in placed["sockets"] for node in socket["nodes"]]
+    digits = len(str(max(cpu["id"] for _, node in nodes for core in node["cores"] for cpu in core["cpus"])))
+    for socket, node in nodes:
+        cpus = CpuSet(cpu["id"] for core in node["cores"] for cpu in core["cpus"])
+        memory = f"  {words.size(node['memory_bytes'])}" if node["memory_bytes"] is not None else ""
+        yield line(
+            Mark(f"socket {socket['id']}  node {node['id']}", "head"), Mark(f"  CPU {_short(cpus)}{memory}", "dim")
+        )
+        for kind in (CpuKind.PERFORMANCE, CpuKind.EFFICIENCY):
+            cores = [core for core in node["cores"] if core["kind"] == kind.value]
+            domains: dict[int, list[_Core]] = {}
+            for core in cores:
+                row = [_Cell(cpu["id"], _sign(cpu["pools"], letters)) for cpu in core["cpus"]]
+                seen.update(cell.mark.text for cell in row)
+                domains.setdefault(core["l3"], []).append(row)
+            if cores and kind is CpuKind.EFFICIENCY:
+                yield line(Mark("efficiency cores", "dim"), indent=2)
+            yield from _rows(list(domains.values()), digits, width)
+    for node in placed["memory_nodes"]:
+        memory = f"  {words.size(node['memory_bytes'])}" if node["memory_bytes"] is not None else ""
+        yield line(Mark(f"node {node['id']}", "head"), Mark(f"  memory only{memory}", "dim"))
+    yield from _notes(placed, seen)
+
+
+def _sign(pools: Sequence[str], letters: Mapping[str, Mark]) -> Mark:
+    """The letter of the CPU's one online pool; small where BE work runs there too."""
+    online = [name for name in pools if name != RECLAIMED]
+    if not online:
+        return letters[RECLAIMED] if pools else Mark(_NOBODY, "dim")
+    if len(online) > 1:
+        return Mark(_SEVERAL, "pool several")
+    mark = letters[online[0]]
+    if len(pools) == 1:
+        return mark
+    letter = mark.text if mark.text.isalpha() else _LETTERS["dedicated"]
+    return Mark(letter.lower(), f"{mark.style} be")
+
+
+def _rows(domains: Sequence[Sequence[_Core]], digits: int, width: int) -> Iterator[Block]:
+    """Cores in columns, a gap after each eight of them, a bar between L3 caches; as many beside each other as fit."""
+    room = max(width - 2 - digits - 1, _GROUP)
+    row: list[_Core | str] = []
+    used = 0
+    for number, domain in enumerate(domains):
+        for start in range(0, len(domain), _GROUP):
+            group = domain[start : start + _GROUP]
+            gap = " " if start else "|" if number else ""
+            if row and used + len(gap) + len(group) > room:
+                yield from _threads(row, digits)
+                row, used, gap = [], 0, ""
+            row += [gap, *group] if gap else group
+            used += len(gap) + len(group)
+    if row:
+        yield from _threads(row, digits)
+
+
+def _threads(row: Sequence[_Core | str], digits: int) -> Iterator[Block]:
+    """One line for each thread, led by the number of its first CPU."""
+    cores = [one for one in row if not isinstance(one, str)]
+    for thread in range(max(map(len, cores))):
+        first = next(core[thread].cpu for core in cores if len(core) > thread)
+        cells = [
+            Mark(one, "dim") if isinstance(one, str) else one[thread].mark if len(one) > thread else Mark(" ", "dim")
+            for one in row
+        ]
+        yield line(Mark(f"{first:>{digits}} ", "dim"), *cells, indent=2)
+
+
+def _notes(placed: Mapping[str, Any], seen: set[str]) -> Iterator[Block]:
+    notes = []
+    if any(sign.islower() for sign in seen):
+        notes.append("small letters: BE work runs there too")
+    if _SEVERAL in seen:
+        notes.append(f"{_SEVERAL} in several pools")
+    if _NOBODY in seen:
+        notes.append(f"{_NOBODY} in no pool")
+    notes += [f"{name}: CPU {placed[name]}" for name in ("offline", "isolated") if placed[name]]
+    if notes:
+        yield line(Mark("; ".join(notes), "dim"))
+    yield blank()
+
+
+def _short(cpus: CpuSet) -> str:
+    """The list, or where it would be long, its ends and how many there are."""
+    text = str(cpus)
+    return text if len(text) <= 40 else f"{min(cpus)}-{max(cpus)}, {len(cpus)} of them"
+
+
+def as_sets(pools: Mapping[str, str]) -> dict[str, CpuSet]:
+    """The document's pools as sets."""
+    return {name: CpuSet.parse(text) if text else EMPTY for name, text in pools.items()}

@@ -1,0 +1,84 @@
+"""The plan document on a screen: what it is for, the drawing of the CPUs, the pools, what is wanted and written."""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from reconciler.cli import words
+from reconciler.cli.drawing import draw, marks
+from reconciler.cli.screen import Block, Cell, Mark, Table, blank, field, head, line
+from reconciler.cli.status import CLASSES
+
+
+def blocks(found: dict[str, Any]) -> Iterator[Block]:
+    """The document, for people."""
+    node = found["node"]
+    when = f", captured {words.clock(found['captured_at'])}" if found["captured_at"] else ""
+    yield line(Mark(f"plan for {node['name']}", "head"), f"{when}; configured mode {node['mode']}")
+    yield line(
+        Mark(
+            f"kubelet {node['kubelet_policy']}, cgroups {node['cgroups']}/{node['driver']}; "
+            + ", ".join(f"{name}: {told}" for name, told in found["sources"].items()),
+            "dim",
+        )
+    )
+    counts = Counter(pod["class"] for pod in found["pods"])
+    yield line(f"pods: {', '.join(f'{name} {counts[name]}' for name in CLASSES)}")
+    yield field("machine", node["machine"] or f"CPUs {node['cpus']}")
+    yield blank()
+    yield from draw(found["placement"], found["pools"], shutil.get_terminal_size().columns)
+    letters, names = marks(found["pools"]), {pod["uid"]: pod["title"] for pod in found["pods"]}
+    yield Table(
+        ("", "POOL", "CPUS"),
+        [(letters[name], _pool(name, names), words.text(found["pools"][name])) for name in letters],
+    )
+    budget = found["budget"]
+    yield blank()
+    yield field("CPU", f"BE may use {words.cpus(budget['budget_milli'])} CPUs: {budget['reasons'].get('budget', '')}")
+    titles = {pod["group"]: pod["title"] for pod in found["pods"]}
+    if found["settings"]:
+        yield blank()
+        yield head("wanted")
+        rows: list[tuple[Cell, ...]] = [
+            (
+                one["knob"],
+                words.text(one["wanted"]),
+                words.text(one["actual"]),
+                Mark(one["state"], "ok" if one["state"] == "in place" else "warn"),
+                _where(one, titles),
+            )
+            for one in found["settings"]
+        ]
+        yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "WHERE"), rows)
+    for one in found["refusals"]:
+        yield blank()
+        yield line(
+            Mark("refused ", "warn"), f"{one['knob']} = {words.text(one['value'])} ({one['rule']}): {one['reason']}"
+        )
+    yield blank()
+    if node["described"]:
+        yield line(Mark("a described machine: nothing is there to be compared or written", "dim"))
+    elif found["writes"]:
+        yield head(f"writes, in this order ({len(found['writes'])})")
+        steps = [
+            (one["file"], one["text"], f"{words.place(one['path'], titles)}{' (slow)' if one['slow'] else ''}")
+            for one in found["writes"]
+        ]
+        yield Table(("FILE", "TEXT", "WHERE"), steps)
+    else:
+        yield line(Mark("nothing to write", "ok"))
+    for problem in found["problems"]:
+        yield line(Mark("! ", "bad"), problem)
+
+
+def _pool(name: str, titles: dict[str, str]) -> str:
+    """A container's own pool by the name of its pod, where that is known."""
+    kind, _, owner = name.partition("/")
+    uid, _, container = owner.partition("/")
+    return f"{kind} {titles.get(uid, uid)}/{container}" if kind == "dedicated" else name
+
+
+def _where(one: dict[str, Any], titles: dict[str, str]) -> str:
+    place = words.place(one["path"], titles)
+    return f"{place}: {one['detail']}" if one["detail"] else place

@@ -1,0 +1,179 @@
+"""The pods of a described machine: a short YAML list, or what ``kubectl get pods -o json`` writes.
+
+    - {name: db, namespace: shop, class: dedicated, requests: {cpu: 4, memory: 8Gi}, limits: {cpu: 4, memory: 8Gi}}
+    - {name: web, count: 3, requests: {cpu: 500m}, use: 300m}
+    - {name: crunch, labels: {koordinator.sh/qosClass: BE}}
+
+The manual page has the table of keys. What a real node would tell through cgroups is made up here as the kubelet and
+the runtime would have it: QoS, group paths, shares, quotas.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+from cgroupfs.errors import InputError
+from cgroupfs.naming import QosClass
+from reconciler.quantity import milli
+from reconciler.resources import read_resources
+from reconciler.sources.kubelet_api import decode_pods
+from reconciler.yamldoc import Document, read_yaml
+from state.model import ContainerKind, ContainerMeta, PodClass, PodMeta, Resources
+
+SOURCE: Final = "file"
+_MOST: Final = 10_000
+_WORDS: Final = {"class": [one.value for one in PodClass], "qos": [one.value for one in QosClass]}
+
+Quantities = dict[str, str | int]
+
+
+class ContainerLine(Struct, frozen=True, forbid_unknown_fields=True):
+    """One container of the list."""
+
+    name: Annotated[str, Meta(min_length=1)] = "main"
+    requests: Quantities = {}
+    limits: Quantities = {}
+
+
+class PodLine(Struct, frozen=True, forbid_unknown_fields=True, rename={"pod_class": "class"}):
+    """One pod of the list, or ``count`` alike. Without ``containers`` it has one, with the pod's own requests."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    namespace: Annotated[str, Meta(min_length=1)] = "default"
+    count: Annotated[int, Meta(ge=1, le=1000)] = 1
+    pod_class: PodClass | None = None
+    qos: QosClass | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    priority_class: str | None = None
+    owner: str | None = None
+    requests: Quantities = {}
+    limits: Quantities = {}
+    containers: list[ContainerLine] = []
+    use: str | int = 0
+
+
+class Described(NamedTuple):
+    """One pod. ``use_milli``: the CPU that it uses now (thousandths); ``pod_class`` None: by the usual rules."""
+
+    meta: PodMeta
+    qos: QosClass
+    pod_class: PodClass | None = None
+    use_milli: int = 0
+
+
+def read_pods_file(path: str) -> tuple[list[Described], list[str]]:
+    """The pods, and a message for each part of one that cannot be used.
+
+    Errors: `InputError` for a file that cannot be read or is neither of the two forms.
+    """
+    try:
+        with open(path, "rb") as file:
+            body = file.read()
+    except OSError as exc:
+        raise InputError(path, exc.strerror or str(exc), "a readable file") from exc
+    if body.lstrip().startswith(b"{"):
+        pods, problems = _kubectl(path, body)
+    else:
+        pods, problems = _listed(path, body)
+    seen: set[str] = set()
+    for pod in pods:
+        if pod.meta.uid in seen:
+            raise InputError(path, f"{pod.meta.namespace}/{pod.meta.name}", "each pod once (count: N makes several)")
+        seen.add(pod.meta.uid)
+    if len(pods) > _MOST:
+        raise InputError(path, f"{len(pods)} pods", f"at most {_MOST}")
+    return pods, problems
+
+
+def _kubectl(path: str, body: bytes) -> tuple[list[Described], list[str]]:
+    try:
+        answer = msgspec.json.decode(body)
+        if isinstance(answer, dict) and answer.get("kind") == "List":
+            # What kubectl calls the API server's PodList.
+            body = msgspec.json.encode({**answer, "kind": "PodList"})
+        metas, problems = decode_pods(body)
+    except ValueError as exc:
+        raise InputError(path, str(exc), "what kubectl get pods -o json writes, or a YAML list") from exc
+    return [Described(meta, meta.qos or qos_of(meta)) for meta in metas], list(problems)
+
+
+def _listed(path: str, body: bytes) -> tuple[list[Described], list[str]]:
+    try:
+        document = read_yaml(body.decode(), path)
+    except UnicodeDecodeError as exc:
+        raise InputError(path, str(exc), "UTF-8 text") from exc
+    if not isinstance(document.data, list):
+        raise document.refusal((), "a list of pods")
+    try:
+        lines = msgspec.convert(document.data, list[PodLine])
+    except msgspec.ValidationError as exc:
+        raise document.explain(exc, words=_WORDS) from exc
+    pods: list[Described] = []
+    problems: list[str] = []
+    for number, line in enumerate(lines):
+        if line.containers and (line.requests or line.limits):
+            raise document.refusal((number, "containers"), "requests and limits in each container, or of the pod alone")
+        pods += _made(line, _use(line, document, number), problems)
+    return pods, problems
+
+
+def _use(line: PodLine, document: Document, number: int) -> int:
+    try:
+        used = milli(line.use)
+    except ValueError:
+        used = -1
+    if used < 0:
+        raise document.refusal((number, "use"), "CPUs in use, such as 1500m or 2")
+    return used
+
+
+def _made(line: PodLine, used: int, problems: list[str]) -> Iterator[Described]:
+    lines = line.containers or [ContainerLine(requests=line.requests, limits=line.limits)]
+    told: list[str] = []
+    containers = tuple(_container(one, told) for one in lines)
+    problems += [f"{line.namespace}/{line.name}: {problem}" for problem in told]
+    for number in range(line.count):
+        name = f"{line.name}-{number}" if line.count > 1 else line.name
+        meta = PodMeta(
+            uid=f"{line.namespace}.{name}",
+            source=SOURCE,
+            namespace=line.namespace,
+            name=name,
+            labels=line.labels,
+            annotations=line.annotations,
+            priority_class=line.priority_class,
+            owner=line.owner,
+            containers=containers,
+        )
+        yield Described(meta, line.qos or qos_of(meta), line.pod_class, used)
+
+
+def _container(line: ContainerLine, problems: list[str]) -> ContainerMeta:
+    where = f"container {line.name}"
+    requests, bad_requests = read_resources(f"{where}: requests", line.requests)
+    limits, bad_limits = read_resources(f"{where}: limits", line.limits)
+    problems += (*bad_requests, *bad_limits)
+    # The API server's default: what has a limit and no request asks for the limit.
+    requests = Resources(
+        cpu_milli=limits.cpu_milli if requests.cpu_milli is None else requests.cpu_milli,
+        memory_bytes=limits.memory_bytes if requests.memory_bytes is None else requests.memory_bytes,
+        batch_cpu_milli=requests.batch_cpu_milli,
+        batch_memory_bytes=requests.batch_memory_bytes,
+    )
+    return ContainerMeta(name=line.name, requests=requests, limits=limits)
+
+
+def qos_of(meta: PodMeta) -> QosClass:
+    """The QoS class that Kubernetes gives such a pod: by cpu and memory of all its containers, init ones too."""
+    numbers = [
+        (one.requests.cpu_milli, one.limits.cpu_milli, one.requests.memory_bytes, one.limits.memory_bytes)
+        for one in meta.containers
+        if one.kind is not ContainerKind.SANDBOX
+    ]
+    if not any(number for row in numbers for number in row):
+        return QosClass.BESTEFFORT
+    whole = all(cpu and memory and ask_cpu == cpu and ask == memory for ask_cpu, cpu, ask, memory in numbers)
+    return QosClass.GUARANTEED if whole else QosClass.BURSTABLE

@@ -1,0 +1,195 @@
+"""bypassctl plan for a machine of words: no node, no root, no cgroups."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import InputError
+from cgroupfs.naming import QosClass
+from reconciler.cli.exits import Exit
+from reconciler.cli.podsfile import read_pods_file
+from state.model import PodClass
+from tests.reconciler.cli.conftest import Run
+
+PODS = """\
+- {name: db, namespace: shop, class: dedicated, requests: {cpu: 4, memory: 8Gi}, limits: {cpu: 4, memory: 8Gi}}
+- {name: web, count: 3, requests: {cpu: 500m}, use: 300m}
+- name: crunch
+  count: 2
+  labels: {koordinator.sh/qosClass: BE}
+  containers:
+  - {name: main}
+  - {name: log, limits: {cpu: 100m}}
+"""
+
+
+def config(path: Path, text: str = "mode: enforce\n") -> str:
+    file = path / "config.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+def pods(path: Path, text: str = PODS) -> str:
+    file = path / "pods.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+def plan(run: Run, *words: str) -> dict[str, Any]:
+    ran = run("plan", *words, "-o", "json")
+    assert ran.code == 0, ran.err
+    found: dict[str, Any] = json.loads(ran.out)
+    return found
+
+
+def test_a_described_machine_with_pods_is_planned_for(run: Run, tmp_path: Path) -> None:
+    machine = "2 sockets x 8 cores x 2 threads; distance 10 21"
+    found = plan(run, "--machine", machine, "--pods", pods(tmp_path), "--config", config(tmp_path))
+    assert found["node"]["machine"] == machine
+    assert (found["node"]["described"], found["node"]["cpus"], found["node"]["mode"]) == (True, "0-31", "enforce")
+    classes = {pod["title"]: (pod["class"], pod["qos"]) for pod in found["pods"]}
+    assert classes == {
+        "shop/db": ("dedicated", "Guaranteed"),
+        "default/web-0": ("shared", "Burstable"),
+        "default/web-1": ("shared", "Burstable"),
+        "default/web-2": ("shared", "Burstable"),
+        "default/crunch-0": ("reclaimed", "Burstable"),
+        "default/crunch-1": ("reclaimed", "Burstable"),
+    }
+    assert found["budget"]["used"]["online_milli"] == 900
+    assert found["writes"] == []
+    assert {one["state"] for one in found["settings"]} == {"wanted"}
+    drawn = {
+        cpu["id"]: set(cpu["pools"])
+        for socket in found["placement"]["sockets"]
+        for node in socket["nodes"]
+        for core in node["cores"]
+        for cpu in core["cpus"]
+    }
+    for name, text in found["pools"].items():
+        assert CpuSet(cpu for cpu, names in drawn.items() if name in names) == CpuSet.parse(text)
+
+
+def test_the_screen_shows_the_machine_and_the_drawing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ran = run("plan", "--machine", "8 cores; numa off", "--pods", pods(tmp_path), "--config", config(tmp_path))
+    assert ran.code == 0
+    assert "machine  8 cores\n" in ran.out
+    assert "socket 0  node 0  CPU 0-7\n" in ran.out
+    assert "R  reserved" in ran.out
+    assert "shop/db/main" in ran.out
+    assert "a described machine: nothing is there to be compared or written\n" in ran.out
+    assert "nothing to write" not in ran.out
+
+
+def test_no_pods_are_an_empty_machine(run: Run, tmp_path: Path) -> None:
+    found = plan(run, "--machine", "4 cores", "--config", config(tmp_path))
+    assert found["pods"] == []
+    assert found["pools"]["shared"] == "0-3"
+    assert "4 cores" in run("plan", "--machine", "4 cores", "--config", config(tmp_path)).out
+
+
+def test_the_same_words_give_the_same_plan(run: Run, tmp_path: Path) -> None:
+    words = ("--machine", "2 sockets x 8 cores", "--pods", pods(tmp_path), "--config", config(tmp_path))
+    one, other = plan(run, *words), plan(run, *words)
+    assert {**one, "at": 0} == {**other, "at": 0}
+
+
+def test_a_captured_node_has_the_drawing_and_the_text_of_its_machine(run: Run, live: Any) -> None:
+    found = plan(run, "--root", live.root)
+    assert (found["node"]["described"], found["node"]["machine"]) == (False, "8 cores")
+    cores = found["placement"]["sockets"][0]["nodes"][0]["cores"]
+    assert cores[0]["cpus"] == [{"id": 0, "pools": ["reserved"]}]
+    assert "socket 0  node 0  CPU 0-7\n" in run("plan", "--root", live.root).out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--machine", "8 cors"), "machine: '8 cors': expected a number of sockets, nodes, cores, threads"),
+        (("--machine", "8 cores", "--root", "/tmp"), "--machine: expected no --root beside it"),
+        (("--pods", "/nowhere"), "--pods: expected a --machine to put them on"),
+        (("--machine", "8 cores", "--pods", "/nowhere/pods.yaml"), "/nowhere/pods.yaml: 'No such file or directory'"),
+        (("--machine", "8 cores", "--config", "/nowhere/config.yaml"), "/nowhere/config.yaml"),
+    ],
+)
+def test_a_mistake_is_one_line(run: Run, words: tuple[str, ...], told: str) -> None:
+    ran = run("plan", *words)
+    assert ran.code == Exit.USAGE
+    assert told in ran.err
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_help_has_the_grammar(run: Run) -> None:
+    assert "2 sockets x 2 nodes x 8 cores x 2 threads" in run("plan", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("pods: {}", "expected a list of pods"),
+        ("- {namespace: shop}", "the key name in it"),
+        ("- {name: a, clas: shared}", "clas: 'shared': expected no such key here"),
+        ("- {name: a, class: slow}", "expected one of system, dedicated, shared, reclaimed"),
+        ("- {name: a, qos: Best}", "expected one of Guaranteed, Burstable, BestEffort"),
+        ("- {name: a, count: 0}", "count"),
+        ("- {name: a, use: much}", "expected CPUs in use, such as 1500m or 2"),
+        ("- {name: a, use: -1}", "expected CPUs in use"),
+        ("- {name: a}\n- {name: a}", "'default/a': expected each pod once"),
+        ("- {name: a, requests: {cpu: 1}, containers: [{name: b}]}", "requests and limits in each container"),
+        ("- [", "expected well-formed YAML"),
+        ("{bad", "expected what kubectl get pods -o json writes"),
+    ],
+)
+def test_a_pods_file_with_a_mistake_is_refused_with_its_place(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(InputError) as error:
+        read_pods_file(pods(tmp_path, text))
+    assert str(tmp_path) in str(error.value)
+    assert told in str(error.value)
+
+
+def test_a_quantity_that_is_none_spoils_itself_only(tmp_path: Path) -> None:
+    found, problems = read_pods_file(pods(tmp_path, "- {name: a, requests: {cpu: lots, memory: 1Gi}}"))
+    assert found[0].meta.containers[0].requests.memory_bytes == 1 << 30
+    assert problems == [
+        "default/a: container main: requests: cpu: 'lots': expected a quantity such as 100m, 4Gi, 1e3 or 0.5"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "qos"),
+    [
+        ("{name: a}", QosClass.BESTEFFORT),
+        ("{name: a, requests: {cpu: 1}}", QosClass.BURSTABLE),
+        ("{name: a, limits: {cpu: 1, memory: 1Gi}}", QosClass.GUARANTEED),
+        ("{name: a, requests: {cpu: 1, memory: 1Gi}, limits: {cpu: 2, memory: 1Gi}}", QosClass.BURSTABLE),
+        ("{name: a, limits: {cpu: 1}}", QosClass.BURSTABLE),
+        ("{name: a, requests: {kubernetes.io/batch-cpu: 1000}}", QosClass.BESTEFFORT),
+        ("{name: a, qos: Guaranteed}", QosClass.GUARANTEED),
+    ],
+)
+def test_the_qos_class_is_the_one_that_kubernetes_would_give(tmp_path: Path, line: str, qos: QosClass) -> None:
+    ((pod,), problems) = read_pods_file(pods(tmp_path, f"- {line}"))
+    assert (pod.qos, problems) == (qos, [])
+
+
+def test_kubectls_own_list_is_read(run: Run, tmp_path: Path) -> None:
+    item = {
+        "metadata": {"name": "web-0", "namespace": "shop", "uid": "aaaaaaaa-1111-4111-8111-111111111111"},
+        "spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "2"}}}]},
+        "status": {
+            "qosClass": "Burstable",
+            "containerStatuses": [{"name": "main", "containerID": "containerd://ab12"}],
+        },
+    }
+    file = tmp_path / "pods.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": [item]}))
+    ((pod,), problems) = read_pods_file(str(file))
+    assert (pod.meta.name, pod.qos, pod.pod_class, problems) == ("web-0", QosClass.BURSTABLE, None, [])
+    found = plan(run, "--machine", "8 cores", "--pods", str(file), "--config", config(tmp_path))
+    assert [(one["title"], one["class"]) for one in found["pods"]] == [("shop/web-0", PodClass.SHARED.value)]
