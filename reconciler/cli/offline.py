@@ -37,7 +37,7 @@ from state.model import Desired, Hold, NodeView, PodMeta, Pools, Setting
 from state.reader import read_dump
 from state.topology_sysfs import read_topology
 
-_BOUNDING: Final = ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period", "cpu.burst", "cpu.idle")
+_BOUNDING: Final = ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period", "cpu.burst", "cpu.idle", "cpu.qos")
 
 
 class Standing(NamedTuple):

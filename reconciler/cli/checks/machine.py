@@ -6,7 +6,9 @@ from typing import Final
 
 from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.hierarchy import UNIFIED
+from cgroupfs.knobs import CATALOG
 from cgroupfs.pressure import Resource, group_pressure_file, node_pressure_file, read_pressure
+from cgroupfs.probe import offered
 from reconciler.cli import words
 from reconciler.cli.asking import release
 from reconciler.cli.checks.finding import Finding, State
@@ -17,6 +19,9 @@ from state.topology_sysfs import read_topology
 _SHOWN: Final = ("cpuset", "cpu", "cpuacct", "memory", "pids", "blkio", "io")
 _NEEDED: Final = ("cpuset", "cpu", "memory")
 _SYS_RESOURCE: Final = 24
+_SCHEDULER: Final = {"cpu.burst": "CFS burst", "cpu.idle": "idle class"}
+_DISTRIBUTIONS: Final = {"cpu.identity": "group identity", "cpu.qos": "QoS level"}
+_IDENTITY_SYSCTL: Final = "kernel.sched_group_identity_enabled"
 
 
 def machine(node: NodeView) -> Iterator[Finding]:
@@ -24,6 +29,7 @@ def machine(node: NodeView) -> Iterator[Finding]:
     yield _kernel(node)
     yield _cpus(node)
     yield from _cgroups(node)
+    yield _scheduler(node)
     yield _psi(node)
     yield _pmu(node)
     yield _resctrl(node)
@@ -75,6 +81,25 @@ def _cgroups(node: NodeView) -> Iterator[Finding]:
         yield Finding("cgroups", State.BAD, f"{found}; {', '.join(read_only)} read-only", "mount them read-write")
     else:
         yield Finding("cgroups", State.OK, found)
+
+
+def _scheduler(node: NodeView) -> Finding:
+    """What the policies burst, idle_class, group_identity and qos_level need of the kernel."""
+    name = "scheduler"
+    if node.hierarchy is None or node.layout is None:
+        return Finding(name, State.WARN, "not known: no kubepods directory to tell", "start the kubelet, and ask again")
+    there = offered(node.hierarchy, node.layout.kubepods)
+    if not there:
+        return Finding(name, State.WARN, "not known: no kubepods directory to tell", "start the kubelet, and ask again")
+    found = ", ".join(words for knob, words in (_SCHEDULER | _DISTRIBUTIONS).items() if knob in there) or "neither"
+    switch = (read_text(node.root, f"proc/sys/{_IDENTITY_SYSCTL.replace('.', '/')}") or "").strip()
+    if "cpu.identity" in there and switch == "0":
+        return Finding(name, State.WARN, f"{found} (switched off)", f"sysctl -w {_IDENTITY_SYSCTL}=1")
+    lacking = [knob for knob in _SCHEDULER if knob not in there]
+    if lacking:
+        told = " and ".join(f"{_SCHEDULER[knob]}: Linux {CATALOG[knob].forms[1].since}" for knob in lacking)
+        return Finding(name, State.WARN, found, f"{told} or later")
+    return Finding(name, State.OK, found)
 
 
 def _psi(node: NodeView) -> Finding:

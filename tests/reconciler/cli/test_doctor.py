@@ -62,6 +62,7 @@ def test_a_node_that_has_it_all_is_all_ok_on_one_screen(run: Run, good: LiveNode
     assert found["runtime"][1] == "signal from /run/containerd/runc/k8s.io: 3 of 3 containers"
     assert found["resctrl"][1] == "L3 12 ways; 16 groups"
     assert found["PSI"][1] == "node, groups, triggers any window"
+    assert found["scheduler"][1] == "CFS burst, idle class"
     assert found["store"][1].endswith("state.db: 4 files")
 
 
@@ -81,6 +82,26 @@ def test_every_lack_comes_with_a_fix(good: LiveNode) -> None:
         assert fix, name
     assert "mount -t resctrl" in found["resctrl"][2]
     assert "max_user_watches=8192" in found["inotify"][2]
+
+
+def test_what_the_scheduler_offers_is_told_from_the_files_of_kubepods(good: LiveNode) -> None:
+    kubepods = "sys/fs/cgroup/cpu/kubepods"
+    good.put(f"{kubepods}/cpu.bvt_warp_ns", "0\n")
+    assert states(good.root)["scheduler"] == (State.OK, "CFS burst, idle class, group identity", "")
+    switch = "proc/sys/kernel/sched_group_identity_enabled"
+    good.put(switch, "0\n")
+    off = "sysctl -w kernel.sched_group_identity_enabled=1"
+    assert states(good.root)["scheduler"] == (State.WARN, "CFS burst, idle class, group identity (switched off)", off)
+    good.put(switch, "1\n")
+    assert states(good.root)["scheduler"][0] is State.OK
+    for file in ("cpu.cfs_burst_us", "cpu.idle"):
+        os.unlink(f"{good.root}/{kubepods}/{file}")
+    good.put(f"{kubepods}/cpu.qos_level", "0\n")
+    assert states(good.root)["scheduler"] == (
+        State.WARN,
+        "group identity, QoS level",
+        "CFS burst: Linux 5.14 and idle class: Linux 5.15 or later",
+    )
 
 
 def test_what_stands_in_the_way_is_bad_and_exit_code_1(run: Run, good: LiveNode) -> None:
@@ -143,7 +164,7 @@ def test_on_this_machine_everything_is_asked_and_nothing_is_changed(run: Run) ->
         pytest.skip("needs root: fanotify marks and the capabilities of the daemon")
     ran = run("doctor", "-o", "json")
     found = {one["check"]: one for one in json.loads(ran.out)["findings"]}
-    assert len(found) == 20
+    assert len(found) == 21
     for one in found.values():
         assert bool(one["fix"]) == (one["state"] != "ok"), one
     assert found["cgroups"]["state"] in {"ok", "warn"}
