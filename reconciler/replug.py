@@ -8,8 +8,8 @@ kernel took is given back, from the top down. On v2 the configured set is kept a
 This is no setting of ours but the undoing of what happened to others' values, so it is not in the ledger and is not
 undone by a restore. Files that hold a setting of ours are left to the plan, which follows from the new topology.
 
-A v1 cpuset that ran empty has lost its processes to the group above; they are not moved back, as nobody can tell them
-from that group's own. Such a container runs on its pod's CPUs until it is started anew.
+A v1 cpuset that ran empty has lost its processes to the group above, and they are not moved back: such a container runs
+on its pod's CPUs until it is started anew. The line for people names the groups that this may have happened to.
 
 Source: kernel/cgroup/cpuset.c (cpuset_hotplug_workfn, remove_tasks_in_empty_cpuset).
 """
@@ -78,16 +78,24 @@ class Replug:
         """CPUs went or came. Waits for the look that is under way."""
         judge, knowledge = self._judge, self._reconciler.knowledge
         given: list[Given] = []
+        emptied: list[str] = []
         async with self._reconciler.paused():
             knowledge.topology = change.after
             if judge.hierarchy.version("cpuset") == 1:
                 directories = self._directories()
                 self._took(change.taken, directories)
                 judge.unplugged |= dict.fromkeys(change.taken, time.time())
+                if change.taken:
+                    emptied = await self._emptied(knowledge.pods.values())
                 given = await self._give_back(change.back, knowledge.pods.values())
                 for path in directories:
                     judge.learn(path, (_KNOB,))
         words = change.words
+        if emptied:
+            more = f" and {len(emptied) - 1} more" if len(emptied) > 1 else ""
+            words += (
+                f"; no CPU was left to {emptied[0]}{more}: its processes are in the group above until it starts anew"
+            )
         if failed := [one for one in given if one.error]:
             words += f"; cannot be given back to {failed[0].path}: {failed[0].error}"
         if done := len(given) - len(failed):
@@ -112,6 +120,15 @@ class Replug:
                 lacked = (above - have) & cpus
                 self._lacking[path] = (self._lacking.get(path, EMPTY) - cpus) | lacked
 
+    async def _emptied(self, pods: Iterable[Pod]) -> list[str]:
+        """Containers without any CPU: the kernel has moved their processes up."""
+        found: list[str] = []
+        since = time.monotonic()
+        for pod in pods:
+            found += [one.group.path for one in pod.containers if self._read(one.group.path) == EMPTY]
+            since = await _yield_after(since)
+        return found
+
     async def _give_back(self, cpus: CpuSet, pods: Iterable[Pod]) -> list[Given]:
         """Widen every group that lost them, parents first. No error raises: a group may be gone by now."""
         given: list[Given] = []
@@ -127,9 +144,7 @@ class Replug:
                 given.append(Given(path, back, error))
                 now = now if error else now | back
             have[path] = now
-            if time.monotonic() - since > _SLICE_S:
-                await trio.lowlevel.checkpoint()
-                since = time.monotonic()
+            since = await _yield_after(since)
         return given
 
     def _may_write(self, path: str, uid: str | None) -> bool:
@@ -166,6 +181,14 @@ class Replug:
             _LOG.warning("%s: a CPU that came back cannot be given to it: %s", path, exc.strerror)
             return exc.strerror or str(exc)
         return ""
+
+
+async def _yield_after(since: float) -> float:
+    """Let others run when a millisecond has gone by."""
+    if time.monotonic() - since > _SLICE_S:
+        await trio.lowlevel.checkpoint()
+        return time.monotonic()
+    return since
 
 
 def _parsed(text: str) -> CpuSet:

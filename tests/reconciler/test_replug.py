@@ -139,6 +139,20 @@ async def test_a_container_gets_no_cpu_that_its_spec_does_not_name(node: Node) -
         assert node.cpus(group(PINNED)) == "0-7"
 
 
+async def test_a_container_that_has_lost_its_last_cpu_is_named(node: Node) -> None:
+    node.put(node.main(PINNED), "7")
+    with node.agent() as agent:
+        await node.live.look(agent)
+        told: list[str] = []
+        agent.replug._tell = told.append
+        await node.switch(agent, off="7")
+        await node.switch(agent, on="7")
+        assert node.cpus(node.main(PINNED)) == "7"
+    assert f"; no CPU was left to {node.main(PINNED)}: its processes are in the group above" in told[0]
+    assert "no CPU was left" not in told[1]
+    assert "given back to " in told[1]
+
+
 async def test_a_new_cpu_is_handed_down_as_well(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.live.kernel.unplug(6)
