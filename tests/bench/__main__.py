@@ -272,7 +272,7 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=20.0)
     given = options.parse_args()
     if given.what == "movement":
-        print(movement.table(given.count, movement.EVENTS))
+        print(f"{movement.table(given.count, movement.EVENTS)}\n\n{movement.prices()}")
         return 0
     if os.geteuid() != 0 or not os.access(f"{MOUNT}/cpuset/cgroup.procs", os.W_OK):
         print("needs root and writable cgroup v1 hierarchies", file=sys.stderr)

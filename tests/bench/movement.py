@@ -185,7 +185,7 @@ def live(topology: Topology, events: int, seed: int, *, bound: bool = True, take
 def table(lives: int, events: int) -> str:
     """The figures as a table for people."""
     rows = [
-        "| machine | packer | moved an event: mean | median | p95 | p99 | pools changed | cores split | caches | lives |",
+        "| machine | packer | moved: mean | median | p95 | p99 | pools changed | cores split | caches | lives |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     times = []
@@ -215,6 +215,35 @@ def table(lives: int, events: int) -> str:
         took = sorted(one * 1e3 for found in done for one in found.took)
         times.append(f"{machine}: median {_at(took, 0.5):.2f} ms, p99 {_at(took, 0.99):.2f} ms")
     return "\n".join([*rows, "", f"{lives} lives of {events} events each. CPU time of ours: {'; '.join(times)}."])
+
+
+def prices(turns: int = 100) -> str:
+    """CPU time of one packing of twenty pools, half of them bound: from nothing, and when all sizes change."""
+    told = []
+    for cpus in (256, 1024):
+        topology = uniform(sockets=2, nodes=8, cores=cpus // 2, threads=2)
+        chance = random.Random(1)
+        names = [f"p{number:02}" for number in range(20)]
+        scratch, changed = [], []
+        for _ in range(turns):
+            within = {name: topology.node_cpus(chance.choice(topology.nodes())) for name in names[::2]}
+            wanted = {name: chance.randint(1, cpus // 13) for name in names}
+            held = pack(wanted, {}, topology.online, topology, within)
+            sizes = {name: len(found) for name, found in held.items()}
+            began = time.thread_time()
+            pack(sizes, {}, topology.online, topology, within)
+            scratch.append((time.thread_time() - began) * 1e3)
+            sizes = {name: max(1, size + chance.randint(-4, 2)) for name, size in sizes.items()}
+            began = time.thread_time()
+            pack(sizes, held, topology.online, topology, within)
+            changed.append((time.thread_time() - began) * 1e3)
+        scratch.sort()
+        changed.sort()
+        told.append(
+            f"{cpus} CPUs, 20 pools: from nothing {_at(scratch, 0.5):.1f} ms (p99 {_at(scratch, 0.99):.1f}), "
+            f"all sizes changed {_at(changed, 0.5):.1f} ms (p99 {_at(changed, 0.99):.1f})."
+        )
+    return "\n".join(told)
 
 
 def _at(ordered: Sequence[float], part: float) -> float:
