@@ -113,6 +113,10 @@ class Knowledge:
         self.pods[uid] = pod
         return changed
 
+    def runs(self, container_id: str) -> bool:
+        """Whether the runtime had finished with the container when it was last looked at."""
+        return (facts := self._facts.get(container_id)) is not None and facts.settled and facts.spec is not None
+
     def settle(self, container_id: str) -> bool:
         """The runtime has written: read its record again. True when it differs from what was known."""
         if container_id not in self._owners:
@@ -155,6 +159,7 @@ class Knowledge:
             containers=dirs.containers,
             metas=metas,
             facts={cid: self._facts[cid] for cid in dirs.containers if cid in self._facts},
+            granted=self.kubelet.granted.get(dirs.uid, {}),
             exclusive=bool(self.kubelet.exclusive.get(dirs.uid)),
         )
         return assemble(known, self.rules)

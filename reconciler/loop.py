@@ -177,9 +177,13 @@ class Reconciler:
             uids = self._concerned(batch, signalled)
             listed = {uid: dirs for uid in uids if (dirs := self._tree.rescan(uid)) is not None}
         for cid, at in signalled.items():
+            ran = self.knowledge.runs(cid)
             changed = self.knowledge.settle(cid)
             if cid not in self._found:
                 self._updated(cid, at, changed)
+            if ran and changed:
+                # A running container was given other values: a resize, of which the spec tells the rest.
+                self._metadata.renew()
         seen = await self._see(uids, listed)
         looked = {uid for uid, one in seen.items() if one.pod is not None} | self._take_kubelet()
         view, pools, moved = self._plan_pools()
@@ -253,13 +257,13 @@ class Reconciler:
         return seen
 
     def _take_kubelet(self) -> set[str]:
-        """What the kubelet allocated, for the pods that exist now; the pods whose own CPUs changed."""
-        before = self.knowledge.kubelet.exclusive
-        self.knowledge.kubelet = self._kubelet(self.knowledge.pods)
-        after = self.knowledge.kubelet.exclusive
-        if after == before:
-            return set()
-        touched = {uid for uid in before.keys() | after.keys() if before.get(uid) != after.get(uid)}
+        """What the kubelet allocated, for the pods that exist now; the pods whose CPUs or resources changed by it."""
+        before = self.knowledge.kubelet
+        after = self.knowledge.kubelet = self._kubelet(self.knowledge.pods)
+        touched = _differing(before.exclusive, after.exclusive)
+        if resized := _differing(before.granted, after.granted) & self.knowledge.pods.keys():
+            self._metadata.renew()
+            touched |= resized
         return {uid for uid in touched if self.knowledge.again(uid) or uid in self.knowledge.pods}
 
     def _came_and_went(self, seen: Seen) -> None:
@@ -441,6 +445,12 @@ def _caused(batch: Batch) -> bool:
     """Whether anything but the clock and what it drives asked for the look."""
     told = any(key != TICK and not key.startswith(LOAN) for key in batch.keys)
     return told or any(why != "periodic" for why in batch.everything)
+
+
+def _differing(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
+    if before is after or before == after:
+        return set()
+    return {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
 
 
 def _by_group(settings: Iterable[Setting]) -> Wanted:

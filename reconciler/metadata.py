@@ -103,6 +103,14 @@ class Metadata:
             for uid in [uid for uid in table if uid not in alive]:
                 table.pop(uid, None)
 
+    def renew(self) -> None:
+        """Have the kubelet's list asked for soon: of a pod that is known already something has changed (a resize).
+
+        Does not wait; pods that differ then are marked.
+        """
+        if self._kubelet is not None:
+            self._kubelet.ask()
+
     def want(self, uids: Collection[str]) -> None:
         """Have the sources asked about pods whose labels nobody has told yet. Does not wait; answers mark the pods."""
         missing = self._unlabelled(uids)

@@ -246,6 +246,7 @@ class Show:
             **pod_facts(pod),
             "labels": dict(pod.labels),
             "annotations": dict(pod.annotations),
+            "resizes": {one.name or one.id: one.resize for one in pod.containers if one.resize},
             "cpu_ns": agent.usage.cpu_ns(pod.group.path),
             "settings": self._group(pod.group.path),
             "containers": [self._container(one) for one in pod.containers],

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
 from reconciler.classify import classify, facts_of
+from reconciler.resize import effective
 from reconciler.resources import with_extended
 from reconciler.rules import Rules
 from reconciler.wishes import wish_of
@@ -23,7 +24,7 @@ from state.model import (
     Phase,
     Pod,
     PodMeta,
-    Resources,
+    Resize,
     RuntimeSpec,
 )
 
@@ -42,7 +43,10 @@ class ContainerFacts(Struct, frozen=True, kw_only=True):
 
 
 class PodInput(Struct, frozen=True, kw_only=True):
-    """All that is known about one pod directory. ``metas`` in any order; ``containers`` maps id to directory."""
+    """All that is known about one pod directory. ``metas`` in any order; ``containers`` maps id to directory.
+
+    ``granted``: by container name, what the kubelet's checkpoint says it has admitted.
+    """
 
     uid: str
     qos: QosClass
@@ -50,6 +54,7 @@ class PodInput(Struct, frozen=True, kw_only=True):
     containers: Mapping[str, GroupRef]
     metas: Sequence[PodMeta] = ()
     facts: Mapping[str, ContainerFacts] = {}
+    granted: Mapping[str, Resize] = {}
     exclusive: bool = False
 
 
@@ -103,7 +108,8 @@ def assemble(known: PodInput, rules: Rules) -> Pod:
     classification = replace(classification, problems=(*classification.problems, *problems))
     told = _Told(meta)
     containers_now = tuple(
-        _container(cid, group, known.facts.get(cid), told) for cid, group in sorted(known.containers.items())
+        _container(cid, group, known.facts.get(cid), told, known.granted)
+        for cid, group in sorted(known.containers.items())
     )
     return Pod(
         uid=known.uid,
@@ -134,7 +140,9 @@ class _Told:
         self.sandboxes = frozenset(meta.sandbox_ids) if meta else frozenset[str]()
 
 
-def _container(cid: str, group: GroupRef, facts: ContainerFacts | None, told: _Told) -> Container:
+def _container(
+    cid: str, group: GroupRef, facts: ContainerFacts | None, told: _Told, granted: Mapping[str, Resize]
+) -> Container:
     name = facts.name if facts else None
     meta = told.by_id.get(cid) or (told.by_name.get(name) if name else None)
     kind = facts.kind if facts else ContainerKind.UNKNOWN
@@ -143,13 +151,17 @@ def _container(cid: str, group: GroupRef, facts: ContainerFacts | None, told: _T
     elif meta is not None and kind in (ContainerKind.UNKNOWN, ContainerKind.APP):
         # A bundle cannot tell init containers from the others, the pod's spec can.
         kind = meta.kind
+    name = name or (meta.name if meta else None)
+    spec = meta or ContainerMeta(name="")
+    counts = effective(spec.requests, spec.limits, spec.resize, granted.get(name) if name else None)
     return Container(
         id=cid,
         group=group,
         kind=kind,
         phase=Phase.SETTLED if facts is None or facts.settled else Phase.CREATING,
-        name=name or (meta.name if meta else None),
+        name=name,
         spec=facts.spec if facts else None,
-        requests=meta.requests if meta else Resources(),
-        limits=meta.limits if meta else Resources(),
+        requests=counts.requests,
+        limits=counts.limits,
+        resize=counts.resize if meta else None,
     )

@@ -31,6 +31,11 @@ def fnv1a(text: str) -> int:
     return value
 
 
+def text(content: str) -> int:
+    """Checksum of a checkpoint that keeps its content as one string (1.31 and later, allocations)."""
+    return fnv1a(f"(string){content}")
+
+
 def cpu_manager(policy: str, default_cpus: str, entries: Mapping[str, Json], version: int = 2) -> int:
     """Checksum of cpu_manager_state. Version 1 has container ids to CPU lists, version 2 pod uids to names to lists."""
     kind = "map[string]string" if version == 1 else "map[string]map[string]string"

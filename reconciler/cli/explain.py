@@ -180,6 +180,8 @@ def _title(pod: Row) -> Iterator[Block]:
 
 
 def _signal(facts: Row) -> Iterator[Block]:
+    for name, waits in sorted(facts["pod"].get("resizes", {}).items()):
+        yield field("resize", f"{name}: {waits}")
     for name, cpus in facts["pools"].items():
         shown = name.partition("/")[0] if name.startswith("dedicated/") else name
         yield field("pool", f"{shown}: CPUs {words.text(cpus)}")

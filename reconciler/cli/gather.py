@@ -15,6 +15,7 @@ from reconciler.cli.nodeview import NodeView
 from reconciler.cli.sink import Sink
 from reconciler.sources.kubelet_config import find_kubelets, parse_flags
 from reconciler.sources.runtime_roots import CONTAINERD_CONFIG
+from state.allocated import ACTUATED_PODS, ALLOCATED_PODS
 from state.kubelet import CPU_STATE, DEVICES, MEMORY_STATE, POD_STATUS
 
 _LARGEST: Final = 4 << 20
@@ -89,8 +90,10 @@ class Gatherer:
             directory = parse_flags(arguments).get("config-dir")
             if directory:
                 self.all(self._globbed([f"{directory.lstrip('/')}/*.conf"]), masks.mask_config_text)
-        for name in (CPU_STATE, MEMORY_STATE, POD_STATUS):
+        for name in (CPU_STATE, MEMORY_STATE):
             self.one(f"{found.root_dir}/{name}")
+        for name in (POD_STATUS, ALLOCATED_PODS, ACTUATED_PODS):
+            self.one(f"{found.root_dir}/{name}", masks.mask_allocations)
         self.one(f"{found.root_dir}/{DEVICES}", masks.mask_devices)
         manifests = node.config.static_manifests or found.static_pod_path
         if manifests:

@@ -13,13 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar, final
 
 import trio
+from msgspec.structs import replace
 
 from cgroupfs.chain import PathChain
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.watch import APPEARED, CHILDREN, VANISHED, DirWatcher, Event
 from reconciler.dirty import NODE
+from reconciler.resize import Granted, granted
 from reconciler.sources.allocations import Allocations
 from reconciler.sources.reassertion import Reassertion
+from state.allocated import ACTUATED_PODS, ALLOCATED_PODS, AllocationState, parse_allocations
+from state.checkpoint import Fault
 from state.kubelet import (
     CPU_STATE,
     DEVICES,
@@ -30,11 +34,9 @@ from state.kubelet import (
     CpuManagerState,
     DeviceState,
     MemoryManagerState,
-    PodStatusState,
     parse_cpu_manager_state,
     parse_devices,
     parse_memory_manager_state,
-    parse_pod_status,
     read_checkpoint,
 )
 from state.model import KubeletView, Pod, SourceStatus
@@ -43,7 +45,8 @@ _NAME: Final = "kubelet checkpoints"
 _LOG: Final = logging.getLogger(__name__)
 _PLUGINS: Final = os.path.dirname(DEVICES)
 _SOCKET: Final = "kubelet.sock"
-_FILES: Final = frozenset({CPU_STATE, MEMORY_STATE, POD_STATUS, os.path.basename(DEVICES)})
+_RESIZE_FILES: Final = (ALLOCATED_PODS, ACTUATED_PODS, POD_STATUS)
+_FILES: Final = frozenset({CPU_STATE, MEMORY_STATE, os.path.basename(DEVICES), *_RESIZE_FILES})
 _RESYNC_S: Final = 60.0
 _T = TypeVar("_T")
 
@@ -84,8 +87,10 @@ class CheckpointSource:
         self.cpus: CpuManagerState | CheckpointError | None = None
         self.memory: MemoryManagerState | CheckpointError | None = None
         self.devices: DeviceState | CheckpointError | None = None
-        self.pod_status: PodStatusState | CheckpointError | None = None
-        """The checkpoints as last read: the state, or why it is no use."""
+        self.resizes: dict[str, AllocationState | CheckpointError] = {}
+        """The checkpoints as last read: the state, or why it is no use; those of in-place resizing by file name."""
+        self._faults: dict[str, str] = {}
+        self._granted: Granted = {}
         self._marks = marks
         self._base = os.path.abspath(root)
         self._directory = os.path.join(self._base, kubelet_root.strip("/"))
@@ -121,14 +126,14 @@ class CheckpointSource:
             reasserts_s=self.reassertion.period(now),
         )
         self._wake.set()
-        return found
+        return replace(found, granted=self._granted)
 
     def status(self) -> SourceStatus:
-        """Whether the CPU manager's file, the one that decides anything, is there and good."""
+        """Whether the files that decide anything are good: the CPU manager's, and those of in-place resizing if any."""
         age = None if self._read_at is None else self._clock() - self._read_at
-        fault = self.cpus if isinstance(self.cpus, CheckpointError) else None
-        detail = self._directory if fault is None else str(fault)
-        return SourceStatus(name=_NAME, ok=fault is None, age_s=age, detail=detail)
+        faults = [str(self.cpus)] if isinstance(self.cpus, CheckpointError) else []
+        faults += [fault for _, fault in sorted(self._faults.items()) if fault]
+        return SourceStatus(name=_NAME, ok=not faults, age_s=age, detail="; ".join(faults) or self._directory)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch until cancelled. Started when the directory is watched as far as it exists, and was read after that."""
@@ -201,13 +206,33 @@ class CheckpointSource:
         if name == MEMORY_STATE:
             memory = _outcome(os.path.join(self._directory, name), parse_memory_manager_state)
             news, self.memory = _differ(memory, self.memory), memory
-        elif name == POD_STATUS:
-            status = _outcome(os.path.join(self._directory, name), parse_pod_status)
-            news, self.pod_status = _differ(status, self.pod_status), status
+        elif name in _RESIZE_FILES:
+            news = self._read_resizes(name)
         else:
             devices = _outcome(os.path.join(self._directory, DEVICES), parse_devices)
             news, self.devices = _differ(devices, self.devices), devices
         return news
+
+    def _read_resizes(self, name: str) -> bool:
+        """One of the files of in-place resizing. A good reading outlasts a bad one, but not the file."""
+        found, before = _outcome(os.path.join(self._directory, name), parse_allocations), self.resizes.get(name)
+        fault = str(found) if isinstance(found, CheckpointError) and found.fault is not Fault.MISSING else ""
+        worse, self._faults[name] = fault != self._faults.get(name, ""), fault
+        if fault and worse:
+            _LOG.warning("%s: %s", _NAME, found)
+        if fault and isinstance(before, AllocationState):
+            return worse
+        self.resizes[name] = found
+        if news := _differ(found, before):
+            self._granted = self._grant()
+        return worse or news
+
+    def _grant(self) -> Granted:
+        """What the kubelet has admitted; the file of 1.33 and later alone counts where there is one."""
+        now = self.resizes.get(ALLOCATED_PODS)
+        if isinstance(now, CheckpointError) and now.fault is Fault.MISSING:
+            now = self.resizes.get(POD_STATUS)
+        return granted(now, self.resizes.get(ACTUATED_PODS))
 
     def _read_cpus(self, path: str, now: float) -> bool:
         found = _outcome(path, parse_cpu_manager_state)

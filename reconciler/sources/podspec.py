@@ -12,8 +12,9 @@ from typing import Final
 from msgspec import Struct
 
 from cgroupfs.naming import QosClass
+from reconciler.resize import Condition, state_of
 from reconciler.resources import read_resources
-from state.model import ContainerKind, ContainerMeta, PodMeta
+from state.model import ContainerKind, ContainerMeta, PodMeta, Resize
 
 CONFIG_HASH: Final = "kubernetes.io/config.hash"
 CONFIG_MIRROR: Final = "kubernetes.io/config.mirror"
@@ -71,17 +72,32 @@ class PodSpec(Struct, frozen=True, rename="camel"):
     node_name: str | None = None
 
 
-class ContainerStatus(Struct, frozen=True, rename={"container_id": "containerID"}):
-    """The part of a container's status that names its directory."""
+class ContainerStatus(
+    Struct, frozen=True, rename={"container_id": "containerID", "allocated_resources": "allocatedResources"}
+):
+    """The parts of a container's status that name its directory and tell of a resize."""
 
     name: str
     container_id: str | None = None
+    allocated_resources: dict[str, str | int] | None = None
+    resources: ResourceRequirements | None = None
+
+
+class PodCondition(Struct, frozen=True):
+    """One of ``status.conditions``."""
+
+    type: str = ""
+    status: str = ""
+    reason: str | None = None
+    message: str | None = None
 
 
 class PodStatus(Struct, frozen=True, rename="camel"):
     """``status``."""
 
     qos_class: str | None = None
+    resize: str | None = None
+    conditions: list[PodCondition] | None = None
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
     ephemeral_container_statuses: list[ContainerStatus] | None = None
@@ -122,7 +138,8 @@ def meta_of(pod: PodObject, source: str, *, uid: str | None = None, static: bool
         raise ValueError(f"pod {metadata.namespace}/{metadata.name} has no uid")
     problems: list[str] = []
     ids = dict(_ids(status))
-    containers = tuple(_containers(spec, ids, problems))
+    resizes = dict(_resizes(status, problems))
+    containers = tuple(_containers(spec, ids, resizes, problems))
     return PodMeta(
         uid=uid,
         source=source,
@@ -140,7 +157,9 @@ def meta_of(pod: PodObject, source: str, *, uid: str | None = None, static: bool
     )
 
 
-def _containers(spec: PodSpec, ids: Mapping[str, str], problems: list[str]) -> Iterator[ContainerMeta]:
+def _containers(
+    spec: PodSpec, ids: Mapping[str, str], resizes: Mapping[str, Resize], problems: list[str]
+) -> Iterator[ContainerMeta]:
     for group, kind in (
         (spec.init_containers, ContainerKind.INIT),
         (spec.containers, ContainerKind.APP),
@@ -160,6 +179,37 @@ def _containers(spec: PodSpec, ids: Mapping[str, str], problems: list[str]) -> I
                 id=ids.get(container.name),
                 requests=requests,
                 limits=limits,
+                resize=resizes.get(container.name),
+            )
+
+
+def _resizes(status: PodStatus, problems: list[str]) -> Iterator[tuple[str, Resize]]:
+    """What the status tells of each container's resources, where it tells anything."""
+    current = [
+        Condition(one.type, one.reason or "", one.message or "")
+        for one in status.conditions or ()
+        if one.status == "True"
+    ]
+    state, message = state_of(status.resize, current)
+    for group in (status.init_container_statuses, status.container_statuses):
+        for container in group or ():
+            told, has = container.allocated_resources, container.resources
+            if told is None and has is None and state is None:
+                continue
+            where = f"status of container {container.name}"
+            admitted, bad_admitted = read_resources(f"{where}: allocatedResources", told)
+            requests, bad_requests = read_resources(f"{where}: requests", has.requests if has else None)
+            limits, bad_limits = read_resources(f"{where}: limits", has.limits if has else None)
+            problems += (*bad_admitted, *bad_requests, *bad_limits)
+            yield (
+                container.name,
+                Resize(
+                    requests=None if told is None or bad_admitted else admitted,
+                    actual_requests=None if has is None or bad_requests else requests,
+                    actual_limits=None if has is None or bad_limits else limits,
+                    state=state,
+                    message=message,
+                ),
             )
 
 

@@ -17,6 +17,8 @@ from typing import Any, Final, Self
 
 from msgspec import Struct
 
+from state import checksum
+from state.allocated import ALLOCATED_PODS
 from state.kubelet import CPU_STATE, render_cpu_manager_state
 from tests.daemon.kubelet import PodListServer
 from tests.daemon.writers import Scribe
@@ -245,12 +247,18 @@ class DirectoryNode:
         """A good cpu_manager_state, renamed into place."""
         self.checkpoint(render_cpu_manager_state(policy, default, entries))
 
-    def checkpoint(self, text: str | bytes) -> None:
-        """Any cpu_manager_state, renamed into place."""
+    def checkpoint(self, text: str | bytes, name: str = CPU_STATE) -> None:
+        """Any checkpoint, by default cpu_manager_state, renamed into place."""
         temporary = f"{self.kubelet_root}/.1234567"
         with open(temporary, "wb") as file:
             file.write(text.encode() if isinstance(text, str) else text)
-        os.rename(temporary, f"{self.kubelet_root}/{CPU_STATE}")
+        os.rename(temporary, f"{self.kubelet_root}/{name}")
+
+    def granted(self, pod: NodePod, requests: dict[str, str], limits: dict[str, str]) -> None:
+        """allocated_pods_state with one pod's main container, as a kubelet from 1.34 on writes it."""
+        resources = {"requests": requests, "limits": limits}
+        data = json.dumps({"entries": {pod.uid: {"ContainerResources": {pod.main.name: resources}}}})
+        self.checkpoint(json.dumps({"data": data, "checksum": checksum.text(data)}), ALLOCATED_PODS)
 
     def delete_checkpoint(self) -> None:
         """As an operator does before changing the policy."""
@@ -385,5 +393,6 @@ def _listed(pod: NodePod) -> dict[str, Any]:
             "phase": "Running",
             "qosClass": _QOS[pod.qos],
             "containerStatuses": [{"name": box.name, "containerID": f"containerd://{box.id}"} for box in boxes],
+            **pod.meta.get("status", {}),
         },
     }

@@ -168,3 +168,11 @@ async def test_pods_that_are_gone_are_forgotten(nursery: trio.Nursery, autojump_
     asked = len(cri.asked)
     await trio.sleep(30)
     assert len(cri.asked) == asked
+
+
+def test_news_of_a_known_pod_has_the_kubelet_asked_and_nobody_else() -> None:
+    kubelet, cri = FakeKubelet({"u": meta("u", "kubelet")}), FakeCri({"u": 0.0})
+    Metadata(DirtyKeys(), kubelet=kubelet, cri=cri).renew()
+    assert (kubelet.asks, cri.asked) == (1, [])
+    Metadata(DirtyKeys(), cri=cri).renew()
+    assert cri.asked == []

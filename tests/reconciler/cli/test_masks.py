@@ -4,6 +4,8 @@ import pytest
 import yaml
 
 from reconciler.cli import masks
+from state import checksum
+from state.allocated import parse_allocations
 from state.kubelet import parse_devices
 
 SECRETS = [
@@ -117,3 +119,19 @@ def test_the_device_checkpoint_loses_the_plugins_answers_and_keeps_a_right_check
     wrong["Checksum"] = 1
     assert json.loads(masks.mask_devices(json.dumps(wrong)))["Checksum"] == 1
     assert masks.mask_devices("not json") == "not json"
+
+
+def test_allocations_are_masked_without_the_whole_pods_and_read_as_before() -> None:
+    def sealed(inner: str, number: int | None = None) -> str:
+        right = checksum.text(inner) if number is None else number
+        return json.dumps({"version": "v2", "data": inner, "checksum": right})
+
+    entries = {"u": {"ContainerResources": {"main": {"requests": {"cpu": "1"}}}}}
+    secret = json.dumps({"podList": "c2VjcmV0IGVudmlyb25tZW50", "entries": entries})
+    masked = masks.mask_allocations(sealed(secret))
+    assert "c2VjcmV0" not in masked
+    assert parse_allocations(masked.encode()).pods == parse_allocations(sealed(secret).encode()).pods
+    assert "c2VjcmV0" not in masks.mask_allocations(sealed(secret, 1))
+    assert json.loads(masks.mask_allocations(sealed(secret, 1)))["checksum"] == 1
+    old = '{"allocationEntries":{"u":{"main":{"cpu":"1"}}},"checksum":5}'
+    assert masks.mask_allocations(old) == old

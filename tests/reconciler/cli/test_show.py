@@ -125,6 +125,13 @@ def test_explain_tells_of_others_refusals_holds_and_failures(run: Run, daemon: F
     assert "not this one" not in out
 
 
+def test_explain_tells_of_a_resize_that_waits(run: Run, daemon: FakeDaemon) -> None:
+    (pod,) = [pod for pod in daemon.document["pods"] if pod["uid"] == BATCH]
+    pod["resizes"] = {"main": "deferred: limits.cpu 400m -> 800m (node is full)"}
+    out = run("explain", BATCH, "--socket", daemon.socket).out
+    assert "main: deferred: limits.cpu 400m -> 800m (node is full)" in out
+
+
 def test_a_pod_with_nothing_wanted_says_so(run: Run, daemon: FakeDaemon) -> None:
     out = run("explain", WEB, "--socket", daemon.socket).out
     assert "nothing is wanted of this pod's groups" in out

@@ -1,3 +1,4 @@
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,12 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
 from reconciler.sources.allocations import Allocations
 from reconciler.sources.checkpoints import CheckpointSource
+from state import checksum
 from state.kubelet import CheckpointError, Fault, render_cpu_manager_state
-from state.model import Classification, Container, CpuPolicy, GroupRef, Pod, PodClass
+from state.model import Classification, Container, CpuPolicy, GroupRef, Pod, PodClass, Resources
 
 KUBELET = "var/lib/kubelet"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "kubelet"
 
 
 class Marks:
@@ -191,3 +194,58 @@ def test_another_root_directory_of_the_kubelet_is_used(tmp_path: Path, kubelet_r
     (tmp_path / "data/kubelet/cpu_manager_state").write_text(render_cpu_manager_state("none", ""))
     source = CheckpointSource(Marks(), root=str(tmp_path), kubelet_root=kubelet_root)
     assert source.view({}).policy is CpuPolicy.NONE
+
+
+# In-place resizing
+
+
+def allocations(cpu: str) -> str:
+    """allocated_pods_state of 1.34: one container of pod ``u``."""
+    data = json.dumps({"entries": {"u": {"ContainerResources": {"main": {"requests": {"cpu": cpu}}}}}})
+    return json.dumps({"data": data, "checksum": checksum.text(data)})
+
+
+def granted_cpu(source: CheckpointSource) -> int | None:
+    found = source.view(pod("u")).granted.get("u", {}).get("main")
+    return found.requests.cpu_milli if found is not None and found.requests is not None else None
+
+
+def test_recorded_allocations_are_granted(tmp_path: Path) -> None:
+    recorded = FIXTURES / "inplace-1.27-three-pods" / "pod_status_manager_state"
+    rename_in(tmp_path, recorded.read_text(), "pod_status_manager_state")
+    source = CheckpointSource(Marks(), root=str(tmp_path))
+    found = source.view({}).granted["11111111-1111-4111-8111-111111111111"]["main"]
+    assert found.requests == Resources(cpu_milli=1000, memory_bytes=64 * 2**20)
+    assert found.limits is None
+
+
+def test_the_newer_file_alone_counts_where_there_is_one(tmp_path: Path) -> None:
+    rename_in(tmp_path, '{"allocationEntries":{"u":{"main":{"cpu":"1"}}},"checksum":0}', "pod_status_manager_state")
+    assert granted_cpu(CheckpointSource(Marks(), root=str(tmp_path))) == 1000
+    rename_in(tmp_path, allocations("2"), "allocated_pods_state")
+    assert granted_cpu(CheckpointSource(Marks(), root=str(tmp_path))) == 2000
+
+
+async def test_a_new_allocation_marks_the_node_and_a_bad_file_keeps_the_last_one(
+    tmp_path: Path, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    rename_in(tmp_path, render_cpu_manager_state("none", ""))
+    rename_in(tmp_path, allocations("1"), "allocated_pods_state")
+    marks = Marks()
+    source = CheckpointSource(marks, root=str(tmp_path))
+    await nursery.start(source.run)
+    assert granted_cpu(source) == 1000
+    marks.log.clear()
+    rename_in(tmp_path, allocations("2"), "allocated_pods_state")
+    await until(lambda: bool(marks.log))
+    assert (marks.log, granted_cpu(source)) == (["node"], 2000)
+    rename_in(tmp_path, allocations("3")[:-9], "allocated_pods_state")
+    await until(lambda: len(marks.log) == 2)
+    assert granted_cpu(source) == 2000
+    assert not source.status().ok
+    assert "allocated_pods_state" in source.status().detail
+    source.read_all()
+    assert len([record for record in caplog.records if "allocated_pods_state" in record.getMessage()]) == 1
+    os.unlink(tmp_path / KUBELET / "allocated_pods_state")
+    await until(lambda: len(marks.log) == 3)
+    assert (granted_cpu(source), source.status().ok) == (None, True)

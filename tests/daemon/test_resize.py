@@ -1,0 +1,119 @@
+"""In-place resize: the new size is in force without a restart, and what is asked for but not admitted is told."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from reconciler.resources import EXTENDED_SPEC
+from tests.daemon.node import DirectoryNode, NodePod
+from tests.daemon.process import Daemon, bounded, wait_for
+
+Make = Callable[..., Daemon]
+KOORDINATOR = "koordinator.sh/qosClass"
+RARELY = {"period_s": 300}
+"""The list is asked for only when something tells that it has changed."""
+
+
+def cpu(milli: int) -> dict[str, str]:
+    return {"cpu": f"{milli}m"}
+
+
+def oci(milli: int, limit: int) -> dict[str, Any]:
+    """What the kubelet has the runtime set for such a request and limit."""
+    return {"cpu": {"shares": milli * 1024 // 1000, "quota": limit * 100, "period": 100_000}, "memory": {}}
+
+
+def sized(node: DirectoryNode, milli: int, limit: int, **more: Any) -> NodePod:
+    pod = node.add(
+        qos="burstable",
+        shares=milli * 1024 // 1000,
+        quota_us=limit * 100,
+        requests=cpu(milli),
+        limits=cpu(limit),
+        process=True,
+        **more,
+    )
+    node.granted(pod, cpu(milli), cpu(limit))
+    return pod
+
+
+def in_force(node: DirectoryNode, pod: NodePod) -> tuple[str, str]:
+    return node.shares(pod.main), node.quota(pod.main.group)
+
+
+def test_a_resized_be_pod_has_the_new_size_and_stays_bounded(node: DirectoryNode, daemon: Make) -> None:
+    pod = sized(node, 200, 400, labels={KOORDINATOR: "BE"})
+    one = daemon(kubelet=RARELY).up()
+    wait_for(lambda: bounded(node, pod.main), told=one.tail)
+    container, asked = pod.main.id, node.kubelet.requests
+    # BE has the least weight, whatever it asks for; its limit is its own.
+    assert in_force(node, pod) == ("2", "40000")
+
+    # Somebody wants more; the kubelet has no room yet. Nothing of ours moves, and it is told.
+    pod.meta["resources"] = {"requests": cpu(400), "limits": cpu(800)}
+    pending = {"type": "PodResizePending", "status": "True", "reason": "Deferred", "message": "node is full"}
+    pod.meta["status"] = {"conditions": [pending]}
+    node.settle(pod.main, {**oci(200, 400), "memory": {"limit": 256 << 20}})
+    words = "deferred: requests.cpu 200m -> 400m, limits.cpu 400m -> 800m (node is full)"
+    wait_for(lambda: one.pod(pod.uid)["resizes"] == {"main": words}, told=lambda: str(one.pod(pod.uid)))
+    assert node.kubelet.requests > asked, "the runtime's update made us ask, long before the period was over"
+    wait_for(lambda: bounded(node, pod.main) and in_force(node, pod) == ("2", "40000"), told=one.tail)
+
+    # Now there is: it is admitted and actuated, and the container runs on.
+    pod.meta["status"] = {}
+    node.granted(pod, cpu(400), cpu(800))
+    node.settle(pod.main, oci(400, 800))
+    wait_for(lambda: one.pod(pod.uid)["resizes"] == {}, told=lambda: str(one.pod(pod.uid)))
+    wait_for(lambda: bounded(node, pod.main) and in_force(node, pod) == ("2", "80000"), told=one.tail)
+    assert pod.main.id == container
+    assert pod.main.process is not None
+    assert pod.main.process.poll() is None
+    assert one.problems() == []
+
+    # What is restored is the new size.
+    status, answer = one.call("POST", "/restore", {"by": "test"})
+    assert (status, answer["left"]) == (200, 0), answer
+    assert (in_force(node, pod), node.cpus(pod.main)) == (("409", "80000"), "0-1")
+
+
+def test_a_resized_shared_pod_has_the_new_size_and_is_left_alone(node: DirectoryNode, daemon: Make) -> None:
+    pod = sized(node, 500, 500)
+    one = daemon(kubelet=RARELY).up()
+    wait_for(lambda: one.pod(pod.uid).get("class") == "shared", told=one.tail)
+    container = pod.main.id
+
+    # The checkpoint comes first: the kubelet has admitted it, and the runtime is told some milliseconds later.
+    pod.meta["resources"] = {"requests": cpu(1000), "limits": cpu(1500)}
+    node.granted(pod, cpu(1000), cpu(1500))
+    node.settle(pod.main, oci(1000, 1500))
+    wait_for(lambda: node.kubelet.requests >= 2, told=one.tail)
+    one.look_again(2)
+    assert in_force(node, pod) == ("1024", "150000")
+    assert one.pod(pod.uid)["resizes"] == {}
+    assert pod.main.id == container
+
+    # Smaller again, and this time the kubelet never agrees.
+    pod.meta["resources"] = {"requests": cpu(100), "limits": cpu(100)}
+    pod.meta["status"] = {"conditions": [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}]}
+    node.granted(pod, {**cpu(1000), "memory": "1Mi"}, cpu(1500))
+    words = "infeasible: requests.cpu 1000m -> 100m, requests.memory 1048576 -> none, limits.cpu 1500m -> 100m"
+    wait_for(lambda: one.pod(pod.uid)["resizes"] == {"main": words}, told=lambda: str(one.pod(pod.uid)))
+    assert in_force(node, pod) == ("1024", "150000")
+
+
+def test_a_resized_batch_pod_has_the_quota_and_shares_of_its_new_size(node: DirectoryNode, daemon: Make) -> None:
+    def batch(milli: int) -> dict[str, str]:
+        sizes = {"kubernetes.io/batch-cpu": str(milli)}
+        return {EXTENDED_SPEC: json.dumps({"containers": {"main": {"requests": sizes, "limits": sizes}}})}
+
+    pod = node.add("batch", labels={KOORDINATOR: "BE"}, annotations=batch(300), process=True)
+    one = daemon().up()
+    wait_for(lambda: in_force(node, pod) == ("307", "30000"), told=one.tail)
+    container = pod.main.id
+    pod.meta["annotations"] = batch(500)
+    wait_for(lambda: in_force(node, pod) == ("512", "50000"), told=one.tail)
+    assert node.read(pod.group, "cpu", "cpu.shares") == "512"
+    pod.meta["annotations"] = batch(200)
+    wait_for(lambda: in_force(node, pod) == ("204", "20000"), told=one.tail)
+    assert node.quota(pod.group) == "20000"
+    assert pod.main.id == container

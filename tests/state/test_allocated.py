@@ -1,0 +1,130 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from state import checksum
+from state.allocated import AllocatedTexts, parse_allocations
+from state.checkpoint import CheckpointError, Fault
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "kubelet"
+UID = "11111111-1111-4111-8111-111111111111"
+
+
+def wrapped(content: object, **more: object) -> bytes:
+    data = json.dumps(content, separators=(",", ":"))
+    return json.dumps({"data": data, "checksum": checksum.text(data), **more}).encode()
+
+
+def test_the_recorded_file_of_1_27_tells_requests_and_no_limits() -> None:
+    found = parse_allocations((FIXTURES / "inplace-1.27-three-pods/pod_status_manager_state").read_bytes())
+    assert found.pods[UID] == {"main": AllocatedTexts(requests={"cpu": "1", "memory": "64Mi"})}
+    assert found.pods["44444444-4444-4444-8444-444444444444"] == {"main": AllocatedTexts(requests={})}
+
+
+# The next two are vectors of Kubernetes' own tests, checksum included.
+
+
+def test_requests_inside_a_string() -> None:
+    text = (
+        r'{"data":"{\"allocationEntries\":{\"pod1\":{\"container1\":{\"cpu\":\"1Ki\",\"memory\":\"1Ki\"}}}}",'
+        r'"checksum":143149502}'
+    )
+    found = parse_allocations(text.encode())
+    assert found.pods == {"pod1": {"container1": AllocatedTexts(requests={"cpu": "1Ki", "memory": "1Ki"})}}
+    assert found.verified
+
+
+def test_requests_and_limits_inside_a_string() -> None:
+    text = (
+        r'{"data":"{\"allocationEntries\":{\"pod1\":{\"container1\":{\"requests\":{\"cpu\":\"1Ki\",\"memory\":\"1Ki\"}}}}}",'
+        r'"checksum":1555601526}'
+    )
+    found = parse_allocations(text.encode())
+    assert found.pods == {"pod1": {"container1": AllocatedTexts(requests={"cpu": "1Ki", "memory": "1Ki"}, limits={})}}
+
+
+def test_resize_states_and_a_container_without_resources() -> None:
+    found = parse_allocations(
+        wrapped(
+            {
+                "allocationEntries": {"a": {"main": {"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}, "side": {}}},
+                "resizeStatusEntries": {"a": "Deferred"},
+            }
+        )
+    )
+    assert found.pods["a"]["side"] == AllocatedTexts(requests={}, limits={})
+    assert found.pods["a"]["main"].limits == {"cpu": "2"}
+    assert found.resizes == {"a": "Deferred"}
+
+
+@pytest.mark.parametrize("more", [{}, {"version": "v2"}], ids=["1.34", "with whole pods"])
+def test_a_record_for_each_pod(more: dict[str, str]) -> None:
+    content: dict[str, object] = {
+        "entries": {
+            "a": {
+                "ContainerResources": {"main": {"requests": {"cpu": "500m"}, "limits": {"memory": "1Gi"}}},
+                "PodLevelResources": None,
+                "EmptyDirVolumeLimits": {"v": "1Gi"},
+            }
+        }
+    }
+    if more:
+        content["podList"] = "cHJvdG8="
+    found = parse_allocations(wrapped(content, **more))
+    assert found.pods == {"a": {"main": AllocatedTexts(requests={"cpu": "500m"}, limits={"memory": "1Gi"})}}
+
+
+@pytest.mark.parametrize(
+    ("data", "fault", "told"),
+    [
+        (b"", Fault.EMPTY, "0 bytes"),
+        (b'{"data":"{}', Fault.TORN, "whole JSON"),
+        (b'{"data":"{}","checksum":1}', Fault.CHECKSUM, "for this content"),
+        (wrapped({}, version="v3"), Fault.FUTURE, "v3"),
+        (wrapped({"news": 1}), Fault.FUTURE, "news"),
+        (wrapped({"podList": "cHJvdG8="}), Fault.FUTURE, "podList"),
+        (wrapped({"entries": {"a": {"More": 1}}}), Fault.FUTURE, "More"),
+        (wrapped({"entries": {"a": {"ContainerResources": {"c": {"requests": {"cpu": 1}}}}}}), Fault.INVALID, "cpu: 1"),
+        (wrapped({"allocationEntries": {"a": []}}), Fault.INVALID, "an object"),
+        (b'{"data":{},"checksum":1}', Fault.INVALID, "a text"),
+    ],
+)
+def test_what_cannot_be_used_is_told_apart(data: bytes, fault: Fault, told: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        parse_allocations(data, "allocated_pods_state")
+    assert caught.value.fault is fault
+    assert told in str(caught.value)
+    assert str(caught.value).startswith("allocated_pods_state")
+
+
+def test_a_long_file_is_read_without_its_checksum() -> None:
+    content = {"entries": {"a": {"ContainerResources": {"c": {"requests": {"cpu": "1"}}}}}, "podList": "A" * 40_000}
+    data = json.dumps({"data": json.dumps(content), "checksum": 1, "version": "v2"}).encode()
+    found = parse_allocations(data)
+    assert (found.pods["a"]["c"].requests, found.verified) == ({"cpu": "1"}, False)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["allocationEntries", "entries", "ContainerResources", "requests", "cpu", "a"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=10,
+)
+
+
+@given(JSON, st.booleans())
+def test_no_json_raises_anything_but_a_checkpoint_error(found: object, wrap: bool) -> None:
+    data = wrapped(found) if wrap else json.dumps(found).encode()
+    try:
+        parse_allocations(data)
+    except CheckpointError as exc:
+        assert exc.fault in Fault  # noqa: PT017
