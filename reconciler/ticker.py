@@ -29,6 +29,8 @@ from reconciler.signals.cpu import (
     parse_stat,
 )
 from reconciler.signals.groups import GroupSampler, sampled
+from reconciler.signals.uses import UseMemory
+from state.cpu import Uses
 from state.model import NodeCpu, PodClass, SourceStatus
 
 _LOG: Final = logging.getLogger(__name__)
@@ -66,6 +68,7 @@ class Ticker:
         self._files = files
         self._sampler = CpuSampler()
         self._groups = GroupSampler(usage)
+        self._memory = UseMemory()
         self.bursts = Bursts(reconciler, usage)
         self._idle: idle_buffer.IdleState | None = None
         self._before: tuple[Reading, int | None] | None = None
@@ -104,7 +107,7 @@ class Ticker:
             self.problem = str(exc)
             self._reconciler.knowledge.cpu = self._sampler.current(now)
             self._read(self._reconciler.knowledge.cpu, now)
-            self._reconciler.knowledge.uses = self._groups.current(now)
+            self._reconciler.knowledge.uses = self._uses(now)
             self.bursts.second(now)
             self.bursts.look(None, now)
             return
@@ -134,10 +137,14 @@ class Ticker:
         classes = {ONLINE: PodClass.SHARED, RECLAIMED: PodClass.RECLAIMED}
         knowledge.cpu = self._sampler.sample(stat, {ONLINE: online, RECLAIMED: reclaimed}, classes, now)
         self._groups.sample(sampled(knowledge.pods.values(), self._reconciler.policies, self._reconciler.pools))
-        knowledge.uses = self._groups.current(now)
+        knowledge.uses = self._uses(now)
         self.bursts.second(now)
         self._read(knowledge.cpu, now)
         self._reconciler.dirty.mark(TICK)
+
+    def _uses(self, now: float) -> Uses:
+        half_life_s = self._reconciler.policies.shared.provision.estimate.half_life_s
+        return self._memory.add(self._groups.current(now), now, half_life_s)
 
     def _step(self, reading: Reading, now: float) -> None:
         """The idle buffer's look."""

@@ -200,4 +200,10 @@ def _least(milli: int, limit: int | None) -> int:
 
 
 def _sum(one: Estimate, other: Estimate) -> Estimate:
-    return Estimate(*(left + right for left, right in zip(one, other, strict=True)))
+    return Estimate(
+        one.milli + other.milli,
+        one.used + other.used,
+        one.young + other.young,
+        one.asked + other.asked,
+        one.guessed + other.guessed,
+    )
