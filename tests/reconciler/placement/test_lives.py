@@ -39,7 +39,7 @@ def test_with_bound_pools_and_cpus_that_come_and_go_a_life_moves_less_than_from_
 ) -> None:
     """Nobody knows the next event, so a packer that happens to have put a pool elsewhere can be luckier now and then.
 
-    On machines of a few cores that is one life in a hundred, by a CPU or two; with 64 CPUs it was not seen any more.
+    On machines of a few cores that is one life in eighty, by three CPUs at most; with 64 CPUs it was not seen.
     """
     total = [0, 0, 0]
     beaten = 0
