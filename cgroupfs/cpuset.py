@@ -45,6 +45,14 @@ class CpuSet:
         return cls.from_mask((1 << count) - 1)
 
     @classmethod
+    def union(cls, sets: "Iterable[CpuSet]") -> "CpuSet":
+        """All CPUs of some set; empty for no sets."""
+        mask = 0
+        for one in sets:
+            mask |= one.mask
+        return cls.from_mask(mask)
+
+    @classmethod
     def parse(cls, text: str) -> "CpuSet":
         """Read the kernel's list format: ``0-3,8``, blanks and empty items allowed, ``0-31:2/4`` too.
 

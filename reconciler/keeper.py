@@ -59,10 +59,15 @@ def read_pools(store: Store) -> Pools | None:
     if POOLS not in rows:
         return None
     try:
-        pools = msgspec.msgpack.decode(rows[POOLS], type=Pools, dec_hook=_unplain)
+        return decode_pools(rows[POOLS])
     except (msgspec.MsgspecError, ValueError) as exc:
         _LOG.warning("the pools of the last run cannot be read: %s", exc)
         return None
+
+
+def decode_pools(row: bytes) -> Pools:
+    """The pools in the body of the row `POOLS`. Errors: `ValueError` (msgspec's are) for one that holds none."""
+    pools = msgspec.msgpack.decode(row, type=Pools, dec_hook=_unplain)
     # The old run's monotonic clock may be another boot's.
     sizes = {name: replace(size, changed_at=0.0, shrunk_at=0.0) for name, size in pools.sizes.items()}
     return replace(pools, budget_at=0.0, unknown_since=None, sizes=sizes)
@@ -197,7 +202,7 @@ class Keeper:
         }
         _differences(batch, SETTINGS, settings, self._settings)
         pods = dict(self._reconciler.knowledge.pods)
-        _differences(batch, ASSIGNMENTS, _titles(pods), _titles(self._pods))
+        _differences(batch, ASSIGNMENTS, _titles(pods, self._reconciler.pools), _titles(self._pods, self._pools))
         pools = self._reconciler.pools
         if pools is not None and (self._fresh or pools != self._pools):
             batch.put(ASSIGNMENTS, POOLS, pools_row(pools))
@@ -219,13 +224,13 @@ class Keeper:
         return batch, settle
 
 
-def _titles(pods: Mapping[str, Pod]) -> dict[str, dict[str, object]]:
+def _titles(pods: Mapping[str, Pod], pools: Pools | None) -> dict[str, dict[str, object]]:
     """What the command line shows of a pod while the daemon is down."""
-    return {f"{POD}{uid}": pod_facts(pod) for uid, pod in pods.items()}
+    return {f"{POD}{uid}": pod_facts(pod, pools) for uid, pod in pods.items()}
 
 
-def pod_facts(pod: Pod) -> dict[str, object]:
-    """A pod for people: names, class and where the class came from."""
+def pod_facts(pod: Pod, pools: Pools | None) -> dict[str, object]:
+    """A pod for people: names, class, where the class came from, and the pool it runs in."""
     return {
         "uid": pod.uid,
         "title": pod.title,
@@ -234,6 +239,7 @@ def pod_facts(pod: Pod) -> dict[str, object]:
         "qos": pod.qos.value,
         "class": pod.pod_class.value,
         "class_source": pod.classification.source,
+        "pool": pools.pool_of(pod) if pools is not None else None,
         "problems": list(pod.classification.problems),
         "meta_source": pod.meta_source,
         "group": pod.group.path,

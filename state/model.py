@@ -318,10 +318,7 @@ class Pools(Struct, frozen=True, kw_only=True):
     @property
     def dedicated_cpus(self) -> CpuSet:
         """All CPUs that some container owns alone."""
-        union = EMPTY
-        for cpus in self.dedicated.values():
-            union |= cpus
-        return union
+        return CpuSet.union(self.dedicated.values())
 
     def pool_of(self, pod: Pod) -> str | None:
         """The name of the pool that a pod's containers run in; None for a system pod that runs everywhere."""

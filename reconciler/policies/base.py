@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
 from msgspec import Meta, Struct, json
 from msgspec.structs import fields
 
-from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.cpuset import CpuSet
 from state.model import Container, ContainerKind, NodeView, Pod, Pools, Setting
 
 C_contra = TypeVar("C_contra", bound=Struct, contravariant=True)
@@ -138,10 +138,7 @@ def placed_cpus(pod: Pod, container: Container, pools: Pools) -> CpuSet | None:
     if not keys:
         return None
     if container.kind is ContainerKind.INIT:
-        union = EMPTY
-        for key in keys:
-            union |= pools.dedicated[key]
-        return union
+        return CpuSet.union(pools.dedicated[key] for key in keys)
     return pools.dedicated[min(keys, key=lambda key: (-len(pools.dedicated[key]), key))]
 
 

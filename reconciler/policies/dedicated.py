@@ -51,13 +51,10 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Dedicate
                     owned[key] = cpus
                     reason += f"; {key} owns {cpus} by its cgroup alone"
     dedicated = {key: owned[key] & pools.online_cpus for key in sorted(owned) if owned[key] & pools.online_cpus}
-    union = EMPTY
-    for cpus in dedicated.values():
-        union |= cpus
     return replace(
         pools,
         dedicated=dedicated,
-        shared=pools.shared - union,
+        shared=pools.shared - CpuSet.union(dedicated.values()),
         reasons={**pools.reasons, "dedicated": reason if dedicated else "no container has CPUs of its own"},
     )
 

@@ -16,7 +16,7 @@ Rules, with the faults of others that they avoid:
 Source: kubelet CPU manager, static policy and its options; Katalyst, dedicated_cores.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Final
 
@@ -111,7 +111,7 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Exclusiv
         wishes={uid: pod.wish for uid, pod in view.pods.items()},
         affinity=view.kubelet.affinity,
     )
-    gone = _union(cpus for key, cpus in held.items() if key not in {demand.key for demand in demands})
+    gone = CpuSet.union(cpus for key, cpus in held.items() if key not in {demand.key for demand in demands})
     found = allocate(bound.demands, free, view.topology, _chain(config.placement), remembered=gone)
     reasons = {**pools.reasons, NAME: _told(found.refused, found.errors)}
     for key, cpus in found.cpus.items():
@@ -230,16 +230,9 @@ def _told(refused: Mapping[str, str], errors: Mapping[str, str]) -> str:
     return "; ".join(lines) or "every container has what it asks for"
 
 
-def _union(sets: Iterable[CpuSet]) -> CpuSet:
-    union = EMPTY
-    for cpus in sets:
-        union |= cpus
-    return union
-
-
 def _without_kept(shared: CpuSet, demands: list[CpuDemand], keep: int) -> CpuSet:
     """What may be given away: all but the ``keep`` highest CPUs that nobody holds."""
-    loose = shared - _union(demand.held for demand in demands)
+    loose = shared - CpuSet.union(demand.held for demand in demands)
     return shared - CpuSet(sorted(loose, reverse=True)[:keep])
 
 

@@ -183,9 +183,7 @@ def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> tuple[
     usable = (usable - view.topology.isolated) or usable
     counted = usable if config.share_reserved else usable - pools.reserved
     if pools.separate:
-        theirs = pools.shared
-        for cpus in pools.named.values():
-            theirs |= cpus
+        theirs = CpuSet.union((pools.shared, *pools.named.values()))
         counted = (counted - theirs) or counted
     if counted:
         return counted, None

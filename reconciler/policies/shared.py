@@ -117,6 +117,8 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: SharedCo
     if len(found.pods) > 1 or separate:
         sets, sizes, told = _divide(found, view, pools, previous, config, separate=separate)
         shared = sets.pop(DEFAULT)
+        # Where nothing is left BE work shares with online pods after all, within its budget.
+        separate = separate and bool(pools.shared - shared - CpuSet.union(sets.values()))
         named = sets
         reasons |= told
     confined = barred is None and (
@@ -184,16 +186,17 @@ def _divide(
     """Sizes that fit, and CPUs of that number, for every online pool. In the reasons: what each asked for."""
     free, topology = pools.shared, view.topology
     asked = _asked(found, view, previous, config)
-    leave = min(config.leave_cpus, len(free) - 1) if separate else 0
     sizes: dict[str, int] = {}
     within: dict[str, CpuSet] = {}
     together: list[str] = []
     unbound = {key: size for key, size in asked.cpus.items() if key not in found.nodes}
-    for node in sorted(set(found.nodes.values())):
+    nodes = sorted(set(found.nodes.values()))
+    # Every node with bound pools needs one CPU at least, and so do the pools without a node, wherever it is.
+    leave = max(0, min(config.leave_cpus, len(free) - len(nodes) - 1)) if separate else 0
+    for later, node in zip(range(len(nodes), 0, -1), nodes, strict=True):
         here = free & topology.node_cpus(node)
         keys = [key for key, where in found.nodes.items() if where == node]
-        # The pools without a node need one CPU at least, wherever it is.
-        room = min(len(here), max(1, len(free) - leave - sum(sizes.values()) - 1))
+        room = min(len(here), max(1, len(free) - leave - sum(sizes.values()) - later))
         cut = fit({key: asked.cpus[key] for key in keys}, room, {})
         sizes |= cut.sizes
         within |= dict.fromkeys(cut.sizes, here)
@@ -204,12 +207,16 @@ def _divide(
     together += [key for key in cut.shared if key != DEFAULT]
     if DEFAULT not in sizes or not separate:
         sizes[DEFAULT] = max(1, room - sum(size for key, size in cut.sizes.items() if key != DEFAULT))
-    if separate:
-        sizes[_BE] = max(1, len(free) - sum(sizes.values()))
+    rest = len(free) - sum(sizes.values())
+    if separate and rest > 0:
+        sizes[_BE] = rest
     sets = pack(sizes, _held(previous, sizes), free, topology, within)
     result = {key: cpus for key, cpus in sets.items() if key != _BE and cpus}
+    squeezed = DEFAULT not in result
     result.setdefault(DEFAULT, free)
     told = {key: f"{asked.sizes[key].reason}; has {len(cpus)}" for key, cpus in result.items() if key in asked.sizes}
+    if squeezed:
+        told[DEFAULT] = "fewer CPUs than pools: it has none of its own, and shares all of theirs"
     for key in together:
         result[key] = result[DEFAULT]
         told[key] = "no CPU is left for a pool of its own: it runs in the shared pool"

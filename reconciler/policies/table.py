@@ -15,6 +15,8 @@ from reconciler.policies.burst import POLICY as BURST
 from reconciler.policies.burst import BurstConfig
 from reconciler.policies.dedicated import POLICY as DEDICATED
 from reconciler.policies.dedicated import DedicatedConfig
+from reconciler.policies.exclusive import POLICY as EXCLUSIVE
+from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.group_identity import POLICY as GROUP_IDENTITY
 from reconciler.policies.group_identity import GroupIdentityConfig
 from reconciler.policies.idle_buffer import POLICY as IDLE_BUFFER
@@ -44,6 +46,7 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     dedicated: DedicatedConfig = DedicatedConfig()
     reserve: ReserveConfig = ReserveConfig()
+    exclusive: ExclusiveConfig = ExclusiveConfig()
     shared: SharedConfig = SharedConfig()
     idle_buffer: IdleBufferConfig = IdleBufferConfig()
     reclaimed: ReclaimedConfig = ReclaimedConfig()
@@ -68,7 +71,7 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 POLICIES: Final = registered(
     PoliciesConfig,
     (
-        *(DEDICATED, RESERVE, SHARED, IDLE_BUFFER, RECLAIMED, BATCH, QUOTA_BURST, QUOTA_TURBO),
+        *(DEDICATED, RESERVE, EXCLUSIVE, SHARED, IDLE_BUFFER, RECLAIMED, BATCH, QUOTA_BURST, QUOTA_TURBO),
         *(PINNED, NORMALISE, BURST, IDLE_CLASS, GROUP_IDENTITY, QOS_LEVEL),
     ),
 )

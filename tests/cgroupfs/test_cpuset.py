@@ -174,3 +174,8 @@ def test_this_kernel_reads_and_prints_lists_the_same_way() -> None:
         for text in ("0,,1", " 0 , 1 ", "0-1:1/2"):
             if CpuSet.parse(text) <= allowed:
                 assert written(directory, text) == str(CpuSet.parse(text))
+
+
+def test_the_union_of_sets_is_what_is_in_any_of_them() -> None:
+    assert CpuSet.union([CpuSet.parse("0-1"), CpuSet.parse("1,70")]) == CpuSet.parse("0-1,70")
+    assert CpuSet.union([]) == CpuSet()

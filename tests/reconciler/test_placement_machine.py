@@ -1,0 +1,293 @@
+"""Pods come and go, grow, restart; the agent restarts; CPUs go offline: what holds after every single event.
+
+Every plan is also carried out on a model of the cgroup tree, write by write in the planner's order, as the kernel's v1
+rule demands: each set inside its parent's, at every moment.
+"""
+
+
+import hypothesis.strategies as st
+import msgspec
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.naming import QosClass
+from cgroupfs.plan import Change, order_changes
+from reconciler.keeper import decode_pools, pools_row
+from reconciler.planner import plan
+from reconciler.policies.exclusive import ExclusiveConfig
+from reconciler.policies.reclaimed import ReclaimedConfig
+from reconciler.policies.reserve import ReserveConfig
+from reconciler.policies.shared import Mode, SharedConfig, Sizing
+from reconciler.policies.table import PoliciesConfig
+from state.cpu import CpuWish, GroupUse
+from state.model import Container, ContainerKind, CpuPolicy, Desired, NodeView, Pod, PodClass, Pools, Resources
+from state.topology import Cpu, CpuKind, Topology, uniform
+from tests.reconciler.nodes import container, cpu, kubelet, node, pod
+
+UIDS = "abcdefgh"
+LEVELS = ("/kubepods", "/kubepods/besteffort", "/kubepods/burstable")
+
+
+def odd(topology: Topology, slow: int, gone: int) -> Topology:
+    """Its highest CPUs are efficiency cores, and some of the others offline."""
+    offline = CpuSet(one for one in topology.online if one % 5 == 3).lowest(gone)
+    cpus = tuple(
+        Cpu(
+            id=one.id,
+            core=one.core,
+            socket=one.socket,
+            node=one.node,
+            l3=one.l3,
+            thread=one.thread,
+            kind=CpuKind.EFFICIENCY if one.id >= len(topology.online) - slow else CpuKind.PERFORMANCE,
+        )
+        for one in topology.cpus
+        if one.id not in offline
+    )
+    return Topology(online=topology.online - offline, cpus=cpus, offline=offline)
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    threads = draw(st.sampled_from([1, 1, 2, 2, 4]))
+    sockets = draw(st.sampled_from([1, 2]))
+    nodes = sockets * draw(st.sampled_from([1, 2, 3]))
+    shape = uniform(sockets=sockets, nodes=nodes, cores=nodes * draw(st.integers(1, 4)), threads=threads)
+    if len(shape.online) < 3:
+        return uniform(cores=3, threads=1)
+    return odd(shape, draw(st.sampled_from([0, 0, 2])), draw(st.sampled_from([0, 0, 1, 2])))
+
+
+configs = st.builds(
+    PoliciesConfig,
+    reserve=st.builds(ReserveConfig, count=st.integers(0, 2)),
+    exclusive=st.builds(
+        ExclusiveConfig, full_cores=st.booleans(), distribute=st.booleans(), keep_cpus=st.integers(1, 2)
+    ),
+    shared=st.builds(
+        SharedConfig,
+        mode=st.sampled_from(list(Mode)),
+        sizing=st.sampled_from(list(Sizing)),
+        leave_cpus=st.integers(1, 2),
+    ),
+    reclaimed=st.builds(ReclaimedConfig, minimum_cpus=st.integers(1, 2), minimum_per_node=st.integers(0, 1)),
+)
+wishes = st.builds(
+    CpuWish,
+    pool=st.sampled_from([None, None, "x", "y"]),
+    numa_binding=st.booleans(),
+    numa_exclusive=st.sampled_from([False, False, True]),
+    nodes=st.sampled_from([(), (), (0,), (1,), (7,)]),
+    full_cores=st.sampled_from([None, True]),
+)
+
+
+class PlacementMachine(RuleBasedStateMachine):
+    """One node over time."""
+
+    @initialize(topology=topologies(), config=configs)
+    def boot(self, topology: Topology, config: PoliciesConfig) -> None:
+        self.config = config
+        self.view: NodeView = node(topology=topology, kubelet=kubelet(CpuPolicy.NONE), cpu=cpu(online=500))
+        self.pools: Pools | None = None
+        self.tree: dict[str, CpuSet] = dict.fromkeys(LEVELS, topology.online)
+        self.sticky: dict[str, CpuSet] = {}
+        self.look()
+
+    # What happens
+
+    @precondition(lambda self: len(self.view.pods) < len(UIDS))
+    @rule(
+        cls=st.sampled_from([PodClass.DEDICATED, PodClass.SHARED, PodClass.RECLAIMED, PodClass.SYSTEM]),
+        qos=st.sampled_from(list(QosClass)),
+        milli=st.lists(st.integers(0, 5000), min_size=1, max_size=3),
+        init=st.sampled_from([None, None, 1000, 4000]),
+        wish=wishes,
+    )
+    def arrives(self, cls: PodClass, qos: QosClass, milli: list[int], init: int | None, wish: CpuWish) -> None:
+        uid = next(one for one in UIDS if one not in self.view.pods)
+        kinds: list[Container] = [container("pause", kind=ContainerKind.SANDBOX)]
+        if init is not None:
+            kinds.append(container("init", kind=ContainerKind.INIT, requests=Resources(cpu_milli=init)))
+        kinds += [container(f"c{at}", requests=Resources(cpu_milli=one)) for at, one in enumerate(milli)]
+        self._set(replace(pod(uid, *kinds, cls=cls, qos=qos), wish=wish))
+
+    @precondition(lambda self: self.view.pods)
+    @rule(data=st.data())
+    def leaves(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.view.pods)))
+        gone = self.view.pods[uid]
+        self.view = replace(self.view, pods={key: one for key, one in self.view.pods.items() if key != uid})
+        self.tree = {path: cpus for path, cpus in self.tree.items() if not path.startswith(gone.group.path)}
+        self.sticky = {key: cpus for key, cpus in self.sticky.items() if not key.startswith(f"{uid}/")}
+        self.look()
+
+    @precondition(lambda self: self.view.pods)
+    @rule(data=st.data(), milli=st.integers(0, 5000))
+    def is_resized(self, data: st.DataObject, milli: int) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.view.pods)))
+        one = self.view.pods[uid]
+        asked = Resources(cpu_milli=milli)
+        self.sticky = {key: cpus for key, cpus in self.sticky.items() if not key.startswith(f"{uid}/")}
+        self._set(
+            replace(
+                one,
+                containers=tuple(
+                    replace(each, requests=asked) if each.name == "c0" else each for each in one.containers
+                ),
+            )
+        )
+
+    @precondition(lambda self: self.view.pods)
+    @rule(data=st.data())
+    def restarts_a_container(self, data: st.DataObject) -> None:
+        """Its directory goes; it comes again with the next event that concerns it, or with the pod."""
+        uid = data.draw(st.sampled_from(sorted(self.view.pods)))
+        whole = self.view.pods[uid]
+        without = replace(whole, containers=tuple(one for one in whole.containers if one.name != "c0"))
+        self._set(without)
+        self._set(whole)
+
+    @rule(online=st.integers(0, 16_000), reclaimed=st.integers(0, 8000), later=st.sampled_from([0.1, 2.0, 40.0]))
+    def is_used(self, online: int, reclaimed: int, later: float) -> None:
+        uses = {
+            one.group.path: GroupUse(cpu_milli=online // max(1, len(self.view.pods)))
+            for one in self.view.pods.values()
+            if one.pod_class.online
+        }
+        used = cpu(online=online, reclaimed=reclaimed)
+        self.view = replace(self.view, cpu=used, uses=uses, now=self.view.now + later)
+        self.look()
+
+    @rule()
+    def the_agent_restarts(self) -> None:
+        assert self.pools is not None
+        self.pools = decode_pools(pools_row(self.pools))
+        self.look()
+
+    @rule()
+    def the_node_restarts(self) -> None:
+        """All pods are gone for a moment and come again."""
+        assert self.pools is not None
+        pods, held = self.view.pods, {key: self.pools.dedicated[key] for key in self.pools.placed}
+        self.view, self.sticky = replace(self.view, pods={}), {}
+        self.tree = dict.fromkeys(LEVELS, self.view.topology.online)
+        self.pools = decode_pools(pools_row(self.pools))
+        self.look()
+        self.view = replace(self.view, pods=pods)
+        for one in pods.values():
+            self._make(one)
+        self.look()
+        for key, cpus in held.items():
+            if not key.endswith("(init)"):
+                assert self.pools.dedicated.get(key) == cpus, "what was there before finds its CPUs again"
+
+    # What is looked at
+
+    def _set(self, one: Pod) -> None:
+        known = self.view.pods.get(one.uid)
+        if known is not None:
+            for group in (each.group.path for each in known.containers if each not in one.containers):
+                self.tree.pop(group, None)
+        self.view = replace(self.view, pods={**self.view.pods, one.uid: one})
+        self._make(one)
+        self.look()
+
+    def _make(self, one: Pod) -> None:
+        """As the runtime makes them: the pod's directory has all CPUs, its containers what their parent has."""
+        everything = self.tree["/kubepods"]
+        self.tree.setdefault(one.group.path, everything)
+        for each in one.containers:
+            self.tree.setdefault(each.group.path, self.tree[one.group.path])
+
+    def look(self) -> None:
+        desired = plan(self.view, self.pools, self.config)
+        turned = replace(self.view, pods=dict(reversed(list(self.view.pods.items()))))
+        again = plan(turned, self.pools, self.config)
+        assert _bytes(again) == _bytes(desired), "the same input, the same plan"
+        self.pools = desired.pools
+        self._carry_out(desired)
+        for key in self.pools.placed:
+            before = self.sticky.get(key)
+            assert before is None or self.pools.dedicated[key] == before, f"{key} never moves"
+        self.sticky = {key: self.pools.dedicated[key] for key in self.pools.placed}
+
+    def _carry_out(self, desired: Desired) -> None:
+        changes = [
+            Change(path=one.path, knob="cpu.set", have=self.tree[one.path], want=one.value, why=one.reason)
+            for one in desired.settings.values()
+            if one.knob == "cpu.set"
+        ]
+        known = {(path, "cpu.set"): cpus for path, cpus in self.tree.items()}
+        steps = order_changes(changes, known, self.view.versions)
+        assert not steps.blocked
+        for step in steps.steps:
+            value = CpuSet.parse(step.text)
+            assert value
+            self.tree[step.path] = value
+            parent = self.tree[step.path.rpartition("/")[0]]
+            assert value <= parent
+            below = [cpus for path, cpus in self.tree.items() if path.startswith(f"{step.path}/")]
+            assert all(cpus <= value for cpus in below)
+        for one in desired.settings.values():
+            if one.knob == "cpu.set":
+                assert self.tree[one.path] == one.value
+
+    # What holds
+
+    @invariant()
+    def nobody_shares_what_is_owned(self) -> None:
+        if self.pools is None:
+            return
+        pools = self.pools
+        own = list(pools.dedicated.values())
+        assert sum(map(len, own)) == len(pools.dedicated_cpus), "no CPU in two exclusive pools"
+        others = [pools.shared, pools.reclaimed, *pools.named.values()]
+        assert not any(one & pools.dedicated_cpus for one in others)
+        assert not pools.dedicated_cpus & pools.reserved
+        assert all(others), "no pool is empty"
+
+    @invariant()
+    def reserved_cpus_are_never_handed_out(self) -> None:
+        if self.pools is None:
+            return
+        pools = self.pools
+        left = self.view.topology.online - pools.reserved - pools.dedicated_cpus
+        for given in (pools.shared, pools.reclaimed, *pools.named.values()):
+            assert not given & pools.reserved or not left
+
+    @invariant()
+    def be_work_keeps_its_minimum(self) -> None:
+        if self.pools is None:
+            return
+        pools, config = self.pools, self.config.reclaimed
+        usable = self.view.topology.online - pools.reserved - pools.dedicated_cpus
+        if pools.separate:
+            usable -= CpuSet.union([pools.shared, *pools.named.values()])
+        assert len(pools.reclaimed) >= min(config.minimum_cpus, max(1, len(usable)))
+
+    @invariant()
+    def online_pools_are_disjoint(self) -> None:
+        if self.pools is None:
+            return
+        pools = self.pools
+        # With fewer CPUs than pools some run in the shared one, which the reasons tell.
+        own = [one for one in pools.named.values() if one != pools.shared]
+        assert sum(map(len, own)) == len(CpuSet.union(own))
+        bound = {key.rpartition("-NUMA")[2] for key in pools.named if "-NUMA" in key}
+        free = CpuSet.union([pools.shared, *own]) | (EMPTY if pools.separate else pools.reclaimed)
+        assert not CpuSet.union(own) & pools.shared or len(free) < len(bound) + 1
+        if pools.separate and len(self.view.topology.online - pools.reserved - pools.dedicated_cpus) > len(own) + 1:
+            assert not pools.reclaimed & CpuSet.union([pools.shared, *own])
+
+
+def _bytes(desired: Desired) -> bytes:
+    return msgspec.json.encode(
+        [desired.pools, list(desired.settings.values()), desired.refusals], enc_hook=str, order="deterministic"
+    )
+
+
+PlacementMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=25, deadline=None)
+TestPlacement = PlacementMachine.TestCase
