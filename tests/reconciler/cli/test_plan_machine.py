@@ -10,7 +10,9 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
 from reconciler.cli.exits import Exit
+from reconciler.cli.planscreen import blocks
 from reconciler.cli.podsfile import read_pods_file
+from reconciler.cli.screen import plain
 from state.model import PodClass
 from tests.reconciler.cli.conftest import Run
 
@@ -82,9 +84,17 @@ def test_the_screen_shows_the_machine_and_the_drawing(
     assert "machine  8 cores\n" in ran.out
     assert "socket 0  node 0  CPU 0-7\n" in ran.out
     assert "R  reserved" in ran.out
-    assert "shop/db/main" in ran.out
     assert "a described machine: nothing is there to be compared or written\n" in ran.out
     assert "nothing to write" not in ran.out
+
+
+def test_a_containers_own_pool_is_shown_by_the_name_of_its_pod(run: Run, live: Any) -> None:
+    found = plan(run, "--root", live.root)
+    (owner,) = (name for name in found["pools"] if name.startswith("dedicated/"))
+    lines = plain(blocks(found)).splitlines()
+    title = next(pod["title"] for pod in found["pods"] if pod["uid"] == owner.split("/")[1])
+    assert f"1  dedicated {title}/main  7" in lines
+    assert f"1  dedicated {owner.removeprefix('dedicated/')}  7" in plain(blocks({**found, "pods": []})).splitlines()
 
 
 def test_no_pods_are_an_empty_machine(run: Run, tmp_path: Path) -> None:
