@@ -89,13 +89,15 @@ class PlacementContext(Struct, frozen=True, kw_only=True):
 class Question(Struct, frozen=True, kw_only=True):
     """Which ``count`` of ``candidates`` ``demand`` shall get beside ``kept``, which it has whatever comes out.
 
-    ``pools``: nested sets of candidates, each with enough CPUs, the best-scored alone first, all candidates last.
+    ``tiers``: the candidates by falling pre-score, disjoint. ``pools``: the first few unions of best tiers that hold
+    enough CPUs, then all candidates.
     """
 
     demand: CpuDemand
     count: int
     candidates: CpuSet
     kept: CpuSet
+    tiers: tuple[CpuSet, ...]
     pools: tuple[CpuSet, ...]
 
 

@@ -12,9 +12,10 @@ from state.model import PodClass
 class CpuDemand(Struct, frozen=True, kw_only=True):
     """One container that is to own CPUs. ``key`` is ``uid/container``; ``count`` whole CPUs (hardware threads).
 
-    Binding: ``nodes`` and ``full_cores`` are never overstepped by a new choice; ``explicit`` (a scheduler's own choice)
-    is taken as it is when all of it is free. ``held`` is what the container has now or had last: while it is free and
-    right it never moves, whatever ``nodes`` or ``explicit`` say now (its memory is where it ran).
+    Binding: ``nodes`` and ``full_cores`` are never overstepped by a choice of ours; ``explicit`` (a scheduler's own) is
+    taken as it is, on whatever nodes, when all of it is free and in whole cores where they are asked for. ``held`` is
+    what the container has now or had last: while it is free and right it never moves, whatever ``nodes`` or
+    ``explicit`` say now (its memory is where it ran); to move one, leave ``held`` empty.
 
     ``nodes``: the NUMA nodes it may use, empty for any; the merge of the hints has decided them. ``numa_binding`` alone
     does not restrict: it asks for the fewest nodes even at the price of crowding one. ``numa_exclusive``: no other

@@ -10,7 +10,7 @@ at all levels. The kubelet looks for *free whole* units only, so a request can s
 one of them would hold it; exact and smallest-larger do not.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple, final
 
@@ -96,10 +96,11 @@ class Fitter:
 
     # Taking
 
-    def single(self, count: int, avail: int, level: str) -> int:
+    def single(self, count: int, avail: int, level: str, tiers: Sequence[CpuSet] = ()) -> int:
         """``count`` CPUs of ``avail`` inside one domain of a level, 0 when none holds them.
 
-        Of equally good ones the domain with the fewest free CPUs around it: an untouched node stays whole.
+        Of equally good ones the domain with the fewest free CPUs around it: an untouched node stays whole. With
+        ``tiers`` the CPUs of the first are taken before those of the next.
         """
         start = self.starts[level]
         best: tuple[bool, int, int, int] | None = None
@@ -112,7 +113,10 @@ class Fitter:
         if best is None:
             return 0
         chosen = self.levels[start][best[3]]
-        return self._inside(start, chosen, count, avail & chosen.mask, 0)
+        got = 0
+        for tier in tiers:
+            got |= self._inside(start, chosen, count - got.bit_count(), avail & chosen.mask & tier.mask, got)
+        return got or self._inside(start, chosen, count, avail & chosen.mask, 0)
 
     def anywhere(self, count: int, avail: int, near: int = 0) -> int:
         """``count`` CPUs of ``avail``, in as few and as well fitting domains as the rule gives; all when it has fewer.
@@ -146,8 +150,8 @@ class Fitter:
         return got
 
     def _inside(self, level: int, domain: Domain, count: int, free: int, near: int) -> int:
-        if free.bit_count() <= count:
-            return free
+        if count <= 0 or free.bit_count() <= count:
+            return free if count > 0 else 0
         if level < len(self.levels) - 1:
             return self._fill(level + 1, domain.inner, count, free, near)
         return CpuSet.from_mask(free).lowest(count).mask

@@ -72,9 +72,12 @@ class NearNodes(Plugin):
             if question.kept:
                 yield CpuSet.from_mask(fitter.grow(question.count, pool.mask, question.kept.mask))
                 continue
-            yield from _found(fitter.single(question.count, pool.mask, NODE))
-            yield from _found(fitter.single(question.count, pool.mask, SOCKET))
+            for level in {fitter.starts[name]: name for name in (NODE, SOCKET)}.values():
+                yield from _found(fitter.single(question.count, pool.mask, level))
             yield CpuSet.from_mask(fitter.anywhere(question.count, pool.mask))
+        if not question.kept and len(question.tiers) > 1:
+            # No pool fits one node, but some of the best CPUs are on the node that does.
+            yield from _found(fitter.single(question.count, question.candidates.mask, NODE, question.tiers))
 
     def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
         used = len(context.fitter.nodes_of(cpus.mask))

@@ -128,8 +128,9 @@ class Run:
         """The combination of ``count`` candidates that scores best, without ``kept``; empty if there are fewer."""
         if count <= 0 or len(candidates) < count:
             return EMPTY
-        pools = _nested(self.tiers(demand, candidates), count, candidates)
-        question = Question(demand=demand, count=count, candidates=candidates, kept=kept, pools=pools)
+        tiers = self.tiers(demand, candidates)
+        pools = _nested(tiers, count, candidates)
+        question = Question(demand=demand, count=count, candidates=candidates, kept=kept, tiers=tiers, pools=pools)
         combinations = self._selected(question)
         if len(combinations) == 1:
             return combinations[0]
@@ -167,9 +168,9 @@ class Run:
     def told(self, demand: CpuDemand, owned: CpuSet, given_back: CpuSet) -> None:
         """Tell the plug-ins what a demand owns now and what it gave back."""
         context = self.context
-        if given_back:
+        if given_back and self._at["deallocate"]:
             list(self._asked("deallocate", demand, lambda plugin: plugin.deallocate(demand, context, given_back)))
-        if owned:
+        if owned and self._at["allocate"]:
             list(self._asked("allocate", demand, lambda plugin: plugin.allocate(demand, context, owned)))
 
 

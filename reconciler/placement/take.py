@@ -127,7 +127,6 @@ class _Taker:
             self._steps += 1
             held = demand.held.mask
             if held and not held & ~self._avail and self._right(demand, held):
-                self._claim(demand, held)
                 self._settle(demand, held, "stays where it is")
 
     def _right(self, demand: CpuDemand, cpus: int) -> bool:

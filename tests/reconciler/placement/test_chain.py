@@ -96,9 +96,9 @@ class RaisesForB(Plugin):
             raise KeyError("b")
         return CpuSet([0])
 
-    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
-        LOG.append(f"score {question.demand.uid}")
-        return 1.0
+    def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
+        LOG.append(f"pre_score {demand.uid}")
+        return ()
 
 
 class OutOfRange(Plugin):
@@ -207,6 +207,7 @@ def test_a_bad_answer_is_told_once_and_stops_nobody(plugin: str, error: str) -> 
     assert got.errors == {f"{HERE}:{plugin}": error}
     assert got.cpus == plain.cpus
     assert not got.refused
+    assert taken(plugin, *reversed(demands), free="1-7").errors == got.errors, "the first by name, not by place"
 
 
 def test_a_rule_that_raises_is_passed_over_for_that_demand_alone() -> None:
@@ -215,7 +216,7 @@ def test_a_rule_that_raises_is_passed_over_for_that_demand_alone() -> None:
     assert 0 not in got.cpus["a/c"]
     assert got.cpus["b/c"] == CpuSet([0])
     assert got.errors == {f"{HERE}:RaisesForB": "b/c: filter: KeyError: 'b'"}
-    assert "score b" not in LOG
+    assert LOG == ["pre_score a"]
 
 
 @pytest.mark.parametrize(

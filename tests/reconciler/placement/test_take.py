@@ -68,6 +68,9 @@ SHRINKS = {
     "a core of three": ("0-2,32-34", 4, {}, "0-1,32-33"),
     "the lone thread": ("0-2,32-33", 4, {}, "0-1,32-33"),
     "to an odd number": ("0-2,32-34", 3, {}, "0-1,32"),
+    "a lone thread before a core, though lower": ("0-2,33-34", 4, {}, "1-2,33-34"),
+    "the emptier node, though lower": ("0,8-9,32,40-41", 4, {}, "8-9,40-41"),
+    "the core it has whole is kept": ("0-1,33", 2, {"full_cores": True}, "1,33"),
     "in whole cores": ("0-2,32-34", 3, {"full_cores": True}, "0-1,32-33"),
     "the node with the fewest": ("0-2,8,32-34,40", 4, {}, "0-1,32-33"),
     "evenly": ("0-2,8-10,32-34,40-42", 8, {"distribute": True}, "0-1,8-9,32-33,40-41"),
@@ -91,6 +94,13 @@ GROWS = {
     "half cores are completed first": ("0,1,32", "0-63", 4, {"full_cores": True}, "0-1,32-33"),
     "a half core that cannot be completed is exchanged": ("0,1,32", "0-32,34-63", 4, {"full_cores": True}, "0,2,32,34"),
     "a lost CPU is replaced beside the others": ("0-2,32-34", "0-1,3-63", 6, {}, "0-1,3,32-34"),
+    "evenly with the node it is on": (
+        "24,56",
+        "0-29,32-61",
+        24,
+        {"distribute": True},
+        "0-5,24-29,32-37,56-61",
+    ),
     "evenly": ("0-1,8-9,32-33,40-41", "0-63", 10, {"distribute": True}, "0-2,8-10,32-33,40-41"),
 }
 
