@@ -1,7 +1,7 @@
-"""On which NUMA nodes a container's devices are: as the device plug-in told the kubelet, else as the PCI bus tells.
+"""On which NUMA nodes the memory and the devices of a container are that the kubelet has given out. Pure but for sysfs.
 
-The kubelet has given out the devices before anything of the container exists, so there is nothing to choose: they are a
-`supply.fixed`, and the CPUs and the memory follow them where they can.
+It has done so before anything of the container exists, so there is nothing to choose: they are a `supply.fixed`, and the
+CPUs follow them where they can. A device is where its plug-in told the kubelet, else where the PCI bus tells.
 
 Source: kubelet_internal_checkpoint (device ids by NUMA node, -1 where the plug-in tells no topology); kernel
 documentation, ABI/testing sysfs-bus-pci (``numa_node``, -1 for unknown). Plug-ins of SR-IOV and DPDK devices use the
@@ -10,51 +10,43 @@ PCI address as the device's id; ids of other kinds (a GPU's UUID) tell nothing.
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.supply import Supply, fixed
-from state.kubelet import DeviceState
+from state.kubelet import DeviceState, MemoryManagerState
 
 _UNKNOWN: Final = -1
 _ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]", re.ASCII | re.IGNORECASE)
 _LARGEST_NODE: Final = 1023
 
 
-def device_supplies(
-    state: DeviceState, pod_uid: str, container: str, *, pci_nodes: Mapping[str, int], nodes: Iterable[int]
-) -> tuple[Supply, ...]:
-    """One `Supply` for each resource of the container of which any device's node is known, by name.
+def affinity_of(
+    memory: MemoryManagerState | None, devices: DeviceState | None, pci_nodes: Mapping[str, int]
+) -> dict[str, dict[str, CpuSet]]:
+    """``uid/container`` -> resource -> the nodes where the kubelet has given it out already.
 
-    ``pci_nodes``: NUMA node by PCI address in lower case (`read_pci_nodes`). ``nodes``: all of the machine; a device
-    elsewhere (a node of the past) counts as unknown.
+    Devices that are near several nodes alike need none of them and are left out; so is what no plug-in tells.
     """
-    every = tuple(nodes)
-    at: dict[str, dict[str, set[int]]] = {}
-    for entry in state.entries:
-        if (entry.pod_uid, entry.container) == (pod_uid, container):
-            devices = at.setdefault(entry.resource, {})
-            for node, ids in entry.devices.items():
-                for one in ids:
-                    told = node if node != _UNKNOWN else pci_nodes.get(one.lower(), _UNKNOWN)
-                    devices.setdefault(one, set()).update({told} & set(every))
-    found = (
-        _supply(name, [nodes for nodes in devices.values() if nodes], every) for name, devices in sorted(at.items())
-    )
-    return tuple(supply for supply in found if supply is not None)
-
-
-def _supply(name: str, devices: list[set[int]], every: tuple[int, ...]) -> Supply | None:
-    """All nodes of the devices that are near one node only; else any one that is near to all the others."""
-    needed = {min(nodes) for nodes in devices if len(nodes) == 1}
-    if needed:
-        return fixed(name, CpuSet(needed), every)
-    shared = set.intersection(*devices) if devices else set()
-    if not shared:
-        return None
-    there = dict.fromkeys(sorted(shared), 1)
-    return Supply(name=name, request=1, total={node: there.get(node, 0) for node in every}, free=there)
+    found: dict[str, dict[str, set[int]]] = {}
+    for uid, containers in (memory.entries if memory is not None else {}).items():
+        for name, blocks in containers.items():
+            for block in blocks:
+                found.setdefault(f"{uid}/{name}", {}).setdefault(block.kind, set()).update(block.nodes)
+    places: dict[tuple[str, str, str], set[int]] = {}
+    for entry in devices.entries if devices is not None else ():
+        for node, ids in entry.devices.items():
+            for one in ids:
+                told = node if node != _UNKNOWN else pci_nodes.get(one.lower(), _UNKNOWN)
+                if 0 <= told <= _LARGEST_NODE:
+                    places.setdefault((f"{entry.pod_uid}/{entry.container}", entry.resource, one), set()).add(told)
+    for (key, resource, _), nodes in places.items():
+        if len(nodes) == 1:
+            found.setdefault(key, {}).setdefault(resource, set()).update(nodes)
+    return {
+        key: {name: CpuSet(nodes) for name, nodes in sorted(resources.items()) if nodes}
+        for key, resources in sorted(found.items())
+    }
 
 
 def unplaced_addresses(state: DeviceState) -> frozenset[str]:

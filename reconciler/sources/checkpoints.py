@@ -19,6 +19,7 @@ from cgroupfs.chain import PathChain
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.watch import APPEARED, CHILDREN, VANISHED, DirWatcher, Event
 from reconciler.dirty import NODE
+from reconciler.placement.devices import affinity_of, read_pci_nodes, unplaced_addresses
 from reconciler.resize import Granted, granted
 from reconciler.sources.allocations import Allocations
 from reconciler.sources.reassertion import Reassertion
@@ -91,6 +92,7 @@ class CheckpointSource:
         """The checkpoints as last read: the state, or why it is no use; those of in-place resizing by file name."""
         self._faults: dict[str, str] = {}
         self._granted: Granted = {}
+        self._affinity: Mapping[str, Mapping[str, CpuSet]] = {}
         self._marks = marks
         self._base = os.path.abspath(root)
         self._directory = os.path.join(self._base, kubelet_root.strip("/"))
@@ -126,7 +128,7 @@ class CheckpointSource:
             reasserts_s=self.reassertion.period(now),
         )
         self._wake.set()
-        return replace(found, granted=self._granted)
+        return replace(found, granted=self._granted, affinity=self._affinity)
 
     def status(self) -> SourceStatus:
         """Whether the files that decide anything are good: the CPU manager's, and those of in-place resizing if any."""
@@ -206,11 +208,15 @@ class CheckpointSource:
         if name == MEMORY_STATE:
             memory = _outcome(os.path.join(self._directory, name), parse_memory_manager_state)
             news, self.memory = _differ(memory, self.memory), memory
+            if news:
+                self._affinity = self._find_affinity()
         elif name in _RESIZE_FILES:
             news = self._read_resizes(name)
         else:
             devices = _outcome(os.path.join(self._directory, DEVICES), parse_devices)
             news, self.devices = _differ(devices, self.devices), devices
+            if news:
+                self._affinity = self._find_affinity()
         return news
 
     def _read_resizes(self, name: str) -> bool:
@@ -233,6 +239,13 @@ class CheckpointSource:
         if isinstance(now, CheckpointError) and now.fault is Fault.MISSING:
             now = self.resizes.get(POD_STATUS)
         return granted(now, self.resizes.get(ACTUATED_PODS))
+
+    def _find_affinity(self) -> Mapping[str, Mapping[str, CpuSet]]:
+        """Where memory and devices are that the kubelet has given out; of files that are no use, nothing is known."""
+        memory = self.memory if isinstance(self.memory, MemoryManagerState) else None
+        devices = self.devices if isinstance(self.devices, DeviceState) else None
+        unplaced = unplaced_addresses(devices) if devices is not None else frozenset()
+        return affinity_of(memory, devices, read_pci_nodes(unplaced, self._base))
 
     def _read_cpus(self, path: str, now: float) -> bool:
         found = _outcome(path, parse_cpu_manager_state)

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.placement.devices import device_supplies, read_pci_nodes, unplaced_addresses
-from state.kubelet import DeviceEntry, DeviceState
+from cgroupfs.cpuset import CpuSet
+from reconciler.placement.devices import affinity_of, read_pci_nodes, unplaced_addresses
+from state.kubelet import DeviceEntry, DeviceState, MemoryBlock, MemoryManagerState
 
 UID = "11111111-1111-4111-8111-111111111111"
 NICS = "vendor/nic"
@@ -14,41 +15,30 @@ def state(devices: dict[int, tuple[str, ...]], uid: str = UID) -> DeviceState:
 
 
 @pytest.mark.parametrize(
-    ("devices", "pci", "needed", "count"),
+    ("devices", "pci", "needed"),
     [
-        ({1: ("a",)}, {}, {1}, 1),
-        ({0: ("a",), 1: ("b",)}, {}, {0, 1}, 2),
-        # Near two nodes: either will do, and where the others are is best.
-        ({0: ("a",), 1: ("a",)}, {}, {0, 1}, 1),
-        ({0: ("a", "b"), 1: ("a",)}, {}, {0}, 1),
+        ({1: ("a",)}, {}, {1}),
+        ({0: ("a",), 1: ("b",)}, {}, {0, 1}),
+        # Near two nodes alike: it does not matter, only the other one does.
+        ({0: ("a", "b"), 1: ("a",)}, {}, {0}),
         # No topology from the plug-in: the bus knows, whatever the case of the address.
-        ({-1: ("0000:3B:02.1",)}, {"0000:3b:02.1": 1}, {1}, 1),
-        ({-1: ("0000:3b:02.1", "0000:86:00.0")}, {"0000:3b:02.1": 1}, {1}, 1),
+        ({-1: ("0000:3B:02.1",)}, {"0000:3b:02.1": 1}, {1}),
+        ({-1: ("0000:3b:02.1", "0000:86:00.0")}, {"0000:3b:02.1": 1}, {1}),
     ],
 )
 def test_devices_are_wanted_where_they_are(
-    devices: dict[int, tuple[str, ...]], pci: dict[str, int], needed: set[int], count: int
+    devices: dict[int, tuple[str, ...]], pci: dict[str, int], needed: set[int]
 ) -> None:
-    (supply,) = device_supplies(state(devices), UID, "main", pci_nodes=pci, nodes=(0, 1))
-    assert {node for node, amount in supply.free.items() if amount} == needed
-    assert supply.request == count
-    assert supply.name == NICS
-    assert set(supply.total) == {0, 1}
+    assert affinity_of(None, state(devices), pci) == {f"{UID}/main": {NICS: CpuSet(needed)}}
 
 
 @pytest.mark.parametrize(
     "devices",
-    [{}, {-1: ("GPU-f3b1",)}, {-1: ("0000:3b:02.1",)}, {7: ("a",)}],
-    ids=["none", "uuid", "no bus", "no node"],
+    [{}, {-1: ("GPU-f3b1",)}, {-1: ("0000:3b:02.1",)}, {0: ("a",), 1: ("a",)}, {5000: ("a",)}],
+    ids=["none", "uuid", "no bus", "near both", "no node"],
 )
-def test_devices_of_unknown_place_ask_for_nothing(devices: dict[int, tuple[str, ...]]) -> None:
-    assert device_supplies(state(devices), UID, "main", pci_nodes={}, nodes=(0, 1)) == ()
-
-
-def test_other_containers_devices_do_not_count() -> None:
-    found = state({1: ("a",)}, uid="another")
-    assert device_supplies(found, UID, "main", pci_nodes={}, nodes=(0, 1)) == ()
-    assert device_supplies(found, "another", "side", pci_nodes={}, nodes=(0, 1)) == ()
+def test_devices_of_unknown_or_any_place_ask_for_nothing(devices: dict[int, tuple[str, ...]]) -> None:
+    assert affinity_of(None, state(devices), {}) == {}
 
 
 def test_only_addresses_without_a_node_are_looked_up() -> None:
@@ -63,3 +53,17 @@ def test_the_bus_tells_the_node_and_minus_one_is_unknown(tmp_path: Path) -> None
         (device / "numa_node").write_text(text)
     asked = {"0000:3b:02.1", "0000:86:00.0", "0000:af:00.0", "0000:d8:00.0", "../etc"}
     assert read_pci_nodes(asked, str(tmp_path)) == {"0000:3b:02.1": 1}
+
+
+def test_what_is_given_out_already_is_told_by_container_and_resource() -> None:
+    blocks = (
+        MemoryBlock(nodes=CpuSet((0, 1)), kind="memory", size_bytes=1),
+        MemoryBlock(nodes=CpuSet((1,)), kind="hugepages-1Gi", size_bytes=1),
+    )
+    memory = MemoryManagerState(policy="Static", entries={UID: {"main": blocks}, "other": {"main": ()}})
+    devices = state({0: ("near-both", "a"), 1: ("near-both",), -1: ("0000:3b:02.1", "GPU-1")})
+    found = affinity_of(memory, devices, {"0000:3b:02.1": 3})
+    assert found == {
+        f"{UID}/main": {"hugepages-1Gi": CpuSet((1,)), "memory": CpuSet((0, 1)), NICS: CpuSet((0, 3))},
+    }
+    assert affinity_of(None, None, {}) == {}

@@ -196,6 +196,27 @@ def test_another_root_directory_of_the_kubelet_is_used(tmp_path: Path, kubelet_r
     assert source.view({}).policy is CpuPolicy.NONE
 
 
+@pytest.mark.parametrize(
+    ("recording", "expected"),
+    [
+        ("memory-static-exclusive", {"1/main memory", "7/main example.io/widget"}),
+        ("memory-static-device-allocated", {"7/main example.io/widget"}),
+        ("memory-static-device-registered", set()),
+        ("none", set()),
+    ],
+)
+def test_memory_and_devices_in_use_tell_their_nodes(tmp_path: Path, recording: str, expected: set[str]) -> None:
+    for name in ("memory_manager_state", "kubelet_internal_checkpoint"):
+        if (FIXTURES / recording / name).exists():
+            directory = tmp_path / KUBELET / ("device-plugins" if "internal" in name else "")
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text((FIXTURES / recording / name).read_text())
+    view = CheckpointSource(Marks(), root=str(tmp_path)).view({})
+    found = {f"{key[35:]} {name}" for key, near in view.affinity.items() for name in near}
+    assert found == expected
+    assert all(nodes == CpuSet((0,)) for near in view.affinity.values() for nodes in near.values())
+
+
 # In-place resizing
 
 
