@@ -1,7 +1,7 @@
 """On which NUMA nodes the memory and the devices of a container are that the kubelet has given out. Pure but for sysfs.
 
-It has done so before anything of the container exists, so there is nothing to choose: they are a `supply.fixed`, and the
-CPUs follow them where they can. A device is where its plug-in told the kubelet, else where the PCI bus tells.
+It has done so before anything of the container exists, so there is nothing to choose: they are a `supply.fixed`, and
+the CPUs follow them where they can. A device is where its plug-in told the kubelet, else where the PCI bus tells.
 
 Source: kubelet_internal_checkpoint (device ids by NUMA node, -1 where the plug-in tells no topology); kernel
 documentation, ABI/testing sysfs-bus-pci (``numa_node``, -1 for unknown). Plug-ins of SR-IOV and DPDK devices use the
