@@ -6,6 +6,7 @@ nobody changes one in place. Times are seconds on the monotonic clock unless a n
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import cached_property
 
 from msgspec import Struct
 
@@ -276,7 +277,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Pools(Struct, frozen=True, kw_only=True):
+class Pools(Struct, frozen=True, kw_only=True, dict=True):
     """Every CPU of the node in its pool. ``dedicated`` is keyed ``uid/container``; overlaps only as ``reasons`` say.
 
     ``named``: online pools beside the default one, keyed ``shared/NAME``, ``shared/NAME-NUMA1`` or ``system/NAME``.
@@ -319,6 +320,15 @@ class Pools(Struct, frozen=True, kw_only=True):
     def dedicated_cpus(self) -> CpuSet:
         """All CPUs that some container owns alone."""
         return CpuSet.union(self.dedicated.values())
+
+    @cached_property
+    def placed_by_pod(self) -> Mapping[str, tuple[str, ...]]:
+        """The keys of ``placed`` that have CPUs, by pod uid."""
+        found: dict[str, list[str]] = {}
+        for key in self.placed:
+            if key in self.dedicated:
+                found.setdefault(key.partition("/")[0], []).append(key)
+        return {uid: tuple(keys) for uid, keys in found.items()}
 
     def pool_of(self, pod: Pod) -> str | None:
         """The name of the pool that a pod's containers run in; None for a system pod that runs everywhere."""

@@ -153,7 +153,7 @@ def describe(about: About, found: Outlook) -> dict[str, Any]:
                 "system_milli": cpu.system_milli,
             },
         },
-        "pods": [pod_facts(pod) for _, pod in sorted(view.pods.items())],
+        "pods": [pod_facts(pod, pools) for _, pod in sorted(view.pods.items())],
         "settings": [_setting(one) for one in found.standings],
         "refusals": [
             {

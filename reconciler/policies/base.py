@@ -128,15 +128,12 @@ def placed_cpus(pod: Pod, container: Container, pools: Pools) -> CpuSet | None:
     An init container and a side-car have none of their own: the first runs on all that its pod has (its app containers
     are not running yet), the second on those of the pod's largest container. The pause container has none.
     """
-    if not pools.placed or container.kind is ContainerKind.SANDBOX:
+    keys = pools.placed_by_pod.get(pod.uid)
+    if keys is None or container.kind is ContainerKind.SANDBOX:
         return None
     own = f"{pod.uid}/{container.name or container.id}"
-    if own in pools.placed:
-        return pools.dedicated.get(own)
-    prefix = f"{pod.uid}/"
-    keys = [key for key in pools.placed if key.startswith(prefix) and key in pools.dedicated]
-    if not keys:
-        return None
+    if own in keys:
+        return pools.dedicated[own]
     if container.kind is ContainerKind.INIT:
         return CpuSet.union(pools.dedicated[key] for key in keys)
     return pools.dedicated[min(keys, key=lambda key: (-len(pools.dedicated[key]), key))]

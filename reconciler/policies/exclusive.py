@@ -94,10 +94,11 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Exclusiv
     if not _ours_to_give(view, previous):
         why = f"the kubelet's CPU manager policy is {view.kubelet.policy}: exclusive CPUs are its to give"
         return _without(pools, _remembered(held, {}, config), why)
+    placed = previous.placed_by_pod if previous is not None else {}
     demands = [
         demand
         for uid in sorted(view.pods)
-        for demand in _of_pod(view.pods[uid], held, previous.placed if previous is not None else (), config)
+        for demand in _of_pod(view.pods[uid], held, placed.get(uid, ()), config)
     ]
     if not demands:
         return _without(pools, _remembered(held, {}, config), "no pod asks for CPUs of its own")
@@ -179,7 +180,7 @@ def _of_pod(
     """The demands of one pod. Of a container that is between two lives, and of a pod not yet told, what it held."""
     prefix = f"{pod.uid}/"
     init_key = prefix + INIT_KEY
-    before = {key: held[key] for key in placed if key.startswith(prefix)}
+    before = {key: held[key] for key in placed}
     if pod.pod_class is not PodClass.DEDICATED:
         if not pod.classification.certain:
             for key, cpus in before.items():

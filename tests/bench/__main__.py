@@ -3,6 +3,7 @@
     idle N      N pods of two containers: time from start to all right, then CPU and memory while nothing happens
     starts N    N containers started one at a time, and in bursts of 15: signal to last write, beside a bare C loop
     churn N     N pods made and removed as fast as the kernel allows: nothing missed, nothing left behind
+    plan        one whole plan: CPU time and memory at 256 CPUs and 500 pods, and how both grow
     movement N  N random lives of pools on each of some machines: CPUs moved by ours and by packing from scratch
 
 Figures, not tests: they are printed, with the machine's own noise in them.
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from tests.bench import movement
+from tests.bench import movement, planning
 from tests.bench.node import KUBEPODS, MOUNT, BenchNode
 from tests.e2e.agent import Agent
 from tests.e2e.baseline.run import WatchWrite
@@ -267,12 +268,15 @@ def _until(done: "object", within_s: float = 20.0) -> float | None:
 def main() -> int:
     """Run one measurement and print it: as JSON, movement as a table."""
     options = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").splitlines()[0])
-    options.add_argument("what", choices=("idle", "starts", "churn", "movement"))
-    options.add_argument("count", type=int)
+    options.add_argument("what", choices=("idle", "starts", "churn", "movement", "plan"))
+    options.add_argument("count", type=int, nargs="?", default=0, help="of pods, containers or lives; none for plan")
     options.add_argument("--seconds", type=float, default=20.0)
     given = options.parse_args()
     if given.what == "movement":
         print(f"{movement.table(given.count, movement.EVENTS)}\n\n{movement.prices()}")
+        return 0
+    if given.what == "plan":
+        print(json.dumps(planning.run(), indent=2))
         return 0
     if os.geteuid() != 0 or not os.access(f"{MOUNT}/cpuset/cgroup.procs", os.W_OK):
         print("needs root and writable cgroup v1 hierarchies", file=sys.stderr)

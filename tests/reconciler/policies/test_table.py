@@ -48,6 +48,7 @@ def test_the_shipped_table_names_every_policy_in_the_order_of_taking() -> None:
     assert names == [
         "dedicated",
         "reserve",
+        "exclusive",
         "shared",
         "idle_buffer",
         "reclaimed",
