@@ -243,7 +243,7 @@ class Show:
         agent = self._agent
         refusals = agent.reconciler.refusals.get(pod.uid, ())
         return {
-            **pod_facts(pod),
+            **pod_facts(pod, agent.reconciler.pools),
             "labels": dict(pod.labels),
             "annotations": dict(pod.annotations),
             "resizes": {one.name or one.id: one.resize for one in pod.containers if one.resize},
@@ -366,6 +366,8 @@ def _pool_sets(agent: Agent) -> dict[str, Any]:
         "dedicated": pools.dedicated_cpus,
         "shared": pools.shared,
         "reclaimed": pools.reclaimed,
+        **({"interrupt": pools.interrupt} if pools.interrupt else {}),
+        **pools.named,
     }
 
 
