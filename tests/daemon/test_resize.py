@@ -80,16 +80,16 @@ def test_a_resized_shared_pod_has_the_new_size_and_is_left_alone(node: Directory
     pod = sized(node, 500, 500)
     one = daemon(kubelet=RARELY).up()
     wait_for(lambda: one.pod(pod.uid).get("class") == "shared", told=one.tail)
-    container = pod.main.id
+    container, asked = pod.main.id, node.kubelet.requests
 
     # The checkpoint comes first: the kubelet has admitted it, and the runtime is told some milliseconds later.
     pod.meta["resources"] = {"requests": cpu(1000), "limits": cpu(1500)}
     node.granted(pod, cpu(1000), cpu(1500))
     node.settle(pod.main, oci(1000, 1500))
-    wait_for(lambda: node.kubelet.requests >= 2, told=one.tail)
+    wait_for(lambda: node.kubelet.requests > asked, told=one.tail)
+    wait_for(lambda: one.pod(pod.uid)["resizes"] == {}, told=lambda: str(one.pod(pod.uid)))
     one.look_again(2)
     assert in_force(node, pod) == ("1024", "150000")
-    assert one.pod(pod.uid)["resizes"] == {}
     assert pod.main.id == container
 
     # Smaller again, and this time the kubelet never agrees.
