@@ -1,0 +1,86 @@
+"""Quotas, bursts and the idle class as the daemon keeps them on real cgroups, and gives them back."""
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.daemon.node import DirectoryNode, NodePod
+from tests.daemon.process import Daemon, bounded, wait_for
+
+Make = Callable[..., Daemon]
+QUOTA, BURST = "cpu.cfs_quota_us", "cpu.cfs_burst_us"
+
+
+def limited(node: DirectoryNode, name: str, qos: str, quota: int, **more: object) -> NodePod:
+    """An online pod of one container with a quota, and the pod's own as the kubelet writes it."""
+    pod = node.add(name, qos=qos, shares=1024, quota_us=quota, **more)  # type: ignore[arg-type]
+    node.write(pod.group, "cpu", QUOTA, str(quota))
+    return pod
+
+
+def levels(node: DirectoryNode, pod: NodePod, file: str) -> tuple[str, str]:
+    """What the pod's directory and its main container hold."""
+    return node.read(pod.group, "cpu", file), node.read(pod.main.group, "cpu", file)
+
+
+def test_a_pinned_containers_quota_is_lifted_again_after_each_update_and_comes_back(
+    node: DirectoryNode, daemon: Make
+) -> None:
+    pinned = limited(node, "pinned", "", 100_000, cpus="1")
+    node.cpu_manager("static", "0", {pinned.uid: {"main": "1"}})
+    one = daemon().up()
+    wait_for(lambda: levels(node, pinned, QUOTA) == ("-1", "-1"), told=one.tail)
+    # The kubelet of those days writes it again with each update of the container.
+    node.settle(pinned.main)
+    wait_for(lambda: levels(node, pinned, QUOTA) == ("-1", "-1"), told=one.tail)
+    one.configure(policies={"pinned": {"enabled": False}})
+    one.signal(signal.SIGHUP)
+    wait_for(lambda: levels(node, pinned, QUOTA) == ("100000", "100000"), told=one.tail)
+    assert one.lines("warning", "error") == []
+
+
+def test_bursts_come_with_the_configuration_and_go_with_it(node: DirectoryNode, daemon: Make) -> None:
+    web = limited(node, "web", "burstable", 50_000)
+    closed = limited(node, "closed", "burstable", 50_000, annotations={"koordinator.sh/cpuBurst": '{"policy": "none"}'})
+    try:
+        node.read(web.group, "cpu", BURST)
+    except FileNotFoundError:
+        pytest.skip("REAL KERNEL TEST NOT RUN: this kernel has no CFS burst")
+    one = daemon(policies={"burst": {"enabled": True, "percent": 60}}).up()
+    wait_for(lambda: levels(node, web, BURST) == ("30000", "30000"), told=one.tail)
+    assert levels(node, closed, BURST) == ("0", "0")
+    one.configure(policies={"burst": {"enabled": True, "percent": 100}, "normalise": {"ratio": 2.0}})
+    one.signal(signal.SIGHUP)
+    wait_for(lambda: levels(node, web, BURST) == ("25000", "25000"), told=one.tail)
+    assert levels(node, web, QUOTA) == ("50000", "25000")
+    one.configure()
+    one.signal(signal.SIGHUP)
+    wait_for(lambda: levels(node, web, BURST) == ("0", "0"), told=one.tail)
+    assert levels(node, web, QUOTA) == ("50000", "50000")
+    assert one.lines("warning", "error") == []
+
+
+def test_the_idle_class_comes_and_goes_and_leaves_the_weight_as_it_was(node: DirectoryNode, daemon: Make) -> None:
+    be = node.add("be", shares=102)
+    try:
+        node.read(be.group, "cpu", "cpu.idle")
+    except FileNotFoundError:
+        pytest.skip("REAL KERNEL TEST NOT RUN: this kernel has no idle class for groups")
+    before = node.tree()
+    one = daemon(policies={"idle_class": {"enabled": True}}).up()
+    wait_for(lambda: bounded(node, be.main), told=one.tail)
+    wait_for(lambda: node.read(be.group, "cpu", "cpu.idle") == "1", told=one.tail)
+    one.look_again(3)
+    assert one.standing(be.group, "cpu.weight")["detail"] == "counts once cpu.idle ends"
+    one.configure()
+    one.signal(signal.SIGHUP)
+    wait_for(lambda: node.read(be.group, "cpu", "cpu.idle") == "0", told=one.tail)
+    wait_for(lambda: node.read(be.group, "cpu", "cpu.shares") == "2", told=one.tail)
+    one.configure(policies={"idle_class": {"enabled": True}})
+    one.signal(signal.SIGHUP)
+    wait_for(lambda: node.read(be.group, "cpu", "cpu.idle") == "1", told=one.tail)
+    assert one.lines("warning", "error") == []
+    status, answer = one.call("POST", "/restore", {"by": "test"})
+    assert (status, answer["left"]) == (200, 0), answer
+    assert node.tree() == before
