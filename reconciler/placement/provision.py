@@ -45,33 +45,51 @@ class ProvisionPolicy(StrEnum):
     DYNAMIC_QUOTA = "dynamic_quota"
 
 
+_Up = Annotated[
+    float, Meta(ge=0, le=2, description="above the target: the pool's size times this, per factor e of excess")
+]
+_Down = Annotated[float, Meta(ge=0, le=2, description="below the target: the same")]
+_Above = Annotated[float, Meta(ge=0, le=10, description="no change while it exceeds the target by at most this share")]
+_Below = Annotated[
+    float, Meta(ge=0, le=1, description="no change while it falls short of the target by at most this share")
+]
+
+
 class Gains(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How an indicator moves the size of a pool."""
 
-    up: Annotated[
-        float, Meta(ge=0, le=2, description="above the target: the pool's size times this, per factor e of excess")
-    ] = 1.0
-    down: Annotated[float, Meta(ge=0, le=2, description="below the target: the same")] = 0.4
-    above: Annotated[
-        float, Meta(ge=0, le=10, description="no change while it exceeds the target by at most this share")
-    ] = 0.01
-    below: Annotated[
-        float, Meta(ge=0, le=1, description="no change while it falls short of the target by at most this share")
-    ] = 0.06
+    up: _Up = 1.0
+    down: _Down = 0.4
+    above: _Above = 0.01
+    below: _Below = 0.06
 
 
-_WAITING: Final = Gains(up=0.5, down=0.09, above=0.05, below=0.20)
+# A section's defaults are those of its type: each row of the table that differs is a type of its own.
+class WaitGains(Gains, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a waiting time or latency moves the size of a pool."""
+
+    up: _Up = 0.5
+    down: _Down = 0.09
+    above: _Above = 0.05
+    below: _Below = 0.20
+
+
+class CpiGains(Gains, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How cycles per instruction move the size of a pool."""
+
+    above: _Above = 0.0
+    below: _Below = 0.02
 
 
 class PidConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The pid policy: gains by indicator, and the largest step."""
 
     cpu_usage_ratio: Gains = Gains()
-    cpu_sched_wait: Gains = _WAITING
-    mem_read_latency: Gains = _WAITING
-    mem_write_latency: Gains = _WAITING
-    l3_miss_latency: Gains = _WAITING
-    cpi: Gains = Gains(above=0.0, below=0.02)
+    cpu_sched_wait: WaitGains = WaitGains()
+    mem_read_latency: WaitGains = WaitGains()
+    mem_write_latency: WaitGains = WaitGains()
+    l3_miss_latency: WaitGains = WaitGains()
+    cpi: CpiGains = CpiGains()
     up_milli: Annotated[
         int, Meta(ge=0, le=1_024_000, description="the most that is added at once, in thousandths of a CPU")
     ] = 10_000

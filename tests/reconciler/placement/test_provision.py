@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.provision import (
     USAGE,
-    Gains,
+    CpiGains,
     Indicator,
     PidConfig,
     ProvisionConfig,
@@ -140,7 +140,7 @@ def test_a_pid_step(indicators: Mapping[str, Indicator], wanted: int) -> None:
 
 
 def test_gains_are_settings() -> None:
-    config = replace(PID, cpi=Gains(up=2.0, above=0.5))
+    config = replace(PID, cpi=CpiGains(up=2.0, above=0.5))
     assert pid_step({"cpi": Indicator(1.4, 1.0)}, size(10), NOW, config)[0] == 10000
     assert pid_step({"cpi": Indicator(1.6, 1.0)}, size(10), NOW, config)[0] == 19400
 
