@@ -142,8 +142,6 @@ class Fitter:
             if not among:
                 del by_size[size]
             free = chosen.mask & avail
-            # Where domains of one level overlap (an L3 across nodes, seen from both), a part may be gone by now.
-            free &= ~got
             taken = free if free.bit_count() <= left else self._inside(level, chosen, left, free, near | got)
             got |= taken
             left -= taken.bit_count()

@@ -89,6 +89,7 @@ WINS: dict[str, tuple[Topology, str, int, dict[str, Any], str]] = {
     "two halves in one node before whole cores in two": (BIG, "0-3,8,40,16,48", 4, {}, "0-3"),
     "the L3 of a node already used, an untouched node stays whole": (BIG, "0-31,32-63", 2, {}, "0,32"),
     "of equal L3 the one with less free beside it": (BIG, "0-7,12-15,32-39,44-47", 2, {}, "12,44"),
+    "of equal nodes the one with less free beside it": (BIG, "0-15,32-47,16-23,48-55", 2, {}, "16,48"),
     "one node with room before a socket with the exact number": (
         BIG,
         "0-2,32-34,8-10,40-42,16-22,48-54,24-30,56-62",

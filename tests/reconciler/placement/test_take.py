@@ -69,6 +69,7 @@ SHRINKS = {
     "the lone thread": ("0-2,32-33", 4, {}, "0-1,32-33"),
     "to an odd number": ("0-2,32-34", 3, {}, "0-1,32"),
     "a lone thread before a core, though lower": ("0-2,33-34", 4, {}, "1-2,33-34"),
+    "a lone thread before half a core": ("0-2,33-34", 3, {}, "1-2,33"),
     "the emptier node, though lower": ("0,8-9,32,40-41", 4, {}, "8-9,40-41"),
     "the core it has whole is kept": ("0-1,33", 2, {"full_cores": True}, "1,33"),
     "in whole cores": ("0-2,32-34", 3, {"full_cores": True}, "0-1,32-33"),
@@ -87,6 +88,7 @@ def test_shrinking_in_place(held: str, count: int, more: dict[str, Any], expecte
 
 GROWS = {
     "the other thread": ("0", "0-63", 2, {}, "0,32"),
+    "the other thread before a lone one": ("1", "0-1,33", 2, {}, "1,33"),
     "its L3": ("0,32", "0-63", 4, {}, "0-1,32-33"),
     "its node when its L3 is full": ("0,32", "0,4-63", 4, {}, "0,4,32,36"),
     "its socket when its node is full": ("0,32", "0,8-31,32,40-63", 4, {}, "0,8,32,40"),
@@ -155,6 +157,12 @@ def test_an_exclusive_one_with_company_from_before_is_told() -> None:
     got = place(SINGLE_SOCKET_HT, "0-7", demand("a", 2, "0,4"), demand("b", 2, "1,5", numa_exclusive=True))
     assert owners(got) == {"a": "0,4", "b": "1,5"}
     assert got.notes["b/c"] == "stays where it is; others were on node 0 before"
+
+
+def test_an_exclusive_one_that_shrinks_opens_the_node_that_it_leaves() -> None:
+    got = place(BIG, "0-63", demand("a", 14, "0-7,8,32-39,40", numa_exclusive=True), demand("b", 2, nodes=(1,)))
+    assert got.closed == {0: "a/c"}
+    assert owners(got) == {"a": "0-6,32-38", "b": "8,40"}
 
 
 def test_priority_then_whole_nodes_then_size_then_name_decides_who_chooses_first() -> None:

@@ -25,6 +25,10 @@ def machines(draw: st.DrawFn) -> Topology:
     if draw(st.booleans()):
         first = draw(st.integers(0, cores))
         made = with_efficiency(made, lambda cpu: cpu.core >= first)
+    crossing = draw(st.integers(0, 3))
+    if crossing:
+        # Caches that lie across the nodes: sub-NUMA clusters, interleaved firmware, a hypervisor's nonsense.
+        made = replace(made, cpus=tuple(replace(cpu, l3=cpu.core % crossing) for cpu in made.cpus))
     offline = draw(st.sets(st.sampled_from(sorted(made.online)), max_size=len(made.online) // 3))
     return without(made, offline)
 
