@@ -1,6 +1,7 @@
 """A site's own rules: what they can do, and what becomes of bad ones."""
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,7 +10,16 @@ import pytest
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import InputError
 from reconciler import configdoc
-from reconciler.placement.chain import BUILT_IN, PlacementConfig, PlacementContext, Plugin, Question, Scored, load
+from reconciler.placement.chain import (
+    BUILT_IN,
+    POINTS,
+    PlacementConfig,
+    PlacementContext,
+    Plugin,
+    Question,
+    Scored,
+    load,
+)
 from reconciler.placement.demand import Allocation, CpuDemand
 from reconciler.placement.take import allocate
 from reconciler.schema import section_of
@@ -252,6 +262,26 @@ def test_weights_of_the_config_are_laid_over_the_built_in_ones() -> None:
 
 def test_a_rule_that_is_switched_off_is_not_even_loaded() -> None:
     assert len(load(PlacementConfig(plugins={"no.such.module:Rule": 0})).plugins) == len(BUILT_IN)
+
+
+def test_the_example_of_the_documentation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "cpu-plugins.md").read_text()
+    (tmp_path / "site_rules_of_the_docs.py").write_text(text.partition("```python\n")[2].partition("```")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    chain = load(PlacementConfig(plugins={"site_rules_of_the_docs:NotTheLastCore": 5, "l3": 0}))
+    gateway = CpuDemand(key="uid/gateway", count=1, priority=-1)
+    got = allocate([demand("a", 7), gateway], FLAT.online, FLAT, chain)
+    assert {key: str(cpus) for key, cpus in got.cpus.items()} == {"a/c": "0-6", "uid/gateway": "7"}
+    assert got.errors == {}
+    assert allocate([demand("a", 8)], FLAT.online, FLAT, chain).cpus["a/c"] == FLAT.online
+
+
+def test_the_documentation_names_every_built_in_rule_and_extension_point() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "cpu-plugins.md").read_text()
+    for name, (_, weight) in BUILT_IN.items():
+        assert f"| `{name}` | {weight:g} |" in text
+    for point in POINTS:
+        assert f"`{point}`" in text
 
 
 def test_with_every_rule_switched_off_there_is_still_an_answer() -> None:
