@@ -20,7 +20,8 @@ nonsense is passed over for that demand, its first error is told, and nobody els
 Source: the CPU manager plug-in model proposed for the kubelet (sort, filter, post-filter, pre-score, select, score,
 allocate, deallocate). Differences: pre-scores are given by groups (bit masks) instead of per CPU, so that a rule costs
 the same on 8 and on 1,024 CPUs; select yields several combinations, for score to have something to compare; a
-post-filter relaxes filters instead of evicting somebody. `reconciler.placement.run` asks the plug-ins; docs/cpu-plugins.md tells a site how to write one.
+post-filter relaxes filters instead of evicting somebody. `reconciler.placement.run` asks the plug-ins;
+docs/cpu-plugins.md tells a site how to write one.
 """
 
 from collections.abc import Callable, Iterable, Mapping
