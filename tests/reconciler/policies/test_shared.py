@@ -85,10 +85,8 @@ def test_pools_that_do_not_fit_are_cut_in_proportion_and_never_to_nothing() -> N
 
 
 def test_bound_pools_leave_a_cpu_to_those_without_a_node() -> None:
-    wishes = {"numa_binding": True}
-    view = node(
-        asking("a", 9000, **wishes, nodes=(0,)), asking("b", 9000, **wishes, nodes=(1,)), asking("c"), topology=TWO
-    )
+    bound = [asking(uid, 9000, numa_binding=True, nodes=(at,)) for at, uid in enumerate("ab")]
+    view = node(*bound, asking("c"), topology=TWO)
     pools = plan_pools(view, None, config())
     assert pools.shared
     assert sum(map(len, pools.named.values())) + len(pools.shared) == 16

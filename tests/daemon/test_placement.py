@@ -1,0 +1,141 @@
+"""CPUs of their own, named pools, and who gives way to whom: on the kernel, from pod to cpuset and back."""
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.daemon.node import DirectoryNode, NodePod
+from tests.daemon.process import Daemon, wait_for
+
+Make = Callable[..., Daemon]
+DEDICATED = {"katalyst.kubewharf.io/qos_level": "dedicated_cores"}
+POOL = {
+    "katalyst.kubewharf.io/qos_level": "shared_cores",
+    "katalyst.kubewharf.io/cpu_enhancement": '{"cpuset_pool": "batch"}',
+}
+pytestmark = pytest.mark.skipif(os.cpu_count() != 2, reason="REAL KERNEL TEST NOT RUN: it divides two CPUs")
+
+
+def pinned(node: DirectoryNode) -> NodePod:
+    """A dedicated pod of one CPU, as the runtime makes it under the kubelet's policy none."""
+    return node.add(
+        "pinned",
+        qos="",
+        annotations=DEDICATED,
+        cpus="0-1",
+        shares=1024,
+        quota_us=100_000,
+        requests={"cpu": "1"},
+        limits={"cpu": "1"},
+    )
+
+
+def online(node: DirectoryNode, name: str, annotations: dict[str, str] | None = None) -> NodePod:
+    return node.add(name, qos="burstable", annotations=annotations, cpus="0-1", shares=512, requests={"cpu": "500m"})
+
+
+def test_a_dedicated_pod_owns_a_cpu_and_everybody_else_leaves_it(node: DirectoryNode, daemon: Make) -> None:
+    web, be = online(node, "web"), node.add("be", cpus="0-1")
+    one = daemon().up()
+    wait_for(lambda: node.cpus(be.main) != "0-1", told=one.tail)
+    assert node.cpus(web.main) == "0-1"
+    before = node.cpus(web.main)
+    own = pinned(node)
+    wait_for(lambda: node.cpus(own.main) != "0-1" and node.cpus(web.main) != "0-1", told=one.tail)
+    cpu = node.cpus(own.main)
+    assert {cpu, node.cpus(web.main)} == {"0", "1"}
+    wait_for(lambda: node.cpus(be.main) == node.cpus(web.main), told=one.tail)
+    assert one.state("pools")["pools"][f"dedicated/{own.uid}/main"] == cpu
+    standing = one.standing(own.main.group, "cpu.set")
+    assert (standing["policy"], standing["wanted"]) == ("exclusive", cpu)
+    assert one.pod(own.uid)["pool"] == "dedicated"
+    # Whole CPUs of its own: a quota could only throttle it.
+    wait_for(lambda: node.quota(own.main.group) == "-1", told=one.tail)
+    # Nothing is moved when its container starts again, nor by another agent's life.
+    node.restart(own)
+    wait_for(lambda: node.cpus(own.main) == cpu, told=one.tail)
+    one.kill()
+    again = daemon().up()
+    again.look_again(1)
+    assert (node.cpus(own.main), node.cpus(web.main)) == (cpu, "1" if cpu == "0" else "0")
+    # And with the pod gone the online pod has what it had, as nobody needs it to be confined any more.
+    node.remove(own)
+    wait_for(lambda: node.cpus(web.main) == before, told=again.tail)
+
+
+def test_restore_puts_back_what_placement_moved(node: DirectoryNode, daemon: Make) -> None:
+    online(node, "web")
+    node.add("be", cpus="0-1")
+    own = pinned(node)
+    before = node.tree()
+    one = daemon().up()
+    wait_for(lambda: node.cpus(own.main) != "0-1", told=one.tail)
+    status, answer = one.call("POST", "/restore", {"by": "test"})
+    assert (status, answer["left"]) == (200, 0), answer
+    assert node.tree() == before
+
+
+def test_a_named_pool_has_its_own_cpus_and_its_pods_are_told_from_the_others(node: DirectoryNode, daemon: Make) -> None:
+    web, batch = online(node, "web"), online(node, "batch", POOL)
+    one = daemon().up()
+    wait_for(lambda: {node.cpus(web.main), node.cpus(batch.main)} == {"0", "1"}, told=one.tail)
+    pools = one.state("pools")["pools"]
+    assert pools["shared/batch"] == node.cpus(batch.main)
+    assert one.pod(batch.uid)["pool"] == "shared/batch"
+    node.remove(batch)
+    wait_for(lambda: node.cpus(web.main) == "0-1", told=one.tail)
+
+
+def test_online_pods_in_pools_are_corrected_once_each_time_the_kubelet_writes(
+    node: DirectoryNode, daemon: Make
+) -> None:
+    """A static kubelet from 1.22 on: it writes at its own reasons, never in a rhythm. Nobody fights."""
+    node.cpu_manager("static", "0-1")
+    web, batch = online(node, "web"), online(node, "batch", POOL)
+    one = daemon().up()
+    wait_for(lambda: {node.cpus(web.main), node.cpus(batch.main)} == {"0", "1"}, told=one.tail)
+    ours = node.cpus(batch.main)
+    for _ in range(2):
+        node.settle(batch.main)
+        wait_for(lambda: node.cpus(batch.main) == ours, told=one.tail)
+    one.look_again(1)
+    written = one.metric_sum("bypassd_writes_total")
+    one.look_again(2)
+    assert one.metric_sum("bypassd_writes_total") == written
+    assert one.alerts("yield") == 0
+    assert one.state("agent")["agent"]["kubelet_reasserts_s"] is None
+
+
+def test_the_kubelets_policy_is_switched_on_and_off(node: DirectoryNode, daemon: Make) -> None:
+    web, own = online(node, "web"), pinned(node)
+    one = daemon().up()
+    wait_for(lambda: node.cpus(own.main) != "0-1", told=one.tail)
+    # Drained of nothing, as a test may: the kubelet starts with the static policy and gives the pod CPU 1.
+    node.delete_checkpoint()
+    wait_for(lambda: any("cpu_manager_state" in line for line in one.problems()), told=one.tail)
+    assert node.cpus(own.main) != "0-1", "what was given stays while nobody can tell"
+    node.cpu_manager("static", "0", {own.uid: {"main": "1"}})
+    spec = own.main.resources
+    node.settle(own.main, {**spec, "cpu": {**spec["cpu"], "cpus": "1"}})
+    node.settle(web.main, {**web.main.resources, "cpu": {**web.main.resources["cpu"], "cpus": "0"}})
+    key = f"dedicated/{own.uid}/main"
+    wait_for(lambda: one.state("pools")["pools"].get(key) == "1", told=one.tail)
+    wait_for(lambda: (node.cpus(own.main), node.cpus(web.main)) == ("1", "0"), told=one.tail)
+    assert one.standing(own.main.group, "cpu.set") == {}
+    # Back to none: what the kubelet gave is not handed out again before it is sure that nobody runs there.
+    node.cpu_manager("none", "")
+    wait_for(lambda: any("changed from static to none" in line for line in one.problems()), told=one.tail)
+    assert one.state("pools")["pools"][key] == "1"
+    assert (node.cpus(own.main), node.cpus(web.main)) == ("1", "0")
+
+
+def test_separate_pools_are_configured_and_switched_off_again(node: DirectoryNode, daemon: Make) -> None:
+    web, be = online(node, "web"), node.add("be", cpus="0-1")
+    separate = {"policies": {"shared": {"mode": "separate"}}}
+    one = daemon(**separate).up()
+    wait_for(lambda: {node.cpus(web.main), node.cpus(be.main)} == {"0", "1"}, told=one.tail)
+    one.configure()
+    one.signal(signal.SIGHUP)
+    wait_for(lambda: node.cpus(web.main) == "0-1", told=one.tail)
