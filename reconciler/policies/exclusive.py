@@ -96,9 +96,7 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Exclusiv
         return _without(pools, _remembered(held, {}, config), why)
     placed = previous.placed_by_pod if previous is not None else {}
     demands = [
-        demand
-        for uid in sorted(view.pods)
-        for demand in _of_pod(view.pods[uid], held, placed.get(uid, ()), config)
+        demand for uid in sorted(view.pods) for demand in _of_pod(view.pods[uid], held, placed.get(uid, ()), config)
     ]
     if not demands:
         return _without(pools, _remembered(held, {}, config), "no pod asks for CPUs of its own")

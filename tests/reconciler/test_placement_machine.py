@@ -4,7 +4,6 @@ Every plan is also carried out on a model of the cgroup tree, write by write in 
 rule demands: each set inside its parent's, at every moment.
 """
 
-
 import hypothesis.strategies as st
 import msgspec
 from hypothesis import settings
