@@ -234,6 +234,22 @@ def test_an_irregular_machine_has_no_text() -> None:
     assert describe(sockets) is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        # One thread of four is left in each core, and the sockets do not divide the nodes.
+        "2 sockets x 2 cores x 4 threads; memory nodes 1; distance 10 20 30 / 20 10 31 / 30 31 11; offline 4-15",
+        "4 sockets x 3 nodes x 2 cores x 4 threads; memory nodes 2; offline 24-95; distance "
+        + " / ".join(
+            " ".join(str(10 if one == other else 20 + one + other) for other in range(14)) for one in range(14)
+        ),
+    ],
+    ids=["three-nodes", "fourteen-nodes"],
+)
+def test_a_machine_of_which_offline_cpus_hide_the_shape_has_no_text(text: str) -> None:
+    assert describe(parse(text)) is None
+
+
 def test_every_example_of_the_manual_and_of_the_help_is_read() -> None:
     page = (Path(__file__).parents[2] / "docs" / "machine.md").read_text()
     examples = [line.strip() for line in re.findall(r"^    (.+)$", page, re.MULTILINE)]
