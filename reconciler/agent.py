@@ -19,9 +19,10 @@ from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.usage import UsageReader
 from cgroupfs.writer import Writer
-from reconciler import __version__, logs
+from reconciler import __version__, logs, sides
 from reconciler.actuators.cgroup import CgroupActuator
 from reconciler.actuators.judge import Judge
+from reconciler.actuators.side import Situation
 from reconciler.adopt import adopt_after_kill
 from reconciler.classify import merge_rules
 from reconciler.config import Config, Mode
@@ -53,7 +54,7 @@ from reconciler.ticker import Ticker
 from reconciler.witness import Witness
 from state.entry import Event
 from state.ledger import Ledger
-from state.model import Hold, KubeletView, NodeCpu, Pod, Setting, SourceStatus
+from state.model import Hold, KubeletView, NodeCpu, NodeView, Pod, Pools, Setting, SourceStatus
 from state.store import Store, boot_id
 
 _FILES_S: Final = 30.0
@@ -153,7 +154,9 @@ class Agent:
             verify_s=config.writes.verify_s,
             pools=read_pools(self.store),
             counters=self.counters,
+            planned=self._planned,
         )
+        self.sides = sides.build(config, place, self.store)
         self.usage = UsageReader(place.hierarchy, ops=files)
         node = place.kubelet.node_name or os.uname().nodename
         self.headroom = HeadroomReport(config.headroom, read_kept(self.store), node=node, root=place.root)
@@ -208,6 +211,7 @@ class Agent:
                 Component(name="runtime signal", run=self.signal.run),
             ],
             [Component(name="reconciler", run=self.reconciler.run, essential=True)],
+            [Component(name=side.name, run=side.run) for side in self.sides],
             [Component(name="ticker", run=self.ticker.run), Component(name="headroom", run=self.headroom.run)],
         ]
 
@@ -232,6 +236,11 @@ class Agent:
             self.counters.started(result.seconds, result.before_exec)
 
     # What is known
+
+    def _planned(self, view: NodeView, pools: Pools) -> None:
+        situation = Situation(view=view, pools=pools, enforce=self.judge.enforce, holds=self.judge.holds)
+        for side in self.sides:
+            side.planned(situation)
 
     def _read(self, cpu: NodeCpu | None, now: float) -> None:
         self.headroom.look(self.reconciler.pools, self.knowledge.topology, cpu, now)
@@ -419,6 +428,8 @@ class Agent:
                 files=self.files,
                 only=only,
             )
+        for side in self.sides:
+            done += await side.restore(only)
         await trio.to_thread.run_sync(self.ledger.flush, limiter=self.store_lane)
         for one in done:
             if not one.ok:

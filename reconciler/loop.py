@@ -66,9 +66,11 @@ class Reconciler:
         verify_s: float = 2.0,
         pools: Pools | None = None,
         counters: Counters | None = None,
+        planned: Callable[[NodeView, Pools], None] = lambda _view, _pools: None,
     ) -> None:
         """``pools``: the last pools of an earlier run, so that a restart moves nothing.
 
+        ``planned`` is called after each look with what it went by; it must not wait.
         ``kubelet``: what the kubelet has allocated, given the pods that exist. ``updated`` is told of each signal of
         the runtime: container id, monotonic seconds, and whether the runtime's record differs from before.
         """
@@ -100,6 +102,7 @@ class Reconciler:
         self._ready_at = 0.0
         self._kubelet = kubelet
         self._updated = updated
+        self._planned = planned
         self._signalled: dict[str, float] = {}
         self._found: set[str] = set()
         self._later: list[tuple[float, str]] = []
@@ -206,6 +209,7 @@ class Reconciler:
             if uid not in looked and (lent := self.knowledge.pods.get(uid)) is not None:
                 targets += self._plan_pod(lent, view, pools, signalled, every=False)
         await self.actuator.apply(targets)
+        self._planned(view, pools)
         self._note_times(targets, signalled)
         if full:
             self._metadata.keep_only(self.knowledge.pods.keys())

@@ -30,7 +30,7 @@ from state.reader import read_history
 _HISTORY: Final = 200
 _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
-    *("headroom", "problems"),
+    *("headroom", "sides", "problems"),
 )
 _IN_FORCE: Final = frozenset({"in place", "written"})
 _LEFT: Final = frozenset({"held", "yielded", "waiting"})
@@ -94,6 +94,7 @@ class Show:
             files=[_plain(asdict(entry)) for entry in agent.ledger] if "files" in wanted else [],
             settings=[_plain(asdict(one)) for one in self._settings()] if "settings" in wanted else [],
             pools=pool_lists(pools) if pools is not None else {},
+            sides={side.name: side.facts() for side in agent.sides},
             holds=[asdict(hold) for hold in agent.holds.values()],
             history=self._history() if "history" in wanted else [],
             pods=[self._pod(pod) for pod in self._pods()] if "pods" in wanted else [],
@@ -301,6 +302,7 @@ class Show:
         found += held.split("; ") if held else ()
         found += agent.kubelet_pods.problems if agent.kubelet_pods is not None else ()
         found += agent.ledger.problems
+        found += [_named(side.name, problem) for side in agent.sides for problem in side.problems()]
         found += [f"{pod.title}: {problem}" for pod in self._pods() for problem in pod.classification.problems]
         if agent.store.quarantined:
             found.append(f"the store was damaged and has been moved aside to {agent.store.quarantined}")

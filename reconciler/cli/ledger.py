@@ -11,7 +11,7 @@ from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.writer import Writer
-from reconciler import __version__
+from reconciler import __version__, sides
 from reconciler.adopt import adopt_after_kill
 from reconciler.cli.exits import CliError, Exit
 from reconciler.instance import AlreadyRunningError, InstanceLock
@@ -63,7 +63,8 @@ def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> li
         writer = Writer(hierarchy, files=files)
 
         async def restore() -> list[Undone]:
-            return await restore_all(hierarchy, ledger, writer, files=files, only=only)
+            done = await restore_all(hierarchy, ledger, writer, files=files, only=only)
+            return [*done, *await sides.restore_without_daemon(root, store, only)]
 
         done = trio.run(restore)
         ledger.flush()
