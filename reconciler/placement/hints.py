@@ -6,7 +6,8 @@ up to (2^n - 1)^k of them, which is why it refuses to run on more than 8 nodes. 
 
 - The merge is preferred only if all resources have the very same nodes, preferred by each: an **intersection of sets**.
 - Else only which nodes the chosen hints have in common matters: a **fold** that keeps each reachable set of nodes once.
-  There are at most 255 of 8 nodes, so the answer is the kubelet's in at most k x 255^2 steps instead of 255^k.
+  There are at most 255 of 8 nodes, so the answer is the kubelet's in at most k x 255^2 steps instead of 255^k; where
+  no hint has a score, the sets are counted instead of tried, in (k + 1) x 8 x 256 steps.
 - On more than 8 nodes the lists are cut before the fold: the `KEPT` best hints of each resource, and the `KEPT` best
   sets after each. That is at most k x KEPT^2 steps, and three for each hint; the tests count them.
 

@@ -1,6 +1,6 @@
 """Sets of NUMA nodes as bit masks: which is better, what a list of hints amounts to, and how many were looked at."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, final
 
 from cgroupfs.cpuset import CpuSet
@@ -98,8 +98,11 @@ def reachable(options: Iterable[Options], every: int, rank: Ranker, *, size: int
 
     With a ``limit``, only so many masks of each resource and so many intersections are carried on.
     """
+    given = list(options)
+    if limit is None and len(given) > 1 and not any(any(one.scores.values()) for one in given):
+        return dict.fromkeys(_met(given, every, rank), 0)
     reached = {every: 0}
-    for one in options:
+    for one in given:
         table = one.scores if limit is None else one.cut(rank, limit).scores
         found: dict[int, int] = {}
         for mask, score in reached.items():
@@ -110,3 +113,36 @@ def reachable(options: Iterable[Options], every: int, rank: Ranker, *, size: int
                     found[both] = score + gain
         reached = found if limit is None or len(found) <= limit else rank.kept(found, limit, size)
     return reached
+
+
+def _met(options: Sequence[Options], every: int, rank: Ranker) -> list[int]:
+    """The intersections where no score tells them apart, in (k + 1) n 2^n steps for k resources instead of k 4^n.
+
+    How many combinations meet in exactly one set is the convolution of the lists under "and": count for each set in
+    how many of each list it is contained, multiply, and take away again what was counted for wider sets.
+    """
+    nodes = tuple(CpuSet.from_mask(every))
+    combinations = [1] * (1 << len(nodes))
+    for one in options:
+        within = [0] * len(combinations)
+        for mask in one.scores:
+            within[sum(1 << place for place, node in enumerate(nodes) if mask >> node & 1)] = 1
+        _over_supersets(within, 1)
+        combinations = [count * more for count, more in zip(combinations, within, strict=True)]
+    _over_supersets(combinations, -1)
+    rank.steps += (len(options) + 1) * len(nodes) * len(combinations)
+    return [
+        sum(1 << node for place, node in enumerate(nodes) if number >> place & 1)
+        for number, count in enumerate(combinations)
+        if number and count
+    ]
+
+
+def _over_supersets(table: list[int], sign: int) -> None:
+    """Add (1) what every set's supersets have to what it has, or take it away again (-1)."""
+    bit = 1
+    while bit < len(table):
+        for number in range(len(table)):
+            if not number & bit:
+                table[number] += sign * table[number | bit]
+        bit <<= 1

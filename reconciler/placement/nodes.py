@@ -19,7 +19,7 @@ from cgroupfs.cpuset import CpuSet
 from reconciler.placement.hint import MEMORY, Hint, Hints, Merged
 from reconciler.placement.hints import ALIGNED, merge
 from reconciler.placement.masks import Ranker
-from reconciler.placement.supply import Supply, hints_of
+from reconciler.placement.supply import Found, Supply, fewest, hints_of
 from state.cpu import CpuWish, TopologyPolicy
 from state.topology import Topology
 
@@ -67,7 +67,9 @@ def choose_nodes(
             return NodeChoice(reason=f"{before}policy none: any NUMA node")
         rule = TopologyPolicy.BEST_EFFORT
     supplies = (cpu, *others)
-    found = hints_of(supplies, topology)
+    found = fewest(supplies) if wish.node_count is None and rule is not TopologyPolicy.NUMERIC else None
+    if found is None or (rule is TopologyPolicy.SINGLE_NUMA_NODE and _wide(found)):
+        found = hints_of(supplies, topology)
     hints = found.hints
     if not hints[0].hints:
         reason = f"{before}{sum(cpu.free.values())} CPUs are free, {cpu.request} are asked for"
@@ -89,6 +91,11 @@ def choose_nodes(
         reason=f"{before}{merged.reason}{after}",
         steps=found.steps + merged.steps,
     )
+
+
+def _wide(found: Found) -> bool:
+    """Whether the hints are of several nodes, which single-numa-node merges otherwise."""
+    return any(len(hint.nodes) > 1 for one in found.hints for hint in one.hints or ())
 
 
 def _named(cpu: Supply, others: Sequence[Supply], wish: CpuWish) -> NodeChoice | None:

@@ -1,5 +1,6 @@
 """Merging of hints: equal to trying everything on small machines, within its bounds on large ones."""
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.hints import EXACT, KEPT, Hint, Hints, Merged, merge
+from reconciler.placement.masks import Options, Ranker, reachable
 from reconciler.placement.numeric import CHAINS
 from state.cpu import TopologyPolicy
 from state.topology import Cpu, NumaNode, Topology
@@ -210,6 +212,24 @@ def test_on_four_nodes_the_merge_is_the_kubelets(
     shuffled = [Hints(name=one.name, hints=one.hints and one.hints[::-1]) for one in resources[::-1]]
     again = merge(shuffled, policy, nodes, closest=topology)
     assert (again.nodes, again.preferred) == (merged.nodes, merged.preferred)
+
+
+many = st.lists(st.integers(1, 255), min_size=1, max_size=12)
+
+
+@given(st.lists(many, min_size=2, max_size=4), st.sampled_from([0, 3]))
+def test_counted_intersections_are_those_that_trying_finds(lists: list[list[int]], shift: int) -> None:
+    """Also with nodes that are not numbered from 0."""
+    options = [Options((mask << shift, False, 0) for mask in each) for each in lists]
+    expected = {functools.reduce(int.__and__, one) << shift for one in itertools.product(*lists)} - {0}
+    rank = Ranker()
+    assert reachable(options, 255 << shift, rank, size=1, limit=None) == dict.fromkeys(sorted(expected), 0)
+    assert rank.steps == (len(lists) + 1) * 8 * 256
+
+
+def test_scores_of_intersections_are_still_added_up() -> None:
+    options = [Options([(0b01, False, 2), (0b11, False, 1)]), Options([(0b11, False, 5), (0b01, False, 3)])]
+    assert reachable(options, 0b11, Ranker(), size=1, limit=None) == {0b01: 7, 0b11: 6}
 
 
 # --- numeric ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.hints import CPU, EXACT, Hints, merge
-from reconciler.placement.supply import Supply, cpus, fixed, hints_of, memory
+from reconciler.placement.supply import Supply, cpus, fewest, fixed, hints_of, memory
 from state.cpu import TopologyPolicy
 from state.kubelet import MemoryManagerState, MemoryNode, MemoryTable
 from state.topology import uniform
@@ -175,3 +175,61 @@ def test_a_resource_that_is_short_everywhere_says_so_on_a_large_machine() -> Non
     machine = uniform(nodes=16, cores=32)
     (hints,), _ = hints_of([cpus(machine, CpuSet(), 1)], machine)
     assert hints == Hints(name=CPU, hints=())
+
+
+amounts = st.lists(st.integers(0, 8), min_size=6, max_size=6)
+leans = st.integers(-1, 1)
+asked = st.tuples(st.integers(0, 20), amounts, amounts, leans)
+
+
+@given(
+    st.lists(asked, min_size=1, max_size=3), st.sampled_from([TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED])
+)
+def test_the_fewest_hints_merge_as_all_do(
+    drawn: list[tuple[int, list[int], list[int], int]], policy: TopologyPolicy
+) -> None:
+    supplies = [
+        Supply(
+            name=f"r{place}",
+            request=request_,
+            free=dict(enumerate(free)),
+            total=dict(enumerate(max(pair) for pair in zip(free, total, strict=True))),
+            lean=lean,
+        )
+        for place, (request_, free, total, lean) in enumerate(drawn)
+    ]
+    few = fewest(supplies)
+    if few is None:
+        return
+    machine = uniform(sockets=2, nodes=6, cores=6)
+    every = CpuSet.span(6)
+    all_of_them = hints_of(supplies, machine)
+    one = merge(few.hints, policy, every, closest=machine)
+    other = merge(all_of_them.hints, policy, every, closest=machine)
+    assert (one.nodes, one.preferred, one.admitted, one.reason) == (
+        other.nodes,
+        other.preferred,
+        other.admitted,
+        other.reason,
+    )
+    assert one.preferred
+    assert few.steps <= all_of_them.steps
+
+
+@pytest.mark.parametrize(
+    ("supplies", "found"),
+    [
+        ([supply("cpu", 2, (4, 4), 4), supply("memory", 3, (4, 4), 4)], "0* 1*"),
+        ([supply("cpu", 2, (4, 1), 4), supply("memory", 3, (4, 4), 4)], "0*"),
+        ([supply("cpu", 6, (4, 4), 4), supply("memory", 6, (4, 4), 4)], "0-1*"),
+        ([supply("cpu", 2, (4, 1), 4), supply("memory", 3, (1, 4), 4)], None),
+        ([supply("cpu", 2, (4, 4), 4), supply("memory", 6, (4, 4), 4)], None),
+        ([supply("cpu", 0, (4, 4), 4)], None),
+        ([supply("cpu", 12, [4] * 12, 8)], None),
+        ([supply("cpu", 8, [*[4] * 11, 8], 8)], "11*"),
+    ],
+    ids=["both", "cpu decides", "two nodes", "nowhere", "unlike needs", "no request", "wide on many", "one of many"],
+)
+def test_the_fewest_hints_are_those_that_all_prefer(supplies: list[Supply], found: str | None) -> None:
+    few = fewest(supplies)
+    assert (None if few is None else shown(few.hints[0])) == found
