@@ -75,7 +75,20 @@ def filled(path: Path) -> str:
 def test_the_store_alone_gives_the_whole_document(tmp_path: Path) -> None:
     found = from_store(read_dump(filled(tmp_path)), at=123.0)
     assert list(found) == [
-        *("schema", "kind", "source", "at", "agent", "pools", "headroom", "pods", "settings", "files", "holds"),
+        *(
+            "schema",
+            "kind",
+            "source",
+            "at",
+            "agent",
+            "pools",
+            "headroom",
+            "sides",
+            "pods",
+            "settings",
+            "files",
+            "holds",
+        ),
         *("history", "sources", "problems"),
     ]
     assert (found["schema"], found["kind"], found["source"], found["at"]) == (1, "bypassd-state", "store", 123.0)
