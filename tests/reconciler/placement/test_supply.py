@@ -177,9 +177,7 @@ def test_a_resource_that_is_short_everywhere_says_so_on_a_large_machine() -> Non
     assert hints == Hints(name=CPU, hints=())
 
 
-amounts = st.lists(st.integers(0, 8), min_size=6, max_size=6)
-leans = st.integers(-1, 1)
-asked = st.tuples(st.integers(0, 20), amounts, amounts, leans)
+asked = st.tuples(st.integers(0, 20), amounts(6), amounts(6), st.integers(-1, 1))
 
 
 @given(
