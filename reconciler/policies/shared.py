@@ -105,6 +105,8 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: SharedCo
         shared = (view.kubelet.default_cpus & everything) or (everything - pools.dedicated_cpus) or everything
         reason = f"every CPU is reserved or dedicated; online pods run on CPU {shared} with the system"
         return replace(pools, shared=shared, reasons={**pools.reasons, NAME: reason})
+    # The scheduler does not balance over isolated CPUs: a pool of many would pile up on one of them.
+    pools = replace(pools, shared=(pools.shared - view.topology.isolated) or pools.shared)
     barred = _why_not(view, config)
     separate = config.mode is Mode.SEPARATE and barred is None and len(pools.shared) > 1
     owners = {key.partition("/")[0] for key in pools.dedicated}

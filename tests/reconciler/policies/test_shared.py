@@ -214,3 +214,11 @@ def test_sizes_of_one_plan_are_where_the_next_begins() -> None:
     once = plan_pools(view, None, config(mode=Mode.SEPARATE))
     assert plan_pools(view, once, config(mode=Mode.SEPARATE)) == once
     assert set(once.sizes) == {DEFAULT, "shared/x"}
+
+
+def test_isolated_cpus_are_in_no_pool_of_many() -> None:
+    shape = replace(uniform(cores=8, threads=1), isolated=cpus("6-7"))
+    pools = plan_pools(node(asking("a"), asking("b", 2000, pool="x"), topology=shape), None, config())
+    assert pools.shared | pools.named["shared/x"] == cpus("0-5")
+    everything = replace(shape, isolated=shape.online)
+    assert plan_pools(node(asking("a"), topology=everything), None, config()).shared == cpus("0-7")
