@@ -18,6 +18,9 @@ HERE = Path(__file__).parent
 # The virtual machines say which names the kubelet would use there; a machine without systemd can only have cgroupfs.
 DRIVER = os.environ.get("BYPASSD_TEST_DRIVER", CGROUPFS)
 
+# "/" is where a node has its kubepods; below a root of its own a run needs to wait for no other one.
+CGROUP_ROOT = os.environ.get("BYPASSD_TEST_CGROUP_ROOT", "/")
+
 PodFactory = Callable[[PodSpec], RunningPod]
 
 
@@ -37,7 +40,7 @@ def containerd_node() -> Iterator[Node]:
     if reason:
         pytest.skip(f"real containers cannot run here: {reason}")
     try:
-        with Node.start(driver=DRIVER) as node:
+        with Node.start(driver=DRIVER, cgroup_root=CGROUP_ROOT) as node:
             yield node
     except (NodeBusy, Unavailable) as exc:
         pytest.skip(f"real containers cannot run here: {exc}")

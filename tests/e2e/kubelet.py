@@ -98,8 +98,12 @@ class KubeletCgroups:
         """A pod's directory with its values; its group path."""
         group = self.pod_group(pod)
         self._make(group)
-        self._set(group, pod_values(pod))
+        self.set_pod(pod)
         return group
+
+    def set_pod(self, pod: PodSpec) -> None:
+        """The values of a pod's directory, also again after an in-place resize."""
+        self._set(self.pod_group(pod), pod_values(pod))
 
     def remove_pod(self, pod: PodSpec) -> None:
         """A pod's directories, once its containers are gone. A hybrid node's cgroup2 one stays, as on a real node."""

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tests.e2e import leftovers
 from tests.e2e.containerd import Containerd
@@ -79,7 +80,7 @@ class Running(Struct, frozen=True, kw_only=True):
 
     def report(self, *, within_s: float = 20.0) -> Report:
         """What it saw first; waits for it."""
-        return read_report(os.path.join(self.node.out_directory(self.pod, self.spec.name), "report"), within_s)
+        return self.node.first_report(self.pod, self.spec.name, within_s=within_s)
 
     def init_pid(self) -> int:
         """The host's pid of its program, as runc knows it."""
@@ -202,10 +203,47 @@ class Node:
         sandbox = self.cri.run_sandbox(config)
         running = RunningPod(spec=pod, sandbox=sandbox, containers={})
         self.pods[pod.uid] = running
+        for spec in pod.init:
+            self._wait_for_end(self.run_container(running, spec))
         started = {spec.name: self.run_container(running, spec) for spec in pod.containers}
         running = RunningPod(spec=pod, sandbox=sandbox, containers=started)
         self.pods[pod.uid] = running
         return running
+
+    def restart_container(self, pod: RunningPod, name: str, *, attempt: int = 1) -> RunningPod:
+        """What a kubelet does about a container that has ended: a new one, and the old one goes."""
+        old = pod[name]
+        self.cri.stop_container(old.id, grace_s=0)
+        again = self.run_container(pod, old.spec, attempt=attempt)
+        self.cri.remove_container(old.id)
+        running = RunningPod(spec=pod.spec, sandbox=pod.sandbox, containers={**pod.containers, name: again})
+        self.pods[pod.spec.uid] = running
+        return running
+
+    def resize(self, pod: RunningPod, *containers: ContainerSpec) -> RunningPod:
+        """An in-place resize: the pod's directory first where it grows and last where it shrinks, as a kubelet does."""
+        spec = replace(pod.spec, containers=containers)
+        running = RunningPod(spec=spec, sandbox=pod.sandbox, containers=pod.containers)
+        grows = sum(one.cpu_request for one in containers) > sum(one.cpu_request for one in pod.spec.containers)
+        if grows:
+            self.cgroups.set_pod(spec)
+        for one in containers:
+            self.cri.update_container(pod[one.name].id, self._resources(spec, one))
+        if not grows:
+            self.cgroups.set_pod(spec)
+        self.pods[spec.uid] = running
+        return running
+
+    def first_report(self, pod: PodSpec, container: str, *, within_s: float = 20.0) -> Report:
+        """What a container saw at its first instruction, also of one that has ended since."""
+        return read_report(os.path.join(self.out_directory(pod, container), "report"), within_s)
+
+    def _wait_for_end(self, container: Running, *, within_s: float = 20.0) -> None:
+        deadline = time.monotonic() + within_s
+        while self.cri.container_status(container.id).state != pb.CONTAINER_EXITED:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"init container {container.spec.name} does not end within {within_s:.0f} s")
+            time.sleep(0.01)
 
     def run_pods(self, pods: list[PodSpec], *, at_once: int | None = None) -> list[RunningPod]:
         """Many pods, all at once (a thread each, as a kubelet's pod workers do) or ``at_once`` at a time."""

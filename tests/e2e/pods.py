@@ -4,6 +4,7 @@ Source: kubelet pkg/kubelet/cm/helpers_linux.go (shares, quota, pod values) and 
 """
 
 import uuid
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
@@ -39,7 +40,10 @@ class ContainerSpec(Struct, frozen=True, kw_only=True):
 
 
 class PodSpec(Struct, frozen=True, kw_only=True):
-    """One pod. Labels and annotations reach the agent through CRI, as a user's do on a node."""
+    """One pod. Labels and annotations reach the agent through CRI, as a user's do on a node.
+
+    ``init`` run one after the other, each to its end, before the first of ``containers`` starts.
+    """
 
     name: str
     namespace: str = "default"
@@ -47,11 +51,12 @@ class PodSpec(Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     containers: tuple[ContainerSpec, ...] = (ContainerSpec(),)
+    init: tuple[ContainerSpec, ...] = ()
 
     @property
     def qos(self) -> str:
         """The pod's QoS class, from requests and limits."""
-        asked = [(c.cpu_request, c.cpu_limit, c.memory_request, c.memory_limit) for c in self.containers]
+        asked = [(c.cpu_request, c.cpu_limit, c.memory_request, c.memory_limit) for c in (*self.containers, *self.init)]
         if not any(any(values) for values in asked):
             return BEST_EFFORT
         if all(cpu and memory and cpu == want_cpu and memory == want for want_cpu, cpu, want, memory in asked):
@@ -73,14 +78,20 @@ def whole_cpus(pod: PodSpec, container: ContainerSpec) -> int:
 
 def pod_values(pod: PodSpec) -> dict[str, int]:
     """What the kubelet sets on the pod directory: ``shares``; ``quota`` and ``memory`` where all containers do."""
-    values = {"shares": shares_of(sum(c.cpu_request for c in pod.containers))}
     if pod.qos == BEST_EFFORT:
         return {"shares": MIN_SHARES}
-    if all(c.cpu_limit for c in pod.containers):
-        values["quota"] = quota_of(sum(c.cpu_limit for c in pod.containers))
-    if all(c.memory_limit for c in pod.containers):
-        values["memory"] = sum(c.memory_limit for c in pod.containers)
+    every = (*pod.containers, *pod.init)
+    values = {"shares": shares_of(_most(pod, lambda one: one.cpu_request))}
+    if all(c.cpu_limit for c in every):
+        values["quota"] = quota_of(_most(pod, lambda one: one.cpu_limit))
+    if all(c.memory_limit for c in every):
+        values["memory"] = _most(pod, lambda one: one.memory_limit)
     return values
+
+
+def _most(pod: PodSpec, amount: Callable[[ContainerSpec], int]) -> int:
+    """What a pod needs at once: all its containers together, or one of its init containers alone."""
+    return max(sum(map(amount, pod.containers)), *map(amount, pod.init), 0)
 
 
 def new_uid() -> str:

@@ -36,7 +36,7 @@ def test_containers_are_where_the_kubelets_driver_puts_them_with_their_limits(
     web = run_pod(burstable("web", cpu_request=250, cpu_limit=500, memory_limit=64 << 20))
     assert _limits(web["main"]) == ("50000", str(64 << 20))
     assert _limits(idle["main"])[0] in {"-1", "max"}
-    top, qos, pod = web["main"].group.split("/")[1:4]
+    top, qos, pod = web["main"].group.split("/")[-4:-1]
     if containerd_node.cgroups.driver == SYSTEMD:
         assert (top, qos) == ("kubepods.slice", "kubepods-burstable.slice")
         assert web["main"].group.endswith(f".slice/cri-containerd-{web['main'].id}.scope")

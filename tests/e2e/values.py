@@ -5,7 +5,7 @@ from typing import Final
 
 from tests.e2e.kubelet import read
 from tests.e2e.mounts import directories
-from tests.e2e.node import Node, Running
+from tests.e2e.node import Node, Report, Running, RunningPod
 
 FILES: Final = (
     *("cpuset.cpus", "cpuset.mems", "cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.cfs_burst_us"),
@@ -45,6 +45,28 @@ def changes(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[st
 def cpus(container: Running) -> str:
     """The CPUs a container is confined to; on v2 "" means as its parent."""
     return container.read("cpuset", "cpuset.cpus")
+
+
+def quota(container: Running) -> int | None:
+    """A container's quota in microseconds; None without one."""
+    return _quota(container.read("cpu", "cpu.max" if container.node.cgroups.v2 else "cpu.cfs_quota_us"))
+
+
+def pod_quota(pod: RunningPod) -> int | None:
+    """The same of a pod's own directory."""
+    cgroups = next(iter(pod.containers.values())).node.cgroups
+    directory = cgroups.directory("cpu", cgroups.pod_group(pod.spec))
+    return _quota(read(directory, "cpu.max" if cgroups.v2 else "cpu.cfs_quota_us"))
+
+
+def reported_quota(report: Report) -> int | None:
+    """The quota that a container saw at its first instruction."""
+    return _quota(report.values.get("cpu.max") or report.values["cpu.cfs_quota_us"])
+
+
+def _quota(text: str) -> int | None:
+    first = text.split(maxsplit=1)[0]
+    return None if first in {"-1", "max"} else int(first)
 
 
 def weight(container: Running) -> int:

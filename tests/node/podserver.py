@@ -132,6 +132,7 @@ def _pod(listed: _Listed, now: float) -> dict[str, Any]:
         },
         "spec": {
             "containers": [_container(one) for one in spec.containers],
+            **({"initContainers": [_container(one) for one in spec.init]} if spec.init else {}),
             "restartPolicy": "Always",
             "terminationGracePeriodSeconds": 2,
             "nodeName": "embedded",

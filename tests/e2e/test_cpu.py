@@ -1,0 +1,208 @@
+"""CPUs of their own and named pools for real containers, whose first act is to read their own CPU set and quota.
+
+Two CPUs: a dedicated pod has one, everybody else the other. The same on every cgroup layout.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from tests.e2e.agent import Agent, eventually
+from tests.e2e.conftest import PodFactory, StartAgent
+from tests.e2e.node import Node, Report, RunningPod
+from tests.e2e.pods import ContainerSpec, PodSpec, best_effort, burstable, guaranteed, new_uid
+from tests.e2e.values import changes, cpus, pod_quota, quota, reported_quota, snapshot
+from tests.node.kubelet import playing_the_kubelet
+from tests.node.podserver import PodServer
+
+pytestmark = [
+    pytest.mark.containerd,
+    pytest.mark.core,
+    pytest.mark.skipif(os.cpu_count() != 2, reason="DEDICATED CPUS NOT TESTED: the tests divide two CPUs"),
+]
+
+KATALYST = {"katalyst.kubewharf.io/qos_level": "dedicated_cores"}
+KOORDINATOR = {"koordinator.sh/qosClass": "LSR"}
+POOL = {
+    "katalyst.kubewharf.io/qos_level": "shared_cores",
+    "katalyst.kubewharf.io/cpu_enhancement": '{"cpuset_pool": "batch"}',
+}
+ONE, OTHER = {"0", "1"}, {"0": "1", "1": "0"}
+STARTS = 3
+"""A start that a busy neighbour has delayed is no broken promise, if the agent knows and tells that it was late."""
+
+
+def dedicated(name: str, *, annotations: dict[str, str] | None = None, labels: dict[str, str] | None = None) -> PodSpec:
+    """A Guaranteed pod of one CPU, with a limit, and the mark of either control plane."""
+    pod = guaranteed(name, cpus=1)
+    return replace(pod, annotations=annotations or {}, labels=labels or {})
+
+
+def own_cpu(report: Report) -> str | None:
+    """The one CPU that a container could use at its first instruction."""
+    return str(min(report.affinity)) if len(report.affinity) == 1 else None
+
+
+def told_in_time(agent: Agent, pod: RunningPod) -> bool:
+    """The agent's own account of the start."""
+
+    def times() -> list[bool | None]:
+        known = agent.pod(pod.spec.uid) or {"containers": []}
+        return [one["times"]["before_exec"] for one in known["containers"] if one["id"] == pod["main"].id]
+
+    eventually("the agent tells of the start", lambda: times() not in ([], [None]))
+    return bool(times()[0])
+
+
+def started_in_time(
+    node: Node, run_pod: PodFactory, agent: Agent, make: Callable[[], PodSpec]
+) -> tuple[RunningPod, Report]:
+    """A pod that could use one CPU only from its first instruction on. Late ones the agent must know to be late."""
+    for _ in range(STARTS):
+        pod = run_pod(make())
+        report = pod["main"].report()
+        if own_cpu(report) is not None:
+            return pod, report
+        assert not told_in_time(agent, pod), f"told as in time: {report}"
+        node.remove_pod(pod)
+    raise AssertionError(f"{STARTS} starts in a row were too late:\n{agent.tail()}")
+
+
+@pytest.fixture
+def listed() -> Iterator[PodServer]:
+    """A kubelet's read-only list of pods: the one place that tells init containers from others."""
+    server = PodServer()
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def with_list(node: Node, server: PodServer) -> dict[str, object]:
+    """The agent's kubelet section, with that list."""
+    root = {"root_dir": node.kubelet_root, "config_file": f"{node.kubelet_root}/config.yaml"}
+    return {"kubelet": {**root, "endpoint": "http", "address": "127.0.0.1", "http_port": server.port}}
+
+
+@pytest.mark.parametrize(
+    "marks", [{"annotations": KATALYST}, {"labels": KOORDINATOR}], ids=["Katalyst's annotation", "Koordinator's label"]
+)
+def test_a_dedicated_pod_has_its_cpu_from_its_first_instruction_and_keeps_it(
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, marks: dict[str, dict[str, str]]
+) -> None:
+    web, crunch = run_pod(burstable("web")), run_pod(best_effort("crunch"))
+    everywhere = cpus(web["main"])
+    daemon = agent(containerd_node)
+    eventually("the BE pod is confined", lambda: cpus(crunch["main"]) in ONE)
+    assert cpus(web["main"]) == everywhere, "nobody needs the online pod to be confined yet"
+    pinned, report = started_in_time(containerd_node, run_pod, daemon, lambda: dedicated("pinned", **marks))
+    mine = own_cpu(report)
+    assert mine is not None
+    assert reported_quota(report) is None, "whole CPUs of its own: a quota would only throttle it"
+    assert cpus(pinned["main"]) == mine
+    eventually("the others have left its CPU", lambda: {cpus(web["main"]), cpus(crunch["main"])} == {OTHER[mine]})
+    eventually("its pod has no quota either", lambda: pod_quota(pinned) is None)
+
+    told = daemon.control("explain", pinned.spec.uid)
+    assert told.returncode == 0, told.stderr
+    lines = [" ".join(line.split()) for line in told.stdout.splitlines()]
+    assert any(line.startswith("default/pinned: class dedicated, from ") for line in lines), told.stdout
+    assert f"pool dedicated: CPUs {mine}" in lines, told.stdout
+    assert any(line.startswith(f"cpu.set {mine} ") for line in lines), told.stdout
+    assert any(line.startswith("exclusive: ") for line in lines), told.stdout
+    assert f"pinned: CPU {mine} is its own: a quota would only throttle" in lines, told.stdout
+
+    again = containerd_node.restart_container(pinned, "main")
+    eventually("its next container has the same CPU", lambda: cpus(again["main"]) == mine)
+    assert own_cpu(again["main"].report()) == mine or not told_in_time(daemon, again)
+    containerd_node.remove_pod(again)
+    eventually("the online pod has back what it had", lambda: cpus(web["main"]) == everywhere)
+
+
+def test_what_an_init_container_ran_on_is_what_its_pod_keeps(
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, listed: PodServer
+) -> None:
+    web = run_pod(burstable("web"))
+    daemon = agent(containerd_node, **with_list(containerd_node, listed))
+    spec = dedicated("pinned", annotations=KATALYST)
+    first = replace(spec.containers[0], name="first", run=("exit", "0"))
+    spec = replace(spec, init=(first, replace(first, name="second")))
+    listed.admit(spec)
+    pinned = run_pod(spec)
+    reports = [containerd_node.first_report(spec, name) for name in ("first", "second", "main")]
+    mine = cpus(pinned["main"])
+    eventually("the pod has one CPU", lambda: cpus(pinned["main"]) in ONE)
+    mine = cpus(pinned["main"])
+    found = [own_cpu(report) for report in reports]
+    assert found[1:] == [mine, mine], f"{found}\n{daemon.tail()}"
+    # Of the very first container of a pod it may not be known in time that it is an init container.
+    assert found[0] in {mine, None}, found
+    eventually("the online pod keeps the other", lambda: cpus(web["main"]) == OTHER[mine])
+    pools = daemon.state("pools")["pools"]
+    assert [name for name in pools if name.startswith("dedicated/")] == [f"dedicated/{spec.uid}/main"]
+
+
+def test_a_named_pool_has_cpus_of_its_own(containerd_node: Node, run_pod: PodFactory, agent: StartAgent) -> None:
+    web = run_pod(burstable("web"))
+    everywhere = cpus(web["main"])
+    daemon = agent(containerd_node)
+    batch, report = started_in_time(
+        containerd_node, run_pod, daemon, lambda: replace(burstable("batch"), annotations=POOL)
+    )
+    mine = cpus(batch["main"])
+    assert own_cpu(report) == mine
+    eventually("the online pods without a pool have the rest", lambda: cpus(web["main"]) == OTHER[mine])
+    assert daemon.state("pools")["pools"]["shared/batch"] == mine
+    assert (daemon.pod(batch.spec.uid) or {})["pool"] == "shared/batch"
+    beside, report = started_in_time(
+        containerd_node, run_pod, daemon, lambda: replace(burstable("beside"), annotations=POOL)
+    )
+    assert own_cpu(report) == cpus(beside["main"]) == mine
+    containerd_node.remove_pods([batch, beside])
+    eventually("nothing is divided any more", lambda: cpus(web["main"]) == everywhere)
+
+
+def test_a_resize_in_place_is_followed_without_a_restart(
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent
+) -> None:
+    web = run_pod(burstable("web"))
+    everywhere = cpus(web["main"])
+    daemon = agent(containerd_node)
+    pinned = run_pod(dedicated("pinned", annotations=KATALYST))
+    eventually("the pod has a CPU", lambda: cpus(pinned["main"]) in ONE and quota(pinned["main"]) is None)
+    eventually("its own", lambda: cpus(web["main"]) == OTHER[cpus(pinned["main"])])
+    whole = pinned.spec.containers[0]
+    half = replace(whole, cpu_request=500, cpu_limit=500)
+    with playing_the_kubelet():
+        pinned = containerd_node.resize(pinned, half)
+        eventually("less than a CPU is none of its own", lambda: cpus(web["main"]) == everywhere, within_s=15)
+        eventually("and it runs with the others", lambda: cpus(pinned["main"]) in {"", everywhere})
+        eventually("bounded by its new limit", lambda: (quota(pinned["main"]), pod_quota(pinned)) == (50_000, 50_000))
+        pinned = containerd_node.resize(pinned, whole)
+        eventually("a whole one is", lambda: cpus(pinned["main"]) in ONE and quota(pinned["main"]) is None)
+        eventually("again", lambda: cpus(web["main"]) == OTHER[cpus(pinned["main"])] and pod_quota(pinned) is None)
+    assert daemon.state("agent")["agent"]["alerts"] == {}
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["daemon running", "daemon killed"])
+def test_restore_gives_back_every_byte_of_what_placement_wrote(
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, killed: bool
+) -> None:
+    run_pod(burstable("web", cpu_limit=500))
+    crunch = run_pod(best_effort("crunch"))
+    batch = run_pod(PodSpec(name="batch", uid=new_uid(), annotations=KATALYST, containers=(ContainerSpec(),)))
+    pinned = run_pod(dedicated("pinned", labels=KOORDINATOR))
+    before = snapshot(containerd_node)
+    daemon = agent(containerd_node)
+    eventually("CPUs are divided", lambda: cpus(pinned["main"]) in ONE and cpus(crunch["main"]) in ONE)
+    eventually("and quotas lifted", lambda: quota(pinned["main"]) is None and pod_quota(pinned) is None)
+    assert len(changes(before, snapshot(containerd_node))) >= 5
+    assert cpus(batch["main"]) == cpus(crunch["main"])
+    if killed:
+        daemon.kill()
+    done = daemon.control("restore")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert changes(before, snapshot(containerd_node)) == {}
