@@ -135,7 +135,7 @@ class Bursts:
         judge = self._reconciler.actuator.judge
         for path, made in loans.items():
             own = judge.without_ours(path, "cpu.quota")
-            period = judge.actual.get((path, "cpu.period"))
+            period = judge.known.actual.get((path, "cpu.period"))
             if isinstance(own, int):
                 period_us = period if isinstance(period, int) and period > 0 else PERIOD_US
                 lent[path] = lending.pod_quota_us(own, period_us, made)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
 from reconciler.actuators.cgroup import CgroupActuator
-from reconciler.actuators.judge import Target
+from reconciler.actuators.work import Target
 from reconciler.dirty import LOAN, NODE, TICK, Batch, DirtyKeys, container_key, pod_key
 from reconciler.hotlane import HotLane, HotResult
 from reconciler.knowledge import Knowledge, Seen
@@ -37,7 +37,6 @@ _SLICE_S: Final = 0.001
 _FIRST_LABELS_S: Final = 1.0
 """How long the first look after a start waits for labels: no pod is bounded by QoS that a label would have spared."""
 _VERIFY_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0)
-_ABOVE: Final = ("cpu.set", "cpu.quota", "cpu.period")
 _ERROR_S: Final = 1.0
 _TICK: Final = frozenset({TICK})
 
@@ -286,7 +285,7 @@ class Reconciler:
         if seen.before is None or (seen.pod is not None and seen.pod.group == seen.before.group):
             if seen.pod is not None and (seen.before is None or seen.came):
                 # Again at each start: the pod's cpu directory comes after its cpuset's, and its quota may be resized.
-                self.actuator.judge.learn(seen.pod.group.path, _ABOVE)
+                self.actuator.judge.known.learn(seen.pod.group.path)
             return
         # Gone, or made anew under its old uid (a static pod).
         self.actuator.forget(seen.before.group.path)
@@ -309,8 +308,8 @@ class Reconciler:
         """The pools of this moment, and whether they ask for anything else than the last ones did."""
         if not self.knowledge.knobs:
             # There may be no kubepods directory to look at yet.
-            self.knowledge.knobs = self.actuator.judge.offered(self.knowledge.layout.kubepods)
-        view = self.knowledge.view(time.monotonic(), self.actuator.judge.actual)
+            self.knowledge.knobs = self.actuator.judge.known.offered(self.knowledge.layout.kubepods)
+        view = self.knowledge.view(time.monotonic(), self.actuator.judge.known.actual)
         pools = plan_pools(view, self.pools, self.policies)
         moved = self._moved or self.pools is None or _substance(pools) != _substance(self.pools)
         self._moved = False
@@ -323,7 +322,7 @@ class Reconciler:
 
     def _plan_parents(self, view: NodeView, pools: Pools) -> list[Target]:
         for path in (view.kubepods, view.besteffort, view.burstable):
-            self.actuator.judge.learn(path, _ABOVE)
+            self.actuator.judge.known.learn(path)
         settings, self.refusals[""] = plan_parents(view, pools, self.policies)
         wanted = _by_group(settings)
         paths = {*wanted, *(path for path in (view.besteffort, view.burstable) if self._ledger.group(path))}

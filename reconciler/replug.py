@@ -84,12 +84,12 @@ class Replug:
             if judge.hierarchy.version("cpuset") == 1:
                 directories = self._directories()
                 self._took(change.taken, directories)
-                judge.unplugged |= dict.fromkeys(change.taken, time.time())
+                judge.known.unplugged |= dict.fromkeys(change.taken, time.time())
                 if change.taken:
                     emptied = await self._emptied(knowledge.pods.values())
                 given = await self._give_back(change.back, knowledge.pods.values())
                 for path in directories:
-                    judge.learn(path, (_KNOB,))
+                    judge.known.learn(path, (_KNOB,))
         words = change.words
         if emptied:
             more = f" and {len(emptied) - 1} more" if len(emptied) > 1 else ""
@@ -106,7 +106,7 @@ class Replug:
     def _directories(self) -> dict[str, CpuSet]:
         """The sets of the directories above containers, as they were read last."""
         found: dict[str, CpuSet] = {}
-        for (path, knob), value in self._judge.actual.items():
+        for (path, knob), value in self._judge.known.actual.items():
             if knob == _KNOB and isinstance(value, CpuSet):
                 name = self._layout.parse(path)
                 if name is not None and name.kind is not NameKind.CONTAINER:

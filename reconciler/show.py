@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 
 from cgroupfs.errors import AgentError
 from reconciler import __version__
-from reconciler.actuators.judge import Standing
+from reconciler.actuators.standing import Standing
 from reconciler.agent import Agent
 from reconciler.config import Mode
 from reconciler.keeper import pod_facts, pool_lists
@@ -204,9 +204,9 @@ class Show:
         return replace(
             agent.counters.values,
             writes=dict(agent.actuator.writes),
-            foreign=dict(agent.judge.foreign_writes),
+            foreign=dict(agent.judge.others.writes),
             resyncs=dict(agent.dirty.resyncs),
-            yields=agent.judge.yields,
+            yields=agent.judge.others.yields,
         )
 
     def _movement(self) -> dict[str, object]:
@@ -276,7 +276,7 @@ class Show:
         }
 
     def _group(self, path: str) -> list[dict[str, object]]:
-        return [_standing(one) for _, one in sorted(self._agent.judge.standing.get(path, {}).items())]
+        return [_standing(one) for _, one in sorted(self._agent.judge.standings.by_group.get(path, {}).items())]
 
     def _settings(self) -> Iterator[Setting]:
         for wanted in self._agent.reconciler.wanted.values():
@@ -284,7 +284,7 @@ class Show:
                 yield from here.values()
 
     def _standings(self) -> Iterator[Standing]:
-        for here in list(self._agent.judge.standing.values()):
+        for here in list(self._agent.judge.standings.by_group.values()):
             yield from here.values()
 
     def _history(self) -> list[dict[str, Any]]:
@@ -314,7 +314,9 @@ class Show:
     def _pod_metrics(self, pod: Pod) -> PodMetrics:
         agent = self._agent
         paths = [pod.group.path, *(one.group.path for one in pod.containers)]
-        states = Counter(_bucket(one) for path in paths for one in agent.judge.standing.get(path, {}).values())
+        states = Counter(
+            _bucket(one) for path in paths for one in agent.judge.standings.by_group.get(path, {}).values()
+        )
         quota = (agent.reconciler.pools.quota_milli or {}).get(pod.uid) if agent.reconciler.pools else None
         reclaimed = pod.pod_class is PodClass.RECLAIMED and agent.reconciler.pools is not None
         return PodMetrics(

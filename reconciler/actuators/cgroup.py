@@ -21,16 +21,17 @@ from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import Change, order_changes
 from cgroupfs.writer import Outcome, StepWriter
 from reconciler.actuators.compare import Move
-from reconciler.actuators.judge import Judge, Target, Work
+from reconciler.actuators.judge import Judge
+from reconciler.actuators.readings import BOUNDS
 from reconciler.actuators.spec import spec_text
+from reconciler.actuators.work import Target, Work
 from reconciler.hotlane import HotLane, HotResult, HotWrite
 from state.entry import US, Entry, FileKey, Origin
 from state.ledger import Ledger
 
 _LOG: Final = logging.getLogger(__name__)
 _SLICE_S: Final = 0.001
-_ABOVE: Final = ("cpu.set", "cpu.quota", "cpu.period")
-_BOUNDING: Final = ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period", "cpu.burst", "cpu.idle")
+_BOUNDING: Final = (*BOUNDS, "cpu.mems", "cpu.burst", "cpu.idle")
 _HOT_LIMIT_BYTES: Final = 64 << 20
 """A v2 memory limit below what the runtime's init uses would kill it at once; smaller ones go the guarded way."""
 
@@ -107,7 +108,7 @@ class CgroupActuator:
             return
         for entry in self._ledger.group(target.group.path):
             knob = CATALOG[entry.knob]
-            version = self.judge.versions.get(knob.controller)
+            version = self.judge.known.versions.get(knob.controller)
             if version is None:
                 continue
             text = spec_text(knob, version, target.container.spec)
@@ -124,7 +125,7 @@ class CgroupActuator:
             if code == 0 and work is not None:
                 after = work.knob.normal(work.text, work.version)
                 self._ledger.wrote(write.key, before=None, after=after)
-                self.judge.stand(work, "written", actual=after)
+                self.judge.standings.note(work, "written", actual=after)
 
     # Recording
 
@@ -157,7 +158,7 @@ class CgroupActuator:
         except StoreError as exc:
             for one in firsts:
                 # The keeper tells that the store takes nothing: once, not for every file.
-                self.judge.refused(one, str(exc), "not recorded", tell=False)
+                self.judge.standings.refused(one, str(exc), "not recorded", tell=False)
             barred = {one.key for one in firsts}
             return [one for one in work if one.key not in barred]
         for path in {one.key[1] for one in firsts}:
@@ -193,13 +194,13 @@ class CgroupActuator:
         for path in {one.key[1] for one in work}:
             self._learn_above(path)
         changes = [self._change(one) for one in work]
-        plan = order_changes(changes, self._relatives(work), self.judge.versions)
+        plan = order_changes(changes, self._relatives(work), self.judge.known.versions)
         for blocked in plan.blocked:
             one = by_place.get((blocked.change.path, blocked.change.knob))
             if one is not None:
                 self.writes[one.knob.name, "blocked"] += 1
-                self.judge.unlearn(one.key[1])
-                self.judge.refused(one, f"{blocked.rule}: {blocked.reason}", "blocked")
+                self.judge.known.unlearn_above(one.key[1])
+                self.judge.standings.refused(one, f"{blocked.rule}: {blocked.reason}", "blocked")
         inodes = {one.target.group.path: one.target.group.inode for one in work}
         for outcome in await self._writer.perform(plan.steps, inodes):
             place = (outcome.step.path, outcome.step.knob)
@@ -210,26 +211,26 @@ class CgroupActuator:
         have = work.knob.decode(work.actual, work.version)
         want = work.setting.value if work.setting is not None else work.knob.decode(work.text, work.version)
         why = work.setting.reason if work.setting is not None else "no longer wanted"
-        usage = self.judge.memory_use(work) if work.knob.lowering_is_slow and work.version == 2 else None
+        usage = self.judge.known.memory_use(work) if work.knob.lowering_is_slow and work.version == 2 else None
         return Change(path=work.key[1], knob=work.knob.name, have=have, want=want, why=why, usage_bytes=usage)
 
     def _relatives(self, work: Sequence[Work]) -> Mapping[tuple[str, str], Value]:
         """What is known of the groups that bound these: all of it when a directory moves, else those above."""
         if any(one.target.container is None for one in work):
-            return self.judge.actual
+            return self.judge.known.actual
         paths = {one.key[1] for one in work}
         for path in list(paths):
             while (path := path.rpartition("/")[0]) and path not in paths:
                 paths.add(path)
-        actual = self.judge.actual
+        actual = self.judge.known.actual
         return {(path, knob): actual[path, knob] for path in paths for knob in _BOUNDING if (path, knob) in actual}
 
     def _learn_above(self, path: str) -> None:
         """The values of the groups above, which bound what may be written. Read once, then kept by whoever reads."""
         while (path := path.rpartition("/")[0]) and path != "/":
             # Nothing is known, or it was read between the directory's mkdir and the kubelet's first write to it.
-            if not self.judge.actual.get((path, "cpu.set")):
-                self.judge.learn(path, _ABOVE)
+            if not self.judge.known.actual.get((path, "cpu.set")):
+                self.judge.known.learn(path)
 
     def _note(self, outcome: Outcome, work: Work) -> None:
         error = outcome.error
@@ -240,17 +241,17 @@ class CgroupActuator:
             self.writes[work.knob.name, "refused"] += 1
             reason = str(error) if error is not None else "it could not be read back"
             self._ledger.failed(work.key, errno=error.errno if error is not None else 0, error=reason)
-            self.judge.refused(work, reason)
+            self.judge.standings.refused(work, reason)
             return
-        self.judge.done(work)
-        self.judge.actual[work.place] = work.knob.decode(outcome.after, work.version)
+        self.judge.standings.done(work)
+        self.judge.known.actual[work.place] = work.knob.decode(outcome.after, work.version)
         if work.move is Move.RELEASE:
             self.writes[work.knob.name, "restored"] += 1
             self._ledger.restored(work.key, outcome.after)
             return
         self.writes[work.knob.name, "written"] += 1
         self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
-        self.judge.stand(work, "written", actual=outcome.after)
+        self.judge.standings.note(work, "written", actual=outcome.after)
 
     # Being ready
 
@@ -284,7 +285,7 @@ class CgroupActuator:
             works = self._standing_works(target, self._prepared.get(container.id, {}))
         for one in works.values():
             if target.creating:
-                self.judge.stand(one, "prepared")
+                self.judge.standings.note(one, "prepared")
         if not works:
             self._lane.drop(container.id)
             self._prepared.pop(container.id, None)
@@ -302,21 +303,17 @@ class CgroupActuator:
         """What is in force for a container whose runtime has finished: the settings that stand as ours."""
         works: dict[FileKey, Work] = {}
         for name, setting in target.settings.items():
-            knob = CATALOG[name]
-            version = self.judge.versions.get(knob.controller)
-            file = knob.file(version) if version else None
-            standing = self.judge.stands((target.group.path, name))
-            if version is None or file is None or standing is None or standing.state not in {"written", "in place"}:
+            file = self.judge.known.find(target.group.path, name)
+            standing = self.judge.standings.of((target.group.path, name))
+            if file is None or standing is None or standing.state not in {"written", "in place"}:
                 continue
-            key = (knob.controller, target.group.path, file)
-            if self._ledger.get(key) is None or knob.lowering_is_slow or not self.judge.may_write(setting):
+            if self._ledger.get(file.key) is None or file.knob.lowering_is_slow or not self.judge.may_write(setting):
                 continue
-            known = before.get(key)
+            known = before.get(file.key)
             if known is not None and known.text == standing.wanted and known.target.signalled == target.signalled:
-                works[key] = known
-                continue
-            directory = self.judge.hierarchy.directory(knob.controller, target.group.path)
-            works[key] = Work(target, knob, version, directory, key, setting, "", "", standing.wanted, Move.CHANGE)
+                works[file.key] = known
+            else:
+                works[file.key] = Work(target, *file, setting, "", "", standing.wanted, Move.CHANGE)
         return works
 
 

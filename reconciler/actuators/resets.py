@@ -8,59 +8,40 @@ Source: kernel/sched/fair.c, sched_group_set_idle; tried on 5.15 to 6.18.
 """
 
 from collections.abc import Collection
-from typing import Final, NamedTuple
+from typing import Final
 
-from cgroupfs.codecs import Version
 from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG, Knob
-from state.entry import FileKey
+from reconciler.actuators.readings import knob_file
+from reconciler.actuators.work import KnobFile
 from state.ledger import Ledger
 
 _RESETTING: Final = tuple(knob for knob in CATALOG.values() if knob.resets is not None)
-
-
-class Located(NamedTuple):
-    """One knob's file in one group, and what it reads."""
-
-    knob: Knob
-    version: Version
-    directory: str
-    key: FileKey
-    raw: str
 
 
 def muted(hierarchy: Hierarchy, ledger: Ledger, files: FileOps, path: str, wanted: Collection[str]) -> dict[str, str]:
     """By knob that tells nothing in this group now, the one that hides it; only those that are ours or ``wanted``."""
     found: dict[str, str] = {}
     for knob in _RESETTING:
-        file = _file(hierarchy, path, knob)
-        if file is None or knob.resets is None or (knob.name not in wanted and ledger.get(file[1]) is None):
+        file = knob_file(hierarchy, path, knob)
+        if file is None or knob.resets is None or (knob.name not in wanted and ledger.get(file.key) is None):
             continue
-        here = _read(files, knob, file)
-        if here is not None and knob.decode(here.raw, here.version) != 0:
+        text = _read(files, file)
+        if text is not None and knob.decode(text, file.version) != 0:
             found[knob.resets] = knob.name
     return found
 
 
-def forgotten(hierarchy: Hierarchy, files: FileOps, path: str, knob: Knob) -> Located | None:
-    """The file of this group that ``knob`` resets; None where there is none."""
-    other = CATALOG[knob.resets] if knob.resets is not None else None
-    file = _file(hierarchy, path, other) if other is not None else None
-    return _read(files, other, file) if other is not None and file is not None else None
+def forgotten(hierarchy: Hierarchy, files: FileOps, path: str, knob: Knob) -> tuple[KnobFile, str] | None:
+    """The file of this group that ``knob`` resets, and its text; None where there is none."""
+    file = knob_file(hierarchy, path, CATALOG[knob.resets]) if knob.resets is not None else None
+    text = _read(files, file) if file is not None else None
+    return None if file is None or text is None else (file, text)
 
 
-def _file(hierarchy: Hierarchy, path: str, knob: Knob) -> tuple[Version, FileKey, str] | None:
-    version = hierarchy.version(knob.controller)
-    name = knob.file(version) if version else None
-    if version is None or name is None:
-        return None
-    return version, (knob.controller, path, name), hierarchy.directory(knob.controller, path)
-
-
-def _read(files: FileOps, knob: Knob, file: tuple[Version, FileKey, str]) -> Located | None:
-    version, key, directory = file
+def _read(files: FileOps, file: KnobFile) -> str | None:
     try:
-        return Located(knob, version, directory, key, files.read(directory, key[2]).rstrip("\n"))
+        return files.read(file.directory, file.key[2]).rstrip("\n")
     except OSError:
         return None

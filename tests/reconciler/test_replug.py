@@ -92,9 +92,9 @@ async def test_what_is_wanted_of_a_container_is_written_again_and_nobody_is_blam
             assert pools is not None
             assert node.cpus(node.main(BATCH)) == str(pools.reclaimed)
         # A dozen narrowings that were somebody's writes would have ended in a yield.
-        assert not agent.judge.foreign_writes
-        assert not agent.judge.yields
-        assert agent.judge.stands((node.main(BATCH), "cpu.set")).state in {"in place", "written"}  # type: ignore[union-attr]
+        assert not agent.judge.others.writes
+        assert not agent.judge.others.yields
+        assert agent.judge.standings.of((node.main(BATCH), "cpu.set")).state in {"in place", "written"}  # type: ignore[union-attr]
 
 
 async def test_a_cpu_that_was_gone_for_a_moment_is_given_back_too(node: Node) -> None:
@@ -196,7 +196,7 @@ async def test_a_foreign_write_beside_the_kernels_is_still_a_foreign_write(node:
         assert pools is not None
         assert str(pools.reclaimed) != "0-1"
         await node.live.look(agent)
-        assert agent.judge.foreign_writes
+        assert agent.judge.others.writes
 
 
 async def test_the_ticker_notices_without_any_event(node: Node) -> None:

@@ -10,7 +10,8 @@ from cgroupfs.files import Directory
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.writer import Writer
 from reconciler.actuators.cgroup import CgroupActuator
-from reconciler.actuators.judge import Judge, Target
+from reconciler.actuators.judge import Judge
+from reconciler.actuators.work import Target
 from reconciler.foreign import ForeignRules, ForeignWrites
 from reconciler.hotlane import HotLane, HotResult
 from state.ledger import Ledger
@@ -164,7 +165,7 @@ class Acting:
         )
 
     def stood(self, path: str, knob: str) -> str | None:
-        standing = self.judge.stands((path, knob))
+        standing = self.judge.standings.of((path, knob))
         return None if standing is None else standing.state
 
     def close(self) -> None:

@@ -103,11 +103,11 @@ async def test_a_foreign_value_is_corrected_then_waited_for_then_left(tmp_path: 
         acting.write(GROUP, "cpu.weight", text)
         await acting.actuator.apply([target])
         states.append((acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")))
-        acting.judge._foreign._files[GROUP, "cpu.weight"].until = 0.0
+        acting.judge.others._rules._files[GROUP, "cpu.weight"].until = 0.0
     assert states == [("written", "3"), ("waiting", "200"), ("yielded", "300")]
     assert [kind for kind, _ in acting.alerts] == ["yield"]
     assert "tuned (pid 7) wrote it 3 times" in acting.alerts[0][1]
-    assert acting.judge.foreign_writes == {"other": 3}
+    assert acting.judge.others.writes == {"other": 3}
     acting.close()
 
 
@@ -323,7 +323,7 @@ async def test_a_runtime_that_never_signals_is_waited_for_a_moment_only(tmp_path
     due = acting.judge.next_look()
     assert due is not None
     assert acting.judge.due(due) == {UID}
-    acting.judge._updating[GROUP, "cpu.weight"] -= 1.0
+    acting.judge.others._updating[GROUP, "cpu.weight"] -= 1.0
     await acting.actuator.apply([target])
     assert acting.read(GROUP, "cpu.weight") == "3"
     acting.close()
@@ -334,15 +334,15 @@ async def test_a_parent_that_was_seen_too_early_does_not_bar_its_children(tmp_pa
     acting = Acting(kernel, hierarchy, tmp_path)
     pod = GROUP.rpartition("/")[0]
     # Read between its mkdir and the kubelet's first write.
-    acting.judge.actual[pod, "cpu.set"] = CpuSet()
+    acting.judge.known.actual[pod, "cpu.set"] = CpuSet()
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     assert acting.stood(GROUP, "cpu.set") == "written"
     # Known once, changed since by somebody: refused for that, then read again.
-    acting.judge.actual[pod, "cpu.set"] = CpuSet.parse("3")
+    acting.judge.known.actual[pod, "cpu.set"] = CpuSet.parse("3")
     wider = acting.target(GROUP, {**WANTED, "cpu.set": CpuSet.parse("0-1")})
     await acting.actuator.apply([wider])
     assert acting.stood(GROUP, "cpu.set") == "blocked"
-    acting.judge.retry.clear()
+    acting.judge.standings._retries.clear()
     await acting.actuator.apply([wider])
     assert (acting.stood(GROUP, "cpu.set"), acting.read(GROUP, "cpu.set")) == ("written", "0-1")
     acting.close()

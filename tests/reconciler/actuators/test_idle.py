@@ -60,7 +60,7 @@ async def test_a_weight_that_comes_to_be_wanted_meanwhile_waits(tmp_path: Path, 
     acting = Acting(kernel, hierarchy, tmp_path)
     await acting.actuator.apply([acting.target(POD, {"cpu.idle": 1})])
     await acting.actuator.apply([acting.target(POD, {"cpu.idle": 1, "cpu.weight": 512})])
-    standing = acting.judge.stands((POD, "cpu.weight"))
+    standing = acting.judge.standings.of((POD, "cpu.weight"))
     assert standing is not None
     assert (standing.state, standing.detail) == ("in place", "counts once cpu.idle ends")
     await acting.actuator.apply([acting.target(POD, {"cpu.weight": 512})])
