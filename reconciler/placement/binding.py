@@ -1,18 +1,29 @@
 """NUMA nodes for the demands that own none yet, one after the other, each with what the ones before it leave. Pure.
 
 Who holds CPUs stays on their nodes; hints are for newcomers. Resources that the kubelet has given out already (memory
-of its memory manager, devices) are where they are: the CPUs follow them.
+of its memory manager, devices) are where they are: the CPUs follow them. Other memory is a hint of its own: what can be
+had on each node, by the kernel's figures and by what is promised there.
+
+Nodes that a newcomer does not get, or only for want of others (`reconciler.placement.company`):
+
+- a node that somebody has exclusively, ever; and who wants one so gets one without owners;
+- a node with a pod that shares its nodes with no other bound one (Katalyst's ``numa_share`` false), while the others
+  have the CPUs;
+- a node with a pod that is to be apart from it (Koordinator's NUMANodeLevel), while that costs no node more.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cgroupfs.cpuset import CpuSet
+from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.placement.company import Company
 from reconciler.placement.demand import CpuDemand
-from reconciler.placement.hint import CPU
-from reconciler.placement.nodes import choose_nodes
+from reconciler.placement.hint import MEMORY
+from reconciler.placement.nodes import NodeChoice, choose_nodes
+from reconciler.placement.room import NodeMemory, Room
 from reconciler.placement.supply import Supply, fixed
 from state.cpu import CpuWish, TopologyPolicy
 from state.topology import Topology
@@ -34,37 +45,40 @@ def bind(
     prefer_cpu: bool,
     wishes: Mapping[str, CpuWish],
     affinity: Mapping[str, Mapping[str, CpuSet]],
+    memory: NodeMemory | None = None,
+    seated: Mapping[str, CpuSet] | None = None,
 ) -> Bound:
-    """``wishes`` by pod uid; ``affinity``: by demand the nodes of what it has already, by the resource's name."""
-    every = topology.nodes()
-    left = {node: len(topology.node_cpus(node) & free) for node in every}
+    """``wishes`` by pod uid; ``affinity``: by demand the nodes of what it has already, by the resource's name.
+
+    ``memory`` None: nothing is known of it, and it gives no hints. ``seated``: pods that are bound to nodes without
+    owning CPUs there, by uid.
+    """
+    room = Room(demands, free, topology, memory)
+    company = Company(wishes)
+    for uid, nodes in sorted((seated or {}).items()):
+        company.sit_pod(uid, nodes)
     for demand in demands:
-        for node in every:
-            left[node] -= len(topology.node_cpus(node) & free & demand.held)
+        if there := demand.held & free or (demand.explicit or EMPTY) & free:
+            company.sit(demand, CpuSet(map(topology.node_of, there)))
     found: list[CpuDemand] = []
     reasons: dict[str, str] = {}
-    for demand in sorted(demands, key=lambda one: (-one.priority, -one.count, one.key)):
+    for demand in sorted(demands, key=lambda one: (-one.priority, not one.numa_exclusive, -one.count, one.key)):
         wish = wishes.get(demand.uid, CpuWish())
         near = affinity.get(demand.key, {})
         if demand.held & free or demand.explicit is not None or not (near or _asks(demand, wish, policy)):
             found.append(demand)
             continue
-        cpu = Supply(
-            name=CPU,
-            request=demand.count,
-            total={node: len(topology.node_cpus(node)) for node in every},
-            free={node: max(0, left[node]) for node in every},
-            align_socket=demand.align_socket,
+        others = [fixed(name, nodes, topology.nodes()) for name, nodes in sorted(near.items()) if nodes]
+        others += room.memory(demand) if MEMORY not in near else []
+
+        choice = partial(
+            choose_nodes, others=others, topology=topology, policy=policy, wish=wish, prefer_cpu=prefer_cpu
         )
-        others = [fixed(name, nodes, every) for name, nodes in sorted(near.items()) if nodes]
-        choice = choose_nodes(cpu, others, topology, policy=policy, wish=wish, prefer_cpu=prefer_cpu)
-        reasons[demand.key] = choice.reason
-        found.append(replace(demand, nodes=choice.nodes))
-        missing = demand.count
-        for node in choice.nodes:
-            taken = min(missing, max(0, left[node]))
-            left[node] -= taken
-            missing -= taken
+        chosen, note = _in_company(demand, room, company, choice, named=bool(wish.nodes))
+        reasons[demand.key] = chosen.reason + note
+        found.append(replace(demand, nodes=chosen.nodes))
+        room.take(demand, chosen.nodes)
+        company.sit(demand, CpuSet(chosen.nodes))
     return Bound(demands=tuple(sorted(found, key=lambda one: one.key)), reasons=reasons)
 
 
@@ -76,3 +90,32 @@ def _asks(demand: CpuDemand, wish: CpuWish, policy: TopologyPolicy) -> bool:
         or wish.node_count is not None
         or (wish.topology_policy or policy) is not TopologyPolicy.NONE
     )
+
+
+def _in_company(
+    demand: CpuDemand, room: Room, company: Company, choice: Callable[[Supply], NodeChoice], *, named: bool
+) -> tuple[NodeChoice, str]:
+    """The choice without the nodes of those who want to be alone, and what to add to its reason.
+
+    What somebody has decided (``named``) stands above both wishes for company, but not above an exclusive node.
+    """
+    closed = company.closed(demand)
+    if named:
+        return choice(room.cpus(demand, closed)), ""
+    note = ""
+    barred = closed
+    if unshared := company.unshared(demand.uid) - closed:
+        if room.cpus(demand, closed | unshared).enough:
+            barred |= unshared
+            note = f"; off node {unshared}, which is shared with no other bound pod"
+        else:
+            note = f"; the others have too few CPUs: not off node {unshared}, which was to be shared with nobody"
+    apart = company.apart(demand.uid) - barred
+    if not apart:
+        return choice(room.cpus(demand, barred)), note
+    first = choice(room.cpus(demand, barred | apart))
+    if not first.preferred:
+        second = choice(room.cpus(demand, barred))
+        if second.preferred or not first.nodes:
+            return second, f"{note}; not apart from the pods on node {apart}: that would cost more nodes"
+    return first, f"{note}; apart from the pods on node {apart}"

@@ -39,8 +39,10 @@ from state.topology import Topology
 BUILT_IN: Final[Mapping[str, tuple[str, float]]] = {
     "spread": ("reconciler.placement.plugins:Spread", 30.0),
     "socket": ("reconciler.placement.plugins:OneSocket", 20.0),
+    "apart": ("reconciler.placement.plugins:KeepApart", 12.0),
     "nodes": ("reconciler.placement.plugins:NearNodes", 10.0),
     "cores": ("reconciler.placement.plugins:WholeCores", 8.0),
+    "threads": ("reconciler.placement.plugins:OneThread", 8.0),
     "kind": ("reconciler.placement.plugins:CoreKind", 6.0),
     "l3": ("reconciler.placement.plugins:WholeL3", 4.0),
     "interrupts": ("reconciler.placement.plugins:Interrupts", 3.0),

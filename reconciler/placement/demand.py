@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from cgroupfs.cpuset import EMPTY, CpuSet
+from state.cpu import Apart
 from state.model import PodClass
 
 
@@ -22,6 +23,10 @@ class CpuDemand(Struct, frozen=True, kw_only=True):
     demand may own a CPU of its nodes; it still owns ``count`` only. ``full_cores``, ``distribute`` and
     ``align_socket`` are the kubelet's full-pcpus-only, distribute-cpus-across-numa and align-by-socket, ``prefer_l3``
     its prefer-align-cpus-by-uncorecache. The higher ``priority`` (the pod's) chooses first.
+
+    ``spread_cores``: each CPU on a core of its own, whose other threads others may have; with ``strict_cores`` it is
+    refused when that cannot be had, else it gets what there is. Not together with ``full_cores``. ``apart``: off the
+    cores or nodes of other pods that want the same, while there are enough others. Both are Koordinator's.
     """
 
     key: str
@@ -33,6 +38,9 @@ class CpuDemand(Struct, frozen=True, kw_only=True):
     distribute: bool = False
     align_socket: bool = False
     prefer_l3: bool = True
+    spread_cores: bool = False
+    strict_cores: bool = False
+    apart: Apart | None = None
     held: CpuSet = EMPTY
     explicit: CpuSet | None = None
     priority: int = 0

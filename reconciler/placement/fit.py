@@ -83,6 +83,15 @@ class Fitter:
         self.steps += len(cores)
         return cores
 
+    def one_each(self, mask: int, base: int = 0) -> int:
+        """The lowest CPU of ``mask`` on each core that ``base`` has no thread of."""
+        found = 0
+        for core in self.touched(mask):
+            if not core & base:
+                free = core & mask
+                found |= free & -free
+        return found
+
     def nodes_of(self, mask: int) -> tuple[int, ...]:
         """The NUMA nodes that have a CPU in ``mask``, ascending."""
         return tuple(node for node, cpus in self.nodes.items() if cpus & mask)

@@ -4,10 +4,11 @@ The default pool needs no name. Katalyst's ``cpuset_pool`` makes a pool beside i
 system pods that name a pool have one of their own, all others run everywhere.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from cgroupfs.cpuset import CpuSet
+from reconciler.placement.company import Company
 from state.cpu import SHARED_POOL
 from state.model import Container, ContainerKind, Pod, PodClass
 from state.topology import Topology
@@ -32,16 +33,21 @@ def members(
     free: CpuSet,
     topology: Topology,
     before: Mapping[str, str],
-    owners: Collection[str] = (),
+    owners: Mapping[str, CpuSet] | None = None,
 ) -> Members:
     """Every online pod in its pool. ``before``: ``bound`` of the last time, so that a pod stays on its node.
 
-    ``owners``: pods that have CPUs of their own, which are in no pool. A dedicated pod without any is in the default
-    one: it must not run on the CPUs of those who own some.
+    ``owners``: pods that have CPUs of their own, which are in no pool, and on which nodes. A dedicated pod without any
+    is in the default one: it must not run on the CPUs of those who own some.
 
     A pod that is bound to no node by a scheduler goes to the one where the least is asked for each free CPU; of equal
-    ones to the lowest. A node without free CPUs is none.
+    ones to the lowest. A node without free CPUs is none, and one that is not to be shared (Katalyst's ``numa_share``
+    false, of a pod there or its own) is taken only when there is no other.
     """
+    owners = owners or {}
+    company = Company({uid: pod.wish for uid, pod in pods.items()})
+    for uid, nodes_of_it in owners.items():
+        company.sit_pod(uid, nodes_of_it)
     found: dict[str, list[Pod]] = {DEFAULT: []}
     bound: dict[str, str] = {}
     nodes: dict[str, int] = {}
@@ -56,6 +62,7 @@ def members(
         if node is not None:
             nodes[key] = node
             load[node] += request_milli(pod)
+            company.sit_pod(pod.uid, CpuSet((node,)))
 
     for uid in sorted(pods):
         pod = pods[uid]
@@ -73,9 +80,20 @@ def members(
         else:
             later.append(pod)
     for pod in later:
-        node = min(usable, key=lambda one: (load[one] / usable[one], one))
+        unshared = company.unshared(pod.uid)
+        node = min(usable, key=lambda one: (one in unshared, load[one] / usable[one], one))
         join(pod, _on_node(_base(pod) or DEFAULT, node), node)
     return Members({key: tuple(found[key]) for key in sorted(found)}, dict(sorted(bound.items())), nodes)
+
+
+def bound_nodes(bound: Mapping[str, str]) -> dict[str, CpuSet]:
+    """Pod uid -> the NUMA node of its pool, for those in a pool of one node; ``bound`` as in `Members`."""
+    found: dict[str, CpuSet] = {}
+    for uid, key in bound.items():
+        _, mark, number = key.rpartition(_BOUND)
+        if mark and number.isdecimal():
+            found[uid] = CpuSet((int(number),))
+    return found
 
 
 def request_milli(pod: Pod) -> int:

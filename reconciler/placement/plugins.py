@@ -8,7 +8,8 @@ from typing import final
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.chain import PlacementContext, Plugin, Question, Scored
 from reconciler.placement.demand import CpuDemand
-from reconciler.placement.fit import L3, NODE, SOCKET
+from reconciler.placement.fit import L3, NODE, SOCKET, Fitter
+from state.cpu import Apart
 from state.model import PodClass
 from state.topology import LOCAL_DISTANCE, CpuKind
 
@@ -90,7 +91,10 @@ class NearNodes(Plugin):
 
 @final
 class WholeCores(Plugin):
-    """Cores that nobody else has a thread of. A lone thread beside somebody is half as bad as breaking a free core."""
+    """Cores that nobody else has a thread of. A lone thread beside somebody is half as bad as breaking a free core.
+
+    To who wants single threads only the company is bad.
+    """
 
     def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
         return (
@@ -102,11 +106,82 @@ class WholeCores(Plugin):
     def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
         cores = context.fitter.touched(cpus.mask)
         available = (question.candidates | question.kept).mask
-        bad = 0
+        bad, breaking = 0, 0 if question.demand.spread_cores else 2
         for core in cores:
             if core & ~cpus.mask:
-                bad += 1 if core & ~available else 2
+                bad += 1 if core & ~available else breaking
         return 1.0 - bad / (2 * len(cores))
+
+
+@final
+class OneThread(Plugin):
+    """SpreadByPCPUs: who asks for it has each CPU on a core of its own, free ones first; one node counts more.
+
+    Scores the part of the CPUs that do not share a core with another of its own. Source: Koordinator's CPU
+    orchestration, where the other threads of such cores may go to anybody, too.
+    """
+
+    def select(self, question: Question, context: PlacementContext) -> Iterator[CpuSet]:
+        if not question.demand.spread_cores:
+            return
+        fitter, candidates = context.fitter, question.candidates.mask
+        for pool in (fitter.whole(candidates), candidates):
+            single = fitter.one_each(pool, question.kept.mask)
+            if single.bit_count() < question.count:
+                continue
+            if question.kept:
+                yield CpuSet.from_mask(fitter.grow(question.count, single, question.kept.mask))
+                continue
+            for level in {fitter.starts[name]: name for name in (NODE, SOCKET)}.values():
+                yield from _found(fitter.single(question.count, single, level))
+            yield CpuSet.from_mask(fitter.anywhere(question.count, single))
+
+    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+        if not question.demand.spread_cores:
+            return 1.0
+        return len(context.fitter.touched(cpus.mask)) / len(cpus)
+
+
+@final
+class KeepApart(Plugin):
+    """Off the cores or NUMA nodes of other pods that want to be apart as this one does, while others are enough.
+
+    Source: Koordinator's preferredCPUExclusivePolicy. There two cores on one node come before apart cores on two, and
+    nothing before that; here the hints have chosen the node, and within it apart comes first.
+    """
+
+    def __init__(self) -> None:
+        self._seats: list[tuple[Apart, str, int]] = []
+
+    def filter(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> CpuSet:
+        return cpus & self._near(demand)
+
+    def post_filter(self, demand: CpuDemand, context: PlacementContext, rejected: CpuSet, missing: int) -> CpuSet:
+        return rejected & self._near(demand)
+
+    def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
+        return [(cpus - self._near(demand), 1.0)] if demand.apart is not None else ()
+
+    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+        return 1.0 - len(cpus & self._near(question.demand)) / len(cpus)
+
+    def allocate(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> None:
+        if demand.apart is not None:
+            fitter = context.fitter
+            mask = sum(fitter.touched(cpus.mask)) if demand.apart is Apart.CORE else _whole_nodes(fitter, cpus)
+            self._seats.append((demand.apart, demand.uid, mask))
+
+    def _near(self, demand: CpuDemand) -> CpuSet:
+        mask = 0
+        if demand.apart is not None:
+            for where, uid, seat in self._seats:
+                if where is demand.apart and uid != demand.uid:
+                    mask |= seat
+        return CpuSet.from_mask(mask)
+
+
+def _whole_nodes(fitter: Fitter, cpus: CpuSet) -> int:
+    return fitter.node_mask(fitter.nodes_of(cpus.mask))
 
 
 @final

@@ -50,6 +50,11 @@ class Supply(Struct, frozen=True, kw_only=True):
         """The nodes that the resource knows."""
         return CpuSet(self.total)
 
+    @property
+    def enough(self) -> bool:
+        """Whether the request can be had at all."""
+        return sum(self.free.values()) >= self.request
+
     def has(self, mask: int) -> int:
         """What is free on a set of nodes."""
         return sum(amount for node, amount in self.free.items() if mask >> node & 1)

@@ -10,6 +10,9 @@
 
 Who cannot get its count keeps what it held, with the reason in ``refused``; one that lost all of it gets what there is.
 
+Single threads (SpreadByPCPUs, required): each CPU that is chosen is on a core where the demand has no other; refused
+when there are too few cores. What is held stays, as it does with every other wish that came later.
+
 Whole cores: the kubelet's full-pcpus-only rejects a pod whose count is no multiple of the threads of a core
 (SMTAlignmentError). Our pods run already, so it gets the last core whole instead: nobody else could use its other
 thread. Only when that core is not to be had it is refused. Two owners on one core is what is never done.
@@ -216,26 +219,38 @@ class _Taker:
         allowed, filters = self._run.allowed(demand, CpuSet.from_mask(candidates), missing)
         usable = self._fitter.whole(allowed.mask) if demand.full_cores else allowed.mask
         picked = self._run.best(demand, missing, CpuSet.from_mask(usable), CpuSet.from_mask(base)).mask
+        if demand.spread_cores and demand.strict_cores and picked != self._fitter.one_each(picked, base):
+            usable = self._fitter.one_each(usable, base)
+            picked = self._run.best(demand, missing, CpuSet.from_mask(usable), CpuSet.from_mask(base)).mask
         if picked or missing <= 0:
             # Completed cores may sum up to a core too many, and a smaller count may have waited for the scheduler's.
             chosen = self._fitter.shrink(base | picked, demand.count, whole=demand.full_cores, even=demand.distribute)
-            self._settle(demand, chosen, self._words(demand, base))
+            self._settle(demand, chosen, self._words(demand, base, chosen))
             return
         short = self._short(demand, missing, candidates, usable, filters)
+        scattered = (self._avail & ~base & ~self._barred(demand, own)).bit_count()
+        if scattered >= missing and not filters:
+            short += f"; fragmented: {scattered} are free on the whole machine"
         self._refused[demand.key] = short
         rest = usable or allowed.mask
         self._settle(demand, own or (self._fitter.anywhere(demand.count, rest) if demand.held else 0), short)
 
-    def _words(self, demand: CpuDemand, base: int) -> str:
-        unheard = "; the scheduler's choice was not free" if demand.explicit is not None else ""
+    def _words(self, demand: CpuDemand, base: int, chosen: int) -> str:
+        more = "; the scheduler's choice was not free" if demand.explicit is not None else ""
+        if demand.spread_cores:
+            cores = len(self._fitter.touched(chosen))
+            # Of one with a core for each there is nothing to tell.
+            more += f"; only {cores} cores for its {chosen.bit_count()} CPUs" if cores < chosen.bit_count() else ""
         if base:
-            return f"keeps {(base & demand.held.mask).bit_count()} of the {len(demand.held)} CPUs it had{unheard}"
-        return f"chosen{unheard}"
+            return f"keeps {(base & demand.held.mask).bit_count()} of the {len(demand.held)} CPUs it had{more}"
+        return f"chosen{more}"
 
     def _short(self, demand: CpuDemand, missing: int, candidates: int, usable: int, filters: tuple[str, ...]) -> str:
         where = f" on node {','.join(map(str, demand.nodes))}" if demand.nodes else ""
         alone = " beside nobody else" if demand.numa_exclusive else ""
         kind = " in whole cores" if demand.full_cores else ""
+        if demand.spread_cores and demand.strict_cores:
+            kind = " on a core of its own each"
         more = " more" if missing < demand.count else ""
         text = f"asks for {missing}{more} CPUs{where}{alone}; {usable.bit_count()} are free{kind}"
         if filters and candidates.bit_count() >= missing:

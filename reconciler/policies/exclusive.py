@@ -24,11 +24,10 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.binding import bind
 from reconciler.placement.chain import Chain, PlacementConfig, load
+from reconciler.placement.choice import choose
 from reconciler.placement.demand import CpuDemand
-from reconciler.placement.members import container_milli
-from reconciler.placement.take import allocate
+from reconciler.placement.members import bound_nodes, container_milli
 from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus
 from state.cpu import TopologyPolicy
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
@@ -101,23 +100,25 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Exclusiv
     if not demands:
         return _without(pools, _remembered(held, {}, config), "no pod asks for CPUs of its own")
     free = _without_kept(pools.shared, demands, config.keep_cpus)
-    bound = bind(
+    gone = CpuSet.union(cpus for key, cpus in held.items() if key not in {demand.key for demand in demands})
+    choice = choose(
         demands,
         free,
         view.topology,
+        _chain(config.placement),
         policy=config.topology_policy,
         prefer_cpu=config.prefer_cpu,
         wishes={uid: pod.wish for uid, pod in view.pods.items()},
         affinity=view.kubelet.affinity,
+        seated=bound_nodes(previous.bound) if previous is not None else {},
+        remembered=gone,
     )
-    gone = CpuSet.union(cpus for key, cpus in held.items() if key not in {demand.key for demand in demands})
-    found = allocate(bound.demands, free, view.topology, _chain(config.placement), remembered=gone)
+    found = choice.allocation
     reasons = {**pools.reasons, NAME: _told(found.refused, found.errors)}
     for key, cpus in found.cpus.items():
         # What was said when it was chosen: later it is simply held.
         kept = previous is not None and previous.dedicated.get(key) == cpus
-        now = "; ".join(filter(None, (bound.reasons.get(key), found.notes.get(key))))
-        why = (previous.reasons.get(f"{_WHY}{key}") if kept and previous is not None else None) or now
+        why = (previous.reasons.get(f"{_WHY}{key}") if kept and previous is not None else None) or choice.reasons[key]
         reasons[f"{_WHY}{key}"] = why or "CPUs of its own"
     return replace(
         pools,
@@ -205,16 +206,20 @@ def _of_pod(
 
 def _demand(pod: Pod, key: str, count: int, held: CpuSet, config: ExclusiveConfig) -> CpuDemand:
     wish = pod.wish
+    full_cores = config.full_cores if wish.full_cores is None else wish.full_cores
     return CpuDemand(
         key=key,
         count=count,
         nodes=wish.nodes,
         numa_binding=wish.numa_binding,
         numa_exclusive=wish.numa_exclusive,
-        full_cores=config.full_cores if wish.full_cores is None else wish.full_cores,
+        full_cores=full_cores,
         distribute=config.distribute if wish.distribute is None else wish.distribute,
         align_socket=config.align_socket if wish.align_socket is None else wish.align_socket,
         prefer_l3=config.prefer_l3,
+        spread_cores=bool(wish.spread_cores) and not full_cores,
+        strict_cores=wish.strict_cores,
+        apart=wish.apart,
         held=held,
         explicit=wish.cpus,
         priority=pod.priority or 0,

@@ -109,7 +109,7 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: SharedCo
     pools = replace(pools, shared=(pools.shared - view.topology.isolated) or pools.shared)
     barred = _why_not(view, config)
     separate = config.mode is Mode.SEPARATE and barred is None and len(pools.shared) > 1
-    owners = {key.partition("/")[0] for key in pools.dedicated}
+    owners = _owners(pools, view)
     found = members(view.pods, pools.shared, view.topology, previous.bound if previous is not None else {}, owners)
     if barred is not None:
         found = Members({DEFAULT: found.pods[DEFAULT]}, {}, {})
@@ -141,6 +141,15 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: SharedCo
 
 
 _KEPT: Final = "the CPU set the kubelet gave them"
+
+
+def _owners(pools: Pools, view: NodeView) -> dict[str, CpuSet]:
+    """The pods that own CPUs, and on which NUMA nodes."""
+    found: dict[str, CpuSet] = {}
+    for key, cpus in pools.dedicated.items():
+        uid = key.partition("/")[0]
+        found[uid] = found.get(uid, EMPTY) | CpuSet(map(view.topology.node_of, cpus))
+    return found
 
 
 def for_pod(pod: Pod, view: NodeView, pools: Pools, config: SharedConfig) -> list[Setting]:

@@ -234,7 +234,7 @@ def test_a_rule_that_raises_is_passed_over_for_that_demand_alone() -> None:
     [
         (
             "tidy",
-            "one of spread, socket, nodes, cores, kind, l3, interrupts, movement, or a class as package.module:Class",
+            "one of spread, socket, apart, nodes, cores, threads, kind, l3, interrupts, movement, or a class as",
         ),
         ("package.module.Class", "package.module:Class"),
         ("no.such.module:Rule", r"a class that can be imported \(ModuleNotFoundError: No module named 'no'\)"),

@@ -1,10 +1,12 @@
 """Which pool an online pod is in, on which node, and what it asks for."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.members import DEFAULT, container_milli, members, request_milli
+from reconciler.placement.members import DEFAULT, bound_nodes, container_milli, members, request_milli
 from state.cpu import CpuWish
 from state.model import ContainerKind, Pod, PodClass, Resources, RuntimeSpec
 from state.topology import uniform
@@ -60,6 +62,39 @@ def test_a_pod_stays_on_its_node_whatever_comes_later() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "owner", "expected"),
+    [
+        ({}, {}, None, "0 1"),
+        ({"milli": 500}, {"milli": 500}, 0, "0 1"),
+        ({"milli": 500}, {"numa_share": False}, None, "0 1"),
+        ({"numa_share": False, "milli": 1}, {"milli": 1000}, None, "0 1"),
+        ({"numa_share": False, "milli": 1}, {"milli": 1000, "nodes": (0,)}, None, "1 0"),
+        ({"milli": 1}, {"milli": 1}, 0, "0 1"),
+        ({"numa_share": False}, {}, 0, "1 0"),
+    ],
+    ids=["load", "owners that do not mind", "wants no company", "has none", "decided", "an owner", "off an owner"],
+)
+def test_pods_that_share_their_node_with_no_other_bound_one(
+    first: dict[str, Any], second: dict[str, Any], owner: int | None, expected: str
+) -> None:
+    pods = {uid: asking(uid, numa_binding=True, **more) for uid, more in (("a", first), ("b", second))}
+    owners = {}
+    if owner is not None:
+        pods["own"] = asking("own", cls=PodClass.DEDICATED, numa_binding=True)
+        owners["own"] = CpuSet((owner,))
+    found = members(pods, ALL, TWO, {}, owners)
+    assert " ".join(found.bound[uid][-1] for uid in "ab") == expected
+    assert bound_nodes({**found.bound, "c": "shared/batch", "d": "shared/x-NUMA"}) == {
+        uid: CpuSet((int(found.bound[uid][-1]),)) for uid in "ab"
+    }
+
+
+def test_a_node_that_is_not_to_be_shared_is_taken_when_there_is_no_other() -> None:
+    pods = {"a": asking("a", numa_binding=True, numa_share=False), "b": asking("b", numa_binding=True)}
+    assert set(members(pods, cpus("0-3"), TWO, {}).bound.values()) == {"shared/share-NUMA0"}
+
+
 def test_a_node_without_free_cpus_is_none() -> None:
     found = members({"a": asking("a", numa_binding=True, nodes=(0,))}, cpus("4-7"), TWO, {"a": "shared/share-NUMA0"})
     assert found.bound == {"a": "shared/share-NUMA1"}
@@ -67,7 +102,7 @@ def test_a_node_without_free_cpus_is_none() -> None:
 
 def test_who_owns_cpus_is_in_no_pool() -> None:
     pods = {uid: asking(uid, cls=PodClass.DEDICATED) for uid in ("a", "b")}
-    assert [one.uid for one in members(pods, ALL, TWO, {}, {"a"}).pods[DEFAULT]] == ["b"]
+    assert [one.uid for one in members(pods, ALL, TWO, {}, {"a": cpus("0")}).pods[DEFAULT]] == ["b"]
 
 
 def test_a_pod_asks_for_what_its_app_containers_ask_for() -> None:

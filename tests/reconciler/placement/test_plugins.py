@@ -11,14 +11,17 @@ from reconciler.placement.fit import Fitter
 from reconciler.placement.plugins import (
     CoreKind,
     Interrupts,
+    KeepApart,
     LeastMovement,
     NearNodes,
     OneSocket,
+    OneThread,
     Spread,
     WholeCores,
     WholeL3,
 )
 from reconciler.placement.take import allocate
+from state.cpu import Apart
 from state.model import PodClass
 from state.topology import NumaNode, Topology, uniform
 from tests.reconciler.placement.shapes import demand, shape, with_efficiency
@@ -52,6 +55,11 @@ SCORES: dict[str, tuple[Plugin, Topology, dict[str, Any], str, float]] = {
     "two far nodes, NUMA-bound": (NearNodes(), FAR, {"numa_binding": True}, "0,16", 10 / 25 / 3),
     "whole cores": (WholeCores(), BIG, {}, "0-1,32-33", 1.0),
     "a broken core of two": (WholeCores(), BIG, {}, "0-1,32", 0.5),
+    "broken cores, to one who wants them so": (WholeCores(), BIG, {"spread_cores": True}, "0-1", 1.0),
+    "threads of their own cores": (OneThread(), BIG, {"spread_cores": True}, "0-3", 1.0),
+    "two of four on one core": (OneThread(), BIG, {"spread_cores": True}, "0-2,32", 0.75),
+    "two on one core for one who does not care": (OneThread(), BIG, {}, "0,32", 1.0),
+    "nobody to be apart from": (KeepApart(), BIG, {"apart": Apart.CORE}, "0,32", 1.0),
     "even": (Spread(), BIG, {"distribute": True}, "0-1,8-9", 1.0),
     "uneven": (Spread(), BIG, {"distribute": True}, "0-3,8", 0.25),
     "uneven for one who does not care": (Spread(), BIG, {}, "0-3,8", 1.0),
@@ -84,6 +92,7 @@ def test_a_lone_thread_is_half_as_bad_as_breaking_a_free_core() -> None:
     assert (lone, beside) == (0.0, 0.5)
 
 
+SINGLE = {"spread_cores": True}
 WINS: dict[str, tuple[Topology, str, int, dict[str, Any], str]] = {
     "a whole core in the next L3 before two halves in one": (BIG, "0-1,4,36", 2, {}, "4,36"),
     "two halves in one node before whole cores in two": (BIG, "0-3,8,40,16,48", 4, {}, "0-3"),
@@ -107,6 +116,11 @@ WINS: dict[str, tuple[Topology, str, int, dict[str, Any], str]] = {
     "one node before performance cores": (HYBRID, "2-4", 2, {}, "2-3"),
     "the performance cores of the one node that holds it": (HYBRID, "2-3,5-7", 3, {}, "5-7"),
     "one node, and there its performance cores": (EFFICIENT_FIRST, "0-2,7", 2, {}, "0,2"),
+    "single threads of free cores": (BIG, "0-63", 4, SINGLE, "0-3"),
+    "single threads of the cores that nobody else is on": (BIG, "0-3,6,34-35,38", 2, SINGLE, "2-3"),
+    "single threads beside somebody before two of one core": (BIG, "0,32,1", 2, SINGLE, "0-1"),
+    "single threads in two L3 before a whole core in one": (BIG, "0,32,4,36", 2, SINGLE, "0,4"),
+    "whole cores of one node before single threads on two": (BIG, "0-1,32-33,16-18", 4, SINGLE, "0-1,32-33"),
 }
 
 
@@ -129,3 +143,50 @@ def test_a_bound_one_stays_on_one_node_longer(bound: bool, nodes: set[int]) -> N
     chain = load(PlacementConfig(plugins={"kind": 18.5}))
     got = allocate([demand("pod", 4, numa_binding=bound)], HYBRID.online, HYBRID, chain)
     assert {HYBRID.node_of(cpu) for cpu in got.cpus["pod/c"]} == nodes
+
+
+APART: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "another core": ({"apart": Apart.CORE}, {"apart": Apart.CORE}, "0-31,33-63", "1"),
+    "another node": ({"apart": Apart.NODE}, {"apart": Apart.NODE}, "0-63", "8"),
+    "beside one who does not mind": ({}, {"apart": Apart.CORE}, "0-31,33-63", "32"),
+    "beside one who minds other things": ({"apart": Apart.NODE}, {"apart": Apart.CORE}, "0-31,33-63", "32"),
+    "not minding": ({"apart": Apart.CORE}, {}, "0-63", "32"),
+    "no other core": ({"apart": Apart.CORE}, {"apart": Apart.CORE}, "0,32", "32"),
+    "no other node": ({"apart": Apart.NODE}, {"apart": Apart.NODE}, "0-2,32", "32"),
+}
+
+
+@pytest.mark.parametrize(("held", "new", "free", "expected"), APART.values(), ids=APART.keys())
+def test_apart_from_pods_of_the_same_wish(held: dict[str, Any], new: dict[str, Any], free: str, expected: str) -> None:
+    """A container of one thread sits on CPU 0; which one the other pod's gets."""
+    there = CpuSet.parse("0")
+    got = allocate(
+        [demand("old", 1, "0", **held), demand("new", 1, **new)],
+        CpuSet.parse(free) | there | CpuSet([32]),
+        BIG,
+        load(PlacementConfig(plugins={"movement": 0})),
+    )
+    assert got.cpus["old/c"] == there
+    assert str(got.cpus["new/c"]) == expected
+
+
+def test_apart_concerns_other_pods_only() -> None:
+    first, second = demand("pod", 1, "0", apart=Apart.CORE), demand("pod", 1, apart=Apart.CORE)
+    got = allocate([first, replace(second, key="pod/d")], BIG.online, BIG)
+    assert got.cpus["pod/d"] == CpuSet([32])
+
+
+def test_where_apart_cannot_be_had_the_fewest_shared_cores_are() -> None:
+    # Cores 0 and 1 are with the first pod; three threads are left beside it, two elsewhere.
+    got = allocate(
+        [demand("old", 2, "0-1", apart=Apart.CORE), demand("new", 3, apart=Apart.CORE)],
+        CpuSet.parse("0-1,32-33,4,36"),
+        BIG,
+    )
+    assert str(got.cpus["new/c"]) == "4,32,36"
+
+
+def test_switched_off_nobody_is_kept_apart() -> None:
+    chain = load(PlacementConfig(plugins={"apart": 0}))
+    demands = [demand("old", 1, "0", apart=Apart.CORE), demand("new", 1, apart=Apart.CORE)]
+    assert allocate(demands, BIG.online, BIG, chain).cpus["new/c"] == CpuSet([32])

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.placement.chain import PlacementConfig, load
 from reconciler.placement.demand import Allocation, CpuDemand
 from reconciler.placement.take import allocate, preferred
 from state.topology import NumaNode, Topology, uniform
@@ -136,7 +137,51 @@ def test_without_numa_binding_a_container_owns_cpus_like_any_other() -> None:
 def test_the_nodes_of_the_hints_are_never_left() -> None:
     got = place(BIG, "0-63", demand("a", 16, nodes=(2,)), demand("b", 17, nodes=(1,)))
     assert owners(got) == {"a": "16-23,48-55"}
-    assert got.refused == {"b/c": "asks for 17 CPUs on node 1; 16 are free"}
+    assert got.refused == {
+        "b/c": "asks for 17 CPUs on node 1; 16 are free; fragmented: 64 are free on the whole machine"
+    }
+
+
+SINGLES: dict[str, tuple[str, int, dict[str, Any], str | None, str]] = {
+    "as asked": ("0-7", 4, {}, "0-3", "chosen"),
+    "too few cores": ("0-1,4-5", 3, {}, "0-1,4", "chosen; only 2 cores for its 3 CPUs"),
+    "too few cores, required": (
+        "0-1,4-5",
+        3,
+        {"strict_cores": True},
+        None,
+        "asks for 3 CPUs; 2 are free on a core of its own each; fragmented: 4 are free on the whole machine",
+    ),
+    "required, whatever the weights say": ("0,4,1", 2, {"strict_cores": True}, "0-1", "chosen"),
+    "grown": ("0-7", 3, {"held": "0-1", "strict_cores": True}, "0-2", "keeps 2 of the 2 CPUs it had"),
+    "grown, too few cores": (
+        "0-1,4-5",
+        3,
+        {"held": "0-1", "strict_cores": True},
+        "0-1",
+        "asks for 1 more CPUs; 0 are free on a core of its own each; fragmented: 2 are free on the whole machine",
+    ),
+    "asked for later": ("0-7", 2, {"held": "0,4", "strict_cores": True}, "0,4", "stays where it is"),
+}
+
+
+@pytest.mark.parametrize(("free", "count", "more", "expected", "words"), SINGLES.values(), ids=SINGLES.keys())
+def test_single_threads(free: str, count: int, more: dict[str, Any], expected: str | None, words: str) -> None:
+    got = place(SINGLE_SOCKET_HT, free, demand("a", count, spread_cores=True, **more))
+    assert owners(got).get("a") == expected
+    assert {**got.notes, **got.refused} == {"a/c": words}
+
+
+def test_required_single_threads_need_no_plug_in() -> None:
+    free = SINGLE_SOCKET_HT.online
+    for strict, expected in ((True, "0-1"), (False, "0,4")):
+        got = allocate(
+            [demand("a", 2, spread_cores=True, strict_cores=strict)],
+            free,
+            SINGLE_SOCKET_HT,
+            load(PlacementConfig(plugins={"threads": 0})),
+        )
+        assert owners(got) == {"a": expected}
 
 
 def test_an_exclusive_node_takes_nobody_else() -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.demand import Allocation, CpuDemand
 from reconciler.placement.take import allocate
+from state.cpu import Apart
 from state.model import PodClass
 from state.topology import Topology
 from tests.reconciler.placement.shapes import demand, shape, with_efficiency, without
@@ -46,10 +47,14 @@ def demands_on(topology: Topology) -> st.SearchStrategy[list[CpuDemand]]:
         distribute=st.booleans(),
         align_socket=st.booleans(),
         prefer_l3=st.booleans(),
+        spread_cores=st.booleans(),
+        strict_cores=st.booleans(),
+        apart=st.sampled_from([None, *Apart]),
         held=sets | st.just(EMPTY),
         explicit=st.none() | st.none() | sets,
         priority=st.integers(-1, 1),
     )
+    one = one.map(lambda made: replace(made, spread_cores=made.spread_cores and not made.full_cores))
     return st.lists(one, max_size=8, unique_by=lambda demand: demand.key)
 
 
@@ -71,6 +76,10 @@ def check(demands: list[CpuDemand], free: CpuSet, topology: Topology, got: Alloc
         if demand_.full_cores:
             assert topology.whole_cores(cpus) == cpus
             assert all(owner[cpu] == demand_.key for core in topology.cores() if core & cpus for cpu in core)
+        if demand_.spread_cores and demand_.strict_cores and cpus != demand_.explicit:
+            for core in topology.cores():
+                assert len(core & (cpus - demand_.held)) <= 1, "what is chosen is on cores of its own"
+                assert not core & (cpus - demand_.held) or not core & cpus & demand_.held
 
 
 @given(st.data())
@@ -106,16 +115,20 @@ def test_any_demands_on_any_machine(data: st.DataObject) -> None:
 @given(st.data())
 def test_nothing_is_refused_that_fits(data: st.DataObject) -> None:
     topology = data.draw(machines())
+    full, single = data.draw(st.sampled_from([(False, False), (True, False), (False, True)]))
     one = demand(
         "pod",
         data.draw(st.integers(1, len(topology.online))),
-        full_cores=data.draw(st.booleans()),
+        full_cores=full,
+        spread_cores=single,
+        strict_cores=single,
         distribute=data.draw(st.booleans()),
         align_socket=data.draw(st.booleans()),
         pod_class=data.draw(st.sampled_from([PodClass.DEDICATED, PodClass.RECLAIMED])),
     )
     free = data.draw(st.sets(st.sampled_from(sorted(topology.online))).map(CpuSet))
     usable = topology.whole_cores(free) if one.full_cores else free
+    usable = CpuSet(min(core & free) for core in topology.cores() if core & free) if single else usable
     got = allocate([one], free, topology)
     assert bool(got.refused) == (len(usable) < one.count)
 

@@ -1,0 +1,108 @@
+"""Nodes and CPUs together: nobody is left without for want of a second look."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.placement.choice import ROUNDS, Choice, choose
+from reconciler.placement.demand import CpuDemand
+from reconciler.placement.take import default_chain
+from state.cpu import Apart, CpuWish, TopologyPolicy
+from state.topology import Topology, uniform
+from tests.reconciler.placement.shapes import demand
+
+# Node 0 is 0-3 and 8-11, node 1 is 4-7 and 12-15.
+TWO = uniform(sockets=2, nodes=2, cores=8, threads=2)
+FOUR = uniform(sockets=2, nodes=4, cores=16, threads=1)
+
+
+def chosen(topology: Topology, demands: list[CpuDemand], free: CpuSet, wishes: Mapping[str, CpuWish]) -> Choice:
+    return choose(
+        demands,
+        free,
+        topology,
+        default_chain(),
+        policy=TopologyPolicy.BEST_EFFORT,
+        prefer_cpu=True,
+        wishes=wishes,
+        affinity={},
+    )
+
+
+def test_a_node_that_was_given_in_vain_is_replaced_by_one_with_room() -> None:
+    """The first one is given both nodes, and takes another part of them than was thought."""
+    got = chosen(TWO, [demand("a", 1), demand("b", 5)], CpuSet.parse("0-1,4-7"), {})
+    assert {key: str(cpus) for key, cpus in got.allocation.cpus.items()} == {"a/c": "1", "b/c": "0,4-7"}
+    assert got.allocation.refused == {}
+    assert got.reasons["a/c"] == "cpu on NUMA node 0; chosen"
+    assert got.reasons["b/c"].endswith("; chosen"), "what was said when it was chosen"
+
+
+def test_what_cannot_be_had_is_told_once() -> None:
+    got = chosen(TWO, [demand("a", 16), demand("b", 1)], TWO.online, {})
+    assert got.allocation.refused == {"b/c": "asks for 1 CPUs; 0 are free"}
+    assert set(got.reasons) == {"a/c"}
+
+
+flags = st.sampled_from([False, False, True])
+wishes = st.builds(
+    CpuWish,
+    numa_binding=st.booleans(),
+    numa_share=st.sampled_from([None, True, False]),
+    apart=st.sampled_from([None, *Apart]),
+    nodes=st.sampled_from([(), (), (1,), (7,)]),
+)
+
+
+@st.composite
+def newcomers(draw: st.DrawFn) -> tuple[list[CpuDemand], Mapping[str, CpuWish]]:
+    made: list[CpuDemand] = []
+    asked: dict[str, CpuWish] = {}
+    for uid in "abcd"[: draw(st.integers(1, 4))]:
+        asked[uid] = wish = draw(wishes)
+        more: dict[str, Any] = draw(st.sampled_from([{}, {"full_cores": True}, {"spread_cores": True}]))
+        made.append(
+            demand(
+                uid,
+                draw(st.integers(1, 6)),
+                numa_exclusive=draw(flags),
+                numa_binding=wish.numa_binding,
+                strict_cores=draw(flags),
+                apart=wish.apart,
+                **more,
+            )
+        )
+    return made, asked
+
+
+def would_fit(one: CpuDemand, free: CpuSet, topology: Topology, got: Choice) -> bool:
+    closed = CpuSet.union(topology.node_cpus(node) for node in got.allocation.closed)
+    if one.numa_exclusive:
+        closed |= CpuSet.union(topology.node_cpus(topology.node_of(cpu)) for cpu in got.allocation.owned)
+    left = free - got.allocation.owned - closed
+    if one.full_cores:
+        left = topology.whole_cores(left)
+    elif one.spread_cores and one.strict_cores:
+        left = CpuSet(min(core & left) for core in topology.cores() if core & left)
+    return len(left) >= one.count
+
+
+@given(newcomers(), st.sampled_from([TWO, FOUR]), st.data())
+def test_nobody_is_refused_what_is_left(
+    drawn: tuple[list[CpuDemand], Mapping[str, CpuWish]], topology: Topology, data: st.DataObject
+) -> None:
+    demands, asked = drawn
+    assert len(demands) <= ROUNDS
+    free = CpuSet(data.draw(st.sets(st.sampled_from(sorted(topology.online)))))
+    got = chosen(topology, demands, free, asked)
+    assert chosen(topology, demands[::-1], free, asked) == got, "the order does not matter"
+    for one in demands:
+        assert (one.key in got.allocation.refused) == (one.key not in got.allocation.cpus)
+        if one.key in got.allocation.refused:
+            assert not would_fit(one, free, topology, got), got.allocation.refused[one.key]
+        else:
+            assert len(got.allocation.cpus.get(one.key, EMPTY)) >= one.count
+            assert got.reasons[one.key]
