@@ -11,6 +11,7 @@ from typing import Final, Literal, NamedTuple, final
 
 from cgroupfs.codecs import (
     BURST,
+    FLAG,
     IDENTITY,
     IDLE,
     LIMIT_V1,
@@ -239,6 +240,10 @@ CATALOG: Final[Mapping[str, Knob]] = _catalog(
     Knob("memory.high", "memory", "bytes", {2: Form("memory.high", LIMIT_V2, "max", "4.5")}, lowering_is_slow=True),
     Knob("memory.low", "memory", "bytes", {2: Form("memory.low", PROTECTION, "0", "4.5")}),
     Knob("memory.min", "memory", "bytes", {2: Form("memory.min", PROTECTION, "0", "4.18")}),
+    # Where the whole machine is short of memory, a v1 group above it is reclaimed first. Nothing happens in the write.
+    Knob("memory.soft", "memory", "bytes", {1: Form("memory.soft_limit_in_bytes", LIMIT_V1, NO_LIMIT_V1)}),
+    # 1: the OOM killer takes all processes of the group (those with oom_score_adj -1000 excepted) or none.
+    Knob("memory.oom_group", "memory", "flag", {2: Form("memory.oom.group", FLAG, "0", "4.19")}),
     Knob(
         "pids.max", "pids", "pids", {1: Form("pids.max", PIDS, "max", "4.3"), 2: Form("pids.max", PIDS, "max", "4.5")}
     ),

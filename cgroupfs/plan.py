@@ -23,7 +23,11 @@ __all__ = ["Blocked", "Change", "Known", "Plan", "Step", "order_changes"]
 
 _SETS: Final = ("cpu.set", "cpu.mems")
 _BANDWIDTH: Final = ("cpu.quota", "cpu.period", "cpu.burst")
-_PLAIN: Final = ("cpu.identity", "cpu.qos", "pids.max", "memory.min", "memory.low", "memory.high")
+_PLAIN: Final = (
+    *("cpu.identity", "cpu.qos", "pids.max"),
+    *("memory.min", "memory.low", "memory.high", "memory.soft", "memory.oom_group"),
+)
+_USED: Final = {1: "memory.usage_in_bytes", 2: "memory.current"}
 # Two numbers may be one to the kernel (pages, v2 weights); sets and bandwidth are never rounded.
 _ROUNDED: Final = frozenset({"bytes", "shares"})
 _ORDERED: Final = frozenset({*_SETS, *_BANDWIDTH})
@@ -156,7 +160,15 @@ class _Planner:
 
     # Making steps
 
-    def _step(self, change: Change, text: str | None = None, why: str | None = None, guard: str | None = None) -> None:
+    def _step(
+        self,
+        change: Change,
+        text: str | None = None,
+        why: str | None = None,
+        guard: str | None = None,
+        *,
+        reclaim: bool = False,
+    ) -> None:
         knob = CATALOG[change.knob]
         version = self._versions[knob.controller]
         have = self._value(change.path, change.knob)
@@ -171,6 +183,7 @@ class _Planner:
             slow=slow,
             why=change.why if why is None else why,
             guard=guard,
+            reclaim=reclaim,
         )
         (self._slow if slow else self._fast).append(step)
 
@@ -275,7 +288,7 @@ class _Planner:
                 if limit is not None and not self._tightens(limit):
                     self._step(limit)
                 elif limit is not None and self._kills_nobody(limit):
-                    self._step(limit, guard="memory.current")
+                    self._step(limit, guard=_USED[2], reclaim=limit.reclaim)
                 if swap is not None:
                     self._step(swap)
             else:
@@ -294,7 +307,9 @@ class _Planner:
         swap_first = limit is not None and _above(_bytes(limit.want), old_swap)
         for change in (swap, limit) if swap_first else (limit, swap):
             if change is not None:
-                self._step(change)
+                # The kernel reclaims by itself before it answers EBUSY, unless nothing may be reclaimed.
+                guarded = change.knob == "memory.max" and not change.reclaim and self._tightens(change)
+                self._step(change, guard=_USED[1] if guarded else None)
 
     def _goes_back(self, change: Change) -> bool:
         have = self._value(change.path, change.knob)
@@ -305,9 +320,12 @@ class _Planner:
         return isinstance(have, UnsetType) or CATALOG[change.knob].looser(have, change.want)
 
     def _kills_nobody(self, change: Change) -> bool:
-        """True for a lowered v2 limit that stays above the memory in use; one that does not is blocked."""
+        """True for a lowered v2 limit that stays above the memory in use, or may be brought there; else it is blocked.
+
+        Whatever was true here, the step looks again right before it writes.
+        """
         used = change.usage_bytes
-        if used is not None and isinstance(change.want, int) and change.want >= used:
+        if change.reclaim or (used is not None and isinstance(change.want, int) and change.want >= used):
             return True
         reason = "the memory in use is not known" if used is None else f"{used} bytes are in use, {change.want} wanted"
         self._block(change, "memory.max below usage kills", f"{reason}, and the OOM killer runs at once below it")

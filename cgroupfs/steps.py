@@ -19,7 +19,8 @@ class Change(Struct, frozen=True, kw_only=True, gc=False):
     """One wanted value of one knob on one group.
 
     ``have`` is the value there now; UNSET means "look it up in the actual values". ``usage_bytes`` is the group's
-    memory use now (`memory.current`): without it no v2 memory limit is ever lowered.
+    memory use now (`memory.current`): without it no v2 memory limit is ever lowered. ``reclaim``: a memory limit
+    below the use may have memory taken from the group first; without it such a limit is not written.
     """
 
     path: str
@@ -28,13 +29,15 @@ class Change(Struct, frozen=True, kw_only=True, gc=False):
     have: Value | UnsetType = UNSET
     why: str = ""
     usage_bytes: int | None = None
+    reclaim: bool = False
 
 
 class Step(Struct, frozen=True, kw_only=True, gc=False):
     """One write of one control file.
 
     ``slow``: may take milliseconds in the kernel. ``guard`` names a file of the group whose number must not be above
-    the one written, at the moment of writing: a v2 memory limit below the usage kills at once.
+    the one written, at the moment of writing: a v2 memory limit below the usage kills at once. ``reclaim``: where it
+    is above, memory is taken from the group first, bounded in time, as far as the kernel finds any that it can take.
     """
 
     path: str
@@ -46,6 +49,7 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
     slow: bool = False
     why: str = ""
     guard: str | None = None
+    reclaim: bool = False
 
 
 class Blocked(Struct, frozen=True, kw_only=True, gc=False):

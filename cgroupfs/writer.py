@@ -5,6 +5,7 @@ files are written inline, because a write costs 2-40 µs and a thread 150; only 
 memory go to a thread of their own.
 """
 
+import errno
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -20,6 +21,10 @@ from cgroupfs.steps import Step
 
 YIELD_S: Final = 0.001
 """How long the writer may hold the loop before it lets others run."""
+RECLAIM_S: Final = 5.0
+"""How long one step may take memory from its group (in the slow lane's thread) before it is given up for now."""
+_CHUNK: Final = 32 << 20
+"""Bytes asked for at once: about a millisecond of page cache, some more where pages go to swap."""
 
 
 class Places(Protocol):
@@ -92,7 +97,7 @@ class Writer:
         before = None if seen is None else seen.rstrip("\n")
         if failed is None and seen is not None and _is(step, seen):
             return Outcome(step=step, ok=True, at=self._clock(), before=before, after=before)
-        failed = failed or _guarded(self._files, directory, step)
+        failed = failed or _guarded(self._files, directory, step, self._clock)
         if failed is not None:
             return Outcome(step=step, ok=False, at=self._clock(), before=before, after=before, error=failed)
         path = f"{directory}/{step.file}"
@@ -222,18 +227,51 @@ def _look(files: FileOps, places: Places, step: Step, inode: int) -> tuple[str, 
         return directory, None, cgroup_error(f"{directory}/{step.file}", exc, "read")
 
 
-def _guarded(files: FileOps, directory: str, step: Step) -> CgroupError | None:
-    """Why the step may not be done now: its limit is below what its guard file counts."""
+def _guarded(
+    files: FileOps, directory: str, step: Step, clock: Callable[[], float] | None = None
+) -> CgroupError | None:
+    """Why the step may not be done now: its limit is below what its guard file counts.
+
+    With a ``clock`` a step that may reclaim takes memory from the group first; without one it only could. What the
+    group allocates between this look and the write is the one gap that is left: some microseconds, and the kernel then
+    reclaims before it kills.
+    """
     if step.guard is None:
         return None
     path = f"{directory}/{step.file}"
+    limit = CATALOG[step.knob].decode(step.text, step.version)
+    if not isinstance(limit, int):
+        return None
     try:
         used = int(files.read(directory, step.guard))
+        if used > limit and step.reclaim:
+            if clock is None:
+                return None
+            used = _reclaim(files, directory, step.guard, limit, clock)
     except OSError as exc:
         return cgroup_error(f"{directory}/{step.guard}", exc, "read")
     except ValueError:
         return CgroupBusyError(path, f"{step.guard} is not a number: not written")
-    limit = CATALOG[step.knob].decode(step.text, step.version)
-    if isinstance(limit, int) and limit < used:
-        return CgroupBusyError(path, f"{limit} is below the {used} of {step.guard}: the OOM killer would run at once")
-    return None
+    if used <= limit:
+        return None
+    kept = "no more can be reclaimed" if step.reclaim else "nothing may be reclaimed for it"
+    danger = ", and the OOM killer would run at once" if step.version == 2 else ""
+    return CgroupBusyError(path, f"{limit} is below the {used} of {step.guard}: {kept}{danger}")
+
+
+def _reclaim(files: FileOps, directory: str, guard: str, limit: int, clock: Callable[[], float]) -> int:
+    """Take memory from a v2 group until it fits under a limit, in chunks; the bytes in use in the end.
+
+    It ends where the kernel finds nothing more (EAGAIN twice in a row), where it has no ``memory.reclaim`` (before
+    5.19), and after `RECLAIM_S`.
+    """
+    until, empty = clock() + RECLAIM_S, 0
+    while (used := int(files.read(directory, guard))) > limit and empty < 2 and clock() < until:
+        before = used
+        try:
+            files.write(directory, "memory.reclaim", str(min(used - limit, _CHUNK)))
+        except OSError as exc:
+            if exc.errno != errno.EAGAIN:
+                break
+        empty = 0 if int(files.read(directory, guard)) < before else empty + 1
+    return used

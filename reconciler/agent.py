@@ -25,7 +25,7 @@ from reconciler.actuators.judge import Judge
 from reconciler.actuators.side import Situation
 from reconciler.adopt import adopt_after_kill
 from reconciler.classify import merge_rules
-from reconciler.config import Config, Mode
+from reconciler.config import Config, Lower, Mode
 from reconciler.dirty import DirtyKeys
 from reconciler.foreign import ForeignWrites
 from reconciler.headroom_report import HeadroomReport, read_kept
@@ -446,6 +446,7 @@ class Agent:
 
     def _apply_config(self, config: Config) -> None:
         self.judge.enforce = config.mode is Mode.ENFORCE
+        self.actuator.reclaim = config.memory.lower is Lower.RECLAIM
         sections = ((name, getattr(config.policies, name)) for name in config.policies.__struct_fields__)
         self.judge.dry_policies = frozenset(name for name, one in sections if getattr(one, "dry_run", False))
 

@@ -207,6 +207,25 @@ class Writes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 30.0
 
 
+class Lower(StrEnum):
+    """What becomes of a memory limit that is below the memory in use."""
+
+    RECLAIM = "reclaim"
+    REFUSE = "refuse"
+
+
+class Memory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Memory, beside what the policies want of the control files."""
+
+    lower: Annotated[
+        Lower,
+        Meta(
+            description="a memory limit below what its group uses: reclaim takes memory from the group first, bounded "
+            "in time, and writes it once it fits; refuse leaves it unwritten until the group uses less. Neither kills"
+        ),
+    ] = Lower.RECLAIM
+
+
 class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where original values and settings are remembered."""
 
@@ -272,6 +291,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policies: PoliciesConfig = PoliciesConfig()
     headroom: HeadroomConfig = HeadroomConfig()
     writes: Writes = Writes()
+    memory: Memory = Memory()
     store: StoreConfig = StoreConfig()
     http: Http = Http()
     log: Log = Log()

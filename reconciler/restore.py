@@ -156,6 +156,7 @@ def _change(one: _Pending, version: int) -> Change:
         have=knob.decode(one.actual, version),
         want=knob.decode(one.restore, version),
         why="restore",
+        reclaim=True,
     )
 
 

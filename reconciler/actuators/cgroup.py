@@ -68,6 +68,8 @@ class CgroupActuator:
         self._lane = lane
         self._store_lane = store_lane
         self._watched = watched
+        self.reclaim = False
+        """Whether a memory limit below the use may have memory taken from its group first."""
         self._prepared: dict[str, dict[FileKey, Work]] = {}
         self.writes: Counter[tuple[str, str]] = Counter()
         """By (knob, outcome): written, refused, blocked, gone, restored, hot."""
@@ -212,7 +214,15 @@ class CgroupActuator:
         want = work.setting.value if work.setting is not None else work.knob.decode(work.text, work.version)
         why = work.setting.reason if work.setting is not None else "no longer wanted"
         usage = self.judge.known.memory_use(work) if work.knob.lowering_is_slow and work.version == 2 else None
-        return Change(path=work.key[1], knob=work.knob.name, have=have, want=want, why=why, usage_bytes=usage)
+        return Change(
+            path=work.key[1],
+            knob=work.knob.name,
+            have=have,
+            want=want,
+            why=why,
+            usage_bytes=usage,
+            reclaim=self.reclaim or work.setting is None,
+        )
 
     def _relatives(self, work: Sequence[Work]) -> Mapping[tuple[str, str], Value]:
         """What is known of the groups that bound these: all of it when a directory moves, else those above."""

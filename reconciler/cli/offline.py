@@ -24,6 +24,7 @@ from reconciler.cli.kernel import read_value, wanted_text
 from reconciler.cli.nodeview import NO_MARKS
 from reconciler.cli.nodeview import NodeView as Node
 from reconciler.cli.recorded import Recorded
+from reconciler.config import Lower
 from reconciler.holds import active, holding
 from reconciler.keeper import POOLS
 from reconciler.knowledge import Knowledge
@@ -98,7 +99,8 @@ def plan_node(node: Node, told: Recorded, *, files: FileOps = REAL) -> Outlook:
     previous, holds = _remembered(node, told, problems)
     view = knowledge.view(time.monotonic(), actual)
     desired = plan(view, previous, node.config.policies)
-    standings, writes = _against(desired, holds, node.hierarchy, actual, files)
+    reclaim = node.config.memory.lower is Lower.RECLAIM
+    standings, writes = _against(desired, holds, node.hierarchy, actual, files, reclaim=reclaim)
     sources = {
         "kubelet": _count(told.kubelet),
         "cri": _count(told.cri.pods if told.cri is not None else None),
@@ -205,6 +207,8 @@ def _against(
     hierarchy: Hierarchy,
     actual: Mapping[tuple[str, str], Value],
     files: FileOps,
+    *,
+    reclaim: bool,
 ) -> tuple[tuple[Standing, ...], Plan]:
     """Every setting against what is there; and the writes in the kernel's order."""
     standings: dict[tuple[str, str], Standing] = {}
@@ -212,7 +216,7 @@ def _against(
     for key, setting in desired.settings.items():
         standings[key] = one = _stand(setting, holds, hierarchy, files)
         if one.state == "would write":
-            changes.append(_change(one, hierarchy, files))
+            changes.append(_change(one, hierarchy, files, reclaim=reclaim))
     writes = order_changes(changes, actual, hierarchy.versions())
     for blocked in writes.blocked:
         key = blocked.change.path, blocked.change.knob
@@ -238,7 +242,7 @@ def _stand(setting: Setting, holds: Mapping[str, Hold], hierarchy: Hierarchy, fi
     return Standing(setting, "would write", wanted, actual, "")
 
 
-def _change(one: Standing, hierarchy: Hierarchy, files: FileOps) -> Change:
+def _change(one: Standing, hierarchy: Hierarchy, files: FileOps, *, reclaim: bool) -> Change:
     knob = CATALOG[one.setting.knob]
     version = hierarchy.version(knob.controller)
     usage: int | None = None
@@ -255,4 +259,5 @@ def _change(one: Standing, hierarchy: Hierarchy, files: FileOps) -> Change:
         have=have,
         why=f"{one.setting.policy}: {one.setting.reason}",
         usage_bytes=usage,
+        reclaim=reclaim,
     )

@@ -57,6 +57,9 @@ TABLE = [
     ("memory.low", 2, 0, "0", "0\n"),
     ("memory.low", 2, None, "max", "max\n"),
     ("memory.min", 2, 1 << 20, "1048576", "1048576\n"),
+    ("memory.soft", 1, 1 << 20, "1048576", "1048576\n"),
+    ("memory.soft", 1, None, "-1", f"{TOP}\n"),
+    ("memory.oom_group", 2, 1, "1", "1\n"),
     ("pids.max", 1, 100, "100", "100\n"),
     ("pids.max", 1, None, "max", "max\n"),
     ("pids.max", 2, None, "max", "max\n"),
@@ -153,6 +156,8 @@ numbers = {
     "memory.high": st.none() | st.integers(PAGE, 1 << 50),
     "memory.low": st.none() | st.integers(0, 1 << 50),
     "memory.min": st.none() | st.integers(0, 1 << 50),
+    "memory.soft": st.none() | st.integers(PAGE, 1 << 50),
+    "memory.oom_group": st.integers(0, 1),
     "pids.max": st.none() | st.integers(0, MAX_PIDS),
 }
 sets = st.sets(st.integers(0, 300), min_size=1).map(CpuSet)

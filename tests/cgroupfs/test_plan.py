@@ -280,8 +280,30 @@ def test_a_v2_limit_below_usage_is_never_written() -> None:
 def test_a_raised_v2_limit_needs_no_usage_and_v1_answers_busy_by_itself() -> None:
     (raised,) = order_changes(want("/c", memory_max=None), {("/c", "memory.max"): MEGA}, V2).steps
     assert (raised.slow, raised.guard, raised.text) == (False, None, "max")
-    (lowered,) = order_changes(want("/c", memory_max=MEGA), {("/c", "memory.max"): None}, V1).steps
+    lower = Change(path="/c", knob="memory.max", want=MEGA, reclaim=True)
+    (lowered,) = order_changes([lower], {("/c", "memory.max"): None}, V1).steps
     assert (lowered.slow, lowered.guard) == (True, None)
+
+
+def test_a_limit_that_may_reclaim_goes_to_the_writer_and_one_that_may_not_is_guarded_on_v1_too() -> None:
+    known: dict[tuple[str, str], Value] = {("/c", "memory.max"): None}
+    below = Change(path="/c", knob="memory.max", want=8 * MEGA, usage_bytes=9 * MEGA, reclaim=True)
+    (step,) = order_changes([below], known, V2).steps
+    assert (step.slow, step.guard, step.reclaim) == (True, "memory.current", True)
+    kept = Change(path="/c", knob="memory.max", want=8 * MEGA)
+    (step,) = order_changes([kept], known, V1).steps
+    assert (step.guard, step.reclaim) == ("memory.usage_in_bytes", False)
+
+
+def test_protections_soft_limits_and_the_oom_group_are_plain_writes() -> None:
+    known: dict[tuple[str, str], Value] = {("/c", "memory.high"): None}
+    together = Change(path="/c", knob="memory.oom_group", want=1)
+    plan = order_changes([*want("/c", memory_min=MEGA, memory_low=2 * MEGA), together], known, V2)
+    assert lines(plan) == ["/c memory.min 1048576", "/c memory.low 2097152", "/c memory.oom.group 1"]
+    plan = order_changes(want("/c", memory_soft=MEGA), {("/c", "memory.soft"): None}, V1)
+    assert [(step.file, step.text, step.slow) for step in plan.steps] == [
+        ("memory.soft_limit_in_bytes", "1048576", False)
+    ]
 
 
 def test_slow_steps_come_last() -> None:

@@ -12,21 +12,22 @@ from tests.cgroupfs.kernelgroup import kernel_groups
 from tests.fakes.kernel import FakeKernel, Mode
 
 PLAIN = {"cpu.set", "cpu.mems", "cpu.quota", "cpu.period", "cpu.weight", "memory.max", "memory.swap", "pids.max"}
-V2_ONLY = {"memory.high", "memory.low", "memory.min"}
+V1_ONLY = {"memory.soft"}
+V2_ONLY = {"memory.high", "memory.low", "memory.min", "memory.oom_group"}
 NEW = {"cpu.burst", "cpu.idle"}
 
 
 @pytest.mark.parametrize(
     ("mode", "release", "distribution", "more"),
     [
-        ("v1", (5, 10), "", set[str]()),
-        ("v1", (5, 14), "", {"cpu.burst"}),
-        ("v1", (6, 1), "", NEW),
+        ("v1", (5, 10), "", V1_ONLY),
+        ("v1", (5, 14), "", V1_ONLY | {"cpu.burst"}),
+        ("v1", (6, 1), "", V1_ONLY | NEW),
         ("v2", (5, 10), "", V2_ONLY),
         ("v2", (6, 1), "", V2_ONLY | NEW),
-        ("v1", (4, 19), "anolis", {"cpu.identity"}),
+        ("v1", (4, 19), "anolis", V1_ONLY | {"cpu.identity"}),
         ("v2", (5, 10), "anolis", V2_ONLY | {"cpu.identity"}),
-        ("v1", (5, 10), "openeuler", {"cpu.qos"}),
+        ("v1", (5, 10), "openeuler", V1_ONLY | {"cpu.qos"}),
     ],
 )
 def test_the_files_of_a_group_tell_what_the_kernel_offers(

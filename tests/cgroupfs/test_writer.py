@@ -58,7 +58,9 @@ def machine(mode: Mode = "v1") -> tuple[FakeKernel, FakePlaces]:
     return kernel, FakePlaces(kernel)
 
 
-def step(knob: str, text: str, *, version: int = 1, slow: bool = False, guard: str | None = None) -> Step:
+def step(
+    knob: str, text: str, *, version: int = 1, slow: bool = False, guard: str | None = None, reclaim: bool = False
+) -> Step:
     entry = CATALOG[knob]
     return Step(
         path=GROUP,
@@ -69,6 +71,7 @@ def step(knob: str, text: str, *, version: int = 1, slow: bool = False, guard: s
         text=text,
         slow=slow,
         guard=guard,
+        reclaim=reclaim,
     )
 
 
@@ -153,6 +156,43 @@ def test_a_v2_limit_below_the_memory_in_use_is_not_written_even_if_the_plan_says
     assert kernel.read(directory, "memory.max") == "max\n"
     fits = step("memory.max", str(9 * MEGA), version=2, guard="memory.current")
     assert Writer(places, files=kernel).write(fits).ok
+
+
+@pytest.mark.parametrize(
+    ("anon", "cache", "limit", "asked", "ok"),
+    [
+        pytest.param(8, 100, 10, [32, 32, 32, 2], True, id="the page cache is enough"),
+        pytest.param(10, 0, 4, [6, 6], False, id="nothing can be reclaimed"),
+        pytest.param(8, 3, 4, [7, 4, 4], False, id="not enough can"),
+        pytest.param(3, 0, 4, [], True, id="it fits"),
+    ],
+)
+def test_a_v2_limit_that_may_reclaim_takes_memory_first_in_chunks_and_never_kills(
+    anon: int, cache: int, limit: int, asked: list[int], ok: bool
+) -> None:
+    kernel, places = machine("v2")
+    directory = places.directory("memory", GROUP)
+    kernel.write(directory, "cgroup.procs", str(kernel.spawn()))
+    kernel.charge(directory, anon=anon * MEGA, cache=cache * MEGA)
+    kernel.writes.clear()
+    lower = step("memory.max", str(limit * MEGA), version=2, guard="memory.current", reclaim=True)
+    assert Recorder(places, files=kernel).write(lower).ok
+    outcome = Writer(places, files=kernel).write(lower)
+    assert outcome.ok is ok
+    assert [int(text) // MEGA for path, text, _ in kernel.writes if path.endswith("memory.reclaim")] == asked
+    assert kernel.killed == []
+    assert isinstance(outcome.error, CgroupBusyError) is not ok
+
+
+def test_without_memory_reclaim_a_limit_below_usage_is_busy() -> None:
+    kernel = FakeKernel("v2", release=(5, 10))
+    kernel.make_group(GROUP)
+    places = FakePlaces(kernel)
+    kernel.charge(places.directory("memory", GROUP), cache=8 * MEGA)
+    lower = step("memory.max", str(4 * MEGA), version=2, guard="memory.current", reclaim=True)
+    outcome = Writer(places, files=kernel).write(lower)
+    assert isinstance(outcome.error, CgroupBusyError)
+    assert "no more can be reclaimed" in str(outcome.error)
 
 
 async def test_a_whole_plan_is_performed_in_order_and_every_step_has_an_outcome() -> None:

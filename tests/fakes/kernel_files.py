@@ -51,6 +51,7 @@ class Group:
     limits: dict[str, int] = field(default_factory=dict)
     anon: int = 0
     cache: int = 0
+    oom_group: int = 0
     max_pids: int | None = None
     cpu_ns: int = 0
     rendered: dict[str, str] = field(default_factory=dict)
@@ -416,6 +417,8 @@ class Memory:
                 "memory.limit_in_bytes": (_shown_v1("max"), self._limit_v1),
                 "memory.memsw.limit_in_bytes": (_shown_v1("memsw"), self._memsw),
                 "memory.soft_limit_in_bytes": (_shown_v1("soft"), self._soft),
+                "memory.force_empty": (_no_reading, self._force_empty),
+                "memory.stat": (_stat(1), None),
             }
         if group.is_root:
             return {}
@@ -426,6 +429,9 @@ class Memory:
             "memory.low": (_shown_v2("low"), _set_v2("low")),
             "memory.min": (_shown_v2("min"), _set_v2("min")),
             "memory.swap.max": (_shown_v2("swap"), _set_v2("swap")),
+            "memory.oom.group": (lambda group: f"{group.oom_group}\n", self._oom_group),
+            "memory.stat": (_stat(2), None),
+            **({"memory.reclaim": (_no_reading, self._reclaim)} if self._machine.release >= (5, 19) else {}),
         }
 
     def _limit_v1(self, group: Group, text: str) -> None:
@@ -461,6 +467,45 @@ class Memory:
     def _high(self, group: Group, text: str) -> None:
         group.limits["high"] = kernel_bytes(text, "max")
         reclaim(group, group.limits["high"] * PAGE)
+
+    def _reclaim(self, group: Group, text: str) -> None:
+        wanted = kernel_bytes(text, "") * PAGE
+        before = group.usage
+        reclaim(group, before - wanted)
+        if before - group.usage < wanted:
+            fail(errno.EAGAIN)
+
+    def _oom_group(self, group: Group, text: str) -> None:
+        number = kernel_int(text.strip(), -(1 << 31), (1 << 31) - 1)
+        if number not in (0, 1):
+            fail(errno.EINVAL)
+        group.oom_group = number
+
+    def _force_empty(self, group: Group, text: str) -> None:
+        del text
+        if group.is_root:
+            fail(errno.EINVAL)
+        reclaim(group, 0)
+
+
+def _no_reading(group: Group) -> str:
+    del group
+    fail(errno.EINVAL)
+
+
+def _stat(version: int) -> Reader:
+    """The lines that tell the page cache, with all groups below (on v1 their names begin with ``total_``)."""
+
+    def read(group: Group) -> str:
+        anon, cache = (sum(getattr(one, name) for one in group.walk()) for name in ("anon", "cache"))
+        if version == 1:
+            lines = {"cache": group.cache, "rss": group.anon, "total_cache": cache, "total_rss": anon}
+            lines |= {"total_mapped_file": 0, "total_inactive_file": cache, "total_active_file": 0}
+        else:
+            lines = {"anon": anon, "file": cache, "file_mapped": 0, "inactive_file": cache, "active_file": 0}
+        return "".join(f"{name} {number}\n" for name, number in lines.items())
+
+    return read
 
 
 def reclaim(group: Group, limit: int) -> None:

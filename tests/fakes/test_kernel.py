@@ -215,7 +215,7 @@ def test_fresh_groups_read_the_same_as_on_the_real_kernel(pair: Pair) -> None:
     names = [file for file in pair.kernel.files(pair.fake) if pair.has(file)]
     assert len(names) >= 4
     for file in names:
-        if file not in {"cpu.stat", "memory.usage_in_bytes"}:
+        if file not in {"cpu.stat", "memory.usage_in_bytes", "memory.stat", "memory.force_empty"}:
             assert pair.kernel.read(pair.fake + "/a", file) == REAL.read(pair.real + "/a", file), file
 
 
@@ -419,6 +419,9 @@ P = "/sys/fs/cgroup/p"
         ("memory.low", "abc", "EINVAL", "0"),
         ("memory.high", "1M", "ok", "1048576"),
         ("memory.swap.max", "0", "ok", "0"),
+        ("memory.oom.group", "1", "ok", "1"),
+        ("memory.oom.group", "2", "EINVAL", "0"),
+        ("memory.oom.group", "max", "EINVAL", "0"),
         ("pids.max", "-1", "EINVAL", "max"),
         ("cgroup.subtree_control", "+nothing", "EINVAL", ""),
         ("cgroup.subtree_control", "cpu", "EINVAL", ""),
@@ -485,6 +488,43 @@ def test_v2_memory_below_usage_kills_and_v2_high_does_not() -> None:
     kernel.write(f"{P}/a", "memory.max", "7M")
     assert kernel.killed == [pid]
     assert kernel.read(f"{P}/a", "memory.max") == f"{7 << 20}\n"
+
+
+def test_v2_reclaim_takes_what_it_can_and_says_when_that_was_less() -> None:
+    kernel = v2()
+    kernel.charge(f"{P}/a/c", anon=8 << 20, cache=4 << 20)
+    kernel.write(f"{P}/a", "memory.reclaim", "1M")
+    assert kernel.read(f"{P}/a", "memory.current") == f"{11 << 20}\n"
+    assert code_of(lambda: kernel.write(f"{P}/a", "memory.reclaim", "4M")) == "EAGAIN"
+    assert kernel.read(f"{P}/a", "memory.current") == f"{8 << 20}\n"
+    assert code_of(lambda: kernel.read(f"{P}/a", "memory.reclaim")) == "EINVAL"
+    assert "memory.reclaim" not in v2((5, 18)).files(f"{P}/a")
+
+
+@pytest.mark.kernel
+def test_force_empty_drops_page_cache_on_both_and_cannot_be_read(tmp_path: Path) -> None:
+    pair = Pair("memory")
+    file = tmp_path / "cached"
+    code = f"import sys; input(); open({str(file)!r}, 'wb').write(bytes(8 << 20)); print(flush=True); input()"
+    reader = subprocess.Popen(["python3", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    try:
+        REAL.write(f"{pair.real}/a/c", "cgroup.procs", str(reader.pid))
+        reader.stdin.write(b"\n")
+        reader.stdin.flush()
+        reader.stdout.readline()
+        os.sync()
+        pair.kernel.charge(f"{pair.fake}/a/c", cache=8 << 20)
+        for ops, top in ((REAL, pair.real), (pair.kernel, pair.fake)):
+            before = int(ops.read(f"{top}/a/c", "memory.usage_in_bytes"))
+            ops.write(f"{top}/a/c", "memory.force_empty", "1")
+            assert before - int(ops.read(f"{top}/a/c", "memory.usage_in_bytes")) > 6 << 20
+            assert code_of(lambda ops=ops, top=top: ops.read(top, "memory.force_empty")) == "EINVAL"  # type: ignore[misc]
+    finally:
+        reader.kill()
+        reader.communicate()
+        remove_tree(pair.real)
 
 
 def test_v2_groups_that_pass_controllers_on_hold_no_processes() -> None:
@@ -582,7 +622,8 @@ def test_a_mirrored_node_reads_the_same_through_the_file_system(tmp_path: Path, 
         directory = tree.path(group)
         assert kernel.inode(directory) == os.stat(directory).st_ino
         for file in kernel.files(directory):
-            assert Path(directory, file).read_text() == ("" if file == "cgroup.kill" else kernel.read(directory, file))
+            unreadable = file in {"cgroup.kill", "memory.reclaim", "memory.force_empty"}
+            assert Path(directory, file).read_text() == ("" if unreadable else kernel.read(directory, file))
     kernel.remove_group("/kubepods")
     assert not os.path.exists(f"{tree.mount}/kubepods")
 

@@ -46,6 +46,7 @@ TEXTS = {
     "memory.low": ["abc", "4097", "max", "0"],
     "memory.min": ["1M", "abc", "0"],
     "memory.swap.max": ["0", "max", "abc", "1M", "max"],
+    "memory.oom.group": ["1", "2", "-1", "abc", "", " 0 "],
     "pids.max": ["-1", "5", "abc", "4194304", "4194305", " 7 ", "max"],
     "cgroup.freeze": ["2", "1", "0", "abc"],
     "cgroup.kill": ["2", "0", "abc"],
