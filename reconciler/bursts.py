@@ -39,14 +39,14 @@ class Bursts:
         self.burst: dict[str, BurstState] = {}
         self.turbo: dict[str, TurboState] = {}
         self._looked_at = 0.0
+        self._nobody = False
+        """Quota turbo's last look found no container that may borrow: the next one has time."""
         self._owners: dict[str, str] = {}
 
     def interval_s(self) -> float | None:
-        """How often quota turbo wants to look; None when it has nobody to look at."""
+        """How often quota turbo wants to look; None when it is off, and when it had nobody to look at."""
         config = self._reconciler.policies.quota_turbo
-        if not config.enabled or not self._turbo_customers():
-            return None
-        return config.interval_s
+        return config.interval_s if config.enabled and not self._nobody else None
 
     def second(self, now: float) -> None:
         """Quota burst's look. What is known of groups and node is the knowledge of this moment, or old."""
@@ -85,11 +85,13 @@ class Bursts:
                 self.turbo = {}
                 self._groups.sample({})
                 self._load.forget()
+            self._nobody = False
             return
         if 0.0 <= now - self._looked_at < config.interval_s * _EARLY:
             return
         self._looked_at = now
         customers = self._turbo_customers()
+        self._nobody = not customers
         self._groups.sample({one.path: one.inode for _, one in customers})
         load = swing = None
         if reading is None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 import trio
+from msgspec.structs import replace
 
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.naming import QosClass
@@ -29,6 +30,8 @@ from reconciler.signals.cpu import (
     parse_stat,
 )
 from reconciler.signals.groups import GroupSampler, sampled
+from reconciler.signals.irqs import IrqSampler
+from reconciler.signals.numa_memory import NumaMemorySampler
 from reconciler.signals.uses import UseMemory
 from state.cpu import Uses
 from state.model import NodeCpu, PodClass, SourceStatus
@@ -69,6 +72,8 @@ class Ticker:
         self._sampler = CpuSampler()
         self._groups = GroupSampler(usage)
         self._memory = UseMemory()
+        self._numa = NumaMemorySampler(root, files)
+        self._irqs = IrqSampler(root)
         self.bursts = Bursts(reconciler, usage)
         self._idle: idle_buffer.IdleState | None = None
         self._before: tuple[Reading, int | None] | None = None
@@ -98,8 +103,7 @@ class Ticker:
     def tick(self, now: float, *, fast: bool) -> None:
         """One look at the counters. ``fast``: the idle buffer has a say."""
         try:
-            stat = self._files.read(self._proc, "stat")
-            cpus = parse_stat(stat)
+            reading = Reading(at_s=now, cpus=parse_stat(self._files.read(self._proc, "stat")))
         except (OSError, ValueError) as exc:
             # Unknown: what is known grows older, and the laws do not raise anything on it.
             if self.problem is None:
@@ -113,17 +117,17 @@ class Ticker:
             return
         self.problem = None
         if fast:
-            self._step(Reading(at_s=now, cpus=cpus), now)
+            self._step(reading, now)
         else:
             self._idle = self._before = None
             self._reconciler.knowledge.ceiling_milli = None
-        self.bursts.look(Reading(at_s=now, cpus=cpus), now)
+        self.bursts.look(reading, now)
         if now - self._sampled_at >= self._sample_s * 0.9:
             self._sampled_at = now
-            self._sample(stat, now)
+            self._sample(reading, now)
             self._sampled()
 
-    def _sample(self, stat: str, now: float) -> None:
+    def _sample(self, reading: Reading, now: float) -> None:
         """Who used the CPUs, from the directories' own counters: three reads, and one more for each odd pod."""
         knowledge = self._reconciler.knowledge
         odd = {
@@ -135,9 +139,12 @@ class Ticker:
         used = {path: ns for path in paths if (ns := self._usage.cpu_ns(path)) is not None}
         online, reclaimed = self._sums.add(used, paths[0], paths[1], odd)
         classes = {ONLINE: PodClass.SHARED, RECLAIMED: PodClass.RECLAIMED}
-        knowledge.cpu = self._sampler.sample(stat, {ONLINE: online, RECLAIMED: reclaimed}, classes, now)
+        sides = replace(reading, pods={ONLINE: online, RECLAIMED: reclaimed})
+        knowledge.cpu = self._sampler.sample(sides, classes)
         self._groups.sample(sampled(knowledge.pods.values(), self._reconciler.policies, self._reconciler.pools))
         knowledge.uses = self._uses(now)
+        knowledge.memory = self._numa.look(knowledge.topology.nodes(), now)
+        knowledge.irq_cpus = self._irqs.look(self._reconciler.policies.exclusive.avoid_irqs, now)
         self.bursts.second(now)
         self._read(knowledge.cpu, now)
         self._reconciler.dirty.mark(TICK)

@@ -30,7 +30,7 @@ from reconciler.keeper import POOLS
 from reconciler.knowledge import Knowledge
 from reconciler.planner import plan
 from reconciler.rules import Rules
-from reconciler.signals.cpu import CpuSampler
+from reconciler.signals.cpu import CpuSampler, Reading, parse_stat
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.manifests import ManifestDirectory, resolve
 from reconciler.sources.operator_file import OperatorFile
@@ -151,7 +151,8 @@ def _measure(told: Recorded, knowledge: Knowledge, problems: list[str]) -> str:
     try:
         for one in told.usage:
             # On this process's clock, and ending now: an old capture's reading is of the moment that it shows.
-            knowledge.cpu = sampler.sample(one.stat, one.pods, classes, now - (last - one.at))
+            reading = Reading(at_s=now - (last - one.at), cpus=parse_stat(one.stat), pods=one.pods)
+            knowledge.cpu = sampler.sample(reading, classes)
     except ValueError as exc:
         problems.append(f"recorded CPU use: {exc}")
         return "not usable"

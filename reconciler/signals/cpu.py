@@ -177,19 +177,15 @@ class CpuSampler:
         self._last: NodeCpu | None = None
         self._last_at_s = 0.0
 
-    def sample(self, stat: str, pods: Mapping[str, int], classes: Mapping[str, PodClass], now: float) -> NodeCpu | None:
-        """Take a reading and answer with CPU use since the last one; until there are two: None.
-
-        Errors: `ValueError` for text that is no /proc/stat; what is known then only grows older.
-        """
-        reading = Reading(at_s=now, cpus=parse_stat(stat), pods=dict(pods))
+    def sample(self, reading: Reading, classes: Mapping[str, PodClass]) -> NodeCpu | None:
+        """Take a reading and answer with CPU use since the last one; until there are two: None."""
         if self._before is None or reading.at_s < self._before.at_s:
             self._before = reading
-            return self.current(now)
+            return self.current(reading.at_s)
         answer = node_cpu(self._before, reading, classes)
         if answer is not None:
-            self._before, self._last, self._last_at_s = reading, answer, now
-        return self.current(now)
+            self._before, self._last, self._last_at_s = reading, answer, reading.at_s
+        return self.current(reading.at_s)
 
     def current(self, now: float) -> NodeCpu | None:
         """The last answer with its age."""

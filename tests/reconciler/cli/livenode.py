@@ -18,7 +18,7 @@ from reconciler.config import Config, Endpoint, Kubelet, Mode, Node, Runtime, St
 from reconciler.dirty import Batch
 from reconciler.place import Place, find_place
 from reconciler.show import Show
-from reconciler.signals.cpu import CpuSampler
+from reconciler.signals.cpu import CpuSampler, Reading, parse_stat
 from reconciler.sources.runtime_signal import Signal
 from reconciler.supervisor import ComponentStatus, Health
 from state.kubelet import render_cpu_manager_state
@@ -140,7 +140,8 @@ class LiveNode:
         """One whole look, with what is learnt made durable."""
         sampler, now = CpuSampler(), time.monotonic()
         for one in USAGE:
-            agent.knowledge.cpu = sampler.sample(one.stat, one.pods, CLASSES, now - 1 + one.at)
+            reading = Reading(at_s=now - 1 + one.at, cpus=parse_stat(one.stat), pods=one.pods)
+            agent.knowledge.cpu = sampler.sample(reading, CLASSES)
         await agent.reconciler.look(Batch(frozenset(), ("test",)))
         agent.reconciler.ready.set()
 

@@ -142,14 +142,14 @@ def test_no_pair_of_readings_gives_an_impossible_number(before: Reading, after: 
 # --- over time -----------------------------------------------------------------------------------------------------
 
 
-def stat(busy: int, idle: int) -> str:
-    return f"cpu  0 0 0 0\ncpu0 {busy} 0 0 {idle} 0 0 0 0 0 0\n"
+def at(at_s: float, busy: int, idle: int) -> Reading:
+    return reading(at_s, [busy], [idle])
 
 
 def test_the_sampler_needs_two_readings_and_then_tells_the_age() -> None:
     sampler = CpuSampler()
-    assert sampler.sample(stat(0, 0), {}, {}, 1.0) is None
-    first = sampler.sample(stat(30, 70), {}, {}, 2.0)
+    assert sampler.sample(at(1.0, 0, 0), {}) is None
+    first = sampler.sample(at(2.0, 30, 70), {})
     assert first is not None
     assert (first.busy_milli, first.age_s) == (300, 0.0)
     later = sampler.current(7.5)
@@ -159,32 +159,21 @@ def test_the_sampler_needs_two_readings_and_then_tells_the_age() -> None:
 
 def test_a_reading_too_soon_keeps_the_last_answer_and_the_longer_interval() -> None:
     sampler = CpuSampler()
-    sampler.sample(stat(0, 0), {}, {}, 1.0)
-    sampler.sample(stat(30, 70), {}, {}, 2.0)
-    soon = sampler.sample(stat(31, 70), {}, {}, 2.01)
+    sampler.sample(at(1.0, 0, 0), {})
+    sampler.sample(at(2.0, 30, 70), {})
+    soon = sampler.sample(at(2.01, 31, 70), {})
     assert soon is not None
     assert soon.busy_milli == 300
-    again = sampler.sample(stat(80, 120), {}, {}, 3.0)
+    again = sampler.sample(at(3.0, 80, 120), {})
     assert again is not None
     assert (again.busy_milli, again.interval_s) == (500, 1.0)
 
 
-def test_a_broken_file_lets_what_is_known_grow_older() -> None:
-    sampler = CpuSampler()
-    sampler.sample(stat(0, 0), {}, {}, 1.0)
-    sampler.sample(stat(30, 70), {}, {}, 2.0)
-    with pytest.raises(ValueError, match="cpuN line"):
-        sampler.sample("", {}, {}, 3.0)
-    known = sampler.current(4.0)
-    assert known is not None
-    assert known.age_s == 2.0
-
-
 def test_a_clock_that_went_back_begins_anew() -> None:
     sampler = CpuSampler()
-    sampler.sample(stat(0, 0), {}, {}, 100.0)
-    assert sampler.sample(stat(30, 70), {}, {}, 1.0) is None
-    fresh = sampler.sample(stat(40, 160), {}, {}, 2.0)
+    sampler.sample(at(100.0, 0, 0), {})
+    assert sampler.sample(at(1.0, 30, 70), {}) is None
+    fresh = sampler.sample(at(2.0, 40, 160), {})
     assert fresh is not None
     assert fresh.busy_milli == 100
 
