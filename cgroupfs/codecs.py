@@ -22,7 +22,6 @@ MAX_PERIOD_US: Final = 1_000_000
 MAX_QUOTA_US: Final = (1 << 44) - 1
 MIN_SHARES: Final = 2
 MAX_SHARES: Final = 262_144
-MAX_WEIGHT: Final = 10_000
 MAX_PIDS: Final = 4_194_304
 MIN_IDENTITY: Final = -1
 MAX_IDENTITY: Final = 2

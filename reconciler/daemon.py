@@ -51,7 +51,6 @@ class Daemon:
         self._dry_run = dry_run
         self._log = logs.get("daemon")
         self._notifier = Notifier()
-        self._said_ready = False
 
     @property
     def config(self) -> Config:

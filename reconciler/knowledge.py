@@ -17,7 +17,7 @@ from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
 from reconciler.view import ContainerFacts, PodInput, assemble
 from state.cpu import GroupUse
-from state.model import KubeletView, NodeCpu, NodeView, Pod, PodMeta, SourceStatus
+from state.model import KubeletView, NodeCpu, NodeView, Pod, PodMeta
 from state.topology import Topology
 
 _LOG: Final = logging.getLogger(__name__)
@@ -184,8 +184,3 @@ class Knowledge:
         if bundle is not None:
             facts = ContainerFacts(kind=bundle.kind, name=bundle.container_name, spec=spec, settled=facts.settled)
         self._facts[cid] = facts
-
-
-def problems_of(statuses: list[SourceStatus]) -> list[str]:
-    """The sources that do not answer, as lines for a person."""
-    return [f"{status.name}: {status.detail}" for status in statuses if not status.ok]

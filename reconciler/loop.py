@@ -30,7 +30,7 @@ from reconciler.sources.runtime_signal import Signal
 from reconciler.sources.tree import PodDirs, TreeSource
 from reconciler.timeline import Timeline
 from state.ledger import Ledger
-from state.model import ContainerKind, GroupRef, KubeletView, NodeView, Phase, Pod, PodClass, Pools, Refusal, Setting
+from state.model import GroupRef, KubeletView, NodeView, Phase, Pod, PodClass, Pools, Refusal, Setting
 
 _LOG: Final = logging.getLogger(__name__)
 _SLICE_S: Final = 0.001
@@ -429,11 +429,6 @@ class Reconciler:
     def classes(self) -> dict[str, PodClass]:
         """The class of every pod, by uid."""
         return {uid: pod.pod_class for uid, pod in self.knowledge.pods.items()}
-
-    def sandboxes(self) -> int:
-        """How many containers are known to be a pause container."""
-        pods = self.knowledge.pods.values()
-        return sum(one.kind is ContainerKind.SANDBOX for pod in pods for one in pod.containers)
 
 
 async def _yield_after(since: float) -> float:

@@ -63,7 +63,7 @@ class CounterValues(Struct, frozen=True, kw_only=True):
     """A copy of all counters. Units: seconds in the histograms."""
 
     writes: Mapping[tuple[str, str], int] = {}
-    """By knob and outcome."""
+    """By knob and outcome: written, hot, restored, refused, blocked, gone."""
     foreign: Mapping[str, int] = {}
     """Foreign writes by kind of writer."""
     resyncs: Mapping[str, int] = {}
@@ -90,43 +90,22 @@ class CounterValues(Struct, frozen=True, kw_only=True):
 
 @final
 class Counters:
-    """The living counters. Only the loop's task calls these."""
+    """The living counters of what nobody else counts. Only the loop's task calls these.
 
-    __slots__ = (
-        *("_cpus_moved", "_events", "_foreign", "_lag", "_look", "_pools_changed", "_resyncs", "_signal_to_write"),
-        *("_starts", "_writes", "_yields"),
-    )
+    Writes, foreign writes, yields and resyncs are counted by those that act: `values` has none of them.
+    """
+
+    __slots__ = ("_cpus_moved", "_events", "_lag", "_look", "_pools_changed", "_signal_to_write", "_starts")
 
     def __init__(self) -> None:
-        self._writes: dict[tuple[str, str], int] = {}
-        self._foreign: dict[str, int] = {}
-        self._resyncs: dict[str, int] = {}
         # All three exist from the start, so that a ratio of them never lacks a part.
         self._starts = {"true": 0, "false": 0, "unknown": 0}
-        self._yields = 0
         self._events = 0
         self._cpus_moved = 0
         self._pools_changed = 0
         self._signal_to_write = Histogram(LATENCY_S)
         self._look = Histogram(LATENCY_S)
         self._lag = Histogram(LAG_S)
-
-    def wrote(self, knob: str, outcome: str) -> None:
-        """A step was performed. ``outcome``: ``ok``, ``unchanged``, ``dry-run`` or an errno's name."""
-        key = knob, outcome
-        self._writes[key] = self._writes.get(key, 0) + 1
-
-    def foreign(self, kind: str) -> None:
-        """Somebody else had changed a file that we manage."""
-        self._foreign[kind] = self._foreign.get(kind, 0) + 1
-
-    def yielded(self) -> None:
-        """A file was left to others."""
-        self._yields += 1
-
-    def resynced(self, reason: str) -> None:
-        """Everything was looked at. ``reason``: ``start``, ``periodic``, ``overflow``: few, as each is a series."""
-        self._resyncs[reason] = self._resyncs.get(reason, 0) + 1
 
     def started(self, signal_to_write_s: float | None, before_exec: bool | None) -> None:
         """A container's settings are in place; None is "cannot be told"."""
@@ -155,11 +134,7 @@ class Counters:
     def values(self) -> CounterValues:
         """A frozen copy."""
         return CounterValues(
-            writes=dict(self._writes),
-            foreign=dict(self._foreign),
-            resyncs=dict(self._resyncs),
             starts=dict(self._starts),
-            yields=self._yields,
             events=self._events,
             cpus_moved=self._cpus_moved,
             pools_changed=self._pools_changed,

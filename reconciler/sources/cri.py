@@ -157,16 +157,6 @@ class CriClient:
         wanted = {"label_selector": {_POD_UID: uid}}
         return next(iter(await self._listed(wanted, wanted)), None)
 
-    async def pod_of(self, container_id: str) -> PodMeta | None:
-        """The pod of one container or sandbox id; None when the runtime does not know the id (yet)."""
-        pb = await self._messages()
-        request = pb.ListContainersRequest(filter=pb.ContainerFilter(id=container_id))
-        found = await self._ask(
-            lambda answer: answer.containers, _Call("ListContainers", request, pb.ListContainersResponse)
-        )
-        sandbox_id = found[0].pod_sandbox_id if found else container_id
-        return next(iter(await self._listed({"id": sandbox_id}, {"pod_sandbox_id": sandbox_id})), None)
-
     async def _listed(self, sandboxes: dict[str, Any], containers: dict[str, Any]) -> tuple[PodMeta, ...]:
         """The pods of all sandboxes and containers that these filters let through."""
         pb = await self._messages()

@@ -3,6 +3,7 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from reconciler.exposition import render
@@ -26,20 +27,10 @@ def scraped(snapshot: MetricsSnapshot) -> Samples:
 
 def full() -> MetricsSnapshot:
     counters = Counters()
-    counters.wrote("cpu.set", "ok")
-    counters.wrote("cpu.set", "ok")
-    counters.wrote("cpu.quota", "EINVAL")
-    counters.wrote("cpu.set", "written")
-    counters.wrote("cpu.set", "hot")
-    counters.wrote("cpu.set", "refused")
-    counters.wrote("cpu.quota", "written")
     counters.event()
     counters.event()
     counters.moved(3, 2)
     counters.moved(0, 0)
-    counters.foreign("kubelet")
-    counters.yielded()
-    counters.resynced("start")
     counters.started(0.0004, before_exec=True)
     counters.started(None, before_exec=None)
     counters.looked(0.002)
@@ -76,7 +67,19 @@ def full() -> MetricsSnapshot:
         rss_bytes=42,
         cpu_s=1.25,
         started_at=7.0,
-        counters=counters.values,
+        counters=replace(
+            counters.values,
+            writes={
+                ("cpu.set", "written"): 2,
+                ("cpu.set", "hot"): 1,
+                ("cpu.set", "refused"): 1,
+                ("cpu.quota", "blocked"): 1,
+                ("cpu.quota", "written"): 1,
+            },
+            foreign={"kubelet": 1},
+            resyncs={"start": 1},
+            yields=1,
+        ),
     )
 
 
@@ -104,12 +107,12 @@ def test_a_scrape_shows_the_snapshot() -> None:
         ("bypassd_files_yielded", ()): 1,
         ("bypassd_ledger_files", ()): 9,
         ("bypassd_yields_total", ()): 1,
-        ("bypassd_writes_total", (("knob", "cpu.set"), ("outcome", "ok"))): 2,
-        ("bypassd_writes_total", (("knob", "cpu.quota"), ("outcome", "EINVAL"))): 1,
+        ("bypassd_writes_total", (("knob", "cpu.set"), ("outcome", "written"))): 2,
+        ("bypassd_writes_total", (("knob", "cpu.quota"), ("outcome", "blocked"))): 1,
         ("bypassd_plan_events_total", ()): 2,
         ("bypassd_cpus_moved_total", ()): 3,
         ("bypassd_pools_changed_total", ()): 2,
-        ("bypassd_cpuset_writes_total", ()): 2,
+        ("bypassd_cpuset_writes_total", ()): 3,
         ("bypassd_foreign_writes_total", (("writer", "kubelet"),)): 1,
         ("bypassd_container_starts_total", (("before_exec", "true"),)): 1,
         ("bypassd_container_starts_total", (("before_exec", "false"),)): 0,
@@ -155,7 +158,6 @@ def test_open_metrics_is_given_to_who_asks_for_it() -> None:
 def test_the_values_are_a_copy() -> None:
     counters = Counters()
     before = counters.values
-    counters.wrote("cpu.set", "ok")
     counters.started(0.1, before_exec=False)
     assert before == CounterValues(starts={"true": 0, "false": 0, "unknown": 0})
     assert counters.values.starts == {"true": 0, "false": 1, "unknown": 0}

@@ -79,17 +79,10 @@ async def test_one_pod_is_asked_for_by_its_uid(runtime: FakeRuntime) -> None:
     assert [set(runtime.asked[1:3]), set(runtime.asked[3:])] == [{"v1 ListPodSandbox", "v1 ListContainers"}] * 2
 
 
-@pytest.mark.parametrize("known", [MAIN, SANDBOX])
-async def test_the_pod_of_a_container_or_sandbox_is_found_by_its_id(runtime: FakeRuntime, known: str) -> None:
-    async with CriClient(str(runtime.socket)) as cri:
-        check_burstable(await cri.pod_of(known))
-        assert await cri.pod_of("0" * 64) is None
-
-
 async def test_a_container_whose_sandbox_is_not_listed_tells_names_but_not_labels(runtime: FakeRuntime) -> None:
     runtime.sandboxes.clear()
     async with CriClient(str(runtime.socket)) as cri:
-        pod = await cri.pod_of(MAIN)
+        pod = await cri.pod(BURSTABLE)
         assert pod is not None
         assert (pod.uid, pod.namespace, pod.name) == (BURSTABLE, "default", "burstable-node1")
         assert (pod.labels, pod.annotations, pod.sandbox_ids) == (None, None, ())
@@ -229,12 +222,12 @@ async def test_many_tasks_may_ask_at_once(runtime: FakeRuntime) -> None:
     found: list[PodMeta | None] = []
     async with CriClient(str(runtime.socket), timeout_s=20) as cri:
 
-        async def ask(container_id: str) -> None:
-            found.append(await cri.pod_of(container_id))
+        async def ask() -> None:
+            found.append(await cri.pod(BURSTABLE))
 
         async with trio.open_nursery() as nursery:
-            for container_id in [MAIN, SANDBOX] * 40:
-                nursery.start_soon(ask, container_id)
+            for _ in range(80):
+                nursery.start_soon(ask)
     assert len(found) == 80
     for pod in found:
         check_burstable(pod)
@@ -365,7 +358,6 @@ async def test_a_real_containerd_answers_every_question(containerd: Path, monkey
         assert "cni" in conditions["NetworkReady"].message
         assert await cri.pods() == ()
         assert await cri.pod(BURSTABLE) is None
-        assert await cri.pod_of(MAIN) is None
     monkeypatch.setattr("reconciler.sources.cri._APIS", ("v1alpha2",))
     async with CriClient(str(containerd), timeout_s=10) as old:
         assert (await old.version()).api == "v1alpha2"
