@@ -78,6 +78,7 @@ def configuration(node: EmbeddedNode, directory: str, *, cri_socket: str | None)
     return {
         "mode": "enforce",
         "operator_file": None,
+        "node": {"cgroup_root": node.record.cgroup_root},
         "kubelet": {
             "root_dir": node.kubelet_root,
             "config_file": f"{node.kubelet_root}/config.yaml",

@@ -11,6 +11,7 @@ Source: recordings of kubelets 1.22-1.27, and of a 1.22 without its "skip if unc
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -126,6 +127,9 @@ class EmbeddedNode(Node):
         self.api = PodServer()
         self.version = Version.NONE
         self.updates = 0
+        self.rounds: list[float] = []
+        """When each round of the CPU manager began; monotonic seconds."""
+        self._tick_s = TICK_S
         self._last: dict[str, str] = {}
         self._leaving: set[str] = set()
         self._stopping = threading.Event()
@@ -148,8 +152,18 @@ class EmbeddedNode(Node):
 
     def begin(self, version: Version) -> None:
         """Answer on ``/pods``, and tick, from now on."""
-        self.version = version
+        self.listen()
+        self.begin_ticks(version)
+
+    def listen(self) -> None:
+        """Answer on ``/pods``, and for device plug-ins."""
         self.api.start()
+        self._bind_plugins()
+
+    def begin_ticks(self, version: Version, *, tick_s: float = TICK_S) -> None:
+        """Reconcile from now on. ``tick_s``: the wait between the end of a round and the next."""
+        self.version = version
+        self._tick_s = tick_s
         self._qos_at = time.monotonic()
         self._ticker = threading.Thread(target=self._run, name="kubelet-tick", daemon=True)
         self._ticker.start()
@@ -175,8 +189,18 @@ class EmbeddedNode(Node):
             self._write_qos_shares()
 
     def restart_kubelet(self) -> None:
-        """What a restart forgets: which containers it has updated."""
+        """It forgets which containers it has updated, and its socket is a new one."""
+        self._bind_plugins()
         self._last.clear()
+
+    def _bind_plugins(self) -> None:
+        """The device plug-ins' socket, made anew at each start: the one file that tells of a kubelet's restart."""
+        path = f"{self.kubelet_root}/device-plugins/kubelet.sock"
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(path)
 
     def tick(self) -> list[str]:
         """One reconcile of the CPU manager: the ids it updated."""
@@ -198,7 +222,8 @@ class EmbeddedNode(Node):
         return ids
 
     def _run(self) -> None:
-        while not self._stopping.wait(TICK_S):
+        while not self._stopping.wait(self._tick_s):
+            self.rounds.append(time.monotonic())
             try:
                 self.tick()
                 if time.monotonic() - self._qos_at >= QOS_S:

@@ -1,0 +1,87 @@
+"""Every write to a control file below one group, with who wrote it, as the kernel tells it: not as the agent does."""
+
+import threading
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+import trio
+
+from cgroupfs.attribution import FanotifyWatch
+from tests.e2e.mounts import hierarchies
+
+VALUES: Final = frozenset(
+    {"cpuset.cpus", "cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.limit_in_bytes"}
+)
+
+
+class Written(NamedTuple):
+    """One write. ``at``: monotonic seconds, when it was read; two writes of one process within it are one."""
+
+    at: float
+    group: str
+    file: str
+    pid: int
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Which file."""
+        return self.group, self.file
+
+
+class WriteLog:
+    """Collects while the block runs, in a thread of its own. Writes of this process are left out.
+
+    Errors: `SourceError` where the kernel does not tell who writes.
+    """
+
+    def __init__(self, below: str) -> None:
+        found = hierarchies()
+        mounts = [found[name] for name in ("cpuset", "cpu", "memory") if name in found]
+        self._watch = FanotifyWatch(mounts, files=VALUES, below=below)
+        self._entries: list[Written] = []
+        self._lock = threading.Lock()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=trio.run, args=(self._collect,), name="writes", daemon=True)
+        self.lost = False
+        """The kernel's queue ran over: counts are too low."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._begun.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            self._token.run_sync_soon(self._watch.close)
+        self._thread.join()
+
+    def since(self, began: float, until: float = float("inf")) -> list[Written]:
+        """What was written from one moment of the monotonic clock on, in order."""
+        with self._lock:
+            return [one for one in self._entries if began <= one.at < until]
+
+    async def _collect(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._begun.set()
+        while True:
+            try:
+                batch = await self._watch.next_batch()
+            except trio.ClosedResourceError:
+                return
+            now = time.monotonic()
+            with self._lock:
+                self.lost = self.lost or any(one.lost for one in batch)
+                self._entries += [Written(now, one.group, one.file, one.writer.pid) for one in batch if not one.lost]
+
+
+def count(entries: Iterable[Written]) -> dict[tuple[str, str], int]:
+    """How often each file was written."""
+    found: dict[tuple[str, str], int] = {}
+    for one in entries:
+        found[one.place] = found.get(one.place, 0) + 1
+    return found
