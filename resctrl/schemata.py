@@ -136,6 +136,24 @@ def rounded(part: Bandwidth, value: int) -> int:
     return min(most, max(least, -(-value // step) * step))
 
 
+def largest(part: Bandwidth) -> int:
+    """No limit, as a number that is safe to write.
+
+    5.10 rounds MB/s up to its step in 32 bits: the number that stands there at first comes round to 4 MB/s.
+    """
+    most = bandwidth_bounds(part)[1]
+    return most - most % max(1, part.step) if part.unit is BandwidthUnit.MBPS else most
+
+
+def writable(schemata: Schemata, capability: Capability) -> dict[str, dict[int, int]]:
+    """The same values with every number that is beyond `largest` brought down to it: it means the same."""
+    tops = {part.name: largest(part) for part in capability.bandwidths}
+    return {
+        name: {domain: min(value, tops.get(name, value)) for domain, value in domains.items()}
+        for name, domains in schemata.items()
+    }
+
+
 def differing(wanted: Schemata, actual: Schemata, capability: Capability) -> dict[str, dict[int, int]]:
     """What of ``wanted`` the file does not hold, as the kernel would round it. Domains left out keep their value."""
     bandwidths = {part.name: part for part in capability.bandwidths}
@@ -144,7 +162,10 @@ def differing(wanted: Schemata, actual: Schemata, capability: Capability) -> dic
         part = bandwidths.get(name)
         for domain, value in domains.items():
             there = actual.get(name, {}).get(domain)
-            if there == value or (part is not None and there == rounded(part, value)):
-                continue
-            found.setdefault(name, {})[domain] = value
+            if there is None or not (there == value or (part is not None and _same(part, value, there))):
+                found.setdefault(name, {})[domain] = value
     return found
+
+
+def _same(part: Bandwidth, wanted: int, there: int) -> bool:
+    return there == rounded(part, wanted) or min(wanted, there) >= largest(part)

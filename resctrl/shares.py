@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from cgroupfs.errors import InputError
 from resctrl.capability import Bandwidth, BandwidthUnit, Cache
-from resctrl.schemata import bandwidth_bounds, contiguous, rounded
+from resctrl.schemata import bandwidth_bounds, contiguous, largest, rounded
 
 
 def range_mask(cache: Cache, start_percent: int, end_percent: int) -> int:
@@ -104,7 +104,7 @@ def bandwidth(part: Bandwidth, percent: int, full: int | None) -> int:
         raise InputError(f"{part.name} share", percent, "a percent from 1 to 100")
     least, most = bandwidth_bounds(part)
     if percent == 100:
-        return most
+        return largest(part)
     if part.unit is BandwidthUnit.PERCENT:
         return rounded(part, percent)
     if full is None:

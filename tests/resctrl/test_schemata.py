@@ -16,6 +16,7 @@ from resctrl.schemata import (
     format_schemata,
     parse_schemata,
     rounded,
+    writable,
 )
 from tests.resctrl.machines import AMD, AMD_MB, CDP, INTEL, INTEL_MB, INTEL_MBPS, INTEL_WITH_L2, MBPS
 
@@ -133,6 +134,14 @@ def test_only_what_the_file_does_not_hold_differs(
     wanted: dict[str, dict[int, int]], actual: dict[str, dict[int, int]], expected: dict[str, dict[int, int]]
 ) -> None:
     assert differing(wanted, actual, INTEL) == expected
+
+
+def test_no_limit_is_written_so_that_5_10_does_not_wrap_it() -> None:
+    wanted = {"MB": {0: NO_LIMIT_MBPS, 1: 500}, "L3": {0: 0xFFF}}
+    safe = writable(wanted, MBPS)
+    assert safe == {"MB": {0: 4_294_967_290, 1: 500}, "L3": {0: 0xFFF}}
+    assert differing(safe, wanted, MBPS) == {}
+    assert writable({"MB": {0: 2048}}, AMD) == {"MB": {0: 2048}}
 
 
 def test_rounding_is_upwards_to_the_hardwares_step_and_within_its_bounds() -> None:

@@ -1,0 +1,233 @@
+"""What a group uses of cache and memory bandwidth: monitoring groups under the hardware's budget, read as rates.
+
+An unknown is None and never 0: a domain may answer ``Unavailable``, ``Error`` or ``Unassigned``, a counter that steps
+back was counted anew, and the first bytes of a fresh group may be the last tenant's.
+
+Source: kernel documentation, filesystems/resctrl ("Resource monitoring rules"; "Sub-NUMA Clustering").
+"""
+
+import errno
+from collections.abc import Mapping
+from typing import Final, final
+
+from msgspec import Struct
+
+from cgroupfs.errors import CgroupGoneError, cgroup_error
+from resctrl.files import REAL, GroupFiles
+from resctrl.groups import PREFIX, OutOfGroupsError
+
+_DOMAIN: Final = "mon_L3_"
+_PART: Final = "mon_sub_L3_"
+_OCCUPANCY: Final = "llc_occupancy"
+_TOTAL: Final = "mbm_total_bytes"
+_LOCAL: Final = "mbm_local_bytes"
+SHORTEST_S: Final = 0.05
+_WRAP: Final = 1 << 64
+_NEAR_WRAP: Final = _WRAP - (1 << 48)
+# More than any socket's memory can do by a factor of several; a jump like this is a counter that was counted anew.
+_FASTEST_BYTES_S: Final = 4e12
+
+
+class DomainUse(Struct, frozen=True, kw_only=True):
+    """One group in one cache domain, as counted. Units: bytes. ``parts``: occupancy by NUMA node of a split socket."""
+
+    occupancy: int | None = None
+    total: int | None = None
+    local: int | None = None
+    parts: Mapping[int, int | None] = {}
+
+
+class Reading(Struct, frozen=True, kw_only=True):
+    """One group at one moment of the monotonic clock. ``inode``: which group it was."""
+
+    at_s: float
+    inode: int
+    domains: Mapping[int, DomainUse]
+
+
+class Rate(Struct, frozen=True, kw_only=True):
+    """One group in one domain over an interval. Units: bytes; bytes per second. None: not known."""
+
+    occupancy: int | None = None
+    total_s: float | None = None
+    local_s: float | None = None
+
+
+def rates(before: Reading | None, after: Reading) -> dict[int, Rate]:
+    """Occupancy now, and bandwidth between two readings of the same group."""
+    same = before is not None and before.inode == after.inode and after.at_s - before.at_s >= SHORTEST_S
+    found: dict[int, Rate] = {}
+    for domain, now in after.domains.items():
+        then = before.domains.get(domain) if before is not None and same else None
+        seconds = after.at_s - before.at_s if before is not None else 0.0
+        found[domain] = Rate(
+            occupancy=now.occupancy,
+            total_s=_per_second(then.total if then else None, now.total, seconds),
+            local_s=_per_second(then.local if then else None, now.local, seconds),
+        )
+    return found
+
+
+def _per_second(then: int | None, now: int | None, seconds: float) -> float | None:
+    if then is None or now is None or seconds <= 0:
+        return None
+    grown = now - then
+    if grown < 0 and then >= _NEAR_WRAP:
+        grown += _WRAP
+    if grown < 0 or grown / seconds > _FASTEST_BYTES_S:
+        return None
+    return grown / seconds
+
+
+def total(values: Mapping[int, Rate]) -> Rate:
+    """All domains together; a sum with an unknown part is unknown."""
+    parts = list(values.values())
+
+    def summed(numbers: list[float | None]) -> float | None:
+        known = [number for number in numbers if number is not None]
+        return sum(known) if known and len(known) == len(numbers) else None
+
+    occupancy = summed([part.occupancy for part in parts])
+    return Rate(
+        occupancy=None if occupancy is None else int(occupancy),
+        total_s=summed([part.total_s for part in parts]),
+        local_s=summed([part.local_s for part in parts]),
+    )
+
+
+class Watch(Struct, frozen=True, kw_only=True):
+    """Who has a monitoring group now, since when; and who had one until when. Seconds on the caller's clock."""
+
+    since: Mapping[str, float] = {}
+    until: Mapping[str, float] = {}
+
+
+def rotate(watch: Watch, wanted: Mapping[str, int], budget: int, now: float, dwell_s: float) -> Watch:
+    """Who is watched next: ``wanted`` maps a key to its rank, lower first; at most ``budget`` of them at once.
+
+    Who has not been watched for longest comes next within its rank; who has been for ``dwell_s`` makes place for one
+    that waits. A lower rank never waits for a higher one. Where all fit, nobody is moved.
+    """
+    since = {key: at for key, at in watch.since.items() if key in wanted}
+    until = {key: at for key, at in watch.until.items() if key in wanted}
+    budget = max(0, budget)
+    never = float("-inf")
+    waiting = sorted(wanted.keys() - since.keys(), key=lambda key: (wanted[key], until.get(key, never), key))
+    # Who leaves first: the highest rank, and of one rank the longest there.
+    leaving = sorted(since, key=lambda key: (-wanted[key], since[key], key))
+    while len(since) > budget:
+        key = leaving.pop(0)
+        del since[key]
+        until[key] = now
+
+    def gives_way(one: str, to: str) -> bool:
+        return wanted[one] > wanted[to] or (wanted[one] == wanted[to] and now - since[one] >= dwell_s)
+
+    for key in waiting:
+        if len(since) >= budget:
+            out = next((one for one in leaving if gives_way(one, key)), None)
+            if out is None:
+                break
+            leaving.remove(out)
+            del since[out]
+            until[out] = now
+        since[key] = now
+        until.pop(key, None)
+    return Watch(since=since, until=until)
+
+
+@final
+class Monitors:
+    """The monitoring groups below one resctrl mount. Synchronous, as `resctrl.groups`."""
+
+    def __init__(self, root: str, files: GroupFiles = REAL, prefix: str = PREFIX) -> None:
+        self.root = root
+        self.files = files
+        self.prefix = prefix
+
+    def path(self, control: str, name: str = "") -> str:
+        """The directory of a monitoring group, or of a control group, which is one as well."""
+        around = f"{self.root}/{control}" if control else self.root
+        return f"{around}/mon_groups/{name}" if name else around
+
+    def names(self, control: str) -> tuple[list[str], list[str]]:
+        """Ours and others' monitoring groups of one control group, sorted; none where it cannot have any."""
+        try:
+            found = sorted(self.files.groups(f"{self.path(control)}/mon_groups"))
+        except OSError:
+            return [], []
+        ours = [name for name in found if name.startswith(self.prefix)]
+        return ours, [name for name in found if not name.startswith(self.prefix)]
+
+    def create(self, control: str, name: str) -> bool:
+        """Make one; False when it was there. Errors as `Groups.create`."""
+        path = self._own(control, name)
+        try:
+            self.files.mkdir(path)
+        except FileExistsError:
+            return False
+        except OSError as exc:
+            if exc.errno == errno.ENOSPC:
+                raise OutOfGroupsError(path, "RMIDs") from exc
+            raise cgroup_error(path, exc, "mkdir") from exc
+        return True
+
+    def remove(self, control: str, name: str) -> bool:
+        """Remove one; its threads count for the control group again. False when it was gone. Errors: `CgroupError`."""
+        path = self._own(control, name)
+        try:
+            self.files.rmdir(path)
+        except OSError as exc:
+            error = cgroup_error(path, exc, "rmdir")
+            if isinstance(error, CgroupGoneError):
+                return False
+            raise error from exc
+        return True
+
+    def read(self, control: str, name: str = "", *, at_s: float) -> Reading:
+        """All domains of one group. Errors: `CgroupGoneError` when the group is gone, `CgroupError`."""
+        path = self.path(control, name)
+        data = f"{path}/mon_data"
+        try:
+            inode = self.files.inode(path)
+            names = sorted(self.files.groups(data))
+        except OSError as exc:
+            raise cgroup_error(data, exc, "list") from exc
+        domains = {int(one.removeprefix(_DOMAIN)): self._domain(f"{data}/{one}") for one in names if _is_domain(one)}
+        return Reading(at_s=at_s, inode=inode, domains=domains)
+
+    def _domain(self, directory: str) -> DomainUse:
+        """A socket that is split into several NUMA nodes shows its sum, and each node's part in a directory below."""
+        try:
+            inside = self.files.listdir(directory)
+        except OSError:
+            return DomainUse()
+        parts = sorted(name for name in inside if name.startswith(_PART) and name.removeprefix(_PART).isdecimal())
+
+        def value(file: str) -> int | None:
+            if file not in inside:
+                return None
+            whole = self._number(directory, file)
+            if whole is None and parts:
+                known = [self._number(f"{directory}/{part}", file) for part in parts]
+                return None if None in known else sum(number for number in known if number is not None)
+            return whole
+
+        nodes = {int(part.removeprefix(_PART)): self._number(f"{directory}/{part}", _OCCUPANCY) for part in parts}
+        return DomainUse(occupancy=value(_OCCUPANCY), total=value(_TOTAL), local=value(_LOCAL), parts=nodes)
+
+    def _number(self, directory: str, file: str) -> int | None:
+        try:
+            text = self.files.read(directory, file).strip()
+        except OSError:
+            return None
+        return int(text) if text.isascii() and text.isdecimal() else None
+
+    def _own(self, control: str, name: str) -> str:
+        if not name.startswith(self.prefix) or "/" in name or "\n" in name:
+            raise ValueError(f"{name!r} is no name of a group of ours")
+        return self.path(control, name)
+
+
+def _is_domain(name: str) -> bool:
+    return name.startswith(_DOMAIN) and name.removeprefix(_DOMAIN).isdecimal()

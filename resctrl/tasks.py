@@ -1,0 +1,95 @@
+"""Moving threads between groups: one thread a write, until nothing is left to move or the bounds are reached.
+
+A group takes threads, not processes, and what a moved thread starts afterwards is born in its group. A process that
+forks while it is moved leaves children behind; so the list is read again until nobody is missing. A program that forks
+without end is caught in the end because its new children come from moved parents, but no single call waits for that.
+
+Source: kernel documentation, filesystems/resctrl. Peers write each process id once per period and ignore errors; the
+threads of a process stay behind then.
+"""
+
+import errno
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from cgroupfs.errors import cgroup_error, errno_name
+from resctrl.files import GroupFiles
+
+PASSES: Final = 10
+MOST_WRITES: Final = 4096
+
+Threads = Callable[[], Iterable[int]]
+
+
+class Moved(Struct, frozen=True, kw_only=True):
+    """How one call went. ``settled``: at its end nobody was missing. ``gone``: died on the way, which is fine.
+
+    ``refused``: errno names with how many threads got them.
+    """
+
+    moved: int = 0
+    gone: int = 0
+    passes: int = 0
+    settled: bool = True
+    refused: Mapping[str, int] = {}
+
+
+def members(files: GroupFiles, directory: str) -> frozenset[int]:
+    """The threads of a group, of a control group with those in its monitoring groups. Errors: `CgroupError`."""
+    try:
+        return frozenset(map(int, files.read(directory, "tasks").split()))
+    except OSError as exc:
+        raise cgroup_error(f"{directory}/tasks", exc, "read") from exc
+
+
+def gather(
+    files: GroupFiles, directory: str, threads: Threads, *, passes: int = PASSES, most: int = MOST_WRITES
+) -> Moved:
+    """Bring all of ``threads`` into the group, and into no write more than ``most``.
+
+    Errors: `CgroupError` when the group itself cannot be used (it is gone). What single threads were refused is in
+    the answer: EINVAL is what a monitoring group answers while a thread is not in its control group yet.
+    """
+    moved = gone = 0
+    refused: dict[str, int] = {}
+    given_up: set[int] = set()
+    for turn in range(1, passes + 1):
+        missing = sorted(set(threads()) - members(files, directory) - given_up)
+        if not missing:
+            return Moved(moved=moved, gone=gone, passes=turn, settled=not refused, refused=refused)
+        for tid in missing:
+            if moved + gone + len(given_up) >= most:
+                return Moved(moved=moved, gone=gone, passes=turn, settled=False, refused=refused)
+            code = _put(files, directory, tid)
+            if code == 0:
+                moved += 1
+            elif code == errno.ESRCH:
+                gone += 1
+            else:
+                given_up.add(tid)
+                refused[errno_name(code)] = refused.get(errno_name(code), 0) + 1
+    return Moved(moved=moved, gone=gone, passes=passes, settled=False, refused=refused)
+
+
+def expel(files: GroupFiles, directory: str, threads: Threads, to: str, *, most: int = MOST_WRITES) -> int:
+    """Send home who is in the group but not of ``threads``; how many were moved to the group ``to``.
+
+    A thread's number may have been given to another program between reading it and writing it. The members are read
+    before ``threads``: whatever a member forks meanwhile is in both.
+    """
+    inside = members(files, directory)
+    strangers = sorted(inside - set(threads()))[:most]
+    return sum(_put(files, to, tid) == 0 for tid in strangers)
+
+
+def _put(files: GroupFiles, directory: str, tid: int) -> int:
+    """0 or the errno. Errors: `CgroupGoneError` when it is the group that is gone."""
+    try:
+        files.write(directory, "tasks", f"{tid}\n")
+    except OSError as exc:
+        if exc.errno in {errno.ENOENT, errno.ENODEV}:
+            raise cgroup_error(f"{directory}/tasks", exc, f"write {tid}") from exc
+        return exc.errno or errno.EIO
+    return 0
