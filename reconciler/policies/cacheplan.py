@@ -1,0 +1,261 @@
+"""The groups of one machine: which there are, what each holds, and which pod is in which. Pure.
+
+A control group is one of a handful, so they are given out like this: one per class that differs from the default
+group, one per level that some BE pod asks for, and then one per *wish* of single pods, as pods that ask for the same
+can share it and lose nothing. When they run out, pods share by class, and the plan says which.
+
+A BE pod's own share is cut to what BE as a whole has: Koordinator lets a BE pod take any range by annotation, and with
+it the cache of the pods that this is to protect. An online pod's range is its own.
+
+Source: Koordinator's resctrl-qos, rubik's dynCache, goresctrl's partitions; `resctrl.shares` says what differs.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from cgroupfs.errors import InputError
+from reconciler.policies.cachewish import LevelName, PodShare, pod_share
+from resctrl.capability import Bandwidth, Cache, Capability, Status
+from resctrl.groups import DEFAULT, PREFIX
+from resctrl.schemata import largest
+from resctrl.shares import bandwidth, overlay, partitions, percent_mask, range_mask, without_shared
+from state.cache import CacheLayout, CacheMode, CacheWish, ClassShare, Level
+from state.model import Pod, PodClass
+
+CLASS_GROUPS: Final[Mapping[PodClass, str]] = {
+    PodClass.RECLAIMED: f"{PREFIX}be",
+    PodClass.SHARED: f"{PREFIX}ls",
+    PodClass.DEDICATED: f"{PREFIX}lsr",
+}
+_LEVEL: Final = f"{PREFIX}be-"
+_OWN: Final = f"{PREFIX}own-"
+_RANK: Final = {PodClass.DEDICATED: 0, PodClass.SHARED: 1, PodClass.RECLAIMED: 2}
+# Its own kind of group: it moves with the law also where the class' does not.
+_DYNAMIC: Final = LevelName.DYNAMIC
+
+Values = dict[str, dict[int, int]]
+
+
+class CacheGroup(Struct, frozen=True, kw_only=True):
+    """One control group: what its schemata is to hold, and why."""
+
+    name: str
+    schemata: Mapping[str, Mapping[int, int]]
+    reason: str
+
+
+class CachePlan(Struct, frozen=True, kw_only=True):
+    """What is wanted. ``members``: pod uid -> group; the default group for those that are in none.
+
+    ``crowded``: pods that asked for a share of their own and share by class instead, with the reason. ``default``: what
+    the default group is to hold; None: it is left alone. BE's groups come first: it gives up before others take.
+    """
+
+    groups: tuple[CacheGroup, ...] = ()
+    members: Mapping[str, str] = {}
+    crowded: Mapping[str, str] = {}
+    default: Mapping[str, Mapping[int, int]] | None = None
+    problems: tuple[str, ...] = ()
+
+
+def plan_cache(
+    wish: CacheWish,
+    pods: Iterable[Pod],
+    capability: Capability,
+    *,
+    level: Level,
+    foreign: int = 0,
+    having: frozenset[str] = frozenset(),
+) -> CachePlan:
+    """The groups and who is in them. ``level``: BE's size in mode dynamic and for pods that ask for it.
+
+    ``foreign``: control groups of others. ``having``: our groups that exist: who has one keeps it.
+    """
+    if capability.status is not Status.READY or not capability.divisible:
+        words = capability.reason if capability.status is not Status.READY else "nothing can be divided here"
+        return CachePlan(problems=(words,))
+    plan = _Planner(wish, capability, level)
+    budget = capability.control_groups - 1 - foreign
+    whole = plan.schemata(plan.shares(wish.system)) if wish.system is not None else plan.whole()
+    groups: dict[str, CacheGroup] = {}
+    homes: dict[PodClass, str] = {}
+    for pod_class, name in CLASS_GROUPS.items():
+        values = plan.of_class(pod_class)
+        homes[pod_class] = DEFAULT
+        if values == whole:
+            continue
+        if len(groups) >= budget:
+            plan.problems.append(f"no control group is left for class {pod_class}: its pods stay in the default group")
+            continue
+        groups[name] = CacheGroup(name=name, schemata=values, reason=f"class {pod_class}")
+        homes[pod_class] = name
+    members: dict[str, str] = {}
+    wanting: dict[str, tuple[CacheGroup, list[Pod]]] = {}
+    for pod in sorted(pods, key=lambda pod: (_RANK.get(pod.pod_class, 3), pod.uid)):
+        members[pod.uid] = homes.get(pod.pod_class, DEFAULT)
+        if not wish.pods or pod.pod_class is PodClass.SYSTEM:
+            continue
+        share, problems = pod_share(pod)
+        plan.problems += [f"{pod.title}: {problem}" for problem in problems]
+        own = plan.own(pod, share) if share else None
+        if own is not None and own.schemata != _held(groups, members[pod.uid], whole):
+            wanting.setdefault(own.name, (own, []))[1].append(pod)
+    crowded: dict[str, str] = {}
+    for name, (own, askers) in sorted(wanting.items(), key=lambda one: _order(one[0], one[1][1], having)):
+        if len(groups) < budget:
+            groups[name] = own
+            members |= {pod.uid: name for pod in askers}
+            continue
+        for pod in askers:
+            words = (
+                f"no control group is left ({budget} to give out): it shares {members[pod.uid] or 'the default group'}"
+            )
+            crowded[pod.uid] = words
+            plan.problems.append(f"{pod.title}: {words}")
+    return CachePlan(
+        groups=tuple(groups.values()),
+        members=members,
+        crowded=crowded,
+        default=whole if wish.system is not None else None,
+        problems=tuple(dict.fromkeys(plan.problems)),
+    )
+
+
+def _order(name: str, askers: list[Pod], having: frozenset[str]) -> tuple[bool, bool, int, str]:
+    """Levels first, as many pods share them; then who has a group already, then by class."""
+    return not name.startswith(_LEVEL), name not in having, min(_RANK[pod.pod_class] for pod in askers), name
+
+
+def _held(groups: Mapping[str, CacheGroup], name: str, whole: Values) -> Mapping[str, Mapping[int, int]]:
+    return groups[name].schemata if name in groups else whole
+
+
+class _Planner:
+    """One machine's arithmetic for one wish."""
+
+    def __init__(self, wish: CacheWish, capability: Capability, level: Level) -> None:
+        self.problems: list[str] = []
+        self._wish = wish
+        self._level = level
+        self._caches = [
+            cache for cache in capability.caches if cache.name.startswith(tuple(wish.caches)) and cache.domains
+        ]
+        self._bandwidths = [part for part in capability.bandwidths if part.domains and self._full(part) is not None]
+        self._parts = {cache.name: self._partitions(cache) for cache in self._caches}
+
+    def whole(self) -> Values:
+        """Everything, for everybody: what the default group holds until somebody changes it."""
+        return self._values({cache.name: cache.full for cache in self._caches}, 100)
+
+    def shares(self, share: ClassShare) -> tuple[dict[str, int], int]:
+        """A share as masks by cache and a percent of bandwidth."""
+        low, high = share.cat_range_start_percent, share.cat_range_end_percent
+        return {cache.name: range_mask(cache, low, high) for cache in self._caches}, share.mba_percent
+
+    def schemata(self, parts: tuple[Mapping[str, int], int]) -> Values:
+        """The same values in every domain."""
+        return self._values(*parts)
+
+    def of_class(self, pod_class: PodClass) -> Values:
+        """What a class has."""
+        return self._values(*self._class(pod_class))
+
+    def own(self, pod: Pod, share: PodShare) -> CacheGroup | None:
+        """The group that a pod asks for; None when its class' is meant."""
+        if share.level is LevelName.MAX:
+            return None
+        if share.level is not None:
+            # Not the class' own group, which may be larger or smaller than the level.
+            values = self._values(*self._leveled(share.level))
+            return CacheGroup(name=f"{_LEVEL}{share.level}", schemata=values, reason=f"level {share.level}")
+        masks, percent = self._class(pod.pod_class)
+        values = self._values(masks, percent if share.percent is None else share.percent)
+        for cache in self._caches:
+            for domain in cache.domains:
+                asked = share.ranges.get(domain, share.range)
+                if asked is not None:
+                    values[cache.name][domain] = self._asked(cache, asked, masks[cache.name], pod.pod_class)
+        for part in self._bandwidths:
+            for domain, asked_percent in share.percents.items():
+                if domain in part.domains:
+                    values[part.name][domain] = bandwidth(part, asked_percent, self._full(part))
+        if pod.pod_class is PodClass.RECLAIMED:
+            top = self._values(masks, percent)
+            for part in self._bandwidths:
+                values[part.name] = {one: min(value, top[part.name][one]) for one, value in values[part.name].items()}
+        domains = [cache.domains for cache in self._caches] + [part.domains for part in self._bandwidths]
+        known = {domain for some in domains for domain in some}
+        for domain in sorted({*share.ranges, *share.percents} - known):
+            self.problems.append(f"{pod.title}: cache {domain} of its annotation is not on this machine")
+        asking = (pod.pod_class.value, share.range, sorted(share.ranges.items()))
+        text = f"{asking} {share.percent} {sorted(share.percents.items())}"
+        name = f"{_OWN}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return CacheGroup(name=name, schemata=values, reason=f"asked for by annotation, class {pod.pod_class}")
+
+    def _asked(self, cache: Cache, asked: tuple[int, int], of_class: int, pod_class: PodClass) -> int:
+        mask = range_mask(cache, *asked)
+        if pod_class is not PodClass.RECLAIMED:
+            return without_shared(cache, mask) if self._wish.avoid_shared else mask
+        inside = mask & of_class
+        least = max(1, cache.min_ways)
+        return inside if inside.bit_count() >= least else of_class
+
+    def _class(self, pod_class: PodClass) -> tuple[dict[str, int], int]:
+        if pod_class is PodClass.RECLAIMED and self._wish.mode is CacheMode.DYNAMIC:
+            return self._leveled(_DYNAMIC)
+        share = self._share(pod_class)
+        masks, percent = self.shares(share)
+        for cache in self._caches:
+            parts = self._parts[cache.name]
+            if parts is not None:
+                masks[cache.name] = parts[pod_class]
+            if self._wish.avoid_shared and pod_class.online:
+                masks[cache.name] = without_shared(cache, masks[cache.name])
+        return masks, percent
+
+    def _leveled(self, name: LevelName) -> tuple[dict[str, int], int]:
+        levels = self._wish.levels
+        fixed = {LevelName.LOW: levels.low, LevelName.MIDDLE: levels.middle, LevelName.HIGH: levels.high}
+        level = fixed.get(name, self._level)
+        masks: dict[str, int] = {}
+        for cache in self._caches:
+            parts = self._parts[cache.name]
+            start = self._wish.reclaimed.cat_range_start_percent
+            if parts is not None:
+                masks[cache.name] = overlay(cache, parts[PodClass.RECLAIMED], 0, level.cache_percent)
+            else:
+                masks[cache.name] = percent_mask(cache, level.cache_percent, -(-cache.ways * start // 100))
+        return masks, level.mba_percent
+
+    def _share(self, pod_class: PodClass) -> ClassShare:
+        wish = self._wish
+        return {PodClass.DEDICATED: wish.dedicated, PodClass.SHARED: wish.shared}.get(pod_class, wish.reclaimed)
+
+    def _partitions(self, cache: Cache) -> dict[PodClass, int] | None:
+        """The classes' masks where they share no way; None where they may."""
+        if self._wish.layout is not CacheLayout.EXCLUSIVE:
+            return None
+        widths = {
+            pod_class: share.cat_range_end_percent - share.cat_range_start_percent
+            for pod_class in CLASS_GROUPS
+            for share in (self._share(pod_class),)
+        }
+        try:
+            masks = partitions(cache, {pod_class.value: width for pod_class, width in widths.items()})
+        except InputError as exc:
+            self.problems.append(f"{cache.name} is not divided exclusively: {exc}")
+            return None
+        return {pod_class: masks[pod_class.value] for pod_class in widths}
+
+    def _values(self, masks: Mapping[str, int], percent: int) -> Values:
+        values: Values = {cache.name: dict.fromkeys(cache.domains, masks[cache.name]) for cache in self._caches}
+        for part in self._bandwidths:
+            number = largest(part) if percent == 100 else bandwidth(part, percent, self._full(part))
+            values[part.name] = dict.fromkeys(part.domains, number)
+        return values
+
+    def _full(self, part: Bandwidth) -> int | None:
+        return self._wish.slow_bandwidth_mbps if part.name == "SMBA" else self._wish.bandwidth_mbps

@@ -1,0 +1,123 @@
+"""What a pod's annotations ask of cache and memory bandwidth. Pure; a broken value is one message, never an exception.
+
+- Koordinator's ``node.koordinator.sh/resctrl``: ``llc.schemata.range``, ``llc.schemataPerCache``,
+  ``mb.schemata.percent`` and ``mb.schemataPerCache``, ranges as percents.
+- rubik's ``volcano.sh/cache-limit``: one of its levels, for BE pods.
+
+Source: Koordinator's API (apis/extension/resctrl.go), rubik's dynCache. Where both are given, the first counts.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+from msgspec import Struct
+
+from reconciler.annotations import JsonAnnotation, UnusableError, attempt, one_of, read_plain, whole_number
+from state.model import Pod, PodClass
+
+RESCTRL: Final = "node.koordinator.sh/resctrl"
+CACHE_LIMIT: Final = "volcano.sh/cache-limit"
+_T = TypeVar("_T")
+
+Range = tuple[int, int]
+
+
+class LevelName(StrEnum):
+    """rubik's levels. ``max`` is all that BE may have, ``dynamic`` what the law gives it now."""
+
+    LOW = "low"
+    MIDDLE = "middle"
+    HIGH = "high"
+    MAX = "max"
+    DYNAMIC = "dynamic"
+
+
+class PodShare(Struct, frozen=True, kw_only=True):
+    """A pod's own share: ranges of ways and percents of bandwidth, for all domains and for single ones.
+
+    None and empty: as its class. ``level`` instead of all that: one of BE's sizes.
+    """
+
+    range: Range | None = None
+    ranges: Mapping[int, Range] = {}
+    percent: int | None = None
+    percents: Mapping[int, int] = {}
+    level: LevelName | None = None
+
+    def __bool__(self) -> bool:
+        return self != PodShare()
+
+
+def pod_share(pod: Pod) -> tuple[PodShare, tuple[str, ...]]:
+    """What a pod asks for, and what of it could not be used."""
+    problems: list[str] = []
+    found = JsonAnnotation(pod.annotations, RESCTRL, problems)
+    cache = found.read("llc", lambda value: _part(value, "range", _range, f"{RESCTRL}: llc", problems))
+    memory = found.read("mb", lambda value: _part(value, "percent", _percent, f"{RESCTRL}: mb", problems))
+    share = PodShare(
+        range=cache[0] if cache else None,
+        ranges=cache[1] if cache else {},
+        percent=memory[0] if memory else None,
+        percents=memory[1] if memory else {},
+    )
+    level = read_plain(
+        pod.annotations, CACHE_LIMIT, lambda value: one_of(value, {one.value: one for one in LevelName}), problems
+    )
+    if level is not None and pod.pod_class is not PodClass.RECLAIMED:
+        problems.append(
+            f"annotation {CACHE_LIMIT}: {level.value!r}: levels are for BE pods; this one is {pod.pod_class}"
+        )
+    elif level is not None and not share:
+        share = PodShare(level=level)
+    return share, tuple(problems)
+
+
+def _part(
+    value: Any,
+    key: str,
+    reader: Callable[[Any], _T],
+    where: str,
+    problems: list[str],  # somebody else's JSON
+) -> tuple[_T | None, dict[int, _T]]:
+    if not isinstance(value, dict):
+        raise UnusableError("an object with schemata or schemataPerCache")
+    whole = value.get("schemata")
+    everywhere: _T | None = None
+    if whole is not None:
+        everywhere = attempt(f"annotation {where}.schemata", whole, lambda one: _field(one, key, reader), problems)
+    single: dict[int, _T] = {}
+    entries = value.get("schemataPerCache") or []
+    if not isinstance(entries, list):
+        raise UnusableError("schemataPerCache as a list")
+    for entry in entries:
+        pair = attempt(f"annotation {where}.schemataPerCache", entry, lambda one: _entry(one, key, reader), problems)
+        if pair is not None:
+            single[pair[0]] = pair[1]
+    return everywhere, single
+
+
+def _field(value: Any, key: str, reader: Callable[[Any], _T]) -> _T | None:  # somebody else's JSON
+    if not isinstance(value, dict):
+        raise UnusableError(f"an object with {key}")
+    return None if value.get(key) is None else reader(value[key])
+
+
+def _entry(value: Any, key: str, reader: Callable[[Any], _T]) -> tuple[int, _T] | None:  # somebody else's JSON
+    found = _field(value, key, reader)
+    # Go leaves a zero out when it writes the number of a cache.
+    return None if found is None else (whole_number(value.get("cacheID", 0), 0, 1 << 20), found)
+
+
+def _range(value: Any) -> Range:  # somebody else's JSON
+    expected = "a range [start, end] of percents, 0 <= start < end <= 100"
+    if not isinstance(value, list) or len(value) != 2:
+        raise UnusableError(expected)
+    low, high = whole_number(value[0], 0, 100), whole_number(value[1], 0, 100)
+    if low >= high:
+        raise UnusableError(expected)
+    return low, high
+
+
+def _percent(value: Any) -> int:  # somebody else's JSON
+    return whole_number(value, 1, 100)

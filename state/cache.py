@@ -1,0 +1,134 @@
+"""What is wanted of cache and memory bandwidth: shares by class, levels of BE, the law that moves them.
+
+Values only: the policy `cache` gives them out, `reconciler.policies.cacheplan` turns them into masks on one machine.
+Units: percents of a cache's ways, of a memory bandwidth, or of what a law looks at.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+_Percent = Annotated[int, Meta(ge=1, le=100)]
+
+
+class CacheLayout(StrEnum):
+    """Whether classes may have ways in common."""
+
+    OVERLAPPING = "overlapping"
+    EXCLUSIVE = "exclusive"
+
+
+class CacheMode(StrEnum):
+    """How large BE's share is."""
+
+    STATIC = "static"
+    DYNAMIC = "dynamic"
+
+
+class MountOption(StrEnum):
+    """How resctrl is mounted where nobody has."""
+
+    CDP = "cdp"
+    CDPL2 = "cdpl2"
+    MBPS = "mba_MBps"
+
+
+class ClassShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One class' share. Koordinator's resctrl-qos by its own names."""
+
+    cat_range_start_percent: Annotated[
+        int, Meta(ge=0, le=99, description="the class' ways begin at this percent of the cache")
+    ] = 0
+    cat_range_end_percent: Annotated[
+        int, Meta(ge=1, le=100, description="and end at this one; above the start, rounded up to whole ways")
+    ] = 100
+    mba_percent: Annotated[
+        int, Meta(ge=1, le=100, description="memory bandwidth; rounded up to the hardware's step, 100: no limit")
+    ] = 100
+
+    def __post_init__(self) -> None:
+        if self.cat_range_start_percent >= self.cat_range_end_percent:
+            raise ValueError(
+                f"cat_range_start_percent {self.cat_range_start_percent} is not below cat_range_end_percent "
+                f"{self.cat_range_end_percent}"
+            )
+
+
+class Level(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A size of BE's share. Units: percent of the ways, percent of the memory bandwidth."""
+
+    cache_percent: Annotated[_Percent, Meta(description="ways of the cache, rounded down, at least the minimum")]
+    mba_percent: Annotated[_Percent, Meta(description="memory bandwidth")]
+
+
+class Levels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """rubik's three sizes: what a BE pod asks for by annotation, and the bounds of the moving one."""
+
+    low: Level = Level(cache_percent=20, mba_percent=10)
+    middle: Level = Level(cache_percent=30, mba_percent=30)
+    high: Level = Level(cache_percent=50, mba_percent=50)
+
+    def __post_init__(self) -> None:
+        for name in ("cache_percent", "mba_percent"):
+            values = [getattr(one, name) for one in (self.low, self.middle, self.high)]
+            if values != sorted(values):
+                raise ValueError(f"{name} of low, middle, high is {values}; expected no fall from one to the next")
+
+
+class LevelLaw(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How BE's share moves between the levels low and high in mode dynamic."""
+
+    miss_high_percent: Annotated[
+        float, Meta(ge=1, le=100, description="cache misses of an online pod, of its references: above, BE shrinks")
+    ] = 20.0
+    miss_low_percent: Annotated[float, Meta(ge=0, le=100, description="and below (all online pods), BE may grow")] = (
+        10.0
+    )
+    bandwidth_high_percent: Annotated[
+        float, Meta(ge=1, le=100, description="memory bandwidth in use in one domain: above, BE gets less of it")
+    ] = 80.0
+    bandwidth_low_percent: Annotated[
+        float, Meta(ge=0, le=100, description="and below (all domains), BE may have more")
+    ] = 60.0
+    suspect_percent: Annotated[
+        float, Meta(ge=0, le=100, description="bandwidth: only while BE's part of what is in use is at least this")
+    ] = 5.0
+    step_down_percent: Annotated[int, Meta(ge=1, le=100, description="points that BE gives up at once")] = 50
+    step_up_percent: Annotated[int, Meta(ge=1, le=100, description="points that BE gets back at a time")] = 5
+    calm_s: Annotated[
+        float, Meta(ge=0, le=3600, description="everything must be calm this long before each step up")
+    ] = 5.0
+    stale_s: Annotated[
+        float, Meta(ge=1, le=600, description="older readings are not known, and nothing grows on them")
+    ] = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("miss", "bandwidth"):
+            low, high = getattr(self, f"{name}_low_percent"), getattr(self, f"{name}_high_percent")
+            if low >= high:
+                raise ValueError(f"{name}_low_percent {low} is not below {name}_high_percent {high}")
+
+
+class CacheWish(Struct, frozen=True, kw_only=True):
+    """The whole wish. ``system`` None: the default group is nobody's business. Bandwidths in MB/s per domain."""
+
+    dedicated: ClassShare = ClassShare()
+    shared: ClassShare = ClassShare()
+    reclaimed: ClassShare = ClassShare(cat_range_end_percent=30)
+    system: ClassShare | None = None
+    layout: CacheLayout = CacheLayout.OVERLAPPING
+    mode: CacheMode = CacheMode.STATIC
+    levels: Levels = Levels()
+    law: LevelLaw = LevelLaw()
+    caches: tuple[str, ...] = ("L3",)
+    avoid_shared: bool = False
+    pods: bool = True
+    bandwidth_mbps: int = 20_000
+    slow_bandwidth_mbps: int | None = None
+    mount: bool = False
+    mount_options: tuple[MountOption, ...] = ()
+    monitor: bool = True
+    dwell_s: float = 30.0
+    sweep_s: float = 2.0
+    dry_run: bool = False
