@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, final
 
-from cgroupfs.cpuset import CpuSet
+from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import AgentError
 from cgroupfs.naming import Layout, QosClass
 from reconciler.rules import Rules
@@ -17,7 +17,7 @@ from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
 from reconciler.view import ContainerFacts, PodInput, assemble
 from state.cpu import GroupUse
-from state.model import KubeletView, NodeCpu, NodeView, Pod, PodMeta
+from state.model import KubeletView, NodeCpu, NodeView, NumaMemory, Pod, PodMeta
 from state.topology import Topology
 
 _LOG: Final = logging.getLogger(__name__)
@@ -62,6 +62,8 @@ class Knowledge:
         self.knobs: frozenset[str] = frozenset()
         self.uses: Mapping[str, GroupUse] = {}
         self.lent_us: Mapping[str, int] = {}
+        self.numa_memory: NumaMemory | None = None
+        self.irq_cpus = EMPTY
         self.pods: dict[str, Pod] = {}
         self._versions = dict(versions)
         self._runtime = dirs
@@ -147,6 +149,8 @@ class Knowledge:
             uses=self.uses,
             knobs=self.knobs,
             lent_us=self.lent_us,
+            numa_memory=self.numa_memory,
+            irq_cpus=self.irq_cpus,
         )
 
     def _assemble(self, dirs: PodDirs) -> Pod:

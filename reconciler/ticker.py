@@ -143,7 +143,7 @@ class Ticker:
         knowledge.cpu = self._sampler.sample(sides, classes)
         self._groups.sample(sampled(knowledge.pods.values(), self._reconciler.policies, self._reconciler.pools))
         knowledge.uses = self._uses(now)
-        knowledge.memory = self._numa.look(knowledge.topology.nodes(), now)
+        knowledge.numa_memory = self._numa.look(knowledge.topology.nodes(), now)
         knowledge.irq_cpus = self._irqs.look(self._reconciler.policies.exclusive.avoid_irqs, now)
         self.bursts.second(now)
         self._read(knowledge.cpu, now)

@@ -249,6 +249,16 @@ class NodeCpu(Struct, frozen=True, kw_only=True):
         return max(0, self.busy_milli - self.online_milli - self.reclaimed_milli)
 
 
+class NumaMemory(Struct, frozen=True, kw_only=True):
+    """What memory can be had by NUMA node, in bytes (`reconciler.signals.numa_memory`).
+
+    ``age_s`` None or large means unknown, and an unknown is no reason to choose a node.
+    """
+
+    free: Mapping[int, int]
+    age_s: float | None = None
+
+
 class Setting(Struct, frozen=True, kw_only=True):
     """A wanted value of a knob on a group, with the policy and the reason that want it. ``knob`` is a catalog name.
 
@@ -373,7 +383,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
     ``reclaimed_ceiling_milli`` is what the idle buffer's ticker allows BE now; None: the ticker does not speak.
     ``uses``: CPU use and throttling by group path, of the groups that a policy asks for. ``lent_us``: quotas above the
     limit that a burst law lends for now, by group path (µs of the group's period). ``knobs``: names of the knobs that
-    this kernel offers; empty: not looked yet.
+    this kernel offers; empty: not looked yet. ``numa_memory``: of machines with more than one NUMA node. ``irq_cpus``:
+    CPUs that serve the interrupts of the interfaces that the config names.
     """
 
     topology: Topology
@@ -391,3 +402,5 @@ class NodeView(Struct, frozen=True, kw_only=True):
     uses: Mapping[str, GroupUse] = {}
     lent_us: Mapping[str, int] = {}
     knobs: frozenset[str] = frozenset()
+    numa_memory: NumaMemory | None = None
+    irq_cpus: CpuSet = EMPTY

@@ -25,6 +25,7 @@ docs/cpu-plugins.md tells a site how to write one.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Final
 
@@ -62,7 +63,7 @@ def _weights() -> dict[str, float]:
 
 
 class PlacementConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How CPUs are chosen for containers that own them."""
+    """How CPUs are chosen: for containers that own them, or for BE work."""
 
     plugins: Annotated[
         Mapping[str, Weight],
@@ -170,6 +171,16 @@ def load(config: PlacementConfig, where: str = "placement.plugins") -> Chain:
     weights = {**_weights(), **config.plugins}
     plugins = tuple(_enabled(name, weight, where) for name, weight in weights.items() if weight > 0)
     return Chain(plugins=plugins, combinations=config.combinations)
+
+
+def loaded(config: PlacementConfig) -> Chain:
+    """The same, kept: a configuration is asked for at every plan, and loaded once. Errors: as `load`."""
+    return _loaded(tuple(config.plugins.items()), config.combinations)
+
+
+@cache
+def _loaded(plugins: tuple[tuple[str, float], ...], combinations: int) -> Chain:
+    return load(PlacementConfig(plugins=dict(plugins), combinations=combinations))
 
 
 def _enabled(name: str, weight: float, where: str) -> Enabled:

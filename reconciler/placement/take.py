@@ -22,9 +22,11 @@ Source: the kubelet's static policy, KEP-2625, KEP-2902, KEP-3545; Katalyst's dy
 in name order and never resizes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import final
+
+from msgspec import Struct
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.chain import Chain, PlacementConfig, PlacementContext, load
@@ -60,18 +62,39 @@ def allocate(
     return _Taker(Run(chain or default_chain(), context), demands, free & topology.online).taken()
 
 
-def preferred(
-    cpus: CpuSet, topology: Topology, chain: Chain | None = None, *, interrupts: CpuSet = EMPTY
-) -> tuple[CpuSet, ...]:
-    """``cpus`` as the chain would have BE work take them: disjoint, the best first, without what filters keep out.
+class Preference(Struct, frozen=True, kw_only=True):
+    """What a chain says of CPUs for BE work.
 
-    By default efficiency cores come first, CPUs with interrupts last. A plug-in tells BE work by the demand's class.
+    ``tiers``: disjoint, the best first, without what filters keep out. ``filters``: which of them kept something out;
+    ``errors``: by plug-in, the first error it raised; it was passed over then.
+    """
+
+    tiers: tuple[CpuSet, ...]
+    filters: tuple[str, ...] = ()
+    errors: Mapping[str, str] = {}
+
+
+def preference(
+    cpus: CpuSet, topology: Topology, chain: Chain | None = None, *, interrupts: CpuSet = EMPTY
+) -> Preference:
+    """``cpus`` as the chain would have BE work take them.
+
+    By default efficiency cores come first, CPUs with interrupts last. A plug-in tells BE work by the demand's class;
+    selecting and scoring combinations has no say, as BE work grows and shrinks CPU by CPU.
     """
     run = Run(
         chain or default_chain(), PlacementContext(topology=topology, fitter=Fitter(topology), interrupts=interrupts)
     )
     demand = CpuDemand(key="reclaimed", count=max(1, len(cpus)), pod_class=PodClass.RECLAIMED)
-    return run.tiers(demand, run.allowed(demand, cpus, 1)[0])
+    allowed, filters = run.allowed(demand, cpus, 1)
+    return Preference(tiers=run.tiers(demand, allowed), filters=filters, errors=dict(sorted(run.errors.items())))
+
+
+def preferred(
+    cpus: CpuSet, topology: Topology, chain: Chain | None = None, *, interrupts: CpuSet = EMPTY
+) -> tuple[CpuSet, ...]:
+    """The tiers of `preference`."""
+    return preference(cpus, topology, chain, interrupts=interrupts).tiers
 
 
 @final

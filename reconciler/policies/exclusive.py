@@ -17,17 +17,17 @@ Source: kubelet CPU manager, static policy and its options; Katalyst, dedicated_
 """
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Annotated, Final
 
 from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.chain import Chain, PlacementConfig, load
+from reconciler.placement.chain import PlacementConfig, loaded
 from reconciler.placement.choice import choose
 from reconciler.placement.demand import CpuDemand
 from reconciler.placement.members import bound_nodes, container_milli
+from reconciler.placement.room import NodeMemory
 from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus
 from state.cpu import TopologyPolicy
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
@@ -38,6 +38,10 @@ INIT_KEY: Final = "(init)"
 _CPU: Final = 1000
 _WHY: Final = "dedicated/"
 """Before a demand's key: its part of the pools' reasons, by the pool's name."""
+_FRESH_S: Final = 60.0
+"""Older figures of the nodes' memory say nothing about a container that starts now."""
+
+Interface = Annotated[str, Meta(pattern=r"^[^\s/]{1,64}$")]
 
 
 class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,20 +75,18 @@ class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
             "(kubernetes 106270)"
         ),
     ] = True
+    avoid_irqs: Annotated[
+        tuple[Interface, ...],
+        Meta(
+            description="network interfaces, by name or pattern such as ens*: the CPUs that serve their interrupts are "
+            "given last, to containers that own CPUs and to BE work; looked up once a minute"
+        ),
+    ] = ()
     placement: PlacementConfig = PlacementConfig()
 
     def __post_init__(self) -> None:
         """Load the plug-ins. Errors: `InputError` naming the one that cannot be had."""
-        _chain(self.placement)
-
-
-def _chain(config: PlacementConfig) -> Chain:
-    return _loaded(tuple(config.plugins.items()), config.combinations)
-
-
-@cache
-def _loaded(plugins: tuple[tuple[str, float], ...], combinations: int) -> Chain:
-    return load(PlacementConfig(plugins=dict(plugins), combinations=combinations))
+        loaded(self.placement)
 
 
 def carve(view: NodeView, pools: Pools, previous: Pools | None, config: ExclusiveConfig) -> Pools:
@@ -105,16 +107,20 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Exclusiv
         demands,
         free,
         view.topology,
-        _chain(config.placement),
+        loaded(config.placement),
         policy=config.topology_policy,
         prefer_cpu=config.prefer_cpu,
         wishes={uid: pod.wish for uid, pod in view.pods.items()},
         affinity=view.kubelet.affinity,
+        memory=_memory(view) if previous is not None else None,
+        interrupts=view.irq_cpus,
         seated=bound_nodes(previous.bound) if previous is not None else {},
         remembered=gone,
     )
     found = choice.allocation
     reasons = {**pools.reasons, NAME: _told(found.refused, found.errors)}
+    if view.irq_cpus:
+        reasons[NAME] += f"; CPU {view.irq_cpus} of network interrupts is given last"
     for key, cpus in found.cpus.items():
         # What was said when it was chosen: later it is simply held.
         kept = previous is not None and previous.dedicated.get(key) == cpus
@@ -202,6 +208,29 @@ def _of_pod(
     init = max((whole_cpus(one) for one in pod.containers if one.kind is ContainerKind.INIT), default=0)
     if init:
         yield _demand(pod, init_key, init, held.get(init_key, EMPTY), config)
+
+
+def _memory(view: NodeView) -> NodeMemory | None:
+    """What is known of the nodes' memory, and what containers ask for; None where it cannot decide anything.
+
+    At the first look there is none: what runs already has its memory, and would be counted twice.
+    """
+    known = view.numa_memory
+    if known is None or known.age_s is None or known.age_s > _FRESH_S:
+        return None
+    total: dict[int, int] = {}
+    for node in view.topology.nodes():
+        amount = view.topology.node(node).memory_bytes
+        if amount is None or node not in known.free:
+            return None
+        total[node] = amount
+    requests: dict[str, int] = {}
+    for uid, pod in view.pods.items():
+        for one in pod.containers if pod.pod_class is PodClass.DEDICATED else ():
+            asked = one.requests.memory_bytes or 0
+            key = f"{uid}/{INIT_KEY if one.kind is ContainerKind.INIT else one.name or one.id}"
+            requests[key] = max(requests.get(key, 0), asked)
+    return NodeMemory(total=total, free={node: known.free[node] for node in total}, requests=requests)
 
 
 def _demand(pod: Pod, key: str, count: int, held: CpuSet, config: ExclusiveConfig) -> CpuDemand:

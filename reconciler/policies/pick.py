@@ -5,15 +5,19 @@ so what is held stays held. Two rules stand above that: a CPU that is no candida
 whose sibling is dedicated or reserved goes to BE work only when no other is left.
 
 Where a machine has efficiency cores they are taken before the others and given back after them; a site's plug-ins can
-order the CPUs otherwise (`reconciler.placement.take.preferred`).
+order the CPUs otherwise (`reconciler.placement.take.preference`).
 
 Source: Koordinator takes sibling pairs round-robin over sockets and starts from nothing at each step, Katalyst counts
 from the highest ids down. We keep pairs and high ids (interrupts and host work gather on the low ones).
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple, final
 
 from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.placement.chain import Chain, PlacementConfig, loaded
+from reconciler.placement.take import Preference, preference
 from state.topology import CpuKind, Topology
 
 
@@ -45,6 +49,52 @@ def choose(
     if len(chosen) == count:
         return chosen
     return chosen | _fill(count - len(chosen), last, held, topology, ranked)
+
+
+class ByRules(NamedTuple):
+    """The candidates that a chain of rules leaves, their order for `choose`, and what a person should know."""
+
+    candidates: CpuSet
+    tiers: Sequence[CpuSet] | None
+    told: str
+
+
+def by_rules(candidates: CpuSet, topology: Topology, config: PlacementConfig, *, interrupts: CpuSet) -> ByRules:
+    """What a site's rules make of the candidates; the ``interrupts`` among them come last.
+
+    Rules that leave none are not followed: BE pods run already, and have to run somewhere.
+    """
+    found = _preference(_Same(topology), candidates, loaded(config), interrupts)
+    told = "".join(f"; plug-in {name} failed and was passed over: {error}" for name, error in found.errors.items())
+    allowed = CpuSet.union(found.tiers)
+    if not allowed:
+        names = ", ".join(found.filters)
+        return ByRules(candidates, None, f"{told}; the rules {names} leave BE work no CPU: they are not followed")
+    if allowed != candidates:
+        told += f"; CPU {candidates - allowed} kept out by {', '.join(found.filters)}"
+    return ByRules(allowed, found.tiers, told)
+
+
+@final
+class _Same:
+    """A topology as a key: the same object is the same machine. Comparing a thousand CPUs at each plan is no saving."""
+
+    __slots__ = ("topology",)
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+
+    def __hash__(self) -> int:
+        return id(self.topology)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.topology is self.topology
+
+
+@lru_cache(maxsize=8)
+def _preference(machine: _Same, cpus: CpuSet, chain: Chain, interrupts: CpuSet) -> Preference:
+    """Once for all plans that ask about the same CPUs: budgets change each second, candidates seldom."""
+    return preference(cpus, machine.topology, chain, interrupts=interrupts)
 
 
 def neighbours(cpus: CpuSet, taken: CpuSet, topology: Topology) -> CpuSet:

@@ -6,6 +6,7 @@ starts later can collide with it). BE pods outside besteffort, classed by label,
 an online pod, get a part of the budget per container instead.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -14,13 +15,16 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
+from reconciler.placement.chain import PlacementConfig, loaded
 from reconciler.policies.base import SHARES_MIN, Policy, PolicyConfig, owns_cpus, period_us, quota_us
 from reconciler.policies.be_quota import own_quota, parts_of, split
 from reconciler.policies.budget import BudgetConfig, cpu_count, next_budget
-from reconciler.policies.pick import choose, neighbours
+from reconciler.policies.pick import by_rules, choose, neighbours
 from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
 
 NAME: Final = "reclaimed"
+_AS_EVER: Final = PlacementConfig()
+"""Rules that leave the choice to `pick.choose`, which follows the built-in ones by itself."""
 
 
 class Form(StrEnum):
@@ -52,7 +56,11 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         False
     )
     share_exclusive: Annotated[
-        bool, Meta(description="dedicated CPUs count as capacity, and BE work may run there: pinned pods lose latency")
+        bool,
+        Meta(
+            description="dedicated CPUs count as capacity, and BE work may run there: pinned pods lose latency. Never "
+            "on those of pods that refuse it (koordinator.sh/qosClass LSE) or of which nobody has told the labels yet"
+        ),
     ] = False
     besteffort_cpuset: Annotated[
         bool,
@@ -67,12 +75,21 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
             description="write the weight of a BE pod's own directory: it decides between pods, a container's does not"
         ),
     ] = True
+    placement: PlacementConfig = PlacementConfig()
+
+    def __post_init__(self) -> None:
+        """Load the plug-ins. Errors: `InputError` naming the one that cannot be had."""
+        loaded(self.placement)
 
 
 def carve(view: NodeView, pools: Pools, previous: Pools | None, config: ReclaimedConfig) -> Pools:
     """Set the budget, choose the CPUs, split the quota."""
     confined = config.form is not Form.QUOTA and view.kubelet.reasserts_s is None
     counted, squeezed = _candidates(view, pools, config)
+    tiers: Sequence[CpuSet] | None = None
+    told = ""
+    if confined and squeezed is None and (config.placement != _AS_EVER or view.irq_cpus):
+        counted, tiers, told = by_rules(counted, view.topology, config.placement, interrupts=view.irq_cpus)
     was_confined = previous is not None and previous.confined and confined
     outside = pools.online_cpus - counted if was_confined else EMPTY
     # CPUs that are BE work's alone are there to be filled: there is nobody on them to leave room for.
@@ -83,14 +100,15 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Reclaime
     count = cpu_count(budget.milli, len(held), len(counted), config.minimum_cpus, bounded=bounded)
     # Siblings of CPUs that are shared on purpose are no longer worth avoiding.
     taken = (pools.reserved | pools.dedicated_cpus) - counted
-    reclaimed = choose(count, counted, held, taken, view.topology)
+    reclaimed = choose(count, counted, held, taken, view.topology, tiers=tiers)
     for node in view.topology.nodes() if config.minimum_per_node else ():
         here = view.topology.node_cpus(node) & counted
         if len(reclaimed & here) < config.minimum_per_node:
-            reclaimed |= choose(config.minimum_per_node, here, (held | reclaimed) & here, taken, view.topology)
+            kept = (held | reclaimed) & here
+            reclaimed |= choose(config.minimum_per_node, here, kept, taken, view.topology, tiers=tiers)
     reasons = dict(pools.reasons)
     reasons["budget"] = budget.reason
-    reasons["reclaimed"] = _why_these(reclaimed, counted, taken, squeezed, view)
+    reasons["reclaimed"] = _why_these(reclaimed, counted, taken, squeezed, view) + told
     reasons["cpuset"] = _why_cpuset(confined, config, view)
     quota: dict[str, int] | None = None
     if bounded:
@@ -172,12 +190,13 @@ def narrows_besteffort(view: NodeView, pools: Pools, config: ReclaimedConfig) ->
 def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> tuple[CpuSet, str | None]:
     """The CPUs that BE work may use; with a reason, when there are none and it must share somebody else's."""
     online, kubelet = pools.online_cpus, view.kubelet
-    dedicated = EMPTY if config.share_exclusive else pools.dedicated_cpus
+    refused = _refused(view, pools)
+    dedicated = refused if config.share_exclusive else pools.dedicated_cpus
     usable = online - dedicated - pools.interrupt
     if kubelet.policy is not CpuPolicy.NONE and kubelet.default_cpus & online:
         # CPUs in neither the default set nor an entry are about to be given to a container: one allocation is two
         # renames of the checkpoint, and the first only takes them away.
-        shown = pools.dedicated_cpus if config.share_exclusive else EMPTY
+        shown = pools.dedicated_cpus - refused if config.share_exclusive else EMPTY
         usable &= kubelet.default_cpus | shown
     # Tasks on isolated CPUs are not balanced: BE work would pile up on one of them.
     usable = (usable - view.topology.isolated) or usable
@@ -189,8 +208,22 @@ def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> tuple[
         return counted, None
     if usable:
         return usable, f"no CPU is left but reserved ones: BE shares CPU {usable} with the system, bounded by its quota"
-    everything = (online - pools.dedicated_cpus) or (kubelet.default_cpus & online) or online
+    everything = (online - pools.dedicated_cpus) or (kubelet.default_cpus & online) or (online - refused) or online
     return everything, f"every CPU is dedicated: BE shares CPU {everything}, bounded by its quota"
+
+
+def _refused(view: NodeView, pools: Pools) -> CpuSet:
+    """The dedicated CPUs whose pods refuse BE work, or may: what they say is not known yet.
+
+    Source: Koordinator's BE pods run on an LSR pod's CPUs and never on an LSE pod's. Katalyst's dedicated pods do not
+    say, and there BE work uses their CPUs.
+    """
+    masks = 0
+    for key, cpus in pools.dedicated.items():
+        pod = view.pods.get(key.partition("/")[0])
+        if pod is not None and (pod.wish.lends is False or not pod.classification.certain):
+            masks |= cpus.mask
+    return CpuSet.from_mask(masks)
 
 
 def _near(pod: Pod, view: NodeView, pools: Pools) -> tuple[CpuSet, str]:
