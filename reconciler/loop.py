@@ -26,6 +26,7 @@ from reconciler.metrics import Counters
 from reconciler.placement.movement import moved as movement
 from reconciler.planner import plan_parents, plan_pod, plan_pools
 from reconciler.policies.table import PoliciesConfig
+from reconciler.slices import Slices
 from reconciler.sources.runtime_signal import Signal
 from reconciler.sources.tree import PodDirs, TreeSource
 from reconciler.timeline import Timeline
@@ -33,7 +34,6 @@ from state.ledger import Ledger
 from state.model import GroupRef, KubeletView, NodeView, Phase, Pod, PodClass, Pools, Refusal, Setting
 
 _LOG: Final = logging.getLogger(__name__)
-_SLICE_S: Final = 0.001
 _FIRST_LABELS_S: Final = 1.0
 """How long the first look after a start waits for labels: no pod is bounded by QoS that a label would have spared."""
 _VERIFY_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0)
@@ -195,18 +195,19 @@ class Reconciler:
         targets: list[Target] = []
         if full or moved or NODE in batch.keys:
             targets += self._plan_parents(view, pools)
-        since = time.monotonic()
+        slices = Slices()
         for uid in sorted(looked):
             targets += self._plan_pod(self.knowledge.pods[uid], view, pools, signalled, every=True)
-            since = await _yield_after(since)
+            await slices.checkpoint()
         if moved:
             for uid, pod in list(self.knowledge.pods.items()):
                 if uid not in looked and (every or pod.pod_class is PodClass.RECLAIMED or uid in self.wanted):
                     targets += self._plan_pod(pod, view, pools, signalled, every=False)
-                    since = await _yield_after(since)
+                    await slices.checkpoint()
         for uid in sorted(key.removeprefix(LOAN) for key in batch.keys if key.startswith(LOAN)):
             if uid not in looked and (lent := self.knowledge.pods.get(uid)) is not None:
                 targets += self._plan_pod(lent, view, pools, signalled, every=False)
+                await slices.checkpoint()
         await self.actuator.apply(targets)
         self._planned(view, pools)
         self._note_times(targets, signalled)
@@ -243,11 +244,11 @@ class Reconciler:
     async def _see(self, uids: Iterable[str], listed: Mapping[str, PodDirs]) -> dict[str, Seen]:
         """Assemble the pods concerned; ask about labels that nobody has told."""
         seen: dict[str, Seen] = {}
-        since = time.monotonic()
+        slices = Slices()
         for uid in uids:
             seen[uid] = one = self.knowledge.look(uid, listed.get(uid))
             self._came_and_went(one)
-            since = await _yield_after(since)
+            await slices.checkpoint()
         unknown = [uid for uid, one in seen.items() if one.pod is not None and self.knowledge.unlabelled(uid)]
         if unknown and not self.ready.is_set():
             await self._metadata.ensure(unknown, _FIRST_LABELS_S)
@@ -429,14 +430,6 @@ class Reconciler:
     def classes(self) -> dict[str, PodClass]:
         """The class of every pod, by uid."""
         return {uid: pod.pod_class for uid, pod in self.knowledge.pods.items()}
-
-
-async def _yield_after(since: float) -> float:
-    """Let others run when a millisecond has gone by."""
-    if time.monotonic() - since > _SLICE_S:
-        await trio.lowlevel.checkpoint()
-        return time.monotonic()
-    return since
 
 
 def _caused(batch: Batch) -> bool:

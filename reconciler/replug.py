@@ -19,14 +19,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, final
 
-import trio
-
 from cgroupfs.cpuset import EMPTY, MAX_CPUS, CpuSet
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.naming import Layout, NameKind, QosClass
 from reconciler.actuators.judge import Judge
 from reconciler.holds import holding
 from reconciler.loop import Reconciler
+from reconciler.slices import Slices
 from reconciler.sources.hotplug import CpuChange
 from state.ledger import Ledger
 from state.model import Pod
@@ -34,7 +33,6 @@ from state.model import Pod
 _LOG: Final = logging.getLogger(__name__)
 _KNOB: Final = "cpu.set"
 _FILE: Final = "cpuset.cpus"
-_SLICE_S: Final = 0.001
 _EVERY: Final = CpuSet.span(MAX_CPUS)
 
 
@@ -123,17 +121,17 @@ class Replug:
     async def _emptied(self, pods: Iterable[Pod]) -> list[str]:
         """Containers without any CPU: the kernel has moved their processes up."""
         found: list[str] = []
-        since = time.monotonic()
+        slices = Slices()
         for pod in pods:
             found += [one.group.path for one in pod.containers if self._read(one.group.path) == EMPTY]
-            since = await _yield_after(since)
+            await slices.checkpoint()
         return found
 
     async def _give_back(self, cpus: CpuSet, pods: Iterable[Pod]) -> list[Given]:
         """Widen every group that lost them, parents first. No error raises: a group may be gone by now."""
         given: list[Given] = []
         have = {"": self._read("/")}
-        since = time.monotonic()
+        slices = Slices()
         for path, uid, allowed in self._groups(pods) if cpus else ():
             above, now = have.get(path.rpartition("/")[0]), self._read(path)
             if above is None or now is None:
@@ -144,7 +142,7 @@ class Replug:
                 given.append(Given(path, back, error))
                 now = now if error else now | back
             have[path] = now
-            since = await _yield_after(since)
+            await slices.checkpoint()
         return given
 
     def _may_write(self, path: str, uid: str | None) -> bool:
@@ -181,14 +179,6 @@ class Replug:
             _LOG.warning("%s: a CPU that came back cannot be given to it: %s", path, exc.strerror)
             return exc.strerror or str(exc)
         return ""
-
-
-async def _yield_after(since: float) -> float:
-    """Let others run when a millisecond has gone by."""
-    if time.monotonic() - since > _SLICE_S:
-        await trio.lowlevel.checkpoint()
-        return time.monotonic()
-    return since
 
 
 def _parsed(text: str) -> CpuSet:

@@ -26,11 +26,11 @@ from reconciler.actuators.readings import BOUNDS
 from reconciler.actuators.spec import spec_text
 from reconciler.actuators.work import Target, Work
 from reconciler.hotlane import HotLane, HotResult, HotWrite
+from reconciler.slices import Slices
 from state.entry import US, Entry, FileKey, Origin
 from state.ledger import Ledger
 
 _LOG: Final = logging.getLogger(__name__)
-_SLICE_S: Final = 0.001
 _BOUNDING: Final = (*BOUNDS, "cpu.mems", "cpu.burst", "cpu.idle")
 _HOT_LIMIT_BYTES: Final = 64 << 20
 """A v2 memory limit below what the runtime's init uses would kill it at once; smaller ones go the guarded way."""
@@ -79,12 +79,10 @@ class CgroupActuator:
         for target in targets:
             self._retract(target)
         work: list[Work] = []
-        since = time.monotonic()
+        slices = Slices()
         for target in targets:
             work += self.judge.look(target)
-            if time.monotonic() - since > _SLICE_S:
-                await trio.lowlevel.checkpoint()
-                since = time.monotonic()
+            await slices.checkpoint()
         await self._adopt()
         work = await self._record(work)
         await self._write([one for one in work if not one.target.creating])

@@ -23,13 +23,13 @@ from cgroupfs.errors import SourceError, errno_name
 from cgroupfs.naming import Layout, Name, NameKind, QosClass
 from cgroupfs.watch import CHILDREN, VANISHED, DirWatcher, Event, WatchStats
 from reconciler.dirty import container_key, pod_key
+from reconciler.slices import Slices
 from state.model import GroupRef, SourceStatus
 
 _NAME: Final = "cgroup tree"
 _ABOVE: Final = ""
 """Token of the watches between the hierarchy's root and kubepods; a group's own token is its path."""
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV})
-_SLICE_S: Final = 0.001
 _RESYNC_S: Final = 60.0
 
 
@@ -132,7 +132,7 @@ class TreeSource:
     async def scan_gently(self) -> dict[str, PodDirs]:
         """`scan` that lets the loop run every millisecond."""
         found: list[PodDirs] = []
-        clock = _Slices()
+        clock = Slices()
         for pod in self._read():
             found.append(pod)
             await clock.checkpoint()
@@ -222,7 +222,7 @@ class TreeSource:
                 self._marks.mark_all("overflow")
                 await self._resync(watcher, way)
                 continue
-            clock = _Slices()
+            clock = Slices()
             for event in batch:
                 self._handle(watcher, way, event)
                 await clock.checkpoint()
@@ -238,7 +238,7 @@ class TreeSource:
         """Watch and list the whole tree against the model; how many directories were not as the model had them."""
         changes = self._open(watcher, way)
         todo = [] if self._root is None else [self._root]
-        clock = _Slices()
+        clock = Slices()
         while todo:
             node = todo.pop()
             if self._nodes.get(node.path) is node:
@@ -372,15 +372,3 @@ def _newest(pods: Iterable[PodDirs]) -> dict[str, PodDirs]:
         if before is None or before.group.inode < pod.group.inode:
             found[pod.uid] = pod
     return found
-
-
-class _Slices:
-    """Lets the loop run when a millisecond has gone by: by the clock, because a listing costs 10 to 100 µs."""
-
-    def __init__(self) -> None:
-        self._since = time.monotonic()
-
-    async def checkpoint(self) -> None:
-        if time.monotonic() - self._since > _SLICE_S:
-            await trio.lowlevel.checkpoint()
-            self._since = time.monotonic()
