@@ -5,12 +5,13 @@ A `Codec` is three pure functions for one kind of control file; `cgroupfs.knobs`
 """
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from cgroupfs.cpuset import CpuSet
+from cgroupfs.devices import DeviceLimits
 
-Value: TypeAlias = CpuSet | int | None
+Value: TypeAlias = CpuSet | DeviceLimits | int | None
 """None is "no limit"."""
 Version: TypeAlias = int
 """1 or 2: which kind of hierarchy the controller sits on."""
@@ -32,11 +33,15 @@ _UNLIMITED_FROM: Final = (1 << 63) - (1 << 16)
 
 
 class Codec(NamedTuple):
-    """One text form. ``decode`` and ``encode`` raise `ValueError`; ``normal`` is how the kernel would show a text."""
+    """One text form. ``decode`` and ``encode`` raise `ValueError`; ``normal`` is how the kernel would show a text.
+
+    ``writes``: the single writes that lead from what a file reads to a text; None: the text itself, in one.
+    """
 
     encode: Callable[[Value], str]
     decode: Callable[[str], Value]
     normal: Callable[[str], str]
+    writes: Callable[[str, str], Sequence[str]] | None = None
 
 
 def shares_to_weight(shares: int) -> int:

@@ -1,11 +1,11 @@
 """The catalog of knobs: every value this agent may set, in one unit, with its file and text form on cgroup v1 and v2.
 
-A knob's value is a `CpuSet` (cpu.set, cpu.mems), an int in the knob's unit, or None for "no limit". Everything here is
-pure: text in, value out. Sources: kernel documentation admin-guide/cgroup-v1/* and admin-guide/cgroup-v2, and what
-kernels 5.10, 6.1, 6.12 and 6.18 answered when asked.
+A knob's value is a `CpuSet` (cpu.set, cpu.mems), a `DeviceLimits` (disks), an int in the knob's unit, or None for "no
+limit". Everything here is pure: text in, value out. Sources: kernel documentation admin-guide/cgroup-v1/* and
+admin-guide/cgroup-v2, and what kernels 5.10, 6.1, 6.12 and 6.18 answered when asked.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple, final
 
@@ -33,6 +33,21 @@ from cgroupfs.codecs import (
     Version,
 )
 from cgroupfs.cpuset import CpuSet
+from cgroupfs.device_codecs import (
+    BFQ_WEIGHT_V1,
+    BFQ_WEIGHT_V2,
+    CFQ_WEIGHT,
+    IO_COST_MODEL,
+    IO_COST_QOS,
+    IO_LATENCY,
+    IO_MAX,
+    IO_WEIGHT,
+    READ_BPS,
+    READ_IOPS,
+    WRITE_BPS,
+    WRITE_IOPS,
+)
+from cgroupfs.devices import DeviceLimits
 
 
 class Rule(StrEnum):
@@ -61,15 +76,17 @@ class Knob(NamedTuple):
     ``one_way``: the kernel never takes a higher value again (EINVAL); the group must be made anew.
     ``resets``: a knob of the same group that the kernel sets to its default when this one is written back to 0, and
     whose file tells nothing meanwhile.
+    ``root_only``: its file is in the root group, for the machine as a whole.
     """
 
     name: str
     controller: str
-    unit: Literal["CPUs", "nodes", "µs", "shares", "flag", "level", "bytes", "pids"]
+    unit: Literal["CPUs", "nodes", "µs", "shares", "flag", "level", "bytes", "pids", "weight", "devices"]
     forms: Mapping[Version, Form]
     lowering_is_slow: bool = False
     one_way: bool = False
     resets: str | None = None
+    root_only: bool = False
 
     def file(self, version: Version) -> str | None:
         """The control file's name, None where this version has no such thing."""
@@ -94,6 +111,14 @@ class Knob(NamedTuple):
     def normal(self, text: str, version: Version) -> str:
         """How the kernel will show ``text`` once it is accepted: compare this, never the texts themselves."""
         return self._form(version).codec.normal(text)
+
+    def writes(self, seen: str, text: str, version: Version) -> Sequence[str]:
+        """The single writes that lead from what the file reads to ``text``: several where devices have lines.
+
+        Errors: `ValueError` for a ``seen`` that this file cannot hold.
+        """
+        writes = self._form(version).codec.writes
+        return (text,) if writes is None else writes(seen, text)
 
     def default(self, version: Version) -> str:
         """What the file of a fresh group reads (without the newline)."""
@@ -123,7 +148,7 @@ class Knob(NamedTuple):
             return one > other
         if one is None or other is None:
             return one is None and other is not None
-        if isinstance(one, CpuSet) or isinstance(other, CpuSet):
+        if isinstance(one, CpuSet | DeviceLimits) or isinstance(other, CpuSet | DeviceLimits):
             raise TypeError(f"{self.name}: {one!r} and {other!r} cannot be compared")
         return one < other if self.name == "cpu.period" else one > other
 
@@ -247,5 +272,22 @@ CATALOG: Final[Mapping[str, Knob]] = _catalog(
     Knob(
         "pids.max", "pids", "pids", {1: Form("pids.max", PIDS, "max", "4.3"), 2: Form("pids.max", PIDS, "max", "4.5")}
     ),
+    # Disks. v1 has a file for each of the four, v2 one for all; a v1 throttle binds the group's own tasks only, none of
+    # the groups below it (the kernel's documentation, and tried on 6.18).
+    Knob("blkio.read_bps", "blkio", "devices", {1: Form("blkio.throttle.read_bps_device", READ_BPS, "", "2.6.37")}),
+    Knob("blkio.write_bps", "blkio", "devices", {1: Form("blkio.throttle.write_bps_device", WRITE_BPS, "", "2.6.37")}),
+    Knob("blkio.read_iops", "blkio", "devices", {1: Form("blkio.throttle.read_iops_device", READ_IOPS, "", "2.6.37")}),
+    Knob(
+        "blkio.write_iops", "blkio", "devices", {1: Form("blkio.throttle.write_iops_device", WRITE_IOPS, "", "2.6.37")}
+    ),
+    # CFQ's, gone with it in 5.0; BFQ's has a file of its own, and iocost's is v2's io.weight.
+    Knob("blkio.weight", "blkio", "weight", {1: Form("blkio.weight", CFQ_WEIGHT, "500", "2.6.33 to 4.20")}),
+    Knob("blkio.bfq_weight", "blkio", "weight", {1: Form("blkio.bfq.weight", BFQ_WEIGHT_V1, "100", "4.12")}),
+    Knob("io.max", "io", "devices", {2: Form("io.max", IO_MAX, "", "4.5")}),
+    Knob("io.weight", "io", "weight", {2: Form("io.weight", IO_WEIGHT, "default 100", "5.4")}),
+    Knob("io.bfq_weight", "io", "weight", {2: Form("io.bfq.weight", BFQ_WEIGHT_V2, "default 100", "5.0")}),
+    Knob("io.latency", "io", "devices", {2: Form("io.latency", IO_LATENCY, "", "4.19")}),
+    Knob("io.cost_qos", "io", "devices", {2: Form("io.cost.qos", IO_COST_QOS, "", "5.4")}, root_only=True),
+    Knob("io.cost_model", "io", "devices", {2: Form("io.cost.model", IO_COST_MODEL, "", "5.4")}, root_only=True),
 )
 """Every knob by its name."""

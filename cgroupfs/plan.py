@@ -28,6 +28,7 @@ _PLAIN: Final = (
     *("memory.min", "memory.low", "memory.high", "memory.soft", "memory.oom_group"),
 )
 _USED: Final = {1: "memory.usage_in_bytes", 2: "memory.current"}
+_DISK: Final = tuple(name for name, knob in CATALOG.items() if knob.controller in {"blkio", "io"})
 # Two numbers may be one to the kernel (pages, v2 weights); sets and bandwidth are never rounded.
 _ROUNDED: Final = frozenset({"bytes", "shares"})
 _ORDERED: Final = frozenset({*_SETS, *_BANDWIDTH})
@@ -69,7 +70,7 @@ class _Planner:
             self._order_sets(name)
         self._order_idle_and_weight()
         self._order_bandwidth()
-        for name in _PLAIN:
+        for name in (*_PLAIN, *_DISK):
             for change in self._left[name].values():
                 if CATALOG[name].one_way and self._goes_back(change):
                     self._block(
@@ -90,8 +91,9 @@ class _Planner:
             self._block(change, usable.rule, usable.reason)
             return
         knob, version = usable
-        if path == "/":
-            self._block(change, "root", "the root group is not ours to limit")
+        if (path == "/") is not knob.root_only:
+            where = "only the root group has it" if knob.root_only else "the root group is not ours to limit"
+            self._block(change, "root", where)
             return
         try:
             _check_value(knob, change.want, version)

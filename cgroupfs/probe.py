@@ -21,18 +21,25 @@ class Mounts(Protocol):
 def offered(mounts: Mounts, group: str, files: FileOps = REAL) -> frozenset[str]:
     """The names of the knobs whose file a group has; empty while there is no such group.
 
-    Not the root: it lacks most files, and has some that cannot be written. A kernel's patches and build options decide,
-    not its release: distributions take features into old kernels, and leave them out of new ones.
+    Not the root (but for the few that only it has): it lacks most files, and has some that cannot be written. A
+    kernel's patches and build options decide, not its release: distributions take features into old kernels, and
+    leave them out of new ones.
     """
     versions = mounts.versions()
-    listed: dict[str, frozenset[str]] = {}
-    for controller in {knob.controller for knob in CATALOG.values()} & versions.keys():
-        try:
-            listed[controller] = frozenset(files.files(mounts.directory(controller, group)))
-        except OSError:
-            listed[controller] = frozenset()
+    listed: dict[tuple[str, bool], frozenset[str]] = {}
+    for controller, at_root in {(knob.controller, knob.root_only) for knob in CATALOG.values()}:
+        if controller in versions:
+            try:
+                listed[controller, at_root] = frozenset(
+                    files.files(mounts.directory(controller, "/" if at_root else group))
+                )
+            except OSError:
+                listed[controller, at_root] = frozenset()
+    if not any(names for (_, at_root), names in listed.items() if not at_root):
+        return frozenset()
     return frozenset(
         knob.name
         for knob in CATALOG.values()
-        if knob.controller in listed and knob.probe(versions[knob.controller], listed[knob.controller])
+        if (where := (knob.controller, knob.root_only)) in listed
+        and knob.probe(versions[knob.controller], listed[where])
     )

@@ -101,10 +101,12 @@ class Writer:
         if failed is not None:
             return Outcome(step=step, ok=False, at=self._clock(), before=before, after=before, error=failed)
         path = f"{directory}/{step.file}"
+        text = step.text
         try:
-            self._files.write(directory, step.file, step.text)
+            for text in _writes(step, seen or ""):
+                self._files.write(directory, step.file, text)
         except OSError as exc:
-            failed = cgroup_error(path, exc, f"write {step.text!r}")
+            failed = cgroup_error(path, exc, f"write {text!r}")
             return Outcome(step=step, ok=False, at=self._clock(), before=before, after=before, error=failed)
         try:
             after = self._files.read(directory, step.file)
@@ -208,6 +210,14 @@ def _is(step: Step, shown: str) -> bool:
         return knob.normal(shown, step.version) == knob.normal(step.text, step.version)
     except ValueError:
         return False
+
+
+def _writes(step: Step, seen: str) -> Sequence[str]:
+    """The single writes of a step. What nobody can read is left to the kernel to judge."""
+    try:
+        return CATALOG[step.knob].writes(seen, step.text, step.version)
+    except ValueError:
+        return (step.text,)
 
 
 def _look(files: FileOps, places: Places, step: Step, inode: int) -> tuple[str, str | None, CgroupError | None]:

@@ -15,6 +15,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
+from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import StoreError
 from reconciler.headroom_report import HEADROOM, Kept
 from reconciler.loop import Reconciler
@@ -33,7 +34,7 @@ POD: Final = "pod:"
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, CpuSet):
+    if isinstance(value, CpuSet | DeviceLimits):
         return str(value)
     raise TypeError(f"{type(value).__name__} is not kept")
 
@@ -45,7 +46,7 @@ def _unplain(kind: type, value: Any) -> object:  # msgspec hands over what it de
 
 
 encoded: Final = msgspec.msgpack.Encoder(enc_hook=_plain).encode
-"""A row's body; CPU sets are kept as their lists."""
+"""A row's body; CPU sets are kept as their lists, what is set per disk as its lines."""
 
 
 def pools_row(pools: Pools) -> bytes:

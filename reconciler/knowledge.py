@@ -8,7 +8,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, final
 
-from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.codecs import Value
+from cgroupfs.cpuset import EMPTY
 from cgroupfs.errors import AgentError
 from cgroupfs.naming import Layout, QosClass
 from reconciler.rules import Rules
@@ -132,7 +133,7 @@ class Knowledge:
         pod = self.pods.get(uid)
         return pod is not None and not pod.classification.certain
 
-    def view(self, now: float, actual: Mapping[tuple[str, str], CpuSet | int | None]) -> NodeView:
+    def view(self, now: float, actual: Mapping[tuple[str, str], Value]) -> NodeView:
         """The node as it is known now."""
         return NodeView(
             topology=self.topology,

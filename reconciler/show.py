@@ -380,7 +380,10 @@ def _value(value: object) -> object:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, object]:
-    return {key: str(value) if type(value).__name__ in {"CpuSet", "Origin"} else value for key, value in row.items()}
+    return {
+        key: str(value) if type(value).__name__ in {"CpuSet", "DeviceLimits", "Origin"} else value
+        for key, value in row.items()
+    }
 
 
 def _mapping(value: object) -> Mapping[str, object]:

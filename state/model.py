@@ -10,6 +10,7 @@ from functools import cached_property
 
 from msgspec import Struct
 
+from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
 from state.cpu import CpuWish, GroupUse, PoolSize
@@ -262,12 +263,13 @@ class NumaMemory(Struct, frozen=True, kw_only=True):
 class Setting(Struct, frozen=True, kw_only=True):
     """A wanted value of a knob on a group, with the policy and the reason that want it. ``knob`` is a catalog name.
 
-    ``value`` is a `CpuSet` for cpu.set and cpu.mems, else an int in the knob's unit, else None for "no limit".
+    ``value`` is a `CpuSet` for cpu.set and cpu.mems, a `DeviceLimits` for what is set per disk, else an int in the
+    knob's unit; None for "no limit".
     """
 
     path: str
     knob: str
-    value: CpuSet | int | None
+    value: Value
     policy: str
     reason: str
     pod_uid: str | None = None
@@ -395,7 +397,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     pods: Mapping[str, Pod] = {}
     kubelet: KubeletView = KubeletView()
     cpu: NodeCpu | None = None
-    actual: Mapping[tuple[str, str], CpuSet | int | None] = {}
+    actual: Mapping[tuple[str, str], Value] = {}
     sources: tuple[SourceStatus, ...] = ()
     now: float = 0.0
     reclaimed_ceiling_milli: int | None = None

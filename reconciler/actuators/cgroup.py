@@ -303,7 +303,11 @@ class CgroupActuator:
 
     def _ready(self, target: Target, works: Mapping[FileKey, Work]) -> None:
         assert target.container is not None
-        writes = [HotWrite(one.directory, one.key[2], one.text, one.key) for one in works.values()]
+        writes = [
+            HotWrite(one.directory, one.key[2], text, one.key)
+            for one in works.values()
+            for text in one.knob.writes("", one.text, one.version)
+        ]
         procs = self.judge.hierarchy.trigger_directory(target.group.path)
         self._lane.prepare(target.container.id, writes, procs=procs, settled=not target.creating)
 

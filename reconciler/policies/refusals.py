@@ -10,12 +10,11 @@ from typing import Final
 
 from msgspec import Struct
 
+from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import OWN_CPUS, PERIOD_US, QUOTA_MIN_US, owns_cpus, period_us, placed_cpus
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Refusal, Setting
-
-Value = CpuSet | int | None
 
 
 class Scene(Struct, frozen=True, kw_only=True):

@@ -1,3 +1,5 @@
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +18,12 @@ from cgroupfs.codecs import (
     weight_to_shares,
 )
 from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.device_codecs import MAX_BPS, MAX_IOPS, cost_row
+from cgroupfs.devices import DeviceLimits
 from cgroupfs.knobs import CATALOG, Rule
 
+at = DeviceLimits
+MODEL = "rbps=1000000 rseqiops=100 rrandiops=90 wbps=900000 wseqiops=80 wrandiops=70"
 TOP = str(NO_MEMORY_LIMIT // PAGE * PAGE)
 
 # knob, version, value, text written, text the kernel shows (kernels 6.18 for v1, 6.1 and 6.12 for v2)
@@ -63,6 +69,38 @@ TABLE = [
     ("pids.max", 1, 100, "100", "100\n"),
     ("pids.max", 1, None, "max", "max\n"),
     ("pids.max", 2, None, "max", "max\n"),
+    ("blkio.read_bps", 1, at({"8:0": {"rbps": 5}, "254:0": {"rbps": 9}}), "8:0 5\n254:0 9", "254:0 9\n8:0 5\n"),
+    ("blkio.write_bps", 1, at({"254:0": {"wbps": 1 << 40}}), "254:0 1099511627776", "254:0 1099511627776\n"),
+    ("blkio.read_iops", 1, at({"254:0": {"riops": 7}}), "254:0 7", "254:0 7\n"),
+    ("blkio.write_iops", 1, None, "", ""),
+    ("blkio.weight", 1, 10, "10", "10\n"),
+    ("blkio.bfq_weight", 1, 1, "1", "1\n"),
+    (
+        *("io.max", 2, at({"7:0": {"rbps": 1048576, "wiops": 100}})),
+        *("7:0 rbps=1048576 wbps=max riops=max wiops=100", "7:0 rbps=1048576 wbps=max riops=max wiops=100\n"),
+    ),
+    ("io.max", 2, None, "", ""),
+    ("io.weight", 2, 60, "default 60", "default 60\n7:0 70\n"),
+    ("io.bfq_weight", 2, 60, "default 60", "default 60\n"),
+    ("io.latency", 2, at({"7:0": {"target": 500}}), "7:0 target=500", "7:0 target=500\n"),
+    (
+        *("io.cost_qos", 2, at({"7:0": {"enable": 1, "ctrl": "auto"}}), "7:0 enable=1 ctrl=auto"),
+        "7:0 enable=1 ctrl=auto rpct=0.00 rlat=25000 wpct=0.00 wlat=25000 min=1.00 max=10000.00\n",
+    ),
+    (
+        *("io.cost_qos", 2, at({"7:0": cost_row("rpct=95 rlat=5000 wpct=95 wlat=5000 min=50 max=150", model=False)})),
+        "7:0 enable=1 ctrl=user rpct=95.00 rlat=5000 wpct=95.00 wlat=5000 min=50.00 max=150.00",
+        "7:0 enable=1 ctrl=user rpct=95.00 rlat=5000 wpct=95.00 wlat=5000 min=50.00 max=150.00\n",
+    ),
+    (
+        *("io.cost_qos", 2, None, ""),
+        "7:0 enable=0 ctrl=auto rpct=0.00 rlat=25000 wpct=0.00 wlat=25000 min=1.00 max=10000.00\n",
+    ),
+    (
+        *("io.cost_model", 2, at({"7:0": cost_row(MODEL, model=True)})),
+        *(f"7:0 ctrl=user model=linear {MODEL}", f"7:0 ctrl=user model=linear {MODEL}\n"),
+    ),
+    ("io.cost_model", 2, None, "", f"7:0 ctrl=auto model=linear {MODEL}\n"),
 ]
 
 
@@ -115,6 +153,21 @@ def test_every_knob_and_version_is_in_the_table() -> None:
         ("memory.low", 1, 0),
         ("memory.min", 2, -1),
         ("pids.max", 2, MAX_PIDS + 1),
+        ("blkio.read_iops", 1, at({"254:0": {"riops": MAX_IOPS + 1}})),
+        ("blkio.read_bps", 1, at({"254:0": {"rbps": 0}})),
+        ("blkio.read_bps", 1, at({"254:0": {"wbps": 5}})),
+        ("blkio.read_bps", 1, 5),
+        ("blkio.weight", 1, 9),
+        ("blkio.bfq_weight", 1, 1001),
+        ("blkio.bfq_weight", 1, None),
+        ("io.max", 2, at({"254:0": {"rbps": MAX_BPS + 1}})),
+        ("io.max", 2, at({"254:0": {"junk": 5}})),
+        ("io.weight", 2, 0),
+        ("io.weight", 2, 10_001),
+        ("io.latency", 2, at({"254:0": {"target": 0}})),
+        ("io.cost_qos", 2, at({"254:0": {"enable": 2, "ctrl": "auto"}})),
+        ("io.cost_qos", 2, at({"254:0": {"enable": 1, "ctrl": "user"}})),
+        ("io.cost_model", 2, at({"254:0": {"ctrl": "user", "model": "linear"}})),
     ],
 )
 def test_what_the_kernel_would_refuse_or_change_has_no_text(name: str, version: int, value: Value) -> None:
@@ -136,14 +189,35 @@ def test_defaults_are_in_normal_form_and_decode(knob: object) -> None:
 
 @pytest.mark.parametrize(
     ("name", "version", "text"),
-    [("cpu.quota", 1, "max"), ("cpu.quota", 2, ""), ("cpu.set", 1, "a"), ("pids.max", 1, "x"), ("memory.max", 2, "1G")],
+    [
+        ("cpu.quota", 1, "max"),
+        ("cpu.quota", 2, ""),
+        ("cpu.set", 1, "a"),
+        ("pids.max", 1, "x"),
+        ("memory.max", 2, "1G"),
+        ("io.max", 2, "254:0 rbps"),
+        ("blkio.read_bps", 1, "254:0 max"),
+        ("io.weight", 2, "254:0 5"),
+    ],
 )
 def test_text_that_the_file_never_shows_is_a_value_error(name: str, version: int, text: str) -> None:
     with pytest.raises(ValueError):
         CATALOG[name].decode(text, version)
 
 
-numbers = {
+QOS = "rpct=95.5 rlat=5000 wpct=0 wlat=1 min=50 max=150"
+
+
+def disks(keys: Mapping[str, int], *, whole: bool = False) -> st.SearchStrategy[Value]:
+    """Values per device; ``whole``: every device has all of the keys."""
+    least = len(keys) if whole else 1
+    row = st.fixed_dictionaries({}, optional={key: st.integers(1, top) for key, top in keys.items()})
+    rows = row.filter(lambda row: len(row) >= least)
+    names = st.tuples(st.integers(0, 300), st.integers(0, 300)).map(lambda pair: f"{pair[0]}:{pair[1]}")
+    return st.none() | st.dictionaries(names, rows, min_size=1, max_size=3).map(DeviceLimits)
+
+
+numbers: Mapping[str, st.SearchStrategy[Value]] = {
     "cpu.quota": st.none() | st.integers(1_000, MAX_QUOTA_US),
     "cpu.period": st.integers(1_000, 1_000_000),
     "cpu.weight": st.integers(MIN_SHARES, MAX_SHARES),
@@ -159,6 +233,20 @@ numbers = {
     "memory.soft": st.none() | st.integers(PAGE, 1 << 50),
     "memory.oom_group": st.integers(0, 1),
     "pids.max": st.none() | st.integers(0, MAX_PIDS),
+    "blkio.read_bps": disks({"rbps": MAX_BPS}, whole=True),
+    "blkio.write_bps": disks({"wbps": MAX_BPS}, whole=True),
+    "blkio.read_iops": disks({"riops": MAX_IOPS}, whole=True),
+    "blkio.write_iops": disks({"wiops": MAX_IOPS}, whole=True),
+    "blkio.weight": st.integers(10, 1_000),
+    "blkio.bfq_weight": st.integers(1, 1_000),
+    "io.max": disks({"rbps": MAX_BPS, "wbps": MAX_BPS, "riops": MAX_IOPS, "wiops": MAX_IOPS}),
+    "io.weight": st.integers(1, 10_000),
+    "io.bfq_weight": st.integers(1, 1_000),
+    "io.latency": disks({"target": 60_000_000}, whole=True),
+    "io.cost_qos": st.sampled_from(
+        [None, at({"8:0": cost_row("", model=False)}), at({"8:0": cost_row(QOS, model=False)})]
+    ),
+    "io.cost_model": st.sampled_from([None, at({"8:0": cost_row(MODEL, model=True)})]),
 }
 sets = st.sets(st.integers(0, 300), min_size=1).map(CpuSet)
 
@@ -236,11 +324,64 @@ def test_a_set_and_a_number_cannot_be_compared() -> None:
 
 
 def test_only_lowered_memory_limits_are_slow() -> None:
-    slow = {name for name, knob in CATALOG.items() if knob.unit not in {"CPUs", "nodes"} and knob.slow(9, 8)}
+    slow = {name for name, knob in CATALOG.items() if knob.unit not in {"CPUs", "nodes", "devices"} and knob.slow(9, 8)}
     assert slow == {"memory.max", "memory.swap", "memory.high"}
     assert CATALOG["memory.max"].slow(None, 1 << 20)
     assert not CATALOG["memory.max"].slow(1 << 20, None)
     assert not CATALOG["cpu.set"].slow(CpuSet([0, 1]), CpuSet([0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "seen", "wanted", "writes"),
+    [
+        ("blkio.read_bps", "", "254:0 9\n8:0 5", ("8:0 5", "254:0 9")),
+        ("blkio.read_bps", "254:0 9\n8:0 5\n", "254:0 9", ("8:0 0",)),
+        ("blkio.read_bps", "254:0 9\n8:0 5\n", "", ("8:0 0", "254:0 0")),
+        ("blkio.read_bps", "254:0 9\n", "254:0 9", ()),
+        ("io.max", "8:0 rbps=5 wbps=max riops=max wiops=max\n", "", ("8:0 rbps=max wbps=max riops=max wiops=max",)),
+        (
+            "io.max",
+            "8:0 rbps=5 wbps=7 riops=max wiops=max\n",
+            "8:0 rbps=5",
+            ("8:0 rbps=5 wbps=max riops=max wiops=max",),
+        ),
+        ("io.latency", "8:0 target=5\n", "", ("8:0 target=0",)),
+        ("io.cost_qos", "8:0 enable=1 ctrl=auto rpct=0.00\n", "", ("8:0 enable=0 ctrl=auto",)),
+        ("io.cost_model", f"8:0 ctrl=user model=linear {MODEL}\n", "", ("8:0 ctrl=auto",)),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "." in value else "",
+)
+def test_devices_are_written_one_by_one_and_freed_where_they_are_not_wanted(
+    name: str, seen: str, wanted: str, writes: tuple[str, ...]
+) -> None:
+    version = 1 if name.startswith("blkio") else 2
+    assert CATALOG[name].writes(seen, wanted, version) == writes
+
+
+def test_a_plain_knob_is_one_write_whatever_stands_there() -> None:
+    assert CATALOG["cpu.quota"].writes("junk", "5000", 1) == ("5000",)
+
+
+def test_a_device_that_is_gone_has_no_name_and_counts_for_nothing() -> None:
+    assert CATALOG["io.cost_qos"].decode("7:0 enable=0 ctrl=auto rpct=0.00\n", 2) is None
+    assert CATALOG["io.max"].decode("7:0\n", 2) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "model", "words"),
+    [
+        ("rpct=95", False, "ctrl=user needs all of"),
+        ("rpct=101 rlat=1 wpct=1 wlat=1 min=50 max=150", False, "rpct=101 is not from 0 to 100"),
+        ("rpct=1 rlat=1 wpct=1 wlat=1 min=150 max=50", False, "min is above max"),
+        ("speed=1", False, "'speed' is none of"),
+        ("rbps=1", True, "expected ctrl=user model=linear and all of"),
+        ("rbps", True, "'rbps' is not key=value"),
+    ],
+    ids=["part of it", "percent", "reversed", "unknown", "part of the model", "no value"],
+)
+def test_a_cost_line_that_the_kernel_would_not_take_says_why(line: str, model: bool, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        cost_row(line, model=model)
 
 
 def test_the_probe_tells_a_kernel_without_burst() -> None:

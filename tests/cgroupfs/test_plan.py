@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.devices import DeviceLimits
 from cgroupfs.files import FileOps
 from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import Change, Plan, Step, order_changes
@@ -389,6 +390,13 @@ def _cpu_s(changes: list[Change], known: dict[tuple[str, str], Value]) -> float:
 GROUPS = ("/p", "/p/a", "/p/a/c", "/p/a/d", "/p/b", "/p/b/e")
 CPUS = 4
 micros = st.none() | st.sampled_from([1_000, 5_000, 20_000, 30_000, 50_000, 100_000, 200_000])
+
+
+def limits(*keys: str) -> st.SearchStrategy[Value]:
+    rows = st.dictionaries(st.sampled_from(keys), st.integers(1, 3), min_size=1)
+    return st.none() | st.dictionaries(st.sampled_from(["254:0", "8:0"]), rows, min_size=1).map(DeviceLimits)
+
+
 VALUES: dict[str, st.SearchStrategy[Value]] = {
     "cpu.set": st.integers(1, (1 << CPUS) - 1).map(CpuSet.from_mask),
     "cpu.mems": st.integers(1, 3).map(CpuSet.from_mask),
@@ -397,6 +405,8 @@ VALUES: dict[str, st.SearchStrategy[Value]] = {
     "cpu.burst": st.sampled_from([0, 5_000, 30_000, 100_000]),
     "cpu.weight": st.sampled_from([2, 3, 1_024, 262_144]),
     "cpu.idle": st.integers(0, 1),
+    "io.max": limits("rbps", "wiops"),
+    "blkio.read_bps": limits("rbps"),
     "memory.max": st.none() | st.integers(1, 6).map(lambda pages: pages * MEGA),
     "memory.swap": st.none() | st.integers(1, 6).map(lambda pages: pages * MEGA),
     "memory.high": st.none() | st.integers(1, 6).map(lambda pages: pages * MEGA),
@@ -410,7 +420,7 @@ Wanted = dict[tuple[str, str], Value]
 @st.composite
 def _wishes(draw: st.DrawFn) -> Wanted:
     """Changes of knobs that bear on each other: few knobs, many groups."""
-    family = draw(st.sampled_from(["cpu.set", "cpu.mems", "cpu.", "memory.", ""]))
+    family = draw(st.sampled_from(["cpu.set", "cpu.mems", "cpu.", "memory.", "io.", "blkio.", ""]))
     names = [name for name in sorted(VALUES) if name.startswith(family)]
     keys = draw(st.sets(st.tuples(st.sampled_from(GROUPS), st.sampled_from(names)), max_size=18))
     return {key: draw(VALUES[key[1]]) for key in sorted(keys)}
@@ -437,8 +447,10 @@ class Node:
     def actual(self) -> Wanted:
         known: Wanted = {}
         for name, knob in CATALOG.items():
-            version = self.versions[knob.controller]
-            file = knob.file(version)
+            version = self.versions.get(knob.controller)
+            file = knob.file(version) if version is not None else None
+            if version is None:
+                continue
             for group in GROUPS:
                 directory = self.mounts[knob.controller] + group
                 if file is not None and file in self.kernel.files(directory):
@@ -459,7 +471,12 @@ class Node:
         busy: set[str] = set()
         for step in steps:
             directory = self.mounts[step.controller] + step.path
-            code = self.kernel.write_now(directory, step.file, step.text)
+            seen = self.kernel.read(directory, step.file)
+            codes = [
+                self.kernel.write_now(directory, step.file, text)
+                for text in CATALOG[step.knob].writes(seen, step.text, step.version)
+            ]
+            code = max(codes, default=0)
             # v1 refuses a limit below the memory in use, harmlessly: the one answer that no plan can know. Where the
             # memory limit stays for this reason, memory+swap cannot go below it.
             if step.file == "memory.limit_in_bytes" and code == errno.EBUSY:
@@ -495,8 +512,10 @@ def reached(node: Node, plan: Plan, wanted: Wanted) -> bool:
     actual = node.actual()
     excused = {(item.change.path, item.change.knob) for item in plan.blocked}
     for (path, name), value in wanted.items():
+        if (path, name) in excused or (path, name) not in actual:
+            continue
         version = node.versions[CATALOG[name].controller]
-        if (path, name) in excused or (path, name) not in actual or (version == 1 and name.startswith("memory")):
+        if version == 1 and name.startswith("memory"):
             continue
         if name == "cpu.weight" and wanted.get((path, "cpu.idle")) == 1:
             continue

@@ -14,6 +14,10 @@ from tests.fakes.kernel import FakeKernel, Mode
 PLAIN = {"cpu.set", "cpu.mems", "cpu.quota", "cpu.period", "cpu.weight", "memory.max", "memory.swap", "pids.max"}
 V1_ONLY = {"memory.soft"}
 V2_ONLY = {"memory.high", "memory.low", "memory.min", "memory.oom_group"}
+DISK = {
+    "v1": {"blkio.bfq_weight", *(f"blkio.{which}" for which in ("read_bps", "write_bps", "read_iops", "write_iops"))},
+    "v2": {f"io.{which}" for which in ("max", "weight", "bfq_weight", "latency", "cost_qos", "cost_model")},
+}
 NEW = {"cpu.burst", "cpu.idle"}
 
 
@@ -40,7 +44,7 @@ def test_the_files_of_a_group_tell_what_the_kernel_offers(
     kernel = FakeKernel(mode, root=str(tmp_path), release=release, distribution=distribution)
     kernel.install()
     kernel.make_group("/kubepods")
-    assert offered(Hierarchy.detect(str(tmp_path)), "/kubepods", kernel) == PLAIN | more
+    assert offered(Hierarchy.detect(str(tmp_path)), "/kubepods", kernel) == PLAIN | DISK[mode] | more
 
 
 def test_a_group_that_is_not_there_offers_nothing(tmp_path: Path) -> None:

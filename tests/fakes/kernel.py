@@ -28,7 +28,7 @@ IN_ISDIR = 0x4000_0000
 MAX_WRITE = 4096
 # Lists may be as long as the largest machine's: 100 + 6 bytes for each of (here) 512 CPUs or 1024 nodes.
 MAX_LIST = {"cpuset.cpus": 3_172, "cpuset.mems": 6_244}
-V1_ORDER = ("cpuset", "memory", "cpu", "cpuacct", "pids")
+V1_ORDER = ("cpuset", "memory", "cpu", "cpuacct", "pids", "blkio")
 THREADED = frozenset({"cpu", "cpuset", "pids"})
 Mode = Literal["v1", "hybrid", "v2"]
 
@@ -66,8 +66,8 @@ class FakeKernel:
     """`FileOps`, and what tests and the embedded node do to a kernel: mkdir, spawn, attach, charge, watch.
 
     ``hybrid_v2`` names controllers that a hybrid machine has on its v2 tree. ``release`` chooses between kernels where
-    they differ, ``distribution`` adds the files of a distribution's own. Safe to call from several threads, like the
-    real one.
+    they differ, ``distribution`` adds the files of a distribution's own, ``disks`` are the whole disks that there are.
+    Safe to call from several threads, like the real one.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class FakeKernel:
         hybrid_v2: tuple[str, ...] = (),
         mirror: bool = False,
         distribution: Literal["", "anolis", "openeuler"] = "",
+        disks: tuple[str, ...] = ("254:0", "8:0"),
     ) -> None:
         self.mode = mode
         self.root = root
@@ -88,6 +89,7 @@ class FakeKernel:
         self.nodes = nodes
         self.release = release
         self.distribution: str = distribution
+        self.disks = disks
         self.killed: list[int] = []
         self.writes: list[tuple[str, str, int]] = []
         """Every write that reached the kernel: path, text, errno (0: accepted)."""
@@ -102,7 +104,7 @@ class FakeKernel:
         self.trees: list[Tree] = []
         base = f"{root.rstrip('/')}/sys/fs/cgroup"
         if mode == "v2":
-            self._mount(base, 2, ("cpuset", "cpu", "memory", "pids"))
+            self._mount(base, 2, ("cpuset", "cpu", "io", "memory", "pids"))
         else:
             for name in V1_ORDER:
                 if name not in hybrid_v2:

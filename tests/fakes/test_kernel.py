@@ -20,6 +20,12 @@ from tests.real_cgroups import make_root, mount_of, remove_tree
 NAME = f"kwrite-fake-{os.getpid()}"
 TREE = ("", "/a", "/a/c", "/b")
 
+DISKS = tuple(sorted(path.read_text().strip() for path in Path("/sys/block").glob("*/dev")))
+DISK_TEXTS = [
+    *("DISK 5", "DISK 4294967295", "DISK 7", "DISK 4294967296", "DISK 18446744073709551615", "DISK 8\n"),
+    *("DISK 0", "DISK -1", "DISK abc", "DISK", "DISK max", " DISK 9", "DISK  10", "DISK 11 junk", "DISK 1K"),
+    *("1:99999 5", "abc", "", "\n", "DISK 12\n1:99999 5", "DISK 0"),
+]
 SET_TEXTS = [
     *(
         "0-1",
@@ -102,8 +108,20 @@ FILES = {
         "memory.usage_in_bytes": ["0"],
     },
     "pids": {"pids.max": PID_TEXTS, "pids.current": ["1"]},
+    "blkio": {
+        "blkio.bfq.weight": ["0", "1", "1000", "1001", "default 5", "abc", "", "\n", "7\n"],
+        **{
+            f"blkio.throttle.{kind}_device": [text.replace("DISK", disk) for disk in DISKS[:1] for text in DISK_TEXTS]
+            for kind in ("read_bps", "write_bps", "read_iops", "write_iops")
+        },
+    },
 }
 SEQUENCES = {
+    "blkio": [
+        (group, "blkio.throttle.read_bps_device", f"{disk} {number}")
+        for disk in DISKS
+        for group, number in (("/a", 1000), ("/a", 2000), ("/b", 5), ("/a", 0), ("/b", -1))
+    ],
     "cpuset": [
         *((group, "cpuset.mems", "0") for group in TREE),
         ("/a", "cpuset.cpus", "0"),
@@ -163,7 +181,11 @@ class Pair:
             os.mkdir(self.real + group)
         major, minor = os.uname().release.split(".")[:2]
         self.kernel = FakeKernel(
-            "v1", cpus=_last("/sys/devices/system/cpu/possible"), nodes=_nodes(), release=(int(major), int(minor))
+            "v1",
+            cpus=_last("/sys/devices/system/cpu/possible"),
+            nodes=_nodes(),
+            release=(int(major), int(minor)),
+            disks=DISKS,
         )
         tree = next(tree for tree in self.kernel.trees if tree.controllers[0].name == controller)
         self.fake = f"{tree.mount}/{NAME}"

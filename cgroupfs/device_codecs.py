@@ -1,0 +1,258 @@
+"""The text forms of the knobs that are set per block device, and of the disk weights.
+
+The kernel takes one device in one write and keeps what it has of the others, so a whole file is reached by several
+writes: `Codec.writes` gives them, from what the file reads to what it shall read. A device that is not in the wanted
+text is freed: the file as a whole is ours for as long as something is wanted in it.
+
+What the kernels answered when asked (v1: 6.18; v2: 6.1 and 6.12):
+
+- An unknown device and a *partition* are ENODEV, on v1 and v2, also for ``io.cost.*``: only whole disks have limits.
+- v1 takes any number up to 2^64 for ``*_iops_device`` and cuts it to 32 bits in silence; 2^32-1 is no limit.
+- On v2 a 0 is ERANGE; a line may name some of the keys and keeps the others, so each of ours names all of them.
+- ``io.cost.qos`` and ``io.cost.model`` never lose a line again: without us it ends in ``enable=0 ctrl=auto`` or
+  ``ctrl=auto``, which is what the kernel had before, and counts as no line here.
+- ``io.weight`` and ``io.bfq.weight`` read ``default N`` with one line per device of its own; v1 has a bare number.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from cgroupfs.codecs import Codec, Value
+from cgroupfs.devices import DeviceLimits, Row
+
+MAX_BPS: Final = (1 << 64) - 2
+MAX_IOPS: Final = (1 << 32) - 2
+MAX_LATENCY_US: Final = 60_000_000
+MAX_IO_WEIGHT: Final = 10_000
+MAX_BFQ_WEIGHT: Final = 1_000
+MIN_CFQ_WEIGHT: Final = 10
+
+_IO_MAX: Final = {"rbps": MAX_BPS, "wbps": MAX_BPS, "riops": MAX_IOPS, "wiops": MAX_IOPS}
+_QOS: Final = ("enable", "ctrl", "rpct", "rlat", "wpct", "wlat", "min", "max")
+_PERCENT: Final = {"rpct": (0, 100), "wpct": (0, 100), "min": (1, 10_000), "max": (1, 10_000)}
+_MODEL: Final = ("ctrl", "model", "rbps", "rseqiops", "rrandiops", "wbps", "wseqiops", "wrandiops")
+
+Show = Callable[[Row], str]
+"""One device's part of its line, as the kernel shows it."""
+
+
+def throttle(key: str, largest: int) -> Codec:
+    """A v1 ``blkio.throttle.*_device`` file: one number per device, kept under ``key``; 0 frees a device."""
+
+    def show(row: Row) -> str:
+        if set(row) != {key}:
+            raise ValueError(f"{dict(row)!r} is not one number, {key}")
+        return str(_whole(row[key], 1, largest, key))
+
+    def parse(words: list[str]) -> Row:
+        number = int(words[0])
+        return {key: number} if 0 < number <= largest else {}
+
+    return _codec(show, parse, "0")
+
+
+def _show_max(row: Row) -> str:
+    if not set(row) <= set(_IO_MAX):
+        raise ValueError(f"{dict(row)!r} has other keys than {', '.join(_IO_MAX)}")
+    words = (f"{key}={_whole(row[key], 1, largest, key) if key in row else 'max'}" for key, largest in _IO_MAX.items())
+    return " ".join(words)
+
+
+def _parse_max(words: list[str]) -> Row:
+    pairs = _pairs(words)
+    return {key: int(pairs[key]) for key in _IO_MAX if pairs.get(key, "max") != "max"}
+
+
+def _show_latency(row: Row) -> str:
+    if set(row) != {"target"}:
+        raise ValueError(f"{dict(row)!r} is not one number, target")
+    return f"target={_whole(row['target'], 1, MAX_LATENCY_US, 'target')}"
+
+
+def _parse_latency(words: list[str]) -> Row:
+    # With block debugging the kernel adds what it measured behind the target.
+    target = int(_pairs(words).get("target", "0"))
+    return {"target": target} if target else {}
+
+
+def _show_qos(row: Row) -> str:
+    _known(row, _QOS)
+    if row.get("enable") not in {0, 1} or row.get("ctrl") not in {"auto", "user"}:
+        raise ValueError(f"{dict(row)!r}: expected enable=0 or 1 and ctrl=auto or user")
+    words = [f"enable={row['enable']}", f"ctrl={row['ctrl']}"]
+    if row["ctrl"] == "auto":
+        if len(row) > 2:
+            raise ValueError(f"{dict(row)!r}: with ctrl=auto the kernel chooses the other numbers")
+        return " ".join(words)
+    if len(row) != len(_QOS):
+        raise ValueError(f"{dict(row)!r}: ctrl=user needs all of {', '.join(_QOS)}")
+    for key in _QOS[2:]:
+        if key in _PERCENT:
+            words.append(f"{key}={_percent(row[key], key)}")
+        else:
+            words.append(f"{key}={_whole(row[key], 1, MAX_LATENCY_US, key)}")
+    if float(row["min"]) > float(row["max"]):
+        raise ValueError(f"{dict(row)!r}: min is above max")
+    return " ".join(words)
+
+
+def _parse_qos(words: list[str]) -> Row:
+    pairs = _pairs(words)
+    row: dict[str, int | str] = {"enable": int(pairs.get("enable", "0")), "ctrl": pairs.get("ctrl", "auto")}
+    if row["ctrl"] == "auto":
+        # The numbers behind it are the kernel's own choice, and change with the device.
+        return row if row["enable"] else {}
+    for key in _QOS[2:]:
+        if key in pairs:
+            row[key] = _percent(pairs[key], key) if key in _PERCENT else int(pairs[key])
+    return row
+
+
+def _show_model(row: Row) -> str:
+    _known(row, _MODEL)
+    if row.get("ctrl") != "user" or row.get("model") != "linear" or len(row) != len(_MODEL):
+        raise ValueError(f"{dict(row)!r}: expected ctrl=user model=linear and all of {', '.join(_MODEL[2:])}")
+    numbers = (f"{key}={_whole(row[key], 1, MAX_BPS, key)}" for key in _MODEL[2:])
+    return " ".join(("ctrl=user", "model=linear", *numbers))
+
+
+def _parse_model(words: list[str]) -> Row:
+    pairs = _pairs(words)
+    if pairs.get("ctrl", "auto") == "auto":
+        return {}
+    return {key: pairs[key] if key in {"ctrl", "model"} else int(pairs[key]) for key in _MODEL if key in pairs}
+
+
+def cost_row(line: str, *, model: bool) -> Row:
+    """One device's line of ``io.cost.qos`` (``model``: of ``io.cost.model``) without the device, as a person wrote it.
+
+    ``enable``, ``ctrl`` and ``model`` may be left out: a line with numbers is ``ctrl=user``, one without ``ctrl=auto``.
+    Errors: `ValueError` naming what was expected.
+    """
+    words = line.split()
+    pairs = _pairs(words)
+    if model:
+        filled = {"ctrl": "user", "model": "linear"} | pairs
+    else:
+        filled = {"enable": "1", "ctrl": "user" if set(pairs) - {"enable", "ctrl"} else "auto"} | pairs
+    _known(filled, _MODEL if model else _QOS)
+    row: dict[str, int | str] = {
+        key: filled[key] if key in {"ctrl", "model", *_PERCENT} else int(filled[key])
+        for key in (_MODEL if model else _QOS)
+        if key in filled
+    }
+    shown = (_show_model if model else _show_qos)(row)
+    return (_parse_model if model else _parse_qos)(shown.split())
+
+
+def _codec(show: Show, parse: Callable[[list[str]], Row], free: str) -> Codec:
+    """A codec from one device's part: how it is shown, how it is read, and what frees the device."""
+
+    def rows(text: str) -> dict[str, Row]:
+        found: dict[str, Row] = {}
+        for line in text.splitlines():
+            words = line.split()
+            # A device that has gone stays in the file, without its name or its numbers.
+            if len(words) > 1 and (row := parse(words[1:])):
+                found[words[0]] = row
+        return found
+
+    def decode(text: str) -> Value:
+        found = rows(text)
+        return DeviceLimits(found) if found else None
+
+    def lines(value: Value) -> Mapping[str, str]:
+        if value is None:
+            return {}
+        if not isinstance(value, DeviceLimits):
+            raise ValueError(f"{value!r} is not a map of devices")  # noqa: TRY004  # one kind of error
+        return {device: f"{device} {show(value[device])}" for device in value}
+
+    def encode(value: Value) -> str:
+        return "\n".join(lines(value).values())
+
+    def normal(text: str) -> str:
+        return encode(decode(text))
+
+    def writes(seen: str, text: str) -> tuple[str, ...]:
+        have, want = lines(decode(seen)), lines(decode(text))
+        gone = tuple(f"{device} {free}" for device in have if device not in want)
+        return (*gone, *(line for device, line in want.items() if have.get(device) != line))
+
+    return Codec(encode, decode, normal, writes)
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        if not key or not sign or not value:
+            raise ValueError(f"{word!r} is not key=value")
+        pairs[key] = value
+    return pairs
+
+
+def _known(row: Row, keys: tuple[str, ...]) -> None:
+    if strange := sorted(set(row) - set(keys)):
+        raise ValueError(f"{strange[0]!r} is none of {', '.join(keys)}")
+
+
+def _whole(value: int | str, low: int, high: int, key: str) -> int:
+    if not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{key}={value} is not a whole number from {low} to {high}")
+    return value
+
+
+def _percent(value: int | str, key: str) -> str:
+    low, high = _PERCENT[key]
+    number = float(value)
+    if not low <= number <= high:
+        raise ValueError(f"{key}={value} is not from {low} to {high}")
+    return f"{number:.2f}"
+
+
+def _bare_weight(low: int, high: int) -> Codec:
+    """v1: a number."""
+
+    def encode(value: Value) -> str:
+        return str(_weight(value, low, high))
+
+    return Codec(encode, lambda text: int(text.split()[0]), lambda text: str(int(text.split()[0])))
+
+
+def _default_weight(high: int) -> Codec:
+    """v2: ``default N``, and lines of single devices, which are left alone."""
+
+    def decode(text: str) -> Value:
+        for line in text.splitlines():
+            words = line.split()
+            if words[:1] == ["default"]:
+                return int(words[1])
+            if len(words) == 1:
+                return int(words[0])
+        raise ValueError(f"no default in {text!r}")
+
+    def encode(value: Value) -> str:
+        return f"default {_weight(value, 1, high)}"
+
+    return Codec(encode, decode, lambda text: encode(decode(text)))
+
+
+def _weight(value: Value, low: int, high: int) -> int:
+    if not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"weight {value!r} is not a number from {low} to {high}")
+    return value
+
+
+READ_BPS: Final = throttle("rbps", MAX_BPS)
+WRITE_BPS: Final = throttle("wbps", MAX_BPS)
+READ_IOPS: Final = throttle("riops", MAX_IOPS)
+WRITE_IOPS: Final = throttle("wiops", MAX_IOPS)
+IO_MAX: Final = _codec(_show_max, _parse_max, "rbps=max wbps=max riops=max wiops=max")
+IO_LATENCY: Final = _codec(_show_latency, _parse_latency, "target=0")
+IO_COST_QOS: Final = _codec(_show_qos, _parse_qos, "enable=0 ctrl=auto")
+IO_COST_MODEL: Final = _codec(_show_model, _parse_model, "ctrl=auto")
+CFQ_WEIGHT: Final = _bare_weight(MIN_CFQ_WEIGHT, MAX_BFQ_WEIGHT)
+BFQ_WEIGHT_V1: Final = _bare_weight(1, MAX_BFQ_WEIGHT)
+BFQ_WEIGHT_V2: Final = _default_weight(MAX_BFQ_WEIGHT)
+IO_WEIGHT: Final = _default_weight(MAX_IO_WEIGHT)
