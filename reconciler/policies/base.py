@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
 from msgspec import Meta, Struct, json
 from msgspec.structs import fields
 
+from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from state.model import Container, ContainerKind, NodeView, Pod, Pools, Setting
 
@@ -110,6 +111,19 @@ def registered(section: type[Struct], policies: Iterable[AnyPolicy]) -> tuple[An
         if name not in names:
             raise ValueError(f"policy {name}: {section.__name__} has the section, the table has no policy")
     return table
+
+
+def setting_of(pod: Pod, container: Container | None, knob: str, value: Value, *, policy: str, reason: str) -> Setting:
+    """What ``policy`` wants of a container of the pod, or (None) of the pod's own directory."""
+    return Setting(
+        path=(pod if container is None else container).group.path,
+        knob=knob,
+        value=value,
+        policy=policy,
+        reason=reason,
+        pod_uid=pod.uid,
+        container_id=None if container is None else container.id,
+    )
 
 
 def owns_cpus(pod: Pod, container: Container, pools: Pools) -> bool:

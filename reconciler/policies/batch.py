@@ -25,6 +25,7 @@ from reconciler.policies.base import (
     owns_cpus,
     period_us,
     quota_us,
+    setting_of,
 )
 from reconciler.policies.normalise import normalised
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
@@ -58,23 +59,17 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: BatchConfig) -> list
             requested += requests.batch_cpu_milli
             if config.weight and view.kubelet.reasserts_s is None:
                 reason = f"batch CPU request of {requests.batch_cpu_milli}"
-                settings.append(_setting(pod, container, "cpu.weight", _shares(requests.batch_cpu_milli), reason))
+                shares = _shares(requests.batch_cpu_milli)
+                settings.append(setting_of(pod, container, "cpu.weight", shares, policy=NAME, reason=reason))
         if config.quota and limits.batch_cpu_milli is not None:
             settings.append(_quota(pod, container, limits.batch_cpu_milli, view, pools))
         if config.memory and limits.batch_memory_bytes is not None:
             value = limits.batch_memory_bytes
-            settings.append(_setting(pod, container, "memory.max", value, f"batch memory limit of {value} bytes"))
+            reason = f"batch memory limit of {value} bytes"
+            settings.append(setting_of(pod, container, "memory.max", value, policy=NAME, reason=reason))
     if config.weight and requested:
-        settings.append(
-            Setting(
-                path=pod.group.path,
-                knob="cpu.weight",
-                value=_shares(requested),
-                policy=NAME,
-                reason=f"batch CPU requests of {requested} in all",
-                pod_uid=pod.uid,
-            )
-        )
+        reason = f"batch CPU requests of {requested} in all"
+        settings.append(setting_of(pod, None, "cpu.weight", _shares(requested), policy=NAME, reason=reason))
     if config.quota and config.pod_quota:
         settings += _pod_quota(pod, view, pools)
     return settings
@@ -100,7 +95,7 @@ def _pod_quota(pod: Pod, view: NodeView, pools: Pools) -> list[Setting]:
     if not value or (view.versions.get("cpu") == 1 and _above_directory(total, view, pools)):
         return []
     reason = f"batch CPU limits of {total} in all"
-    return [Setting(path=pod.group.path, knob="cpu.quota", value=value, policy=NAME, reason=reason, pod_uid=pod.uid)]
+    return [setting_of(pod, None, "cpu.quota", value, policy=NAME, reason=reason)]
 
 
 def _above_directory(limit: int, view: NodeView, pools: Pools) -> bool:
@@ -121,26 +116,15 @@ def _quota(pod: Pod, container: Container, limit: int, view: NodeView, pools: Po
     """
     if view.versions.get("cpu") == 1 and pod.qos is QosClass.BESTEFFORT and _above_directory(limit, view, pools):
         reason = f"batch CPU limit of {limit}, but the besteffort directory's quota is tighter"
-        return _setting(pod, container, "cpu.quota", None, reason)
+        return setting_of(pod, container, "cpu.quota", None, policy=NAME, reason=reason)
     value = _quota_us(limit, period_us(view, container.group.path, container), pools)
-    return _setting(pod, container, "cpu.quota", value, f"batch CPU limit of {limit}")
+    reason = f"batch CPU limit of {limit}"
+    return setting_of(pod, container, "cpu.quota", value, policy=NAME, reason=reason)
 
 
 def _shares(milli: int) -> int:
     """The kubelet's own conversion, within what the kernel takes."""
     return min(max(milli * _SHARES_PER_CPU // 1000, SHARES_MIN), SHARES_MAX)
-
-
-def _setting(pod: Pod, container: Container, knob: str, value: int | None, reason: str) -> Setting:
-    return Setting(
-        path=container.group.path,
-        knob=knob,
-        value=value,
-        policy=NAME,
-        reason=reason,
-        pod_uid=pod.uid,
-        container_id=container.id,
-    )
 
 
 POLICY = Policy(

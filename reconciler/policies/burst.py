@@ -19,7 +19,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig
+from reconciler.policies.base import Policy, PolicyConfig, setting_of
 from reconciler.policies.normalise import quota_of
 from reconciler.policies.offers import lacking
 from reconciler.policies.pinned import is_pinned, lifts_pod
@@ -27,6 +27,7 @@ from state.cpu import Burst
 from state.model import ContainerKind, NodeView, Pod, Pools, Setting
 
 NAME: Final = "burst"
+KNOB: Final = "cpu.burst"
 _FULL: Final = 100
 
 
@@ -61,15 +62,13 @@ def percent_of(pod: Pod, config: BurstConfig) -> int:
 def carve(view: NodeView, pools: Pools, previous: Pools | None, config: BurstConfig) -> Pools:
     """Say why there are none, or how large they are."""
     del previous
-    reason = (
-        lacking(view, "cpu.burst") or f"{config.percent} % of the quota of online containers, unless their pod asks"
-    )
+    reason = lacking(view, KNOB) or f"{config.percent} % of the quota of online containers, unless their pod asks"
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 
 
 def for_pod(pod: Pod, view: NodeView, pools: Pools, config: BurstConfig) -> list[Setting]:
     """The bursts of a pod's containers with a quota, and of its directory; 0 where there is to be none."""
-    if lacking(view, "cpu.burst") is not None:
+    if lacking(view, KNOB) is not None:
         return []
     percent = percent_of(pod, config)
     settings: list[Setting] = []
@@ -79,28 +78,17 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: BurstConfig) -> list
             continue
         quota = quota_of(pod, container, pools)
         if not pod.pod_class.online:
-            settings.append(_setting(pod, container.group.path, 0, "BE work has no bursts", container.id))
+            settings.append(setting_of(pod, container, KNOB, 0, policy=NAME, reason="BE work has no bursts"))
         elif quota is not None:
             value = quota * percent // _FULL
             total += value
             reason = f"{percent} % of its quota of {quota} µs"
-            settings.append(_setting(pod, container.group.path, value, reason, container.id))
+            settings.append(setting_of(pod, container, KNOB, value, policy=NAME, reason=reason))
     own = view.actual.get((pod.group.path, "cpu.quota"))
     if settings and isinstance(own, int) and not lifts_pod(pod, pools):
-        settings.append(_setting(pod, pod.group.path, min(total, own), "the sum of its containers' bursts"))
+        reason = "the sum of its containers' bursts"
+        settings.append(setting_of(pod, None, KNOB, min(total, own), policy=NAME, reason=reason))
     return settings
-
-
-def _setting(pod: Pod, path: str, value: int, reason: str, container_id: str | None = None) -> Setting:
-    return Setting(
-        path=path,
-        knob="cpu.burst",
-        value=value,
-        policy=NAME,
-        reason=reason,
-        pod_uid=pod.uid,
-        container_id=container_id,
-    )
 
 
 POLICY = Policy(

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig, owns_cpus
+from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
 from reconciler.policies.offers import lacking
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 
@@ -47,7 +47,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: IdleClassConfig) -> 
     if any(one.kind is not ContainerKind.SANDBOX and owns_cpus(pod, one, pools) for one in pod.containers):
         return []
     reason = "BE runs when nobody else wants the CPU"
-    return [Setting(path=pod.group.path, knob=KNOB, value=1, policy=NAME, reason=reason, pod_uid=pod.uid)]
+    return [setting_of(pod, None, KNOB, 1, policy=NAME, reason=reason)]
 
 
 POLICY = Policy(

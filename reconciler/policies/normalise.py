@@ -18,7 +18,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 from msgspec.structs import replace
 
-from reconciler.policies.base import QUOTA_MIN_US, Policy, PolicyConfig, owns_cpus
+from reconciler.policies.base import QUOTA_MIN_US, Policy, PolicyConfig, owns_cpus, setting_of
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 
 NAME: Final = "normalise"
@@ -81,17 +81,8 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: NormaliseConfig) -> 
         value, given = quota_of(pod, container, pools), spec.quota_us
         if value is None or value == given or view.lent_us.get(container.group.path, 0) > value:
             continue
-        settings.append(
-            Setting(
-                path=container.group.path,
-                knob="cpu.quota",
-                value=value,
-                policy=NAME,
-                reason=f"its limit of {given} µs at this node's ratio of {pools.quota_ratio:g}",
-                pod_uid=pod.uid,
-                container_id=container.id,
-            )
-        )
+        reason = f"its limit of {given} µs at this node's ratio of {pools.quota_ratio:g}"
+        settings.append(setting_of(pod, container, "cpu.quota", value, policy=NAME, reason=reason))
     return settings
 
 

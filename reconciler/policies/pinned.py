@@ -21,7 +21,7 @@ by us when the container ceases to own its CPUs.
 from typing import Final
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.policies.base import Policy, PolicyConfig
+from reconciler.policies.base import Policy, PolicyConfig, setting_of
 from state.model import Container, ContainerKind, NodeView, Pod, Pools, Setting
 
 NAME: Final = "pinned"
@@ -63,11 +63,11 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: PinnedConfig) -> lis
         if is_pinned(pod, container, pools) and _has_quota(container):
             cpus = pools.dedicated[f"{pod.uid}/{container.name or container.id}"]
             reason = f"CPU {cpus} is its own: a quota would only throttle"
-            settings.append(_setting(pod, container.group.path, reason, container.id))
+            settings.append(setting_of(pod, container, "cpu.quota", None, policy=NAME, reason=reason))
     # A kubelet that rewrites each container's own quota leaves nothing to be won at the pod.
     if settings and view.kubelet.reasserts_s is None and lifts_pod(pod, pools):
         reason = "containers of it own their CPUs, and every other one has a quota of its own"
-        settings.append(_setting(pod, pod.group.path, reason))
+        settings.append(setting_of(pod, None, "cpu.quota", None, policy=NAME, reason=reason))
     return settings
 
 
@@ -84,18 +84,6 @@ def _wider(container: Container, owned: CpuSet) -> bool:
         return not CpuSet.parse(container.spec.cpus) <= owned
     except ValueError:
         return True
-
-
-def _setting(pod: Pod, path: str, reason: str, container_id: str | None = None) -> Setting:
-    return Setting(
-        path=path,
-        knob="cpu.quota",
-        value=None,
-        policy=NAME,
-        reason=reason,
-        pod_uid=pod.uid,
-        container_id=container_id,
-    )
 
 
 POLICY = Policy(

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig, owns_cpus
+from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
 from reconciler.policies.offers import lacking
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 
@@ -52,17 +52,12 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: QosLevelConfig) -> l
     if pod.pod_class is PodClass.RECLAIMED:
         if any(one is not None and owns_cpus(pod, one, pools) for _, one in groups):
             return []
-        return [_setting(pod, path, one, OFFLINE, "the pod is BE") for path, one in groups]
+        return [setting_of(pod, one, KNOB, OFFLINE, policy=NAME, reason="the pod is BE") for _, one in groups]
     return [
-        _setting(pod, path, one, 0, "the pod is online")
+        setting_of(pod, one, KNOB, 0, policy=NAME, reason="the pod is online")
         for path, one in groups
         if view.actual.get((path, KNOB)) == OFFLINE
     ]
-
-
-def _setting(pod: Pod, path: str, container: Container | None, value: int, reason: str) -> Setting:
-    cid = container.id if container is not None else None
-    return Setting(path=path, knob=KNOB, value=value, policy=NAME, reason=reason, pod_uid=pod.uid, container_id=cid)
 
 
 POLICY = Policy(

@@ -25,7 +25,7 @@ from reconciler.placement.members import DEFAULT, Members, members, request_mill
 from reconciler.placement.pack import pack
 from reconciler.placement.provision import ProvisionConfig, demand
 from reconciler.placement.sizes import SizeConfig, fit, granted, regulate
-from reconciler.policies.base import Policy, PolicyConfig, owns_cpus
+from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
 from state.cpu import PoolSize
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 
@@ -163,15 +163,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: SharedConfig) -> lis
     else:
         return []
     return [
-        Setting(
-            path=one.group.path,
-            knob="cpu.set",
-            value=cpus,
-            policy=NAME,
-            reason=reason,
-            pod_uid=pod.uid,
-            container_id=one.id,
-        )
+        setting_of(pod, one, "cpu.set", cpus, policy=NAME, reason=reason)
         for one in pod.containers
         if one.kind is not ContainerKind.SANDBOX and not owns_cpus(pod, one, pools)
     ]
