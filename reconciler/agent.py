@@ -156,7 +156,8 @@ class Agent:
             counters=self.counters,
             planned=self._planned,
         )
-        self.sides = sides.build(config, place, self.store)
+        means = sides.Means(ledger=self.ledger, store_lane=self.store_lane, writes=self.actuator.writes, files=files)
+        self.sides = sides.build(config, place, self.store, means)
         self.usage = UsageReader(place.hierarchy, ops=files)
         node = place.kubelet.node_name or os.uname().nodename
         self.headroom = HeadroomReport(config.headroom, read_kept(self.store), node=node, root=place.root)

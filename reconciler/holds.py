@@ -1,11 +1,14 @@
 """An operator's "leave this alone until": on a pod, a knob, a file, or the whole node. Pure."""
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from cgroupfs.errors import InputError
 from cgroupfs.knobs import CATALOG
+from reconciler.actuators.cookies import KNOB as COOKIE
 from state.model import Hold
 
+_KNOBS: Final = frozenset({*CATALOG, COOKIE})
 _EXPECTED = "node, pod:UID, knob:NAME, file:/GROUP/PATH or file:/GROUP/PATH:KNOB"
 
 
@@ -15,9 +18,9 @@ def check_target(target: str) -> str:
     if target == "node" or (kind in {"pod", "file"} and rest):
         return target
     if kind == "knob":
-        if rest in CATALOG:
+        if rest in _KNOBS:
             return target
-        raise InputError("hold target", target, f"knob: and one of {', '.join(sorted(CATALOG))}")
+        raise InputError("hold target", target, f"knob: and one of {', '.join(sorted(_KNOBS))}")
     raise InputError("hold target", target, _EXPECTED)
 
 
@@ -37,7 +40,7 @@ def group_of(target: str) -> str | None:
     if kind != "file":
         return None
     path, _, knob = rest.rpartition(":")
-    return path if knob in CATALOG else rest
+    return path if knob in _KNOBS else rest
 
 
 def holding(holds: Mapping[str, Hold], *, path: str, knob: str, pod_uid: str | None) -> Hold | None:

@@ -15,6 +15,7 @@ from msgspec.structs import asdict, replace
 
 from cgroupfs.errors import AgentError
 from reconciler import __version__
+from reconciler.actuators.side import ByGroup
 from reconciler.actuators.standing import Standing
 from reconciler.agent import Agent
 from reconciler.config import Mode
@@ -276,7 +277,13 @@ class Show:
         }
 
     def _group(self, path: str) -> list[dict[str, object]]:
-        return [_standing(one) for _, one in sorted(self._agent.judge.standings.by_group.get(path, {}).items())]
+        return [_standing(one) for _, one in sorted(self._here(path).items())]
+
+    def _here(self, path: str) -> Mapping[str, Standing]:
+        """How everything stands that is wanted of one group."""
+        beside = [side.standings.get(path) for side in self._agent.sides if isinstance(side, ByGroup)]
+        found = self._agent.judge.standings.by_group.get(path, {})
+        return {knob: one for here in (found, *filter(None, beside)) for knob, one in here.items()}
 
     def _settings(self) -> Iterator[Setting]:
         for wanted in self._agent.reconciler.wanted.values():
@@ -286,6 +293,10 @@ class Show:
     def _standings(self) -> Iterator[Standing]:
         for here in list(self._agent.judge.standings.by_group.values()):
             yield from here.values()
+        for side in self._agent.sides:
+            if isinstance(side, ByGroup):
+                for beside in side.standings.values():
+                    yield from beside.values()
 
     def _history(self) -> list[dict[str, Any]]:
         # By a connection of its own: the store's belongs to the lane, which may be at work.
@@ -314,9 +325,7 @@ class Show:
     def _pod_metrics(self, pod: Pod) -> PodMetrics:
         agent = self._agent
         paths = [pod.group.path, *(one.group.path for one in pod.containers)]
-        states = Counter(
-            _bucket(one) for path in paths for one in agent.judge.standings.by_group.get(path, {}).values()
-        )
+        states = Counter(_bucket(one) for path in paths for one in self._here(path).values())
         quota = (agent.reconciler.pools.quota_milli or {}).get(pod.uid) if agent.reconciler.pools else None
         reclaimed = pod.pod_class is PodClass.RECLAIMED and agent.reconciler.pools is not None
         return PodMetrics(

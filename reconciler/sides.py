@@ -3,22 +3,60 @@
 A new one is a file in `actuators` that implements `actuators.side.SideActuator`, and one entry in each function here.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
+import trio
+from msgspec import Struct
+
+from cgroupfs.files import REAL, FileOps
+from reconciler.actuators.core_sched import CoreSched, restore_cookies
+from reconciler.actuators.prctl import RealPrctl
 from reconciler.actuators.side import SideActuator
 from reconciler.config import Config
 from reconciler.place import Place
 from reconciler.restore import Undone
-from state.store import Store
+from state.ledger import Ledger
+from state.store import Store, boot_id
 
 
-def build(config: Config, place: Place, store: Store) -> tuple[SideActuator, ...]:
-    """Those that the configuration enables."""
-    del config, place, store
-    return ()
+class Means(Struct, frozen=True, kw_only=True):
+    """What of the agent's own they may use.
+
+    ``store_lane``: of everything that writes to the store; ``writes``: counts, by knob and outcome.
+    """
+
+    ledger: Ledger
+    store_lane: trio.CapacityLimiter
+    writes: Counter[tuple[str, str]]
+    files: FileOps = REAL
+
+
+def build(config: Config, place: Place, store: Store, means: Means) -> tuple[SideActuator, ...]:
+    """Those that this node may need. A reload can enable a policy: each asks the newest pools what is wanted."""
+    sides: list[SideActuator] = []
+    if _is_this_machine(config.node.root):
+        sides.append(
+            CoreSched(
+                RealPrctl(),
+                place.hierarchy,
+                store,
+                means.ledger,
+                means.store_lane,
+                writes=means.writes,
+                files=means.files,
+            )
+        )
+    return tuple(sides)
 
 
 async def restore_without_daemon(root: str, store: Store, only: str | None) -> Sequence[Undone]:
     """Undo what they left on this node, as the store and marks of ours tell. Errors: none; they are in the answer."""
-    del root, store, only
-    return ()
+    if not _is_this_machine(root):
+        return ()
+    return restore_cookies(RealPrctl(), store, only)
+
+
+def _is_this_machine(root: str) -> bool:
+    """Whether a node is the one that we run on, and no copy: what is set by system call is set here, by thread id."""
+    return boot_id(root) == boot_id() != ""

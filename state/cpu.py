@@ -78,6 +78,25 @@ class CpuWish(Struct, frozen=True, kw_only=True):
     quota_burst_s: int | None = None
 
 
+class CoreGroups(StrEnum):
+    """Which pods may run on two threads of one core at the same time."""
+
+    RECLAIMED = "reclaimed"
+    """BE pods with each other, everybody else with everybody else."""
+    CLASS = "class"
+    """BE pods with each other, online pods with each other, the rest of the machine by itself."""
+    POD = "pod"
+    """BE pods with each other, each online pod and the rest of the machine by itself."""
+
+
+class CoreWish(Struct, frozen=True, kw_only=True):
+    """What is wanted of core scheduling. ``dry_run``: say it only. ``sweep_s``: between two looks at all threads."""
+
+    groups: CoreGroups = CoreGroups.RECLAIMED
+    dry_run: bool = False
+    sweep_s: float = 5.0
+
+
 class GroupUse(Struct, frozen=True, kw_only=True):
     """One group's CPU over the last sampling interval. Units: thousandths of a CPU; seconds.
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
-from state.cpu import CpuWish, GroupUse, PoolSize
+from state.cpu import CoreWish, CpuWish, GroupUse, PoolSize
 from state.topology import Topology
 
 
@@ -303,7 +303,8 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     ``confined``: reclaimed containers get ``reclaimed`` as their cpuset. ``quota_milli``: how the budget is given out
     as quotas, by group path (the besteffort directory) or pod uid; None: no quota is wanted. ``budget_at``: when the
     budget last changed; ``unknown_since``: since when CPU use is not known (both on the view's clock). ``quota_ratio``:
-    how much more a CPU of this node does than the CPU that limits were made for; quotas are divided by it.
+    how much more a CPU of this node does than the CPU that limits were made for; quotas are divided by it. ``cores``:
+    who may share a physical core with whom; None: not our business.
     """
 
     online_cpus: CpuSet
@@ -326,6 +327,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     budget_at: float = 0.0
     unknown_since: float | None = None
     quota_ratio: float = 1.0
+    cores: CoreWish | None = None
     reasons: Mapping[str, str] = {}
 
     @property

@@ -6,11 +6,12 @@ What it does must be found again without it: `restore` also works while no daemo
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import trio
 from msgspec import Struct
 
+from reconciler.actuators.standing import Standing
 from reconciler.restore import Undone
 from state.model import Hold, NodeView, Pools
 
@@ -48,3 +49,12 @@ class SideActuator(Protocol):
 
     def problems(self) -> Sequence[str]:
         """What does not work now, for a person."""
+
+
+@runtime_checkable
+class ByGroup(Protocol):
+    """A side actuator whose outcomes belong to groups: shown and counted beside those of control files."""
+
+    @property
+    def standings(self) -> Mapping[str, Mapping[str, Standing]]:
+        """By group path, then knob. The knobs have names of their own, none of the catalog's."""

@@ -11,6 +11,8 @@ from reconciler.cli.output import emit
 from reconciler.cli.screen import Block, Cell, Mark, Table, blank, field, head, line, show
 
 GOOD: Final = frozenset({"in place", "written", "prepared"})
+BESIDE: Final = frozenset({"core.cookie"})
+"""What is set beside control files: there is no file to tell of."""
 _STAGES: Final = (
     ("seen", "seen_at"),
     ("prepared", "prepared_at"),
@@ -226,10 +228,10 @@ def _setting(one: Row) -> Iterator[Block]:
     yield line(*cells, indent=2)
     yield line(f"{one['policy']}: {one['reason']}", indent=4)
     if one["detail"] and one["detail"] != one["reason"]:
-        yield line(Mark(one["detail"], "warn"), indent=4)
+        yield line(Mark(one["detail"], "dim" if one["state"] in GOOD else "warn"), indent=4)
     file = one["file"]
     if file is None:
-        if one["wanted"] is not None and one["state"] in GOOD:
+        if one["wanted"] is not None and one["state"] in GOOD and one["knob"] not in BESIDE:
             yield line(Mark("not written by us: it was so already", "dim"), indent=4)
         return
     yield line(Mark(_written(file), "dim"), indent=4)

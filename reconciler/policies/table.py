@@ -13,6 +13,8 @@ from reconciler.policies.batch import POLICY as BATCH
 from reconciler.policies.batch import BatchConfig
 from reconciler.policies.burst import POLICY as BURST
 from reconciler.policies.burst import BurstConfig
+from reconciler.policies.core_sched import POLICY as CORE_SCHED
+from reconciler.policies.core_sched import CoreSchedConfig
 from reconciler.policies.dedicated import POLICY as DEDICATED
 from reconciler.policies.dedicated import DedicatedConfig
 from reconciler.policies.exclusive import POLICY as EXCLUSIVE
@@ -59,6 +61,7 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     idle_class: IdleClassConfig = IdleClassConfig()
     group_identity: GroupIdentityConfig = GroupIdentityConfig()
     qos_level: QosLevelConfig = QosLevelConfig()
+    core_sched: CoreSchedConfig = CoreSchedConfig()
 
     def __post_init__(self) -> None:
         if self.quota_burst.enabled and self.quota_turbo.enabled:
@@ -66,12 +69,17 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "quota_burst.enabled and quota_turbo.enabled are both true; expected one of them: both move the quotas "
                 "of the same containers"
             )
+        if self.core_sched.enabled and self.group_identity.enabled:
+            raise ValueError(
+                "core_sched.enabled and group_identity.enabled are both true; expected one of them: both decide what "
+                "may run on the other thread of a core"
+            )
 
 
 POLICIES: Final = registered(
     PoliciesConfig,
     (
         *(DEDICATED, RESERVE, EXCLUSIVE, SHARED, IDLE_BUFFER, RECLAIMED, BATCH, QUOTA_BURST, QUOTA_TURBO),
-        *(PINNED, NORMALISE, BURST, IDLE_CLASS, GROUP_IDENTITY, QOS_LEVEL),
+        *(PINNED, NORMALISE, BURST, IDLE_CLASS, GROUP_IDENTITY, QOS_LEVEL, CORE_SCHED),
     ),
 )

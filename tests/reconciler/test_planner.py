@@ -390,5 +390,6 @@ def test_the_default_pools_of_an_idle_node_are_these() -> None:
         "burst": "off",
         "idle_class": "off",
         "group_identity": "off",
+        "core_sched": "off",
         "qos_level": "off",
     }

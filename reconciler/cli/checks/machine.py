@@ -9,6 +9,7 @@ from cgroupfs.hierarchy import UNIFIED
 from cgroupfs.knobs import CATALOG
 from cgroupfs.pressure import Resource, group_pressure_file, node_pressure_file, read_pressure
 from cgroupfs.probe import offered
+from reconciler.actuators.prctl import RealPrctl, unable
 from reconciler.cli import words
 from reconciler.cli.asking import release
 from reconciler.cli.checks.finding import Finding, State
@@ -30,6 +31,7 @@ def machine(node: NodeView) -> Iterator[Finding]:
     yield _cpus(node)
     yield from _cgroups(node)
     yield _scheduler(node)
+    yield from _core_scheduling(node)
     yield _psi(node)
     yield _pmu(node)
     yield _resctrl(node)
@@ -100,6 +102,20 @@ def _scheduler(node: NodeView) -> Finding:
         told = " and ".join(f"{_SCHEDULER[knob]}: Linux {CATALOG[knob].forms[1].since}" for knob in lacking)
         return Finding(name, State.WARN, found, f"{told} or later")
     return Finding(name, State.OK, found)
+
+
+def _core_scheduling(node: NodeView) -> Iterator[Finding]:
+    """Whether the policy core_sched can work; none of a copied node: only its kernel could tell."""
+    wanted = node.config.policies.core_sched.enabled
+    if node.copied:
+        return
+    why = unable(RealPrctl())
+    if not why:
+        yield Finding("core scheduling", State.OK, "here" if wanted else "here; policies.core_sched is off")
+    elif wanted:
+        yield Finding("core scheduling", State.WARN, why, "policies.core_sched.enabled: false, or another kernel")
+    else:
+        yield Finding("core scheduling", State.OK, f"not used; {why}")
 
 
 def _psi(node: NodeView) -> Finding:

@@ -6,15 +6,19 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from reconciler.cli import asking
 from reconciler.cli.asking import Asked, release
+from reconciler.cli.checks import machine
 from reconciler.cli.checks.finding import State
 from reconciler.cli.checks.kubelet import kubelet, runtime
 from reconciler.cli.doctor import examine
 from reconciler.cli.exits import Exit
 from reconciler.cli.nodeview import NodeView, look
 from reconciler.cli.options import parser
+from reconciler.policies.core_sched import CoreSchedConfig
+from reconciler.policies.table import PoliciesConfig
 from reconciler.sources.cri import RuntimeCondition, RuntimeVersion
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.livenode import LiveNode
@@ -164,8 +168,30 @@ def test_on_this_machine_everything_is_asked_and_nothing_is_changed(run: Run) ->
         pytest.skip("needs root: fanotify marks and the capabilities of the daemon")
     ran = run("doctor", "-o", "json")
     found = {one["check"]: one for one in json.loads(ran.out)["findings"]}
-    assert len(found) == 21
+    assert len(found) == 22
     for one in found.values():
         assert bool(one["fix"]) == (one["state"] != "ok"), one
     assert found["cgroups"]["state"] in {"ok", "warn"}
     assert asking.ask_node(look(parser().parse_args(["doctor"]))).fanotify is not None
+
+
+@pytest.mark.parametrize(
+    ("why", "wanted", "expected"),
+    [
+        ("", False, (State.OK, "here; policies.core_sched is off", "")),
+        ("", True, (State.OK, "here", "")),
+        ("it has none", False, (State.OK, "not used; it has none", "")),
+        ("it has none", True, (State.WARN, "it has none", "policies.core_sched.enabled: false, or another kernel")),
+    ],
+    ids=["there and off", "there and on", "not there and off", "not there and on"],
+)
+def test_core_scheduling_is_asked_of_the_running_kernel(
+    good: LiveNode, monkeypatch: pytest.MonkeyPatch, why: str, wanted: bool, expected: tuple[State, str, str]
+) -> None:
+    monkeypatch.setattr(machine, "unable", lambda _prctl: why)
+    policies = PoliciesConfig(core_sched=CoreSchedConfig(enabled=wanted))
+    there = view(good.root)
+    assert "core scheduling" not in states(good.root)
+    node = replace(there, root="/", config=replace(there.config, policies=policies))
+    [found] = [one for one in machine.machine(node) if one.name == "core scheduling"]
+    assert (found.state, found.found, found.fix) == expected

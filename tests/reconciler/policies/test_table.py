@@ -61,6 +61,7 @@ def test_the_shipped_table_names_every_policy_in_the_order_of_taking() -> None:
         "idle_class",
         "group_identity",
         "qos_level",
+        "core_sched",
     ]
 
 

@@ -1,0 +1,101 @@
+"""Which threads are to get which core scheduling cookie: from what is wanted and what they have. Pure.
+
+A group is a set of containers whose threads share one cookie. Which one that is, is told by the threads: it is the one
+of ours that most of them have. Cookies that are not ours (a program that uses core scheduling itself) are left alone.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+KNOB: Final = "core.cookie"
+"""What the setting is called beside the knobs of control files."""
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """One container's threads with the hash of their cookies (0: none). ``problem``: why some could not be read."""
+
+    threads: Mapping[int, int] = {}
+    problem: str = ""
+
+
+class Share(Struct, frozen=True, kw_only=True):
+    """Give the threads ``tids`` the group's cookie: that of the thread ``source``, or (``cookie`` 0) a new one."""
+
+    group: str
+    cookie: int
+    source: int
+    tids: tuple[int, ...]
+
+
+class Steps(Struct, frozen=True, kw_only=True):
+    """What is to be done. ``drops``: threads that shall have no cookie any more."""
+
+    shares: tuple[Share, ...] = ()
+    drops: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.shares or self.drops)
+
+
+class Tally(Struct, frozen=True, kw_only=True):
+    """One container's threads, counted. ``foreign``: with a cookie that is not ours; ``wrong``: still to be changed."""
+
+    right: int = 0
+    foreign: int = 0
+    wrong: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.right + self.foreign + self.wrong
+
+
+def current(wanted: Mapping[str, str], seen: Mapping[str, Seen], ours: Mapping[int, str]) -> dict[str, int]:
+    """The cookie of each group that has one now. ``wanted``: container to group; ``ours``: cookie to group.
+
+    Only what a thread of the group itself has counts: a cookie whose last thread has ended may come again as another's.
+    """
+    votes: dict[str, Counter[int]] = {}
+    for path, group in wanted.items():
+        for cookie in seen[path].threads.values() if path in seen else ():
+            if ours.get(cookie) == group:
+                votes.setdefault(group, Counter())[cookie] += 1
+    return {group: min(count, key=lambda cookie: (-count[cookie], cookie)) for group, count in votes.items()}
+
+
+def decide(
+    wanted: Mapping[str, str], seen: Mapping[str, Seen], ours: Mapping[int, str], left: Collection[str] = ()
+) -> Steps:
+    """The difference. ``left``: containers whose threads stay as they are; a container not in ``wanted`` wants none."""
+    now = current(wanted, seen, ours)
+    need: dict[str, list[int]] = {}
+    source: dict[str, int] = {}
+    drops: list[int] = []
+    for path in sorted(seen):
+        group = wanted.get(path)
+        target = now.get(group, 0) if group is not None else 0
+        for tid, cookie in sorted(seen[path].threads.items()):
+            if group is not None and target and cookie == target:
+                source.setdefault(group, tid)
+            elif path in left or (cookie and cookie not in ours):
+                continue
+            elif group is not None:
+                need.setdefault(group, []).append(tid)
+            elif cookie:
+                drops.append(tid)
+    shares = tuple(
+        Share(group=group, cookie=now.get(group, 0), source=source.get(group, 0), tids=tuple(need[group]))
+        for group in sorted(need)
+    )
+    return Steps(shares=shares, drops=tuple(drops))
+
+
+def tally(group: str, seen: Seen, now: Mapping[str, int], ours: Mapping[int, str]) -> Tally:
+    """How a container stands that is to be in ``group``; ``now`` as by `current`."""
+    target = now.get(group, 0)
+    right = sum(1 for cookie in seen.threads.values() if cookie and cookie == target)
+    foreign = sum(1 for cookie in seen.threads.values() if cookie and cookie not in ours)
+    return Tally(right=right, foreign=foreign, wrong=len(seen.threads) - right - foreign)

@@ -1,0 +1,386 @@
+"""Gives the threads of the pods' containers their core scheduling cookies, and keeps it so. A side actuator.
+
+After each look, and every few seconds because ``exec`` brings processes in that inherit nothing: read all threads and
+their cookies, compare, hand out, look again until nothing is left to do. A new cookie's number is in the store before
+any thread gets it, so that after a crash it is known whose it is: by `restore`, and by the next run, which goes on with
+the cookies that are there.
+
+Source: kernel documentation, admin-guide/hw-vuln/core-scheduling. Where we differ from Koordinator, which keeps a
+helper process for each cookie and forgets them all with its cache: here the threads themselves keep a cookie alive.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Final, NamedTuple, final
+
+import msgspec
+import trio
+
+from cgroupfs.errors import StoreError
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.actuators import cookies, coretasks
+from reconciler.actuators.cookies import KNOB, Seen, Share
+from reconciler.actuators.prctl import Carrier, Prctl, unable
+from reconciler.actuators.side import Situation
+from reconciler.actuators.standing import Standing
+from reconciler.holds import holding
+from reconciler.policies.core_sched import NAME, core_group
+from reconciler.restore import Undo, Undone
+from state.entry import US, Event
+from state.ledger import Ledger
+from state.model import ContainerKind, Setting
+from state.schema import META
+from state.store import Batch, Store
+
+_LOG: Final = logging.getLogger(__name__)
+ROW: Final = "core_cookies"
+"""Row of the store's META table: the boot and our cookies."""
+_ROUNDS: Final = 8
+_AT_ONCE: Final = 16
+"""New cookies that are made together: each is a thread of ours until it is in the store and handed out."""
+_GAP_S: Final = 0.2
+_PRUNE_S: Final = 60.0
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered: cookie to group, of one boot."""
+
+    boot: str
+    ours: dict[int, str] = {}
+
+
+def read_cookies(store: Store) -> dict[int, str]:
+    """Our cookies of this boot, by the store; empty where it tells of none."""
+    row = dict(store.rows(META)).get(ROW)
+    if row is None:
+        return {}
+    try:
+        kept = msgspec.msgpack.decode(row, type=Kept)
+    except msgspec.MsgspecError as exc:
+        _LOG.warning("the core scheduling cookies of the last run cannot be read: %s", exc)
+        return {}
+    return kept.ours if kept.boot == store.boot else {}
+
+
+def write_cookies(store: Store, ours: Mapping[int, str]) -> None:
+    """Make them durable (the store's lane). Errors: `StoreError`."""
+    batch = Batch()
+    batch.put(META, ROW, msgspec.msgpack.encode(Kept(boot=store.boot, ours=dict(ours))))
+    store.apply(batch)
+
+
+def restore_cookies(prctl: Prctl, store: Store, only: str | None = None, proc: str = "/proc") -> list[Undone]:
+    """Take our cookies back while no daemon runs, by what the store tells of them. Errors: `StoreError`."""
+    ours = read_cookies(store)
+    if not ours:
+        return []
+    if why := unable(prctl):
+        return [_refused(why)]
+    done = coretasks.take_back(prctl, ours, only, proc)
+    held = set(coretasks.holders(prctl, ours, None, proc).values())
+    write_cookies(store, {cookie: group for cookie, group in ours.items() if cookie in held})
+    return done
+
+
+def _refused(why: str) -> Undone:
+    return Undone(path="/", file=coretasks.FILE, undo=Undo.REFUSED, detail=why)
+
+
+class _Place(NamedTuple):
+    """One container: where its threads are, whose group it is to be in (None: no cookie), and what stands against."""
+
+    setting: Setting
+    directory: str
+    group: str | None
+    left: str = ""
+    detail: str = ""
+
+
+@final
+class CoreSched:
+    """See the module's text."""
+
+    name = NAME
+
+    def __init__(
+        self,
+        prctl: Prctl,
+        hierarchy: Hierarchy,
+        store: Store,
+        ledger: Ledger,
+        lane: trio.CapacityLimiter,
+        *,
+        writes: Counter[tuple[str, str]] | None = None,
+        files: FileOps = REAL,
+        proc: str = "/proc",
+    ) -> None:
+        """``lane``: the store's limiter. ``writes`` is counted in: by knob and outcome."""
+        self.standings: dict[str, dict[str, Standing]] = {}
+        """By group path, then knob: as the judge's of control files."""
+        self._prctl = prctl
+        self._hierarchy = hierarchy
+        self._store = store
+        self._ledger = ledger
+        self._store_lane = lane
+        self._writes = Counter[tuple[str, str]]() if writes is None else writes
+        self._files = files
+        self._proc = proc
+        self._file = "tasks" if hierarchy.version(hierarchy.trigger) == 1 else "cgroup.threads"
+        self._ours = read_cookies(store)
+        self._situation: Situation | None = None
+        self._woken = trio.Event()
+        self._alone = trio.Lock()
+        self._lane = trio.CapacityLimiter(1)
+        self._unable = ""
+        self._unrecorded = ""
+        self._refused = ""
+        self._sweeps = 0
+        self._swept_s = 0.0
+        self._pruned_at = 0.0
+
+    # The seam
+
+    def planned(self, situation: Situation) -> None:
+        """A look is over."""
+        self._situation = situation
+        if situation.pools.cores is not None or self._ours or self._unable:
+            self._woken.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Sweep after each look, and now and then, for ever."""
+        task_status.started()
+        while True:
+            with trio.move_on_after(self._period_s()):
+                await self._woken.wait()
+            self._woken = trio.Event()
+            await self.sweep()
+            await trio.sleep(_GAP_S)
+
+    async def restore(self, only: str | None = None) -> Sequence[Undone]:
+        """Take our cookies away; from every thread of the machine, or from those of one pod."""
+        if not self._ours:
+            return ()
+        async with self._alone:
+            # What is known of holds and mode is older than this: nothing is handed out before the next look.
+            self._situation = None
+            if why := unable(self._prctl):
+                return [_refused(why)]
+            work = partial(coretasks.take_back, self._prctl, dict(self._ours), only, self._proc)
+            done = await trio.to_thread.run_sync(work, limiter=self._lane)
+            if only is None:
+                await self._prune()
+            for one in done:
+                self._note("restored" if one.ok else "failed", one.path, group=one.path, why=one.detail)
+            return done
+
+    def facts(self) -> Mapping[str, object]:
+        """Whether it works, the groups with their cookies, and the last sweep."""
+        groups: dict[str, list[str]] = {}
+        for cookie, group in sorted(self._ours.items()):
+            groups.setdefault(group, []).append(f"{cookie:#x}")
+        return {"unable": self._unable, "cookies": groups, "sweeps": self._sweeps, "last_sweep_s": self._swept_s}
+
+    def problems(self) -> Sequence[str]:
+        """What does not work now."""
+        return [problem for problem in (self._unable, self._unrecorded, self._refused) if problem]
+
+    # One sweep
+
+    async def sweep(self) -> None:
+        """Bring all threads to what the newest look wants; one sweep at a time."""
+        async with self._alone:
+            situation = self._situation
+            wish = situation.pools.cores if situation is not None else None
+            if situation is None or (wish is None and not self._ours):
+                self.standings, self._unable, self._unrecorded, self._refused = {}, "", "", ""
+                return
+            why = unable(self._prctl)
+            if why:
+                if wish is not None and why != self._unable:
+                    _LOG.warning("core scheduling is wanted, but %s", why)
+                self.standings, self._unable = {}, why if wish is not None else ""
+                return
+            self._unable = ""
+            began = time.monotonic()
+            try:
+                await self._bring(self._places(situation))
+                if wish is None or time.monotonic() - self._pruned_at >= _PRUNE_S:
+                    await self._prune()
+            except OSError as exc:
+                # The last core lost its second thread amid it: the next sweep says so.
+                _LOG.warning("core scheduling: %s", exc)
+            self._sweeps += 1
+            self._swept_s = time.monotonic() - began
+
+    def _period_s(self) -> float:
+        wish = self._situation.pools.cores if self._situation is not None else None
+        return wish.sweep_s if wish is not None else float("inf")
+
+    def _places(self, situation: Situation) -> list[_Place]:
+        wish = situation.pools.cores
+        places = []
+        for uid, pod in sorted(situation.view.pods.items()):
+            group = core_group(pod, wish.groups) if wish is not None else None
+            for box in pod.containers:
+                wanted = group if box.kind is not ContainerKind.SANDBOX else None
+                setting = Setting(
+                    path=box.group.path,
+                    knob=KNOB,
+                    value=None,
+                    policy=NAME,
+                    reason=wanted.reason if wanted is not None else "no longer wanted",
+                    pod_uid=uid,
+                    container_id=box.id,
+                )
+                hold = holding(situation.holds, path=box.group.path, knob=KNOB, pod_uid=uid)
+                left, detail = "", ""
+                if hold is not None:
+                    left, detail = "held", f"{hold.reason} (by {hold.by})"
+                elif not situation.enforce or (wish is not None and wish.dry_run):
+                    left, detail = "would write", setting.reason
+                directory = self._hierarchy.trigger_directory(box.group.path)
+                places.append(_Place(setting, directory, wanted.name if wanted is not None else None, left, detail))
+        return places
+
+    async def _bring(self, places: Sequence[_Place]) -> None:
+        wanted = {one.setting.path: one.group for one in places if one.group is not None}
+        left = frozenset(one.setting.path for one in places if one.left)
+        where = [(one.setting.path, one.directory) for one in places]
+        look = partial(coretasks.look, where, self._file, self._prctl, self._files)
+        written: set[int] = set()
+        self._unrecorded, refused = "", Counter[str]()
+        for _ in range(_ROUNDS):
+            seen = await trio.to_thread.run_sync(look, limiter=self._lane)
+            await self._take_from_strangers(written, seen)
+            steps = cookies.decide(wanted, seen, self._ours, left)
+            if not steps or self._unrecorded or refused:
+                break
+            for first in range(0, len(steps.shares), _AT_ONCE):
+                written |= await self._share(steps.shares[first : first + _AT_ONCE], refused)
+            if steps.drops:
+                given = await trio.to_thread.run_sync(coretasks.drop, self._prctl, steps.drops, limiter=self._lane)
+                self._count("restored", given, refused)
+        self._refused = "; ".join(f"{_threads(count)}: {words}" for words, count in sorted(refused.items()))
+        self._stand(places, seen, written)
+
+    async def _share(self, shares: Sequence[Share], refused: Counter[str]) -> set[int]:
+        """Hand cookies out; those that have to be made first are in the store before anybody gets one."""
+        written: set[int] = set()
+        with ExitStack() as stack:
+            carriers = [stack.enter_context(Carrier()) for _ in shares]
+            had = []
+            for carrier, share in zip(carriers, shares, strict=True):
+                take = partial(coretasks.take, carrier, self._prctl, share.source, share.cookie)
+                had.append(await trio.to_thread.run_sync(take, limiter=self._lane))
+            made = {
+                cookie: share.group for cookie, share in zip(had, shares, strict=True) if cookie and not share.cookie
+            }
+            if made and not await self._save({**self._ours, **made}):
+                return written
+            for carrier, share, cookie in zip(carriers, shares, had, strict=True):
+                if cookie:
+                    give = partial(coretasks.give, carrier, self._prctl, share.tids)
+                    given = await trio.to_thread.run_sync(give, limiter=self._lane)
+                    written.update(given.done)
+                    self._count("written", given, refused)
+            # Ending threads are waited for: not here.
+            await trio.to_thread.run_sync(stack.pop_all().close, limiter=self._lane)
+        return written
+
+    async def _take_from_strangers(self, written: set[int], seen: Mapping[str, Seen]) -> None:
+        """A thread that ended before it was given its cookie may have left its number to one that is none of ours."""
+        known = {tid for one in seen.values() for tid in one.threads}
+        if strangers := sorted(written - known):
+            written.difference_update(strangers)
+
+            def clear() -> None:
+                there = coretasks.having(self._prctl, strangers, self._ours)
+                if there:
+                    coretasks.drop(self._prctl, there)
+
+            await trio.to_thread.run_sync(clear, limiter=self._lane)
+
+    def _count(self, outcome: str, given: coretasks.Given, refused: Counter[str]) -> None:
+        self._writes[KNOB, outcome] += len(given.done)
+        self._writes[KNOB, "refused"] += sum(given.errors.values())
+        refused.update(given.errors)
+
+    # What is remembered
+
+    async def _save(self, ours: Mapping[int, str]) -> bool:
+        try:
+            await trio.to_thread.run_sync(write_cookies, self._store, ours, limiter=self._store_lane)
+        except StoreError as exc:
+            self._unrecorded = f"nothing is given that cannot be recorded: {exc}"
+            return False
+        self._ours = dict(ours)
+        return True
+
+    async def _prune(self) -> None:
+        """Forget cookies that no thread of the machine has any more."""
+        self._pruned_at = time.monotonic()
+        if not self._ours:
+            return
+        look = partial(coretasks.holders, self._prctl, dict(self._ours), None, self._proc)
+        held = set((await trio.to_thread.run_sync(look, limiter=self._lane)).values())
+        if held != self._ours.keys():
+            await self._save({cookie: group for cookie, group in self._ours.items() if cookie in held})
+
+    # What is told
+
+    def _stand(self, places: Sequence[_Place], seen: Mapping[str, Seen], written: set[int]) -> None:
+        groups = {one.setting.path: one.group for one in places if one.group is not None}
+        now = cookies.current(groups, seen, self._ours)
+        before, self.standings = self.standings, {}
+        for one in places:
+            path = one.setting.path
+            if one.group is None or path not in seen:
+                continue
+            found = cookies.tally(one.group, seen[path], now, self._ours)
+            fresh = any(tid in written for tid in seen[path].threads)
+            state, detail = self._state(one, seen[path], found, fresh=fresh)
+            actual = one.group if found.right == found.total else f"{found.right} of {_threads(found.total)}"
+            standing = Standing(one.setting, state, one.group, actual, detail, time.time())
+            known = before.get(path, {}).get(KNOB)
+            if fresh and (known is None or known.wanted != one.group or known.state == "would write"):
+                self._note("write", path, group=one.group, why=one.setting.reason, setting=one.setting)
+            self.standings[path] = {KNOB: standing}
+
+    def _state(self, one: _Place, seen: Seen, found: cookies.Tally, *, fresh: bool) -> tuple[str, str]:
+        if found.right == found.total and not seen.problem:
+            return "written" if fresh else "in place", _threads(found.total)
+        if one.left:
+            return one.left, one.detail
+        if seen.problem:
+            return "refused", seen.problem
+        if found.foreign and not found.wrong:
+            return "yielded", f"{found.foreign} of {_threads(found.total)} with a cookie of their own, which they keep"
+        if self._unrecorded:
+            return "not recorded", self._unrecorded
+        return "waiting", self._refused or "its threads come faster than they can be given their cookie"
+
+    def _note(self, kind: str, path: str, *, group: str, why: str, setting: Setting | None = None) -> None:
+        self._ledger.note(
+            Event(
+                at=time.time(),
+                kind=kind,
+                path=path,
+                file=coretasks.FILE,
+                before="none" if setting is not None else group,
+                after=group if setting is not None else "none",
+                writer=US,
+                policy=NAME,
+                reason=why,
+                pod_uid=setting.pod_uid if setting is not None else None,
+                container_id=setting.container_id if setting is not None else None,
+            )
+        )
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"

@@ -1,0 +1,120 @@
+"""Core scheduling as the kernel offers it: by prctl(2), one task at a time, each task with a cookie or none.
+
+Two tasks run on two threads of one core at the same time only if their cookies are equal; a task without one goes with
+others without. A cookie is made by the kernel, cannot be chosen, passes on to children at fork, and lives for as long
+as some task has it. What can be read is a hash of it: equal for equal cookies for as long as they live.
+
+Source: kernel documentation, admin-guide/hw-vuln/core-scheduling; prctl(2); kernel/sched/core_sched.c. Tried on 6.1.
+"""
+
+import ctypes
+import errno
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Final, Protocol, Self, TypeVar, final
+
+T = TypeVar("T")
+
+PR_SCHED_CORE: Final = 62
+_GET: Final = 0
+_CREATE: Final = 1
+_SHARE_TO: Final = 2
+_SHARE_FROM: Final = 3
+_THREAD: Final = 0
+"""The scope of a call: the one task. A process or a process group would be others, for writing only."""
+
+_WHY: Final = {
+    errno.EINVAL: "this kernel has no core scheduling (CONFIG_SCHED_CORE, from Linux 5.14 on)",
+    errno.ENODEV: "no core of this machine has two threads online: there is nothing to keep apart",
+    errno.ENOSYS: "this kernel has no prctl",
+    errno.EPERM: "prctl is not permitted here (a seccomp filter)",
+}
+
+
+class Prctl(Protocol):
+    """The four calls. ``tid`` is a thread's id, 0 the calling thread. All raise `OSError` as the kernel answers.
+
+    EINVAL: no core scheduling in this kernel; ENODEV: no core with two threads; ESRCH: no such task; EPERM: not ours
+    to look at (as for ptrace: CAP_SYS_PTRACE).
+    """
+
+    def get(self, tid: int) -> int:
+        """The hash of the task's cookie; 0 for none."""
+
+    def create(self) -> None:
+        """Give the calling thread a new cookie."""
+
+    def share_from(self, tid: int) -> None:
+        """Give the calling thread that task's cookie, or none if it has none."""
+
+    def share_to(self, tid: int) -> None:
+        """Give that task the calling thread's cookie, or none if it has none."""
+
+
+@final
+class RealPrctl:
+    """`Prctl` on the running kernel."""
+
+    def __init__(self) -> None:
+        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
+        self._prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
+
+    def get(self, tid: int) -> int:
+        found = ctypes.c_uint64()
+        self._call(_GET, tid, ctypes.addressof(found))
+        return found.value
+
+    def create(self) -> None:
+        self._call(_CREATE, 0)
+
+    def share_from(self, tid: int) -> None:
+        self._call(_SHARE_FROM, tid)
+
+    def share_to(self, tid: int) -> None:
+        self._call(_SHARE_TO, tid)
+
+    def _call(self, command: int, tid: int, address: int = 0) -> None:
+        if self._prctl(PR_SCHED_CORE, command, tid, _THREAD, address):
+            number = ctypes.get_errno()
+            raise OSError(number, f"prctl: {errno.errorcode.get(number, str(number))}")
+
+
+def unable(prctl: Prctl) -> str:
+    """Why core scheduling is not to be had on this machine now; empty when it is."""
+    try:
+        own = prctl.get(0)
+    except OSError as exc:
+        return _WHY.get(exc.errno or 0, str(exc))
+    if own:
+        # Every thread of ours would hand it on, and none could take a cookie away.
+        return "bypassd itself has a core scheduling cookie: start it from where there is none"
+    return ""
+
+
+@final
+class Carrier:
+    """A thread of its own that takes a cookie to others. It begins without one, and what it has ends with it.
+
+    A cookie is passed on by tasks only, and whatever a thread starts inherits its cookie: so never by a thread that
+    does anything else, before or after.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="core-cookie")
+
+    def call(self, function: Callable[..., T], *arguments: object) -> T:
+        """Run it in the carrier's thread and wait."""
+        return self._thread.submit(function, *arguments).result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,112 @@
+"""core scheduling: BE work never runs on the other thread of a core on which online work runs (Linux 5.14).
+
+Two threads of a core share its caches and execution units, and no CPU set keeps two pods of one pool apart there. The
+kernel can: tasks with different cookies never run on one core at the same time; it rather leaves a thread of the core
+idle. Opt-in, as that is what it costs. It needs hyper-threads and a kernel with CONFIG_SCHED_CORE.
+
+The default groups tag BE pods only. Whoever has no cookie is a group as well, with the kernel's own threads and the
+kubelet in it: with a cookie of their own online pods are also kept from those, and leave half of a core idle whenever
+one of them runs beside. That is for pods that do not trust each other (``groups: class`` or ``pod``), not for latency.
+Sandboxes and system pods never get one.
+
+There is no control file: `reconciler.actuators.core_sched` gives the cookies to the threads.
+
+Source: kernel documentation, admin-guide/hw-vuln/core-scheduling; Koordinator's coresched and its labels. Where we
+differ: there every class is its own group by default; a BE pod cannot opt out here, as it would run beside online work.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Final, NamedTuple
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from reconciler.policies.base import Policy, PolicyConfig
+from state.cpu import CoreGroups, CoreWish
+from state.model import NodeView, Pod, PodClass, Pools
+
+NAME: Final = "core_sched"
+POLICY_LABEL: Final = "koordinator.sh/core-sched-policy"
+GROUP_LABEL: Final = "koordinator.sh/core-sched-group-id"
+RECLAIMED: Final = "reclaimed"
+ONLINE: Final = "online"
+_ASKS: Final = ("", "none", "exclusive")
+_WORDS: Final[Mapping[CoreGroups, str]] = {
+    CoreGroups.RECLAIMED: "BE pods share cores with each other only",
+    CoreGroups.CLASS: "BE pods share cores with each other only, and so do online pods",
+    CoreGroups.POD: "BE pods share cores with each other only, online pods with nobody",
+}
+
+
+class CoreSchedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who shares a core with whom."""
+
+    enabled: Annotated[
+        bool,
+        Meta(
+            description="BE work never runs on the other thread of a core that online work is on; needs hyper-threads "
+            "and a kernel with core scheduling"
+        ),
+    ] = False
+    groups: Annotated[
+        CoreGroups,
+        Meta(
+            description="who is a group by itself: BE pods (reclaimed), online pods as well (class), or each online pod "
+            "(pod)"
+        ),
+    ] = CoreGroups.RECLAIMED
+    sweep_s: Annotated[
+        float, Meta(ge=0.5, le=300, description="how often processes are looked for that exec put into a container")
+    ] = 5.0
+
+
+class CoreGroup(NamedTuple):
+    """The group whose cookie a pod's threads get, and why."""
+
+    name: str
+    reason: str
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: CoreSchedConfig) -> Pools:
+    """Say what is wanted; nothing where no core has two threads."""
+    del previous
+    if not view.topology.smt:
+        why = "no core of this machine has two threads online: there is nothing to keep apart"
+        return replace(pools, reasons={**pools.reasons, NAME: why})
+    wish = CoreWish(groups=config.groups, dry_run=config.dry_run, sweep_s=config.sweep_s)
+    return replace(pools, cores=wish, reasons={**pools.reasons, NAME: _WORDS[config.groups]})
+
+
+def core_group(pod: Pod, groups: CoreGroups) -> CoreGroup | None:
+    """The group of a pod; None: its threads have no cookie. Groups of online and of BE pods are never the same.
+
+    A label that means nothing to us is told in the reason, and counts as if it were not there.
+    """
+    if pod.pod_class is PodClass.SYSTEM:
+        return None
+    asked = pod.labels.get(POLICY_LABEL, "")
+    odd = "" if asked in _ASKS else f"; {POLICY_LABEL}: {asked!r} is none of {', '.join(map(repr, _ASKS))}"
+    together = pod.labels.get(GROUP_LABEL, "")
+    side = ONLINE if pod.pod_class.online else RECLAIMED
+    if asked == "none" and pod.pod_class.online:
+        return None
+    if asked == "exclusive":
+        return CoreGroup(f"pod/{pod.uid}", f"{POLICY_LABEL}: exclusive")
+    if together:
+        return CoreGroup(f"{side}/{together}", f"{GROUP_LABEL}: {together}; the pod is {pod.pod_class}{odd}")
+    if side == RECLAIMED:
+        return CoreGroup(RECLAIMED, f"the pod is BE{odd}")
+    if groups is CoreGroups.CLASS:
+        return CoreGroup(ONLINE, f"the pod is {pod.pod_class}{odd}")
+    if groups is CoreGroups.POD:
+        return CoreGroup(f"pod/{pod.uid}", f"each online pod by itself{odd}")
+    return None
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="BE work never on the other thread of a core that online work is on",
+    config_type=CoreSchedConfig,
+    precedence=48,
+    carve=carve,
+)

@@ -1,0 +1,141 @@
+"""Side actuators in the agent: built where the node is this machine, shown, counted and undone with all the rest."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from reconciler import sides
+from reconciler.actuators.cookies import KNOB
+from reconciler.actuators.core_sched import CoreSched
+from reconciler.actuators.side import ByGroup
+from reconciler.agent import Agent
+from reconciler.cli.exits import Exit
+from reconciler.cli.explain import BESIDE
+from reconciler.config import Mode
+from reconciler.policies.core_sched import CoreSchedConfig
+from reconciler.show import Show
+from state.model import Hold
+from state.store import boot_id
+from tests.fakes.cores import FakeCores
+from tests.fakes.web import FakePulse
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.fakedaemon import FakeDaemon, listening
+from tests.reconciler.cli.livenode import BATCH, WEB, LiveNode, container_id, group
+
+
+class Machine:
+    """A node of four cores with two threads each, whose kernel has core scheduling; both pods have a process."""
+
+    def __init__(self, path: Path) -> None:
+        self.live = LiveNode(path)
+        for cpu in range(8):
+            first = cpu - cpu % 2
+            self.live.put(f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list", f"{first}-{first + 1}\n")
+        self.cores = FakeCores(path / "machine")
+        for uid in (BATCH, WEB):
+            self.cores.group(self.box(uid))
+            self.cores.spawn(self.box(uid))
+
+    @staticmethod
+    def box(uid: str) -> str:
+        return f"{group(uid)}/{container_id(uid)}"
+
+    def config(self, **more: Any) -> Any:
+        policies = replace(self.live.config.policies, core_sched=CoreSchedConfig(enabled=True, **more))
+        return replace(self.live.config, mode=Mode.ENFORCE, policies=policies)
+
+    def beside(self, agent: Agent) -> CoreSched:
+        """The side, on this machine's kernel instead of the test's own."""
+        side = CoreSched(
+            self.cores,
+            self.cores.hierarchy(),
+            agent.store,
+            agent.ledger,
+            agent.store_lane,
+            writes=agent.actuator.writes,
+            proc=self.cores.proc,
+        )
+        agent.sides = (side,)
+        return side
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+async def test_a_reload_a_hold_and_a_restore_reach_it_through_the_next_look(machine: Machine) -> None:
+    with machine.live.agent(machine.config()) as agent:
+        side = machine.beside(agent)
+
+        async def look() -> set[int]:
+            await machine.live.look(agent)
+            await side.sweep()
+            return machine.cores.cookies(machine.box(BATCH))
+
+        [cookie] = await look()
+        assert cookie
+        assert machine.cores.cookies(machine.box(WEB)) == {0}
+        await agent.hold(Hold(target=f"knob:{KNOB}", reason="r", by="b"))
+        agent.reconfigure(machine.live.config)
+        assert await look() == {cookie}
+        await agent.release(f"knob:{KNOB}")
+        assert await look() == {0}
+        agent.reconfigure(machine.config())
+        assert await look() != {0}
+        done = await agent.restore()
+        assert ("core cookie", "reclaimed", True) in {(one.file, one.path, one.ok) for one in done}
+        assert await look() == {0}
+
+
+def _document(agent: Agent) -> dict[str, Any]:
+    show = Show(agent, FakePulse(), statuses=tuple, reload=tuple)
+    answer: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(show.state(()), enc_hook=str))
+    return answer
+
+
+async def test_it_is_shown_and_counted_like_a_control_file(machine: Machine, run: Run, tmp_path: Path) -> None:
+    with machine.live.agent(machine.config()) as agent:
+        side = machine.beside(agent)
+        assert isinstance(side, ByGroup)
+        await machine.live.look(agent)
+        await side.sweep()
+        await agent.keeper.flush()
+        document = _document(agent)
+        snapshot = Show(agent, FakePulse(), statuses=tuple, reload=tuple).metrics()
+    [pod] = [pod for pod in document["pods"] if pod["uid"] == BATCH]
+    [setting] = [one for one in pod["containers"][0]["settings"] if one["knob"] == KNOB]
+    assert (setting["wanted"], setting["state"], setting["policy"]) == ("reclaimed", "written", "core_sched")
+    assert document["budget"]["reasons"]["core_sched"] == "BE pods share cores with each other only"
+    assert list(document["sides"]["core_sched"]["cookies"]) == ["reclaimed"]
+    assert snapshot.settings[KNOB, "in_force"] == 1
+    assert snapshot.counters.writes[KNOB, "written"] == 1
+    with listening(FakeDaemon(document), str(tmp_path / "s")) as socket:
+        ran = run("explain", BATCH, "--socket", socket)
+    assert ran.code == Exit.OK
+    lines = ran.out[ran.out.index(f"  {KNOB}") :].splitlines()
+    assert lines[0].startswith(f"  {KNOB} reclaimed  written")
+    assert lines[1:3] == ["    core_sched: the pod is BE", "    1 thread"]
+    assert "not written by us" not in "".join(lines[:4])
+    assert KNOB in BESIDE
+    assert "core cookie" in ran.out[ran.out.index("history") :]
+
+
+def test_a_copy_of_a_node_has_no_threads_to_reach(machine: Machine) -> None:
+    """Thread ids mean something on the machine that they are of."""
+    with machine.live.agent(machine.config()) as agent:
+        assert agent.sides == ()
+
+
+async def test_a_copy_of_a_node_has_none_to_restore(machine: Machine) -> None:
+    with machine.live.agent(machine.config()) as agent:
+        assert await sides.restore_without_daemon(machine.live.root, agent.store, None) == ()
+
+
+def test_this_machine_gets_one(machine: Machine) -> None:
+    machine.live.put("proc/sys/kernel/random/boot_id", f"{boot_id()}\n")
+    with machine.live.agent() as agent:
+        assert [side.name for side in agent.sides] == ["core_sched"]

@@ -1,0 +1,73 @@
+"""Whose threads share a core with whose."""
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from reconciler.planner import plan_pools
+from reconciler.policies.core_sched import (
+    GROUP_LABEL,
+    NAME,
+    POLICY_LABEL,
+    CoreSchedConfig,
+    core_group,
+)
+from reconciler.policies.table import PoliciesConfig
+from state.cpu import CoreGroups, CoreWish
+from state.model import PodClass
+from state.topology import uniform
+from tests.reconciler.nodes import node, pod
+
+ALL = tuple(CoreGroups)
+
+
+@pytest.mark.parametrize(
+    ("cls", "labels", "expected"),
+    [
+        pytest.param(PodClass.RECLAIMED, {}, ("reclaimed",) * 3, id="BE"),
+        pytest.param(PodClass.SHARED, {}, (None, "online", "pod/p"), id="shared"),
+        pytest.param(PodClass.DEDICATED, {}, (None, "online", "pod/p"), id="dedicated"),
+        pytest.param(PodClass.SYSTEM, {}, (None,) * 3, id="system"),
+        pytest.param(PodClass.SHARED, {POLICY_LABEL: "none"}, (None,) * 3, id="an online pod opts out"),
+        pytest.param(PodClass.RECLAIMED, {POLICY_LABEL: "none"}, ("reclaimed",) * 3, id="a BE pod cannot"),
+        pytest.param(PodClass.SHARED, {POLICY_LABEL: "exclusive"}, ("pod/p",) * 3, id="by itself"),
+        pytest.param(PodClass.RECLAIMED, {POLICY_LABEL: "exclusive"}, ("pod/p",) * 3, id="a BE pod by itself"),
+        pytest.param(PodClass.SYSTEM, {POLICY_LABEL: "exclusive"}, (None,) * 3, id="a system pod never"),
+        pytest.param(PodClass.SHARED, {GROUP_LABEL: "g"}, ("online/g",) * 3, id="a group of its own"),
+        pytest.param(PodClass.RECLAIMED, {GROUP_LABEL: "g"}, ("reclaimed/g",) * 3, id="never one with online pods"),
+        pytest.param(PodClass.RECLAIMED, {GROUP_LABEL: ""}, ("reclaimed",) * 3, id="an empty group is none"),
+    ],
+)
+def test_the_group_of_a_pod(
+    cls: PodClass, labels: dict[str, str], expected: tuple[str | None, str | None, str | None]
+) -> None:
+    one = replace(pod("p", cls=cls), labels=labels)
+    found = [core_group(one, groups) for groups in ALL]
+    assert tuple(group.name if group else None for group in found) == expected
+
+
+def test_a_label_that_means_nothing_is_told_and_does_no_harm() -> None:
+    found = core_group(replace(pod("p"), labels={POLICY_LABEL: "Exclusive"}), CoreGroups.RECLAIMED)
+    assert found is not None
+    assert found.name == "reclaimed"
+    assert found.reason == f"the pod is BE; {POLICY_LABEL}: 'Exclusive' is none of '', 'none', 'exclusive'"
+
+
+def test_it_is_wanted_where_cores_have_two_threads_and_somebody_asks() -> None:
+    on = PoliciesConfig(core_sched=CoreSchedConfig(enabled=True, groups=CoreGroups.POD, sweep_s=9, dry_run=True))
+    smt, single = node(topology=uniform(cores=2, threads=2)), node(topology=2)
+    pools = plan_pools(smt, None, on)
+    assert pools.cores == CoreWish(groups=CoreGroups.POD, sweep_s=9, dry_run=True)
+    assert pools.reasons[NAME] == "BE pods share cores with each other only, online pods with nobody"
+    pools = plan_pools(single, None, on)
+    assert pools.cores is None
+    assert "nothing to keep apart" in pools.reasons[NAME]
+    pools = plan_pools(smt, None, PoliciesConfig())
+    assert pools.cores is None
+    assert pools.reasons[NAME] == "off"
+
+
+def test_core_scheduling_and_group_identity_are_not_for_one_node() -> None:
+    text = b'{"core_sched": {"enabled": true}, "group_identity": {"enabled": true}}'
+    with pytest.raises(msgspec.ValidationError, match=r"core_sched\.enabled and group_identity\.enabled are both true"):
+        msgspec.json.decode(text, type=PoliciesConfig)
