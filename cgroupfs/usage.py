@@ -126,6 +126,13 @@ class UsageReader:
         except CgroupError:
             return None
 
+    def memory_bytes(self, path: str) -> int | None:
+        """Memory in use by a group and all below it, page cache included; None when it is gone or cannot be read."""
+        try:
+            return self._number("memory", path, self._memory_file)
+        except CgroupError:
+            return None
+
     def _check_inode(self, path: str, inode: int) -> str:
         directory = self._hierarchy.trigger_directory(path)
         if inode:

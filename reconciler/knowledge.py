@@ -18,6 +18,7 @@ from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
 from reconciler.view import ContainerFacts, PodInput, assemble
 from state.cpu import GroupUse
+from state.memory import NodeMemory
 from state.model import KubeletView, NodeCpu, NodeView, NumaMemory, Pod, PodMeta
 from state.topology import Topology
 
@@ -60,6 +61,8 @@ class Knowledge:
         self.kubelet = KubeletView()
         self.cpu: NodeCpu | None = None
         self.ceiling_milli: int | None = None
+        self.node_memory: NodeMemory | None = None
+        self.reclaimed_memory_bytes: int | None = None
         self.knobs: frozenset[str] = frozenset()
         self.uses: Mapping[str, GroupUse] = {}
         self.lent_us: Mapping[str, int] = {}
@@ -147,6 +150,8 @@ class Knowledge:
             actual=dict(actual),
             now=now,
             reclaimed_ceiling_milli=self.ceiling_milli,
+            node_memory=self.node_memory,
+            reclaimed_memory_bytes=self.reclaimed_memory_bytes,
             uses=self.uses,
             knobs=self.knobs,
             lent_us=self.lent_us,

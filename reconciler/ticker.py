@@ -18,6 +18,7 @@ from cgroupfs.usage import UsageReader
 from reconciler.bursts import Bursts
 from reconciler.dirty import TICK
 from reconciler.loop import Reconciler
+from reconciler.memory_watch import MemoryWatch
 from reconciler.policies import idle_buffer
 from reconciler.signals.cpu import (
     ONLINE,
@@ -75,6 +76,9 @@ class Ticker:
         self._numa = NumaMemorySampler(root, files)
         self._irqs = IrqSampler(root)
         self.bursts = Bursts(reconciler, usage)
+        self.memory = MemoryWatch(
+            used=lambda: usage.memory_bytes(reconciler.knowledge.besteffort), root=root, files=files
+        )
         self._idle: idle_buffer.IdleState | None = None
         self._before: tuple[Reading, int | None] | None = None
         self._sampled_at = 0.0
@@ -124,6 +128,7 @@ class Ticker:
         self.bursts.look(reading, now)
         if now - self._sampled_at >= self._sample_s * 0.9:
             self._sampled_at = now
+            self._remember_memory(now)
             self._sample(reading, now)
             self._sampled()
 
@@ -148,6 +153,14 @@ class Ticker:
         self.bursts.second(now)
         self._read(knowledge.cpu, now)
         self._reconciler.dirty.mark(TICK)
+
+    def _remember_memory(self, now: float) -> None:
+        """The node's memory, and what BE work may use of it by the law: the look after this sample plans by both."""
+        reconciler, knowledge = self._reconciler, self._reconciler.knowledge
+        self.memory.second(now)
+        knowledge.node_memory = self.memory.node
+        before = reconciler.pools.memory.reclaimed_high_bytes if reconciler.pools is not None else None
+        knowledge.reclaimed_memory_bytes = self.memory.bound(reconciler.policies.be_memory, before, now)
 
     def _uses(self, now: float) -> Uses:
         half_life_s = self._reconciler.policies.shared.provision.estimate.half_life_s

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
 from reconciler.classify import classify, facts_of
+from reconciler.memory_wishes import memory_wish_of
 from reconciler.resize import effective
 from reconciler.resources import with_extended
 from reconciler.rules import Rules
@@ -105,7 +106,9 @@ def assemble(known: PodInput, rules: Rules) -> Pod:
     classification = classify(facts_of(known.uid, known.qos, meta, exclusive=known.exclusive), rules)
     labels, annotations = (meta.labels or {}, meta.annotations or {}) if meta else ({}, {})
     wish, problems = wish_of(labels, annotations)
-    classification = replace(classification, problems=(*classification.problems, *problems))
+    memory, more = memory_wish_of(annotations)
+    told_of = tuple(dict.fromkeys((*classification.problems, *problems, *more)))
+    classification = replace(classification, problems=told_of)
     told = _Told(meta)
     containers_now = tuple(
         _container(cid, group, known.facts.get(cid), told, known.granted)
@@ -126,6 +129,7 @@ def assemble(known: PodInput, rules: Rules) -> Pod:
         owner=meta.owner if meta else None,
         static=meta.static if meta else False,
         wish=wish,
+        memory=memory,
         meta_source=f"{meta.source}+cgroup" if meta else "cgroup",
     )
 

@@ -14,6 +14,7 @@ from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
 from state.cpu import CoreWish, CpuWish, GroupUse, PoolSize
+from state.memory import MemoryPlan, MemoryWish, NodeMemory
 from state.topology import Topology
 
 
@@ -177,6 +178,7 @@ class Pod(Struct, frozen=True, kw_only=True):
     owner: str | None = None
     static: bool = False
     wish: CpuWish = CpuWish()
+    memory: MemoryWish = MemoryWish()
     meta_source: str = "cgroup"
     """Which sources told what is known, strongest first, joined by "+"."""
 
@@ -327,6 +329,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     budget_at: float = 0.0
     unknown_since: float | None = None
     quota_ratio: float = 1.0
+    memory: MemoryPlan = MemoryPlan()
     cores: CoreWish | None = None
     reasons: Mapping[str, str] = {}
 
@@ -385,6 +388,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     ``burstable`` are group paths; ``actual`` holds the values last read of groups that matter to a decision (QoS
     and pod directories always, containers where read), keyed by (group path, knob); ``now`` is the monotonic clock.
     ``reclaimed_ceiling_milli`` is what the idle buffer's ticker allows BE now; None: the ticker does not speak.
+    ``reclaimed_memory_bytes``: the same of the law that bounds BE memory.
     ``uses``: CPU use and throttling by group path, of the groups that a policy asks for. ``lent_us``: quotas above the
     limit that a burst law lends for now, by group path (µs of the group's period). ``knobs``: names of the knobs that
     this kernel offers; empty: not looked yet. ``numa_memory``: of machines with more than one NUMA node. ``irq_cpus``:
@@ -403,6 +407,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
     sources: tuple[SourceStatus, ...] = ()
     now: float = 0.0
     reclaimed_ceiling_milli: int | None = None
+    node_memory: NodeMemory | None = None
+    reclaimed_memory_bytes: int | None = None
     uses: Mapping[str, GroupUse] = {}
     lent_us: Mapping[str, int] = {}
     knobs: frozenset[str] = frozenset()

@@ -213,6 +213,11 @@ def online_under_quota(setting: Setting, scene: Scene) -> str | None:
     return None
 
 
+def online_under_memory(setting: Setting, scene: Scene) -> str | None:
+    """The besteffort directory's memory bounds throttle, reclaim or kill all below it, BE or not."""
+    return online_under_quota(setting, scene)
+
+
 def v1_quota_above_parent(setting: Setting, scene: Scene) -> str | None:
     """v1: a child's share of time may not exceed its parent's (EINVAL). v2 takes any."""
     pod, value, view = scene.pod, setting.value, scene.view
@@ -289,6 +294,9 @@ _OF_KNOB: Final[Mapping[str, tuple[Rule, ...]]] = {
     "cpu.idle": (idle_not_pod,),
     "cpu.qos": (one_way, shared_level),
     "cpu.weight": (qos_weight,),
+    "memory.high": (online_under_memory,),
+    "memory.max": (online_under_memory,),
+    "memory.soft": (online_under_memory,),
 }
 _RULES: Final[Mapping[str, tuple[Rule, ...]]] = {knob: _EVERY + rules for knob, rules in _OF_KNOB.items()}
 _NAMES: Final[Mapping[Rule, str]] = {

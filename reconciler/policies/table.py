@@ -11,6 +11,8 @@ from msgspec import Struct
 from reconciler.policies.base import registered
 from reconciler.policies.batch import POLICY as BATCH
 from reconciler.policies.batch import BatchConfig
+from reconciler.policies.be_memory import POLICY as BE_MEMORY
+from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.policies.burst import POLICY as BURST
 from reconciler.policies.burst import BurstConfig
 from reconciler.policies.core_sched import POLICY as CORE_SCHED
@@ -25,6 +27,8 @@ from reconciler.policies.idle_buffer import POLICY as IDLE_BUFFER
 from reconciler.policies.idle_buffer import IdleBufferConfig
 from reconciler.policies.idle_class import POLICY as IDLE_CLASS
 from reconciler.policies.idle_class import IdleClassConfig
+from reconciler.policies.memory_qos import POLICY as MEMORY_QOS
+from reconciler.policies.memory_qos import MemoryQosConfig
 from reconciler.policies.normalise import POLICY as NORMALISE
 from reconciler.policies.normalise import NormaliseConfig
 from reconciler.policies.pinned import POLICY as PINNED
@@ -61,6 +65,8 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     idle_class: IdleClassConfig = IdleClassConfig()
     group_identity: GroupIdentityConfig = GroupIdentityConfig()
     qos_level: QosLevelConfig = QosLevelConfig()
+    be_memory: BeMemoryConfig = BeMemoryConfig()
+    memory_qos: MemoryQosConfig = MemoryQosConfig()
     core_sched: CoreSchedConfig = CoreSchedConfig()
 
     def __post_init__(self) -> None:
@@ -80,6 +86,6 @@ POLICIES: Final = registered(
     PoliciesConfig,
     (
         *(DEDICATED, RESERVE, EXCLUSIVE, SHARED, IDLE_BUFFER, RECLAIMED, BATCH, QUOTA_BURST, QUOTA_TURBO),
-        *(PINNED, NORMALISE, BURST, IDLE_CLASS, GROUP_IDENTITY, QOS_LEVEL, CORE_SCHED),
+        *(PINNED, NORMALISE, BURST, IDLE_CLASS, GROUP_IDENTITY, QOS_LEVEL, BE_MEMORY, MEMORY_QOS, CORE_SCHED),
     ),
 )

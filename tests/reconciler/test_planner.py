@@ -392,4 +392,6 @@ def test_the_default_pools_of_an_idle_node_are_these() -> None:
         "group_identity": "off",
         "core_sched": "off",
         "qos_level": "off",
+        "be_memory": "off",
+        "memory_qos": "off",
     }

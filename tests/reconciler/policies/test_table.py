@@ -61,6 +61,8 @@ def test_the_shipped_table_names_every_policy_in_the_order_of_taking() -> None:
         "idle_class",
         "group_identity",
         "qos_level",
+        "be_memory",
+        "memory_qos",
         "core_sched",
     ]
 

@@ -1,0 +1,90 @@
+"""Reads the node's memory now and then and keeps the state of the law that bounds BE work's.
+
+The law is pure and in `policies.be_memory`. Called by the ticker, on the loop's thread: two small files a second. What
+it finds goes into the knowledge; when the law allows something else than before, the node is marked.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Final, final
+
+from msgspec.structs import replace
+
+from cgroupfs.files import REAL, FileOps
+from reconciler.policies import be_memory
+from reconciler.policies.be_memory import BeMemoryConfig, MemorySample, MemoryState
+from reconciler.signals.memory import Shortage, ZoneNode, parse_meminfo, parse_zoneinfo, shortages
+from state.memory import NodeMemory
+
+_LOG: Final = logging.getLogger(__name__)
+_ZONES_S: Final = 5.0
+_OLD_S: Final = 10.0
+
+
+@final
+class MemoryWatch:
+    """See the module's text. What it knows is in its attributes, newest first read."""
+
+    def __init__(self, *, used: Callable[[], int | None], root: str = "/", files: FileOps = REAL) -> None:
+        """``used``: bytes in use below the besteffort directory, None where that is not known."""
+        self.node: NodeMemory | None = None
+        self.zones: dict[int, ZoneNode] = {}
+        self.shortages: dict[int, Shortage] = {}
+        self.problem: str | None = None
+        self._used = used
+        self._proc = os.path.join(root, "proc")
+        self._files = files
+        self._read_at = self._zones_at = self._stepped_at = 0.0
+        self._state: MemoryState | None = None
+
+    def second(self, now: float) -> None:
+        """Read. ``now``: monotonic seconds."""
+        try:
+            read = parse_meminfo(self._files.read(self._proc, "meminfo"))
+            used = self._used()
+        except (OSError, ValueError) as exc:
+            # Unknown: what is known grows older, and nobody gets more on it.
+            if self.problem is None:
+                _LOG.warning("the node's memory cannot be read: %s", exc)
+            self.problem = f"the node's memory cannot be read: {exc}"
+            if self.node is not None:
+                self.node = replace(self.node, age_s=now - self._read_at)
+            return
+        self.problem = None
+        self._read_at = now
+        self.node = replace(read, reclaimed_bytes=used, age_s=0.0)
+        if now - self._zones_at >= _ZONES_S:
+            self._zones_at = now
+            self._read_zones()
+
+    def bound(self, config: BeMemoryConfig, previous: int | None, now: float) -> int | None:
+        """What BE work may use now by the law; None while it is off or nothing is known of the node.
+
+        ``previous``: the bound in force, where the law has just begun (an earlier run's, or none).
+        """
+        node = self.node
+        if not config.enabled or node is None:
+            self._state = None
+            return None
+        if self._state is None:
+            self._state = be_memory.start(previous, node.total_bytes, config)
+        elif now - self._stepped_at < config.interval_s * 0.9:
+            return self._state.high_bytes
+        self._stepped_at = now
+        fresh = node.age_s is not None and node.age_s < _OLD_S
+        sample = MemorySample(
+            total_bytes=node.total_bytes,
+            available_bytes=node.available_bytes if fresh else None,
+            used_bytes=node.reclaimed_bytes if fresh else None,
+        )
+        self._state = be_memory.step(self._state, sample, now, config)
+        return self._state.high_bytes
+
+    def _read_zones(self) -> None:
+        """Which NUMA nodes are short; machines whose kernel does not tell have none that is."""
+        try:
+            self.zones = parse_zoneinfo(self._files.read(self._proc, "zoneinfo"))
+        except (OSError, ValueError):
+            self.zones = {}
+        self.shortages = shortages(self.zones, self.shortages)

@@ -1,0 +1,166 @@
+"""be memory: how much memory BE work may use together follows what the node has left for it.
+
+`step` is the law, run every few seconds by a keeper of its state (`reconciler.memory_watch`); what it allows reaches
+the planner as ``NodeView.reclaimed_memory_bytes`` and becomes the besteffort directory's ``memory.high`` (cgroup v2) or
+soft limit (v1), both of which slow BE work down and reclaim from it, and kill nobody. A hard limit, which does kill
+inside of the directory, is a second step that has to be asked for. Off by default.
+
+Source: rubik's fssr (a reserve; a step down at once, small steps up after good rounds). Where we differ:
+
+- What is measured is the memory *available*, which counts page cache that can be dropped; free memory is used up on
+  every machine that has run for a day.
+- One bound for all BE work together instead of the same absolute one for each pod.
+- It takes from what BE work *uses*, and at least what is missing: lowering an allowance that nobody uses frees nothing.
+- It starts at all but the reserve, so that BE work never gets into the reserve by itself, and is remembered over a
+  restart of the agent.
+- A hard limit is never lowered below what is in use (see ``memory.lower``).
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from cgroupfs.naming import QosClass
+from reconciler.policies.base import Policy, PolicyConfig
+from reconciler.policies.offers import lacking
+from state.memory import MemoryPlan
+from state.model import NodeView, PodClass, Pools, Setting
+
+NAME: Final = "be_memory"
+_STEP: Final = 1 << 20
+"""Bounds are whole MiB: a change of a page is no news."""
+_LEAST: Final = 64 << 20
+
+
+class BeMemoryConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much memory is kept from BE work, how fast it gives way and comes back."""
+
+    enabled: Annotated[
+        bool, Meta(description="bound what BE work in the besteffort directory uses by what the node has available")
+    ] = False
+    reserve_percent: Annotated[
+        int, Meta(ge=1, le=90, description="share of the node's memory that stays available; the larger of the two")
+    ] = 10
+    reserve_bytes: Annotated[
+        int, Meta(ge=0, le=1 << 50, description="bytes that stay available; the larger of the two")
+    ] = 0
+    clear_percent: Annotated[
+        int,
+        Meta(ge=100, le=1000, description="in percent of the reserve: BE work gets more while so much is available"),
+    ] = 200
+    interval_s: Annotated[float, Meta(ge=1, le=600, description="seconds between two looks")] = 5.0
+    shrink_percent: Annotated[
+        int, Meta(ge=1, le=100, description="one step down: at least this share of the node's memory")
+    ] = 10
+    grow_percent: Annotated[int, Meta(ge=1, le=100, description="one step up, share of the node's memory")] = 1
+    grow_after_s: Annotated[
+        float, Meta(ge=0, le=86400, description="seconds of calm before BE work gets one step more")
+    ] = 60.0
+    floor_percent: Annotated[
+        int, Meta(ge=0, le=90, description="BE work keeps this share of the node's memory, pressure or not")
+    ] = 10
+    hard_percent: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=200,
+            description="a limit so far above the bound (percent of it), at which BE processes are killed; 0: none",
+        ),
+    ] = 0
+
+
+class MemorySample(Struct, frozen=True, kw_only=True):
+    """One look: bytes of the node; ``used``: below the besteffort directory. None is "unknown", and raises nothing."""
+
+    total_bytes: int
+    available_bytes: int | None = None
+    used_bytes: int | None = None
+
+
+class MemoryState(Struct, frozen=True, kw_only=True):
+    """What BE work may use, and since when there is so much available that it could have more."""
+
+    high_bytes: int
+    calm_since: float | None = None
+
+
+def reserve_bytes(total: int, config: BeMemoryConfig) -> int:
+    """What stays available: the larger of the two settings, and never more than nine tenths of the memory."""
+    return min(max(total * config.reserve_percent // 100, config.reserve_bytes), total * 9 // 10)
+
+
+def start(previous: int | None, total: int, config: BeMemoryConfig) -> MemoryState:
+    """The state before the first look: what is in force stays, else all but the reserve."""
+    top = total - reserve_bytes(total, config)
+    return MemoryState(high_bytes=top if previous is None else min(previous, top))
+
+
+def step(state: MemoryState, sample: MemorySample, now: float, config: BeMemoryConfig) -> MemoryState:
+    """One look: down at once by what is missing, up by one step after a calm while, never up on an unknown."""
+    total, available = sample.total_bytes, sample.available_bytes
+    reserve = reserve_bytes(total, config)
+    top = total - reserve
+    high = min(state.high_bytes, top)
+    if available is None:
+        return MemoryState(high_bytes=high)
+    if available < reserve:
+        base = high if sample.used_bytes is None else min(high, sample.used_bytes)
+        cut = max(reserve - available, total * config.shrink_percent // 100)
+        floor = min(max(total * config.floor_percent // 100, _LEAST), top)
+        return MemoryState(high_bytes=min(high, max(floor, base - cut)))
+    if available * 100 < reserve * config.clear_percent or high == top:
+        return MemoryState(high_bytes=high)
+    calm = state.calm_since if state.calm_since is not None and state.calm_since <= now else now
+    if now - calm < config.grow_after_s:
+        return MemoryState(high_bytes=high, calm_since=calm)
+    return MemoryState(high_bytes=min(top, high + total * config.grow_percent // 100), calm_since=now)
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: BeMemoryConfig) -> Pools:
+    """What the law allows, as bounds of the besteffort directory; as before while it does not speak."""
+    high = view.reclaimed_memory_bytes
+    if high is None and previous is not None:
+        high = previous.memory.reclaimed_high_bytes
+    if high is None:
+        return replace(pools, reasons={**pools.reasons, NAME: "the node's memory is not known yet: no bound"})
+    high = max(_STEP, high // _STEP * _STEP)
+    hard = high * (100 + config.hard_percent) // 100 // _STEP * _STEP if config.hard_percent else None
+    memory: MemoryPlan = replace(pools.memory, reclaimed_high_bytes=high, reclaimed_max_bytes=hard)
+    outside = [
+        pod.title
+        for pod in view.pods.values()
+        if pod.pod_class is PodClass.RECLAIMED and pod.qos is not QosClass.BESTEFFORT
+    ]
+    reason = f"BE work may use {high >> 20} MiB together"
+    if outside:
+        reason += f"; {len(outside)} BE pods outside besteffort are not bounded by it, {min(outside)} among them"
+    return replace(pools, memory=memory, reasons={**pools.reasons, NAME: reason})
+
+
+def parents(view: NodeView, pools: Pools, config: BeMemoryConfig) -> list[Setting]:
+    """The bounds on the besteffort directory, where this kernel has them."""
+    del config
+    bounds = pools.memory
+    if bounds.reclaimed_high_bytes is None:
+        return []
+    reason = "what the node's memory leaves for BE work"
+    knob = "memory.high" if view.versions.get("memory") == 2 else "memory.soft"
+    wanted = [(knob, bounds.reclaimed_high_bytes)]
+    if bounds.reclaimed_max_bytes is not None:
+        wanted.append(("memory.max", bounds.reclaimed_max_bytes))
+    return [
+        Setting(path=view.besteffort, knob=name, value=value, policy=NAME, reason=reason)
+        for name, value in wanted
+        if lacking(view, name) is None
+    ]
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="BE work's memory together follows what the node has left",
+    config_type=BeMemoryConfig,
+    precedence=52,
+    carve=carve,
+    parents=parents,
+)

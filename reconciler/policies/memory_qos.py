@@ -1,0 +1,250 @@
+"""memory qos: what a pod asked for is protected from reclaim, and what it may use beyond is throttled before its limit.
+
+Per class, in percent: ``memory.min`` and ``memory.low`` of the request, and ``memory.high`` between request and limit.
+On cgroup v1, which has none of the three, the soft limit stands in for ``memory.high``: it acts only where the whole
+node is short of memory. Off by default. Per pod: Koordinator's ``memoryQOS`` annotation.
+
+Source: Koordinator's cgreconcile (minLimitPercent, lowLimitPercent, throttlingPercent), which follows the kubelet's
+MemoryQoS (KEP-2570): ``high = floor((request + (limit - request) x percent / 100) / page) x page``, the node's memory
+where there is no limit, never below ``min``; ``low`` is raised to ``min``. BE pods' requests are their batch memory.
+Where we differ:
+
+- A ``memory.high`` that is no tighter than the container's limit is not written.
+- Protections count only as far as every directory above has them too (cgroup-v2, "effective"), so the pod's, the QoS
+  level's and kubepods' own hold the sums of those below; Koordinator's pods outside its sums have theirs cut silently.
+- The defaults protect the requests of online pods softly (``low``) and throttle BE pods near their limits, so that
+  switching the policy on does something; Koordinator's are all 0.
+- An init container has its share while it runs: it is the pod, then.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from cgroupfs.codecs import PAGE
+from cgroupfs.naming import QosClass
+from reconciler.policies.base import Policy, PolicyConfig
+from reconciler.policies.offers import lacking
+from state.memory import Protection
+from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+
+NAME: Final = "memory_qos"
+
+
+_Min = Annotated[
+    int, Meta(ge=0, le=100, description="of the request: never reclaimed, whatever happens to the rest of the node")
+]
+_Low = Annotated[
+    int, Meta(ge=0, le=100, description="of the request: reclaimed only where nobody else has anything left")
+]
+_Throttling = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=100,
+        description="of the way from request to limit: above it the group is slowed down and reclaimed (v2), or "
+        "reclaimed first when the node is short (v1)",
+    ),
+]
+
+
+class ClassMemory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the pods of one class get; 0 is "nothing"."""
+
+    min_percent: _Min = 0
+    low_percent: _Low = 0
+    throttling_percent: _Throttling = 0
+    oom_group: Annotated[bool, Meta(description="the OOM killer takes a container whole or not at all (v2 only)")] = (
+        False
+    )
+
+
+class OnlineMemory(ClassMemory, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What online pods of this class get; 0 is "nothing"."""
+
+    low_percent: _Low = 100
+
+
+class ReclaimedMemory(ClassMemory, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What BE pods get; 0 is "nothing"."""
+
+    throttling_percent: _Throttling = 90
+
+
+class MemoryQosConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The percentages by class."""
+
+    enabled: Annotated[bool, Meta(description="protect requests from reclaim, throttle before limits")] = False
+    directories: Annotated[
+        bool,
+        Meta(
+            description="give the QoS directories and kubepods the sums of what is protected below them; without, "
+            "nothing below counts. Off where the kubelet's MemoryQoS feature writes them"
+        ),
+    ] = True
+    dedicated: OnlineMemory = OnlineMemory()
+    shared: OnlineMemory = OnlineMemory()
+    reclaimed: ReclaimedMemory = ReclaimedMemory()
+    system: OnlineMemory = OnlineMemory()
+
+
+class Amounts(Struct, frozen=True, kw_only=True):
+    """What one container gets, bytes in whole pages. ``high`` None: no bound of ours."""
+
+    min_bytes: int = 0
+    low_bytes: int = 0
+    high_bytes: int | None = None
+
+
+def percents(pod: Pod, config: MemoryQosConfig) -> ClassMemory:
+    """The class's percentages with the pod's own over them; all 0 for a pod that wants none of it."""
+    wish = pod.memory
+    if wish.off:
+        return ClassMemory()
+    base: ClassMemory = getattr(config, pod.pod_class.value)
+    return ClassMemory(
+        min_percent=base.min_percent if wish.min_percent is None else wish.min_percent,
+        low_percent=base.low_percent if wish.low_percent is None else wish.low_percent,
+        throttling_percent=base.throttling_percent if wish.throttling_percent is None else wish.throttling_percent,
+        oom_group=base.oom_group if wish.oom_group is None else wish.oom_group,
+    )
+
+
+def amounts(request: int, limit: int | None, total: int | None, of: ClassMemory) -> Amounts:
+    """The formula. ``total``: the node's memory, which stands in for a missing limit; None: not known."""
+    lowest = _pages(request * of.min_percent // 100)
+    low = _pages(request * of.low_percent // 100)
+    top = limit if limit is not None else total
+    high = None
+    if of.throttling_percent and top is not None and top > request:
+        bound = max(_pages(request + (top - request) * of.throttling_percent // 100), lowest)
+        high = bound if PAGE <= bound < top else None
+    return Amounts(min_bytes=lowest, low_bytes=max(low, lowest) if low else 0, high_bytes=high)
+
+
+def of_container(pod: Pod, container: Container, view: NodeView, of: ClassMemory) -> Amounts:
+    """One container's amounts; a BE pod's requests and limits are its batch memory where it has any."""
+    requests, limits = container.requests, container.limits
+    request, limit = requests.memory_bytes, limits.memory_bytes
+    if pod.pod_class is PodClass.RECLAIMED:
+        request = requests.batch_memory_bytes if requests.batch_memory_bytes is not None else request
+        limit = limits.batch_memory_bytes if limits.batch_memory_bytes is not None else limit
+    total = view.node_memory.total_bytes if view.node_memory is not None else None
+    return amounts(request or 0, limit, total, of)
+
+
+def of_pod(pod: Pod, view: NodeView, config: MemoryQosConfig) -> list[tuple[Container, Amounts]]:
+    """Every container's amounts, the pause container's excepted."""
+    of = percents(pod, config)
+    running = [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
+    return [(one, of_container(pod, one, view, of)) for one in running]
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: MemoryQosConfig) -> Pools:
+    """The sums that the directories above the pods must hold, and why there are none."""
+    del previous
+    missing = lacking(view, "memory.low")
+    if missing is not None or not config.directories:
+        said = f"soft limits only: {missing}" if missing is not None else "no sums in the QoS directories"
+        return replace(pools, reasons={**pools.reasons, NAME: said})
+    sums: dict[str, Protection] = {}
+    for pod in view.pods.values():
+        found = _sum(amount for _, amount in of_pod(pod, view, config))
+        if found == Protection():
+            continue
+        level = {QosClass.BESTEFFORT: view.besteffort, QosClass.BURSTABLE: view.burstable}.get(pod.qos)
+        for path in (view.kubepods, level) if level is not None else (view.kubepods,):
+            sums[path] = _plus(sums.get(path, Protection()), found)
+    whole = sums.get(view.kubepods, Protection())
+    said = f"{whole.min_bytes >> 20} MiB kept and {whole.low_bytes >> 20} MiB protected for pods"
+    plan = replace(pools.memory, protected=dict(sorted(sums.items())))
+    return replace(pools, memory=plan, reasons={**pools.reasons, NAME: said})
+
+
+def parents(view: NodeView, pools: Pools, config: MemoryQosConfig) -> list[Setting]:
+    """The sums, on the directories of the QoS levels."""
+    del config
+    reason = "the sum of what is protected below it"
+    return [
+        Setting(path=path, knob=knob, value=value, policy=NAME, reason=reason)
+        for path, found in sorted(pools.memory.protected.items())
+        for knob, value in (("memory.min", found.min_bytes), ("memory.low", found.low_bytes))
+        if value and lacking(view, knob) is None
+    ]
+
+
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: MemoryQosConfig) -> list[Setting]:
+    """Protections and bounds of a pod's containers, and the sums on its directory."""
+    del pools
+    found = of_pod(pod, view, config)
+    settings = [one for container, amount in found for one in _of(pod, container, amount, view)]
+    if percents(pod, config).oom_group and lacking(view, "memory.oom_group") is None:
+        settings += [
+            _setting(pod, container, "memory.oom_group", 1, "one of it killed is all of it") for container, _ in found
+        ]
+    sums = _sum(amount for _, amount in found)
+    for knob, value in (("memory.min", sums.min_bytes), ("memory.low", sums.low_bytes)):
+        if value and lacking(view, knob) is None:
+            settings.append(
+                Setting(
+                    path=pod.group.path,
+                    knob=knob,
+                    value=value,
+                    policy=NAME,
+                    reason="the sum of its containers'",
+                    pod_uid=pod.uid,
+                )
+            )
+    return settings
+
+
+def _of(pod: Pod, container: Container, amount: Amounts, view: NodeView) -> Iterator[Setting]:
+    v2 = view.versions.get("memory") == 2
+    wanted = (
+        ("memory.min", amount.min_bytes or None, "its part of the request is never reclaimed"),
+        ("memory.low", amount.low_bytes or None, "its part of the request is reclaimed last"),
+        ("memory.high" if v2 else "memory.soft", amount.high_bytes, "between its request and its limit"),
+    )
+    for knob, value, reason in wanted:
+        if value is not None and lacking(view, knob) is None:
+            yield _setting(pod, container, knob, value, reason)
+
+
+def _setting(pod: Pod, container: Container, knob: str, value: int, reason: str) -> Setting:
+    return Setting(
+        path=container.group.path,
+        knob=knob,
+        value=value,
+        policy=NAME,
+        reason=reason,
+        pod_uid=pod.uid,
+        container_id=container.id,
+    )
+
+
+def _sum(found: Iterator[Amounts]) -> Protection:
+    total = Protection()
+    for one in found:
+        total = _plus(total, Protection(min_bytes=one.min_bytes, low_bytes=one.low_bytes))
+    return total
+
+
+def _plus(one: Protection, other: Protection) -> Protection:
+    return Protection(min_bytes=one.min_bytes + other.min_bytes, low_bytes=one.low_bytes + other.low_bytes)
+
+
+def _pages(number: int) -> int:
+    return number // PAGE * PAGE
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="requests protected from reclaim, use beyond them throttled before the limit",
+    config_type=MemoryQosConfig,
+    precedence=54,
+    carve=carve,
+    parents=parents,
+    pod=for_pod,
+)

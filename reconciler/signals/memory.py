@@ -1,0 +1,117 @@
+"""The node's memory as the kernel tells it: /proc/meminfo, and how short each NUMA node is from /proc/zoneinfo. Pure.
+
+Source: proc(5); kernel documentation admin-guide/sysctl/vm (watermark_scale_factor) and mm/page_alloc.c.
+"""
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+from cgroupfs.codecs import PAGE
+from state.memory import NodeMemory
+
+_NODE: Final = re.compile(r"Node (\d+), zone +(\w+)")
+_FIELD: Final = re.compile(r" +(?:pages )?(free|min|low|high|managed) +(\d+)")
+_KILO: Final = 1024
+
+
+class Shortage(StrEnum):
+    """How short of memory a NUMA node is."""
+
+    NONE = "none"
+    SOFT = "soft"
+    """Free memory is near the mark below which the kernel starts to reclaim."""
+    HARD = "hard"
+    """It is at that mark or below."""
+
+
+class ZoneNode(Struct, frozen=True, kw_only=True):
+    """One NUMA node: sums over its zones. ``low_bytes``: kswapd wakes below it; ``high_bytes``: it sleeps above it."""
+
+    managed_bytes: int
+    free_bytes: int
+    low_bytes: int
+    high_bytes: int
+
+
+def parse_meminfo(text: str) -> NodeMemory:
+    """The node's memory, without what BE work uses of it.
+
+    Errors: `ValueError` when MemTotal or MemAvailable is missing (kernels before 3.14) or no number.
+    """
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if name in {"MemTotal", "MemAvailable", "SwapTotal", "SwapFree"} and words:
+            found[name] = int(words[0]) * _KILO
+    for name in ("MemTotal", "MemAvailable"):
+        if name not in found:
+            raise ValueError(f"no {name} line")
+    return NodeMemory(
+        total_bytes=found["MemTotal"],
+        available_bytes=found["MemAvailable"],
+        swap_bytes=found.get("SwapTotal", 0),
+        swap_free_bytes=found.get("SwapFree", 0),
+    )
+
+
+def parse_zoneinfo(text: str) -> dict[int, ZoneNode]:
+    """Every NUMA node with memory, by number. Zones without pages of their own count nothing.
+
+    Errors: `ValueError` when there is no zone at all.
+    """
+    sums: dict[int, dict[str, int]] = {}
+    node: dict[str, int] | None = None
+    zone: dict[str, int] = {}
+
+    def close() -> None:
+        if node is not None and zone.get("managed"):
+            for name, pages in zone.items():
+                node[name] = node.get(name, 0) + pages
+
+    for line in text.splitlines():
+        if (start := _NODE.match(line)) is not None:
+            close()
+            node, zone = sums.setdefault(int(start[1]), {}), {}
+        elif (field := _FIELD.fullmatch(line)) is not None:
+            # The per-CPU lists below have a "high" of their own: the first one is the zone's.
+            zone.setdefault(field[1], int(field[2]))
+    close()
+    if node is None:
+        raise ValueError("no line that begins a zone")
+    return {
+        number: ZoneNode(
+            managed_bytes=pages["managed"] * PAGE,
+            free_bytes=pages.get("free", 0) * PAGE,
+            low_bytes=pages.get("low", 0) * PAGE,
+            high_bytes=pages.get("high", 0) * PAGE,
+        )
+        for number, pages in sorted(sums.items())
+        if pages.get("managed")
+    }
+
+
+def shortage(node: ZoneNode) -> Shortage:
+    """Hard at the mark where the kernel starts to reclaim, soft up to as far above its resting mark as that one lies.
+
+    Where we differ from Katalyst: its marks are a fixed 4 GiB a node, which is a quarter of a small machine; the
+    kernel's own follow ``min_free_kbytes`` and ``watermark_scale_factor``, which an administrator sets.
+    """
+    if node.free_bytes <= node.low_bytes:
+        return Shortage.HARD
+    calm = node.high_bytes + max(node.high_bytes - node.low_bytes, node.managed_bytes // 200)
+    return Shortage.SOFT if node.free_bytes < calm else Shortage.NONE
+
+
+def shortages(nodes: Mapping[int, ZoneNode], before: Mapping[int, Shortage]) -> dict[int, Shortage]:
+    """How short each node is now; a shortage that was hard is over only when it is not even soft any more."""
+    found: dict[int, Shortage] = {}
+    for number, node in sorted(nodes.items()):
+        now = shortage(node)
+        held = before.get(number) is Shortage.HARD and now is Shortage.SOFT
+        found[number] = Shortage.HARD if held else now
+    return found

@@ -1,0 +1,60 @@
+"""What is known of the node's memory, what pods ask of it beside their requests, and what has been decided about it.
+
+Values only; `reconciler.signals.memory` reads the kernel, `reconciler.memory_wishes` the annotations, the policies
+decide. Units: bytes, percent.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+
+class NodeMemory(Struct, frozen=True, kw_only=True):
+    """The node's memory at one moment. ``age_s`` None or large means unknown, and an unknown never raises a limit.
+
+    ``available_bytes`` is the kernel's own estimate (MemAvailable): what new work can have without swapping, page cache
+    that can be dropped included. ``reclaimed_bytes``: in use below the besteffort directory, page cache included; None:
+    not known. ``swap_bytes`` is all swap there is, ``swap_free_bytes`` what of it is free.
+    """
+
+    total_bytes: int
+    available_bytes: int
+    reclaimed_bytes: int | None = None
+    swap_bytes: int = 0
+    swap_free_bytes: int = 0
+    age_s: float | None = None
+
+
+class MemoryWish(Struct, frozen=True, kw_only=True):
+    """What a pod's annotations ask of its memory. None: they do not say.
+
+    Percentages as in `reconciler.policies.memory_qos`; ``off``: none of it. ``oom_priority``: Katalyst's, the lower is
+    killed first. ``oom_score_adj``: Koordinator's, as the kernel takes it.
+    """
+
+    off: bool = False
+    min_percent: int | None = None
+    low_percent: int | None = None
+    throttling_percent: int | None = None
+    oom_group: bool | None = None
+    oom_priority: int | None = None
+    oom_score_adj: int | None = None
+
+
+class Protection(Struct, frozen=True, kw_only=True):
+    """What a directory must hold of both protections so that those below it count."""
+
+    min_bytes: int = 0
+    low_bytes: int = 0
+
+
+class MemoryPlan(Struct, frozen=True, kw_only=True):
+    """What has been decided about memory for the node as a whole.
+
+    ``reclaimed_high_bytes``: up to where all that lives below the besteffort directory may use memory unhindered;
+    ``reclaimed_max_bytes``: its limit; None: nothing is wanted. ``protected``: by group path of a QoS directory.
+    """
+
+    reclaimed_high_bytes: int | None = None
+    reclaimed_max_bytes: int | None = None
+    protected: Mapping[str, Protection] = {}

@@ -1,0 +1,119 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from cgroupfs.codecs import PAGE
+from cgroupfs.naming import QosClass
+from reconciler.planner import plan
+from reconciler.policies.memory_qos import Amounts, ClassMemory, MemoryQosConfig, amounts
+from reconciler.policies.table import PoliciesConfig
+from state.memory import MemoryWish, NodeMemory
+from state.model import Container, ContainerKind, Desired, PodClass, Resources
+from tests.reconciler.nodes import V1, V2, container, node, pod
+
+MEGA = 1 << 20
+GIGA = 1 << 30
+ON = PoliciesConfig(memory_qos=MemoryQosConfig(enabled=True))
+MEMORY = NodeMemory(total_bytes=64 * GIGA, available_bytes=60 * GIGA)
+
+
+def sized(request: int | None, limit: int | None, name: str = "main", *, batch: bool = False) -> Container:
+    field = "batch_memory_bytes" if batch else "memory_bytes"
+    return container(name, requests=Resources(**{field: request}), limits=Resources(**{field: limit}))
+
+
+def of(desired: Desired, path: str) -> dict[str, object]:
+    return {one.knob: one.value for one in desired.settings.values() if one.path == path and one.policy == "memory_qos"}
+
+
+@pytest.mark.parametrize(
+    ("request_", "limit", "percents", "expected"),
+    [
+        pytest.param(GIGA, 2 * GIGA, (0, 0, 0), Amounts(), id="all percentages 0"),
+        pytest.param(GIGA, 2 * GIGA, (50, 100, 0), Amounts(min_bytes=GIGA // 2, low_bytes=GIGA), id="protections"),
+        pytest.param(GIGA, None, (60, 20, 0), Amounts(min_bytes=644243456, low_bytes=644243456), id="low up to min"),
+        pytest.param(GIGA, None, (60, 0, 0), Amounts(min_bytes=644243456), id="no low at all"),
+        pytest.param(GIGA, 2 * GIGA, (0, 0, 50), Amounts(high_bytes=3 * GIGA // 2), id="half way to the limit"),
+        pytest.param(0, 10000, (0, 0, 90), Amounts(high_bytes=8192), id="whole pages"),
+        pytest.param(0, None, (0, 0, 50), Amounts(high_bytes=32 * GIGA), id="without a limit: the node's memory"),
+        pytest.param(GIGA, GIGA, (0, 0, 50), Amounts(), id="no way between request and limit"),
+        pytest.param(GIGA, 2 * GIGA, (0, 0, 100), Amounts(), id="at the limit it bounds nothing"),
+        pytest.param(0, 4096, (0, 0, 50), Amounts(), id="less than a page"),
+    ],
+)
+def test_the_formula(request_: int, limit: int | None, percents: tuple[int, int, int], expected: Amounts) -> None:
+    of_class = ClassMemory(min_percent=percents[0], low_percent=percents[1], throttling_percent=percents[2])
+    assert amounts(request_, limit, 64 * GIGA, of_class) == expected
+
+
+@given(st.integers(0, 1 << 40), st.none() | st.integers(0, 1 << 40), *(st.integers(0, 100) for _ in range(3)))
+def test_what_is_protected_is_asked_for_and_what_is_bounded_is_above_it(
+    request: int, limit: int | None, lowest: int, low: int, throttling: int
+) -> None:
+    of_class = ClassMemory(min_percent=lowest, low_percent=low, throttling_percent=throttling)
+    found = amounts(request, limit, 1 << 40, of_class)
+    assert found.min_bytes <= request
+    assert found.low_bytes == 0 or found.min_bytes <= found.low_bytes <= request
+    if found.high_bytes is not None:
+        assert found.min_bytes <= found.high_bytes < (1 << 40 if limit is None else limit)
+        assert request - PAGE < found.high_bytes
+    assert not any(number % PAGE for number in (found.min_bytes, found.low_bytes, found.high_bytes or 0))
+
+
+def test_online_requests_are_protected_all_the_way_up_and_be_is_throttled_near_its_limit() -> None:
+    web = pod("web", sized(GIGA, None), sized(MEGA, None, "side"), cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
+    db = pod("db", sized(2 * GIGA, 2 * GIGA), cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED)
+    be = pod("be", sized(GIGA, 2 * GIGA, batch=True))
+    desired = plan(node(web, db, be, versions=V2, node_memory=MEMORY), None, ON)
+    assert of(desired, f"{web.group.path}/id-main") == {"memory.low": GIGA}
+    assert of(desired, web.group.path) == {"memory.low": GIGA + MEGA}
+    assert of(desired, "/kubepods/burstable") == {"memory.low": GIGA + MEGA}
+    assert of(desired, db.group.path) == {"memory.low": 2 * GIGA}
+    assert of(desired, "/kubepods") == {"memory.low": 3 * GIGA + MEGA}
+    assert of(desired, "/kubepods/besteffort") == of(desired, be.group.path) == {}
+    assert of(desired, f"{be.group.path}/id-main") == {"memory.high": GIGA * 19 // 10 // PAGE * PAGE}
+    assert not [one for one in desired.refusals if one.setting.policy == "memory_qos"]
+
+
+def test_on_v1_there_are_soft_limits_and_nothing_else() -> None:
+    web = pod("web", sized(GIGA, None), cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
+    be = pod("be", sized(GIGA, 2 * GIGA, batch=True))
+    desired = plan(node(web, be, versions=V1, node_memory=MEMORY, knobs=frozenset({"memory.soft"})), None, ON)
+    found = {one.key: one.value for one in desired.settings.values() if one.policy == "memory_qos"}
+    assert found == {(f"{be.group.path}/id-main", "memory.soft"): GIGA * 19 // 10 // PAGE * PAGE}
+    assert "cgroup v1 has no memory.low" in desired.pools.reasons["memory_qos"]
+
+
+@pytest.mark.parametrize(
+    ("wish", "wanted"),
+    [
+        (MemoryWish(off=True), {}),
+        (MemoryWish(low_percent=0), {}),
+        (MemoryWish(min_percent=100), {"memory.min": GIGA, "memory.low": GIGA}),
+        (MemoryWish(low_percent=0, throttling_percent=50), {"memory.high": 3 * GIGA // 2}),
+        (MemoryWish(low_percent=0, oom_group=True), {"memory.oom_group": 1}),
+    ],
+)
+def test_a_pods_own_percentages_go_before_its_classes(wish: MemoryWish, wanted: dict[str, int]) -> None:
+    web = replace(pod("web", sized(GIGA, 2 * GIGA), cls=PodClass.SHARED, qos=QosClass.BURSTABLE), memory=wish)
+    assert of(plan(node(web, versions=V2, node_memory=MEMORY), None, ON), f"{web.group.path}/id-main") == wanted
+
+
+def test_the_pause_container_gets_nothing_and_an_unlimited_container_of_an_unknown_node_no_bound() -> None:
+    be = pod("be", sized(GIGA, None), container("pause", kind=ContainerKind.SANDBOX))
+    assert not [one for one in plan(node(be, versions=V2), None, ON).settings.values() if one.policy == "memory_qos"]
+
+
+def test_without_directories_only_pods_and_containers_are_protected() -> None:
+    config = PoliciesConfig(memory_qos=MemoryQosConfig(enabled=True, directories=False))
+    web = pod("web", sized(GIGA, None), cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
+    desired = plan(node(web, versions=V2), None, config)
+    assert of(desired, "/kubepods") == of(desired, "/kubepods/burstable") == {}
+    assert of(desired, web.group.path) == {"memory.low": GIGA}
+
+
+def test_it_is_off_unless_asked_for() -> None:
+    web = pod("web", sized(GIGA, None), cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
+    desired = plan(node(web, versions=V2, node_memory=MEMORY), None, PoliciesConfig())
+    assert not [one for one in desired.settings.values() if one.policy == "memory_qos"]

@@ -1,0 +1,117 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cgroupfs.codecs import PAGE
+from reconciler.signals.memory import Shortage, ZoneNode, parse_meminfo, parse_zoneinfo, shortage, shortages
+from state.memory import NodeMemory
+
+MEMINFO = (
+    "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 400 kB\nSwapTotal: 50 kB\nSwapFree: 20 kB\nHugePages_Total: 0\n"
+)
+ZONES = """Node 0, zone      DMA
+  per-node stats
+      nr_inactive_anon 5
+  pages free     100
+        boost    0
+        min      1
+        low      2
+        high     3
+        spanned  500
+        present  490
+        managed  400
+        cma      0
+        protection: (0, 3019)
+      nr_free_pages 100
+  pagesets
+    cpu: 0
+              count: 7
+              high:  999
+              batch: 1
+  vm stats threshold: 8
+Node 0, zone   Normal
+  pages free     1000
+        min      10
+        low      20
+        high     30
+        managed  4000
+  pagesets
+    cpu: 0
+              high:  999
+Node 0, zone  Movable
+  pages free     0
+        min      32
+        low      32
+        high     32
+        managed  0
+Node 1, zone   Normal
+  pages free     50
+        min      10
+        low      60
+        high     90
+        managed  4000
+"""
+
+
+def test_the_nodes_memory() -> None:
+    assert parse_meminfo(MEMINFO) == NodeMemory(
+        total_bytes=1000 << 10, available_bytes=400 << 10, swap_bytes=50 << 10, swap_free_bytes=20 << 10
+    )
+
+
+@pytest.mark.parametrize("text", ["", "MemTotal: 5 kB\n", "MemTotal: x kB\nMemAvailable: 5 kB\n"])
+def test_a_meminfo_without_what_is_needed_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_meminfo(text)
+
+
+def test_zones_are_summed_by_node_and_those_without_pages_count_nothing() -> None:
+    found = parse_zoneinfo(ZONES)
+    assert found == {
+        0: ZoneNode(managed_bytes=4400 * PAGE, free_bytes=1100 * PAGE, low_bytes=22 * PAGE, high_bytes=33 * PAGE),
+        1: ZoneNode(managed_bytes=4000 * PAGE, free_bytes=50 * PAGE, low_bytes=60 * PAGE, high_bytes=90 * PAGE),
+    }
+    assert {number: shortage(node) for number, node in found.items()} == {0: Shortage.NONE, 1: Shortage.HARD}
+
+
+def test_no_zone_is_an_error() -> None:
+    with pytest.raises(ValueError):
+        parse_zoneinfo("  pages free 5\n")
+
+
+@given(st.text(alphabet="Node 01,zone\n pagesfremildhgt9:", max_size=200))
+def test_any_text_is_zones_or_a_value_error(text: str) -> None:
+    try:
+        found = parse_zoneinfo(text)
+    except ValueError:
+        return
+    assert all(node.managed_bytes > 0 for node in found.values())
+
+
+def zone(free: int) -> ZoneNode:
+    return ZoneNode(managed_bytes=100_000, free_bytes=free, low_bytes=1_000, high_bytes=2_000)
+
+
+@pytest.mark.parametrize(
+    ("free", "before", "after"),
+    [
+        (1_000, Shortage.NONE, Shortage.HARD),
+        (1_001, Shortage.NONE, Shortage.SOFT),
+        (1_001, Shortage.HARD, Shortage.HARD),
+        (2_999, Shortage.HARD, Shortage.HARD),
+        (3_000, Shortage.HARD, Shortage.NONE),
+        (3_000, Shortage.SOFT, Shortage.NONE),
+    ],
+)
+def test_a_hard_shortage_ends_when_it_is_not_even_soft(free: int, before: Shortage, after: Shortage) -> None:
+    assert shortages({0: zone(free)}, {0: before}) == {0: after}
+
+
+def test_this_machines_files_can_be_read() -> None:
+    memory = parse_meminfo(Path("/proc/meminfo").read_text())
+    zones = parse_zoneinfo(Path("/proc/zoneinfo").read_text())
+    assert 0 < memory.available_bytes <= memory.total_bytes
+    assert zones
+    assert all(one.low_bytes <= one.high_bytes for one in zones.values())
