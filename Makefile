@@ -7,7 +7,7 @@ PACKAGES := cgroupfs resctrl state reconciler tests
 # More for `make run`: ARGS="--seconds 300 --kubelet static-1.22 --containers fake"
 ARGS ?=
 
-.PHONY: run test setup lint types unit e2e vm bench protos docs lock clean help
+.PHONY: run test setup lint types unit e2e vm vmcores bench protos docs lock clean help
 
 help: ## what there is
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -37,12 +37,15 @@ types: setup
 unit: setup
 	$(BIN)/python -m pytest -q
 
-e2e: setup ## only the tests with real containerd containers, with their figures
-	BYPASSD_FULL=1 $(BIN)/python -m pytest -q -s tests/e2e
+e2e: setup ## only the tests with real containers and with a kubelet that writes again, with their figures
+	BYPASSD_FULL=1 $(BIN)/python -m pytest -q -s tests/e2e tests/node/test_no_fight.py
 
 vm: setup ## the core suite in whole machines: cgroup v2 with systemd names, and pure v1 (qemu; minutes)
 	tests/vm/run.sh v2
 	tests/vm/run.sh v1
+
+vmcores: setup ## core scheduling in a machine that has it: hyper-threads and a kernel built for it (10 minutes, once)
+	tests/vm/cores.sh v2
 
 bench: setup ## what the daemon costs and how fast it is: idle, starts beside a bare C loop, churn (needs root)
 	$(BIN)/python -m tests.bench idle 110

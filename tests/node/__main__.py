@@ -34,6 +34,7 @@ from tests.node.demo import Demo, DemoFailed
 from tests.node.fakenode import CPUS, LABEL, FakeNode
 from tests.node.inprocess import InProcess
 from tests.node.kubelet import EmbeddedNode, RuntimeFailed, Version, playing_the_kubelet
+from tests.node.machine import Beside
 from tests.node.reaper import watched
 from tests.node.screen import Screen, screen_for
 from tests.node.scripted import ScriptedNode
@@ -140,7 +141,9 @@ def _on_embedded_node(options: argparse.Namespace, screen: Screen) -> int:
     cpus = os.sched_getaffinity(0)
     version: Version = options.kubelet if len(cpus) > 1 else Version.NONE
     reserved = frozenset({min(cpus)})
-    screen.say(f"starting: {node_type.kind}, kubelet {version}, CPU {min(cpus)} reserved")
+    # Under policy none a kubelet reserves no CPU by number.
+    told = f", CPU {min(cpus)} reserved" if version is not Version.NONE else ""
+    screen.say(f"starting: {node_type.kind}, kubelet {version}{told}")
     if _held_by_another_run():
         screen.say(f"waiting: another run uses /kubepods ({LOCK})")
     with (
@@ -170,6 +173,7 @@ def _on_embedded_node(options: argparse.Namespace, screen: Screen) -> int:
             seconds=options.seconds,
             cpus=len(cpus),
             facts=facts,
+            beside_s=Beside(node.cgroups).used_s,
         )
         with screen:
             outcome = demo.run()

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.agent import Agent, AgentFailed, _UnixConnection
 from tests.node.kubelet import EmbeddedNode
 
-SECTIONS: Final = "agent,budget,pods,settings,files,problems"
+SECTIONS: Final = "agent,budget,pools,pods,settings,files,problems"
 
 Json = Mapping[str, Any]  # the state document; its shape is documented in state.dump
 
@@ -26,10 +26,11 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """One pod as the agent knows it; settings by group path and knob."""
+    """One pod as the agent knows it. ``pool``: None for a system pod that runs everywhere."""
 
     pod_class: str
     source: str
+    pool: str | None = None
 
 
 class Start(Struct, frozen=True, kw_only=True):
@@ -45,6 +46,10 @@ class View(Struct, frozen=True, kw_only=True):
     mode: str
     budget_milli: int | None
     budget_reason: str
+    pools: Mapping[str, str]
+    """Pool name to CPU list; a container's own CPUs are ``dedicated/<uid>/<container>``."""
+    reasons: Mapping[str, str]
+    """Why a pool is as it is, by its name."""
     pods: Mapping[str, Seen]
     wanted: Mapping[str, Mapping[str, Wanted]]
     starts: Mapping[str, Start]
@@ -137,7 +142,11 @@ def view_of(document: Json, numbers: Mapping[str, Mapping[str, int]]) -> View:
         mode=agent["mode"],
         budget_milli=budget.get("budget_milli"),
         budget_reason=budget.get("reasons", {}).get("budget", ""),
-        pods={pod["uid"]: Seen(pod_class=pod["class"], source=pod["class_source"]) for pod in pods},
+        pools=document["pools"],
+        reasons=budget.get("reasons", {}),
+        pods={
+            pod["uid"]: Seen(pod_class=pod["class"], source=pod["class_source"], pool=pod.get("pool")) for pod in pods
+        },
         wanted=groups,
         starts={
             one["id"]: Start(

@@ -16,7 +16,7 @@ from msgspec import Struct
 from tests.node import workload
 from tests.node.bypassd import Bypassd, Start, Undoing, View
 from tests.node.client import percentile
-from tests.node.frame import Frame, Row, agent_lines, budget_text, directory_row, row_of
+from tests.node.frame import Frame, Row, agent_lines, budget_text, directory_row, pools_of, row_of
 from tests.node.screen import Screen
 from tests.node.stage import P, Stage
 from tests.node.values import Difference, Place, Values, groups_of
@@ -29,6 +29,7 @@ JOB_EVERY_S: Final = 2.5
 JOB_LIVES_S: Final = 4.0
 SHARES: Final = (0.22, 0.28, 0.5)
 """How the measured time is given to the three phases."""
+_NO_ROOM: Final = "no CPU is left"
 PHASES: Final = ("online alone", "online + BE, no agent", "online + BE, agent enforcing")
 
 
@@ -43,6 +44,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     seconds: float
     latency: Latency | None
     be_rate: float | None
+    beside: float | None = None
+    """CPUs in use by all that is in no pod: the rest of the machine, the client and the agent."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -61,6 +64,11 @@ class Outcome(Struct, frozen=True, kw_only=True):
     compared: int
     differences: tuple[Difference, ...]
     changes: tuple[str, ...]
+    rows: tuple[Row, ...] = ()
+    """The last table under the agent."""
+    pools: tuple[tuple[str, str], ...] = ()
+    squeezed: tuple[str, ...] = ()
+    """Pools that did not get what they ask for, and why."""
 
 
 class Churn(Generic[P]):
@@ -70,8 +78,8 @@ class Churn(Generic[P]):
         self._stage = stage
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="churn", daemon=True)
-        self.started: list[str] = []
-        """Container ids, in the order of their starts."""
+        self.started: dict[str, float] = {}
+        """Container ids, in the order of their starts, with the moment that each one's pod was begun; monotonic."""
         self.problem: str | None = None
 
     def start(self) -> None:
@@ -89,8 +97,9 @@ class Churn(Generic[P]):
         while not self._stopping.is_set():
             try:
                 number += 1
+                began = time.monotonic()
                 pod = self._stage.run_pod(workload.job(number))
-                self.started += [one.id for one in pod.containers.values()]
+                self.started |= {one.id: began for one in pod.containers.values()}
                 living.append((time.monotonic() + JOB_LIVES_S, pod))
                 while living and living[0][0] < time.monotonic():
                     self._stage.remove_pod(living.pop(0)[1])
@@ -115,7 +124,9 @@ class Demo(Generic[P]):
         facts: str,
         label: str = "",
         service: bool = True,
+        beside_s: Callable[[], float] | None = None,
     ) -> None:
+        """``beside_s``: CPU seconds so far of all that is in no pod, where that is measured."""
         self._stage = stage
         self._values = values
         self._screen = screen
@@ -125,6 +136,7 @@ class Demo(Generic[P]):
         self._facts = facts
         self._label = label
         self._service = service
+        self._beside_s = beside_s
         self._work = WorkMeter()
         self._meter: ServiceMeter | None = None
         self._view: View | None = None
@@ -141,6 +153,7 @@ class Demo(Generic[P]):
         with contextlib.ExitStack() as undo:
             if self._cpus > 1:
                 self._stage.run_pod(workload.ledger())
+            self._stage.run_pod(workload.search())
             front = self._stage.run_pod(workload.frontend())
             if self._service:
                 path = f"{self._stage.out_directory(front.spec, 'main')}/service.sock"
@@ -156,13 +169,13 @@ class Demo(Generic[P]):
             undo.callback(self._churn.stop)
             before: dict[Place, str] = {}
             phases.append(self._phase(1, each=lambda: before.update(self._values.snapshot(self._groups()))))
-            known = set(self._churn.started)
             self._agent = self._start_agent()
             undo.callback(self._agent.stop)
+            ready = time.monotonic()
             phases.append(self._phase(2))
             self._churn.stop()
             self._look()
-            return self._undo(tuple(phases), before, [cid for cid in self._churn.started if cid not in known])
+            return self._undo(tuple(phases), before, [cid for cid, at in self._churn.started.items() if at >= ready])
 
     def _undo(self, phases: tuple[Measured, ...], before: Mapping[Place, str], fresh: Sequence[str]) -> Outcome:
         """The agent's own restore, and the proof: every file is read and compared."""
@@ -187,16 +200,23 @@ class Demo(Generic[P]):
             compared=compared,
             differences=tuple(differences),
             changes=tuple(changes_between(self._rows[1], self._rows[2])),
+            rows=self._rows[2],
+            pools=self._pools(),
+            squeezed=tuple(
+                f"{name}: {view.reasons[name]}" for name in sorted(view.reasons) if _NO_ROOM in view.reasons[name]
+            ),
         )
 
     def _phase(self, number: int, *, each: Callable[[], object] = lambda: None) -> Measured:
         begin = time.monotonic()
         length = self._seconds * SHARES[number]
-        counted, work = begin + min(SETTLE_S, length / 2), 0
+        if self._meter is not None:
+            self._meter.show_from(begin)
+        counted, work, beside = begin + min(SETTLE_S, length / 2), 0, 0.0
         while (now := time.monotonic()) < begin + length:
             self._look()
             if now < counted:
-                work = self._work.total
+                work, beside = self._work.total, self._beside_s() if self._beside_s is not None else 0.0
             each()
             frame = self._frame(number, begin + length - now)
             self._rows[number] = frame.rows
@@ -210,6 +230,7 @@ class Demo(Generic[P]):
             seconds=seconds,
             latency=self._meter.between(counted, end) if self._meter is not None else None,
             be_rate=(self._work.total - work) / seconds if self._service and number else None,
+            beside=(self._beside_s() - beside) / seconds if self._beside_s is not None else None,
         )
 
     def _look(self) -> None:
@@ -269,8 +290,12 @@ class Demo(Generic[P]):
             latency=latency,
             be_rate=rate if number else None,
             budget=budget_text(self._view),
+            pools=self._pools(),
             agent=agent_lines(self._view, new, statistics.median(seconds) if seconds else None),
         )
+
+    def _pools(self) -> tuple[tuple[str, str], ...]:
+        return pools_of(self._view, {pod.spec.uid: pod.spec.name for pod in self._pods()})
 
     def _progress(self, pod: P) -> str:
         if not self._service:

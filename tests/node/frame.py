@@ -1,5 +1,6 @@
 """What the demo shows at one moment, as plain texts: the same for the live table and for lines in a log."""
 
+import os
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -10,6 +11,8 @@ from tests.node.stage import PodLike
 from tests.node.values import Values
 from tests.node.workload import Latency
 
+_DEDICATED = "dedicated"
+_ORDER = (_DEDICATED, "shared", "system", "reclaimed", "reserved", "interrupt")
 _UNLIMITED = {-1, None, "max", "-1"}
 _PERIOD_US = 100_000
 
@@ -34,6 +37,7 @@ class Row(Struct, frozen=True, kw_only=True):
     """One line of the table."""
 
     title: str
+    pool: str
     pod_class: str
     source: str
     qos: str
@@ -59,6 +63,8 @@ class Frame(Struct, frozen=True, kw_only=True):
     be_rate: float | None
     budget: str
     """What BE work may use now, as the agent says; empty without one."""
+    pools: tuple[tuple[str, str], ...]
+    """Name and CPUs of each pool, as the agent says."""
     agent: tuple[str, ...]
 
 
@@ -88,20 +94,26 @@ def wanted_text(wanted: Wanted | None) -> str | None:
 
 
 def row_of(pod: PodLike, values: Values, view: View | None, progress: str, *, online: bool) -> Row:
-    """The line of one pod: its one container's values."""
+    """The line of one pod: its one container's CPUs and quota, and its own directory's weight.
+
+    The latter decides between pods; a lone container's does not.
+    """
     container = next(iter(pod.containers.values()), None)
     group = container.group if container is not None else ""
     wanted: Mapping[str, Wanted] = view.wanted.get(group, {}) if view is not None else {}
     seen = view.pods.get(pod.spec.uid) if view is not None else None
+    above = os.path.dirname(group)
+    of_pod: Mapping[str, Wanted] = view.wanted.get(above, {}) if view is not None else {}
     cpus = values.value(group, "cpu.set")
     return Row(
         title=f"{pod.spec.namespace}/{pod.spec.name}",
+        pool=(seen.pool or "everywhere") if seen is not None else "-",
         pod_class=seen.pod_class if seen is not None else "-",
         source=seen.source if seen is not None else "",
         qos=pod.spec.qos,
         cpus=Cell(actual=str(cpus) if isinstance(cpus, CpuSet) else "?", wanted=wanted_text(wanted.get("cpu.set"))),
         quota=Cell(actual=quota_text(values.quota_percent(group)), wanted=wanted_text(wanted.get("cpu.quota"))),
-        weight=Cell(actual=str(values.value(group, "cpu.weight")), wanted=wanted_text(wanted.get("cpu.weight"))),
+        weight=Cell(actual=str(values.value(above, "cpu.weight")), wanted=wanted_text(of_pod.get("cpu.weight"))),
         progress=progress,
         online=online,
     )
@@ -113,6 +125,7 @@ def directory_row(group: str, title: str, values: Values, view: View | None, pro
     cpus = values.value(group, "cpu.set")
     return Row(
         title=title,
+        pool="",
         pod_class="",
         source="",
         qos="",
@@ -122,6 +135,25 @@ def directory_row(group: str, title: str, values: Values, view: View | None, pro
         progress=progress,
         online=False,
     )
+
+
+def pools_of(view: View | None, titles: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The pools with CPUs, those of one container first, by the pod's title instead of its uid."""
+    if view is None:
+        return ()
+    found = []
+    for name in sorted(view.pools, key=lambda name: (_ORDER.index(name.partition("/")[0]), name)):
+        first, _, rest = name.partition("/")
+        uid = rest.partition("/")[0]
+        shown = f"{first} {titles.get(uid, uid[:8])}" if first == _DEDICATED else name
+        if view.pools[name]:
+            found.append((shown, view.pools[name]))
+    return tuple(found)
+
+
+def pools_text(pools: tuple[tuple[str, str], ...]) -> str:
+    """All of them in one line."""
+    return ", ".join(f"{name} {cpus}" for name, cpus in pools)
 
 
 def milliseconds(value: float | None) -> str:

@@ -1,24 +1,38 @@
 """The end of the demo: what was measured, before and after, and that everything was put back."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from tests.node.demo import Measured, Outcome, tail_of
-from tests.node.frame import milliseconds
-from tests.node.screen import Screen, comparison
+from tests.node.frame import milliseconds, pools_text
+from tests.node.screen import Screen, comparison, pods_table
+
+BUSY: Final = 0.5
+"""CPUs in use beside the pods from which on the phases can hardly be compared."""
+
+LEGEND: Final = "✓ as the agent wants it, a → b not there yet, unmarked: left as it is"
 
 
-def rows(phases: tuple[Measured, ...]) -> Iterator[tuple[str, str, str, str, str]]:
+def rows(phases: tuple[Measured, ...]) -> Iterator[tuple[str, ...]]:
     """The table's lines."""
     for one in phases:
         p50 = milliseconds(one.latency.p50) if one.latency else "-"
         p99 = milliseconds(one.latency.p99) if one.latency else "-"
         count = str(one.latency.requests) if one.latency else "-"
-        yield one.name, p50, p99, count, "-" if one.be_rate is None else f"{one.be_rate:.0f} units"
+        work = "-" if one.be_rate is None else f"{one.be_rate:.0f} units"
+        yield one.name, p50, p99, count, work, "-" if one.beside is None else f"{one.beside:.2f} CPUs"
 
 
 def lines(outcome: Outcome) -> Iterator[str]:
     """The lines below the table."""
+    beside = [one.beside for one in outcome.phases if one.beside is not None]
+    if beside and max(beside) > BUSY:
+        yield (
+            f"DISTURBED: beside the pods this machine used {min(beside):.2f} to {max(beside):.2f} CPUs (the agent and "
+            "the client use a little of it): compare these phases with care"
+        )
     yield from outcome.changes
+    yield from (f"not as asked: {one}" for one in outcome.squeezed)
     if outcome.phases[0].latency is not None:
         yield from _times(outcome)
     knobs = ", ".join(f"{name} {count}" for name, count in sorted(outcome.knobs.items()))
@@ -77,6 +91,12 @@ def show(screen: Screen, outcome: Outcome, *, label: str, node: str) -> None:
     console = screen.console
     title = "before and after" if not label else f"{label}: before and after"
     console.print()
+    if outcome.rows:
+        console.print(pods_table(outcome.rows, console.width))
+        screen.say(f"{LEGEND}\nCPUs of the pools: {pools_text(outcome.pools)}")
+        if any(name == "reserved" for name, _ in outcome.pools):
+            screen.say("(pods of the shared pool may use the reserved CPUs as well: so does the kubelet)")
+        console.print()
     if outcome.phases[0].latency is not None:
         console.print(comparison(list(rows(outcome.phases)), title))
     for text in (*([label] if label else []), *lines(outcome), f"node: {node}"):

@@ -12,10 +12,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tests.node.frame import Cell, Frame, milliseconds
+from tests.node.frame import Cell, Frame, Row, milliseconds, pools_text
 
 LINE_S: Final = 5.0
-_WIDE: Final = 100
+_WIDE: Final = 90
+_WIDEST: Final = 120
 _PLAIN_WIDTH: Final = 100
 
 
@@ -105,34 +106,15 @@ def line(frame: Frame) -> str:
         parts.append(f"BE {frame.be_rate:.0f} units/s")
     if frame.budget:
         parts.append(f"BE budget {frame.budget}")
+    if frame.pools:
+        parts.append(f"CPUs: {pools_text(frame.pools)}")
     parts.append(f"{sum(1 for row in frame.rows if row.qos)} pods")
     return " | ".join(parts)
 
 
 def picture(frame: Frame, width: int) -> RenderableType:
     """A frame as a panel that fits ``width`` columns."""
-    wide = width >= _WIDE
-    table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False, padding=(0, 1))
-    table.add_column("pod", no_wrap=True, ratio=3, min_width=16)
-    if wide:
-        table.add_column("Kubernetes", no_wrap=True)
-    table.add_column("class", no_wrap=True)
-    if wide:
-        table.add_column("told by", no_wrap=True, ratio=3)
-    table.add_column("CPUs", no_wrap=True)
-    table.add_column("quota", no_wrap=True)
-    table.add_column("weight", no_wrap=True)
-    table.add_column("progress", justify="right", no_wrap=True)
-    for row in frame.rows:
-        style = "cyan" if row.online else "yellow" if row.qos else "dim"
-        cells: list[RenderableType] = [Text(row.title, style=style)]
-        if wide:
-            cells.append(row.qos)
-        cells.append(row.pod_class)
-        if wide:
-            cells.append(Text(row.source, style="dim", overflow="ellipsis"))
-        cells += [_cell(row.cpus), _cell(row.quota), _cell(row.weight), Text(row.progress)]
-        table.add_row(*cells)
+    table = pods_table(frame.rows, width)
     head = Text()
     if frame.label:
         head.append(f"{frame.label}  ", style="bold red")
@@ -148,6 +130,8 @@ def picture(frame: Frame, width: int) -> RenderableType:
         numbers.append(f"{frame.be_rate:.0f} units/s", style="bold")
     agent = Text("\n".join(frame.agent), style="dim", overflow="ellipsis", no_wrap=True)
     parts: list[RenderableType] = [head, Text(frame.node, style="dim", overflow="ellipsis", no_wrap=True), table]
+    if frame.pools:
+        parts.append(Text(f"CPUs of the pools: {pools_text(frame.pools)}", overflow="ellipsis", no_wrap=True))
     if numbers.plain:
         parts.append(numbers)
     parts.append(agent)
@@ -156,17 +140,44 @@ def picture(frame: Frame, width: int) -> RenderableType:
     return Panel(Group(*parts), title=label, title_align="left", box=box.ROUNDED, width=width)
 
 
+def pods_table(rows: Sequence[Row], width: int) -> Table:
+    """The pods with their pools and values; a wide screen shows who told the class."""
+    wide, widest = width >= _WIDE, width >= _WIDEST
+    table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False, padding=(0, 1))
+    table.add_column("pod", no_wrap=True, ratio=3, min_width=16)
+    if wide:
+        table.add_column("Kubernetes", no_wrap=True)
+    if widest:
+        table.add_column("class", no_wrap=True)
+        table.add_column("told by", no_wrap=True, ratio=3)
+    table.add_column("pool", no_wrap=True)
+    table.add_column("CPUs", no_wrap=True)
+    table.add_column("quota", no_wrap=True)
+    table.add_column("weight", no_wrap=True)
+    table.add_column("progress", justify="right", no_wrap=True)
+    for row in rows:
+        style = "cyan" if row.online else "yellow" if row.qos else "dim"
+        cells: list[RenderableType] = [Text(row.title, style=style)]
+        if wide:
+            cells.append(row.qos)
+        if widest:
+            cells += [row.pod_class, Text(row.source, style="dim", overflow="ellipsis")]
+        cells += [row.pool, _cell(row.cpus), _cell(row.quota), _cell(row.weight), Text(row.progress)]
+        table.add_row(*cells)
+    return table
+
+
 def _cell(cell: Cell) -> Text:
     if cell.wanted is None:
         return Text(cell.actual)
     return Text(str(cell), style="green" if cell.met else "red")
 
 
-def comparison(rows: Sequence[tuple[str, str, str, str, str]], title: str) -> Table:
-    """The before/after table: phase, p50, p99, requests, BE work."""
+def comparison(rows: Sequence[tuple[str, ...]], title: str) -> Table:
+    """The before/after table: phase, p50, p99, requests, BE work, CPU use beside all pods."""
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     table.add_column("phase", no_wrap=True)
-    for name in ("online p50", "online p99", "requests", "BE work/s"):
+    for name in ("online p50", "online p99", "requests", "BE work/s", "beside pods"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*row)

@@ -2,17 +2,19 @@
 
 import glob
 import os
+import re
 import tempfile
 
 import pytest
 
 from tests.node import report
 from tests.node.__main__ import main
-from tests.node.bypassd import Undoing, Wanted, numbers_of
+from tests.node.bypassd import Undoing, View, Wanted, numbers_of, view_of
 from tests.node.client import SAMPLE, Sample, percentile, read_samples
 from tests.node.demo import Measured, Outcome, changes_between
 from tests.node.fakenode import LABEL
-from tests.node.frame import Cell, Frame, Row, wanted_text
+from tests.node.frame import Cell, Frame, Row, pools_of, pools_text, wanted_text
+from tests.node.machine import busy_s
 from tests.node.screen import line
 from tests.node.values import Difference
 from tests.node.work import Counter, read_counter
@@ -52,6 +54,7 @@ def test_work_is_the_sum_of_all_processes(tmp_path: object) -> None:
 def _row(quota: Cell, weight: Cell) -> Row:
     return Row(
         title="batch/executor",
+        pool="reclaimed",
         pod_class="reclaimed",
         source="label",
         qos="Burstable",
@@ -74,6 +77,41 @@ def test_a_cell_shows_whether_what_is_wanted_is_there() -> None:
 @pytest.mark.parametrize(("wanted", "text"), [(10_000, "10%"), ("10000", "10%"), (-1, "none"), (None, "none")])
 def test_wanted_quotas_are_shown_as_the_actual_ones_are(wanted: object, text: str) -> None:
     assert wanted_text(Wanted(knob="cpu.quota", wanted=wanted, state="", reason="")) == text
+
+
+def _view(pools: dict[str, str]) -> View:
+    document = {
+        "agent": {"mode": "enforce"},
+        "budget": {"budget_milli": 100, "reasons": {"shared/x": "asks for 1"}},
+        "pools": pools,
+        "pods": [],
+        "settings": [],
+        "files": [],
+        "problems": [],
+    }
+    return view_of(document, {})
+
+
+def test_pools_are_shown_by_their_pods_names_and_without_those_that_have_no_cpus() -> None:
+    view = _view({"shared": "2", "reserved": "0", "reclaimed": "3", "dedicated/u1/main": "1", "system/dns": ""})
+    found = pools_of(view, {"u1": "ledger"})
+    assert pools_text(found) == "dedicated ledger 1, shared 2, reclaimed 3, reserved 0"
+    assert pools_of(None, {}) == ()
+
+
+def test_cpu_use_beside_the_pods_is_what_was_not_idle() -> None:
+    # user nice system idle iowait irq softirq steal guest guest_nice, in ticks; guests are in user and nice already
+    assert busy_s("cpu  100 10 50 9999 777 5 15 20 60 3\ncpu0 1 1\n") * os.sysconf("SC_CLK_TCK") == pytest.approx(200)
+
+
+def test_a_machine_that_is_busy_beside_the_pods_is_told() -> None:
+    latency = Latency(requests=1, p50=1.0, p99=1.0)
+    phases = tuple(
+        Measured(name="a", seconds=1.0, latency=latency, be_rate=None, beside=beside) for beside in (0.1, 0.7)
+    )
+    text = "\n".join(report.lines(_outcome(phases=phases)))
+    assert "DISTURBED: beside the pods this machine used 0.10 to 0.70 CPUs" in text
+    assert "DISTURBED" not in "\n".join(report.lines(_outcome(phases=phases[:1])))
 
 
 def test_changes_are_told_in_words() -> None:
@@ -137,7 +175,7 @@ def test_the_report_counts_starts_by_how_they_ended() -> None:
 def test_every_line_of_a_fake_kernels_run_says_so() -> None:
     frame = Frame(
         label=LABEL, node="", phase="p", step="", elapsed_s=1, left_s=1, rows=(), latency=None, be_rate=None,
-        budget="", agent=(),
+        budget="", pools=(), agent=(),
     )  # fmt: skip
     assert line(frame).startswith(LABEL)
 
@@ -149,6 +187,9 @@ def test_the_whole_demo_on_the_fake_kernel_bounds_and_puts_everything_back(capsy
     text = capsys.readouterr().out
     assert code == 0, text
     assert "weight 512 → 2" in text
+    # The kubelet gave one pod CPU 1, another one's pool has one of the others.
+    assert "dedicated ledger 1, shared 2, shared/search 3, reclaimed 3, reserved 0" in text
+    assert re.search(r"^ shop/search +Burstable +shared/search +3 ✓ ", text, re.MULTILINE)
     assert "all as before the agent" in text
     shown = [row for row in text.splitlines() if row.startswith(LABEL)]
     assert len([row for row in shown if "agent enforcing" in row]) >= 1

@@ -4,7 +4,9 @@
 pod                    Kubernetes   class       what it does
 =====================  ===========  ==========  ===================================================================
 ``shop/frontend``      Burstable    shared      answers 100 requests a second, 3 ms of work each: 30 % of one CPU
-``pay/ledger``         Guaranteed   dedicated   one exclusive CPU (static policy), a fifth of it busy
+``shop/search``        Burstable    shared      asks for a pool of its own (``cpuset_pool: search``), a tenth busy
+``pay/ledger``         Guaranteed   dedicated   one CPU of its own, a fifth of it busy: under the static policy from the
+                                                kubelet, under policy none from the agent
 ``batch/executor``     Burstable    reclaimed   marked BE by its label, asks for as much CPU as the front end: to
                                                 the kernel it is its equal until somebody acts on the label
 ``batch/crunch-N``     BestEffort   reclaimed   want every CPU
@@ -45,7 +47,29 @@ def ledger() -> PodSpec:
     container = ContainerSpec(
         run=("beat", "20"), cpu_request=1000, cpu_limit=1000, memory_request=_MEMORY, memory_limit=_MEMORY
     )
-    return PodSpec(name="ledger", namespace="pay", uid=new_uid(), labels={"app": "ledger"}, containers=(container,))
+    return PodSpec(
+        name="ledger",
+        namespace="pay",
+        uid=new_uid(),
+        labels={"app": "ledger"},
+        annotations={"katalyst.kubewharf.io/qos_level": "dedicated_cores"},
+        containers=(container,),
+    )
+
+
+def search() -> PodSpec:
+    container = ContainerSpec(run=("beat", "10"), cpu_request=250, memory_request=_MEMORY)
+    return PodSpec(
+        name="search",
+        namespace="shop",
+        uid=new_uid(),
+        labels={"app": "search"},
+        annotations={
+            "katalyst.kubewharf.io/qos_level": "shared_cores",
+            "katalyst.kubewharf.io/cpu_enhancement": '{"cpuset_pool": "search"}',
+        },
+        containers=(container,),
+    )
 
 
 def executor(cpus: int) -> PodSpec:
@@ -91,6 +115,7 @@ class ServiceMeter:
         self._offset = 0
         self.samples: list[Sample] = []
         self._recent: deque[Sample] = deque(maxlen=3 * REQUESTS_S)
+        self._shown_from = 0.0
         command = [sys.executable, "-S", "-m", "tests.node.client", socket, self._path, str(REQUESTS_S), str(cpu)]
         with open(f"{directory}/client.log", "ab") as log:
             self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -99,15 +124,20 @@ class ServiceMeter:
         """Take over what is new."""
         fresh, self._offset = read_samples(self._path, self._offset)
         self.samples += fresh
-        self._recent.extend(fresh)
+        self._recent.extend(one for one in fresh if one.due >= self._shown_from)
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def recent(self) -> Latency:
-        """The last three seconds' worth of requests."""
-        return latency_of(list(self._recent))
+    def show_from(self, moment: float) -> None:
+        """`recent` forgets what was due earlier: a phase before."""
+        self._shown_from = moment
+        self._recent.clear()
+
+    def recent(self) -> Latency | None:
+        """The last three seconds' worth of requests; None while there are too few."""
+        return latency_of(list(self._recent)) if len(self._recent) >= REQUESTS_S // 2 else None
 
     def between(self, begin: float, end: float) -> Latency:
         """Requests that were due in a span of the monotonic clock."""
