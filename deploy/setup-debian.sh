@@ -1,6 +1,7 @@
 #!/bin/sh
-# Installs what `make` needs on a bare Debian 12: a Python with venv, a C compiler for the benchmark's reference, and
-# containerd with runc for the tests with real containers. Does nothing, and uses no network, when all is there.
+# Installs what `make` needs on a bare Debian 12: a Python with venv, a C compiler for the benchmark's reference,
+# containerd with runc for the tests with real containers, and FUSE for those that mount a model of resctrl. Does
+# nothing, and uses no network, when all is there.
 #
 #   setup-debian.sh           install what is missing (root with apt), else say what is missing and how to get it
 #   setup-debian.sh --check   only say; exit code 1 when something is missing
@@ -31,6 +32,13 @@ fi
 # Any containerd will do: one that is there (Docker's, a distribution's) is never replaced.
 if ! command -v containerd >/dev/null 2>&1; then
     nice="$nice${nice:+ }containerd runc"
+fi
+
+# Asked through the Python that will load it. The package brings the library under whatever name this Debian has.
+if [ -z "$must" ] && ! "$python" -c 'import sys
+from ctypes.util import find_library
+sys.exit(not (find_library("fuse") or find_library("fuse3")))' 2>/dev/null; then
+    nice="$nice${nice:+ }fuse3"
 fi
 
 missing="$must${must:+${nice:+ }}$nice"

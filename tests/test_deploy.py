@@ -106,6 +106,12 @@ def test_set_up_installs_venv_for_a_python_that_lacks_it(machine: Machine) -> No
     assert machine.installed()[1].endswith(" python3-venv")
 
 
+def test_set_up_installs_fuse_for_a_python_that_finds_no_library_of_it(machine: Machine) -> None:
+    machine.has("python3", 'case "$2" in *find_library*) exit 1 ;; esac')
+    assert machine.set_up() == (0, "setup: installing fuse3\n")
+    assert machine.installed()[1].endswith(" fuse3")
+
+
 def test_set_up_checks_only_when_asked_to(machine: Machine) -> None:
     (machine.bin / "containerd").unlink()
     code, said = machine.set_up("--check")

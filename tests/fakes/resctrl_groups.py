@@ -252,9 +252,9 @@ class GroupFiles:
             values = [counters.read(member.rmid, domain, event) for member in (group, *group.mons)]
             numbers = [value for value in values if isinstance(value, int)]
             words = [value for value in values if isinstance(value, str)]
-            if words and (self._machine.release < (6, 1) or not numbers):
-                # 5.10 shows the first word it meets; 6.1 a word only where no id at all has a number, the last one's.
-                return f"{words[0 if self._machine.release < (6, 1) else -1]}\n"
+            # A word only where no id at all has a number, and then the last one's.
+            if not numbers:
+                return f"{words[-1]}\n"
             return f"{sum(numbers)}\n"
 
         return read

@@ -12,6 +12,8 @@
 - ``deeds``: every change that was tried and its errno; ``before``: called with a change before it is done, may raise;
 - ``install(directory)``: the tree, and the /proc files that speak of it, as ordinary files for code that only reads.
 
+Longer than other modules because groups, ids, threads and files of one machine share one lock and one tree.
+
 Shapes and kernels: resctrl_shapes.py. The same model behind a real mount: resctrl_fuse.py. Proof: the transcripts of
 real kernels in tests/fixtures/resctrl, by test_resctrl_transcripts.py.
 """
@@ -21,8 +23,7 @@ import errno
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from cgroupfs.files import Directory
@@ -32,10 +33,9 @@ from tests.fakes.resctrl_info import info_files
 from tests.fakes.resctrl_parts import Count, Counters, FakeTasks, LastStatus, Place, Rmids, Tasks
 from tests.fakes.resctrl_schemata import Allocation, Control
 from tests.fakes.resctrl_shapes import INTEL, MB_PER_SECOND, Options, Release, Shape
+from tests.fakes.resctrl_tree import Dir, File, Reader, Writer
 
 NAME_MAX = 255
-Reader = Callable[[], str]
-Writer = Callable[[str, int], None]
 
 
 class Deed(NamedTuple):
@@ -45,45 +45,6 @@ class Deed(NamedTuple):
     path: str
     text: str = ""
     code: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class File:
-    """A file; ``write`` None: it may only be read."""
-
-    name: str
-    inode: int
-    directory: "Dir"
-    read: Reader
-    write: Writer | None
-
-    @property
-    def mode(self) -> int:
-        return 0o444 if self.write is None else 0o644
-
-    @property
-    def alive(self) -> bool:
-        return self.directory.alive
-
-
-@dataclass(eq=False, slots=True)
-class Dir:
-    """A directory; ``group`` is the one that it and all directly in it belongs to."""
-
-    name: str
-    inode: int
-    parent: "Dir | None"
-    mode: int
-    group: Group | None = None
-    inside: "dict[str, Dir | File]" = field(default_factory=dict)
-    alive: bool = True
-
-    def kill(self) -> None:
-        """Removed, with all that is in it."""
-        self.alive = False
-        for node in self.inside.values():
-            if isinstance(node, Dir):
-                node.kill()
 
 
 class ResctrlModel:
@@ -159,14 +120,15 @@ class ResctrlModel:
             self._fill(top, root)
 
     def umount(self) -> None:
-        """Every group goes, as by rmdir; the monitoring ids stay as they are."""
+        """Every group goes, as by rmdir; the monitoring ids stay as they are. EINVAL: it is not mounted."""
         with self._lock:
+            if self._top is None:
+                fail(errno.EINVAL)
             for group in self.control[:0:-1]:
                 self._remove_control(group)
             for mon in list(self.control[0].mons):
                 self._remove_mon(mon)
-            if self._top is not None:
-                self._top.kill()
+            self._top.kill()
             self._top, self.control = None, []
 
     def occupancy(self, group: str, domain: int, size: int) -> None:
@@ -188,6 +150,16 @@ class ResctrlModel:
         """The hardware answers ``Unavailable`` or ``Error`` for the group's id; "": numbers again."""
         assert self.counters is not None
         self.counters.answer(self._group_at(group).rmid, domain, word)
+
+    def hardware(self, occupancy: int, bps: float, words: Sequence[tuple[int, str]], check_s: float) -> None:
+        """What ids show of which nothing else is said, those that show a word, and how often freed ones are checked."""
+        assert self.counters is not None
+        assert self.rmids is not None
+        self.counters.idle_occupancy, self.counters.idle_bps = occupancy, bps
+        self.rmids.check_s = check_s
+        for rmid, word in words:
+            for domain in self.counters.domains:
+                self.counters.answer(rmid, domain, word)
 
     def place_of(self, tid: int) -> str:
         """The path of the group that a thread is in, the monitoring group where it is in one."""
@@ -345,14 +317,9 @@ class ResctrlModel:
             "proc/filesystems": "nodev\tproc\n" + ("nodev\tresctrl\n" if self.shape.any else ""),
             "proc/self/mountinfo": "25 1 0:22 / /sys rw - sysfs sysfs rw\n" + self.mountinfo(),
         }
-        if self._top is not None:
-            walk = [self._top]
-            for here in walk:
-                walk += [node for node in here.inside.values() if isinstance(node, Dir)]
-                place = self._path_of(here).lstrip("/")
-                os.makedirs(f"{directory}/{place}", exist_ok=True)
-                files = [node for node in here.inside.values() if isinstance(node, File)]
-                texts |= {f"{place}/{node.name}": node.read() for node in files}
+        with self._lock:
+            if self._top is not None:
+                texts |= {f"{self.root}/{path}".lstrip("/"): text for path, text in self._top.texts()}
         for path, text in texts.items():
             os.makedirs(os.path.dirname(f"{directory}/{path}"), exist_ok=True)
             with open(f"{directory}/{path}", "w") as file:
@@ -382,7 +349,8 @@ class ResctrlModel:
         used = {group.held.closid for group in self.control if group.held.allocated}
         closid = next((number for number in range(self.allocation.closids) if number not in used), None)
         if closid is None:
-            self._give_rmid(rmid)
+            if self.release < (6, 9):
+                self._give_rmid(rmid)
             raise self.status.refuse("Out of CLOSIDs", errno.ENOSPC)
         if self.release >= (6, 9):
             rmid = self._take_rmid()
@@ -526,12 +494,7 @@ class ResctrlModel:
         return self._path_of(group.directory)
 
     def _path_of(self, node: Dir | File) -> str:
-        names = [node.name]
-        here = node.parent if isinstance(node, Dir) else node.directory
-        while here is not None:
-            names.append(here.name)
-            here = here.parent
-        return self.root + "/".join(reversed(names))
+        return self.root + node.path
 
     @contextlib.contextmanager
     def _deed(self, what: str, path: str, text: str = "") -> Iterator[None]:

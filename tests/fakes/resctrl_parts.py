@@ -132,6 +132,7 @@ class Counters:
     """What every monitoring id counts. Reads are whole units, as the hardware's are."""
 
     def __init__(self, shape: MonitorShape, now: Callable[[], float]) -> None:
+        self.domains = shape.domains
         self._shape = shape
         self._now = now
         self._counts: dict[tuple[int, int], Count] = {}
@@ -194,6 +195,7 @@ class Rmids:
 
     def __init__(self, shape: MonitorShape, release: Release, counters: Counters, now: Callable[[], float]) -> None:
         self.threshold = shape.threshold
+        self.check_s = LIMBO_CHECK_S
         self._shape = shape
         self._release = release
         self._counters = counters
@@ -223,7 +225,7 @@ class Rmids:
         if "llc_occupancy" in self._shape.events:
             for domain in self._unclean(rmid):
                 if not self._busy[domain]:
-                    self._due[domain] = self._now() + LIMBO_CHECK_S
+                    self._due[domain] = self._now() + self.check_s
                 self._busy[domain].add(rmid)
         if not any(rmid in ids for ids in self._busy.values()):
             self._free.append(rmid)
@@ -241,7 +243,7 @@ class Rmids:
         for domain, ids in self._busy.items():
             if not ids or self._due[domain] > now:
                 continue
-            self._due[domain] += LIMBO_CHECK_S * (1 + (now - self._due[domain]) // LIMBO_CHECK_S)
+            self._due[domain] += self.check_s * (1 + (now - self._due[domain]) // self.check_s)
             for rmid in sorted(ids):
                 occupied = self._counters.occupied(rmid, domain)
                 if occupied is None or occupied >= self.threshold:
