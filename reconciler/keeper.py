@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import StoreError
+from reconciler.facts import pod_facts, pool_lists
 from reconciler.headroom_report import HEADROOM, Kept
 from reconciler.loop import Reconciler
 from state.ledger import Ledger
@@ -228,32 +229,6 @@ class Keeper:
 def _titles(pods: Mapping[str, Pod], pools: Pools | None) -> dict[str, dict[str, object]]:
     """What the command line shows of a pod while the daemon is down."""
     return {f"{POD}{uid}": pod_facts(pod, pools) for uid, pod in pods.items()}
-
-
-def pod_facts(pod: Pod, pools: Pools | None) -> dict[str, object]:
-    """A pod for people: names, class, where the class came from, and the pool it runs in."""
-    return {
-        "uid": pod.uid,
-        "title": pod.title,
-        "namespace": pod.namespace,
-        "name": pod.name,
-        "qos": pod.qos.value,
-        "class": pod.pod_class.value,
-        "class_source": pod.classification.source,
-        "pool": pools.pool_of(pod) if pools is not None else None,
-        "problems": list(pod.classification.problems),
-        "meta_source": pod.meta_source,
-        "group": pod.group.path,
-    }
-
-
-def pool_lists(pools: Pools) -> dict[str, str]:
-    """The pools by name as CPU lists; a container's own CPUs are ``dedicated/<uid>/<container>``."""
-    named = {"reserved": pools.reserved, "shared": pools.shared, "reclaimed": pools.reclaimed, **pools.named}
-    if pools.interrupt:
-        named["interrupt"] = pools.interrupt
-    named |= {f"dedicated/{owner}": cpus for owner, cpus in pools.dedicated.items()}
-    return {name: str(cpus) for name, cpus in named.items()}
 
 
 def _differences(batch: Batch, table: str, now: Mapping[str, object], before: Mapping[str, object]) -> None:

@@ -7,25 +7,24 @@ the pods) and ``budget``.
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, final
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from cgroupfs.errors import AgentError
 from reconciler import __version__
-from reconciler.actuators.side import ByGroup
 from reconciler.actuators.standing import Standing
 from reconciler.agent import Agent
 from reconciler.config import Mode
-from reconciler.keeper import pod_facts, pool_lists
-from reconciler.metrics import CounterValues, MetricsSnapshot, PodMetrics, rss_bytes
+from reconciler.facts import budget_facts, pod_facts, pool_lists
+from reconciler.gather import counters, pods_in_order, snapshot, standings_of
+from reconciler.metrics import MetricsSnapshot, rss_bytes
 from reconciler.notify import Pulse
 from reconciler.supervisor import ComponentStatus
 from reconciler.web.interface import HoldRequest, RestoreRequest
 from state.dump import document
-from state.model import Container, Hold, Pod, PodClass, Setting
+from state.model import Container, Hold, Pod, Setting
 from state.reader import read_history
 
 _HISTORY: Final = 200
@@ -33,8 +32,6 @@ _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
     *("headroom", "sides", "problems"),
 )
-_IN_FORCE: Final = frozenset({"in place", "written"})
-_LEFT: Final = frozenset({"held", "yielded", "waiting"})
 
 
 @final
@@ -98,7 +95,7 @@ class Show:
             sides={side.name: side.facts() for side in agent.sides},
             holds=[asdict(hold) for hold in agent.holds.values()],
             history=self._history() if "history" in wanted else [],
-            pods=[self._pod(pod) for pod in self._pods()] if "pods" in wanted else [],
+            pods=[self._pod(pod) for pod in pods_in_order(self._agent)] if "pods" in wanted else [],
             sources=[asdict(status) for status in statuses],
             problems=self._problems(),
         )
@@ -112,40 +109,7 @@ class Show:
 
     def metrics(self) -> MetricsSnapshot:
         """The newest numbers."""
-        agent = self._agent
-        pools, cpu = agent.reconciler.pools, agent.knowledge.cpu
-        settings: Counter[tuple[str, str]] = Counter()
-        for standing in self._standings():
-            settings[standing.setting.knob, _bucket(standing)] += 1
-        refused = Counter(one.rule for refusals in agent.reconciler.refusals.values() for one in refusals)
-        used = {} if cpu is None else {"online": cpu.online_milli, "reclaimed": cpu.reclaimed_milli}
-        if cpu is not None:
-            used["system"] = cpu.system_milli
-        times = os.times()
-        return MetricsSnapshot(
-            version=__version__,
-            mode=Mode.ENFORCE.value if agent.judge.enforce else Mode.OBSERVE.value,
-            ready=not self.not_ready(),
-            pods=tuple(map(self._pod_metrics, self._pods())) if agent.config.http.pod_metrics else (),
-            pods_by_class=Counter(pod.pod_class.value for pod in agent.knowledge.pods.values()),
-            pools={name: len(cpus) for name, cpus in _pool_sets(agent).items()},
-            budget_milli=pools.budget_milli if pools is not None else None,
-            used_milli=used,
-            headroom_milli={str(node): milli for node, milli in agent.headroom.state.milli.items()},
-            settings=settings,
-            refused=refused,
-            holds=len(agent.judge.holds),
-            yielded=sum(standing.state == "yielded" for standing in self._standings()),
-            ledger_files=len(agent.ledger),
-            sources=tuple(agent.statuses()),
-            components=tuple(self._statuses()),
-            store_ok=agent.store.writable,
-            watches=self._watches(),
-            rss_bytes=rss_bytes(),
-            cpu_s=times.user + times.system,
-            started_at=agent.started_at,
-            counters=self._counters(),
-        )
+        return snapshot(self._agent, ready=not self.not_ready(), components=self._statuses())
 
     # Control
 
@@ -200,18 +164,8 @@ class Show:
             "components": [asdict(status) for status in self._statuses()],
         }
 
-    def _counters(self) -> CounterValues:
-        agent = self._agent
-        return replace(
-            agent.counters.values,
-            writes=dict(agent.actuator.writes),
-            foreign=dict(agent.judge.others.writes),
-            resyncs=dict(agent.dirty.resyncs),
-            yields=agent.judge.others.yields,
-        )
-
     def _movement(self) -> dict[str, object]:
-        counted = self._counters()
+        counted = counters(self._agent)
         return {
             "events": counted.events,
             "cpus_moved": counted.cpus_moved,
@@ -223,23 +177,7 @@ class Show:
         pools, cpu = self._agent.reconciler.pools, self._agent.knowledge.cpu
         if pools is None:
             return {}
-        return {
-            "budget_milli": pools.budget_milli,
-            "ceiling_milli": self._agent.knowledge.ceiling_milli,
-            "quota_milli": dict(pools.quota_milli or {}),
-            "reasons": dict(pools.reasons),
-            "used": None
-            if cpu is None
-            else {
-                "busy_milli": cpu.busy_milli,
-                "online_milli": cpu.online_milli,
-                "reclaimed_milli": cpu.reclaimed_milli,
-                "system_milli": cpu.system_milli,
-            },
-        }
-
-    def _pods(self) -> list[Pod]:
-        return sorted(self._agent.knowledge.pods.values(), key=lambda pod: (pod.pod_class, pod.title))
+        return {**budget_facts(pools, cpu), "ceiling_milli": self._agent.knowledge.ceiling_milli}
 
     def _pod(self, pod: Pod) -> dict[str, object]:
         agent = self._agent
@@ -277,26 +215,12 @@ class Show:
         }
 
     def _group(self, path: str) -> list[dict[str, object]]:
-        return [_standing(one) for _, one in sorted(self._here(path).items())]
-
-    def _here(self, path: str) -> Mapping[str, Standing]:
-        """How everything stands that is wanted of one group."""
-        beside = [side.standings.get(path) for side in self._agent.sides if isinstance(side, ByGroup)]
-        found = self._agent.judge.standings.by_group.get(path, {})
-        return {knob: one for here in (found, *filter(None, beside)) for knob, one in here.items()}
+        return [_standing(one) for _, one in sorted(standings_of(self._agent, path).items())]
 
     def _settings(self) -> Iterator[Setting]:
         for wanted in self._agent.reconciler.wanted.values():
             for here in wanted.values():
                 yield from here.values()
-
-    def _standings(self) -> Iterator[Standing]:
-        for here in list(self._agent.judge.standings.by_group.values()):
-            yield from here.values()
-        for side in self._agent.sides:
-            if isinstance(side, ByGroup):
-                for beside in side.standings.values():
-                    yield from beside.values()
 
     def _history(self) -> list[dict[str, Any]]:
         # By a connection of its own: the store's belongs to the lane, which may be at work.
@@ -314,47 +238,16 @@ class Show:
         found += agent.kubelet_pods.problems if agent.kubelet_pods is not None else ()
         found += agent.ledger.problems
         found += [_named(side.name, problem) for side in agent.sides for problem in side.problems()]
-        found += [f"{pod.title}: {problem}" for pod in self._pods() for problem in pod.classification.problems]
+        found += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]
         if agent.store.quarantined:
             found.append(f"the store was damaged and has been moved aside to {agent.store.quarantined}")
         # Two parts may tell of one fault, one of them with its name before it: the fuller line is enough.
         return [line for line in dict.fromkeys(found) if not any(line in other and line != other for other in found)]
 
-    # Parts of the metrics
-
-    def _pod_metrics(self, pod: Pod) -> PodMetrics:
-        agent = self._agent
-        paths = [pod.group.path, *(one.group.path for one in pod.containers)]
-        states = Counter(_bucket(one) for path in paths for one in self._here(path).values())
-        quota = (agent.reconciler.pools.quota_milli or {}).get(pod.uid) if agent.reconciler.pools else None
-        reclaimed = pod.pod_class is PodClass.RECLAIMED and agent.reconciler.pools is not None
-        return PodMetrics(
-            uid=pod.uid,
-            namespace=pod.namespace or "",
-            name=pod.name or "",
-            pod_class=pod.pod_class.value,
-            source=pod.classification.source,
-            cpus=len(agent.reconciler.pools.reclaimed) if reclaimed and agent.reconciler.pools else None,
-            quota_milli=quota,
-            in_force=states["in_force"],
-            pending=states["pending"],
-            left_alone=states["left_alone"],
-        )
-
-    def _watches(self) -> int:
-        stats = [self._agent.tree.stats, self._agent.signal.stats]
-        return sum(one.watches for one in stats if one is not None)
-
 
 def _named(name: str, detail: str) -> str:
     """A source's problem with its name before it, once."""
     return detail if detail.startswith(f"{name}: ") else f"{name}: {detail}"
-
-
-def _bucket(standing: Standing) -> str:
-    if standing.state in _IN_FORCE:
-        return "in_force"
-    return "left_alone" if standing.state in _LEFT else "pending"
 
 
 def _standing(one: Standing) -> dict[str, object]:
@@ -367,20 +260,6 @@ def _standing(one: Standing) -> dict[str, object]:
         "at": one.at,
         "policy": one.setting.policy,
         "reason": one.setting.reason,
-    }
-
-
-def _pool_sets(agent: Agent) -> dict[str, Any]:
-    pools = agent.reconciler.pools
-    if pools is None:
-        return {}
-    return {
-        "reserved": pools.reserved,
-        "dedicated": pools.dedicated_cpus,
-        "shared": pools.shared,
-        "reclaimed": pools.reclaimed,
-        **({"interrupt": pools.interrupt} if pools.interrupt else {}),
-        **pools.named,
     }
 
 

@@ -31,7 +31,7 @@ from reconciler.cli.planscreen import blocks
 from reconciler.cli.podsfile import read_pods_file
 from reconciler.cli.recorded import CriAnswers, Recorded, read_recorded
 from reconciler.cli.screen import show
-from reconciler.keeper import pod_facts, pool_lists
+from reconciler.facts import budget_facts, pod_facts, pool_lists
 from state.machine import describe as machine_text
 from state.machine import parse
 
@@ -119,7 +119,7 @@ def ask_live(node: NodeView) -> Recorded:
 def describe(about: About, found: Outlook) -> dict[str, Any]:
     """The plan as the documented, stable document: plain values, keys are added but never renamed."""
     pools, view = found.desired.pools, found.view
-    cpu, lists = view.cpu, pool_lists(pools)
+    lists = pool_lists(pools)
     return {
         "schema": SCHEMA,
         "kind": "bypassd-plan",
@@ -140,19 +140,7 @@ def describe(about: About, found: Outlook) -> dict[str, Any]:
         "sources": dict(found.sources),
         "pools": lists,
         "placement": placement(view.topology, as_sets(lists)),
-        "budget": {
-            "budget_milli": pools.budget_milli,
-            "quota_milli": dict(pools.quota_milli or {}),
-            "reasons": dict(pools.reasons),
-            "used": None
-            if cpu is None
-            else {
-                "busy_milli": cpu.busy_milli,
-                "online_milli": cpu.online_milli,
-                "reclaimed_milli": cpu.reclaimed_milli,
-                "system_milli": cpu.system_milli,
-            },
-        },
+        "budget": budget_facts(pools, view.cpu),
         "pods": [pod_facts(pod, pools) for _, pod in sorted(view.pods.items())],
         "settings": [_setting(one) for one in found.standings],
         "refusals": [

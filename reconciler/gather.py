@@ -1,0 +1,130 @@
+"""How everything stands and the numbers of one scrape, gathered from the agent's parts. Nothing here decides."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import CpuSet
+from reconciler import __version__
+from reconciler.actuators.side import ByGroup
+from reconciler.actuators.standing import Standing
+from reconciler.agent import Agent
+from reconciler.config import Mode
+from reconciler.metrics import CounterValues, MetricsSnapshot, PodMetrics, rss_bytes
+from reconciler.supervisor import ComponentStatus
+from state.model import Pod, PodClass
+
+_IN_FORCE: Final = frozenset({"in place", "written"})
+_LEFT: Final = frozenset({"held", "yielded", "waiting"})
+
+
+def standings_of(agent: Agent, path: str) -> Mapping[str, Standing]:
+    """How everything stands that is wanted of one group, by knob."""
+    beside = [side.standings.get(path) for side in agent.sides if isinstance(side, ByGroup)]
+    found = agent.judge.standings.by_group.get(path, {})
+    return {knob: one for here in (found, *filter(None, beside)) for knob, one in here.items()}
+
+
+def pods_in_order(agent: Agent) -> list[Pod]:
+    """All pods, by class and title."""
+    return sorted(agent.knowledge.pods.values(), key=lambda pod: (pod.pod_class, pod.title))
+
+
+def counters(agent: Agent) -> CounterValues:
+    """All counters, those of the actuators among them."""
+    return replace(
+        agent.counters.values,
+        writes=dict(agent.actuator.writes),
+        foreign=dict(agent.judge.others.writes),
+        resyncs=dict(agent.dirty.resyncs),
+        yields=agent.judge.others.yields,
+    )
+
+
+def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]) -> MetricsSnapshot:
+    """The newest numbers."""
+    pools, cpu = agent.reconciler.pools, agent.knowledge.cpu
+    settings: Counter[tuple[str, str]] = Counter()
+    yielded = 0
+    for standing in _standings(agent):
+        settings[standing.setting.knob, _bucket(standing)] += 1
+        yielded += standing.state == "yielded"
+    refused = Counter(one.rule for refusals in agent.reconciler.refusals.values() for one in refusals)
+    used = {}
+    if cpu is not None:
+        used = {"online": cpu.online_milli, "reclaimed": cpu.reclaimed_milli, "system": cpu.system_milli}
+    times = os.times()
+    return MetricsSnapshot(
+        version=__version__,
+        mode=Mode.ENFORCE.value if agent.judge.enforce else Mode.OBSERVE.value,
+        ready=ready,
+        pods=tuple(_pod_metrics(agent, pod) for pod in pods_in_order(agent)) if agent.config.http.pod_metrics else (),
+        pods_by_class=Counter(pod.pod_class.value for pod in agent.knowledge.pods.values()),
+        pools={name: len(cpus) for name, cpus in _pool_sets(agent).items()},
+        budget_milli=pools.budget_milli if pools is not None else None,
+        used_milli=used,
+        headroom_milli={str(node): milli for node, milli in agent.headroom.state.milli.items()},
+        settings=settings,
+        refused=refused,
+        holds=len(agent.judge.holds),
+        yielded=yielded,
+        ledger_files=len(agent.ledger),
+        sources=tuple(agent.statuses()),
+        components=tuple(components),
+        store_ok=agent.store.writable,
+        watches=sum(one.watches for one in (agent.tree.stats, agent.signal.stats) if one is not None),
+        rss_bytes=rss_bytes(),
+        cpu_s=times.user + times.system,
+        started_at=agent.started_at,
+        counters=counters(agent),
+    )
+
+
+def _standings(agent: Agent) -> Iterator[Standing]:
+    for here in agent.judge.standings.by_group.values():
+        yield from here.values()
+    for side in agent.sides:
+        if isinstance(side, ByGroup):
+            for beside in side.standings.values():
+                yield from beside.values()
+
+
+def _bucket(standing: Standing) -> str:
+    if standing.state in _IN_FORCE:
+        return "in_force"
+    return "left_alone" if standing.state in _LEFT else "pending"
+
+
+def _pod_metrics(agent: Agent, pod: Pod) -> PodMetrics:
+    pools = agent.reconciler.pools
+    paths = [pod.group.path, *(one.group.path for one in pod.containers)]
+    states = Counter(_bucket(one) for path in paths for one in standings_of(agent, path).values())
+    return PodMetrics(
+        uid=pod.uid,
+        namespace=pod.namespace or "",
+        name=pod.name or "",
+        pod_class=pod.pod_class.value,
+        source=pod.classification.source,
+        cpus=len(pools.reclaimed) if pools is not None and pod.pod_class is PodClass.RECLAIMED else None,
+        quota_milli=(pools.quota_milli or {}).get(pod.uid) if pools is not None else None,
+        in_force=states["in_force"],
+        pending=states["pending"],
+        left_alone=states["left_alone"],
+    )
+
+
+def _pool_sets(agent: Agent) -> Mapping[str, CpuSet]:
+    pools = agent.reconciler.pools
+    if pools is None:
+        return {}
+    return {
+        "reserved": pools.reserved,
+        "dedicated": pools.dedicated_cpus,
+        "shared": pools.shared,
+        "reclaimed": pools.reclaimed,
+        **({"interrupt": pools.interrupt} if pools.interrupt else {}),
+        **pools.named,
+    }
