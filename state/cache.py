@@ -55,19 +55,45 @@ class ClassShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
 
 
-class Level(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReclaimedShare(ClassShare, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """BE's share: the same, with Koordinator's default of three tenths."""
+
+    cat_range_end_percent: Annotated[
+        int, Meta(ge=1, le=100, description="and end at this one; above the start, rounded up to whole ways")
+    ] = 30
+
+
+class Level(Struct, frozen=True, kw_only=True):
     """A size of BE's share. Units: percent of the ways, percent of the memory bandwidth."""
 
-    cache_percent: Annotated[_Percent, Meta(description="ways of the cache, rounded down, at least the minimum")]
-    mba_percent: Annotated[_Percent, Meta(description="memory bandwidth")]
+    cache_percent: int
+    mba_percent: int
 
 
 class Levels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """rubik's three sizes: what a BE pod asks for by annotation, and the bounds of the moving one."""
 
-    low: Level = Level(cache_percent=20, mba_percent=10)
-    middle: Level = Level(cache_percent=30, mba_percent=30)
-    high: Level = Level(cache_percent=50, mba_percent=50)
+    low_cache_percent: Annotated[_Percent, Meta(description="low: ways, rounded down, at least the minimum")] = 20
+    low_mba_percent: Annotated[_Percent, Meta(description="low: memory bandwidth")] = 10
+    middle_cache_percent: Annotated[_Percent, Meta(description="middle: ways")] = 30
+    middle_mba_percent: Annotated[_Percent, Meta(description="middle: memory bandwidth")] = 30
+    high_cache_percent: Annotated[_Percent, Meta(description="high: ways")] = 50
+    high_mba_percent: Annotated[_Percent, Meta(description="high: memory bandwidth")] = 50
+
+    @property
+    def low(self) -> Level:
+        """The smallest."""
+        return Level(cache_percent=self.low_cache_percent, mba_percent=self.low_mba_percent)
+
+    @property
+    def middle(self) -> Level:
+        """The one between."""
+        return Level(cache_percent=self.middle_cache_percent, mba_percent=self.middle_mba_percent)
+
+    @property
+    def high(self) -> Level:
+        """The largest."""
+        return Level(cache_percent=self.high_cache_percent, mba_percent=self.high_mba_percent)
 
     def __post_init__(self) -> None:
         for name in ("cache_percent", "mba_percent"):
@@ -115,7 +141,7 @@ class CacheWish(Struct, frozen=True, kw_only=True):
 
     dedicated: ClassShare = ClassShare()
     shared: ClassShare = ClassShare()
-    reclaimed: ClassShare = ClassShare(cat_range_end_percent=30)
+    reclaimed: ClassShare = ReclaimedShare()
     system: ClassShare | None = None
     layout: CacheLayout = CacheLayout.OVERLAPPING
     mode: CacheMode = CacheMode.STATIC

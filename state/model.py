@@ -13,6 +13,7 @@ from msgspec import Struct
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
+from state.cache import CacheWish
 from state.cpu import CoreWish, CpuWish, GroupUse, PoolSize
 from state.memory import MemoryPlan, MemoryWish, NodeMemory
 from state.topology import Topology
@@ -306,7 +307,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     as quotas, by group path (the besteffort directory) or pod uid; None: no quota is wanted. ``budget_at``: when the
     budget last changed; ``unknown_since``: since when CPU use is not known (both on the view's clock). ``quota_ratio``:
     how much more a CPU of this node does than the CPU that limits were made for; quotas are divided by it. ``cores``:
-    who may share a physical core with whom; None: not our business.
+    who may share a physical core with whom; ``cache``: shares of caches and memory bandwidth; None: not our business.
     """
 
     online_cpus: CpuSet
@@ -331,6 +332,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     quota_ratio: float = 1.0
     memory: MemoryPlan = MemoryPlan()
     cores: CoreWish | None = None
+    cache: CacheWish | None = None
     reasons: Mapping[str, str] = {}
 
     @property

@@ -15,6 +15,8 @@ from reconciler.policies.be_memory import POLICY as BE_MEMORY
 from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.policies.burst import POLICY as BURST
 from reconciler.policies.burst import BurstConfig
+from reconciler.policies.cache import POLICY as CACHE
+from reconciler.policies.cache import CacheConfig
 from reconciler.policies.core_sched import POLICY as CORE_SCHED
 from reconciler.policies.core_sched import CoreSchedConfig
 from reconciler.policies.dedicated import POLICY as DEDICATED
@@ -68,6 +70,7 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     be_memory: BeMemoryConfig = BeMemoryConfig()
     memory_qos: MemoryQosConfig = MemoryQosConfig()
     core_sched: CoreSchedConfig = CoreSchedConfig()
+    cache: CacheConfig = CacheConfig()
 
     def __post_init__(self) -> None:
         if self.quota_burst.enabled and self.quota_turbo.enabled:
@@ -87,5 +90,6 @@ POLICIES: Final = registered(
     (
         *(DEDICATED, RESERVE, EXCLUSIVE, SHARED, IDLE_BUFFER, RECLAIMED, BATCH, QUOTA_BURST, QUOTA_TURBO),
         *(PINNED, NORMALISE, BURST, IDLE_CLASS, GROUP_IDENTITY, QOS_LEVEL, BE_MEMORY, MEMORY_QOS, CORE_SCHED),
+        CACHE,
     ),
 )

@@ -50,9 +50,12 @@ def test_growth_is_slow_and_starts_over_after_every_worry() -> None:
 
 def test_a_level_that_the_configuration_no_longer_allows_is_left_at_once() -> None:
     narrow = Levels(
-        low=Level(cache_percent=5, mba_percent=5),
-        middle=Level(cache_percent=5, mba_percent=5),
-        high=Level(cache_percent=10, mba_percent=8),
+        low_cache_percent=5,
+        low_mba_percent=5,
+        middle_cache_percent=5,
+        middle_mba_percent=5,
+        high_cache_percent=10,
+        high_mba_percent=8,
     )
     assert step(MIDDLE, CALM, 0.0, LAW, narrow).level == narrow.high
 

@@ -64,6 +64,7 @@ def test_the_shipped_table_names_every_policy_in_the_order_of_taking() -> None:
         "be_memory",
         "memory_qos",
         "core_sched",
+        "cache",
     ]
 
 

@@ -1,0 +1,137 @@
+"""Cache and memory bandwidth: which class gets how much of them. Opt-in; needs resctrl (CAT, MBA, or AMD's QoS).
+
+BE fills a shared cache with lines that nobody reads twice and the memory bus with the traffic of filling it; no CPU
+set keeps that from online pods. So BE gets a part of the ways, and less than all of the bandwidth, statically or
+stepped down while online pods suffer and slowly back up.
+
+The groups are few (8 to 16 on most machines, half with ``cdp``), so a class is one group, online classes that have
+everything stay in the default one, and a pod that wants a share of its own gets a group while there are any.
+There is no control file: `cacheplan` computes the groups and `reconciler.actuators.resctrl` makes them.
+
+Source: Koordinator's resctrl-qos and its pod annotation, rubik's dynCache, kernel documentation filesystems/resctrl.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from reconciler.policies.base import Policy, PolicyConfig
+from state.cache import CacheLayout, CacheMode, CacheWish, ClassShare, LevelLaw, Levels, MountOption, ReclaimedShare
+from state.model import NodeView, Pools
+
+NAME: Final = "cache"
+
+
+class CacheConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Shares of caches and memory bandwidth, by class.
+
+    ``system`` is the default group's: system pods, the kubelet, every process of the host. With all of everything, as
+    it stands at first, that group is left as it is.
+    """
+
+    enabled: Annotated[bool, Meta(description="divide the last-level cache and memory bandwidth; needs resctrl")] = (
+        False
+    )
+    mount: Annotated[
+        bool, Meta(description="mount resctrl where nobody has; only that mount of ours is ever taken away again")
+    ] = False
+    mount_options: Annotated[
+        tuple[MountOption, ...],
+        Meta(description="for that mount: cdp and cdpl2 halve the number of groups; mba_MBps counts in MB/s"),
+    ] = ()
+    dedicated: ClassShare = ClassShare()
+    shared: ClassShare = ClassShare()
+    reclaimed: ReclaimedShare = ReclaimedShare()
+    system: ClassShare = ClassShare()
+    layout: Annotated[
+        CacheLayout,
+        Meta(
+            description="overlapping: ranges as they are given; exclusive: classes share no way, the ranges' widths "
+            "are their sizes, laid out as reclaimed, shared, dedicated from the first way"
+        ),
+    ] = CacheLayout.OVERLAPPING
+    mode: Annotated[
+        CacheMode,
+        Meta(
+            description="static: BE has its class' share; dynamic: between the levels low and high, as online pods fare"
+        ),
+    ] = CacheMode.STATIC
+    levels: Levels = Levels()
+    law: LevelLaw = LevelLaw()
+    l2: Annotated[bool, Meta(description="the ranges hold for L2 caches as well, where these can be divided")] = False
+    avoid_shared: Annotated[
+        bool, Meta(description="online classes leave the ways that devices write into too (shareable_bits)")
+    ] = False
+    pods: Annotated[
+        bool,
+        Meta(description="pods may ask for shares by annotation (node.koordinator.sh/resctrl, volcano.sh/cache-limit)"),
+    ] = True
+    bandwidth_mbps: Annotated[
+        int,
+        Meta(
+            ge=100,
+            le=10_000_000,
+            description="what one domain's memory can do (MB/s): 100 percent where the hardware takes absolute numbers "
+            "(AMD, mba_MBps), and for the law",
+        ),
+    ] = 20_000
+    slow_bandwidth_mbps: Annotated[
+        int, Meta(ge=0, le=10_000_000, description="the same for slow (CXL) memory (MB/s); 0: it is not limited")
+    ] = 0
+    monitor: Annotated[
+        bool,
+        Meta(description="a monitoring group for each pod, in turns where there are too few: occupancy, bandwidth"),
+    ] = True
+    dwell_s: Annotated[float, Meta(ge=2, le=3600, description="where pods are watched in turns: how long each (s)")] = (
+        30.0
+    )
+    sweep_s: Annotated[
+        float, Meta(ge=0.5, le=300, description="how often threads are looked for that exec put into a container (s)")
+    ] = 2.0
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: CacheConfig) -> Pools:
+    """Say what is wanted; what the machine offers is the actuator's knowledge."""
+    del view, previous
+    wish = CacheWish(
+        dedicated=config.dedicated,
+        shared=config.shared,
+        reclaimed=config.reclaimed,
+        system=config.system if config.system != ClassShare() else None,
+        layout=config.layout,
+        mode=config.mode,
+        levels=config.levels,
+        law=config.law,
+        caches=("L2", "L3") if config.l2 else ("L3",),
+        avoid_shared=config.avoid_shared,
+        pods=config.pods,
+        bandwidth_mbps=config.bandwidth_mbps,
+        slow_bandwidth_mbps=config.slow_bandwidth_mbps or None,
+        mount=config.mount,
+        mount_options=config.mount_options,
+        monitor=config.monitor,
+        dwell_s=config.dwell_s,
+        sweep_s=config.sweep_s,
+        dry_run=config.dry_run,
+    )
+    return replace(pools, cache=wish, reasons={**pools.reasons, NAME: _reason(wish)})
+
+
+def _reason(wish: CacheWish) -> str:
+    if wish.mode is CacheMode.DYNAMIC:
+        low, high = wish.levels.low, wish.levels.high
+        cache, memory = f"{low.cache_percent}-{high.cache_percent}", f"{low.mba_percent}-{high.mba_percent}"
+        return f"BE has {cache} % of the cache and {memory} % of the memory bandwidth, as online pods fare"
+    share = wish.reclaimed
+    cache = f"{share.cat_range_start_percent}-{share.cat_range_end_percent}"
+    return f"BE has {cache} % of the cache and {share.mba_percent} % of the memory bandwidth"
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="shares of the last-level cache and the memory bandwidth",
+    config_type=CacheConfig,
+    precedence=58,
+    carve=carve,
+)
