@@ -43,6 +43,7 @@ from reconciler.restore import Undone, restore_all
 from reconciler.rules import Rules
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.cri import CriClient
+from reconciler.sources.disks import DiskSource
 from reconciler.sources.hotplug import HotplugSource
 from reconciler.sources.kubelet_api import KubeletPods
 from reconciler.sources.manifests import ManifestDirectory, resolve
@@ -169,6 +170,10 @@ class Agent:
             files=files,
             tell=lambda words: self.alert("hotplug", words, None),
         )
+        self.disks = DiskSource(
+            lambda: [rule.name for rule in self.config.policies.disk.devices], self.dirty, root=place.root
+        )
+        self.knowledge.disks = lambda: self.disks.found
         self.hotplug = HotplugSource(place.topology, self.replug.changed, root=place.root)
         self.ticker = Ticker(
             self.reconciler,
@@ -200,6 +205,7 @@ class Agent:
             Component(name="metadata", run=self.metadata.run),
             Component(name="CPU hot-plug", run=self.hotplug.run),
             Component(name="operator's files", run=self._watch_files),
+            Component(name="disks", run=self.disks.run),
             Component(name="holds", run=self._end_holds),
         ]
         if self.kubelet_pods is not None:
@@ -257,6 +263,7 @@ class Agent:
             self.ticker.status(),
             *self.headroom.statuses(),
             self.hotplug.status(),
+            *([self.disks.status()] if self.config.policies.disk.devices else []),
         ]
         for name, problem in self._file_problems.items():
             found.append(SourceStatus(name=name, ok=not problem, age_s=0.0, detail=problem))
@@ -460,6 +467,7 @@ class Agent:
         if (before.operator_file, before.static_manifests) != (config.operator_file, config.static_manifests):
             self._open_files(config)
         self._apply_config(config)
+        self.disks.look()
         self.reread_files()
         if self.judge.enforce is False:
             self.lane.clear()

@@ -18,6 +18,7 @@ from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
 from reconciler.view import ContainerFacts, PodInput, assemble
 from state.cpu import GroupUse
+from state.disk import Disk
 from state.memory import NodeMemory
 from state.model import KubeletView, NodeCpu, NodeView, NumaMemory, Pod, PodMeta
 from state.topology import Topology
@@ -64,6 +65,7 @@ class Knowledge:
         self.node_memory: NodeMemory | None = None
         self.reclaimed_memory_bytes: int | None = None
         self.knobs: frozenset[str] = frozenset()
+        self.disks: Callable[[], Mapping[str, Disk]] = dict
         self.uses: Mapping[str, GroupUse] = {}
         self.lent_us: Mapping[str, int] = {}
         self.numa_memory: NumaMemory | None = None
@@ -154,6 +156,7 @@ class Knowledge:
             reclaimed_memory_bytes=self.reclaimed_memory_bytes,
             uses=self.uses,
             knobs=self.knobs,
+            disks=self.disks(),
             lent_us=self.lent_us,
             numa_memory=self.numa_memory,
             irq_cpus=self.irq_cpus,

@@ -326,7 +326,7 @@ class Reconciler:
             self.actuator.judge.known.learn(path)
         settings, self.refusals[""] = plan_parents(view, pools, self.policies)
         wanted = _by_group(settings)
-        paths = {*wanted, *(path for path in (view.besteffort, view.burstable) if self._ledger.group(path))}
+        paths = {*wanted, *(path for path in ("/", view.besteffort, view.burstable) if self._ledger.group(path))}
         self.wanted[""] = wanted
         targets = []
         for path in sorted(paths):

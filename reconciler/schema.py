@@ -156,9 +156,8 @@ def _metas(annotation: Any) -> list[Meta]:
 def _schema(annotation: Any, name: str, where: str) -> Schema:
     bare, optional = _without_none(annotation)
     metas = _metas(bare)
-    if typing.get_origin(bare) is Annotated:
-        bare = typing.get_args(bare)[0]
-        bare, inner_optional = _without_none(bare)
+    while typing.get_origin(bare) is Annotated:
+        bare, inner_optional = _without_none(typing.get_args(bare)[0])
         optional = optional or inner_optional
     origin, args = typing.get_origin(bare), typing.get_args(bare)
     if origin in {tuple, frozenset}:

@@ -65,6 +65,7 @@ _BY_SUFFIX: Final[Mapping[str, Unit]] = {
     "_ms": MILLISECONDS,
     "_us": MICROSECONDS,
     "_bytes": BYTES,
+    "_bps": BYTES,
     "_milli": MILLI,
     "_percent": PERCENT,
     "_ratio": RATIO,

@@ -15,6 +15,7 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
 from state.cache import CacheWish
 from state.cpu import CoreWish, CpuWish, GroupUse, PoolSize
+from state.disk import Disk, DiskPlan
 from state.memory import MemoryPlan, MemoryWish, NodeMemory
 from state.topology import Topology
 
@@ -332,6 +333,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     quota_ratio: float = 1.0
     memory: MemoryPlan = MemoryPlan()
     cores: CoreWish | None = None
+    disk: DiskPlan = DiskPlan()
     cache: CacheWish | None = None
     reasons: Mapping[str, str] = {}
 
@@ -394,7 +396,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
     ``uses``: CPU use and throttling by group path, of the groups that a policy asks for. ``lent_us``: quotas above the
     limit that a burst law lends for now, by group path (µs of the group's period). ``knobs``: names of the knobs that
     this kernel offers; empty: not looked yet. ``numa_memory``: of machines with more than one NUMA node. ``irq_cpus``:
-    CPUs that serve the interrupts of the interfaces that the config names.
+    CPUs that serve the interrupts of the interfaces that the config names. ``disks``: those that the config names, by
+    that name.
     """
 
     topology: Topology
@@ -416,3 +419,4 @@ class NodeView(Struct, frozen=True, kw_only=True):
     knobs: frozenset[str] = frozenset()
     numa_memory: NumaMemory | None = None
     irq_cpus: CpuSet = EMPTY
+    disks: Mapping[str, Disk] = {}

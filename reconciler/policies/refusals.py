@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
+from cgroupfs.knobs import CATALOG
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import OWN_CPUS, PERIOD_US, QUOTA_MIN_US, owns_cpus, period_us, placed_cpus
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Refusal, Setting
@@ -45,7 +46,7 @@ Rule = Callable[[Setting, Scene], str | None]
 def outside_kubepods(setting: Setting, scene: Scene) -> str | None:
     """The rest of the machine is systemd's, the runtime's and other agents'."""
     root = scene.view.kubepods
-    if setting.path == root or setting.path.startswith(f"{root}/"):
+    if setting.path == root or setting.path.startswith(f"{root}/") or _of_machine(setting):
         return None
     return f"{setting.path} is outside {root}: not the kubelet's, so not ours"
 
@@ -53,7 +54,7 @@ def outside_kubepods(setting: Setting, scene: Scene) -> str | None:
 def unknown_group(setting: Setting, scene: Scene) -> str | None:
     """A directory that is no QoS level and not of this pod may belong to anyone by now."""
     if scene.pod is None:
-        if setting.path in _levels(scene.view):
+        if setting.path in _levels(scene.view) or _of_machine(setting):
             return None
         return "not the directory of a QoS level"
     if setting.path == scene.pod.group.path or setting.path in scene.containers:
@@ -318,6 +319,11 @@ def check(scene: Scene) -> tuple[dict[tuple[str, str], Setting], list[Refusal]]:
         else:
             allowed[key] = setting
     return allowed, refusals
+
+
+def _of_machine(setting: Setting) -> bool:
+    """What the kernel has for the machine as a whole, such as the cost model of a disk."""
+    return setting.path == "/" and setting.knob in CATALOG and CATALOG[setting.knob].root_only
 
 
 def _levels(view: NodeView) -> tuple[str, str, str]:

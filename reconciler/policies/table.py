@@ -21,6 +21,8 @@ from reconciler.policies.core_sched import POLICY as CORE_SCHED
 from reconciler.policies.core_sched import CoreSchedConfig
 from reconciler.policies.dedicated import POLICY as DEDICATED
 from reconciler.policies.dedicated import DedicatedConfig
+from reconciler.policies.disk import POLICY as DISK
+from reconciler.policies.disk import DiskConfig
 from reconciler.policies.exclusive import POLICY as EXCLUSIVE
 from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.group_identity import POLICY as GROUP_IDENTITY
@@ -63,6 +65,7 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     quota_turbo: QuotaTurboConfig = QuotaTurboConfig()
     pinned: PinnedConfig = PinnedConfig()
     normalise: NormaliseConfig = NormaliseConfig()
+    disk: DiskConfig = DiskConfig()
     burst: BurstConfig = BurstConfig()
     idle_class: IdleClassConfig = IdleClassConfig()
     group_identity: GroupIdentityConfig = GroupIdentityConfig()
@@ -88,7 +91,7 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 POLICIES: Final = registered(
     PoliciesConfig,
     (
-        *(DEDICATED, RESERVE, EXCLUSIVE, SHARED, IDLE_BUFFER, RECLAIMED, BATCH, QUOTA_BURST, QUOTA_TURBO),
+        *(DEDICATED, RESERVE, EXCLUSIVE, SHARED, IDLE_BUFFER, RECLAIMED, BATCH, QUOTA_BURST, QUOTA_TURBO, DISK),
         *(PINNED, NORMALISE, BURST, IDLE_CLASS, GROUP_IDENTITY, QOS_LEVEL, BE_MEMORY, MEMORY_QOS, CORE_SCHED),
         CACHE,
     ),

@@ -387,6 +387,7 @@ def test_the_default_pools_of_an_idle_node_are_these() -> None:
         "cpuset": "BE containers are confined to the reclaimed pool",
         "quota": "the besteffort directory holds the whole budget",
         "normalise": "off: a CPU here is worth what limits say",
+        "disk": "off",
         "burst": "off",
         "idle_class": "off",
         "group_identity": "off",

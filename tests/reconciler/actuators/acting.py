@@ -5,7 +5,7 @@ from pathlib import Path
 
 import trio
 
-from cgroupfs.cpuset import CpuSet
+from cgroupfs.codecs import Value
 from cgroupfs.files import Directory
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.writer import Writer
@@ -143,7 +143,7 @@ class Acting:
     def target(
         self,
         path: str,
-        settings: Mapping[str, CpuSet | int | None],
+        settings: Mapping[str, Value],
         *,
         creating: RuntimeSpec | None = None,
         signalled: bool = False,

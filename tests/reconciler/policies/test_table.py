@@ -55,6 +55,7 @@ def test_the_shipped_table_names_every_policy_in_the_order_of_taking() -> None:
         "batch",
         "quota_burst",
         "quota_turbo",
+        "disk",
         "pinned",
         "normalise",
         "burst",

@@ -1,0 +1,294 @@
+"""disk: what BE pods may read and write per disk, and who goes first where both want it.
+
+Limits (bytes and operations a second) hold whether or not anybody else wants the disk; weights count only while the
+disk is busy, and only under a scheduler that knows them (BFQ, or iocost on v2). Opt-in, as no default fits two disks.
+
+Where it is written is the kernel's doing, measured on 6.1, 6.12 (v2) and 6.18 (v1):
+
+- On v2 a limit binds all below it. BE's limits stand on the besteffort directory while only BE pods live there, else
+  on the BE pods' own directories; each taker outside has an equal part.
+- On v1 a throttle binds the tasks of its own group *and of none below it*: a limit on a pod's directory bounds nobody
+  (Koordinator writes it on the BE directory). So it stands on the containers, an equal part each.
+- A part is fixed: what one taker leaves is not used by another. On v1 with many containers ``share: pod`` may fit
+  better than ``share: node``.
+- Page cache written back later counts against the group on v2 only; on v1 only direct and synchronous writes do.
+
+``io.latency`` protects the siblings that have a target from those that have none or a larger one, so it stands on what
+lies beside besteffort: burstable, and Guaranteed pods. iocost is the machine's: its two files are in the root group,
+and without the device's own model line (tools/cgroup/iocost_coef_gen.py of the kernel makes it) it guesses.
+
+While something is wanted in one of these files, lines of other devices there are removed; a restore brings them back.
+Source: kernel documentation, cgroup-v1/blkio-controller and cgroup-v2; defaults of the weights: rubik has 1000 to 10.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from cgroupfs.codecs import Value
+from cgroupfs.device_codecs import MAX_BFQ_WEIGHT, MAX_IOPS, MAX_LATENCY_US, MIN_CFQ_WEIGHT, cost_row
+from cgroupfs.devices import DeviceLimits, Row
+from cgroupfs.naming import QosClass
+from reconciler.policies.base import Policy, PolicyConfig
+from reconciler.policies.offers import lacking
+from state.disk import DiskPlan
+from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+
+NAME: Final = "disk"
+LEAST_BPS: Final = 65_536
+"""No part of a limit is smaller: a program that cannot read a page in a second looks hung."""
+LEAST_IOPS: Final = 10
+_MOST_BPS: Final = 1 << 50
+_KEYS: Final = {"rbps": "read_bps", "wbps": "write_bps", "riops": "read_iops", "wiops": "write_iops"}
+_LEAST: Final = {"rbps": LEAST_BPS, "wbps": LEAST_BPS, "riops": LEAST_IOPS, "wiops": LEAST_IOPS}
+_WEIGHTS: Final = {1: ("blkio.weight", "blkio.bfq_weight"), 2: ("io.weight", "io.bfq_weight")}
+
+
+class Share(StrEnum):
+    """Whose the limits are."""
+
+    NODE = "node"
+    POD = "pod"
+
+
+class DiskRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One disk and its limits; what is not given is not limited."""
+
+    name: Annotated[
+        str, Meta(min_length=1, description="a directory on it, a path below /dev, its name, or its major:minor")
+    ]
+    read_bps: Annotated[
+        Annotated[int, Meta(ge=LEAST_BPS, le=_MOST_BPS)] | None,
+        Meta(description="bytes that BE may read in a second; null: any"),
+    ] = None
+    write_bps: Annotated[
+        Annotated[int, Meta(ge=LEAST_BPS, le=_MOST_BPS)] | None,
+        Meta(description="bytes that BE may write in a second; null: any"),
+    ] = None
+    read_iops: Annotated[
+        Annotated[int, Meta(ge=LEAST_IOPS, le=MAX_IOPS)] | None, Meta(description="reads of BE in a second; null: any")
+    ] = None
+    write_iops: Annotated[
+        Annotated[int, Meta(ge=LEAST_IOPS, le=MAX_IOPS)] | None, Meta(description="writes of BE in a second; null: any")
+    ] = None
+    latency_us: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_LATENCY_US)] | None,
+        Meta(description="cgroup v2: above this latency of online pods' I/O others are slowed down; null: off"),
+    ] = None
+    cost_qos: Annotated[
+        str | None,
+        Meta(
+            description="cgroup v2: the disk's io.cost.qos, such as rpct=95 rlat=5000 wpct=95 wlat=5000 min=50 "
+            "max=150; empty: the kernel chooses; null: iocost is left as it is"
+        ),
+    ] = None
+    cost_model: Annotated[
+        str | None,
+        Meta(
+            description="cgroup v2: the disk's io.cost.model, all of rbps, rseqiops, rrandiops, wbps, wseqiops, "
+            "wrandiops; null: the kernel guesses"
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        for line, model in ((self.cost_qos, False), (self.cost_model, True)):
+            if line is not None:
+                cost_row(line, model=model)
+
+    def limits(self) -> Row:
+        """What is limited, under the kernel's names."""
+        return {key: value for key, name in _KEYS.items() if (value := getattr(self, name)) is not None}
+
+
+class DiskConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which disks, and how much of each."""
+
+    enabled: Annotated[bool, Meta(description="limit and weigh disk I/O of BE pods")] = False
+    share: Annotated[
+        Share,
+        Meta(description="the limits are of all BE pods together and shared out equally (node), or of each pod (pod)"),
+    ] = Share.NODE
+    weight_online: Annotated[
+        Annotated[int, Meta(ge=MIN_CFQ_WEIGHT, le=MAX_BFQ_WEIGHT)] | None,
+        Meta(description="weight of online pods' I/O, 100 is the kernel's own; null: left as it is"),
+    ] = None
+    weight_be: Annotated[
+        Annotated[int, Meta(ge=MIN_CFQ_WEIGHT, le=MAX_BFQ_WEIGHT)] | None,
+        Meta(description="weight of BE pods' I/O, 100 is the kernel's own; null: left as it is"),
+    ] = 10
+    devices: Annotated[tuple[DiskRule, ...], Meta(description="the disks that have limits")] = ()
+
+    def __post_init__(self) -> None:
+        names = [rule.name for rule in self.devices]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"devices has {twice!r} twice; expected each disk once")
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: DiskConfig) -> Pools:
+    """Count who shares the limits, and say what this node can do of what is wanted."""
+    del previous
+    pods = [view.pods[uid] for uid in sorted(view.pods)]
+    be = [pod for pod in pods if pod.pod_class is PodClass.RECLAIMED]
+    pure = not any(pod.qos is QosClass.BESTEFFORT and pod.pod_class is not PodClass.RECLAIMED for pod in pods)
+    if view.versions.get("io") == 2:
+        inside = sum(pod.qos is QosClass.BESTEFFORT for pod in be) if pure and config.share is Share.NODE else 0
+        plan = DiskPlan(takers=len(be), in_directory=inside, weighed=pure)
+    else:
+        plan = DiskPlan(takers=sum(len(_containers(pod)) for pod in be), weighed=pure)
+    return replace(pools, disk=plan, reasons={**pools.reasons, NAME: _reason(view, config, plan)})
+
+
+def for_parents(view: NodeView, pools: Pools, config: DiskConfig) -> list[Setting]:
+    """The besteffort directory's limits and weight, what protects its neighbours, and the root's cost model."""
+    settings: list[Setting] = []
+    plan = pools.disk
+    if plan.in_directory and (limits := _part(view, config, plan.in_directory, plan.takers)) is not None:
+        settings.append(
+            _setting(view.besteffort, "io.max", limits, f"limits of {plan.in_directory} of {plan.takers} BE pods")
+        )
+    if plan.weighed and config.weight_be is not None:
+        settings += _weights(view, view.besteffort, config.weight_be, "BE yields the disk")
+    if config.weight_online is not None:
+        settings += _weights(view, view.burstable, config.weight_online, "online I/O goes first")
+    settings += _protected(view, view.burstable, config)
+    for knob, model in (("io.cost_qos", False), ("io.cost_model", True)):
+        rows = {
+            view.disks[rule.name].device: cost_row(line, model=model)
+            for rule in config.devices
+            if rule.name in view.disks and (line := rule.cost_model if model else rule.cost_qos) is not None
+        }
+        if rows:
+            settings.append(_setting("/", knob, DeviceLimits(rows), "as configured for these disks"))
+    return _possible(settings, view)
+
+
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: DiskConfig) -> list[Setting]:
+    """A BE pod's part of the limits and its weight; an online pod's weight and protection."""
+    path, settings = pod.group.path, []
+    if pod.pod_class is PodClass.RECLAIMED:
+        settings += _limits(pod, view, pools.disk, config)
+        under = pools.disk.weighed and pod.qos is QosClass.BESTEFFORT
+        if config.weight_be is not None and not under:
+            settings += _weights(view, path, config.weight_be, "BE yields the disk")
+    else:
+        if config.weight_online is not None:
+            settings += _weights(view, path, config.weight_online, "online I/O goes first")
+        if pod.qos is QosClass.GUARANTEED:
+            settings += _protected(view, path, config)
+    return [replace(one, pod_uid=pod.uid) for one in _possible(settings, view)]
+
+
+def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskConfig) -> list[Setting]:
+    alone = config.share is Share.POD
+    if view.versions.get("io") == 2:
+        if plan.in_directory and pod.qos is QosClass.BESTEFFORT:
+            return []
+        limits = _part(view, config, 1, 1 if alone else plan.takers)
+        words = "this pod's limits" if alone else f"one of {plan.takers} equal parts of BE's limits"
+        return [] if limits is None else [_setting(pod.group.path, "io.max", limits, words)]
+    containers = _containers(pod)
+    parts = len(containers) if alone else plan.takers
+    limits = _part(view, config, 1, parts)
+    if limits is None:
+        return []
+    words = f"one of {parts} equal parts of {'this pod' if alone else 'BE'}'s limits"
+    return [
+        replace(_setting(one.group.path, f"blkio.{name}", _only(limits, key), words), container_id=one.id)
+        for one in containers
+        for key, name in _KEYS.items()
+    ]
+
+
+def _part(view: NodeView, config: DiskConfig, mine: int, of: int) -> DeviceLimits | None:
+    """``mine`` of ``of`` equal parts of every limit; None where nothing is limited on a disk that is there."""
+    rows = {
+        view.disks[rule.name].device: {
+            key: max(_LEAST[key], value * mine // max(of, 1)) if isinstance(value, int) else value
+            for key, value in rule.limits().items()
+        }
+        for rule in config.devices
+        if rule.name in view.disks and rule.limits()
+    }
+    return DeviceLimits(rows) if rows else None
+
+
+def _only(limits: DeviceLimits, key: str) -> DeviceLimits | None:
+    rows = {device: {key: limits[device][key]} for device in limits if key in limits[device]}
+    return DeviceLimits(rows) if rows else None
+
+
+def _protected(view: NodeView, path: str, config: DiskConfig) -> list[Setting]:
+    rows: Mapping[str, Row] = {
+        view.disks[rule.name].device: {"target": rule.latency_us}
+        for rule in config.devices
+        if rule.name in view.disks and rule.latency_us is not None
+    }
+    return [_setting(path, "io.latency", DeviceLimits(rows), "latency target of online I/O")] if rows else []
+
+
+def _weights(view: NodeView, path: str, weight: int, reason: str) -> list[Setting]:
+    return [_setting(path, knob, weight, reason) for knob in _WEIGHTS[2 if view.versions.get("io") == 2 else 1]]
+
+
+def _setting(path: str, knob: str, value: Value, reason: str) -> Setting:
+    return Setting(path=path, knob=knob, value=value, policy=NAME, reason=reason)
+
+
+def _possible(settings: Iterable[Setting], view: NodeView) -> list[Setting]:
+    """Those of them that set something, by knobs that this kernel has."""
+    return [one for one in settings if one.value is not None and lacking(view, one.knob) is None]
+
+
+def _containers(pod: Pod) -> list[Container]:
+    return [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
+
+
+def _reason(view: NodeView, config: DiskConfig, plan: DiskPlan) -> str:
+    """What comes of it on this node, in a person's words."""
+    version = 2 if view.versions.get("io") == 2 else 1
+    parts = []
+    if any(rule.limits() for rule in config.devices):
+        knob = "io.max" if version == 2 else "blkio.write_bps"
+        missing = lacking(view, knob)
+        who = "pods" if version == 2 else "containers"
+        shared = (
+            f"{plan.takers} BE {who} share the limits" if config.share is Share.NODE else "each BE pod has the limits"
+        )
+        parts.append(missing or shared)
+    if config.weight_be is not None or config.weight_online is not None:
+        parts.append(_weights_work(view, version))
+    if any(rule.latency_us is not None for rule in config.devices) and (missing := lacking(view, "io.latency")):
+        parts.append(missing)
+    if any(rule.cost_qos is not None for rule in config.devices) and (missing := lacking(view, "io.cost_qos")):
+        parts.append(missing)
+    lost = sorted(rule.name for rule in config.devices if rule.name not in view.disks)
+    if lost:
+        parts.append(f"no disk found behind {', '.join(lost)}")
+    return "; ".join(parts) or "nothing is asked for"
+
+
+def _weights_work(view: NodeView, version: int) -> str:
+    there = [knob for knob in _WEIGHTS[version] if lacking(view, knob) is None]
+    if not there:
+        return f"no weights: {lacking(view, _WEIGHTS[version][1])}"
+    idle = sorted(disk.kernel for disk in view.disks.values() if disk.scheduler not in {"", "bfq", "cfq"})
+    if idle and version == 1:
+        return f"the weights do nothing on {', '.join(idle)}, whose scheduler knows none"
+    if idle:
+        return f"the weights need iocost on {', '.join(idle)}, whose scheduler knows none"
+    return "BE's I/O yields by weight"
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="BE pods' disk bandwidth, operations and weight; latency targets and iocost for online pods",
+    config_type=DiskConfig,
+    precedence=56,
+    carve=carve,
+    parents=for_parents,
+    pod=for_pod,
+)

@@ -1,0 +1,136 @@
+"""The whole disks behind the names that the configuration gives them, read from /sys and the mount table.
+
+A name is a device's ``major:minor``, a path below /dev, a kernel name such as ``nvme0n1``, or any directory: then it is
+the disk of the file system that the directory lies on. A partition stands for its disk: the kernel takes limits of
+whole disks only (ENODEV for a partition on v1 and v2). A device-mapper or md device is a disk of its own to the kernel.
+
+Looked at again every few seconds, because disks and mounts come and go.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, final
+
+import trio
+
+from cgroupfs.errors import SourceError
+from reconciler.dirty import DirtyKeys
+from state.disk import Disk
+from state.model import SourceStatus
+
+NAME: Final = "disks"
+_LOOK_S: Final = 30.0
+_NUMBERS: Final = re.compile(r"\d+:\d+", re.ASCII)
+_KERNEL_NAME: Final = re.compile(r"[A-Za-z0-9_.!-]+", re.ASCII)
+_IN_USE: Final = re.compile(r"\[([^]]+)\]")
+
+
+def find_disk(name: str, root: str = "/") -> Disk:
+    """The whole disk behind a name. ``root``: prefix of all paths.
+
+    Errors: `SourceError` saying what is there instead.
+    """
+    numbers = _numbers(name, root)
+    below = os.path.join(root, "sys/dev/block", numbers)
+    if not os.path.isdir(below):
+        raise SourceError(NAME, f"{name}: there is no block device {numbers}")
+    found = os.path.realpath(below)
+    if os.path.exists(os.path.join(found, "partition")):
+        found = os.path.dirname(found)
+    device = _text(os.path.join(found, "dev"))
+    if not _NUMBERS.fullmatch(device):
+        raise SourceError(NAME, f"{name}: {os.path.basename(found)} does not tell its device number")
+    # The kernel writes the slash of a name such as cciss/c0d0 as an exclamation mark.
+    kernel = os.path.basename(found).replace("!", "/")
+    words = _text(os.path.join(found, "queue/scheduler"))
+    match = _IN_USE.search(words)
+    return Disk(device=device, kernel=kernel, scheduler=match[1] if match else words)
+
+
+def _numbers(name: str, root: str) -> str:
+    if _NUMBERS.fullmatch(name):
+        return name
+    if not name.startswith("/"):
+        if _KERNEL_NAME.fullmatch(name) and (numbers := _text(os.path.join(root, "sys/class/block", name, "dev"))):
+            return numbers
+        raise SourceError(NAME, f"{name}: expected a directory, a path below /dev, a disk's name or its major:minor")
+    path = root.rstrip("/") + name
+    try:
+        status = os.stat(path)
+    except OSError as exc:
+        raise SourceError(NAME, f"{name}: {exc.strerror}") from exc
+    if stat.S_ISBLK(status.st_mode):
+        return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+    if not stat.S_ISDIR(status.st_mode):
+        raise SourceError(NAME, f"{name}: neither a block device nor a directory")
+    if os.major(status.st_dev):
+        return f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    return _behind(name, f"0:{os.minor(status.st_dev)}", root)
+
+
+def _behind(name: str, number: str, root: str) -> str:
+    """The device that a file system without one of its own number (btrfs) was mounted from."""
+    kind = "a file system"
+    for line in _text(os.path.join(root, "proc/self/mountinfo")).splitlines():
+        fields, _, rest = line.partition(" - ")
+        words = rest.split(" ")
+        if len(words) < 2 or fields.split(" ")[2:3] != [number]:
+            continue
+        kind = words[0]
+        try:
+            status = os.stat(root.rstrip("/") + words[1]) if words[1].startswith("/dev/") else None
+        except OSError:
+            continue
+        if status is not None and stat.S_ISBLK(status.st_mode):
+            return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+    raise SourceError(NAME, f"{name}: lies on {kind}, which is on no single disk")
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+@final
+class DiskSource:
+    """The disks that the configuration names, and what is wrong with the others. See the module's text."""
+
+    def __init__(self, names: Callable[[], Iterable[str]], dirty: DirtyKeys, *, root: str = "/") -> None:
+        """Reads once, so that the first look at the node knows the disks."""
+        self.found: Mapping[str, Disk] = {}
+        self._names = names
+        self._dirty = dirty
+        self._root = root
+        self._problems: tuple[str, ...] = ()
+        self.look()
+
+    def look(self) -> bool:
+        """Read again; True when something is different now."""
+        before = self.found
+        found: dict[str, Disk] = {}
+        problems = []
+        for name in sorted(set(self._names())):
+            try:
+                found[name] = find_disk(name, self._root)
+            except SourceError as exc:
+                problems.append(str(exc))
+        self.found, self._problems = found, tuple(problems)
+        return found != before
+
+    def status(self) -> SourceStatus:
+        """Which names have a disk."""
+        words = "; ".join(self._problems) or ", ".join(f"{name} is {disk.title}" for name, disk in self.found.items())
+        return SourceStatus(name=NAME, ok=not self._problems, age_s=0.0, detail=words or "none is named")
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look now and then, for ever."""
+        task_status.started()
+        while True:
+            await trio.sleep(_LOOK_S)
+            if self.look():
+                self._dirty.mark_all(NAME)

@@ -1,0 +1,28 @@
+"""Disks as policies see them: the whole disk behind a name in the configuration, and who shares its limits."""
+
+from msgspec import Struct
+
+
+class Disk(Struct, frozen=True, kw_only=True):
+    """One whole disk. ``device`` is its ``major:minor``; ``scheduler`` the one in use (``none`` counts), if known."""
+
+    device: str
+    kernel: str
+    scheduler: str = ""
+
+    @property
+    def title(self) -> str:
+        """How a person knows it."""
+        return f"{self.kernel} {self.device}"
+
+
+class DiskPlan(Struct, frozen=True, kw_only=True):
+    """How the limits of BE as a whole are given out.
+
+    ``takers``: parts that the limits fall into (containers on v1, pods on v2). ``in_directory``: how many of them the
+    besteffort directory bounds together; 0: each by itself. ``weighed``: the besteffort directory carries BE's weight.
+    """
+
+    takers: int = 0
+    in_directory: int = 0
+    weighed: bool = False

@@ -1,0 +1,192 @@
+"""Who gets which part of a disk, on v1 and v2."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cgroupfs.devices import DeviceLimits
+from cgroupfs.naming import QosClass
+from reconciler.planner import plan
+from reconciler.policies.disk import LEAST_BPS, DiskConfig, DiskRule, Share
+from reconciler.policies.table import PoliciesConfig
+from state.disk import Disk
+from state.model import ContainerKind, NodeView, Pod
+from tests.reconciler.nodes import MAINLINE, container, node, online, pod
+
+BE, BURSTABLE = "/kubepods/besteffort", "/kubepods/burstable"
+V1 = {"cpu": 1, "cpuset": 1, "memory": 1, "pids": 1, "blkio": 1}
+V2 = {"cpu": 2, "cpuset": 2, "memory": 2, "pids": 2, "io": 2}
+DISKS = {"/data": Disk(device="254:0", kernel="vda", scheduler="bfq")}
+MEGA = 1 << 20
+SIDECAR = container("side"), container("main"), container("pause", kind=ContainerKind.SANDBOX)
+
+
+def wanted(view: NodeView, config: DiskConfig) -> dict[tuple[str, str], str]:
+    """What the disk policy alone gets through, as texts; nothing of it may be refused."""
+    desired = plan(view, None, PoliciesConfig(disk=config))
+    assert [one for one in desired.refusals if one.setting.policy == "disk"] == []
+    ours = {key: str(one.value) for key, one in desired.settings.items() if one.policy == "disk"}
+    return {(path.removeprefix("/kubepods/"), knob): text for (path, knob), text in ours.items()}
+
+
+def config(
+    *, share: Share = Share.NODE, be: int | None = None, on: int | None = None, **limits: int | str
+) -> DiskConfig:
+    rule = DiskRule(name="/data", **limits)  # type: ignore[arg-type]  # the keys differ in type
+    return DiskConfig(enabled=True, share=share, weight_be=be, weight_online=on, devices=(rule,))
+
+
+def here(versions: Mapping[str, int], *pods: Pod, **more: Any) -> NodeView:
+    facts: dict[str, Any] = {"disks": DISKS} | more
+    return node(*pods, versions=versions, **facts)
+
+
+CASES = {
+    "v1: every container has an equal part, the pause container none": (
+        here(V1, pod("a", *SIDECAR), pod("b"), online("c")),
+        config(read_bps=9 * MEGA, write_iops=90),
+        {
+            ("besteffort/poda/id-side", "blkio.read_bps"): f"254:0 rbps={3 * MEGA}",
+            ("besteffort/poda/id-side", "blkio.write_iops"): "254:0 wiops=30",
+            ("besteffort/poda/id-main", "blkio.read_bps"): f"254:0 rbps={3 * MEGA}",
+            ("besteffort/poda/id-main", "blkio.write_iops"): "254:0 wiops=30",
+            ("besteffort/podb/id-main", "blkio.read_bps"): f"254:0 rbps={3 * MEGA}",
+            ("besteffort/podb/id-main", "blkio.write_iops"): "254:0 wiops=30",
+        },
+    ),
+    "v1: each pod's own, split among its containers": (
+        here(V1, pod("a", *SIDECAR), pod("b")),
+        config(share=Share.POD, write_bps=4 * MEGA),
+        {
+            ("besteffort/poda/id-side", "blkio.write_bps"): f"254:0 wbps={2 * MEGA}",
+            ("besteffort/poda/id-main", "blkio.write_bps"): f"254:0 wbps={2 * MEGA}",
+            ("besteffort/podb/id-main", "blkio.write_bps"): f"254:0 wbps={4 * MEGA}",
+        },
+    ),
+    "v2: the besteffort directory holds it all": (
+        here(V2, pod("a"), pod("b"), online("c")),
+        config(read_bps=8 * MEGA, read_iops=800),
+        {("besteffort", "io.max"): f"254:0 rbps={8 * MEGA} riops=800"},
+    ),
+    "v2: a BE pod outside has its part": (
+        here(V2, pod("a"), pod("b"), pod("c"), pod("d", qos=QosClass.BURSTABLE)),
+        config(write_bps=8 * MEGA),
+        {
+            ("besteffort", "io.max"): f"254:0 wbps={6 * MEGA}",
+            ("burstable/podd", "io.max"): f"254:0 wbps={2 * MEGA}",
+        },
+    ),
+    "v2: an online pod in besteffort is not bounded": (
+        here(V2, pod("a"), pod("b"), online("c", qos=QosClass.BESTEFFORT)),
+        config(write_bps=8 * MEGA, be=20),
+        {
+            **{(f"besteffort/pod{name}", "io.max"): f"254:0 wbps={4 * MEGA}" for name in "ab"},
+            **{(f"besteffort/pod{name}", "io.weight"): "20" for name in "ab"},
+            **{(f"besteffort/pod{name}", "io.bfq_weight"): "20" for name in "ab"},
+        },
+    ),
+    "v2: each pod's own": (
+        here(V2, pod("a"), pod("b")),
+        config(share=Share.POD, write_bps=8 * MEGA),
+        {(f"besteffort/pod{name}", "io.max"): f"254:0 wbps={8 * MEGA}" for name in "ab"},
+    ),
+    "v2: neighbours of besteffort have a target": (
+        here(V2, pod("a"), online("b"), online("c", qos=QosClass.GUARANTEED)),
+        config(latency_us=5000),
+        {("burstable", "io.latency"): "254:0 target=5000", ("podc", "io.latency"): "254:0 target=5000"},
+    ),
+    "v2: the cost model is the machine's": (
+        here(V2, pod("a")),
+        config(cost_qos="", cost_model="rbps=1 rseqiops=2 rrandiops=3 wbps=4 wseqiops=5 wrandiops=6"),
+        {
+            ("/", "io.cost_qos"): "254:0 enable=1 ctrl=auto",
+            ("/", "io.cost_model"): "254:0 ctrl=user model=linear rbps=1 rseqiops=2 rrandiops=3 wbps=4 wseqiops=5 "
+            "wrandiops=6",
+        },
+    ),
+    "v1: weights by level, and by pod outside besteffort": (
+        here(V1, pod("a"), pod("b", qos=QosClass.BURSTABLE), online("c"), knobs=MAINLINE - {"blkio.weight"}),
+        config(be=10, on=500),
+        {
+            ("besteffort", "blkio.bfq_weight"): "10",
+            ("burstable", "blkio.bfq_weight"): "500",
+            ("burstable/podb", "blkio.bfq_weight"): "10",
+            ("burstable/podc", "blkio.bfq_weight"): "500",
+        },
+    ),
+    "a disk that is not there limits nobody": (here(V2, pod("a"), disks={}), config(write_bps=8 * MEGA), {}),
+    "a kernel without throttling": (
+        here(V2, pod("a"), knobs=MAINLINE - {"io.max"}),
+        config(write_bps=8 * MEGA),
+        {},
+    ),
+    "no BE pod": (here(V2, online("a")), config(write_bps=8 * MEGA), {}),
+}
+
+
+@pytest.mark.parametrize(("view", "settings", "expected"), CASES.values(), ids=CASES)
+def test_who_gets_which_part(view: NodeView, settings: DiskConfig, expected: Mapping[tuple[str, str], str]) -> None:
+    assert wanted(view, settings) == expected
+
+
+def test_nothing_is_wanted_unless_it_is_enabled() -> None:
+    view = here(V2, pod("a"), online("b"))
+    assert not [one for one in plan(view, None, PoliciesConfig()).settings.values() if one.policy == "disk"]
+
+
+@pytest.mark.parametrize(
+    ("view", "settings", "words"),
+    [
+        (here(V1, pod("a")), config(read_bps=MEGA), "1 BE containers share the limits"),
+        (here(V2, pod("a")), config(share=Share.POD, read_bps=MEGA), "each BE pod has the limits"),
+        (here(V1, pod("a"), knobs=frozenset({"cpu.set"})), config(read_bps=MEGA), "this kernel has no blkio.write_bps"),
+        (here({"cpu": 1}, pod("a")), config(read_bps=MEGA), "no blkio controller is mounted"),
+        (
+            here(V1, disks={"/data": Disk(device="8:0", kernel="sda", scheduler="mq-deadline")}),
+            config(be=10),
+            "the weights do nothing on sda",
+        ),
+        (here(V1, disks={}), config(read_bps=MEGA), "no disk found behind /data"),
+    ],
+    ids=["v1", "pod", "no throttling", "no controller", "scheduler", "no disk"],
+)
+def test_what_comes_of_it_is_told(view: NodeView, settings: DiskConfig, words: str) -> None:
+    assert words in plan(view, None, PoliciesConfig(disk=settings)).pools.reasons["disk"]
+
+
+@given(
+    st.sampled_from([V1, V2]),
+    st.integers(LEAST_BPS, 1 << 40),
+    st.lists(st.sampled_from(list(QosClass)), min_size=1, max_size=6),
+)
+def test_the_parts_never_exceed_the_whole_by_more_than_the_least(
+    versions: Mapping[str, int], limit: int, levels: list[QosClass]
+) -> None:
+    view = here(versions, *(pod(f"p{number}", qos=qos) for number, qos in enumerate(levels)))
+    desired = plan(view, None, PoliciesConfig(disk=config(read_bps=limit)))
+    values = [one.value for one in desired.settings.values() if one.policy == "disk"]
+    parts = [value["254:0"]["rbps"] for value in values if isinstance(value, DeviceLimits)]
+    assert parts
+    whole = sum(part for part in parts if isinstance(part, int))
+    assert limit - len(levels) <= whole <= max(limit, LEAST_BPS * len(parts) + limit)
+    assert whole <= limit or LEAST_BPS in parts
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"devices":[{"name":"/a"},{"name":"/a"}]}', "devices has '/a' twice"),
+        ('{"devices":[{"name":"/a","cost_qos":"speed=1"}]}', "'speed' is none of"),
+        ('{"devices":[{"name":"/a","cost_model":"rbps=1"}]}', "expected ctrl=user model=linear and all of"),
+        ('{"devices":[{"name":"/a","read_bps":1}]}', ">= 65536"),
+        ('{"devices":[{"name":""}]}', "length >= 1"),
+    ],
+    ids=["twice", "qos", "model", "tiny", "nameless"],
+)
+def test_a_wrong_section_says_what_was_expected(text: str, words: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=words):
+        msgspec.json.decode(text, type=DiskConfig)

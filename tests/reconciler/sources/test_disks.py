@@ -1,0 +1,104 @@
+"""Which disk a name means: on a made-up /sys, and on this machine."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cgroupfs.errors import SourceError
+from reconciler.dirty import DirtyKeys
+from reconciler.sources.disks import DiskSource, find_disk
+from state.disk import Disk
+
+
+def made(root: Path) -> str:
+    """sda with a partition, an LVM volume on it, and a controller's disk with a slash in its name."""
+    shape = {
+        "sda": ("8:0", "none [bfq] mq-deadline", ()),
+        "dm-0": ("253:0", "none", ()),
+        "cciss!c0d0": ("104:0", "", ()),
+    }
+    block, numbers = root / "sys/devices/block", root / "sys/dev/block"
+    names = root / "sys/class/block"
+    numbers.mkdir(parents=True)
+    names.mkdir(parents=True)
+    for name, (number, scheduler, _) in shape.items():
+        (block / name / "queue").mkdir(parents=True)
+        (block / name / "dev").write_text(f"{number}\n")
+        if scheduler:
+            (block / name / "queue/scheduler").write_text(f"{scheduler}\n")
+        (numbers / number).symlink_to(block / name)
+        (names / name).symlink_to(block / name)
+    part = block / "sda/sda2"
+    part.mkdir()
+    (part / "dev").write_text("8:2\n")
+    (part / "partition").write_text("2\n")
+    (numbers / "8:2").symlink_to(part)
+    (names / "sda2").symlink_to(part)
+    return str(root)
+
+
+SDA = Disk(device="8:0", kernel="sda", scheduler="bfq")
+
+
+@pytest.mark.parametrize(
+    ("name", "disk"),
+    [
+        ("8:0", SDA),
+        ("8:2", SDA),
+        ("sda", SDA),
+        ("sda2", SDA),
+        ("dm-0", Disk(device="253:0", kernel="dm-0", scheduler="none")),
+        ("cciss!c0d0", Disk(device="104:0", kernel="cciss/c0d0")),
+    ],
+    ids=str,
+)
+def test_a_partition_stands_for_its_disk(tmp_path: Path, name: str, disk: Disk) -> None:
+    assert find_disk(name, made(tmp_path)) == disk
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("9:9", "there is no block device 9:9"),
+        ("sdz", "expected a directory, a path below /dev, a disk's name or its major:minor"),
+        ("a b", "expected a directory"),
+        ("/missing", "No such file"),
+        ("/file", "neither a block device nor a directory"),
+    ],
+    ids=str,
+)
+def test_what_is_no_disk_is_told(tmp_path: Path, name: str, words: str) -> None:
+    root = made(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SourceError, match=words):
+        find_disk(name, root)
+
+
+def test_a_file_system_on_no_disk_is_told() -> None:
+    with pytest.raises(SourceError, match="lies on proc, which is on no single disk"):
+        find_disk("/proc")
+
+
+@pytest.mark.kernel
+def test_a_directory_stands_for_the_disk_below_it(tmp_path: Path) -> None:
+    number = os.stat(tmp_path).st_dev
+    if not os.path.isdir(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"):
+        pytest.skip("REAL KERNEL TEST NOT RUN: the temporary directory is on no block device")
+    disk = find_disk(str(tmp_path))
+    assert disk == find_disk(disk.device) == find_disk(disk.kernel.replace("/", "!"))
+    assert Path(f"/sys/block/{disk.kernel.replace('/', '!')}/dev").read_text().strip() == disk.device
+
+
+def test_a_disk_that_comes_is_found_and_told_once(tmp_path: Path) -> None:
+    names = ["8:0", "9:9"]
+    source = DiskSource(lambda: names, DirtyKeys(), root=made(tmp_path))
+    assert source.found == {"8:0": SDA}
+    assert source.status().ok is False
+    assert source.status().detail == "disks: 9:9: there is no block device 9:9"
+    assert source.look() is False
+    names.remove("9:9")
+    names.append("dm-0")
+    assert source.look() is True
+    assert source.status().ok is True
+    assert source.status().detail == "8:0 is sda 8:0, dm-0 is dm-0 253:0"
