@@ -16,7 +16,7 @@ Rules, with the faults of others that they avoid:
 Source: kubelet CPU manager, static policy and its options; Katalyst, dedicated_cores.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Final
 
 from msgspec import Meta
@@ -182,7 +182,12 @@ def _held(previous: Pools | None) -> dict[str, CpuSet]:
 def _of_pod(
     pod: Pod, held: Mapping[str, CpuSet], placed: tuple[str, ...], config: ExclusiveConfig
 ) -> Iterator[CpuDemand]:
-    """The demands of one pod. Of a container that is between two lives, and of a pod not yet told, what it held."""
+    """The demands of one pod. Of a container that is between two lives, and of a pod not yet told, what it held.
+
+    A container that is new takes over from one of its pod that is not there: without the kubelet's list (the runtime
+    does not tell) an init container looks like any other, and would hold its CPUs for as long as the pod lives. One
+    that was between two lives all the same gets its old CPUs as far as they are free then.
+    """
     prefix = f"{pod.uid}/"
     init_key = prefix + INIT_KEY
     before = {key: held[key] for key in placed}
@@ -197,17 +202,24 @@ def _of_pod(
         if one.kind in (ContainerKind.APP, ContainerKind.UNKNOWN)
     }
     counts = {key: count for key, count in apps.items() if count}
-    counts |= {key: len(cpus) for key, cpus in before.items() if key != init_key and key not in apps}
+    absent = {key: len(cpus) for key, cpus in before.items() if key != init_key and key not in apps}
+    heirs = dict(zip(_largest_first(counts, held), _largest_first(absent), strict=False))
+    counts |= {key: count for key, count in absent.items() if key not in heirs.values()}
     if counts:
         largest = min(counts, key=lambda key: (-counts[key], key))
         for key in sorted(counts):
             # What the init containers ran on goes over to the app container, which has not started yet.
             inherited = held.get(init_key, EMPTY) if key == largest else EMPTY
+            inherited = before[heirs[key]] if key in heirs else inherited
             yield _demand(pod, key, counts[key], held.get(key) or inherited, config)
         return
     init = max((whole_cpus(one) for one in pod.containers if one.kind is ContainerKind.INIT), default=0)
     if init:
         yield _demand(pod, init_key, init, held.get(init_key, EMPTY), config)
+
+
+def _largest_first(counts: Mapping[str, int], but: Collection[str] = ()) -> list[str]:
+    return sorted((key for key in counts if key not in but), key=lambda key: (-counts[key], key))
 
 
 def _memory(view: NodeView) -> NodeMemory | None:

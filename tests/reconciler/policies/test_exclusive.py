@@ -113,6 +113,23 @@ def test_the_end_of_an_init_container_frees_nothing_that_is_in_use() -> None:
     assert len(pools.shared) == 6
 
 
+def test_an_init_container_that_nobody_told_as_one_hands_its_cpus_on_as_well() -> None:
+    """The runtime does not tell them from others: only the kubelet's list does, which not every node lets us read."""
+    pools = plan_pools(node(dedicated("d", app("first", 2000)), online("o")), None, CONFIG)
+    held = pools.dedicated["d/first"]
+    for name in ("second", "main"):
+        between = plan_pools(node(dedicated("d", app("pause", 0)), online("o")), pools, CONFIG)
+        assert list(between.dedicated.values()) == [held], "nobody else gets them meanwhile"
+        pools = plan_pools(node(dedicated("d", app(name, 2000)), online("o")), between, CONFIG)
+        assert pools.dedicated == {f"d/{name}": held}
+    # Beside another container of the pod nothing is taken from those who live, nor from one that comes again.
+    two = plan_pools(node(dedicated("d", app("main", 2000), app("log", 1000))), pools, CONFIG)
+    assert (two.dedicated["d/main"], len(two.dedicated["d/log"])) == (held, 1)
+    gone = plan_pools(node(dedicated("d", app("log", 1000))), two, CONFIG)
+    again = plan_pools(node(dedicated("d", app("main", 2000), app("log", 1000))), gone, CONFIG)
+    assert again.dedicated == two.dedicated
+
+
 def test_an_init_container_beside_apps_runs_on_all_that_its_pod_has() -> None:
     found = sets(
         node(dedicated("d", app("a", 1000), app("b", 1000), app("init", 500, ContainerKind.INIT)), topology=SMT)
