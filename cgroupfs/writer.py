@@ -106,7 +106,7 @@ class Writer:
             for text in _writes(step, seen or ""):
                 self._files.write(directory, step.file, text)
         except OSError as exc:
-            failed = cgroup_error(path, exc, f"write {text!r}")
+            failed = self._unwritten(step, directory, text, exc)
             return Outcome(step=step, ok=False, at=self._clock(), before=before, after=before, error=failed)
         try:
             after = self._files.read(directory, step.file)
@@ -117,6 +117,19 @@ class Writer:
         shown = after.rstrip("\n")
         error = None if ok else CgroupRefusedError(path, f"write {step.text!r}: accepted, but it reads {shown!r}")
         return Outcome(step=step, ok=ok, at=self._clock(), before=before, after=shown, wrote=True, error=error)
+
+    def _unwritten(self, step: Step, directory: str, text: str, exc: OSError) -> CgroupError:
+        """What a refused write means. ENODEV is a group that is gone, or, where disks are named, a disk that is."""
+        path = f"{directory}/{step.file}"
+        if exc.errno == errno.ENODEV and CATALOG[step.knob].unit == "devices":
+            try:
+                self._files.inode(directory)
+            except OSError as gone:
+                return cgroup_error(path, gone, f"write {text!r}")
+            return CgroupRefusedError(
+                path, f"write {text!r}: no such disk; a partition has no limits (ENODEV)", exc.errno
+            )
+        return cgroup_error(path, exc, f"write {text!r}")
 
     async def perform(self, steps: Sequence[Step], inodes: Mapping[str, int] | None = None) -> list[Outcome]:
         """Perform steps in their order: the fast ones inline, the slow ones in a thread.
