@@ -122,18 +122,19 @@ def test_a_dedicated_pod_has_its_cpu_from_its_first_instruction_and_keeps_it(
     eventually("the online pod has back what it had", lambda: cpus(web["main"]) == everywhere)
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["the kubelet's list is read", "nobody tells init containers"])
 def test_what_an_init_container_ran_on_is_what_its_pod_keeps(
-    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, listed: PodServer
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, listed: PodServer, told: bool
 ) -> None:
     web = run_pod(burstable("web"))
-    daemon = agent(containerd_node, **with_list(containerd_node, listed))
+    daemon = agent(containerd_node, **(with_list(containerd_node, listed) if told else {}))
     spec = dedicated("pinned", annotations=KATALYST)
     first = replace(spec.containers[0], name="first", run=("exit", "0"))
     spec = replace(spec, init=(first, replace(first, name="second")))
     listed.admit(spec)
     pinned = run_pod(spec)
+    eventually("its quota is lifted", lambda: quota(pinned["main"]) is None)
     reports = [containerd_node.first_report(spec, name) for name in ("first", "second", "main")]
-    mine = cpus(pinned["main"])
     eventually("the pod has one CPU", lambda: cpus(pinned["main"]) in ONE)
     mine = cpus(pinned["main"])
     found = [own_cpu(report) for report in reports]
