@@ -216,7 +216,9 @@ class ResctrlModel:
 
     def mkdir(self, path: str, mode: int = 0o755) -> None:
         with self._lock, self._deed("mkdir", path):
-            above, _, name = path.rpartition("/")
+            above, _, name = path.rstrip("/").rpartition("/")
+            if path.rstrip("/") == self.root and self._top is not None:
+                fail(errno.EEXIST)
             parent = self._dir(above)
             if name in parent.inside:
                 fail(errno.EEXIST)
