@@ -13,6 +13,7 @@ from tests.e2e.agent import Agent, eventually
 from tests.e2e.conftest import PodFactory, StartAgent
 from tests.e2e.node import Node, Report, RunningPod
 from tests.e2e.pods import ContainerSpec, PodSpec, best_effort, burstable, guaranteed, new_uid
+from tests.e2e.test_first_instruction import ALONE, FULL, IN_TIME_ALONE, Property, figures, took_us
 from tests.e2e.values import changes, cpus, pod_quota, quota, reported_quota, snapshot
 from tests.node.kubelet import playing_the_kubelet
 from tests.node.podserver import PodServer
@@ -207,3 +208,28 @@ def test_restore_gives_back_every_byte_of_what_placement_wrote(
     done = daemon.control("restore")
     assert done.returncode == 0, done.stdout + done.stderr
     assert changes(before, snapshot(containerd_node)) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="takes a minute: only in make e2e")
+def test_dedicated_pods_have_their_cpu_and_no_quota_before_the_first_instruction(
+    containerd_node: Node, agent: StartAgent, record_property: Property
+) -> None:
+    node = containerd_node
+    present = node.run_pods([best_effort(f"be-{n}") if n % 2 else burstable(f"web-{n}") for n in range(20)], at_once=4)
+    try:
+        daemon = agent(node)
+        good, times = 0, []
+        for n in range(ALONE):
+            pod = node.run_pod(dedicated(f"pinned-{n}", annotations=KATALYST))
+            report = pod["main"].report()
+            good += own_cpu(report) is not None and reported_quota(report) is None
+            times.append(took_us(daemon, pod))
+            node.remove_pod(pod)
+    finally:
+        node.remove_pods(present)
+    told = {"dedicated, in place": f"{good} of {ALONE}", "signal to last write": figures(times)}
+    for name, value in told.items():
+        record_property(name, value)
+        print(f"  {name}: {value}")
+    assert good >= IN_TIME_ALONE * ALONE
