@@ -12,6 +12,7 @@ from msgspec import Struct
 from cgroupfs.files import REAL, FileOps
 from reconciler.actuators.core_sched import CoreSched, restore_cookies
 from reconciler.actuators.prctl import RealPrctl
+from reconciler.actuators.reclaim import Reclaimer
 from reconciler.actuators.side import SideActuator
 from reconciler.config import Config
 from reconciler.place import Place
@@ -35,6 +36,8 @@ class Means(Struct, frozen=True, kw_only=True):
 def build(config: Config, place: Place, store: Store, means: Means) -> tuple[SideActuator, ...]:
     """Those that this node may need. A reload can enable a policy: each asks the newest pools what is wanted."""
     sides: list[SideActuator] = []
+    if place.hierarchy.version("memory") is not None:
+        sides.append(Reclaimer(place.hierarchy, root=place.root, files=means.files))
     if _is_this_machine(config.node.root):
         sides.append(
             CoreSched(

@@ -41,6 +41,22 @@ class MemoryWish(Struct, frozen=True, kw_only=True):
     oom_score_adj: int | None = None
 
 
+class ReclaimWish(Struct, frozen=True, kw_only=True):
+    """What is wanted of taking memory from BE containers; see `reconciler.policies.memory_reclaim` for each number."""
+
+    dry_run: bool = False
+    probe: bool = True
+    relieve: bool = True
+    interval_s: float = 6.0
+    pressure_percent: float = 0.1
+    probe_percent: float = 1.0
+    rest_s: float = 60.0
+    swap_percent: int = 80
+    most_bytes: int = 256 << 20
+    least_bytes: int = 64 << 20
+    leave_bytes: int = 100 << 20
+
+
 class Protection(Struct, frozen=True, kw_only=True):
     """What a directory must hold of both protections so that those below it count."""
 
@@ -53,8 +69,10 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
 
     ``reclaimed_high_bytes``: up to where all that lives below the besteffort directory may use memory unhindered;
     ``reclaimed_max_bytes``: its limit; None: nothing is wanted. ``protected``: by group path of a QoS directory.
+    ``reclaim``: whether and how memory is taken from BE containers; None: it is not.
     """
 
     reclaimed_high_bytes: int | None = None
     reclaimed_max_bytes: int | None = None
     protected: Mapping[str, Protection] = {}
+    reclaim: ReclaimWish | None = None

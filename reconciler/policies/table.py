@@ -33,6 +33,8 @@ from reconciler.policies.idle_class import POLICY as IDLE_CLASS
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.memory_qos import POLICY as MEMORY_QOS
 from reconciler.policies.memory_qos import MemoryQosConfig
+from reconciler.policies.memory_reclaim import POLICY as MEMORY_RECLAIM
+from reconciler.policies.memory_reclaim import MemoryReclaimConfig
 from reconciler.policies.normalise import POLICY as NORMALISE
 from reconciler.policies.normalise import NormaliseConfig
 from reconciler.policies.pinned import POLICY as PINNED
@@ -72,6 +74,7 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     qos_level: QosLevelConfig = QosLevelConfig()
     be_memory: BeMemoryConfig = BeMemoryConfig()
     memory_qos: MemoryQosConfig = MemoryQosConfig()
+    memory_reclaim: MemoryReclaimConfig = MemoryReclaimConfig()
     core_sched: CoreSchedConfig = CoreSchedConfig()
     cache: CacheConfig = CacheConfig()
 
@@ -93,6 +96,6 @@ POLICIES: Final = registered(
     (
         *(DEDICATED, RESERVE, EXCLUSIVE, SHARED, IDLE_BUFFER, RECLAIMED, BATCH, QUOTA_BURST, QUOTA_TURBO, DISK),
         *(PINNED, NORMALISE, BURST, IDLE_CLASS, GROUP_IDENTITY, QOS_LEVEL, BE_MEMORY, MEMORY_QOS, CORE_SCHED),
-        CACHE,
+        *(CACHE, MEMORY_RECLAIM),
     ),
 )

@@ -395,4 +395,5 @@ def test_the_default_pools_of_an_idle_node_are_these() -> None:
         "qos_level": "off",
         "be_memory": "off",
         "memory_qos": "off",
+        "memory_reclaim": "off",
     }

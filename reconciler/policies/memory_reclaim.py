@@ -1,0 +1,96 @@
+"""memory reclaim: takes memory from BE containers that they do not miss, and their page cache when the node is short.
+
+Nothing is written into control files that would stay: the actuator of this name (`reconciler.actuators.reclaim`) asks
+the kernel to reclaim, a bounded amount at a time, by the laws in `reconciler.reclaim_law`. Off by default: the pages
+that come back are read again, and on cgroup v1 all page cache of a container goes at once.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from reconciler.policies.base import Policy, PolicyConfig
+from state.memory import ReclaimWish
+from state.model import NodeView, Pools
+
+NAME: Final = "memory_reclaim"
+_BYTES: Final = 1 << 40
+
+
+class MemoryReclaimConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much is taken, how often, and when it stops."""
+
+    enabled: Annotated[bool, Meta(description="take memory from BE containers")] = False
+    probe: Annotated[
+        bool,
+        Meta(description="take a little from each while none of its tasks waits for it (cgroup v2 only)"),
+    ] = True
+    relieve: Annotated[
+        bool, Meta(description="drop page cache when a NUMA node is nearly out of free memory, the largest first")
+    ] = True
+    interval_s: Annotated[float, Meta(ge=1, le=3600, description="seconds between two looks")] = 6.0
+    pressure_percent: Annotated[
+        float,
+        Meta(
+            ge=0.01, le=50, description="share of the time in which some task may wait for memory; then none is taken"
+        ),
+    ] = 0.1
+    probe_percent: Annotated[
+        float, Meta(ge=0.01, le=10, description="at most this share of what a container uses, at one look")
+    ] = 1.0
+    rest_s: Annotated[
+        float, Meta(ge=0, le=86400, description="seconds in which nothing is taken from a container that waited")
+    ] = 60.0
+    swap_percent: Annotated[
+        int,
+        Meta(
+            ge=0, le=100, description="while less of the swap is in use, pages go there; else only page cache is taken"
+        ),
+    ] = 80
+    most_bytes: Annotated[
+        int, Meta(ge=1 << 20, le=_BYTES, description="one action takes at most this (cgroup v2 only)")
+    ] = 256 << 20
+    least_bytes: Annotated[
+        int, Meta(ge=1 << 20, le=_BYTES, description="a container with less page cache is not worth relief")
+    ] = 64 << 20
+    leave_bytes: Annotated[
+        int, Meta(ge=0, le=_BYTES, description="nothing is taken from a container that would use less afterwards")
+    ] = 100 << 20
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: MemoryReclaimConfig) -> Pools:
+    """Tell the actuator what is wanted."""
+    del previous
+    version = view.versions.get("memory")
+    if version is None:
+        reason = "no memory controller is mounted on this node"
+        return replace(pools, reasons={**pools.reasons, NAME: reason})
+    wish = ReclaimWish(
+        dry_run=config.dry_run,
+        probe=config.probe and version == 2,
+        relieve=config.relieve,
+        interval_s=config.interval_s,
+        pressure_percent=config.pressure_percent,
+        probe_percent=config.probe_percent,
+        rest_s=config.rest_s,
+        swap_percent=config.swap_percent,
+        most_bytes=config.most_bytes,
+        least_bytes=config.least_bytes,
+        leave_bytes=config.leave_bytes,
+    )
+    kinds = [
+        name for name, on in (("what they do not miss", wish.probe), ("page cache when short", wish.relieve)) if on
+    ]
+    reason = f"BE containers give {' and '.join(kinds)}" if kinds else "nothing to do on this kernel"
+    memory = replace(pools.memory, reclaim=wish)
+    return replace(pools, memory=memory, reasons={**pools.reasons, NAME: reason})
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="memory that BE containers do not miss, and their page cache when the node is short",
+    config_type=MemoryReclaimConfig,
+    precedence=72,
+    carve=carve,
+)

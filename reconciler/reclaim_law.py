@@ -1,0 +1,142 @@
+"""When memory is taken from BE containers that have not asked to give any, from which, and how much. Pure.
+
+Two laws. `probe` takes a little from everybody for as long as it does not hurt (senpai): what a container does not
+miss, it did not need. `relieve` drops page cache of BE work when a NUMA node is nearly out of free memory, before the
+kernel makes online work do its own reclaiming, and before anybody is killed. Units: bytes, percent of wall time.
+
+Source: senpai (senpai.py, and the plug-in of oomd): probe at most 1 % a round, less by the square of how near the
+pressure is to its target, none above it, and then a pause; Meta's TMO paper (ASPLOS 2022). Katalyst's cache reaper:
+largest cache first. Where we differ:
+
+- Swap is used while it is *less* full than its threshold. The oomd plug-in has the test the wrong way round.
+- Without room in swap no more is asked for than page cache that no process has mapped: asking for more makes the
+  kernel scan for nothing and throw out program text.
+- A node is short when its free memory is near the kernel's own marks, not below a fixed number of GiB; missing data is
+  no shortage. Memory *available* tells nothing here: page cache that could be dropped counts into it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from reconciler.signals.memory import Shortage, ZoneNode
+from state.memory import NodeMemory, ReclaimWish
+
+_LEAST: Final = 1 << 20
+"""Less than this is not worth an action."""
+
+
+class GroupMemory(Struct, frozen=True, kw_only=True):
+    """One look at a container. ``droppable_bytes``: page cache that no process has mapped.
+
+    ``stalled_us``: time in which some task waited for memory, growing; None: not known. ``asked_bytes``: its request.
+    """
+
+    path: str
+    pod_uid: str
+    at_s: float
+    used_bytes: int
+    droppable_bytes: int
+    stalled_us: int | None = None
+    asked_bytes: int = 0
+
+
+class Tried(Struct, frozen=True, kw_only=True):
+    """What is remembered of a container between two looks; times are monotonic.
+
+    ``rest_until``: it is not probed before; ``relieved_until``: its cache has just been dropped, and is left to grow.
+    """
+
+    at_s: float
+    stalled_us: int | None = None
+    rest_until: float = 0.0
+    relieved_until: float = 0.0
+
+
+class Action(Struct, frozen=True, kw_only=True):
+    """Memory to be taken from one group. ``want_bytes`` 0: all that can be dropped (v1)."""
+
+    path: str
+    pod_uid: str
+    kind: str
+    want_bytes: int
+    why: str
+
+
+def pressure_percent(before: Tried | None, now: GroupMemory) -> float | None:
+    """How much of the time since the last look some task waited for memory; None: not known."""
+    if before is None or before.stalled_us is None or now.stalled_us is None:
+        return None
+    elapsed_s, stalled_us = now.at_s - before.at_s, now.stalled_us - before.stalled_us
+    if elapsed_s <= 0 or stalled_us < 0:
+        return None
+    return min(100.0, stalled_us / elapsed_s / 10_000)
+
+
+def has_swap(node: NodeMemory, wish: ReclaimWish) -> bool:
+    """Whether pages may go to swap: there is some, and less of it is in use than the threshold."""
+    used = node.swap_bytes - node.swap_free_bytes
+    return node.swap_bytes > 0 and used * 100 < node.swap_bytes * wish.swap_percent
+
+
+def probe(before: Tried | None, now: GroupMemory, node: NodeMemory, wish: ReclaimWish) -> tuple[Action | None, Tried]:
+    """What one container gives up now, and what to remember of it."""
+    base = before if before is not None else Tried(at_s=now.at_s)
+    kept = replace(base, at_s=now.at_s, stalled_us=now.stalled_us)
+    pressure = pressure_percent(before, now)
+    if pressure is None or now.at_s < kept.rest_until:
+        return None, kept
+    if pressure >= wish.pressure_percent:
+        return None, replace(kept, rest_until=now.at_s + wish.rest_s)
+    near = min(1.0, (wish.pressure_percent / (10 * pressure)) ** 2) if pressure > 0 else 1.0
+    want = min(int(now.used_bytes * wish.probe_percent / 100 * near), wish.most_bytes)
+    if not has_swap(node, wish):
+        want = min(want, now.droppable_bytes)
+    if want < _LEAST or now.used_bytes - want < wish.leave_bytes:
+        return None, kept
+    why = f"it waits for memory {pressure:.2f} % of the time, {wish.pressure_percent:g} % is the bound"
+    return Action(path=now.path, pod_uid=now.pod_uid, kind="probe", want_bytes=want, why=why), kept
+
+
+def missing_bytes(nodes: Mapping[int, ZoneNode], short: Mapping[int, Shortage]) -> dict[int, int]:
+    """By NUMA node that is hard pressed: what it lacks to be at rest."""
+    found: dict[int, int] = {}
+    for number in sorted(nodes):
+        if short.get(number) is Shortage.HARD:
+            one = nodes[number]
+            found[number] = max(_LEAST, one.high_bytes + (one.high_bytes - one.low_bytes) - one.free_bytes)
+    return found
+
+
+def relieve(
+    groups: Iterable[GroupMemory],
+    tried: Mapping[str, Tried],
+    missing: Mapping[int, int],
+    wish: ReclaimWish,
+    *,
+    version: int,
+) -> Action | None:
+    """Whose page cache goes when a node is short: the largest. One container at a time, then look again.
+
+    On v1 all of it goes (``force_empty``), its program text with it: only that of containers that use more than they
+    asked for.
+    """
+    if not missing:
+        return None
+    need = sum(missing.values())
+    fit = [
+        one
+        for one in groups
+        if one.droppable_bytes >= max(_LEAST, wish.least_bytes)
+        and ((last := tried.get(one.path)) is None or one.at_s >= last.relieved_until)
+        and (version == 2 or one.used_bytes > one.asked_bytes)
+    ]
+    if not fit:
+        return None
+    chosen = min(fit, key=lambda one: (-one.droppable_bytes, one.path))
+    want = min(need, chosen.droppable_bytes, wish.most_bytes) if version == 2 else 0
+    where = ", ".join(map(str, missing))
+    why = f"NUMA node {where} is {need >> 20} MiB short of free memory; {chosen.droppable_bytes >> 20} MiB is its cache"
+    return Action(path=chosen.path, pod_uid=chosen.pod_uid, kind="relief", want_bytes=want, why=why)
