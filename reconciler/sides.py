@@ -10,7 +10,8 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.files import REAL, FileOps
-from reconciler.actuators.core_sched import CoreSched, restore_cookies
+from reconciler.actuators.cookiestore import restore_cookies
+from reconciler.actuators.core_sched import CoreSched
 from reconciler.actuators.prctl import RealPrctl
 from reconciler.actuators.reclaim import Reclaimer
 from reconciler.actuators.side import SideActuator

@@ -17,78 +17,31 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final, NamedTuple, final
 
-import msgspec
 import trio
 
 from cgroupfs.errors import StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators import cookies, coretasks
-from reconciler.actuators.cookies import KNOB, Seen, Share
+from reconciler.actuators.cookies import KNOB, Seen, Share, Steps
+from reconciler.actuators.cookiestore import read_cookies, refused, write_cookies
 from reconciler.actuators.prctl import Carrier, Prctl, unable
 from reconciler.actuators.side import Situation
 from reconciler.actuators.standing import Standing
 from reconciler.holds import holding
 from reconciler.policies.core_sched import NAME, core_group
-from reconciler.restore import Undo, Undone
+from reconciler.restore import Undone
 from state.entry import US, Event
 from state.ledger import Ledger
 from state.model import ContainerKind, Setting
-from state.schema import META
-from state.store import Batch, Store
+from state.store import Store
 
 _LOG: Final = logging.getLogger(__name__)
-ROW: Final = "core_cookies"
-"""Row of the store's META table: the boot and our cookies."""
 _ROUNDS: Final = 8
 _AT_ONCE: Final = 16
 """New cookies that are made together: each is a thread of ours until it is in the store and handed out."""
 _GAP_S: Final = 0.2
 _PRUNE_S: Final = 60.0
-
-
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered: cookie to group, of one boot."""
-
-    boot: str
-    ours: dict[int, str] = {}
-
-
-def read_cookies(store: Store) -> dict[int, str]:
-    """Our cookies of this boot, by the store; empty where it tells of none."""
-    row = dict(store.rows(META)).get(ROW)
-    if row is None:
-        return {}
-    try:
-        kept = msgspec.msgpack.decode(row, type=Kept)
-    except msgspec.MsgspecError as exc:
-        _LOG.warning("the core scheduling cookies of the last run cannot be read: %s", exc)
-        return {}
-    return kept.ours if kept.boot == store.boot else {}
-
-
-def write_cookies(store: Store, ours: Mapping[int, str]) -> None:
-    """Make them durable (the store's lane). Errors: `StoreError`."""
-    batch = Batch()
-    batch.put(META, ROW, msgspec.msgpack.encode(Kept(boot=store.boot, ours=dict(ours))))
-    store.apply(batch)
-
-
-def restore_cookies(prctl: Prctl, store: Store, only: str | None = None, proc: str = "/proc") -> list[Undone]:
-    """Take our cookies back while no daemon runs, by what the store tells of them. Errors: `StoreError`."""
-    ours = read_cookies(store)
-    if not ours:
-        return []
-    if why := unable(prctl):
-        return [_refused(why)]
-    done = coretasks.take_back(prctl, ours, only, proc)
-    held = set(coretasks.holders(prctl, ours, None, proc).values())
-    write_cookies(store, {cookie: group for cookie, group in ours.items() if cookie in held})
-    return done
-
-
-def _refused(why: str) -> Undone:
-    return Undone(path="/", file=coretasks.FILE, undo=Undo.REFUSED, detail=why)
 
 
 class _Place(NamedTuple):
@@ -99,6 +52,13 @@ class _Place(NamedTuple):
     group: str | None
     left: str = ""
     detail: str = ""
+
+
+class _Found(NamedTuple):
+    """How a container's threads stand, and whether some of them were given their cookie just now."""
+
+    tally: cookies.Tally
+    fresh: bool
 
 
 @final
@@ -148,7 +108,7 @@ class CoreSched:
     def planned(self, situation: Situation) -> None:
         """A look is over."""
         self._situation = situation
-        if situation.pools.cores is not None or self._ours or self._unable:
+        if situation.pools.cores is not None or self._ours or self._unable or self.standings:
             self._woken.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -169,7 +129,7 @@ class CoreSched:
             # What is known of holds and mode is older than this: nothing is handed out before the next look.
             self._situation = None
             if why := unable(self._prctl):
-                return [_refused(why)]
+                return [refused(why)]
             work = partial(coretasks.take_back, self._prctl, dict(self._ours), only, self._proc)
             done = await trio.to_thread.run_sync(work, limiter=self._lane)
             if only is None:
@@ -251,13 +211,12 @@ class CoreSched:
         wanted = {one.setting.path: one.group for one in places if one.group is not None}
         left = frozenset(one.setting.path for one in places if one.left)
         where = [(one.setting.path, one.directory) for one in places]
-        look = partial(coretasks.look, where, self._file, self._prctl, self._files)
         written: set[int] = set()
         self._unrecorded, refused = "", Counter[str]()
         for _ in range(_ROUNDS):
-            seen = await trio.to_thread.run_sync(look, limiter=self._lane)
-            await self._take_from_strangers(written, seen)
-            steps = cookies.decide(wanted, seen, self._ours, left)
+            # A copy: the loop has its own meanwhile. Thousands of threads: milliseconds, so not on the loop.
+            look = partial(self._look, where, wanted, dict(self._ours), left, written)
+            seen, steps = await trio.to_thread.run_sync(look, limiter=self._lane)
             if not steps or self._unrecorded or refused:
                 break
             for first in range(0, len(steps.shares), _AT_ONCE):
@@ -266,7 +225,25 @@ class CoreSched:
                 given = await trio.to_thread.run_sync(coretasks.drop, self._prctl, steps.drops, limiter=self._lane)
                 self._count("restored", given, refused)
         self._refused = "; ".join(f"{_threads(count)}: {words}" for words, count in sorted(refused.items()))
-        self._stand(places, seen, written)
+        count = partial(_tallies, wanted, seen, dict(self._ours), written)
+        self._stand(places, seen, await trio.to_thread.run_sync(count, limiter=self._lane))
+
+    def _look(
+        self,
+        where: Sequence[tuple[str, str]],
+        wanted: Mapping[str, str],
+        ours: Mapping[int, str],
+        left: frozenset[str],
+        written: set[int],
+    ) -> tuple[dict[str, Seen], Steps]:
+        """One look, in a worker thread: what is there, and what is to be done."""
+        seen = coretasks.look(where, self._file, self._prctl, self._files)
+        if written:
+            # A thread that ended before it was given its cookie may have left its number to one that is none of ours.
+            strangers = written.difference(*(one.threads for one in seen.values()))
+            if taken := coretasks.having(self._prctl, sorted(strangers), ours):
+                coretasks.drop(self._prctl, taken)
+        return seen, cookies.decide(wanted, seen, ours, left)
 
     async def _share(self, shares: Sequence[Share], refused: Counter[str]) -> set[int]:
         """Hand cookies out; those that have to be made first are in the store before anybody gets one."""
@@ -291,19 +268,6 @@ class CoreSched:
             # Ending threads are waited for: not here.
             await trio.to_thread.run_sync(stack.pop_all().close, limiter=self._lane)
         return written
-
-    async def _take_from_strangers(self, written: set[int], seen: Mapping[str, Seen]) -> None:
-        """A thread that ended before it was given its cookie may have left its number to one that is none of ours."""
-        known = {tid for one in seen.values() for tid in one.threads}
-        if strangers := sorted(written - known):
-            written.difference_update(strangers)
-
-            def clear() -> None:
-                there = coretasks.having(self._prctl, strangers, self._ours)
-                if there:
-                    coretasks.drop(self._prctl, there)
-
-            await trio.to_thread.run_sync(clear, limiter=self._lane)
 
     def _count(self, outcome: str, given: coretasks.Given, refused: Counter[str]) -> None:
         self._writes[KNOB, outcome] += len(given.done)
@@ -333,18 +297,15 @@ class CoreSched:
 
     # What is told
 
-    def _stand(self, places: Sequence[_Place], seen: Mapping[str, Seen], written: set[int]) -> None:
-        groups = {one.setting.path: one.group for one in places if one.group is not None}
-        now = cookies.current(groups, seen, self._ours)
+    def _stand(self, places: Sequence[_Place], seen: Mapping[str, Seen], found: Mapping[str, _Found]) -> None:
         before, self.standings = self.standings, {}
         for one in places:
             path = one.setting.path
-            if one.group is None or path not in seen:
+            if one.group is None or path not in found:
                 continue
-            found = cookies.tally(one.group, seen[path], now, self._ours)
-            fresh = any(tid in written for tid in seen[path].threads)
-            state, detail = self._state(one, seen[path], found, fresh=fresh)
-            actual = one.group if found.right == found.total else f"{found.right} of {_threads(found.total)}"
+            count, fresh = found[path]
+            state, detail = self._state(one, seen[path], count, fresh=fresh)
+            actual = one.group if count.right == count.total else f"{count.right} of {_threads(count.total)}"
             standing = Standing(one.setting, state, one.group, actual, detail, time.time())
             known = before.get(path, {}).get(KNOB)
             if fresh and (known is None or known.wanted != one.group or known.state == "would write"):
@@ -384,3 +345,14 @@ class CoreSched:
 
 def _threads(count: int) -> str:
     return "1 thread" if count == 1 else f"{count} threads"
+
+
+def _tallies(
+    wanted: Mapping[str, str], seen: Mapping[str, Seen], ours: Mapping[int, str], written: set[int]
+) -> dict[str, _Found]:
+    now = cookies.current(wanted, seen, ours)
+    return {
+        path: _Found(cookies.tally(group, seen[path], now, ours), not written.isdisjoint(seen[path].threads))
+        for path, group in wanted.items()
+        if path in seen
+    }

@@ -8,6 +8,7 @@
 #
 # The working tree as it is (tracked and new files), the packages of .venv and the ready-made test programs go onto a
 # second disk. Output is the console's; the exit code is the suite's (124: not done within BYPASSD_VM_LIMIT seconds).
+# BYPASSD_VM_KERNEL, BYPASSD_VM_CPU, BYPASSD_VM_CPUS, BYPASSD_VM_MEMORY: another kernel, CPU model, CPUs, MiB.
 # Software emulation: Python is some ten times slower in there, so this proves behaviour and no speed.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -18,7 +19,7 @@ case $layout in
 v2) cgroup="systemd.unified_cgroup_hierarchy=1" ;;
 v1) cgroup="systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=1" ;;
 *)
-    sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
     ;;
 esac
@@ -54,10 +55,10 @@ rm -rf "$work/suite"
 word=word$RANDOM$RANDOM
 console="console=ttyS0 quiet loglevel=3 panic=-1 systemd.show_status=0 rd.systemd.show_status=0"
 # In the background, so that a signal to this script ends the machine too.
-timeout "${BYPASSD_VM_LIMIT:-1500}" qemu-system-x86_64 -accel tcg,thread=multi -cpu max \
+timeout "${BYPASSD_VM_LIMIT:-1500}" qemu-system-x86_64 -accel tcg,thread=multi -cpu "${BYPASSD_VM_CPU:-max}" \
     -smp "${BYPASSD_VM_CPUS:-2}" -m "${BYPASSD_VM_MEMORY:-2048}" \
     -nodefaults -no-reboot -display none -serial stdio -pidfile "$work/pid" \
-    -kernel "$vm_dir/vmlinuz" -initrd "$vm_dir/initrd" \
+    -kernel "${BYPASSD_VM_KERNEL:-$vm_dir/vmlinuz}" -initrd "$vm_dir/initrd" \
     -append "root=/dev/vda rw $console $cgroup bypassd.word=$word" \
     -drive "file=$vm_dir/disk.img,format=raw,if=virtio,snapshot=on" \
     -drive "file=$work/suite.img,format=raw,if=virtio,readonly=on" </dev/null > >(sed -u 's/\r$//' |

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from cgroupfs.errors import StoreError
 from reconciler.actuators import core_sched as module
 from reconciler.actuators.cookies import KNOB
-from reconciler.actuators.core_sched import CoreSched, read_cookies, restore_cookies
+from reconciler.actuators.cookiestore import read_cookies, restore_cookies
+from reconciler.actuators.core_sched import CoreSched
 from reconciler.actuators.side import Situation
 from reconciler.planner import plan_pools
 from reconciler.policies.core_sched import CoreSchedConfig
@@ -298,6 +299,9 @@ async def test_a_dry_run_writes_nothing(world: World) -> None:
     world.run(BATCH)
     await world.look(BATCH)
     assert (world.one(BATCH), world.state(BATCH)) == (0, "would write")
+    world.config = CoreSchedConfig()
+    await world.look(BATCH)
+    assert world.side.standings == {}
 
 
 # Restarts, crashes, restore
