@@ -48,13 +48,14 @@ class CpuWish(Struct, frozen=True, kw_only=True):
     """What a pod's annotations ask of its CPUs. None, empty and False: it does not say.
 
     ``pool`` is Katalyst's ``cpuset_pool``. ``nodes`` are NUMA nodes that somebody has decided already (a scheduler's
-    result) or that the pod names; ``node_count`` how many it wants. ``cpus`` is a scheduler's own choice of CPUs.
-    ``full_cores``, ``distribute`` and ``align_socket`` are the kubelet's full-pcpus-only, distribute-cpus-across-numa
-    and align-by-socket for this pod alone. ``spread_cores``: every CPU on a core of its own, instead of whole cores;
-    ``strict_cores``: one of the two was required, so a person is told when it cannot be had. ``apart``: see `Apart`.
-    ``numa_share`` False: no other pod is to be bound to its nodes. ``lends``: whether BE may use its own CPUs while
-    they idle. ``burst_percent`` is of the quota, 0 switches bursts off. ``quota_burst_percent``: how far a quota may
-    be raised, of the limit (100 is the limit itself), for at most ``quota_burst_s`` seconds at full use (-1: for ever).
+    result) or that the pod names; ``node_count`` on how many it wants CPUs, as many on each. ``cpus`` is a scheduler's
+    own choice of CPUs. ``full_cores``, ``distribute`` and ``align_socket`` are the kubelet's full-pcpus-only,
+    distribute-cpus-across-numa and align-by-socket for this pod alone. ``spread_cores``: every CPU on a core of its
+    own, instead of whole cores; ``strict_cores``: one of the two was required, so a person is told when it cannot be
+    had. ``apart``: see `Apart`. ``numa_share`` False: no other pod is to be bound to its nodes, if it is bound itself.
+    ``lends``: whether BE may use its own CPUs where the config lets it at all; False refuses. ``burst_percent`` is of
+    the quota, 0 switches bursts off. ``quota_burst_percent``: how far a quota may be raised, of the limit (100 is the
+    limit itself), for at most ``quota_burst_s`` seconds at full use (-1: for ever).
     """
 
     pool: str | None = None

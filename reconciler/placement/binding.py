@@ -76,7 +76,8 @@ def bind(
         )
         chosen, note = _in_company(demand, room, company, choice, named=bool(wish.nodes))
         reasons[demand.key] = chosen.reason + note
-        found.append(replace(demand, nodes=chosen.nodes))
+        every = len(chosen.nodes) > 1 and len(chosen.nodes) == wish.node_count
+        found.append(replace(demand, nodes=chosen.nodes, every_node=every))
         room.take(demand, chosen.nodes)
         company.sit(demand, CpuSet(chosen.nodes))
     return Bound(demands=tuple(sorted(found, key=lambda one: one.key)), reasons=reasons)

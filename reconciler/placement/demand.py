@@ -24,9 +24,11 @@ class CpuDemand(Struct, frozen=True, kw_only=True):
     ``align_socket`` are the kubelet's full-pcpus-only, distribute-cpus-across-numa and align-by-socket, ``prefer_l3``
     its prefer-align-cpus-by-uncorecache. The higher ``priority`` (the pod's) chooses first.
 
-    ``spread_cores``: each CPU on a core of its own, whose other threads others may have; with ``strict_cores`` it is
-    refused when that cannot be had, else it gets what there is. Not together with ``full_cores``. ``apart``: off the
-    cores or nodes of other pods that want the same, while there are enough others. Both are Koordinator's.
+    ``every_node``: it is to have as many CPUs on each of ``nodes`` (Katalyst's ``numa_number``), also where fewer nodes
+    would do. ``spread_cores``: each CPU on a core of its own, whose other threads others may have; with
+    ``strict_cores`` it is refused when that cannot be had, else it gets what there is. Not together with
+    ``full_cores``. ``apart``: off the cores or nodes of other pods that want the same, while there are enough others.
+    Both are Koordinator's.
     """
 
     key: str
@@ -38,6 +40,7 @@ class CpuDemand(Struct, frozen=True, kw_only=True):
     distribute: bool = False
     align_socket: bool = False
     prefer_l3: bool = True
+    every_node: bool = False
     spread_cores: bool = False
     strict_cores: bool = False
     apart: Apart | None = None

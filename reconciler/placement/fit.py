@@ -261,8 +261,10 @@ class Fitter:
 
     # Spreading
 
-    def spread(self, count: int, avail: int, base: int = 0, group: int = 1) -> int:
+    def spread(self, count: int, avail: int, base: int = 0, group: int = 1, *, nodes: int = 1) -> int:
         """``count`` more CPUs so that with ``base`` every node used has as many: the fewest nodes that can, else 0.
+
+        ``nodes``: that many at least.
 
         ``group`` CPUs go together (a core). What remains goes to the nodes that are left with the most, a group each.
 
@@ -274,7 +276,7 @@ class Fitter:
         has = {node: (mask & base).bit_count() for node, mask in self.nodes.items()}
         ranked = sorted((node for node in room if room[node]), key=lambda node: (not has[node], -room[node], node))
         total = count + base.bit_count()
-        for used in range(max(1, sum(1 for node in has if has[node])), len(ranked) + 1):
+        for used in range(max(nodes, sum(1 for node in has if has[node])), len(ranked) + 1):
             self.steps += used
             share = self._shares(ranked[:used], total, room, group)
             if share is None or any(share[node] < has[node] for node in share):

@@ -127,7 +127,11 @@ class OneThread(Plugin):
         fitter, candidates = context.fitter, question.candidates.mask
         for pool in (fitter.whole(candidates), candidates):
             single = fitter.one_each(pool, question.kept.mask)
-            if single.bit_count() < question.count:
+            missing = question.count - single.bit_count()
+            if missing > 0:
+                if pool == candidates:
+                    rest = candidates & ~single
+                    yield CpuSet.from_mask(single | fitter.anywhere(missing, rest, single | question.kept.mask))
                 continue
             if question.kept:
                 yield CpuSet.from_mask(fitter.grow(question.count, single, question.kept.mask))
@@ -188,30 +192,39 @@ def _whole_nodes(fitter: Fitter, cpus: CpuSet) -> int:
 class Spread(Plugin):
     """distribute-cpus-across-numa: what does not fit one node is spread evenly over the fewest nodes (KEP-2902).
 
-    Scores how even it is, 1.0 for one node and for who did not ask.
+    Who wants a number of nodes has as many CPUs on each of those that were chosen. Scores how even it is: for
+    the latter from 0.5 on, and 0.0 on fewer nodes; 1.0 for one node and for who did not ask.
     """
 
     def select(self, question: Question, context: PlacementContext) -> Iterator[CpuSet]:
         demand, fitter, kept = question.demand, context.fitter, question.kept.mask
         available = question.candidates.mask
-        if not demand.distribute or any(
-            not kept & ~mask and ((available | kept) & mask).bit_count() >= question.count + len(question.kept)
-            for mask in fitter.nodes.values()
+        if not demand.every_node and (
+            not demand.distribute
+            or any(
+                not kept & ~mask and ((available | kept) & mask).bit_count() >= question.count + len(question.kept)
+                for mask in fitter.nodes.values()
+            )
         ):
             return
         group = fitter.threads if demand.full_cores else 1
+        least = len(demand.nodes) if demand.every_node else 1
         if demand.align_socket:
             # As of nodes, the one with the most room: what is left stays balanced.
             for socket in sorted(fitter.sockets, key=lambda mask: -(mask & available).bit_count()):
                 if not kept & ~socket:
-                    yield from _found(fitter.spread(question.count, available & socket, kept, group))
-        yield from _found(fitter.spread(question.count, available, kept, group))
+                    yield from _found(fitter.spread(question.count, available & socket, kept, group, nodes=least))
+        yield from _found(fitter.spread(question.count, available, kept, group, nodes=least))
 
     def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
-        if not question.demand.distribute:
+        demand = question.demand
+        if not (demand.distribute or demand.every_node):
             return 1.0
         sizes = [size for mask in context.fitter.nodes.values() if (size := (mask & cpus.mask).bit_count())]
-        return min(sizes) / max(sizes)
+        even = min(sizes) / max(sizes)
+        if demand.every_node:
+            return (1.0 + even) / 2 if len(sizes) == len(demand.nodes) else 0.0
+        return even
 
 
 @final

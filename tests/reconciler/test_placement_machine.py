@@ -14,19 +14,42 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
 from cgroupfs.plan import Change, order_changes
 from reconciler.keeper import decode_pools, pools_row
+from reconciler.placement.chain import PlacementConfig, PlacementContext, Plugin, Scored
+from reconciler.placement.demand import CpuDemand
 from reconciler.planner import plan
 from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.reclaimed import ReclaimedConfig
 from reconciler.policies.reserve import ReserveConfig
 from reconciler.policies.shared import Mode, SharedConfig, Sizing
 from reconciler.policies.table import PoliciesConfig
-from state.cpu import CpuWish, GroupUse
-from state.model import Container, ContainerKind, CpuPolicy, Desired, NodeView, Pod, PodClass, Pools, Resources
-from state.topology import Cpu, CpuKind, Topology, uniform
+from state.cpu import Apart, CpuWish, GroupUse, TopologyPolicy
+from state.model import (
+    Container,
+    ContainerKind,
+    CpuPolicy,
+    Desired,
+    NodeView,
+    NumaMemory,
+    Pod,
+    PodClass,
+    Pools,
+    Resources,
+)
+from state.topology import Cpu, CpuKind, NumaNode, Topology, uniform
 from tests.reconciler.nodes import container, cpu, kubelet, node, pod
 
 UIDS = "abcdefgh"
 LEVELS = ("/kubepods", "/kubepods/besteffort", "/kubepods/burstable")
+
+
+class BeOffTheFirst(Plugin):
+    """A site's rule: no BE work on the lowest CPU, and the odd ones before the others."""
+
+    def filter(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> CpuSet:
+        return cpus.lowest(1) if demand.pod_class is PodClass.RECLAIMED else EMPTY
+
+    def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> list[Scored]:
+        return [(CpuSet(cpu for cpu in cpus if cpu % 2), 1.0)]
 
 
 def odd(topology: Topology, slow: int, gone: int) -> Topology:
@@ -45,7 +68,8 @@ def odd(topology: Topology, slow: int, gone: int) -> Topology:
         for one in topology.cpus
         if one.id not in offline
     )
-    return Topology(online=topology.online - offline, cpus=cpus, offline=offline)
+    numa = tuple(NumaNode(id=node, memory_bytes=8) for node in sorted({one.node for one in cpus}))
+    return Topology(online=topology.online - offline, cpus=cpus, offline=offline, numa=numa)
 
 
 @st.composite
@@ -71,7 +95,13 @@ configs = st.builds(
         sizing=st.sampled_from(list(Sizing)),
         leave_cpus=st.integers(1, 2),
     ),
-    reclaimed=st.builds(ReclaimedConfig, minimum_cpus=st.integers(1, 2), minimum_per_node=st.integers(0, 1)),
+    reclaimed=st.builds(
+        ReclaimedConfig,
+        minimum_cpus=st.integers(1, 2),
+        minimum_per_node=st.integers(0, 1),
+        share_exclusive=st.sampled_from([False, False, True]),
+        placement=st.sampled_from([PlacementConfig(), PlacementConfig(plugins={f"{__name__}:BeOffTheFirst": 1})]),
+    ),
 )
 wishes = st.builds(
     CpuWish,
@@ -79,7 +109,15 @@ wishes = st.builds(
     numa_binding=st.booleans(),
     numa_exclusive=st.sampled_from([False, False, True]),
     nodes=st.sampled_from([(), (), (0,), (1,), (7,)]),
+    node_count=st.sampled_from([None, None, 1, 2]),
     full_cores=st.sampled_from([None, True]),
+    distribute=st.sampled_from([None, True]),
+    spread_cores=st.sampled_from([None, None, True]),
+    strict_cores=st.booleans(),
+    apart=st.sampled_from([None, *Apart]),
+    numa_share=st.sampled_from([None, True, False]),
+    lends=st.sampled_from([None, True, False]),
+    topology_policy=st.sampled_from([None, *TopologyPolicy]),
 )
 
 
@@ -103,14 +141,19 @@ class PlacementMachine(RuleBasedStateMachine):
         qos=st.sampled_from(list(QosClass)),
         milli=st.lists(st.integers(0, 5000), min_size=1, max_size=3),
         init=st.sampled_from([None, None, 1000, 4000]),
+        memory=st.integers(0, 12),
         wish=wishes,
     )
-    def arrives(self, cls: PodClass, qos: QosClass, milli: list[int], init: int | None, wish: CpuWish) -> None:
+    def arrives(
+        self, cls: PodClass, qos: QosClass, milli: list[int], init: int | None, memory: int, wish: CpuWish
+    ) -> None:
         uid = next(one for one in UIDS if one not in self.view.pods)
         kinds: list[Container] = [container("pause", kind=ContainerKind.SANDBOX)]
         if init is not None:
             kinds.append(container("init", kind=ContainerKind.INIT, requests=Resources(cpu_milli=init)))
-        kinds += [container(f"c{at}", requests=Resources(cpu_milli=one)) for at, one in enumerate(milli)]
+        kinds += [
+            container(f"c{at}", requests=Resources(cpu_milli=one, memory_bytes=memory)) for at, one in enumerate(milli)
+        ]
         self._set(replace(pod(uid, *kinds, cls=cls, qos=qos), wish=wish))
 
     @precondition(lambda self: self.view.pods)
@@ -158,6 +201,17 @@ class PlacementMachine(RuleBasedStateMachine):
         }
         used = cpu(online=online, reclaimed=reclaimed)
         self.view = replace(self.view, cpu=used, uses=uses, now=self.view.now + later)
+        self.look()
+
+    @rule(free=st.lists(st.integers(0, 8), min_size=6, max_size=6), age_s=st.sampled_from([None, 1.0, 99.0]))
+    def memory_is_used(self, free: list[int], age_s: float | None) -> None:
+        known = NumaMemory(free={node: free[node] for node in self.view.topology.nodes()}, age_s=age_s)
+        self.view = replace(self.view, numa_memory=known)
+        self.look()
+
+    @rule(mask=st.integers(0, 255))
+    def interrupts_move(self, mask: int) -> None:
+        self.view = replace(self.view, irq_cpus=CpuSet.from_mask(mask))
         self.look()
 
     @rule()
@@ -243,8 +297,16 @@ class PlacementMachine(RuleBasedStateMachine):
         pools = self.pools
         own = list(pools.dedicated.values())
         assert sum(map(len, own)) == len(pools.dedicated_cpus), "no CPU in two exclusive pools"
-        others = [pools.shared, pools.reclaimed, *pools.named.values()]
+        others = [pools.shared, *pools.named.values()]
         assert not any(one & pools.dedicated_cpus for one in others)
+        lent = self.config.reclaimed.share_exclusive
+        refused = CpuSet.union(
+            cpus
+            for key, cpus in pools.dedicated.items()
+            if not lent or self.view.pods[key.partition("/")[0]].wish.lends is False
+        )
+        assert pools.reclaimed
+        assert not pools.reclaimed & refused
         assert not pools.dedicated_cpus & pools.reserved
         assert all(others), "no pool is empty"
 
@@ -265,7 +327,9 @@ class PlacementMachine(RuleBasedStateMachine):
         usable = self.view.topology.online - pools.reserved - pools.dedicated_cpus
         if pools.separate:
             usable -= CpuSet.union([pools.shared, *pools.named.values()])
-        assert len(pools.reclaimed) >= min(config.minimum_cpus, max(1, len(usable)))
+        # The site's rule takes one CPU away.
+        ruled = config.placement != PlacementConfig()
+        assert len(pools.reclaimed) >= min(config.minimum_cpus, max(1, len(usable) - ruled))
 
     @invariant()
     def online_pools_are_disjoint(self) -> None:

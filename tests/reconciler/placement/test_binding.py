@@ -147,6 +147,14 @@ def test_containers_of_one_pod_keep_each_other_company() -> None:
         assert found.demands[1].nodes == (0,)
 
 
+@pytest.mark.parametrize(("count", "expected"), [(1, False), (2, True), (4, True), (5, False)])
+def test_a_number_of_nodes_means_cpus_on_each_of_them(count: int, expected: bool) -> None:
+    """A number that the machine does not have is nobody's."""
+    found = bound(FOUR, demand("a", 4), wishes={"a": CpuWish(node_count=count)})
+    assert found.demands[0].every_node is expected
+    assert len(found.demands[0].nodes) == (count if count < 5 else 1)
+
+
 def test_a_bound_pod_without_cpus_of_its_own_is_company_too() -> None:
     wishes = {"shared": BOUND, "a": ALONE}
     found = bound(TWO, demand("a", 2), wishes=wishes, seated={"shared": CpuSet([0])})

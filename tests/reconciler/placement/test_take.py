@@ -145,6 +145,7 @@ def test_the_nodes_of_the_hints_are_never_left() -> None:
 SINGLES: dict[str, tuple[str, int, dict[str, Any], str | None, str]] = {
     "as asked": ("0-7", 4, {}, "0-3", "chosen"),
     "too few cores": ("0-1,4-5", 3, {}, "0-1,4", "chosen; only 2 cores for its 3 CPUs"),
+    "too few cores by one": ("0-7", 5, {}, "0-4", "chosen; only 4 cores for its 5 CPUs"),
     "too few cores, required": (
         "0-1,4-5",
         3,

@@ -9,9 +9,20 @@ from cgroupfs.naming import QosClass
 from reconciler.planner import plan, plan_pools
 from reconciler.policies.exclusive import ExclusiveConfig, whole_cpus
 from reconciler.policies.table import PoliciesConfig
-from state.cpu import CpuWish
-from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Resources, RuntimeSpec
-from state.topology import uniform
+from state.cpu import Apart, CpuWish
+from state.model import (
+    Container,
+    ContainerKind,
+    CpuPolicy,
+    NodeView,
+    NumaMemory,
+    Pod,
+    PodClass,
+    Pools,
+    Resources,
+    RuntimeSpec,
+)
+from state.topology import NumaNode, Topology, uniform
 from tests.reconciler.nodes import container, cpus, kubelet, node, online, pod
 
 CONFIG = PoliciesConfig()
@@ -218,3 +229,130 @@ def test_a_dedicated_pod_that_got_nothing_stays_off_the_cpus_of_those_who_did() 
 def test_the_pause_container_is_left_alone() -> None:
     view = node(dedicated("d", app("main", 2000), container("pause", kind=ContainerKind.SANDBOX)))
     assert "d/pause" not in sets(view)
+
+
+# More of the pods' wishes
+
+WISHES: dict[str, tuple[dict[str, object], dict[str, object], str]] = {
+    "nothing": ({}, {}, "0,8 | 1,9"),
+    "an exclusive node": ({"numa_exclusive": True, "numa_binding": True}, {}, "0,8 | 4,12"),
+    "a node shared with no other bound pod": (
+        {"numa_share": False, "numa_binding": True},
+        {"numa_binding": True},
+        "0,8 | 4,12",
+    ),
+    "apart on nodes": ({"apart": Apart.NODE}, {"apart": Apart.NODE}, "0,8 | 4,12"),
+    "apart on cores": ({"apart": Apart.CORE}, {"apart": Apart.CORE}, "0,8 | 1,9"),
+    "single threads": ({"spread_cores": True}, {}, "0-1 | 2,10"),
+    "single threads, required": ({"spread_cores": True, "strict_cores": True}, {"spread_cores": True}, "0-1 | 2-3"),
+    "single threads and apart on cores": (
+        {"spread_cores": True, "apart": Apart.CORE},
+        {"apart": Apart.CORE},
+        "0-1 | 2,10",
+    ),
+    "two nodes": ({"node_count": 2}, {}, "0,7 | 1,9"),
+    "whole cores win over single threads": ({"spread_cores": True, "full_cores": True}, {}, "0,8 | 1,9"),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "expected"), WISHES.values(), ids=WISHES.keys())
+def test_wishes(first: dict[str, object], second: dict[str, object], expected: str) -> None:
+    """The first pod runs already when the second one comes."""
+    pods = (dedicated("a", **first), dedicated("b", **second))
+    before = plan_pools(node(pods[0], topology=SMT), None, CONFIG)
+    after = plan_pools(node(*pods, topology=SMT), before, CONFIG)
+    assert f"{after.dedicated['a/main']} | {after.dedicated['b/main']}" == expected
+
+
+def test_a_required_wish_that_cannot_be_had_is_told() -> None:
+    view = node(dedicated("a", app("main", 9000), spread_cores=True, strict_cores=True), topology=SMT)
+    pools = plan_pools(view, None, CONFIG)
+    assert pools.dedicated == {}
+    assert pools.reasons["exclusive"] == (
+        "a/main did not get what it asks for: asks for 9 CPUs; 8 are free on a core of its own each; fragmented: 15 "
+        "are free on the whole machine"
+    )
+    softer = node(dedicated("a", app("main", 9000), spread_cores=True), topology=SMT)
+    told = plan_pools(softer, None, CONFIG).reasons["dedicated/a/main"]
+    assert told.endswith("chosen; only 8 cores for its 9 CPUs")
+
+
+def test_a_bound_pod_of_the_shared_pool_is_company() -> None:
+    bound = replace(online("s"), wish=CpuWish(numa_binding=True, nodes=(0,)))
+    first = plan_pools(node(bound, topology=SMT), None, CONFIG)
+    assert first.bound == {"s": "shared/share-NUMA0"}
+    alone = dedicated("d", numa_binding=True, numa_share=False)
+    second = plan_pools(node(bound, alone, topology=SMT), first, CONFIG)
+    assert second.dedicated_cpus <= SMT.node_cpus(1)
+    late = replace(online("t"), wish=CpuWish(numa_binding=True))
+    third = plan_pools(node(bound, alone, late, topology=SMT), second, CONFIG)
+    assert third.bound["t"] == "shared/share-NUMA0"
+
+
+# Memory
+
+GIB = 2**30
+ROOMY = replace(SMT, numa=tuple(NumaNode(id=one, memory_bytes=64 * GIB) for one in (0, 1)))
+
+
+def hungry(uid: str, gib: int) -> Pod:
+    return dedicated(uid, container("main", requests=Resources(cpu_milli=2000, memory_bytes=gib * GIB)))
+
+
+def memory(*free: int, age_s: float | None = 1.0) -> NumaMemory:
+    return NumaMemory(free={node: gib * GIB for node, gib in enumerate(free)}, age_s=age_s)
+
+
+@pytest.mark.parametrize(
+    ("topology", "known", "first", "expected"),
+    [
+        (ROOMY, memory(10, 60), False, 1),
+        (ROOMY, memory(60, 10), False, 0),
+        (ROOMY, memory(10, 60), True, 0),
+        (ROOMY, memory(10, 60, age_s=61.0), False, 0),
+        (ROOMY, memory(10, 60, age_s=None), False, 0),
+        (ROOMY, memory(10), False, 0),
+        (ROOMY, None, False, 0),
+        (SMT, memory(10, 60), False, 0),
+    ],
+    ids=["too little", "enough", "first look", "old", "never read", "in part", "unknown", "size unknown"],
+)
+def test_a_newcomer_goes_where_its_memory_is(
+    topology: Topology, known: NumaMemory | None, first: bool, expected: int
+) -> None:
+    empty = plan_pools(node(topology=topology), None, CONFIG)
+    view = node(hungry("d", 20), topology=topology, numa_memory=known)
+    pools = plan_pools(view, None if first else empty, CONFIG)
+    assert pools.dedicated_cpus <= topology.node_cpus(expected)
+
+
+def test_newcomers_of_one_moment_do_not_count_on_the_same_memory() -> None:
+    empty = plan_pools(node(topology=ROOMY), None, CONFIG)
+    view = node(hungry("a", 40), hungry("b", 40), topology=ROOMY, numa_memory=memory(60, 60))
+    pools = plan_pools(view, empty, CONFIG)
+    assert pools.dedicated["a/main"] <= ROOMY.node_cpus(0)
+    assert pools.dedicated["b/main"] <= ROOMY.node_cpus(1)
+    assert "cpu and memory on NUMA node 1" in pools.reasons["dedicated/b/main"]
+
+
+def test_memory_moves_nobody() -> None:
+    empty = plan_pools(node(topology=ROOMY), None, CONFIG)
+    first = plan_pools(node(hungry("a", 40), topology=ROOMY, numa_memory=memory(60, 60)), empty, CONFIG)
+    second = plan_pools(node(hungry("a", 40), topology=ROOMY, numa_memory=memory(1, 60)), first, CONFIG)
+    assert second.dedicated == first.dedicated
+
+
+def test_init_containers_ask_for_memory_too() -> None:
+    empty = plan_pools(node(topology=ROOMY), None, CONFIG)
+    init = container("i", kind=ContainerKind.INIT, requests=Resources(cpu_milli=2000, memory_bytes=20 * GIB))
+    pools = plan_pools(node(dedicated("d", init), topology=ROOMY, numa_memory=memory(1, 60)), empty, CONFIG)
+    assert pools.dedicated["d/(init)"] <= ROOMY.node_cpus(1)
+
+
+def test_cpus_of_network_interrupts_are_given_last() -> None:
+    view = node(dedicated("d", app("main", 4000)), irq_cpus=cpus("0-2"))
+    pools = plan_pools(view, None, CONFIG)
+    assert pools.dedicated_cpus == cpus("3-6")
+    assert pools.reasons["exclusive"].endswith("; CPU 0-2 of network interrupts is given last")
+    more = plan_pools(node(dedicated("d", app("main", 6000)), irq_cpus=cpus("0-2")), None, CONFIG)
+    assert len(more.dedicated_cpus) == 6
