@@ -272,7 +272,7 @@ class Demo(Generic[P]):
             for pod in pods
         ]
         besteffort = self._stage.groups.group("kubepods", "besteffort")
-        rows.append(directory_row(besteffort, "besteffort (directory)", self._values, self._view, ""))
+        rows.append(directory_row(besteffort, "besteffort/", self._values, self._view, ""))
         seconds = [one.seconds for one in self._starts.values() if one.seconds is not None]
         new = {
             cid: self._starts[cid].before_exec

@@ -1,6 +1,7 @@
 """What the demo shows at one moment, as plain texts: the same for the live table and for lines in a log."""
 
 import os
+import re
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -13,6 +14,8 @@ from tests.node.workload import Latency
 
 _DEDICATED = "dedicated"
 _ORDER = (_DEDICATED, "shared", "system", "reclaimed", "reserved", "interrupt")
+_DOMAIN = re.compile(r"\S+/(?=\S+=)")
+"""What a mark's name begins with: everybody knows whose it is, and there is little room."""
 _UNLIMITED = {-1, None, "max", "-1"}
 _PERIOD_US = 100_000
 
@@ -109,7 +112,7 @@ def row_of(pod: PodLike, values: Values, view: View | None, progress: str, *, on
         title=f"{pod.spec.namespace}/{pod.spec.name}",
         pool=(seen.pool or "everywhere") if seen is not None else "-",
         pod_class=seen.pod_class if seen is not None else "-",
-        source=seen.source if seen is not None else "",
+        source=_DOMAIN.sub("", seen.source) if seen is not None else "",
         qos=pod.spec.qos,
         cpus=Cell(actual=str(cpus) if isinstance(cpus, CpuSet) else "?", wanted=wanted_text(wanted.get("cpu.set"))),
         quota=Cell(actual=quota_text(values.quota_percent(group)), wanted=wanted_text(wanted.get("cpu.quota"))),

@@ -131,7 +131,7 @@ def picture(frame: Frame, width: int) -> RenderableType:
     agent = Text("\n".join(frame.agent), style="dim", overflow="ellipsis", no_wrap=True)
     parts: list[RenderableType] = [head, Text(frame.node, style="dim", overflow="ellipsis", no_wrap=True), table]
     if frame.pools:
-        parts.append(Text(f"CPUs of the pools: {pools_text(frame.pools)}", overflow="ellipsis", no_wrap=True))
+        parts.append(Text(f"CPUs of the pools: {pools_text(frame.pools)}"))
     if numbers.plain:
         parts.append(numbers)
     parts.append(agent)
