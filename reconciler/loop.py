@@ -8,7 +8,7 @@ import heapq
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, final
 
@@ -29,9 +29,9 @@ from reconciler.policies.table import PoliciesConfig
 from reconciler.slices import Slices
 from reconciler.sources.runtime_signal import Signal
 from reconciler.sources.tree import PodDirs, TreeSource
-from reconciler.timeline import Timeline
+from reconciler.timeline import Timelines
 from state.ledger import Ledger
-from state.model import GroupRef, KubeletView, NodeView, Phase, Pod, PodClass, Pools, Refusal, Setting
+from state.model import GroupRef, KubeletView, NodeView, Pod, PodClass, Pools, Refusal, Setting
 
 _LOG: Final = logging.getLogger(__name__)
 _FIRST_LABELS_S: Final = 1.0
@@ -81,7 +81,6 @@ class Reconciler:
         self.refusals: dict[str, tuple[Refusal, ...]] = {}
         self.wanted: dict[str, Wanted] = {}
         """By pod uid; the directories above the pods under ``""``."""
-        self.timelines: dict[str, Timeline] = {}
         self.ready = trio.Event()
         self.looks = 0
         self.changes = 0
@@ -96,9 +95,9 @@ class Reconciler:
         self._resync_s = resync_s
         self._verify = (*(delay for delay in _VERIFY_S if delay < verify_s), verify_s)
         self._counters = counters or Counters()
+        self.timelines = Timelines(lane, actuator.judge.hierarchy, self._counters)
         self._one_look = trio.Lock()
         self._moved = self._regrouped = False
-        self._ready_at = 0.0
         self._kubelet = kubelet
         self._updated = updated
         self._planned = planned
@@ -126,8 +125,7 @@ class Reconciler:
     def fired(self, result: HotResult) -> None:
         """The hot lane has written."""
         self.actuator.fired(result)
-        if (timeline := self.timelines.get(result.container_id)) is not None:
-            timeline.fired(result)
+        self.timelines.fired(result)
 
     # The worker
 
@@ -161,7 +159,7 @@ class Reconciler:
                 started = True
                 # What comes from now on came after the loss, if there was one.
                 self.actuator.judge.lost = False
-                self._ready_at = time.time()
+                self.timelines.ready()
                 self.ready.set()
                 task_status.started()
 
@@ -210,7 +208,7 @@ class Reconciler:
                 await slices.checkpoint()
         await self.actuator.apply(targets)
         self._planned(view, pools)
-        self._note_times(targets, signalled)
+        self.timelines.looked(targets, signalled)
         if full:
             self._metadata.keep_only(self.knowledge.pods.keys())
             self._prune()
@@ -271,16 +269,15 @@ class Reconciler:
         return {uid for uid in touched if self.knowledge.again(uid) or uid in self.knowledge.pods}
 
     def _came_and_went(self, seen: Seen) -> None:
-        now = time.time()
         for cid in seen.came:
-            self.timelines[cid] = Timeline(now)
-            if not self._signals(cid):
+            self.timelines.came(cid)
+            if not self.knowledge.signalled(cid):
                 at = trio.current_time()
                 for delay in self._verify:
                     heapq.heappush(self._later, (at + delay, container_key(cid)))
         before = {one.id: one.group.path for one in seen.before.containers} if seen.before is not None else {}
         for cid in seen.went:
-            self.timelines.pop(cid, None)
+            self.timelines.went(cid)
             if cid in before:
                 self.actuator.forget(before[cid], cid)
         if seen.before is None or (seen.pod is not None and seen.pod.group == seen.before.group):
@@ -293,9 +290,6 @@ class Reconciler:
         if seen.pod is None:
             self.wanted.pop(seen.before.uid, None)
             self.refusals.pop(seen.before.uid, None)
-
-    def _signals(self, cid: str) -> bool:
-        return self.knowledge.signalled(cid)
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
@@ -389,31 +383,6 @@ class Reconciler:
                 self.dirty.mark_all("after an error")
         for uid in self.actuator.judge.due(time.monotonic()):
             self.dirty.mark(pod_key(uid) if uid is not None else NODE)
-
-    def _note_times(self, targets: Sequence[Target], signalled: Mapping[str, float]) -> None:
-        now = time.time()
-        for target in targets:
-            container = target.container
-            timeline = self.timelines.get(container.id) if container is not None else None
-            if container is None or timeline is None:
-                continue
-            if container.phase is Phase.CREATING:
-                timeline.prepared_at = timeline.prepared_at or (now if target.settings else 0.0)
-            elif not timeline.verified_at and target.settings:
-                timeline.verified_at = now
-                timeline.settled_at = timeline.settled_at or now
-            if container.id in signalled and not timeline.signal_at and self._saw_creation(timeline):
-                # Not prepared in time: the look itself has written, after the signal.
-                took = time.monotonic() - signalled[container.id]
-                timeline.signal_at, timeline.settled_at = now - took, now
-                if target.settings:
-                    procs = self.actuator.judge.hierarchy.trigger_directory(container.group.path)
-                    timeline.hot_s, timeline.before_exec = took, self._lane.not_yet_executed(procs)
-                    self._counters.started(took, timeline.before_exec)
-
-    def _saw_creation(self, timeline: Timeline) -> bool:
-        """False for containers that were there before us: their signal was long ago."""
-        return timeline.seen_at >= self._ready_at > 0.0
 
     # Small things
 

@@ -203,7 +203,7 @@ class Show:
         }
 
     def _container(self, container: Container) -> dict[str, object]:
-        timeline = self._agent.reconciler.timelines.get(container.id)
+        timeline = self._agent.reconciler.timelines.of(container.id)
         return {
             "id": container.id,
             "name": container.name,
