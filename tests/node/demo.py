@@ -29,7 +29,7 @@ JOB_EVERY_S: Final = 2.5
 JOB_LIVES_S: Final = 4.0
 SHARES: Final = (0.22, 0.28, 0.5)
 """How the measured time is given to the three phases."""
-_NO_ROOM: Final = "no CPU is left"
+_NO_ROOM: Final = ("no CPU is left", "every CPU is")
 PHASES: Final = ("online alone", "online + BE, no agent", "online + BE, agent enforcing")
 
 
@@ -203,7 +203,9 @@ class Demo(Generic[P]):
             rows=self._rows[2],
             pools=self._pools(),
             squeezed=tuple(
-                f"{name}: {view.reasons[name]}" for name in sorted(view.reasons) if _NO_ROOM in view.reasons[name]
+                f"{name}: {view.reasons[name]}"
+                for name in sorted(view.reasons)
+                if any(words in view.reasons[name] for words in _NO_ROOM)
             ),
         )
 
