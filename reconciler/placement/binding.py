@@ -53,6 +53,15 @@ def bind(
     ``memory`` None: nothing is known of it, and it gives no hints. ``seated``: pods that are bound to nodes without
     owning CPUs there, by uid.
     """
+    newcomers = [
+        demand
+        for demand in sorted(demands, key=lambda one: (-one.priority, not one.numa_exclusive, -one.count, one.key))
+        if not (demand.held & free or demand.explicit is not None)
+        and (affinity.get(demand.key) or _asks(demand, wishes.get(demand.uid, CpuWish()), policy))
+    ]
+    if not newcomers:
+        # As at most plans: everybody has what it asks for.
+        return Bound(demands=tuple(sorted(demands, key=lambda one: one.key)))
     room = Room(demands, free, topology, memory)
     company = Company(wishes)
     for uid, nodes in sorted((seated or {}).items()):
@@ -60,14 +69,11 @@ def bind(
     for demand in demands:
         if there := demand.held & free or (demand.explicit or EMPTY) & free:
             company.sit(demand, CpuSet(map(topology.node_of, there)))
-    found: list[CpuDemand] = []
+    found = {demand.key: demand for demand in demands}
     reasons: dict[str, str] = {}
-    for demand in sorted(demands, key=lambda one: (-one.priority, not one.numa_exclusive, -one.count, one.key)):
+    for demand in newcomers:
         wish = wishes.get(demand.uid, CpuWish())
         near = affinity.get(demand.key, {})
-        if demand.held & free or demand.explicit is not None or not (near or _asks(demand, wish, policy)):
-            found.append(demand)
-            continue
         others = [fixed(name, nodes, topology.nodes()) for name, nodes in sorted(near.items()) if nodes]
         others += room.memory(demand) if MEMORY not in near else []
 
@@ -77,10 +83,10 @@ def bind(
         chosen, note = _in_company(demand, room, company, choice, named=bool(wish.nodes))
         reasons[demand.key] = chosen.reason + note
         every = len(chosen.nodes) > 1 and len(chosen.nodes) == wish.node_count
-        found.append(replace(demand, nodes=chosen.nodes, every_node=every))
+        found[demand.key] = replace(demand, nodes=chosen.nodes, every_node=every)
         room.take(demand, chosen.nodes)
         company.sit(demand, CpuSet(chosen.nodes))
-    return Bound(demands=tuple(sorted(found, key=lambda one: one.key)), reasons=reasons)
+    return Bound(demands=tuple(found[key] for key in sorted(found)), reasons=reasons)
 
 
 def _asks(demand: CpuDemand, wish: CpuWish, policy: TopologyPolicy) -> bool:

@@ -144,11 +144,13 @@ _KEPT: Final = "the CPU set the kubelet gave them"
 
 
 def _owners(pools: Pools, view: NodeView) -> dict[str, CpuSet]:
-    """The pods that own CPUs, and on which NUMA nodes."""
-    found: dict[str, CpuSet] = {}
+    """The pods that own CPUs, and on which NUMA nodes, if that matters to anybody."""
+    found: dict[str, CpuSet] = {key.partition("/")[0]: EMPTY for key in pools.dedicated}
+    if not any(pod.wish.numa_share is False for pod in view.pods.values()):
+        return found
     for key, cpus in pools.dedicated.items():
         uid = key.partition("/")[0]
-        found[uid] = found.get(uid, EMPTY) | CpuSet(map(view.topology.node_of, cpus))
+        found[uid] |= CpuSet(map(view.topology.node_of, cpus))
     return found
 
 
