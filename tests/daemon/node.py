@@ -112,7 +112,7 @@ class DirectoryNode:
                 "address": "127.0.0.1",
                 "http_port": self.kubelet.port,
                 "period_s": 1,
-                "timeout_s": 0.5,
+                "timeout_s": 2.0,
             },
             "runtime": {"state_dir": f"{self.directory}/containerd", "runc_roots": [self.runc_root], "cri": "off"},
             "policies": {

@@ -7,7 +7,7 @@ With ``mirror`` every group and file also exists as an ordinary directory and fi
 that code which only *reads* (os.scandir, real inotify) sees the same node. Writing still has to go through here.
 
 Longer than other modules because directories, processes and notifications of one machine share one lock and one tree;
-what the single files answer is in kernel_files.py.
+what the single files answer is in kernel_cpu.py, kernel_memory.py and kernel_disks.py.
 """
 
 import contextlib
@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 from cgroupfs.files import Directory
-from tests.fakes.kernel_files import CONTROLLERS, Controller, Files, Group, fail, kernel_int
+from tests.fakes.kernel_controllers import CONTROLLERS, Controller
+from tests.fakes.kernel_files import Files, Group, fail, kernel_int
 
 IN_MODIFY = 0x2
 IN_CREATE = 0x100

@@ -1,0 +1,266 @@
+"""The fake kernel's cpuset, cpu and cpuacct files: what is accepted, what is refused with which errno, what reads."""
+
+import errno
+import re
+
+from tests.fakes.kernel_files import (
+    Files,
+    Group,
+    Machine,
+    Reader,
+    Writer,
+    fail,
+    kernel_list,
+    show,
+    signed,
+    unsigned,
+)
+
+MAX_BANDWIDTH_US = (1 << 44) - 1
+MAX_NODES = 1024
+
+
+class Cpuset:
+    name = "cpuset"
+
+    def __init__(self, machine: Machine, version: int) -> None:
+        self._machine = machine
+        self._version = version
+
+    def born(self, group: Group) -> None:
+        if group.parent is None:
+            group.cpus = (1 << self._machine.cpus) - 1
+            group.mems = (1 << self._machine.nodes) - 1
+            group.cpu_exclusive = 1
+        elif self._version == 1 and group.parent.clone_children:
+            group.cpus, group.mems = group.parent.cpus, group.parent.mems
+
+    def files(self, group: Group) -> Files:
+        if self._version == 2:
+            table: Files = {
+                "cpuset.cpus.effective": (lambda group: show(self.effective(group, "cpus")), None),
+                "cpuset.mems.effective": (lambda group: show(self.effective(group, "mems")), None),
+            }
+            if group.is_root:
+                return table
+            return {
+                **table,
+                "cpuset.cpus": (self._shown("cpus"), self._cpus),
+                "cpuset.mems": (self._shown("mems"), self._mems),
+            }
+        return {
+            "cpuset.cpus": (self._shown("cpus"), self._cpus),
+            "cpuset.mems": (self._shown("mems"), self._mems),
+            "cpuset.effective_cpus": (self._shown("cpus"), None),
+            "cpuset.effective_mems": (self._shown("mems"), None),
+            "cpuset.cpu_exclusive": (lambda group: f"{group.cpu_exclusive}\n", self._exclusive),
+        }
+
+    def may_attach(self, group: Group) -> None:
+        if self._version == 1 and not (group.cpus and group.mems):
+            fail(errno.ENOSPC)
+
+    def effective(self, group: Group, kind: str) -> int:
+        own = _mask(group, kind)
+        if group.parent is None:
+            return own
+        above = self.effective(group.parent, kind)
+        return own & above or above
+
+    @staticmethod
+    def _shown(kind: str) -> Reader:
+        return lambda group: show(_mask(group, kind))
+
+    def _cpus(self, group: Group, text: str) -> None:
+        if group.is_root:
+            fail(errno.EACCES)
+        mask = kernel_list(text, self._machine.cpus)
+        if self._version == 1 and mask & ~list(group.above())[-1].cpus:
+            fail(errno.EINVAL)
+        if mask != group.cpus:
+            self._validate(group, mask, group.mems, group.cpu_exclusive)
+            group.cpus = mask
+
+    def _mems(self, group: Group, text: str) -> None:
+        if group.is_root:
+            fail(errno.EACCES)
+        mask = kernel_list(text, MAX_NODES)
+        if mask >> self._machine.nodes:
+            fail(errno.EINVAL)
+        if mask != group.mems:
+            self._validate(group, group.cpus, mask, group.cpu_exclusive)
+            group.mems = mask
+
+    def _exclusive(self, group: Group, text: str) -> None:
+        flag = int(unsigned(text) != 0)
+        self._validate(group, group.cpus, group.mems, flag)
+        group.cpu_exclusive = flag
+
+    def _validate(self, group: Group, cpus: int, mems: int, exclusive: int) -> None:
+        # The order matters: the kernel answers the first rule that is broken.
+        if self._version == 1 or self._machine.release < (6, 1):
+            for child in group.children.values():
+                if child.cpus & ~cpus or child.mems & ~mems or child.cpu_exclusive > exclusive:
+                    fail(errno.EBUSY)
+        parent = group.parent
+        if parent is None:
+            return
+        if self._version == 1 and (cpus & ~parent.cpus or mems & ~parent.mems or exclusive > parent.cpu_exclusive):
+            fail(errno.EACCES)
+        if group.populated and ((group.cpus and not cpus) or (group.mems and not mems)):
+            fail(errno.ENOSPC)
+        for sibling in parent.children.values():
+            if sibling is not group and (exclusive or sibling.cpu_exclusive) and sibling.cpus & cpus:
+                fail(errno.EINVAL)
+
+
+def _mask(group: Group, kind: str) -> int:
+    return group.cpus if kind == "cpus" else group.mems
+
+
+class Cpu:
+    name = "cpu"
+
+    def __init__(self, machine: Machine, version: int) -> None:
+        self._machine = machine
+        self._version = version
+
+    def born(self, group: Group) -> None:
+        """A fresh group has the defaults of `Group`, but for what distributions' kernels hand down."""
+        if group.parent is not None:
+            group.identity, group.qos_level = group.parent.identity, group.parent.qos_level
+
+    def may_attach(self, group: Group) -> None:
+        """Everything may (real-time classes aside)."""
+
+    def files(self, group: Group) -> Files:
+        release = self._machine.release
+        if self._version == 1:
+            table: dict[str, tuple[Reader, Writer | None]] = {
+                "cpu.shares": (lambda group: f"{group.shares}\n", self._shares),
+                "cpu.cfs_quota_us": (lambda group: f"{group.quota}\n", self._quota),
+                "cpu.cfs_period_us": (lambda group: f"{group.period}\n", self._period),
+                "cpu.stat": (lambda _: "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n", None),
+            }
+            burst = "cpu.cfs_burst_us"
+        else:
+            table = {
+                "cpu.stat": (
+                    lambda group: f"usage_usec {group.cpu_ns // 1000}\nnr_throttled 0\nthrottled_usec 0\n",
+                    None,
+                )
+            }
+            if group.is_root:
+                return table
+            table["cpu.max"] = (_shown_max, self._max)
+            table["cpu.weight"] = (self._shown_weight, self._weight)
+            burst = "cpu.max.burst"
+        if release >= (5, 14):
+            table[burst] = (lambda group: f"{group.burst}\n", self._burst)
+        if release >= (5, 15):
+            table["cpu.idle"] = (lambda group: f"{group.idle}\n", self._idle)
+        # Not seen on a real kernel here: by Anolis' and openEuler's documentation and what their agents rely on.
+        if self._machine.distribution == "anolis":
+            table["cpu.bvt_warp_ns"] = (lambda group: f"{group.identity}\n", self._identity)
+        if self._machine.distribution == "openeuler":
+            table["cpu.qos_level"] = (lambda group: f"{group.qos_level}\n", self._qos_level)
+        return table
+
+    @staticmethod
+    def _identity(group: Group, text: str) -> None:
+        number = signed(text)
+        if group.is_root or not -1 <= number <= 2:
+            fail(errno.EINVAL)
+        group.identity = number
+
+    @staticmethod
+    def _qos_level(group: Group, text: str) -> None:
+        number = signed(text)
+        if group.is_root or number not in {0, -1} or number > group.qos_level:
+            fail(errno.EINVAL)
+        group.qos_level = number
+
+    def _shares(self, group: Group, text: str) -> None:
+        number = unsigned(text)
+        if group.is_root or group.idle:
+            fail(errno.EINVAL)
+        group.shares = min(262_144, max(2, number))
+
+    def _weight(self, group: Group, text: str) -> None:
+        number = unsigned(text)
+        if not 1 <= number <= 10_000:
+            fail(errno.ERANGE)
+        if group.idle:
+            fail(errno.EINVAL)
+        group.shares = (number * 1024 + 50) // 100
+
+    def _shown_weight(self, group: Group) -> str:
+        weight = (group.shares * 100 + 512) // 1024
+        return f"{max(weight, 1) if self._machine.release >= (6, 12) else weight}\n"
+
+    def _idle(self, group: Group, text: str) -> None:
+        flag = signed(text)
+        if group.is_root or flag not in {0, 1}:
+            fail(errno.EINVAL)
+        if flag != group.idle:
+            group.idle = flag
+            group.shares = 3 if flag else 1024
+
+    def _quota(self, group: Group, text: str) -> None:
+        number = signed(text)
+        self._set(group, -1 if number < 0 else number, group.period, group.burst)
+
+    def _period(self, group: Group, text: str) -> None:
+        self._set(group, group.quota, unsigned(text), group.burst)
+
+    def _burst(self, group: Group, text: str) -> None:
+        self._set(group, group.quota, group.period, unsigned(text))
+
+    def _max(self, group: Group, text: str) -> None:
+        words = text.split()
+        if not words:
+            fail(errno.EINVAL)
+        number = re.match(r"\d+", words[0])
+        if number is None and words[0] != "max":
+            fail(errno.EINVAL)
+        second = re.match(r"\d+", words[1]) if len(words) > 1 else None
+        self._set(group, int(number[0]) if number else -1, int(second[0]) if second else group.period, group.burst)
+
+    def _set(self, group: Group, quota: int, period: int, burst: int) -> None:
+        if group.is_root or (0 <= quota < 1000) or not 1000 <= period <= 1_000_000 or quota > MAX_BANDWIDTH_US:
+            fail(errno.EINVAL)
+        if quota >= 0 and (burst > quota or burst + quota > MAX_BANDWIDTH_US):
+            fail(errno.EINVAL)
+        old = group.quota, group.period
+        group.quota, group.period = quota, period
+        if self._version == 1 and not _schedulable(next(top for top in group.above() if top.is_root), None):
+            group.quota, group.period = old
+            fail(errno.EINVAL)
+        group.burst = burst
+
+
+def _schedulable(group: Group, limit: int | None) -> bool:
+    ratio = None if group.quota < 0 else (group.quota << 20) // group.period
+    if ratio is not None and limit is not None and ratio > limit:
+        return False
+    return all(_schedulable(child, limit if ratio is None else ratio) for child in group.children.values())
+
+
+def _shown_max(group: Group) -> str:
+    return f"{'max' if group.quota < 0 else group.quota} {group.period}\n"
+
+
+class Cpuacct:
+    name = "cpuacct"
+
+    def __init__(self, machine: Machine, version: int) -> None:
+        del machine, version
+
+    def born(self, group: Group) -> None:
+        """Counters start at zero."""
+
+    def may_attach(self, group: Group) -> None:
+        """Everything may."""
+
+    def files(self, group: Group) -> Files:
+        return {"cpuacct.usage": (lambda group: f"{group.cpu_ns}\n", None)}
