@@ -10,7 +10,8 @@
 - hardware to set: ``occupancy``, ``traffic``, ``bandwidth`` and ``answer`` of one group in one domain;
 - ``advance(seconds)``: time, for bandwidths and for freed monitoring ids, unless a ``clock`` is given;
 - ``deeds``: every change that was tried and its errno; ``before``: called with a change before it is done, may raise;
-- ``install(directory)``: the tree, and the /proc files that speak of it, as ordinary files for code that only reads.
+- ``install(directory)``: the tree, and the /proc files that speak of it, as ordinary files for code that only reads;
+  ``describe(directory)`` the latter alone.
 
 Longer than other modules because groups, ids, threads and files of one machine share one lock and one tree.
 
@@ -23,7 +24,7 @@ import errno
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cgroupfs.files import Directory
@@ -314,17 +315,26 @@ class ResctrlModel:
 
     def install(self, directory: str) -> None:
         """Put the tree, as it reads now, and what /proc says of it below a directory, as ordinary files."""
-        texts = {
-            "proc/cpuinfo": f"vendor_id\t: {self.shape.vendor}\nflags\t\t: {' '.join(self.shape.flags)}\n",
-            "proc/filesystems": "nodev\tproc\n" + ("nodev\tresctrl\n" if self.shape.any else ""),
-            "proc/self/mountinfo": "25 1 0:22 / /sys rw - sysfs sysfs rw\n" + self.mountinfo(),
-        }
+        self.describe(directory)
         with self._lock:
             if self._top is not None:
-                texts |= {f"{self.root}/{path}".lstrip("/"): text for path, text in self._top.texts()}
+                self._lay_out({f"{directory}{self.root}/{path}": text for path, text in self._top.texts()})
+
+    def describe(self, directory: str) -> None:
+        """Only what /proc says of it; a ``root`` below the directory is shown without that."""
+        texts = {
+            "cpuinfo": f"vendor_id\t: {self.shape.vendor}\nflags\t\t: {' '.join(self.shape.flags)}\n",
+            "filesystems": "nodev\tproc\n" + ("nodev\tresctrl\n" if self.shape.any else ""),
+            "self/mountinfo": "25 1 0:22 / /sys rw - sysfs sysfs rw\n"
+            + self.mountinfo().replace(f" {directory.rstrip('/')}/", " /"),
+        }
+        self._lay_out({f"{directory}/proc/{name}": text for name, text in texts.items()})
+
+    @staticmethod
+    def _lay_out(texts: Mapping[str, str]) -> None:
         for path, text in texts.items():
-            os.makedirs(os.path.dirname(f"{directory}/{path}"), exist_ok=True)
-            with open(f"{directory}/{path}", "w") as file:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "w") as file:
                 file.write(text)
 
     def mountinfo(self) -> str:

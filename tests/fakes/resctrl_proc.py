@@ -17,7 +17,7 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Where a thread is, and since when (ticks since boot); ``start`` tells it from a later one of its number."""
+    """Where a thread is, and since when (ticks since boot; 0: always). ``start`` tells it from others of its number."""
 
     start: int
     place: Place
@@ -82,8 +82,9 @@ class ProcTasks:
             return moved
         above = self._seen(parent if leader == tid else leader, known) if parent else None
         if above is not None and above.place != Place() and start > above.since:
-            return _Seen(start, above.place, start)
-        return _Seen(start, Place(), start)
+            # Born there: so is all that it starts.
+            return _Seen(start, above.place, 0)
+        return _Seen(start, Place(), 0)
 
     def _leader(self, tid: int) -> int:
         with open(f"{self._proc}/{tid}/status", encoding="utf-8", errors="replace") as file:
