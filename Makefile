@@ -10,7 +10,7 @@ ARGS ?=
 .PHONY: run test setup lint types unit e2e vm vmcores bench protos docs lock clean help
 
 help: ## what there is
-	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 run: setup ## run the agent: against this machine's kubelet, else against the embedded node for 60 s
 	@exec $(BIN)/python -m tests.node $(ARGS)
@@ -46,6 +46,11 @@ vm: setup ## the core suite in whole machines: cgroup v2 with systemd names, and
 
 vmcores: setup ## core scheduling in a machine that has it: hyper-threads and a kernel built for it (10 minutes, once)
 	tests/vm/cores.sh v2
+
+vm-resctrl: setup ## the resctrl tests on a real kernel: Intel, Intel with L2, AMD (qemu with registers; minutes)
+	tests/vm/resctrl.sh intel
+	tests/vm/resctrl.sh intel-l2
+	tests/vm/resctrl.sh amd
 
 bench: setup ## what the daemon costs and how fast it is: idle, starts beside a bare C loop, churn (needs root)
 	$(BIN)/python -m tests.bench idle 110
