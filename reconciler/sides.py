@@ -9,9 +9,12 @@ from collections.abc import Sequence
 import trio
 from msgspec import Struct
 
+from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.cookiestore import restore_cookies
 from reconciler.actuators.core_sched import CoreSched
+from reconciler.actuators.oom_score import OomScores, restore_scores
 from reconciler.actuators.prctl import RealPrctl
 from reconciler.actuators.reclaim import Reclaimer
 from reconciler.actuators.side import SideActuator
@@ -40,6 +43,7 @@ def build(config: Config, place: Place, store: Store, means: Means) -> tuple[Sid
     if place.hierarchy.version("memory") is not None:
         sides.append(Reclaimer(place.hierarchy, root=place.root, files=means.files))
     if _is_this_machine(config.node.root):
+        sides.append(OomScores(place.hierarchy, store, means.store_lane, root=place.root, files=means.files))
         sides.append(
             CoreSched(
                 RealPrctl(),
@@ -58,7 +62,14 @@ async def restore_without_daemon(root: str, store: Store, only: str | None) -> S
     """Undo what they left on this node, as the store and marks of ours tell. Errors: none; they are in the answer."""
     if not _is_this_machine(root):
         return ()
-    return restore_cookies(RealPrctl(), store, only)
+    return [*restore_cookies(RealPrctl(), store, only), *_restore_scores(root, store, only)]
+
+
+def _restore_scores(root: str, store: Store, only: str | None) -> Sequence[Undone]:
+    try:
+        return restore_scores(Hierarchy.detect(root), store, only, root=root)
+    except SourceError:
+        return ()  # nobody has written anything on a node without cgroups
 
 
 def _is_this_machine(root: str) -> bool:

@@ -57,6 +57,14 @@ class ReclaimWish(Struct, frozen=True, kw_only=True):
     leave_bytes: int = 100 << 20
 
 
+class OomWish(Struct, frozen=True, kw_only=True):
+    """What is wanted of BE processes' ``oom_score_adj``: a band, see `reconciler.policies.oom_score`."""
+
+    dry_run: bool = False
+    lowest: int = 901
+    sweep_s: float = 10.0
+
+
 class Protection(Struct, frozen=True, kw_only=True):
     """What a directory must hold of both protections so that those below it count."""
 
@@ -69,10 +77,12 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
 
     ``reclaimed_high_bytes``: up to where all that lives below the besteffort directory may use memory unhindered;
     ``reclaimed_max_bytes``: its limit; None: nothing is wanted. ``protected``: by group path of a QoS directory.
-    ``reclaim``: whether and how memory is taken from BE containers; None: it is not.
+    ``reclaim``: whether and how memory is taken from BE containers; None: it is not. ``oom``: the same of their
+    processes' ``oom_score_adj``.
     """
 
     reclaimed_high_bytes: int | None = None
     reclaimed_max_bytes: int | None = None
     protected: Mapping[str, Protection] = {}
     reclaim: ReclaimWish | None = None
+    oom: OomWish | None = None

@@ -37,6 +37,8 @@ from reconciler.policies.memory_reclaim import POLICY as MEMORY_RECLAIM
 from reconciler.policies.memory_reclaim import MemoryReclaimConfig
 from reconciler.policies.normalise import POLICY as NORMALISE
 from reconciler.policies.normalise import NormaliseConfig
+from reconciler.policies.oom_score import POLICY as OOM_SCORE
+from reconciler.policies.oom_score import OomScoreConfig
 from reconciler.policies.pinned import POLICY as PINNED
 from reconciler.policies.pinned import PinnedConfig
 from reconciler.policies.qos_level import POLICY as QOS_LEVEL
@@ -75,6 +77,7 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     be_memory: BeMemoryConfig = BeMemoryConfig()
     memory_qos: MemoryQosConfig = MemoryQosConfig()
     memory_reclaim: MemoryReclaimConfig = MemoryReclaimConfig()
+    oom_score: OomScoreConfig = OomScoreConfig()
     core_sched: CoreSchedConfig = CoreSchedConfig()
     cache: CacheConfig = CacheConfig()
 
@@ -96,6 +99,6 @@ POLICIES: Final = registered(
     (
         *(DEDICATED, RESERVE, EXCLUSIVE, SHARED, IDLE_BUFFER, RECLAIMED, BATCH, QUOTA_BURST, QUOTA_TURBO, DISK),
         *(PINNED, NORMALISE, BURST, IDLE_CLASS, GROUP_IDENTITY, QOS_LEVEL, BE_MEMORY, MEMORY_QOS, CORE_SCHED),
-        *(CACHE, MEMORY_RECLAIM),
+        *(CACHE, MEMORY_RECLAIM, OOM_SCORE),
     ),
 )

@@ -396,4 +396,6 @@ def test_the_default_pools_of_an_idle_node_are_these() -> None:
         "be_memory": "off",
         "memory_qos": "off",
         "memory_reclaim": "off",
+        "oom_score": "off",
+        "cache": "off",
     }

@@ -1,0 +1,313 @@
+"""Gives the processes of BE pods their ``oom_score_adj``, and takes it back. A side actuator.
+
+After each look, and now and then for processes that came by ``exec`` into a container: read the processes of every BE
+container, compare, write. A process that is forked has its parent's number, so most never need a write, and have no
+original of their own: what a container's oldest process had is the container's original, and who differs from that has
+its own remembered. Both are in the store before the first write. Taking back leaves what is not a number of ours.
+
+Source: proc(5) on oom_score_adj. A writer with CAP_SYS_RESOURCE also sets the least that the process itself may go back
+to; without it nobody, we included, goes below what that is.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final, final
+
+import msgspec
+import trio
+
+from cgroupfs.errors import StoreError, errno_name
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.actuators.side import Situation
+from reconciler.holds import holding
+from reconciler.policies.oom_score import NAME, score_of
+from reconciler.restore import Undo, Undone
+from state.model import ContainerKind, Phase
+from state.schema import META
+from state.store import Batch, Store
+
+_LOG: Final = logging.getLogger(__name__)
+FILE: Final = "oom_score_adj"
+ROW: Final = "oom_scores"
+"""Row of the store's META table."""
+
+
+class Kept(msgspec.Struct, kw_only=True):
+    """What is remembered of one container.
+
+    ``ours``: the numbers that we have given, the newest last. ``odd``: by ``pid:start``, what processes had that were
+    unlike the container's oldest one.
+    """
+
+    pod_uid: str
+    inode: int
+    ours: list[int]
+    original: int
+    odd: dict[str, int] = {}
+
+
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
+    """The row: containers by group path, of one boot."""
+
+    boot: str
+    containers: dict[str, Kept] = {}
+
+
+def read_rows(store: Store) -> dict[str, Kept]:
+    """What an earlier run has left; nothing of another boot."""
+    row = dict(store.rows(META)).get(ROW)
+    if row is None:
+        return {}
+    try:
+        rows = msgspec.msgpack.decode(row, type=Rows)
+    except msgspec.MsgspecError as exc:
+        _LOG.warning("what processes had as oom_score_adj cannot be read: %s", exc)
+        return {}
+    return rows.containers if rows.boot == store.boot else {}
+
+
+def write_rows(store: Store, containers: Mapping[str, Kept]) -> None:
+    """Make it durable (the store's lane). Errors: `StoreError`."""
+    batch = Batch()
+    batch.put(META, ROW, msgspec.msgpack.encode(Rows(boot=store.boot, containers=dict(containers))))
+    store.apply(batch)
+
+
+class Processes:
+    """The processes of groups and their numbers, by /proc. Everything in here is for a thread."""
+
+    def __init__(self, hierarchy: Hierarchy, root: str, files: FileOps) -> None:
+        self._hierarchy = hierarchy
+        self._proc = os.path.join(root, "proc")
+        self._files = files
+
+    def of(self, path: str, inode: int = 0) -> dict[str, int]:
+        """``pid:start`` to its number, of all processes in a group, the oldest first; none when it is gone."""
+        directory = self._hierarchy.trigger_directory(path)
+        found: list[tuple[int, str, int]] = []
+        try:
+            if inode and self._files.inode(directory) != inode:
+                return {}
+            pids = self._files.read(directory, "cgroup.procs").split()
+        except OSError:
+            return {}
+        for pid in pids:
+            try:
+                start = self._start(pid)
+                found.append((start, f"{pid}:{start}", int(self._files.read(f"{self._proc}/{pid}", FILE))))
+            except (OSError, ValueError):
+                continue  # it has ended meanwhile
+        return {key: number for _, key, number in sorted(found)}
+
+    def write(self, key: str, number: int) -> str:
+        """Set one process's number. Empty, ``gone``, or the errno's name."""
+        pid, _, start = key.partition(":")
+        try:
+            if self._start(pid) != int(start):
+                return "gone"
+            self._files.write(f"{self._proc}/{pid}", FILE, str(number))
+        except ProcessLookupError:
+            return "gone"
+        except FileNotFoundError:
+            return "gone"
+        except (OSError, ValueError) as exc:
+            return errno_name(exc.errno) if isinstance(exc, OSError) else "gone"
+        return ""
+
+    def _start(self, pid: str) -> int:
+        # The name in brackets may hold anything, brackets too: count from the last one.
+        return int(self._files.read(f"{self._proc}/{pid}", "stat").rpartition(")")[2].split()[19])
+
+    def put_back(self, path: str, kept: Kept) -> list[Undone]:
+        """Give every process of a container back what it, or else the container, had; one answer for the container."""
+        failed = Counter[str]()
+        given = 0
+        for key, number in self.of(path, kept.inode).items():
+            original = kept.odd.get(key, kept.original)
+            if number in kept.ours and number != original:
+                outcome = self.write(key, original)
+                given += not outcome
+                failed[outcome] += bool(outcome) and outcome != "gone"
+        why = "; ".join(f"{count} processes: {code}" for code, count in sorted(failed.items()) if count)
+        undo = Undo.REFUSED if why else Undo.RESTORED if given else Undo.ALREADY
+        return [Undone(path=path, file=FILE, undo=undo, text=str(kept.original), detail=why)]
+
+
+def restore_scores(
+    hierarchy: Hierarchy, store: Store, only: str | None = None, *, root: str = "/", files: FileOps = REAL
+) -> list[Undone]:
+    """Put everything back while no daemon runs. Errors: `StoreError` when that cannot be noted; it is done by then."""
+    rows = read_rows(store)
+    processes = Processes(hierarchy, root, files)
+    chosen = {path: kept for path, kept in sorted(rows.items()) if only is None or kept.pod_uid == only}
+    done = [one for path, kept in chosen.items() for one in processes.put_back(path, kept)]
+    if chosen:
+        failed = {one.path for one in done if not one.ok}
+        write_rows(store, {path: kept for path, kept in rows.items() if path not in chosen or path in failed})
+    return done
+
+
+@final
+class OomScores:
+    """See the module's text."""
+
+    name = NAME
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        store: Store,
+        lane: trio.CapacityLimiter,
+        *,
+        root: str = "/",
+        files: FileOps = REAL,
+    ) -> None:
+        """``lane``: the store's limiter."""
+        self.counts: Counter[str] = Counter()
+        self._processes = Processes(hierarchy, root, files)
+        self._store = store
+        self._store_lane = lane
+        self._lane = trio.CapacityLimiter(1)
+        self._alone = trio.Lock()
+        self._kept = read_rows(store)
+        self._situation: Situation | None = None
+        self._woken = trio.Event()
+        self._problems: list[str] = []
+
+    # The seam
+
+    def planned(self, situation: Situation) -> None:
+        """A look is over."""
+        self._situation = situation
+        if situation.pools.memory.oom is not None or self._kept:
+            self._woken.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Sweep after each look, and now and then, for ever."""
+        task_status.started()
+        while True:
+            wish = self._situation.pools.memory.oom if self._situation is not None else None
+            with trio.move_on_after(wish.sweep_s if wish is not None else float("inf")):
+                await self._woken.wait()
+            self._woken = trio.Event()
+            await self.sweep()
+
+    async def restore(self, only: str | None = None) -> Sequence[Undone]:
+        """Give everything back, or one pod's; the other pods keep what they have."""
+        async with self._alone:
+            self._situation = None
+            chosen = {path: kept for path, kept in sorted(self._kept.items()) if only in {None, kept.pod_uid}}
+            return await self._give_back(chosen)
+
+    def facts(self) -> Mapping[str, object]:
+        """The containers that have a number of ours, and counts."""
+        return {
+            "containers": {path: kept.ours[-1] for path, kept in sorted(self._kept.items())},
+            "counts": dict(sorted(self.counts.items())),
+        }
+
+    def problems(self) -> Sequence[str]:
+        """What was refused at the last sweep."""
+        return self._problems
+
+    # One sweep
+
+    async def sweep(self) -> None:
+        """Bring all BE processes to what the newest look wants; one sweep at a time."""
+        async with self._alone:
+            situation = self._situation
+            if situation is None:
+                return
+            self._problems = []
+            wanted, left = self._wanted(situation)
+            gone = {path: kept for path, kept in self._kept.items() if path not in wanted and path not in left}
+            await self._give_back(gone)
+            news, writes = await trio.to_thread.run_sync(self._compare, wanted, limiter=self._lane)
+            if news and not await self._keep({**self._kept, **news}):
+                for path in news:
+                    writes.pop(path, None)
+            refused = await trio.to_thread.run_sync(self._write, writes, limiter=self._lane)
+            self._problems += [f"{count} processes keep their oom_score_adj: {code}" for code, count in refused.items()]
+
+    @staticmethod
+    def _wanted(situation: Situation) -> tuple[dict[str, tuple[str, int, int]], frozenset[str]]:
+        """By container: pod, inode and number; and those that are left as they are (held, observed, practised)."""
+        wish = situation.pools.memory.oom
+        wanted: dict[str, tuple[str, int, int]] = {}
+        left: set[str] = set()
+        for uid, pod in sorted(situation.view.pods.items()):
+            number = score_of(pod, wish) if wish is not None else None
+            for one in pod.containers:
+                path = one.group.path
+                held = holding(situation.holds, path=path, knob=FILE, pod_uid=uid) is not None
+                if held or not situation.enforce or (wish is not None and wish.dry_run):
+                    left.add(path)
+                elif number is not None and one.kind is not ContainerKind.SANDBOX and one.phase is Phase.SETTLED:
+                    wanted[path] = uid, one.group.inode, number
+        return wanted, frozenset(left)
+
+    def _compare(
+        self, wanted: Mapping[str, tuple[str, int, int]]
+    ) -> tuple[dict[str, Kept], dict[str, tuple[int, list[str]]]]:
+        """In the lane: what has to be remembered anew, and which processes have another number than wanted."""
+        news: dict[str, Kept] = {}
+        writes: dict[str, tuple[int, list[str]]] = {}
+        for path, (uid, inode, number) in wanted.items():
+            found = self._processes.of(path, inode)
+            kept = self._kept.get(path)
+            if kept is not None and kept.inode != inode:
+                kept = None
+            differ = [key for key, has in found.items() if has != number]
+            if not differ:
+                continue
+            if kept is None:
+                original = next(iter(found.values()))
+                kept = Kept(pod_uid=uid, inode=inode, ours=[], original=original)
+            # One of ours that is wanted differently now has its original already.
+            odd = {key: found[key] for key in differ if found[key] not in {kept.original, *kept.ours}}
+            after = Kept(
+                pod_uid=uid,
+                inode=inode,
+                ours=[*(one for one in kept.ours if one != number), number],
+                original=kept.original,
+                odd={**odd, **{key: has for key, has in kept.odd.items() if key in found}},
+            )
+            if after != self._kept.get(path):
+                news[path] = after
+            writes[path] = number, differ
+        return news, writes
+
+    def _write(self, writes: Mapping[str, tuple[int, list[str]]]) -> Counter[str]:
+        """In the lane."""
+        refused = Counter[str]()
+        for number, keys in writes.values():
+            for key in keys:
+                outcome = self._processes.write(key, number)
+                self.counts[outcome or "written"] += 1
+                if outcome not in {"", "gone"}:
+                    refused[outcome] += 1
+        return refused
+
+    async def _give_back(self, chosen: Mapping[str, Kept]) -> list[Undone]:
+        done: list[Undone] = []
+        if not chosen:
+            return done
+        for path, kept in chosen.items():
+            done += await trio.to_thread.run_sync(self._processes.put_back, path, kept, limiter=self._lane)
+        self._problems += [f"{one.path}: {one.detail}" for one in done if not one.ok]
+        over = {one.path for one in done if one.ok}
+        await self._keep({path: kept for path, kept in self._kept.items() if path not in over})
+        return done
+
+    async def _keep(self, rows: dict[str, Kept]) -> bool:
+        """Remember these instead; whether that is durable, and in force."""
+        try:
+            await trio.to_thread.run_sync(write_rows, self._store, rows, limiter=self._store_lane)
+        except StoreError as exc:
+            self._problems.append(str(exc))
+            return False
+        self._kept = rows
+        return True

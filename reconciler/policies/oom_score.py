@@ -1,0 +1,70 @@
+"""oom score: processes of BE pods are the first that the OOM killer takes when the whole node is out of memory.
+
+The kubelet gives processes of BestEffort pods 1000, the most there is, but those of a BE pod of another QoS class a
+number by its request, which may be below an online pod's. Here every BE pod has a place in one band at the top; within
+it Katalyst's ``oom_priority`` decides, -100 (killed first) to -1, or Koordinator's ``oom-score-adj`` as it stands. Off
+by default. The actuator of this name (`reconciler.actuators.oom_score`) writes, and remembers what was there.
+
+Source: Katalyst's OOM bands (its own kernel hook compares them; here they are mapped onto the kernel's scale), where
+numbers out of the band are clamped and -300 is "leave it alone"; Koordinator's oom-score-adj annotation, which is
+clamped here too: no BE pod puts itself behind online ones.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from reconciler.policies.base import Policy, PolicyConfig
+from state.memory import OomWish
+from state.model import NodeView, Pod, PodClass, Pools
+
+NAME: Final = "oom_score"
+HIGHEST: Final = 1000
+_IGNORE: Final = -300
+_BAND: Final = 100
+"""Katalyst's numbers for reclaimed pods: -100 to -1."""
+
+
+class OomScoreConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The band, and how often new processes are looked for."""
+
+    enabled: Annotated[bool, Meta(description="set oom_score_adj of BE pods' processes")] = False
+    lowest: Annotated[int, Meta(ge=0, le=HIGHEST, description="no BE process has less, whatever its pod asks for")] = (
+        HIGHEST - _BAND + 1
+    )
+    sweep_s: Annotated[
+        float,
+        Meta(
+            ge=1, le=3600, description="seconds between two looks for processes that have come by other ways than fork"
+        ),
+    ] = 10.0
+
+
+def score_of(pod: Pod, wish: OomWish) -> int | None:
+    """What the pod's processes are to have; None: they are left alone."""
+    if pod.pod_class is not PodClass.RECLAIMED or pod.memory.oom_priority == _IGNORE:
+        return None
+    asked = pod.memory.oom_score_adj
+    if asked is None:
+        priority = min(-1, max(-_BAND, pod.memory.oom_priority)) if pod.memory.oom_priority is not None else -_BAND
+        asked = HIGHEST - _BAND - priority
+    return max(wish.lowest, min(HIGHEST, asked))
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: OomScoreConfig) -> Pools:
+    """Tell the actuator what is wanted."""
+    del view, previous
+    wish = OomWish(dry_run=config.dry_run, lowest=config.lowest, sweep_s=config.sweep_s)
+    reason = f"BE processes have {config.lowest} to {HIGHEST}"
+    memory = replace(pools.memory, oom=wish)
+    return replace(pools, memory=memory, reasons={**pools.reasons, NAME: reason})
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="BE processes are the OOM killer's first choice",
+    config_type=OomScoreConfig,
+    precedence=74,
+    carve=carve,
+)
