@@ -6,9 +6,10 @@ from typing import Final
 from cgroupfs.errors import InputError
 from cgroupfs.knobs import CATALOG
 from reconciler.actuators.cookies import KNOB as COOKIE
+from reconciler.policies.cache import KNOB as RESCTRL_GROUP
 from state.model import Hold
 
-_KNOBS: Final = frozenset({*CATALOG, COOKIE})
+_KNOBS: Final = frozenset({*CATALOG, COOKIE, RESCTRL_GROUP})
 _EXPECTED = "node, pod:UID, knob:NAME, file:/GROUP/PATH or file:/GROUP/PATH:KNOB"
 
 

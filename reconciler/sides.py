@@ -17,6 +17,8 @@ from reconciler.actuators.core_sched import CoreSched
 from reconciler.actuators.oom_score import OomScores, restore_scores
 from reconciler.actuators.prctl import RealPrctl
 from reconciler.actuators.reclaim import Reclaimer
+from reconciler.actuators.resctrl import Resctrl
+from reconciler.actuators.resctrl_undo import restore_resctrl
 from reconciler.actuators.side import SideActuator
 from reconciler.config import Config
 from reconciler.place import Place
@@ -55,6 +57,17 @@ def build(config: Config, place: Place, store: Store, means: Means) -> tuple[Sid
                 files=means.files,
             )
         )
+        sides.append(
+            Resctrl(
+                place.hierarchy,
+                store,
+                means.ledger,
+                means.store_lane,
+                root=config.node.root,
+                writes=means.writes,
+                cgroups=means.files,
+            )
+        )
     return tuple(sides)
 
 
@@ -62,7 +75,11 @@ async def restore_without_daemon(root: str, store: Store, only: str | None) -> S
     """Undo what they left on this node, as the store and marks of ours tell. Errors: none; they are in the answer."""
     if not _is_this_machine(root):
         return ()
-    return [*restore_cookies(RealPrctl(), store, only), *_restore_scores(root, store, only)]
+    return [
+        *restore_cookies(RealPrctl(), store, only),
+        *_restore_scores(root, store, only),
+        *restore_resctrl(root, store, only),
+    ]
 
 
 def _restore_scores(root: str, store: Store, only: str | None) -> Sequence[Undone]:

@@ -11,7 +11,7 @@ from reconciler.cli.output import emit
 from reconciler.cli.screen import Block, Cell, Mark, Table, blank, field, head, line, show
 
 GOOD: Final = frozenset({"in place", "written", "prepared"})
-BESIDE: Final = frozenset({"core.cookie"})
+BESIDE: Final = frozenset({"core.cookie", "resctrl.group"})
 """What is set beside control files: there is no file to tell of."""
 _STAGES: Final = (
     ("seen", "seen_at"),

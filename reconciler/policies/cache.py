@@ -21,6 +21,8 @@ from state.cache import CacheLayout, CacheMode, CacheWish, ClassShare, LevelLaw,
 from state.model import NodeView, Pools
 
 NAME: Final = "cache"
+KNOB: Final = "resctrl.group"
+"""The name under which a pod's group is shown, held and counted."""
 
 
 class CacheConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,8 +1,8 @@
 """The groups of one machine: which there are, what each holds, and which pod is in which. Pure.
 
-A control group is one of a handful, so they are given out like this: one per class that differs from the default
-group, one per level that some BE pod asks for, and then one per *wish* of single pods, as pods that ask for the same
-can share it and lose nothing. When they run out, pods share by class, and the plan says which.
+A control group is one of a handful, so they are given out like this: one per class that has pods and differs from the
+default group, one per level that some BE pod asks for, and then one per *wish* of single pods, as pods that ask for
+the same can share it and lose nothing. When they run out, pods share by class, and the plan says which.
 
 A BE pod's own share is cut to what BE as a whole has: Koordinator lets a BE pod take any range by annotation, and with
 it the cache of the pods that this is to protect. An online pod's range is its own.
@@ -78,14 +78,20 @@ def plan_cache(
         words = capability.reason if capability.status is not Status.READY else "nothing can be divided here"
         return CachePlan(problems=(words,))
     plan = _Planner(wish, capability, level)
+    ordered = sorted(pods, key=lambda pod: (_RANK.get(pod.pod_class, 3), pod.uid))
+    classes = {pod.pod_class for pod in ordered}
     budget = capability.control_groups - 1 - foreign
     whole = plan.schemata(plan.shares(wish.system)) if wish.system is not None else plan.whole()
     groups: dict[str, CacheGroup] = {}
     homes: dict[PodClass, str] = {}
+    spare: list[CacheGroup] = []
     for pod_class, name in CLASS_GROUPS.items():
         values = plan.of_class(pod_class)
         homes[pod_class] = DEFAULT
         if values == whole:
+            continue
+        if pod_class not in classes:
+            spare += [CacheGroup(name=name, schemata=values, reason=f"class {pod_class}")] if name in having else []
             continue
         if len(groups) >= budget:
             plan.problems.append(f"no control group is left for class {pod_class}: its pods stay in the default group")
@@ -94,7 +100,7 @@ def plan_cache(
         homes[pod_class] = name
     members: dict[str, str] = {}
     wanting: dict[str, tuple[CacheGroup, list[Pod]]] = {}
-    for pod in sorted(pods, key=lambda pod: (_RANK.get(pod.pod_class, 3), pod.uid)):
+    for pod in ordered:
         members[pod.uid] = homes.get(pod.pod_class, DEFAULT)
         if not wish.pods or pod.pod_class is PodClass.SYSTEM:
             continue
@@ -115,6 +121,8 @@ def plan_cache(
             )
             crowded[pod.uid] = words
             plan.problems.append(f"{pod.title}: {words}")
+    # A class whose last pod has gone keeps its group while nobody else needs the place: its next pod finds it.
+    groups |= {group.name: group for group in spare[: max(0, budget - len(groups))]}
     return CachePlan(
         groups=tuple(groups.values()),
         members=members,

@@ -127,7 +127,7 @@ async def test_it_is_shown_and_counted_like_a_control_file(machine: Machine, run
 def test_a_copy_of_a_node_has_no_threads_to_reach(machine: Machine) -> None:
     """Thread ids mean something on the machine that they are of."""
     with machine.live.agent(machine.config()) as agent:
-        assert agent.sides == ()
+        assert not {"core_sched", "resctrl"} & {side.name for side in agent.sides}
 
 
 async def test_a_copy_of_a_node_has_none_to_restore(machine: Machine) -> None:
@@ -138,4 +138,4 @@ async def test_a_copy_of_a_node_has_none_to_restore(machine: Machine) -> None:
 def test_this_machine_gets_one(machine: Machine) -> None:
     machine.live.put("proc/sys/kernel/random/boot_id", f"{boot_id()}\n")
     with machine.live.agent() as agent:
-        assert [side.name for side in agent.sides] == ["core_sched"]
+        assert {"core_sched", "resctrl"} <= {side.name for side in agent.sides}

@@ -52,6 +52,9 @@ def planned(
     return plan_cache(wish, pods, machine, level=level, foreign=foreign)
 
 
+ALL = (be("b"), online("s"), online("d", PodClass.DEDICATED))
+
+
 def test_by_default_only_be_leaves_the_default_group() -> None:
     plan = planned(CacheWish(), be("b"), online("s"), online("d", PodClass.DEDICATED), online("y", PodClass.SYSTEM))
     assert held(plan) == {BE: {"L3": {0: 0xF, 1: 0xF}, "MB": {0: 100, 1: 100}}}
@@ -79,13 +82,13 @@ def test_every_machine_gets_its_own_numbers(machine: Capability, expected: dict[
 
 def test_slow_memory_and_the_l2_are_divided_when_asked() -> None:
     wish = CacheWish(reclaimed=ClassShare(cat_range_end_percent=50, mba_percent=50), slow_bandwidth_mbps=4000)
-    assert planned(wish, machine=AMD).groups[0].schemata["SMBA"] == dict.fromkeys(range(4), 16)
+    assert planned(wish, be("b"), machine=AMD).groups[0].schemata["SMBA"] == dict.fromkeys(range(4), 16)
     both = replace(wish, caches=("L2", "L3"))
-    assert planned(both, machine=INTEL_WITH_L2).groups[0].schemata["L2"] == dict.fromkeys(range(4), 0xF)
+    assert planned(both, be("b"), machine=INTEL_WITH_L2).groups[0].schemata["L2"] == dict.fromkeys(range(4), 0xF)
 
 
 def test_online_classes_leave_shared_ways_by_choice() -> None:
-    plan = planned(CacheWish(avoid_shared=True))
+    plan = planned(CacheWish(avoid_shared=True), *ALL)
     assert held(plan)[LS]["L3"] == held(plan)[LSR]["L3"] == {0: 0x3FF, 1: 0x3FF}
     assert held(plan)[BE]["L3"] == {0: 0xF, 1: 0xF}
 
@@ -96,9 +99,9 @@ def test_exclusive_classes_share_no_way_or_say_why_they_do() -> None:
         dedicated=ClassShare(cat_range_start_percent=70),
         shared=ClassShare(cat_range_start_percent=30, cat_range_end_percent=70),
     )
-    plan = planned(wish)
+    plan = planned(wish, *ALL)
     assert {name: values["L3"][0] for name, values in held(plan).items()} == {BE: 0x7, LS: 0x1F8, LSR: 0xE00}
-    plan = planned(CacheWish(layout=CacheLayout.EXCLUSIVE))
+    plan = planned(CacheWish(layout=CacheLayout.EXCLUSIVE), *ALL)
     assert len(plan.problems) == 1
     assert plan.problems[0].startswith("L3 is not divided exclusively: cache partitions: ")
     assert held(plan)[BE]["L3"][0] == 0xF
@@ -106,17 +109,17 @@ def test_exclusive_classes_share_no_way_or_say_why_they_do() -> None:
 
 def test_a_moving_share_follows_the_level_inside_its_place() -> None:
     wish = CacheWish(mode=CacheMode.DYNAMIC)
-    plan = planned(wish, level=Level(cache_percent=25, mba_percent=35))
+    plan = planned(wish, be("b"), level=Level(cache_percent=25, mba_percent=35))
     assert held(plan)[BE] == {"L3": {0: 0x7, 1: 0x7}, "MB": {0: 40, 1: 40}}
     moved = replace(wish, reclaimed=ClassShare(cat_range_start_percent=50))
-    assert held(planned(moved, level=Level(cache_percent=25, mba_percent=35)))[BE]["L3"][0] == 0x1C0
+    assert held(planned(moved, be("b"), level=Level(cache_percent=25, mba_percent=35)))[BE]["L3"][0] == 0x1C0
 
 
 def test_the_default_group_is_touched_only_when_it_has_a_share() -> None:
     wish = CacheWish(system=ClassShare(cat_range_start_percent=50))
-    plan = planned(wish, online("s"))
+    plan = planned(wish, online("s"), be("b"))
     assert plan.default == {"L3": {0: 0xFC0, 1: 0xFC0}, "MB": {0: 100, 1: 100}}
-    assert plan.members == {"s": LS}
+    assert plan.members == {"s": LS, "b": BE}
     assert held(plan)[LS]["L3"][0] == 0xFFF
 
 
@@ -174,11 +177,21 @@ def test_when_groups_run_out_pods_share_by_class_and_it_shows() -> None:
         assert f"ns/{uid}: no control group is left (4 to give out): it shares the default group" in plan.problems
 
 
+def test_a_class_without_pods_keeps_its_group_until_somebody_needs_the_place() -> None:
+    having = frozenset({BE})
+    assert [one.name for one in plan_cache(CacheWish(), [], INTEL, level=LOW, having=having).groups] == [BE]
+    asking = [online(f"p{number}", resctrl=llc(0, 20 + 10 * number)) for number in range(7)]
+    full = plan_cache(CacheWish(), asking, INTEL, level=LOW, having=having)
+    assert len(full.groups) == 7
+    assert BE not in {group.name for group in full.groups}
+    assert plan_cache(CacheWish(), [], INTEL, level=LOW).groups == ()
+
+
 def test_who_has_a_group_keeps_it() -> None:
     pods = [online(f"p{number}", resctrl=llc(0, 20 + 10 * number)) for number in range(6)]
-    first = plan_cache(CacheWish(), pods[:2], INTEL, level=LOW, foreign=4)
+    first = plan_cache(CacheWish(), pods[:2], INTEL, level=LOW, foreign=5)
     having = frozenset(group.name for group in first.groups)
-    then = plan_cache(CacheWish(), pods, INTEL, level=LOW, foreign=4, having=having)
+    then = plan_cache(CacheWish(), pods, INTEL, level=LOW, foreign=5, having=having)
     assert {uid: then.members[uid] for uid in ("p0", "p1")} == {uid: first.members[uid] for uid in ("p0", "p1")}
 
 

@@ -1,0 +1,303 @@
+"""One sweep over resctrl: bring groups, their values, the pods' threads and the monitoring groups to a plan.
+
+Synchronous and slow, for a worker thread; `Sweep.steps` stops after every act, so that a thread is never kept for
+long. The order: BE's values first, then the default group's, then the online ones; a thread is moved only into a group
+whose values stand; groups that nobody needs go last, and earlier only where their place is needed. So stopping
+anywhere leaves every thread in a legal group, and the next sweep goes on from what is there.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple, final
+
+from msgspec import Struct, field
+
+from cgroupfs.errors import AgentError, CgroupBusyError, CgroupGoneError
+from reconciler.policies.cacheplan import CLASS_GROUPS, CachePlan
+from resctrl.capability import Capability
+from resctrl.files import GroupFiles
+from resctrl.groups import DEFAULT, PREFIX, Groups, OutOfGroupsError
+from resctrl.monitor import Monitors, Watch, rotate
+from resctrl.tasks import Moved, expel, gather
+from state.model import PodClass
+
+_BE: Final = CLASS_GROUPS[PodClass.RECLAIMED]
+_LOW_ON_RMIDS: Final = "no monitoring id is free yet"
+
+
+class Member(NamedTuple):
+    """One pod: the group it is wanted in, its rank among the watched, and how its threads are read."""
+
+    uid: str
+    home: str
+    rank: int
+    held: bool
+    threads: Callable[[], set[int]]
+
+
+class Outcome(Struct, kw_only=True):
+    """What came of a sweep. Filled while it runs; nobody else has it before the end.
+
+    ``homes``: pod -> group that it is in now, for pods that we placed. ``threads``: how many. ``unsettled``: pods with
+    threads that are not where they belong, and why. ``foreign``: pods with threads in others' groups. ``refused``:
+    groups that could not be brought to their values. ``rewritten``: groups whose values somebody else had changed.
+    ``watched``: pod -> control group and monitoring group. ``unwatched``: pods without one for now, and why.
+    ``ours``: our groups at the end.
+    """
+
+    homes: dict[str, str] = field(default_factory=dict)
+    threads: dict[str, int] = field(default_factory=dict)
+    unsettled: dict[str, str] = field(default_factory=dict)
+    foreign: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    rewritten: list[str] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+    made: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    watched: dict[str, tuple[str, str]] = field(default_factory=dict)
+    unwatched: dict[str, str] = field(default_factory=dict)
+    watch: Watch = Watch()
+    moved: int = 0
+    gone: int = 0
+    ours: tuple[str, ...] = ()
+    monitors: int = 0
+    budget: int = 0
+    problem: str = ""
+
+
+@final
+class Sweep:
+    """See the module's text. Errors: none; what does not work is in `outcome`."""
+
+    def __init__(
+        self,
+        files: GroupFiles,
+        capability: Capability,
+        plan: CachePlan,
+        members: list[Member],
+        *,
+        watch: Watch,
+        now: float,
+        dwell_s: float,
+        monitor: bool,
+        left_alone: Mapping[str, str] | None = None,
+    ) -> None:
+        """``left_alone``: groups whose values others keep changing, and the words for it: theirs stand."""
+        root = capability.root or ""
+        self.outcome = Outcome(watch=watch)
+        self._groups = Groups(root, files)
+        self._monitors = Monitors(root, files)
+        self._files = files
+        self._capability = capability
+        self._plan = plan
+        self._members = members
+        self._now = now
+        self._dwell_s = dwell_s
+        self._monitor = monitor
+        self._left_alone = left_alone or {}
+        self._taken: frozenset[int] = frozenset()
+        self._usable: set[str] = {DEFAULT}
+        self._stay: list[Member] = []
+
+    def steps(self) -> Iterator[None]:
+        """The sweep, one act after the other."""
+        try:
+            self._taken = self._groups.of_others()
+            for act in (self._values, self._threads, self._strangers, self._spare, self._watch):
+                yield from act()
+        except AgentError as exc:
+            # The mount itself went away, or cannot be listed.
+            self.outcome.problem = str(exc)
+
+    # Groups and their values
+
+    def _values(self) -> Iterator[None]:
+        existing = set(self._groups.ours())
+        ordered = sorted(self._plan.groups, key=lambda group: (not group.name.startswith(_BE), group.name))
+        be = [group for group in ordered if group.name.startswith(_BE)]
+        for group in be:
+            self._bring(group.name, group.schemata, existing)
+            yield
+        if self._plan.default is not None:
+            self._bring(DEFAULT, self._plan.default, existing | {DEFAULT})
+            yield
+        for group in ordered[len(be) :]:
+            self._bring(group.name, group.schemata, existing)
+            yield
+
+    def _bring(self, name: str, values: Mapping[str, Mapping[int, int]], existing: set[str]) -> None:
+        try:
+            if name != DEFAULT and name not in existing:
+                self._make(name)
+                self.outcome.made.append(name)
+            if name in self._left_alone:
+                self.outcome.refused[name] = self._left_alone[name]
+            elif self._groups.set_schemata(name, values, self._capability):
+                self.outcome.written.append(name)
+                if name in existing:
+                    self.outcome.rewritten.append(name)
+        except AgentError as exc:
+            self.outcome.refused[name] = str(exc)
+        else:
+            self._usable.add(name)
+
+    def _make(self, name: str) -> None:
+        """Make a group, at the price of one that nobody needs any more, or of a monitoring group."""
+        try:
+            self._groups.create(name)
+        except OutOfGroupsError as exc:
+            if not (self._free_monitor() if exc.what == "RMIDs" else self._free_group()):
+                raise
+            self._groups.create(name)
+
+    def _free_group(self) -> bool:
+        needed = {group.name for group in self._plan.groups}
+        kept = set().union(*(member.threads() for member in self._members if member.held))
+        for name in self._groups.ours():
+            if name not in needed and not self._groups.members(name) & kept and self._groups.remove(name):
+                self.outcome.removed.append(name)
+                return True
+        return False
+
+    def _free_monitor(self) -> bool:
+        for control in (DEFAULT, *self._groups.ours()):
+            for name in self._monitors.names(control)[0]:
+                if self._monitors.remove(control, name):
+                    return True
+        return False
+
+    # Threads
+
+    def _threads(self) -> Iterator[None]:
+        for member in self._members:
+            if member.held or member.home not in self._usable:
+                self._stay.append(member)
+                if not member.held:
+                    words = f"{member.home}: {self.outcome.refused.get(member.home, 'is not there')}"
+                    self.outcome.unsettled[member.uid] = words
+                continue
+            self._place(member)
+            yield
+
+    def _place(self, member: Member) -> None:
+        threads = member.threads()
+        others = threads & self._taken
+        if others:
+            self.outcome.foreign[member.uid] = len(others)
+        self.outcome.homes[member.uid] = member.home
+        self.outcome.threads[member.uid] = len(threads)
+        if member.home == DEFAULT:
+            return
+        try:
+            done = gather(self._files, self._groups.path(member.home), lambda: member.threads() - self._taken)
+        except AgentError as exc:
+            self.outcome.unsettled[member.uid] = str(exc)
+            return
+        self._count(done)
+        if not done.settled:
+            words = "its threads come faster than they are moved"
+            self.outcome.unsettled[member.uid] = f"refused: {dict(done.refused)}" if done.refused else words
+
+    def _strangers(self) -> Iterator[None]:
+        """Threads in our groups that belong elsewhere: of pods that are to be in the default group, or of nobody."""
+        staying = [member.threads for member in self._stay]
+        for name in self._groups.ours():
+            here = [*staying, *(member.threads for member in self._members if member.home == name)]
+            path = self._groups.path(name)
+            with contextlib.suppress(CgroupGoneError):
+                self.outcome.moved += expel(self._files, path, partial(_all_of, here), self._groups.root)
+            yield
+
+    def _spare(self) -> Iterator[None]:
+        """Remove our groups that the plan does not name, unless a pod stays in one."""
+        needed = {group.name for group in self._plan.groups}
+        for name in self._groups.ours():
+            if name in needed:
+                continue
+            staying = set().union(*(member.threads() for member in self._stay))
+            try:
+                if not self._groups.members(name) & staying and self._groups.remove(name):
+                    self.outcome.removed.append(name)
+            except AgentError as exc:
+                self.outcome.refused[name] = str(exc)
+            yield
+
+    # Monitoring groups
+
+    def _watch(self) -> Iterator[None]:
+        ours = self._groups.ours()
+        controls = (DEFAULT, *ours)
+        foreign = self._groups.foreign()
+        self.outcome.ours = tuple(ours)
+        existing: dict[str, list[str]] = {}
+        others = 0
+        for control in (*controls, *foreign):
+            mine, theirs = self._monitors.names(control)
+            others += len(theirs)
+            for name in mine if control in controls else ():
+                existing.setdefault(name.removeprefix(PREFIX), []).append(control)
+        monitoring = self._capability.monitoring
+        if monitoring is None or not self._monitor:
+            self.outcome.watch = Watch()
+            yield from self._unwatch(existing, {})
+            return
+        # Every control group takes one id as well, also those that may still be made.
+        reserved = max(self._capability.control_groups, 1 + len(ours) + len(foreign))
+        self.outcome.budget = budget = max(0, monitoring.groups - reserved - others)
+        homes = {member.uid: self.outcome.homes.get(member.uid, DEFAULT) for member in self._members}
+        ranks = {
+            member.uid: member.rank
+            for member in self._members
+            if not member.held and member.uid in self.outcome.homes and member.uid not in self.outcome.foreign
+        }
+        before = self.outcome.watch
+        if not before.since and existing:
+            # Those of the last run: they are watched already.
+            before = Watch(since={uid: self._now for uid in existing if uid in ranks})
+        self.outcome.watch = watch = rotate(before, ranks, budget, self._now, self._dwell_s)
+        held = {member.uid for member in self._members if member.held}
+        wanted = {uid: homes[uid] for uid in watch.since}
+        yield from self._unwatch(existing, wanted, held)
+        threads = {member.uid: member.threads for member in self._members}
+        for uid, control in sorted(wanted.items()):
+            self._follow(uid, control, threads[uid], there=control in existing.get(uid, ()))
+            yield
+        self.outcome.monitors = len(self.outcome.watched)
+
+    def _unwatch(
+        self, existing: Mapping[str, list[str]], wanted: Mapping[str, str], held: set[str] | None = None
+    ) -> Iterator[None]:
+        for uid, controls in existing.items():
+            for control in controls:
+                if wanted.get(uid) == control or uid in (held or ()):
+                    continue
+                try:
+                    self._monitors.remove(control, f"{PREFIX}{uid}")
+                except AgentError as exc:
+                    self.outcome.unwatched[uid] = str(exc)
+                yield
+
+    def _follow(self, uid: str, control: str, threads: Callable[[], set[int]], *, there: bool) -> None:
+        name = f"{PREFIX}{uid}"
+        try:
+            if not there:
+                self._monitors.create(control, name)
+            path = self._monitors.path(control, name)
+            # Only what is in the control group can be in a monitoring group of it.
+            done = gather(self._files, path, lambda: threads() & self._groups.members(control))
+        except (OutOfGroupsError, CgroupBusyError):
+            self.outcome.unwatched[uid] = _LOW_ON_RMIDS
+        except AgentError as exc:
+            self.outcome.unwatched[uid] = str(exc)
+        else:
+            self._count(done)
+            self.outcome.watched[uid] = control, name
+
+    def _count(self, done: Moved) -> None:
+        self.outcome.moved += done.moved
+        self.outcome.gone += done.gone
+
+
+def _all_of(threads: Sequence[Callable[[], set[int]]]) -> set[int]:
+    return set().union(*(one() for one in threads))

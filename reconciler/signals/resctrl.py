@@ -1,0 +1,103 @@
+"""Cache occupancy and memory bandwidth of control groups and pods, from resctrl's counters, as rates.
+
+A control group's counters include those of its monitoring groups, so that the sum over control groups is the machine.
+What the law is told: the bandwidth in use of each domain, and BE's part of it. A domain with one unknown group is
+unknown. Synchronous, for a worker thread.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final, final
+
+from msgspec import Struct
+
+from cgroupfs.errors import CgroupError
+from reconciler.policies.cachelevel import Strain
+from resctrl.monitor import Monitors, Rate, Reading, rates
+
+FRESH_S: Final = 5.0
+"""The occupancy of a monitoring group this young may be the last tenant's."""
+_MEGA: Final = 1_000_000
+
+
+class Sample(Struct, frozen=True, kw_only=True):
+    """One look. ``groups`` by control group, ``pods`` by uid; each domain's rates. Seconds on the caller's clock."""
+
+    at_s: float
+    groups: Mapping[str, Mapping[int, Rate]] = {}
+    pods: Mapping[str, Mapping[int, Rate]] = {}
+
+
+@final
+class Sampler:
+    """Keeps the readings before, by directory."""
+
+    def __init__(self, monitors: Monitors) -> None:
+        self._monitors = monitors
+        self._before: dict[str, Reading] = {}
+        self._first: dict[str, tuple[int, float]] = {}
+
+    def sample(self, controls: Collection[str], watched: Mapping[str, tuple[str, str]], now: float) -> Sample:
+        """Read all of ``controls`` and the monitoring groups of ``watched``: uid -> (control group, name).
+
+        A group that is gone, or whose files cannot be read, is missing in the answer.
+        """
+        after: dict[str, Reading] = {}
+        groups = {name: found for name in controls if (found := self._one(name, "", now, after)) is not None}
+        pods = {
+            uid: found
+            for uid, (control, name) in watched.items()
+            if (found := self._one(control, name, now, after)) is not None
+        }
+        for uid, (control, name) in watched.items():
+            reading = after.get(self._monitors.path(control, name))
+            blind = [domain for domain, use in reading.domains.items() if use.total is None] if reading else []
+            for domain in blind if uid in pods and control in groups else ():
+                # The kernel's sum leaves out what it could not read, and does not say so.
+                groups[control][domain] = Rate(occupancy=groups[control][domain].occupancy)
+        self._before = after
+        self._first = {path: first for path, first in self._first.items() if path in after}
+        return Sample(at_s=now, groups=groups, pods=pods)
+
+    def _one(self, control: str, name: str, now: float, after: dict[str, Reading]) -> dict[int, Rate] | None:
+        path = self._monitors.path(control, name)
+        try:
+            reading = self._monitors.read(control, name, at_s=now)
+        except CgroupError:
+            return None
+        after[path] = reading
+        inode, since = self._first.get(path, (reading.inode, now))
+        if inode != reading.inode:
+            since = now
+        self._first[path] = reading.inode, since
+        found = rates(self._before.get(path), reading)
+        if name and now - since < FRESH_S:
+            return {domain: Rate(total_s=one.total_s, local_s=one.local_s) for domain, one in found.items()}
+        return found
+
+
+def strain(
+    sample: Sample | None,
+    reclaimed: Collection[str],
+    *,
+    bandwidth_mbps: int,
+    online: int,
+    misses: Mapping[str, float],
+    now: float,
+) -> Strain:
+    """What the law goes by. ``reclaimed``: the control groups that hold BE pods and nobody else."""
+    if sample is None:
+        return Strain(misses=misses, online=online)
+    domains = sorted({domain for values in sample.groups.values() for domain in values})
+    used: dict[int, float] = {}
+    of_be: dict[int, float] = {}
+    for domain in domains:
+        known = {name: values[domain].total_s for name, values in sample.groups.items() if domain in values}
+        whole = sum(one for one in known.values() if one is not None)
+        if None in known.values():
+            continue
+        used[domain] = 100.0 * whole / (bandwidth_mbps * _MEGA)
+        if reclaimed and whole > 0:
+            of_be[domain] = 100.0 * sum(known.get(name) or 0.0 for name in reclaimed) / whole
+    return Strain(
+        misses=misses, bandwidth=used or None, reclaimed=of_be, online=online, age_s=max(0.0, now - sample.at_s)
+    )

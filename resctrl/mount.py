@@ -1,0 +1,61 @@
+"""Mounting resctrl, and taking a mount of ours away again; never one that somebody else made.
+
+A second mount anywhere is refused (EBUSY), and unmounting deletes every group, also those of others. So a mount is
+known by its number in the mount table, and is only taken away while nobody else has groups in it.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import Final, Protocol, final
+
+from cgroupfs.errors import cgroup_error
+
+_NOSUID: Final = 2
+_NODEV: Final = 4
+_NOEXEC: Final = 8
+
+
+class Mounter(Protocol):
+    """What is done to mounts. ``place`` is the directory, root prefix included. All raise `CgroupError`."""
+
+    def mount(self, place: str, options: Sequence[str]) -> None:
+        """Mount resctrl there."""
+
+    def unmount(self, place: str) -> None:
+        """Take the mount away."""
+
+    def ident(self, place: str) -> int | None:
+        """The number of the resctrl mount there; None when there is none."""
+
+
+@final
+class RealMounter:
+    """`Mounter` on the running kernel. A mount's number is not used again before it is gone."""
+
+    def __init__(self, root: str = "/") -> None:
+        self._table = os.path.join(root, "proc/self/mountinfo")
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def mount(self, place: str, options: Sequence[str]) -> None:
+        flags = ctypes.c_ulong(_NOSUID | _NODEV | _NOEXEC)
+        data = ",".join(options).encode() or None
+        if self._libc.mount(b"resctrl", place.encode(), b"resctrl", flags, data) != 0:
+            raise cgroup_error(place, OSError(ctypes.get_errno(), "mount"), f"mount resctrl ({','.join(options)})")
+
+    def unmount(self, place: str) -> None:
+        if self._libc.umount2(place.encode(), 0) != 0:
+            raise cgroup_error(place, OSError(ctypes.get_errno(), "umount"), "unmount resctrl")
+
+    def ident(self, place: str) -> int | None:
+        try:
+            with open(self._table, encoding="utf-8", errors="replace") as file:
+                lines = file.read().splitlines()
+        except OSError:
+            return None
+        for line in lines:
+            before, _, after = line.partition(" - ")
+            fields = before.split()
+            if after.startswith("resctrl ") and len(fields) > 4 and place.endswith(fields[4]):
+                return int(fields[0])
+        return None
