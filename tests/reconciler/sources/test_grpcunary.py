@@ -1,3 +1,8 @@
+"""One connection to a gRPC peer: what is asked, and every way in which the peer or the line may fail.
+
+Longer than other modules because all of it needs the same peer, scripted frame by frame, and the same pair of ends.
+"""
+
 import shutil
 import socket
 import tempfile
