@@ -130,6 +130,10 @@ def _encode_idle(value: Value) -> str:
     return _number(value, 0, 1, "idle")
 
 
+def _encode_class(value: Value) -> str:
+    return _number(value, 0, (1 << 32) - 1, "class")
+
+
 def _encode_flag(value: Value) -> str:
     return _number(value, 0, 1, "flag")
 
@@ -249,6 +253,7 @@ SHARES: Final = Codec(_encode_shares, _int, _normal_shares)
 WEIGHT: Final = Codec(_encode_weight, lambda text: weight_to_shares(_int(text)), _normal_number)
 BURST: Final = Codec(_encode_burst, _int, _normal_number)
 IDLE: Final = Codec(_encode_idle, _int, _normal_number)
+CLASS: Final = Codec(_encode_class, _int, _normal_number)
 FLAG: Final = Codec(_encode_flag, _int, _normal_number)
 IDENTITY: Final = Codec(_encode_identity, _int, _normal_number)
 QOS: Final = Codec(_encode_qos, _int, _normal_number)

@@ -11,6 +11,7 @@ from typing import Final, Literal, NamedTuple, final
 
 from cgroupfs.codecs import (
     BURST,
+    CLASS,
     FLAG,
     IDENTITY,
     IDLE,
@@ -81,7 +82,7 @@ class Knob(NamedTuple):
 
     name: str
     controller: str
-    unit: Literal["CPUs", "nodes", "µs", "shares", "flag", "level", "bytes", "pids", "weight", "devices"]
+    unit: Literal["CPUs", "nodes", "µs", "shares", "flag", "level", "bytes", "pids", "weight", "devices", "class"]
     forms: Mapping[Version, Form]
     lowering_is_slow: bool = False
     one_way: bool = False
@@ -272,6 +273,8 @@ CATALOG: Final[Mapping[str, Knob]] = _catalog(
     Knob(
         "pids.max", "pids", "pids", {1: Form("pids.max", PIDS, "max", "4.3"), 2: Form("pids.max", PIDS, "max", "4.5")}
     ),
+    # What the group's sockets are to traffic control, ``major << 16 | minor``; a new group copies its parent's.
+    Knob("net.classid", "net_cls", "class", {1: Form("net_cls.classid", CLASS, "0", "2.6.29")}),
     # Disks. v1 has a file for each of the four, v2 one for all; a v1 throttle binds the group's own tasks only, none of
     # the groups below it (the kernel's documentation, and tried on 6.18).
     Knob("blkio.read_bps", "blkio", "devices", {1: Form("blkio.throttle.read_bps_device", READ_BPS, "", "2.6.37")}),

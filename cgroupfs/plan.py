@@ -28,7 +28,7 @@ _PLAIN: Final = (
     *("memory.min", "memory.low", "memory.high", "memory.soft", "memory.oom_group"),
 )
 _USED: Final = {1: "memory.usage_in_bytes", 2: "memory.current"}
-_DISK: Final = tuple(name for name, knob in CATALOG.items() if knob.controller in {"blkio", "io"})
+_DISK: Final = tuple(name for name, knob in CATALOG.items() if knob.controller in {"blkio", "io", "net_cls"})
 # Two numbers may be one to the kernel (pages, v2 weights); sets and bandwidth are never rounded.
 _ROUNDED: Final = frozenset({"bytes", "shares"})
 _ORDERED: Final = frozenset({*_SETS, *_BANDWIDTH})

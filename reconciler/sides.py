@@ -14,12 +14,14 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.cookiestore import restore_cookies
 from reconciler.actuators.core_sched import CoreSched
+from reconciler.actuators.network import Network, restore_trees
 from reconciler.actuators.oom_score import OomScores, restore_scores
 from reconciler.actuators.prctl import RealPrctl
 from reconciler.actuators.reclaim import Reclaimer
 from reconciler.actuators.resctrl import Resctrl
 from reconciler.actuators.resctrl_undo import restore_resctrl
 from reconciler.actuators.side import SideActuator
+from reconciler.actuators.tc import RealTc
 from reconciler.config import Config
 from reconciler.place import Place
 from reconciler.restore import Undone
@@ -68,6 +70,7 @@ def build(config: Config, place: Place, store: Store, means: Means) -> tuple[Sid
                 cgroups=means.files,
             )
         )
+        sides.append(Network(RealTc(), store, means.store_lane))
     return tuple(sides)
 
 
@@ -79,6 +82,7 @@ async def restore_without_daemon(root: str, store: Store, only: str | None) -> S
         *restore_cookies(RealPrctl(), store, only),
         *_restore_scores(root, store, only),
         *restore_resctrl(root, store, only),
+        *(restore_trees(RealTc(), store) if only is None else ()),
     ]
 
 

@@ -17,6 +17,7 @@ from state.cache import CacheWish
 from state.cpu import CoreWish, CpuWish, GroupUse, PoolSize
 from state.disk import Disk, DiskPlan
 from state.memory import MemoryPlan, MemoryWish, NodeMemory
+from state.network import NetworkWish
 from state.topology import Topology
 
 
@@ -334,6 +335,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     memory: MemoryPlan = MemoryPlan()
     cores: CoreWish | None = None
     disk: DiskPlan = DiskPlan()
+    network: NetworkWish | None = None
     cache: CacheWish | None = None
     reasons: Mapping[str, str] = {}
 

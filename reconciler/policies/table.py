@@ -35,6 +35,8 @@ from reconciler.policies.memory_qos import POLICY as MEMORY_QOS
 from reconciler.policies.memory_qos import MemoryQosConfig
 from reconciler.policies.memory_reclaim import POLICY as MEMORY_RECLAIM
 from reconciler.policies.memory_reclaim import MemoryReclaimConfig
+from reconciler.policies.network import POLICY as NETWORK
+from reconciler.policies.network import NetworkConfig
 from reconciler.policies.normalise import POLICY as NORMALISE
 from reconciler.policies.normalise import NormaliseConfig
 from reconciler.policies.oom_score import POLICY as OOM_SCORE
@@ -70,6 +72,7 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pinned: PinnedConfig = PinnedConfig()
     normalise: NormaliseConfig = NormaliseConfig()
     disk: DiskConfig = DiskConfig()
+    network: NetworkConfig = NetworkConfig()
     burst: BurstConfig = BurstConfig()
     idle_class: IdleClassConfig = IdleClassConfig()
     group_identity: GroupIdentityConfig = GroupIdentityConfig()
@@ -97,7 +100,19 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 POLICIES: Final = registered(
     PoliciesConfig,
     (
-        *(DEDICATED, RESERVE, EXCLUSIVE, SHARED, IDLE_BUFFER, RECLAIMED, BATCH, QUOTA_BURST, QUOTA_TURBO, DISK),
+        *(
+            DEDICATED,
+            RESERVE,
+            EXCLUSIVE,
+            SHARED,
+            IDLE_BUFFER,
+            RECLAIMED,
+            BATCH,
+            QUOTA_BURST,
+            QUOTA_TURBO,
+            DISK,
+            NETWORK,
+        ),
         *(PINNED, NORMALISE, BURST, IDLE_CLASS, GROUP_IDENTITY, QOS_LEVEL, BE_MEMORY, MEMORY_QOS, CORE_SCHED),
         *(CACHE, MEMORY_RECLAIM, OOM_SCORE),
     ),

@@ -74,6 +74,7 @@ TABLE = [
     ("blkio.read_iops", 1, at({"254:0": {"riops": 7}}), "254:0 7", "254:0 7\n"),
     ("blkio.write_iops", 1, None, "", ""),
     ("blkio.weight", 1, 10, "10", "10\n"),
+    ("net.classid", 1, 0x42500020, "1112539168", "1112539168\n"),
     ("blkio.bfq_weight", 1, 1, "1", "1\n"),
     (
         *("io.max", 2, at({"7:0": {"rbps": 1048576, "wiops": 100}})),
@@ -158,6 +159,7 @@ def test_every_knob_and_version_is_in_the_table() -> None:
         ("blkio.read_bps", 1, at({"254:0": {"wbps": 5}})),
         ("blkio.read_bps", 1, 5),
         ("blkio.weight", 1, 9),
+        ("net.classid", 1, 1 << 32),
         ("blkio.bfq_weight", 1, 1001),
         ("blkio.bfq_weight", 1, None),
         ("io.max", 2, at({"254:0": {"rbps": MAX_BPS + 1}})),
@@ -238,6 +240,7 @@ numbers: Mapping[str, st.SearchStrategy[Value]] = {
     "blkio.read_iops": disks({"riops": MAX_IOPS}, whole=True),
     "blkio.write_iops": disks({"wiops": MAX_IOPS}, whole=True),
     "blkio.weight": st.integers(10, 1_000),
+    "net.classid": st.integers(0, (1 << 32) - 1),
     "blkio.bfq_weight": st.integers(1, 1_000),
     "io.max": disks({"rbps": MAX_BPS, "wbps": MAX_BPS, "riops": MAX_IOPS, "wiops": MAX_IOPS}),
     "io.weight": st.integers(1, 10_000),

@@ -388,6 +388,7 @@ def test_the_default_pools_of_an_idle_node_are_these() -> None:
         "quota": "the besteffort directory holds the whole budget",
         "normalise": "off: a CPU here is worth what limits say",
         "disk": "off",
+        "network": "off",
         "burst": "off",
         "idle_class": "off",
         "group_identity": "off",

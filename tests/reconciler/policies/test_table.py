@@ -56,6 +56,7 @@ def test_the_shipped_table_names_every_policy_in_the_order_of_taking() -> None:
         "quota_burst",
         "quota_turbo",
         "disk",
+        "network",
         "pinned",
         "normalise",
         "burst",

@@ -1,0 +1,217 @@
+"""The kernel's traffic control as far as we use it: one HTB tree of our own on an interface. Synchronous; for a thread.
+
+pyroute2 is imported when the first call is made: 100 ms and 25 MB that a node without this feature never pays. Each
+call opens a netlink socket, uses and closes it (1.5-2.6 ms).
+
+The classifier is the smallest BPF program that there is: it answers the class id of the sending socket's cgroup, and
+cls_bpf takes an answer that is not 0 for the class. Source: bpf(2), bpf-helpers(7) on bpf_get_cgroup_classid (4.3),
+tc-htb(8); measured on 6.18, where cls_cgroup is not built.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Protocol, final
+
+from msgspec import Struct
+
+from cgroupfs.errors import SourceError
+from state.network import BE_CLASS, HANDLE, ONLINE_CLASS
+
+NAME: Final = "network"
+FILE: Final = "root qdisc"
+_TREE: Final = HANDLE | 0x1
+_ROOT: Final = 0xFFFF_FFFF
+_ALL: Final = 0x0003
+_BPF: Final = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
+_PROG_LOAD: Final = 5
+_SCHED_CLS: Final = 3
+_CALL: Final = 0x85
+_EXIT: Final = 0x95
+_GET_CGROUP_CLASSID: Final = 17
+
+
+class Root(Struct, frozen=True, kw_only=True):
+    """What is at an interface's root. ``handle`` 0: the kernel's own default, which it puts back by itself."""
+
+    index: int
+    kind: str
+    handle: int
+    complete: bool = False
+    """It is ours, with its classes and its classifier."""
+
+    @property
+    def ours(self) -> bool:
+        """Told by kind and handle."""
+        return self.kind == "htb" and self.handle == HANDLE
+
+    @property
+    def default(self) -> bool:
+        """Whether nobody has put anything there."""
+        return self.handle == 0
+
+
+class Rates(Struct, frozen=True, kw_only=True):
+    """What the classes get, bytes a second: the link, BE's floor (online is guaranteed the rest) and BE's ceiling."""
+
+    link: int
+    floor: int
+    ceiling: int
+
+
+class Tc(Protocol):
+    """What `actuators.network` asks of the kernel. All raise `SourceError` for what the kernel refuses."""
+
+    def root(self, name: str) -> Root | None:
+        """What is at the root of an interface; None where there is no such interface."""
+
+    def names(self) -> dict[str, Root]:
+        """The interfaces that have a tree of ours at their root."""
+
+    def install(self, index: int, rates: Rates) -> None:
+        """Make our tree whole, whatever of it is there. The root must be ours or a default."""
+
+    def change(self, index: int, rates: Rates) -> None:
+        """Give the classes other rates."""
+
+    def counted(self, index: int) -> tuple[int, int] | None:
+        """Bytes that online and BE have sent; None where our classes are not there."""
+
+    def remove(self, index: int) -> None:
+        """Take our tree away; the kernel puts its default there. None there is fine."""
+
+
+def _open() -> Any:  # pyroute2 has no types
+    from pyroute2 import IPRoute  # noqa: PLC0415  # see the module's text
+
+    return IPRoute()
+
+
+@final
+class RealTc:
+    """`Tc` on the running kernel."""
+
+    def __init__(self, connect: Callable[[], Any] = _open) -> None:
+        """``connect`` opens a pyroute2 socket of the namespace to work in."""
+        self._connect = connect
+
+    def root(self, name: str) -> Root | None:
+        with self._socket(name) as link:
+            found = link.link_lookup(ifname=name)
+            return self._root(link, found[0]) if found else None
+
+    def names(self) -> dict[str, Root]:
+        with self._socket("interfaces") as link:
+            ours = {one["index"] for one in link.get_qdiscs() if one["handle"] == HANDLE}
+            found = {
+                one.get_attr("IFLA_IFNAME"): self._root(link, one["index"])
+                for one in link.get_links()
+                if one["index"] in ours
+            }
+            return {name: root for name, root in found.items() if root is not None and root.ours}
+
+    def install(self, index: int, rates: Rates) -> None:
+        with self._socket(str(index)) as link:
+            root = self._root(link, index)
+            if root is None or not (root.ours or root.default):
+                raise SourceError(
+                    NAME, f"its root is {root.kind if root else 'not known'}, which is not ours to replace"
+                )
+            if not root.ours:
+                link.tc("add", "htb", index, HANDLE, default=ONLINE_CLASS)
+            _classes(link, index, rates, "replace-class")
+            if not root.complete:
+                program = load_classifier()
+                try:
+                    link.tc(
+                        "replace-filter",
+                        "bpf",
+                        index,
+                        handle=1,
+                        fd=program,
+                        name="bypassd",
+                        parent=HANDLE,
+                        prio=1,
+                        protocol=_ALL,
+                    )
+                finally:
+                    # The filter holds the program from now on.
+                    os.close(program)
+
+    def change(self, index: int, rates: Rates) -> None:
+        with self._socket(str(index)) as link:
+            _classes(link, index, rates, "change-class")
+
+    def counted(self, index: int) -> tuple[int, int] | None:
+        with self._socket(str(index)) as link:
+            sent = {
+                one["handle"]: int(one.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
+                for one in link.get_classes(index=index)
+                if one["handle"] in {ONLINE_CLASS, BE_CLASS}
+            }
+        return (sent[ONLINE_CLASS], sent[BE_CLASS]) if len(sent) == 2 else None
+
+    def remove(self, index: int) -> None:
+        with self._socket(str(index)) as link:
+            root = self._root(link, index)
+            if root is not None and root.ours:
+                link.tc("del", "htb", index, HANDLE, parent=_ROOT)
+
+    @staticmethod
+    def _root(link: Any, index: int) -> Root | None:
+        for one in link.get_qdiscs(index=index):
+            if one["parent"] != _ROOT:
+                continue
+            root = Root(index=index, kind=one.get_attr("TCA_KIND"), handle=one["handle"])
+            if not root.ours:
+                return root
+            classes = {each["handle"] for each in link.get_classes(index=index)}
+            filters = [each.get_attr("TCA_KIND") for each in link.get_filters(index=index, parent=HANDLE)]
+            whole = {_TREE, ONLINE_CLASS, BE_CLASS} <= classes and "bpf" in filters
+            return Root(index=index, kind=root.kind, handle=root.handle, complete=whole)
+        return None
+
+    @contextmanager
+    def _socket(self, what: str) -> Iterator[Any]:
+        from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415  # see the module's text
+
+        try:
+            with self._connect() as link:
+                yield link
+        except NetlinkError as exc:
+            raise SourceError(NAME, f"{what}: {errno.errorcode.get(exc.code, exc.code)}") from exc
+        except OSError as exc:
+            raise SourceError(NAME, f"{what}: {exc.strerror or exc}") from exc
+
+
+def _classes(link: Any, index: int, rates: Rates, command: str) -> None:
+    """The tree: all of it, online (guaranteed what BE's floor leaves), BE. Parents first."""
+    online = max(1_000, rates.link - rates.floor)
+    shape = (
+        (_TREE, HANDLE, rates.link, rates.link, 0),
+        (ONLINE_CLASS, _TREE, online, rates.link, 0),
+        (BE_CLASS, _TREE, rates.floor, rates.ceiling, 1),
+    )
+    for handle, parent, rate, ceiling, priority in shape:
+        link.tc(command, "htb", index, handle=handle, parent=parent, rate=rate, ceil=ceiling, prio=priority)
+
+
+def load_classifier() -> int:
+    """Load the classifier; its file number. Errors: `SourceError` where this kernel or our rights do not allow it."""
+    number = _BPF.get(platform.machine())
+    if number is None:
+        raise SourceError(NAME, f"no number of the bpf call is known for {platform.machine()}")
+    code = struct.pack("<BBhiBBhi", _CALL, 0, 0, _GET_CGROUP_CLASSID, _EXIT, 0, 0, 0)
+    program, license_ = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"Apache-2.0")
+    head = struct.pack("=IIQQ", _SCHED_CLS, len(code) // 8, ctypes.addressof(program), ctypes.addressof(license_))
+    attributes = ctypes.create_string_buffer(head.ljust(128, b"\0"), 128)
+    libc = ctypes.CDLL(None, use_errno=True)
+    opened = int(libc.syscall(number, _PROG_LOAD, attributes, len(attributes)))
+    if opened < 0:
+        code_ = ctypes.get_errno()
+        raise SourceError(NAME, f"the classifier cannot be loaded: {errno.errorcode.get(code_, code_)}")
+    return opened

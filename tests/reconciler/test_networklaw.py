@@ -1,0 +1,77 @@
+"""The waterline law: down at once, up slowly, never up on an unknown."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconciler.networklaw import Counted, Lane, lane, online_use, step
+
+LINK = lane(1_000, 10, 40, 80)
+MBIT = 125_000
+
+
+def test_percents_of_a_link_are_bytes_a_second() -> None:
+    assert Lane(link=1_000 * MBIT, floor=100 * MBIT, ceiling=400 * MBIT, waterline=800 * MBIT) == LINK
+    assert lane(1, 1, 1, 50).floor == 1_250
+    assert lane(1, 0.5, 0.5, 50) == Lane(link=125_000, floor=1_000, ceiling=1_000, waterline=62_500)
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "online", "after"),
+    [
+        (400, 0, 400),
+        (400, 400, 400),
+        (400, 500, 300),
+        (400, 750, 100),
+        (400, 5_000, 100),
+        (100, 0, 130),
+        (380, 0, 400),
+        (100, 695, 100),
+        (100, None, 100),
+        (0, None, 100),
+        (900, None, 400),
+    ],
+    ids=[
+        *("idle", "at the line", "down at once", "the floor", "more than the link", "up by a tenth", "the last step"),
+        *("too little to tell", "unknown", "unknown at start", "above the ceiling"),
+    ],
+)
+def test_the_next_ceiling(ceiling: int, online: int | None, after: int) -> None:
+    assert step(ceiling * MBIT, None if online is None else online * MBIT, LINK) == after * MBIT
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "use"),
+    [
+        (None, Counted(at=2, online=10, be=0), None),
+        (Counted(at=1, online=0, be=0), Counted(at=3, online=10, be=0), 5),
+        (Counted(at=1, online=20, be=0), Counted(at=3, online=10, be=0), None),
+        (Counted(at=3, online=0, be=0), Counted(at=3, online=10, be=0), None),
+    ],
+    ids=["first", "rate", "made anew", "no time"],
+)
+def test_what_online_uses(before: Counted | None, now: Counted, use: int | None) -> None:
+    assert online_use(before, now) == use
+
+
+rates = st.integers(0, 2_000 * MBIT)
+
+
+@given(rates, st.none() | rates, rates)
+def test_the_ceiling_stays_within_its_bounds_and_more_use_never_raises_it(
+    ceiling: int, online: int | None, more: int
+) -> None:
+    after = step(ceiling, online, LINK)
+    assert LINK.floor <= after <= LINK.ceiling
+    if online is not None:
+        assert step(ceiling, online + more, LINK) <= after
+        assert after <= max(LINK.floor, LINK.waterline - online)
+    else:
+        assert after <= max(LINK.floor, ceiling)
+
+
+@given(rates, st.integers(0, 400 * MBIT))
+def test_below_the_line_it_reaches_its_top_in_a_dozen_steps(ceiling: int, online: int) -> None:
+    for _ in range(12):
+        ceiling = step(ceiling, online, LINK)
+    assert ceiling == LINK.ceiling
