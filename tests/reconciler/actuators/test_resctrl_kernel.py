@@ -1,0 +1,195 @@
+"""Real processes in real cgroups, moved through real files: resctrl is the strict model, mounted through FUSE."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.actuators.resctrl import Resctrl
+from reconciler.actuators.side import Situation
+from reconciler.planner import plan_pools
+from reconciler.policies.cache import CacheConfig
+from reconciler.policies.table import PoliciesConfig
+from resctrl.capability import read_capability
+from resctrl.files import REAL
+from resctrl.tasks import members
+from state.ledger import Ledger
+from state.model import GroupRef, Pod
+from state.store import Store
+from tests.cgroupfs.kernelgroup import kernel_groups
+from tests.fakes.resctrl_fuse import mounted
+from tests.fakes.resctrl_model import ResctrlModel
+from tests.fakes.resctrl_shapes import INTEL
+from tests.reconciler.nodes import node, pod
+
+pytestmark = pytest.mark.kernel
+
+BOMB = """
+import os, time
+print("ready", flush=True)
+input()
+for number in range(2000):
+    if os.fork() == 0:
+        time.sleep(0.02 + number % 20 * 0.02)
+        os._exit(0)
+    while os.waitpid(-1, os.WNOHANG)[0]:
+        pass
+    time.sleep(0.001)
+for _ in range(30):
+    if os.fork() == 0:
+        time.sleep(300)
+        os._exit(0)
+print("done", flush=True)
+time.sleep(300)
+"""
+THREADS = """
+import threading, time
+for _ in range(7):
+    threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
+print("ready", flush=True)
+time.sleep(300)
+"""
+
+
+class Machine:
+    """This machine's cgroups, and a mounted resctrl."""
+
+    def __init__(self, path: Path, hierarchy: Hierarchy, group: str, root: str) -> None:
+        self.hierarchy = hierarchy
+        self.group = group
+        self.root = root
+        self.started: list[subprocess.Popen[str]] = []
+        self.store = Store(str(path / "state.db"), boot="boot-1")
+        copy = path / "copy"
+        ResctrlModel(INTEL).install(str(copy))
+        self._offered = replace(read_capability(str(copy)), root=root)
+        self.side = Resctrl(
+            hierarchy, self.store, Ledger(self.store), trio.CapacityLimiter(1), capability=lambda: self._offered
+        )
+
+    def pod(self) -> Pod:
+        one = pod("bomb")
+        box = replace(one.containers[0], group=GroupRef(path=self.group))
+        return replace(one, group=GroupRef(path=self.group), containers=(box,))
+
+    def run(self, code: str) -> "subprocess.Popen[str]":
+        """A program in the group, which has said that it is ready."""
+        words = [sys.executable, "-c", f"input()\n{code}"]
+        process = subprocess.Popen(words, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.started.append(process)
+        Path(self.hierarchy.trigger_directory(self.group), "cgroup.procs").write_text(f"{process.pid}\n")
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    def alive(self) -> set[int]:
+        there = self.hierarchy.trigger_directory(self.group)
+        file = "tasks" if self.hierarchy.version(self.hierarchy.trigger) == 1 else "cgroup.threads"
+        return set(map(int, Path(there, file).read_text().split()))
+
+    def kill(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        there = Path(self.hierarchy.trigger_directory(self.group), "cgroup.procs")
+        deadline = time.monotonic() + 10
+        while pids := there.read_text().split():
+            assert time.monotonic() < deadline
+            for pid in pids:
+                try:
+                    os.kill(int(pid), 9)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.05)
+
+    def plan(self, *pods: Pod) -> None:
+        view = node(*pods)
+        pools = plan_pools(view, None, PoliciesConfig(cache=CacheConfig(enabled=True)))
+        self.side.planned(Situation(view=view, pools=pools, enforce=True))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with (
+        kernel_groups("resctrl", "cpuset") as (hierarchy, group),
+        mounted(INTEL, (6, 12), tmp_path / "resctrl") as mount,
+    ):
+        there = hierarchy.directory("cpuset", group)
+        if hierarchy.version("cpuset") == 1:
+            for file in ("cpuset.cpus", "cpuset.mems"):
+                Path(there, file).write_text(Path(os.path.dirname(there), file).read_text())
+        world = Machine(tmp_path, hierarchy, group, mount.root)
+        try:
+            yield world
+        finally:
+            world.kill()
+            world.store.close()
+
+
+async def test_every_thread_of_a_program_is_moved_and_goes_home_at_restore(machine: Machine) -> None:
+    process = machine.run(THREADS)
+    machine.plan(machine.pod())
+    await machine.side.sweep()
+    be = f"{machine.root}/bypassd-be"
+    tids = set(map(int, os.listdir(f"/proc/{process.pid}/task")))
+    assert len(tids) == 8
+    assert tids <= members(REAL, be)
+    assert tids <= members(REAL, f"{be}/mon_groups/bypassd-bomb")
+    assert machine.side.problems() == []
+    done = await machine.side.restore()
+    assert all(one.ok for one in done)
+    assert not os.path.exists(be)
+    assert tids <= members(REAL, machine.root)
+
+
+async def test_a_fork_bomb_ends_up_in_its_group_whole(machine: Machine) -> None:
+    process = machine.run(BOMB)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    machine.plan(machine.pod())
+    lags: list[float] = []
+
+    async def measure() -> None:
+        while True:
+            due = trio.current_time() + 0.002
+            await trio.sleep_until(due)
+            lags.append(trio.current_time() - due)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(measure)
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        with trio.fail_after(100):
+            while not await _said(process):
+                await machine.side.sweep()
+            for _ in range(20):
+                await machine.side.sweep()
+                if not machine.side.problems() and machine.alive() <= members(REAL, f"{machine.root}/bypassd-be"):
+                    break
+        nursery.cancel_scope.cancel()
+    alive = machine.alive()
+    assert len(alive) >= 31
+    assert alive <= members(REAL, f"{machine.root}/bypassd-be")
+    assert machine.side.problems() == []
+    print(f"the loop was late by {sorted(lags)[int(len(lags) * 0.99)] * 1000:.1f} ms (p99 of {len(lags)})")
+
+
+async def _said(process: "subprocess.Popen[str]") -> bool:
+    """Whether the program has written its next line."""
+    assert process.stdout is not None
+    with trio.move_on_after(0.05) as scope:
+        await trio.lowlevel.wait_readable(process.stdout)
+    return not scope.cancelled_caught
