@@ -31,12 +31,13 @@ from cgroupfs.files import Directory
 from tests.fakes.kernel_files import PAGE, fail
 from tests.fakes.resctrl_groups import Group, GroupFiles
 from tests.fakes.resctrl_info import info_files
-from tests.fakes.resctrl_parts import Count, Counters, FakeTasks, LastStatus, Place, Rmids, Tasks
+from tests.fakes.resctrl_parts import LIMBO_CHECK_S, Count, Counters, FakeTasks, LastStatus, Place, Rmids, Tasks
 from tests.fakes.resctrl_schemata import Allocation, Control
 from tests.fakes.resctrl_shapes import INTEL, MB_PER_SECOND, Options, Release, Shape
 from tests.fakes.resctrl_tree import Dir, File, Reader, Writer
 
 NAME_MAX = 255
+HOURS = 1e5
 
 
 class Deed(NamedTuple):
@@ -152,12 +153,16 @@ class ResctrlModel:
         assert self.counters is not None
         self.counters.answer(self._group_at(group).rmid, domain, word)
 
-    def hardware(self, occupancy: int, bps: float, words: Sequence[tuple[int, str]], check_s: float) -> None:
-        """What ids show of which nothing else is said, those that show a word, and how often freed ones are checked."""
+    def hardware(self, occupancy: int, bps: float, words: Sequence[tuple[int, str]], check_after: int = 0) -> None:
+        """What ids show of which nothing else is said, and which show a word.
+
+        ``check_after``: freed ids are looked at after so many refusals, instead of every second.
+        """
         assert self.counters is not None
         assert self.rmids is not None
         self.counters.idle_occupancy, self.counters.idle_bps = occupancy, bps
-        self.rmids.check_s = check_s
+        self.rmids.check_after = check_after
+        self.rmids.check_s = HOURS if check_after else LIMBO_CHECK_S
         for rmid, word in words:
             for domain in self.counters.domains:
                 self.counters.answer(rmid, domain, word)

@@ -196,6 +196,9 @@ class Rmids:
     def __init__(self, shape: MonitorShape, release: Release, counters: Counters, now: Callable[[], float]) -> None:
         self.threshold = shape.threshold
         self.check_s = LIMBO_CHECK_S
+        self.check_after = 0
+        """For tests that cannot count on time: look after so many refusals instead."""
+        self._refusals = 0
         self._shape = shape
         self._release = release
         self._counters = counters
@@ -213,6 +216,10 @@ class Rmids:
     def take(self) -> int | None:
         """An id for a new group; None: there is none free."""
         self._check()
+        if not self._free and self.check_after and any(self._busy.values()):
+            self._refusals = (self._refusals + 1) % self.check_after
+            if self._refusals == 0:
+                self._look(list(self._busy))
         if not self._free:
             return None
         rmid = self._free.popleft()
@@ -241,14 +248,17 @@ class Rmids:
     def _check(self) -> None:
         now = self._now()
         for domain, ids in self._busy.items():
-            if not ids or self._due[domain] > now:
-                continue
-            self._due[domain] += self.check_s * (1 + (now - self._due[domain]) // self.check_s)
-            for rmid in sorted(ids):
+            if ids and self._due[domain] <= now:
+                self._due[domain] += self.check_s * (1 + (now - self._due[domain]) // self.check_s)
+                self._look([domain])
+
+    def _look(self, domains: list[int]) -> None:
+        for domain in domains:
+            for rmid in sorted(self._busy[domain]):
                 occupied = self._counters.occupied(rmid, domain)
                 if occupied is None or occupied >= self.threshold:
                     continue
-                ids.discard(rmid)
+                self._busy[domain].discard(rmid)
                 if not any(rmid in others for others in self._busy.values()):
                     self._free.append(rmid)
 
