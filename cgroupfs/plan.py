@@ -175,6 +175,8 @@ class _Planner:
         version = self._versions[knob.controller]
         have = self._value(change.path, change.knob)
         slow = knob.lowering_is_slow and (isinstance(have, UnsetType) or knob.slow(have, change.want))
+        # On v2 the pages of a running group move over to its new nodes, within the write.
+        slow |= version == 2 and change.knob == "cpu.mems" and not _contains(change.want, have)
         step = Step(
             path=change.path,
             knob=change.knob,
@@ -341,6 +343,11 @@ def _check_value(knob: Knob, want: Value, version: Version) -> None:
         knob.encode(want, version)
     elif not isinstance(want, CpuSet) or want == EMPTY:
         raise ValueError("a group with processes never takes an empty set: name the CPUs or nodes")
+
+
+def _contains(one: Value, other: Value | UnsetType) -> bool:
+    """Whether everything in one set is in ``one`` too; an empty set is "as above", and has unknown contents."""
+    return isinstance(one, CpuSet) and isinstance(other, CpuSet) and other != EMPTY and other <= one
 
 
 def _mask(value: Value) -> int:

@@ -93,6 +93,22 @@ def exclusive_container(setting: Setting, scene: Scene) -> str | None:
     return "the kubelet gave this container CPUs of its own" if owns_cpus(scene.pod, container, scene.pools) else None
 
 
+def kubelets_memory(setting: Setting, scene: Scene) -> str | None:
+    """Memory nodes of containers whose CPUs are the kubelet's own choice are as well."""
+    container = scene.containers.get(setting.path)
+    if container is None or scene.pod is None or placed_cpus(scene.pod, container, scene.pools) is not None:
+        return None
+    return "the kubelet gave this container CPUs of its own" if owns_cpus(scene.pod, container, scene.pools) else None
+
+
+def mems_without_memory(setting: Setting, scene: Scene) -> str | None:
+    """EINVAL for a node that has none."""
+    if not isinstance(setting.value, CpuSet):
+        return None
+    gone = setting.value - scene.view.topology.memory_nodes()
+    return f"NUMA node {gone} has no memory" if gone else None
+
+
 def kubelet_reasserts(setting: Setting, scene: Scene) -> str | None:
     """Up to 1.21 the static CPU manager rewrites what its spec has, for every app container, every few seconds."""
     every = scene.view.kubelet.reasserts_s
@@ -289,7 +305,7 @@ _EVERY: Final[tuple[Rule, ...]] = (
 )
 _OF_KNOB: Final[Mapping[str, tuple[Rule, ...]]] = {
     "cpu.set": (empty_cpuset, cpuset_not_online, exclusive_container, besteffort_cpuset, cpuset_outside_parent),
-    "cpu.mems": (empty_cpuset, exclusive_container),
+    "cpu.mems": (empty_cpuset, kubelets_memory, mems_without_memory),
     "cpu.quota": (quota_minimum, quota_below_child, online_under_quota, v1_quota_above_parent),
     "cpu.burst": (burst_above_quota,),
     "cpu.idle": (idle_not_pod,),

@@ -39,6 +39,8 @@ from reconciler.policies.network import POLICY as NETWORK
 from reconciler.policies.network import NetworkConfig
 from reconciler.policies.normalise import POLICY as NORMALISE
 from reconciler.policies.normalise import NormaliseConfig
+from reconciler.policies.numa_memory import POLICY as NUMA_MEMORY
+from reconciler.policies.numa_memory import NumaMemoryConfig
 from reconciler.policies.oom_score import POLICY as OOM_SCORE
 from reconciler.policies.oom_score import OomScoreConfig
 from reconciler.policies.pinned import POLICY as PINNED
@@ -81,6 +83,7 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     memory_qos: MemoryQosConfig = MemoryQosConfig()
     memory_reclaim: MemoryReclaimConfig = MemoryReclaimConfig()
     oom_score: OomScoreConfig = OomScoreConfig()
+    numa_memory: NumaMemoryConfig = NumaMemoryConfig()
     core_sched: CoreSchedConfig = CoreSchedConfig()
     cache: CacheConfig = CacheConfig()
 
@@ -114,6 +117,6 @@ POLICIES: Final = registered(
             NETWORK,
         ),
         *(PINNED, NORMALISE, BURST, IDLE_CLASS, GROUP_IDENTITY, QOS_LEVEL, BE_MEMORY, MEMORY_QOS, CORE_SCHED),
-        *(CACHE, MEMORY_RECLAIM, OOM_SCORE),
+        *(CACHE, MEMORY_RECLAIM, OOM_SCORE, NUMA_MEMORY),
     ),
 )

@@ -69,6 +69,7 @@ def test_the_shipped_table_names_every_policy_in_the_order_of_taking() -> None:
         "cache",
         "memory_reclaim",
         "oom_score",
+        "numa_memory",
     ]
 
 

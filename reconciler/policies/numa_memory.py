@@ -1,0 +1,103 @@
+"""numa memory: containers that are bound to NUMA nodes take their memory there too (``cpuset.mems``).
+
+Bound are: dedicated containers whose CPUs we chose and whose pods ask for ``numa_binding``, online pods of a pool on
+one node, and BE pods that ask for a node. Off by default: a container that may take memory from one node only is out of
+memory when that one is. Source: Katalyst (cpuset.mems of numa_binding pods). Where we differ:
+
+- A container that the kubelet's memory manager has placed, told by its runtime spec or its checkpoint, is left to it.
+- A node without memory of its own (CXL machines, sub-NUMA with a bank out) means the nearest one that has some.
+- It is written before the container's first instruction, so that there is nothing to move. Later on cgroup v2 moves the
+  pages over, which takes as long as it takes, in the slow lane; cgroup v1 leaves them where they are.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.policies.base import Policy, PolicyConfig, placed_cpus
+from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+from state.topology import Topology
+
+NAME: Final = "numa_memory"
+_PART: Final = "-NUMA"
+
+
+class NumaMemoryConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether memory follows."""
+
+    enabled: Annotated[bool, Meta(description="memory of containers bound to NUMA nodes comes from those nodes")] = (
+        False
+    )
+
+
+def nodes_with_memory(nodes: CpuSet, topology: Topology) -> CpuSet:
+    """These nodes, each without memory replaced by the nearest that has some."""
+    has = topology.memory_nodes()
+    found: set[int] = set()
+    for node in nodes:
+        found.add(next((near for near in topology.nearest(node) if near in has), node))
+    return CpuSet(found)
+
+
+def bound_nodes(pod: Pod, container: Container, view: NodeView, pools: Pools) -> CpuSet:
+    """The NUMA nodes that the container's CPUs are bound to; empty: to none."""
+    topology = view.topology
+    if pod.uid in pools.bound:
+        _, part, number = pools.bound[pod.uid].rpartition(_PART)
+        return CpuSet([int(number)]) if part and number.isdecimal() else EMPTY
+    if not pod.wish.numa_binding:
+        return EMPTY
+    if pod.pod_class is PodClass.RECLAIMED:
+        here = next((node for node in pod.wish.nodes if pools.reclaimed & topology.node_cpus(node)), None)
+        return EMPTY if here is None else CpuSet([here])
+    cpus = placed_cpus(pod, container, pools)
+    return EMPTY if cpus is None else CpuSet({topology.node_of(cpu) for cpu in cpus & topology.online})
+
+
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: NumaMemoryConfig) -> list[Setting]:
+    """The memory nodes of each bound container."""
+    del config
+    every = view.topology.memory_nodes()
+    settings: list[Setting] = []
+    for container in pod.containers:
+        if container.kind is ContainerKind.SANDBOX or _is_the_kubelets(pod, container, view, every):
+            continue
+        nodes = bound_nodes(pod, container, view, pools)
+        mems = nodes_with_memory(nodes, view.topology)
+        if not mems or mems >= every:
+            continue
+        settings.append(
+            Setting(
+                path=container.group.path,
+                knob="cpu.mems",
+                value=mems,
+                policy=NAME,
+                reason=f"its CPUs are bound to NUMA node {nodes}",
+                pod_uid=pod.uid,
+                container_id=container.id,
+            )
+        )
+    return settings
+
+
+def _is_the_kubelets(pod: Pod, container: Container, view: NodeView, every: CpuSet) -> bool:
+    """Whether the kubelet's memory manager has given the container nodes, or nobody can tell."""
+    given = view.kubelet.affinity.get(f"{pod.uid}/{container.name}", {})
+    if any(name == "memory" or name.startswith("hugepages-") for name in given):
+        return True
+    if container.spec is None or not container.spec.mems:
+        return False
+    try:
+        return not CpuSet.parse(container.spec.mems) >= every
+    except ValueError:
+        return True
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="memory of containers bound to NUMA nodes comes from there",
+    config_type=NumaMemoryConfig,
+    precedence=76,
+    pod=for_pod,
+)

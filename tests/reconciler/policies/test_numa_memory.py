@@ -1,0 +1,103 @@
+import pytest
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import EMPTY
+from cgroupfs.naming import QosClass
+from cgroupfs.plan import Change, order_changes
+from reconciler.planner import plan, plan_pod, plan_pools
+from reconciler.policies.exclusive import ExclusiveConfig
+from reconciler.policies.numa_memory import NumaMemoryConfig, nodes_with_memory
+from reconciler.policies.table import PoliciesConfig
+from state.cpu import CpuWish
+from state.machine import parse
+from state.model import Pod, PodClass, Resources, RuntimeSpec, Setting
+from tests.reconciler.nodes import NONE, container, cpus, kubelet, node, pod
+
+ON = PoliciesConfig(numa_memory=NumaMemoryConfig(enabled=True), exclusive=ExclusiveConfig())
+TWO = parse("2 sockets x 4 cores x 2 threads")
+ASKED = Resources(cpu_milli=4000)
+
+
+def dedicated(wish: CpuWish, spec: RuntimeSpec | None = None) -> Pod:
+    main = container("main", requests=ASKED, limits=ASKED, spec=spec)
+    return replace(pod("db", main, cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED), wish=wish)
+
+
+def mems(one: Pod, **more: object) -> list[Setting]:
+    view = node(one, topology=TWO, **{"kubelet": NONE, **more})
+    return [found for found in plan(view, None, ON).settings.values() if found.knob == "cpu.mems"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_bound_dedicated_container_takes_memory_where_its_cpus_are(number: int) -> None:
+    one = dedicated(CpuWish(numa_binding=True, nodes=(number,)))
+    (found,) = mems(one)
+    assert (found.path, str(found.value)) == (f"{one.group.path}/id-main", str(number))
+
+
+@pytest.mark.parametrize(
+    ("one", "more"),
+    [
+        pytest.param(dedicated(CpuWish()), {}, id="not bound"),
+        pytest.param(
+            dedicated(CpuWish(numa_binding=True, nodes=(1,)), RuntimeSpec(mems="1")), {}, id="the kubelet's spec"
+        ),
+        pytest.param(
+            dedicated(CpuWish(numa_binding=True, nodes=(1,))),
+            {"kubelet": replace(NONE, affinity={"db/main": {"memory": cpus("1")}})},
+            id="the kubelet's memory manager",
+        ),
+        pytest.param(
+            dedicated(CpuWish(numa_binding=True)),
+            {"kubelet": kubelet(default="0-7", exclusive={"db/main": "8-11"})},
+            id="the kubelet's own CPUs",
+        ),
+        pytest.param(pod("web", cls=PodClass.SHARED, qos=QosClass.BURSTABLE), {}, id="an ordinary online pod"),
+    ],
+)
+def test_everybody_else_is_left_alone(one: Pod, more: dict[str, object]) -> None:
+    assert mems(one, **more) == []
+
+
+def test_devices_of_a_node_are_no_choice_of_memory() -> None:
+    one = dedicated(CpuWish(numa_binding=True, nodes=(1,)))
+    (found,) = mems(one, kubelet=replace(NONE, affinity={"db/main": {"vendor/gpu": cpus("1")}}))
+    assert str(found.value) == "1"
+
+
+def test_a_be_pod_that_asks_for_a_node_takes_its_memory_there() -> None:
+    one = replace(pod("be"), wish=CpuWish(numa_binding=True, nodes=(1,)))
+    (found,) = mems(one)
+    assert str(found.value) == "1"
+
+
+def test_an_online_pod_of_a_pool_on_one_node_does_so_too() -> None:
+    one = pod("web", cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
+    view = node(one, topology=TWO)
+    pools = replace(plan_pools(view, None, ON), bound={"web": "shared/batch-NUMA1"})
+    settings, refusals = plan_pod(one, view, pools, ON)
+    assert [str(found.value) for found in settings if found.knob == "cpu.mems"] == ["1"]
+    assert not refusals
+    settings, _ = plan_pod(one, view, replace(pools, bound={"web": "shared/batch"}), ON)
+    assert not [found for found in settings if found.knob == "cpu.mems"]
+
+
+def test_a_node_without_memory_means_the_nearest_that_has_some() -> None:
+    machine = parse("2 sockets x 2 cores x 1 threads; memory nodes 1 of 1T")
+    assert nodes_with_memory(cpus("0-1"), machine) == cpus("0-1")
+    bare = replace(
+        machine, numa=tuple(replace(one, memory_bytes=0 if one.id == 1 else 1 << 30) for one in machine.numa)
+    )
+    assert nodes_with_memory(cpus("1"), bare) == cpus("0")
+
+
+@pytest.mark.parametrize(
+    ("have", "version", "slow"),
+    [("0-1", 2, True), ("0-1", 1, False), ("", 2, True)],
+    ids=["v2 moves pages", "v1 does not", "what it had is not known"],
+)
+def test_moving_pages_is_never_done_in_the_loop(have: str, version: int, slow: bool) -> None:
+    change = Change(path="/kubepods/a", knob="cpu.mems", want=cpus("1"), have=cpus(have) if have else EMPTY)
+    known = {("/kubepods", "cpu.mems"): cpus("0-1")}
+    steps = order_changes([change], known, {"cpuset": version}).steps
+    assert [step.slow for step in steps] == [slow]
