@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from cgroupfs.errors import AgentError, InputError, StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
+from reconciler.actuators import resctrl_show as show
 from reconciler.actuators.resctrl_undo import (
     Kept,
     about_to_write,
@@ -46,13 +47,12 @@ from resctrl.capability import Capability, Status, read_capability
 from resctrl.files import REAL as REAL_GROUPS
 from resctrl.files import GroupFiles
 from resctrl.groups import DEFAULT, Groups
-from resctrl.monitor import Monitors, Rate, total
+from resctrl.monitor import Monitors
 from resctrl.mount import Mounter, RealMounter
-from resctrl.schemata import format_schemata
 from state.cache import CacheMode, CacheWish
 from state.entry import US, Event
 from state.ledger import Ledger
-from state.model import Pod, PodClass, Setting
+from state.model import Pod, PodClass
 from state.store import Store
 
 _LOG: Final = logging.getLogger(__name__)
@@ -168,61 +168,26 @@ class Resctrl:
         return done
 
     def facts(self) -> Mapping[str, object]:
-        """What the machine offers, the groups, who is in them, and what they use. Units: bytes, bytes per second."""
-        capability = self._capability
-        sample, now = self.sample, self._clock()
-        return {
-            "status": "not looked yet" if capability is None else capability.status.value,
-            "reason": "" if capability is None else capability.reason,
-            "control_groups": {
-                "limit": 0 if capability is None else capability.control_groups,
-                "ours": list(self._ours),
-                "others": list(self._foreign),
-            },
-            "monitoring_groups": {"budget": self._outcome.budget, "used": self._outcome.monitors},
-            "groups": {
-                group.name: {
-                    "schemata": format_schemata(group.schemata).split("\n")[:-1],
-                    "reason": group.reason,
-                    "pods": sorted(uid for uid, home in self._plan.members.items() if home == group.name),
-                    "refused": self._outcome.refused.get(group.name),
-                }
-                for group in self._plan.groups
-            },
-            "crowded": dict(self._plan.crowded),
-            "unsettled": dict(self._outcome.unsettled),
-            "in_others_groups": dict(self._outcome.foreign),
-            "level": None
-            if self._level is None
-            else {
-                "cache_percent": self._level.level.cache_percent,
-                "mba_percent": self._level.level.mba_percent,
-                "reason": self._level.reason,
-            },
-            "use": {}
-            if sample is None
-            else {
-                "age_s": round(now - sample.at_s, 3),
-                "pods": {uid: _use(rates) for uid, rates in sorted(sample.pods.items())},
-                "groups": {name or "(default)": _use(rates) for name, rates in sorted(sample.groups.items())},
-            },
-            "moved": self._outcome.moved,
-            "sweeps": self._sweeps,
-            "last_sweep_s": self._swept_s,
-        }
+        """Its section; see `resctrl_show.facts`."""
+        return {**show.facts(self._status(), self._clock()), "sweeps": self._sweeps, "last_sweep_s": self._swept_s}
 
     def problems(self) -> Sequence[str]:
         """What does not work now."""
-        outcome = self._outcome
-        found = [self._problem, outcome.problem, *self._plan.problems]
-        found += [f"{name or 'the default group'}: {words}" for name, words in sorted(outcome.refused.items())]
-        titles = self._titles()
-        found += [f"{titles.get(uid, uid)}: {words}" for uid, words in sorted(outcome.unsettled.items())]
-        found += [
-            f"{titles.get(uid, uid)}: {count} threads are in a group of others, which they keep"
-            for uid, count in sorted(outcome.foreign.items())
-        ]
-        return [problem for problem in dict.fromkeys(found) if problem]
+        situation = self._situation
+        titles = {} if situation is None else {uid: pod.title for uid, pod in situation.view.pods.items()}
+        return show.problems(self._status(), titles)
+
+    def _status(self) -> show.Status:
+        return show.Status(
+            capability=self._capability,
+            plan=self._plan,
+            outcome=self._outcome,
+            level=self._level,
+            sample=self.sample,
+            ours=self._ours,
+            foreign=self._foreign,
+            problem=self._problem,
+        )
 
     # One sweep
 
@@ -266,7 +231,7 @@ class Resctrl:
         self._plan = await self._work(partial(plan, foreign=len(look.foreign), having=frozenset(look.ours)))
         if writes:
             await self._bring(wish, capability, situation, look)
-        self._stand(situation, writes=writes)
+        self.standings = show.standings(self._status(), situation, writes=writes)
 
     def _look(self, root: str) -> _Look:
         groups = Groups(root, self._files)
@@ -408,10 +373,6 @@ class Resctrl:
         wish = self._situation.pools.cache if self._situation is not None else None
         return wish.sweep_s if wish is not None else float("inf")
 
-    def _titles(self) -> Mapping[str, str]:
-        situation = self._situation
-        return {} if situation is None else {uid: pod.title for uid, pod in situation.view.pods.items()}
-
     def _yielded(self) -> dict[str, str]:
         if self._changed_plan is None or self._changed_plan.groups != self._plan.groups:
             self._changed.clear()
@@ -433,34 +394,6 @@ class Resctrl:
         self._writes["resctrl.schemata", "refused"] += len(outcome.refused)
         self._writes["resctrl.tasks", "written"] += outcome.moved
 
-    def _stand(self, situation: Situation, *, writes: bool) -> None:
-        groups = {group.name: group for group in self._plan.groups}
-        found: dict[str, dict[str, Standing]] = {}
-        for uid, pod in situation.view.pods.items():
-            home = self._plan.members.get(uid)
-            if home is None or (home == DEFAULT and uid not in self._plan.crowded):
-                continue
-            reason = groups[home].reason if home in groups else self._plan.crowded.get(uid, "")
-            setting = Setting(path=pod.group.path, knob=KNOB, value=None, policy=POLICY, reason=reason, pod_uid=uid)
-            state, detail = self._state(uid, situation, setting, writes=writes)
-            actual = self._outcome.homes.get(uid) if writes else None
-            shown = home or "(default)"
-            found[pod.group.path] = {KNOB: Standing(setting, state, shown, actual, detail, time.time())}
-        self.standings = found
-
-    def _state(self, uid: str, situation: Situation, setting: Setting, *, writes: bool) -> tuple[str, str]:
-        hold = holding(situation.holds, path=setting.path, knob=KNOB, pod_uid=uid)
-        if hold is not None:
-            return "held", f"{hold.reason} (by {hold.by})"
-        if not writes:
-            return "would write", setting.reason
-        if uid in self._outcome.unsettled:
-            return "waiting", self._outcome.unsettled[uid]
-        if uid in self._outcome.foreign:
-            return "yielded", f"{self._outcome.foreign[uid]} threads are in a group of others"
-        detail = self._plan.crowded.get(uid) or f"{self._outcome.threads.get(uid, 0)} threads"
-        return "in place", detail
-
     def _note(self, kind: str, path: str, why: str) -> None:
         event = Event(at=time.time(), kind=kind, path=path, file="resctrl", writer=US, policy=POLICY, reason=why)
         self._ledger.note(event)
@@ -470,13 +403,3 @@ def _advance(steps: Iterator[None], seconds: float) -> bool:
     """Go on for a while; True at the end."""
     until = time.monotonic() + seconds
     return all(time.monotonic() < until for _ in steps)
-
-
-def _use(rates: Mapping[int, Rate]) -> Mapping[str, object]:
-    whole = total(rates)
-    return {
-        "occupancy_bytes": whole.occupancy,
-        "total_bytes_s": whole.total_s,
-        "local_bytes_s": whole.local_s,
-        "domains": {str(domain): [one.occupancy, one.total_s, one.local_s] for domain, one in sorted(rates.items())},
-    }

@@ -15,6 +15,7 @@ from reconciler.cli.asking import release
 from reconciler.cli.checks.finding import Finding, State
 from reconciler.cli.nodeview import NodeView, has_capability, read_text
 from resctrl.capability import Status, read_capability
+from resctrl.groups import Groups
 from state.topology_sysfs import read_topology
 
 _SHOWN: Final = ("cpuset", "cpu", "cpuacct", "memory", "pids", "blkio", "io")
@@ -155,4 +156,21 @@ def _resctrl(node: NodeView) -> Finding:
         }.get(found.status, "nothing: this CPU has none; cache and bandwidth stay undivided")
         return Finding("resctrl", State.WARN, found.reason, fix)
     parts = [f"{cache.name} {cache.ways} ways" for cache in found.caches] + [one.name for one in found.bandwidths]
-    return Finding("resctrl", State.OK, f"{', '.join(parts)}; {found.control_groups} groups")
+    offered = f"{', '.join(parts) or 'monitoring only'}; {found.control_groups} groups"
+    if found.monitoring is not None:
+        offered += f", {found.monitoring.groups} monitoring ids"
+    ours, others = _resctrl_groups(found.root or "")
+    if ours or others:
+        offered += f"; {ours} ours, {others} of others"
+    if others and found.control_groups - 1 - others <= 0:
+        return Finding("resctrl", State.WARN, offered, "others hold every control group: none is left for classes")
+    return Finding("resctrl", State.OK, offered)
+
+
+def _resctrl_groups(root: str) -> tuple[int, int]:
+    """How many control groups are ours and others'."""
+    try:
+        groups = Groups(root)
+        return len(groups.ours()), len(groups.foreign())
+    except AgentError:
+        return 0, 0

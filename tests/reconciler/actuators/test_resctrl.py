@@ -573,7 +573,7 @@ async def test_use_of_cache_and_bandwidth_is_told_by_pod_or_not_known(world: Wor
     world.model.answer(group, 0, "Unavailable")
     await world.sweep(BATCH, WEB, seconds=2.0)
     assert world.side.sample.pods["batch"][0].total_s is None
-    assert world.side.facts()["monitoring_groups"] == {"budget": 24, "used": 2}
+    assert world.side.facts()["monitoring_groups"] == {"budget": 24, "used": 2, "waiting": {}}
 
 
 async def test_where_ids_are_few_pods_are_watched_in_turns(tmp_path: Path) -> None:

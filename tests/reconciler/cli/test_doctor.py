@@ -195,3 +195,16 @@ def test_core_scheduling_is_asked_of_the_running_kernel(
     node = replace(there, root="/", config=replace(there.config, policies=policies))
     [found] = [one for one in machine.machine(node) if one.name == "core scheduling"]
     assert (found.state, found.found, found.fix) == expected
+
+
+def test_groups_in_resctrl_are_counted_and_others_that_hold_all_are_told(good: LiveNode) -> None:
+    good.put("sys/fs/resctrl/info/L3/num_closids", "3\n")
+    good.put("sys/fs/resctrl/info/L3_MON/mon_features", "llc_occupancy\n")
+    good.put("sys/fs/resctrl/info/L3_MON/num_rmids", "32\n")
+    good.put("sys/fs/resctrl/bypassd-be/tasks", "")
+    good.put("sys/fs/resctrl/theirs/tasks", "")
+    found = "L3 12 ways; 3 groups, 32 monitoring ids; 1 ours, 1 of others"
+    assert states(good.root)["resctrl"] == (State.OK, found, "")
+    good.put("sys/fs/resctrl/more/tasks", "")
+    state, _, fix = states(good.root)["resctrl"]
+    assert (state, fix) == (State.WARN, "others hold every control group: none is left for classes")
