@@ -24,57 +24,21 @@ post-filter relaxes filters instead of evicting somebody. `reconciler.placement.
 docs/cpu-plugins.md tells a site how to write one.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Final
+from typing import Final
 
-from msgspec import Meta, Struct, field
+from msgspec import Struct
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import InputError
+from reconciler.placement.config import BUILT_IN, PlacementConfig, weights
 from reconciler.placement.demand import CpuDemand
 from reconciler.placement.fit import Fitter
 from state.topology import Topology
 
-BUILT_IN: Final[Mapping[str, tuple[str, float]]] = {
-    "spread": ("reconciler.placement.plugins:Spread", 30.0),
-    "socket": ("reconciler.placement.plugins:OneSocket", 20.0),
-    "apart": ("reconciler.placement.plugins:KeepApart", 12.0),
-    "nodes": ("reconciler.placement.plugins:NearNodes", 10.0),
-    "cores": ("reconciler.placement.plugins:WholeCores", 8.0),
-    "threads": ("reconciler.placement.plugins:OneThread", 8.0),
-    "kind": ("reconciler.placement.plugins:CoreKind", 6.0),
-    "l3": ("reconciler.placement.plugins:WholeL3", 4.0),
-    "interrupts": ("reconciler.placement.plugins:Interrupts", 3.0),
-    "movement": ("reconciler.placement.plugins:LeastMovement", 2.0),
-}
-"""Short name -> class and weight: even spread and one socket where asked for, near memory, whole cores, the rest.
-
-Two half cores in one L3 domain lose against a whole core in the next one, and both against another node.
-"""
-
-Weight = Annotated[float, Meta(ge=0, le=1000)]
 Scored = tuple[CpuSet, float]
-
-
-def _weights() -> dict[str, float]:
-    return {name: weight for name, (_, weight) in BUILT_IN.items()}
-
-
-class PlacementConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How CPUs are chosen: for containers that own them, or for BE work."""
-
-    plugins: Annotated[
-        Mapping[str, Weight],
-        Meta(
-            description="weights of the rules by name, laid over the built-in ones; 0 switches a rule off; a rule of "
-            "your own is named package.module:Class"
-        ),
-    ] = field(default_factory=_weights)
-    combinations: Annotated[
-        int, Meta(ge=1, le=64, description="combinations of CPUs that are compared for one container, at most")
-    ] = 16
 
 
 class PlacementContext(Struct, frozen=True, kw_only=True):
@@ -168,8 +132,8 @@ def load(config: PlacementConfig, where: str = "placement.plugins") -> Chain:
 
     Errors: `InputError` naming ``where`` and the plug-in, when it cannot be imported, made, or is no `Plugin`.
     """
-    weights = {**_weights(), **config.plugins}
-    plugins = tuple(_enabled(name, weight, where) for name, weight in weights.items() if weight > 0)
+    enabled = {**weights(), **config.plugins}
+    plugins = tuple(_enabled(name, weight, where) for name, weight in enabled.items() if weight > 0)
     return Chain(plugins=plugins, combinations=config.combinations)
 
 

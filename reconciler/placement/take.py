@@ -29,7 +29,8 @@ from typing import final
 from msgspec import Struct
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.chain import Chain, PlacementConfig, PlacementContext, load
+from reconciler.placement.chain import Chain, PlacementContext, load
+from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import Allocation, CpuDemand
 from reconciler.placement.fit import Fitter
 from reconciler.placement.run import Run

@@ -17,17 +17,15 @@ Source: kubelet CPU manager, static policy and its options; Katalyst, dedicated_
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.chain import PlacementConfig, loaded
-from reconciler.placement.choice import choose
+from reconciler.placement.config import PlacementConfig, checked
 from reconciler.placement.demand import CpuDemand
 from reconciler.placement.members import bound_nodes, container_milli
-from reconciler.placement.room import NodeMemory
 from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus
 from state.cpu import TopologyPolicy
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
@@ -42,6 +40,10 @@ _FRESH_S: Final = 60.0
 """Older figures of the nodes' memory say nothing about a container that starts now."""
 
 Interface = Annotated[str, Meta(pattern=r"^[^\s/]{1,64}$")]
+
+
+if TYPE_CHECKING:
+    from reconciler.placement.room import NodeMemory
 
 
 class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,8 +87,8 @@ class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     placement: PlacementConfig = PlacementConfig()
 
     def __post_init__(self) -> None:
-        """Load the plug-ins. Errors: `InputError` naming the one that cannot be had."""
-        loaded(self.placement)
+        """Load a site's plug-ins. Errors: `InputError` naming the one that cannot be had."""
+        checked(self.placement)
 
 
 def carve(view: NodeView, pools: Pools, previous: Pools | None, config: ExclusiveConfig) -> Pools:
@@ -99,6 +101,10 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Exclusiv
     demands = [
         demand for uid in sorted(view.pods) for demand in _of_pod(view.pods[uid], held, placed.get(uid, ()), config)
     ]
+    if demands or any(pod.pod_class is PodClass.DEDICATED for pod in view.pods.values()):
+        # For the first such pod, while it has only its pause container; see `placement.config`.
+        from reconciler.placement.chain import loaded  # noqa: PLC0415
+        from reconciler.placement.choice import choose  # noqa: PLC0415
     if not demands:
         return _without(pools, _remembered(held, {}, config), "no pod asks for CPUs of its own")
     free = _without_kept(pools.shared, demands, config.keep_cpus)
@@ -222,7 +228,7 @@ def _largest_first(counts: Mapping[str, int], but: Collection[str] = ()) -> list
     return sorted((key for key in counts if key not in but), key=lambda key: (-counts[key], key))
 
 
-def _memory(view: NodeView) -> NodeMemory | None:
+def _memory(view: NodeView) -> "NodeMemory | None":
     """What is known of the nodes' memory, and what containers ask for; None where it cannot decide anything.
 
     At the first look there is none: what runs already has its memory, and would be counted twice.
@@ -242,6 +248,8 @@ def _memory(view: NodeView) -> NodeMemory | None:
             asked = one.requests.memory_bytes or 0
             key = f"{uid}/{INIT_KEY if one.kind is ContainerKind.INIT else one.name or one.id}"
             requests[key] = max(requests.get(key, 0), asked)
+    from reconciler.placement.room import NodeMemory  # noqa: PLC0415  # see `placement.config`
+
     return NodeMemory(total=total, free={node: known.free[node] for node in total}, requests=requests)
 
 

@@ -13,12 +13,14 @@ from the highest ids down. We keep pairs and high ids (interrupts and host work 
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.chain import Chain, PlacementConfig, loaded
-from reconciler.placement.take import Preference, preference
+from reconciler.placement.config import PlacementConfig
 from state.topology import CpuKind, Topology
+
+if TYPE_CHECKING:
+    from reconciler.placement.take import Preference
 
 
 def choose(
@@ -64,7 +66,8 @@ def by_rules(candidates: CpuSet, topology: Topology, config: PlacementConfig, *,
 
     Rules that leave none are not followed: BE pods run already, and have to run somewhere.
     """
-    found = _preference(_Same(topology), candidates, loaded(config), interrupts)
+    plugins = tuple(config.plugins.items())
+    found = _preference(_Same(topology), candidates, (plugins, config.combinations), interrupts)
     told = "".join(f"; plug-in {name} failed and was passed over: {error}" for name, error in found.errors.items())
     allowed = CpuSet.union(found.tiers)
     if not allowed:
@@ -92,8 +95,14 @@ class _Same:
 
 
 @lru_cache(maxsize=8)
-def _preference(machine: _Same, cpus: CpuSet, chain: Chain, interrupts: CpuSet) -> Preference:
+def _preference(
+    machine: _Same, cpus: CpuSet, rules: tuple[tuple[tuple[str, float], ...], int], interrupts: CpuSet
+) -> "Preference":
     """Once for all plans that ask about the same CPUs: budgets change each second, candidates seldom."""
+    from reconciler.placement.chain import loaded  # noqa: PLC0415  # see `placement.config`
+    from reconciler.placement.take import preference  # noqa: PLC0415
+
+    chain = loaded(PlacementConfig(plugins=dict(rules[0]), combinations=rules[1]))
     return preference(cpus, machine.topology, chain, interrupts=interrupts)
 
 

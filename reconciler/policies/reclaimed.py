@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
-from reconciler.placement.chain import PlacementConfig, loaded
+from reconciler.placement.config import PlacementConfig, checked
 from reconciler.policies.base import SHARES_MIN, Policy, PolicyConfig, owns_cpus, period_us, quota_us
 from reconciler.policies.be_quota import own_quota, parts_of, split
 from reconciler.policies.budget import BudgetConfig, cpu_count, next_budget
@@ -78,8 +78,8 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     placement: PlacementConfig = PlacementConfig()
 
     def __post_init__(self) -> None:
-        """Load the plug-ins. Errors: `InputError` naming the one that cannot be had."""
-        loaded(self.placement)
+        """Load a site's plug-ins. Errors: `InputError` naming the one that cannot be had."""
+        checked(self.placement)
 
 
 def carve(view: NodeView, pools: Pools, previous: Pools | None, config: ReclaimedConfig) -> Pools:

@@ -22,7 +22,6 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.members import DEFAULT, Members, members, request_milli
-from reconciler.placement.pack import pack
 from reconciler.placement.provision import ProvisionConfig, demand
 from reconciler.placement.sizes import SizeConfig, fit, granted, regulate
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
@@ -215,6 +214,8 @@ def _divide(
     rest = len(free) - sum(sizes.values())
     if separate and rest > 0:
         sizes[_BE] = rest
+    from reconciler.placement.pack import pack  # noqa: PLC0415  # only where there is more than one pool
+
     sets = pack(sizes, _held(previous, sizes), free, topology, within)
     result = {key: cpus for key, cpus in sets.items() if key != _BE and cpus}
     squeezed = DEFAULT not in result

@@ -14,7 +14,8 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
 from cgroupfs.plan import Change, order_changes
 from reconciler.keeper import decode_pools, pools_row
-from reconciler.placement.chain import PlacementConfig, PlacementContext, Plugin, Scored
+from reconciler.placement.chain import PlacementContext, Plugin, Scored
+from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
 from reconciler.planner import plan
 from reconciler.policies.exclusive import ExclusiveConfig

@@ -10,16 +10,8 @@ import pytest
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import InputError
 from reconciler import configdoc
-from reconciler.placement.chain import (
-    BUILT_IN,
-    POINTS,
-    PlacementConfig,
-    PlacementContext,
-    Plugin,
-    Question,
-    Scored,
-    load,
-)
+from reconciler.placement.chain import POINTS, PlacementContext, Plugin, Question, Scored, load
+from reconciler.placement.config import BUILT_IN, PlacementConfig
 from reconciler.placement.demand import Allocation, CpuDemand
 from reconciler.placement.take import allocate
 from reconciler.schema import section_of

@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.chain import PlacementConfig, PlacementContext, Plugin, Question, load
+from reconciler.placement.chain import PlacementContext, Plugin, Question, load
+from reconciler.placement.config import PlacementConfig
 from reconciler.placement.fit import Fitter
 from reconciler.placement.plugins import (
     CoreKind,

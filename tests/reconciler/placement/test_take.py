@@ -4,7 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.chain import PlacementConfig, load
+from reconciler.placement.chain import load
+from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import Allocation, CpuDemand
 from reconciler.placement.take import allocate, preferred
 from state.topology import NumaNode, Topology, uniform

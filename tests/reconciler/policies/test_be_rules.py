@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import InputError
-from reconciler.placement.chain import PlacementConfig, PlacementContext, Plugin, Scored
+from reconciler.placement.chain import PlacementContext, Plugin, Scored
+from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
 from reconciler.placement.take import preferred
 from reconciler.planner import plan_pools

@@ -1,0 +1,60 @@
+"""What a configuration says of the rules for the choice of CPUs. Apart from them: most nodes never load one.
+
+The chain, its rules and the arithmetic under them are a megabyte, and a node without a pod that owns CPUs has no use
+for them.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct, field
+
+BUILT_IN: Final[Mapping[str, tuple[str, float]]] = {
+    "spread": ("reconciler.placement.plugins:Spread", 30.0),
+    "socket": ("reconciler.placement.plugins:OneSocket", 20.0),
+    "apart": ("reconciler.placement.plugins:KeepApart", 12.0),
+    "nodes": ("reconciler.placement.plugins:NearNodes", 10.0),
+    "cores": ("reconciler.placement.plugins:WholeCores", 8.0),
+    "threads": ("reconciler.placement.plugins:OneThread", 8.0),
+    "kind": ("reconciler.placement.plugins:CoreKind", 6.0),
+    "l3": ("reconciler.placement.plugins:WholeL3", 4.0),
+    "interrupts": ("reconciler.placement.plugins:Interrupts", 3.0),
+    "movement": ("reconciler.placement.plugins:LeastMovement", 2.0),
+}
+"""Short name -> class and weight: even spread and one socket where asked for, near memory, whole cores, the rest.
+
+Two half cores in one L3 domain lose against a whole core in the next one, and both against another node.
+"""
+
+Weight = Annotated[float, Meta(ge=0, le=1000)]
+
+
+def weights() -> dict[str, float]:
+    """The built-in rules' own weights."""
+    return {name: weight for name, (_, weight) in BUILT_IN.items()}
+
+
+class PlacementConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How CPUs are chosen: for containers that own them, or for BE work."""
+
+    plugins: Annotated[
+        Mapping[str, Weight],
+        Meta(
+            description="weights of the rules by name, laid over the built-in ones; 0 switches a rule off; a rule of "
+            "your own is named package.module:Class"
+        ),
+    ] = field(default_factory=weights)
+    combinations: Annotated[
+        int, Meta(ge=1, le=64, description="combinations of CPUs that are compared for one container, at most")
+    ] = 16
+
+
+def checked(config: PlacementConfig) -> None:
+    """Load a site's own rules, so that a wrong name is told when the configuration is read.
+
+    Errors: `InputError` naming the rule that cannot be had.
+    """
+    if not config.plugins.keys() <= BUILT_IN.keys():
+        from reconciler.placement.chain import loaded  # noqa: PLC0415  # see the module's text
+
+        loaded(config)
