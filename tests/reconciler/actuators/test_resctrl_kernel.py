@@ -1,5 +1,6 @@
-"""Real processes in real cgroups, moved through real files: resctrl is the strict model, mounted through FUSE."""
+"""Real programs in real cgroups, moved through real files: on the strict model, or the kernel's own in a machine."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from reconciler.actuators.side import Situation
 from reconciler.planner import plan_pools
 from reconciler.policies.cache import CacheConfig
 from reconciler.policies.table import PoliciesConfig
-from resctrl.capability import read_capability
+from resctrl.capability import Capability, read_capability
 from resctrl.files import REAL
 from resctrl.tasks import members
 from state.ledger import Ledger
@@ -27,9 +28,10 @@ from tests.cgroupfs.kernelgroup import kernel_groups
 from tests.fakes.resctrl_fuse import mounted
 from tests.fakes.resctrl_model import ResctrlModel
 from tests.fakes.resctrl_shapes import INTEL
+from tests.real_resctrl import ours
 from tests.reconciler.nodes import node, pod
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(400)]
 
 BOMB = """
 import os, time
@@ -61,18 +63,22 @@ time.sleep(300)
 class Machine:
     """This machine's cgroups, and a mounted resctrl."""
 
-    def __init__(self, path: Path, hierarchy: Hierarchy, group: str, root: str) -> None:
+    def __init__(self, path: Path, hierarchy: Hierarchy, group: str, root: str | None = None) -> None:
+        """``root``: where the model is mounted; None: the kernel's own resctrl, which the agent mounts itself."""
         self.hierarchy = hierarchy
         self.group = group
-        self.root = root
         self.started: list[subprocess.Popen[str]] = []
         self.store = Store(str(path / "state.db"), boot="boot-1")
-        copy = path / "copy"
-        ResctrlModel(INTEL).install(str(copy))
-        self._offered = replace(read_capability(str(copy)), root=root)
-        self.side = Resctrl(
-            hierarchy, self.store, Ledger(self.store), trio.CapacityLimiter(1), capability=lambda: self._offered
-        )
+        self.root = root or "/sys/fs/resctrl"
+        offered = None
+        if root is not None:
+            ResctrlModel(INTEL).install(str(path / "copy"))
+            found = replace(read_capability(str(path / "copy")), root=root)
+
+            def offered() -> Capability:
+                return found
+
+        self.side = Resctrl(hierarchy, self.store, Ledger(self.store), trio.CapacityLimiter(1), capability=offered)
 
     def pod(self) -> Pod:
         one = pod("bomb")
@@ -117,26 +123,26 @@ class Machine:
 
     def plan(self, *pods: Pod) -> None:
         view = node(*pods)
-        pools = plan_pools(view, None, PoliciesConfig(cache=CacheConfig(enabled=True)))
+        pools = plan_pools(view, None, PoliciesConfig(cache=CacheConfig(enabled=True, mount=ours())))
         self.side.planned(Situation(view=view, pools=pools, enforce=True))
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    with (
-        kernel_groups("resctrl", "cpuset") as (hierarchy, group),
-        mounted(INTEL, (6, 12), tmp_path / "resctrl") as mount,
-    ):
+    with kernel_groups("resctrl", "cpuset") as (hierarchy, group), contextlib.ExitStack() as stack:
         there = hierarchy.directory("cpuset", group)
         if hierarchy.version("cpuset") == 1:
             for file in ("cpuset.cpus", "cpuset.mems"):
                 Path(there, file).write_text(Path(os.path.dirname(there), file).read_text())
-        world = Machine(tmp_path, hierarchy, group, mount.root)
+        root = None if ours() else stack.enter_context(mounted(INTEL, (6, 12), tmp_path / "resctrl")).root
+        world = Machine(tmp_path, hierarchy, group, root)
         try:
             yield world
         finally:
             world.kill()
             world.store.close()
+            if ours():
+                subprocess.run(["umount", world.root], check=False, capture_output=True)
 
 
 async def test_every_thread_of_a_program_is_moved_and_goes_home_at_restore(machine: Machine) -> None:
@@ -152,7 +158,12 @@ async def test_every_thread_of_a_program_is_moved_and_goes_home_at_restore(machi
     done = await machine.side.restore()
     assert all(one.ok for one in done)
     assert not os.path.exists(be)
-    assert tids <= members(REAL, machine.root)
+    if ours():
+        # The mount was ours, and is gone: what it held is in no group at all.
+        assert not os.path.ismount(machine.root)
+        assert {one.file for one in done} == {"group", "mount"}
+    else:
+        assert tids <= members(REAL, machine.root)
 
 
 async def test_a_fork_bomb_ends_up_in_its_group_whole(machine: Machine) -> None:
@@ -172,7 +183,7 @@ async def test_a_fork_bomb_ends_up_in_its_group_whole(machine: Machine) -> None:
         nursery.start_soon(measure)
         process.stdin.write("go\n")
         process.stdin.flush()
-        with trio.fail_after(100):
+        with trio.fail_after(300):
             while not await _said(process):
                 await machine.side.sweep()
             for _ in range(20):
