@@ -18,7 +18,9 @@ from state.model import Desired, NodeView, Pod, Pools, Refusal, Setting
 Planned = tuple[tuple[Setting, ...], tuple[Refusal, ...]]
 
 # For a limit the tighter of two wishes keeps both policies' promises; for anything else the precedence decides.
-_LIMITS: Final = frozenset({"cpu.quota", "cpu.burst", "memory.max", "memory.high", "memory.swap", "pids.max"})
+_LIMITS: Final = frozenset(
+    {"cpu.quota", "cpu.burst", "memory.max", "memory.high", "memory.soft", "memory.swap", "pids.max"}
+)
 
 
 def plan_pools(
