@@ -32,6 +32,7 @@ from reconciler.planner import plan
 from reconciler.rules import Rules
 from reconciler.signals.cpu import CpuSampler, Reading, parse_stat
 from reconciler.sources.checkpoints import CheckpointSource
+from reconciler.sources.disks import DiskSource
 from reconciler.sources.manifests import ManifestDirectory, resolve
 from reconciler.sources.operator_file import OperatorFile
 from state.model import Desired, Hold, NodeView, PodMeta, Pools, Setting
@@ -83,6 +84,9 @@ def plan_node(node: Node, told: Recorded, *, files: FileOps = REAL) -> Outlook:
         signalled=lambda _: False,
     )
     knowledge.knobs = offered(node.hierarchy, node.layout.kubepods, files)
+    disks = DiskSource(lambda: [rule.name for rule in node.config.policies.disk.devices], NO_MARKS, root=node.root)
+    problems += disks.problems
+    knowledge.disks = lambda: disks.found
     for uid, dirs in node.pods.items():
         knowledge.look(uid, dirs)
     manifests |= _manifests(node, knowledge, problems)

@@ -75,5 +75,5 @@ def place(path: str, titles: Mapping[str, str]) -> str:
 
 
 def text(value: object) -> str:
-    """A value of the document; a dash for none."""
-    return "-" if value is None or value == "" else str(value)
+    """A value of the document; a dash for none, one line where the file has several."""
+    return "-" if value is None or value == "" else str(value).replace("\n", "; ")

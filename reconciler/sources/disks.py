@@ -16,7 +16,7 @@ from typing import Final, final
 import trio
 
 from cgroupfs.errors import SourceError
-from reconciler.dirty import DirtyKeys
+from reconciler.sources.checkpoints import Marks
 from state.disk import Disk
 from state.model import SourceStatus
 
@@ -100,13 +100,13 @@ def _text(path: str) -> str:
 class DiskSource:
     """The disks that the configuration names, and what is wrong with the others. See the module's text."""
 
-    def __init__(self, names: Callable[[], Iterable[str]], dirty: DirtyKeys, *, root: str = "/") -> None:
+    def __init__(self, names: Callable[[], Iterable[str]], dirty: Marks, *, root: str = "/") -> None:
         """Reads once, so that the first look at the node knows the disks."""
         self.found: Mapping[str, Disk] = {}
         self._names = names
         self._dirty = dirty
         self._root = root
-        self._problems: tuple[str, ...] = ()
+        self.problems: tuple[str, ...] = ()
         self.look()
 
     def look(self) -> bool:
@@ -119,13 +119,13 @@ class DiskSource:
                 found[name] = find_disk(name, self._root)
             except SourceError as exc:
                 problems.append(str(exc))
-        self.found, self._problems = found, tuple(problems)
+        self.found, self.problems = found, tuple(problems)
         return found != before
 
     def status(self) -> SourceStatus:
         """Which names have a disk."""
-        words = "; ".join(self._problems) or ", ".join(f"{name} is {disk.title}" for name, disk in self.found.items())
-        return SourceStatus(name=NAME, ok=not self._problems, age_s=0.0, detail=words or "none is named")
+        words = "; ".join(self.problems) or ", ".join(f"{name} is {disk.title}" for name, disk in self.found.items())
+        return SourceStatus(name=NAME, ok=not self.problems, age_s=0.0, detail=words or "none is named")
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look now and then, for ever."""

@@ -12,6 +12,7 @@ from cgroupfs.probe import offered
 from reconciler.actuators.prctl import RealPrctl, unable
 from reconciler.cli import words
 from reconciler.cli.asking import release
+from reconciler.cli.checks.devices import devices
 from reconciler.cli.checks.finding import Finding, State
 from reconciler.cli.nodeview import NodeView, has_capability, read_text
 from resctrl.capability import Status, read_capability
@@ -36,6 +37,7 @@ def machine(node: NodeView) -> Iterator[Finding]:
     yield _psi(node)
     yield _pmu(node)
     yield _resctrl(node)
+    yield from devices(node)
 
 
 def _kernel(node: NodeView) -> Finding:

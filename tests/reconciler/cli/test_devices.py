@@ -1,0 +1,84 @@
+"""doctor and plan about the disks and interfaces that the configuration names."""
+
+import os
+
+import pytest
+from msgspec.structs import replace
+
+from reconciler.cli.checks.devices import devices
+from reconciler.cli.checks.finding import State
+from reconciler.cli.nodeview import look
+from reconciler.cli.offline import plan_node
+from reconciler.cli.options import parser
+from reconciler.cli.recorded import Recorded
+from reconciler.cli.words import text
+from reconciler.config import Config
+from reconciler.policies.disk import DiskConfig, DiskRule
+from reconciler.policies.network import InterfaceRule, NetworkConfig
+from reconciler.policies.table import PoliciesConfig
+from tests.reconciler.cli.livenode import LiveNode
+
+MEGA = 1 << 20
+
+
+def with_disk(live: LiveNode, scheduler: str = "none [bfq]") -> None:
+    """A disk sda that has a partition."""
+    for directory, number in (("sda", "8:0"), ("sda/sda1", "8:1")):
+        live.put(f"sys/devices/block/{directory}/dev", f"{number}\n")
+        os.makedirs(f"{live.root}/sys/dev/block", exist_ok=True)
+        os.symlink(f"{live.root}/sys/devices/block/{directory}", f"{live.root}/sys/dev/block/{number}")
+    live.put("sys/devices/block/sda/sda1/partition", "1\n")
+    live.put("sys/devices/block/sda/queue/scheduler", f"{scheduler}\n")
+
+
+def found(live: LiveNode, config: PoliciesConfig) -> list[tuple[str, State, str]]:
+    node = look(parser().parse_args(["doctor", "--root", live.root]))
+    there = replace(node, config=replace(node.config, policies=config))
+    return [(one.name, one.state, one.found) for one in devices(there)]
+
+
+def disk(*names: str, weight: int | None = 10) -> PoliciesConfig:
+    rules = tuple(DiskRule(name=name, write_bps=MEGA) for name in names)
+    return PoliciesConfig(disk=DiskConfig(enabled=True, weight_be=weight, devices=rules))
+
+
+def test_what_is_off_is_not_spoken_of(live: LiveNode) -> None:
+    assert found(live, PoliciesConfig()) == []
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "weight", "state"),
+    [("none [bfq]", 10, State.OK), ("[none] bfq", 10, State.WARN), ("[none] bfq", None, State.OK)],
+    ids=["bfq", "no weights there", "no weights wanted"],
+)
+def test_a_disk_is_told_with_its_scheduler(live: LiveNode, scheduler: str, weight: int | None, state: State) -> None:
+    with_disk(live, scheduler)
+    name = "bfq" if "[bfq]" in scheduler else "none"
+    assert found(live, disk("8:1", weight=weight)) == [("disk", state, f"8:1 is sda 8:0, scheduler {name}")]
+
+
+def test_a_disk_that_is_not_there_is_told(live: LiveNode) -> None:
+    assert found(live, disk("9:9")) == [("disk", State.WARN, "disks: 9:9: there is no block device 9:9")]
+
+
+def test_the_network_needs_net_cls_and_its_interfaces(live: LiveNode) -> None:
+    live.put("sys/class/net/eth0/speed", "1000\n")
+    interfaces = (InterfaceRule(name="eth0"), InterfaceRule(name="eth7"))
+    assert found(live, PoliciesConfig(network=NetworkConfig(enabled=True, interfaces=interfaces))) == [
+        ("network", State.WARN, "no net_cls: BE's packets cannot be told from others"),
+        ("network", State.WARN, "eth7: there is no such interface"),
+    ]
+
+
+def test_a_plan_without_a_daemon_knows_the_disks_and_what_is_wrong_with_others(live: LiveNode) -> None:
+    with_disk(live)
+    node = look(parser().parse_args(["plan", "--root", live.root]))
+    config: Config = replace(node.config, policies=disk("8:1", "9:9"))
+    outlook = plan_node(replace(node, config=config), Recorded(), files=live.kernel)
+    assert outlook.view.disks["8:1"].device == "8:0"
+    assert "no disk found behind 9:9" in outlook.desired.pools.reasons["disk"]
+    assert "disks: 9:9: there is no block device 9:9" in outlook.problems
+
+
+def test_a_file_of_several_lines_is_shown_in_one() -> None:
+    assert text("254:0 5\n8:0 7") == "254:0 5; 8:0 7"
