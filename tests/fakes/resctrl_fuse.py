@@ -26,7 +26,7 @@ import pytest
 from tests.fakes.kernel_files import fail
 from tests.fakes.resctrl_model import ResctrlModel
 from tests.fakes.resctrl_proc import ProcTasks
-from tests.fakes.resctrl_shapes import SHAPES, Release, Shape
+from tests.fakes.resctrl_shapes import ALL_SHAPES, Release, Shape
 from tests.fakes.resctrl_tree import Dir, File
 
 PATIENCE_S = 20.0
@@ -230,7 +230,7 @@ def _serve(arguments: Sequence[str]) -> None:
     where, shape, release = arguments
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     major, minor = map(int, release.split("."))
-    model = ResctrlModel(SHAPES[shape], (major, minor), root=where, tasks=ProcTasks(), clock=time.monotonic)
+    model = ResctrlModel(ALL_SHAPES[shape], (major, minor), root=where, tasks=ProcTasks(), clock=time.monotonic)
     threading.Thread(target=_answer, args=(model,), daemon=True).start()
     mfusepy.FUSE(
         _operations(model),

@@ -243,13 +243,14 @@ class GroupFiles:
 
     # mon_data
 
-    def counter(self, group: Group, domain: int, event: str) -> Callable[[], str]:
-        """What a counter's file reads: a control group's holds its monitoring groups' too."""
+    def counter(self, group: Group, domains: tuple[int, ...], event: str) -> Callable[[], str]:
+        """What a counter's file reads: all of its domains, and in a control group those of its monitoring groups."""
         counters = self._machine.counters
         assert counters is not None
 
         def read() -> str:
-            values = [counters.read(member.rmid, domain, event) for member in (group, *group.mons)]
+            members = (group, *group.mons)
+            values = [counters.read(member.rmid, domain, event) for member in members for domain in domains]
             numbers = [value for value in values if isinstance(value, int)]
             words = [value for value in values if isinstance(value, str)]
             # A word only where no id at all has a number, and then the last one's.

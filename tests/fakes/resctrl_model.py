@@ -82,6 +82,8 @@ class ResctrlModel:
         self.counters: Counters | None = None
         self.rmids: Rmids | None = None
         if shape.monitor is not None:
+            if shape.monitor.nodes > 1 and release < (6, 11):
+                raise ValueError("caches split into NUMA nodes are only known from 6.11 on")
             self.counters = Counters(shape.monitor, self.now)
             self.rmids = Rmids(shape.monitor, release, self.counters, self.now)
         if shape.any:
@@ -456,10 +458,14 @@ class ResctrlModel:
         if monitor is None:
             return
         data = self._sub(directory, "mon_data", group)
-        for domain in monitor.domains:
-            inside = self._sub(data, f"mon_L3_{domain:02d}", group)
-            for event in monitor.events:
-                self._file(inside, event, self._files.counter(group, domain, event), None)
+        for cache, domains in monitor.caches.items():
+            inside = self._sub(data, f"mon_L3_{cache:02d}", group)
+            parts = {inside: domains}
+            if monitor.nodes > 1:
+                parts |= {self._sub(inside, f"mon_sub_L3_{node:02d}", group): (node,) for node in domains}
+            for place, counted in parts.items():
+                for event in monitor.events:
+                    self._file(place, event, self._files.counter(group, counted, event), None)
         if group.parent is None:
             self._sub(directory, "mon_groups", group)
 

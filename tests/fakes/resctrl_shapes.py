@@ -52,7 +52,8 @@ class BandwidthShape:
 class MonitorShape:
     """What can be measured. ``unit``: bytes a count; ``threshold``: a freed RMID is given out again below it.
 
-    ``configurable``: which kinds of traffic count can be set (AMD's BMEC, from 6.3).
+    ``configurable``: which kinds of traffic count can be set (AMD's BMEC, from 6.3). ``nodes``: into how many NUMA
+    nodes each cache is split (sub-NUMA clusters, known from 6.11 on); ``domains`` are then the nodes.
     """
 
     rmids: int
@@ -62,6 +63,13 @@ class MonitorShape:
     events: tuple[str, ...] = ALL_EVENTS
     unit: int = 65_536
     configurable: bool = False
+    nodes: int = 1
+
+    @property
+    def caches(self) -> dict[int, tuple[int, ...]]:
+        """For each cache the domains in it."""
+        parts = range(0, len(self.domains), self.nodes)
+        return {cache: self.domains[start : start + self.nodes] for cache, start in enumerate(parts)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +131,11 @@ INTEL = Shape(
 INTEL_CDP = replace(INTEL, name="intel-cdp", options=("cdp",))
 INTEL_MBPS = replace(INTEL, name="intel-mbps", options=(MB_PER_SECOND,))
 INTEL_L2 = replace(INTEL, name="intel-l2", caches=(_L3, _L2))
+INTEL_SNC = replace(
+    INTEL,
+    name="intel-snc",
+    monitor=MonitorShape(rmids=16, domains=(0, 1, 2, 3), nodes=2, threshold=524_288, cache_bytes=16 << 20),
+)
 L2_ONLY = Shape(
     name="l2-only",
     caches=(CacheShape(name="L2", ways=8, size=1 << 20, domains=(0, 1), closids=4),),
@@ -138,6 +151,8 @@ AMD = Shape(
 NONE = Shape(name="none")
 
 SHAPES = {shape.name: shape for shape in (INTEL, INTEL_CDP, INTEL_MBPS, INTEL_L2, L2_ONLY, AMD, NONE)}
+"""Machines that every kernel knows."""
+ALL_SHAPES = {**SHAPES, INTEL_SNC.name: INTEL_SNC}
 
 
 def schemas(shape: Shape, release: Release, options: Options) -> tuple[Schema, ...]:

@@ -21,6 +21,7 @@ from tests.fakes.resctrl_shapes import (
     INTEL_CDP,
     INTEL_L2,
     INTEL_MBPS,
+    INTEL_SNC,
     L2_ONLY,
     NONE,
     SHAPES,
@@ -101,6 +102,7 @@ def test_every_file_reads_and_every_group_goes_again(shape: Shape, release: Rele
         (INTEL_CDP, ("L3CODE", "L3DATA", "MB"), BandwidthUnit.PERCENT, 4, True),
         (INTEL_MBPS, ("L3", "MB"), BandwidthUnit.MBPS, 8, True),
         (INTEL_L2, ("L2", "L3", "MB"), BandwidthUnit.PERCENT, 4, True),
+        (INTEL_SNC, ("L3", "MB"), BandwidthUnit.PERCENT, 8, True),
         (L2_ONLY, ("L2",), None, 4, False),
         (AMD, ("L3", "MB", "SMBA"), BandwidthUnit.EIGHTH_GBPS, 16, True),
     ],
@@ -328,6 +330,20 @@ def test_a_control_group_counts_its_monitoring_groups_too() -> None:
     assert model.read(f"{ROOT}/g/{data}", "mbm_total_bytes") == f"{65_536 * 20}\n"
     model.answer(f"{ROOT}/g", 1, "Error")
     assert model.read(f"{ROOT}/g/{data}", "mbm_total_bytes") == "Unavailable\n"
+
+
+def test_a_cache_split_into_nodes_shows_its_sum_and_each_part() -> None:
+    model = made(INTEL_SNC, (6, 12), "g")
+    data = f"{ROOT}/g/mon_data"
+    assert model.groups(data) == ["mon_L3_00", "mon_L3_01"]
+    assert model.groups(f"{data}/mon_L3_01") == ["mon_sub_L3_02", "mon_sub_L3_03"]
+    model.traffic(f"{ROOT}/g", 2, 65_536)
+    model.traffic(f"{ROOT}/g", 3, 65_536 * 4)
+    assert model.read(f"{data}/mon_L3_01", "mbm_total_bytes") == f"{65_536 * 5}\n"
+    assert model.read(f"{data}/mon_L3_01/mon_sub_L3_03", "mbm_total_bytes") == f"{65_536 * 4}\n"
+    assert model.read(f"{data}/mon_L3_00", "mbm_total_bytes") == "0\n"
+    with pytest.raises(ValueError, match=r"6\.11"):
+        ResctrlModel(INTEL_SNC, (6, 1))
 
 
 def test_what_is_counted_can_be_set_on_amd() -> None:
