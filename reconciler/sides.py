@@ -1,10 +1,12 @@
-"""The registration of the side actuators: which there are, from configuration, and how all are undone without a daemon.
+"""The registration of the side actuators: which there are, when they are loaded, how all are undone without a daemon.
 
 A new one is a file in `actuators` that implements `actuators.side.SideActuator`, and one entry in each function here.
+Their modules are imported where they are made: a node that uses none of them pays for none.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import trio
 from msgspec import Struct
@@ -12,21 +14,17 @@ from msgspec import Struct
 from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.cookiestore import restore_cookies
-from reconciler.actuators.core_sched import CoreSched
-from reconciler.actuators.network import Network, restore_trees
-from reconciler.actuators.oom_score import OomScores, restore_scores
-from reconciler.actuators.prctl import RealPrctl
-from reconciler.actuators.reclaim import Reclaimer
-from reconciler.actuators.resctrl import Resctrl
-from reconciler.actuators.resctrl_undo import restore_resctrl
-from reconciler.actuators.side import SideActuator
-from reconciler.actuators.tc import RealTc
+from reconciler.actuators.ondemand import OnDemand
+from reconciler.actuators.side import SideActuator, Situation
 from reconciler.config import Config
 from reconciler.place import Place
 from reconciler.restore import Undone
 from state.ledger import Ledger
+from state.schema import META
 from state.store import Store, boot_id
+
+ROWS: Final = {"cores": "core_cookies", "network": "network_roots", "oom": "oom_scores", "cache": "resctrl"}
+"""Rows of the store's META table by which an earlier run's traces are known; a test holds the modules to them."""
 
 
 class Means(Struct, frozen=True, kw_only=True):
@@ -43,34 +41,64 @@ class Means(Struct, frozen=True, kw_only=True):
 
 def build(config: Config, place: Place, store: Store, means: Means) -> tuple[SideActuator, ...]:
     """Those that this node may need. A reload can enable a policy: each asks the newest pools what is wanted."""
+    rows = {key for key, _ in store.rows(META)}
+
+    def reclaim() -> SideActuator:
+        from reconciler.actuators.reclaim import Reclaimer  # noqa: PLC0415
+
+        return Reclaimer(place.hierarchy, root=place.root, files=means.files)
+
+    def oom_scores() -> SideActuator:
+        from reconciler.actuators.oom_score import OomScores  # noqa: PLC0415
+
+        return OomScores(place.hierarchy, store, means.store_lane, root=place.root, files=means.files)
+
+    def core_sched() -> SideActuator:
+        from reconciler.actuators.core_sched import CoreSched  # noqa: PLC0415
+        from reconciler.actuators.prctl import RealPrctl  # noqa: PLC0415
+
+        return CoreSched(
+            RealPrctl(),
+            place.hierarchy,
+            store,
+            means.ledger,
+            means.store_lane,
+            writes=means.writes,
+            files=means.files,
+        )
+
+    def resctrl() -> SideActuator:
+        from reconciler.actuators.resctrl import Resctrl  # noqa: PLC0415
+
+        return Resctrl(
+            place.hierarchy,
+            store,
+            means.ledger,
+            means.store_lane,
+            root=config.node.root,
+            writes=means.writes,
+            cgroups=means.files,
+        )
+
+    def network() -> SideActuator:
+        from reconciler.actuators.network import Network  # noqa: PLC0415
+        from reconciler.actuators.tc import RealTc  # noqa: PLC0415
+
+        return Network(RealTc(), store, means.store_lane)
+
+    def lazily(
+        name: str, make: Callable[[], SideActuator], wanted: Callable[[Situation], bool], row: str = ""
+    ) -> SideActuator:
+        return OnDemand(name, make, wanted, leftover=ROWS.get(row) in rows)
+
     sides: list[SideActuator] = []
     if place.hierarchy.version("memory") is not None:
-        sides.append(Reclaimer(place.hierarchy, root=place.root, files=means.files))
+        sides.append(lazily("memory_reclaim", reclaim, lambda now: now.pools.memory.reclaim is not None))
     if _is_this_machine(config.node.root):
-        sides.append(OomScores(place.hierarchy, store, means.store_lane, root=place.root, files=means.files))
-        sides.append(
-            CoreSched(
-                RealPrctl(),
-                place.hierarchy,
-                store,
-                means.ledger,
-                means.store_lane,
-                writes=means.writes,
-                files=means.files,
-            )
-        )
-        sides.append(
-            Resctrl(
-                place.hierarchy,
-                store,
-                means.ledger,
-                means.store_lane,
-                root=config.node.root,
-                writes=means.writes,
-                cgroups=means.files,
-            )
-        )
-        sides.append(Network(RealTc(), store, means.store_lane))
+        sides.append(lazily("oom_score", oom_scores, lambda now: now.pools.memory.oom is not None, "oom"))
+        sides.append(lazily("core_sched", core_sched, lambda now: now.pools.cores is not None, "cores"))
+        sides.append(lazily("resctrl", resctrl, lambda now: now.pools.cache is not None, "cache"))
+        sides.append(lazily("network", network, lambda now: now.pools.network is not None, "network"))
     return tuple(sides)
 
 
@@ -78,6 +106,12 @@ async def restore_without_daemon(root: str, store: Store, only: str | None) -> S
     """Undo what they left on this node, as the store and marks of ours tell. Errors: none; they are in the answer."""
     if not _is_this_machine(root):
         return ()
+    from reconciler.actuators.cookiestore import restore_cookies  # noqa: PLC0415
+    from reconciler.actuators.network import restore_trees  # noqa: PLC0415
+    from reconciler.actuators.prctl import RealPrctl  # noqa: PLC0415
+    from reconciler.actuators.resctrl_undo import restore_resctrl  # noqa: PLC0415
+    from reconciler.actuators.tc import RealTc  # noqa: PLC0415
+
     return [
         *restore_cookies(RealPrctl(), store, only),
         *_restore_scores(root, store, only),
@@ -87,6 +121,8 @@ async def restore_without_daemon(root: str, store: Store, only: str | None) -> S
 
 
 def _restore_scores(root: str, store: Store, only: str | None) -> Sequence[Undone]:
+    from reconciler.actuators.oom_score import restore_scores  # noqa: PLC0415
+
     try:
         return restore_scores(Hierarchy.detect(root), store, only, root=root)
     except SourceError:
