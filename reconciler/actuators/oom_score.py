@@ -11,6 +11,7 @@ to; without it nobody, we included, goes below what that is.
 
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, final
@@ -22,10 +23,11 @@ from cgroupfs.errors import StoreError, errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.side import Situation
+from reconciler.actuators.standing import Standing
 from reconciler.holds import holding
-from reconciler.policies.oom_score import NAME, score_of
+from reconciler.policies.oom_score import KNOB, NAME, score_of
 from reconciler.restore import Undo, Undone
-from state.model import ContainerKind, Phase
+from state.model import ContainerKind, Phase, Setting
 from state.schema import META
 from state.store import Batch, Store
 
@@ -167,6 +169,8 @@ class OomScores:
     ) -> None:
         """``lane``: the store's limiter."""
         self.counts: Counter[str] = Counter()
+        self.standings: dict[str, dict[str, Standing]] = {}
+        """By group path, then knob: as the judge's of control files."""
         self._processes = Processes(hierarchy, root, files)
         self._store = store
         self._store_lane = lane
@@ -223,39 +227,60 @@ class OomScores:
                 return
             self._problems = []
             wanted, left = self._wanted(situation)
+            self.standings = {path: {KNOB: one} for path, one in left.items() if one is not None}
             gone = {path: kept for path, kept in self._kept.items() if path not in wanted and path not in left}
             await self._give_back(gone)
             news, writes = await trio.to_thread.run_sync(self._compare, wanted, limiter=self._lane)
+            unrecorded: set[str] = set()
             if news and not await self._keep({**self._kept, **news}):
-                for path in news:
-                    writes.pop(path, None)
-            refused = await trio.to_thread.run_sync(self._write, writes, limiter=self._lane)
-            self._problems += [f"{count} processes keep their oom_score_adj: {code}" for code, count in refused.items()]
+                unrecorded = {path for path in news if writes.pop(path, None) is not None}
+            outcomes = await trio.to_thread.run_sync(self._write, writes, limiter=self._lane)
+            for path, (setting, _) in wanted.items():
+                self.standings[path] = {KNOB: _standing(setting, outcomes.get(path), recorded=path not in unrecorded)}
+            refused = sum(outcomes.values(), Counter[str]())
+            self._problems += [
+                f"{count} processes keep their oom_score_adj: {code}" for code, count in refused.items() if code
+            ]
 
     @staticmethod
-    def _wanted(situation: Situation) -> tuple[dict[str, tuple[str, int, int]], frozenset[str]]:
-        """By container: pod, inode and number; and those that are left as they are (held, observed, practised)."""
+    def _wanted(situation: Situation) -> tuple[dict[str, tuple[Setting, int]], dict[str, Standing | None]]:
+        """By container: what is wanted, and its inode; and how those stand that are left as they are."""
         wish = situation.pools.memory.oom
-        wanted: dict[str, tuple[str, int, int]] = {}
-        left: set[str] = set()
+        wanted: dict[str, tuple[Setting, int]] = {}
+        left: dict[str, Standing | None] = {}
         for uid, pod in sorted(situation.view.pods.items()):
             number = score_of(pod, wish) if wish is not None else None
             for one in pod.containers:
                 path = one.group.path
-                held = holding(situation.holds, path=path, knob=FILE, pod_uid=uid) is not None
-                if held or not situation.enforce or (wish is not None and wish.dry_run):
-                    left.add(path)
-                elif number is not None and one.kind is not ContainerKind.SANDBOX and one.phase is Phase.SETTLED:
-                    wanted[path] = uid, one.group.inode, number
-        return wanted, frozenset(left)
+                setting = None
+                if number is not None and one.kind is not ContainerKind.SANDBOX and one.phase is Phase.SETTLED:
+                    setting = Setting(
+                        path=path,
+                        knob=KNOB,
+                        value=number,
+                        policy=NAME,
+                        reason="BE processes are the OOM killer's first choice",
+                        pod_uid=uid,
+                        container_id=one.id,
+                    )
+                hold = holding(situation.holds, path=path, knob=KNOB, pod_uid=uid)
+                if hold is not None:
+                    left[path] = _left(setting, "held", f"{hold.reason} (by {hold.by})")
+                elif not situation.enforce or (wish is not None and wish.dry_run):
+                    left[path] = _left(setting, "would write", "")
+                elif setting is not None:
+                    wanted[path] = setting, one.group.inode
+        return wanted, left
 
     def _compare(
-        self, wanted: Mapping[str, tuple[str, int, int]]
+        self, wanted: Mapping[str, tuple[Setting, int]]
     ) -> tuple[dict[str, Kept], dict[str, tuple[int, list[str]]]]:
         """In the lane: what has to be remembered anew, and which processes have another number than wanted."""
         news: dict[str, Kept] = {}
         writes: dict[str, tuple[int, list[str]]] = {}
-        for path, (uid, inode, number) in wanted.items():
+        for path, (setting, inode) in wanted.items():
+            number, uid = setting.value, setting.pod_uid or ""
+            assert isinstance(number, int)
             found = self._processes.of(path, inode)
             kept = self._kept.get(path)
             if kept is not None and kept.inode != inode:
@@ -280,16 +305,14 @@ class OomScores:
             writes[path] = number, differ
         return news, writes
 
-    def _write(self, writes: Mapping[str, tuple[int, list[str]]]) -> Counter[str]:
-        """In the lane."""
-        refused = Counter[str]()
-        for number, keys in writes.values():
-            for key in keys:
-                outcome = self._processes.write(key, number)
-                self.counts[outcome or "written"] += 1
-                if outcome not in {"", "gone"}:
-                    refused[outcome] += 1
-        return refused
+    def _write(self, writes: Mapping[str, tuple[int, list[str]]]) -> dict[str, Counter[str]]:
+        """In the lane. By container: the outcomes, the empty one of what was written; the dead do not count."""
+        found: dict[str, Counter[str]] = {}
+        for path, (number, keys) in writes.items():
+            found[path] = Counter(self._processes.write(key, number) for key in keys)
+            self.counts.update({outcome or "written": count for outcome, count in found[path].items()})
+            del found[path]["gone"]
+        return found
 
     async def _give_back(self, chosen: Mapping[str, Kept]) -> list[Undone]:
         done: list[Undone] = []
@@ -311,3 +334,22 @@ class OomScores:
             return False
         self._kept = rows
         return True
+
+
+def _left(setting: Setting | None, state: str, detail: str) -> Standing | None:
+    if setting is None:
+        return None
+    return Standing(setting, state, str(setting.value), None, detail or setting.reason, time.time())
+
+
+def _standing(setting: Setting, outcome: Counter[str] | None, *, recorded: bool) -> Standing:
+    """How one container stands after a sweep."""
+    wanted = str(setting.value)
+    refused = ", ".join(f"{count} processes: {code}" for code, count in sorted((outcome or {}).items()) if code)
+    if not recorded:
+        return Standing(
+            setting, "not recorded", wanted, None, "its processes' numbers cannot be remembered", time.time()
+        )
+    if refused:
+        return Standing(setting, "refused", wanted, None, refused, time.time())
+    return Standing(setting, "written" if outcome else "in place", wanted, wanted, "", time.time())

@@ -51,8 +51,8 @@ class CoreSchedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     groups: Annotated[
         CoreGroups,
         Meta(
-            description="who is a group by itself: BE pods (reclaimed), online pods as well (class), or each online pod "
-            "(pod)"
+            description="who is a group by itself: BE pods (reclaimed), online pods as well (class), or each online "
+            "pod (pod)"
         ),
     ] = CoreGroups.RECLAIMED
     sweep_s: Annotated[
