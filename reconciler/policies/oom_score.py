@@ -20,6 +20,8 @@ from state.memory import OomWish
 from state.model import NodeView, Pod, PodClass, Pools
 
 NAME: Final = "oom_score"
+KNOB: Final = "oom.score"
+"""Its name in ``explain`` and in holds; no control file's."""
 HIGHEST: Final = 1000
 _IGNORE: Final = -300
 _BAND: Final = 100

@@ -207,3 +207,23 @@ async def test_a_container_that_is_gone_is_forgotten(live: Live) -> None:
     assert not os.path.exists(f"/proc/{pid}")
     await live.sweep(OomScoreConfig())
     assert read_rows(live.store) == {}
+
+
+def standing(live: Live) -> tuple[str, str, str | None]:
+    found = live.actuator.standings[live.main]["oom.score"]
+    return found.state, found.wanted, found.actual
+
+
+@pytest.mark.kernel
+async def test_how_each_container_stands_is_told(live: Live) -> None:
+    live.process(100)
+    await live.sweep(enforce=False)
+    assert standing(live) == ("would write", "1000", None)
+    await live.sweep(holds={"knob:oom.score": Hold(target="knob:oom.score", reason="r", by="b")})
+    assert standing(live) == ("held", "1000", None)
+    await live.sweep()
+    assert standing(live) == ("written", "1000", "1000")
+    await live.sweep()
+    assert standing(live) == ("in place", "1000", "1000")
+    await live.sweep(cls=PodClass.SHARED)
+    assert live.actuator.standings == {}
