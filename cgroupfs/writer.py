@@ -21,8 +21,9 @@ from cgroupfs.steps import Step
 
 YIELD_S: Final = 0.001
 """How long the writer may hold the loop before it lets others run."""
-RECLAIM_S: Final = 5.0
-"""How long one step may take memory from its group (in the slow lane's thread) before it is given up for now."""
+RECLAIM_S: Final = 1.0
+"""How long one step may take memory from its group, in the slow lane: the worker's next look waits for it. The rest is
+for the next try; a second is enough for some 25 GB of page cache."""
 _CHUNK: Final = 32 << 20
 """Bytes asked for at once: about a millisecond of page cache, some more where pages go to swap."""
 
