@@ -61,6 +61,8 @@ _GAP_S: Final = 0.2
 _LOOK_AGAIN_S: Final = 60.0
 _PATIENCE: Final = 5
 """So often a group's values are put back after somebody changed them; then they are left until the wish changes."""
+_EVERY: Final = 15
+"""So often everything is looked into, whatever is known of the last sweep: a thread's number may be another's."""
 _RANK: Final = {PodClass.DEDICATED: 0, PodClass.SHARED: 0, PodClass.RECLAIMED: 1, PodClass.SYSTEM: 2}
 T = TypeVar("T")
 
@@ -134,9 +136,10 @@ class Resctrl:
     # The seam
 
     def planned(self, situation: Situation) -> None:
-        """A look is over."""
-        self._situation = situation
-        self._woken.set()
+        """A look is over. Wakes the sweep when something of it has changed; else that comes when it is due."""
+        before, self._situation = self._situation, situation
+        if before is None or _substance(before) != _substance(situation):
+            self._woken.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sweep after each look, and now and then, for ever."""
@@ -281,6 +284,7 @@ class Resctrl:
             dwell_s=wish.dwell_s,
             monitor=wish.monitor,
             left_alone=self._yielded(),
+            followed=self._outcome.followed if self._sweeps % _EVERY else None,
         )
         steps = sweep.steps()
         while not await self._work(partial(_advance, steps, _SLICE_S)):
@@ -403,3 +407,8 @@ def _advance(steps: Iterator[None], seconds: float) -> bool:
     """Go on for a while; True at the end."""
     until = time.monotonic() + seconds
     return all(time.monotonic() < until for _ in steps)
+
+
+def _substance(situation: Situation) -> tuple[object, ...]:
+    """What a sweep goes by. Pods that have not changed are the same objects, so that comparing costs little."""
+    return situation.enforce, situation.pools.cache, situation.holds, situation.view.pods

@@ -43,7 +43,7 @@ class Outcome(Struct, kw_only=True):
     threads that are not where they belong, and why. ``foreign``: pods with threads in others' groups. ``refused``:
     groups that could not be brought to their values. ``rewritten``: groups whose values somebody else had changed.
     ``watched``: pod -> control group and monitoring group. ``unwatched``: pods without one for now, and why.
-    ``ours``: our groups at the end.
+    ``followed``: pod -> control group and threads that are in its monitoring group. ``ours``: our groups at the end.
     """
 
     homes: dict[str, str] = field(default_factory=dict)
@@ -57,6 +57,7 @@ class Outcome(Struct, kw_only=True):
     removed: list[str] = field(default_factory=list)
     watched: dict[str, tuple[str, str]] = field(default_factory=dict)
     unwatched: dict[str, str] = field(default_factory=dict)
+    followed: dict[str, tuple[str, frozenset[int]]] = field(default_factory=dict)
     watch: Watch = Watch()
     moved: int = 0
     gone: int = 0
@@ -82,8 +83,12 @@ class Sweep:
         dwell_s: float,
         monitor: bool,
         left_alone: Mapping[str, str] | None = None,
+        followed: Mapping[str, tuple[str, frozenset[int]]] | None = None,
     ) -> None:
-        """``left_alone``: groups whose values others keep changing, and the words for it: theirs stand."""
+        """``left_alone``: groups whose values others keep changing, and the words for it: theirs stand.
+
+        ``followed``: of the last sweep's outcome; without it every monitoring group is looked into.
+        """
         root = capability.root or ""
         self.outcome = Outcome(watch=watch)
         self._groups = Groups(root, files)
@@ -96,9 +101,12 @@ class Sweep:
         self._dwell_s = dwell_s
         self._monitor = monitor
         self._left_alone = left_alone or {}
+        self._followed = followed or {}
         self._taken: frozenset[int] = frozenset()
         self._usable: set[str] = {DEFAULT}
         self._stay: list[Member] = []
+        self._inside: dict[str, frozenset[int]] = {}
+        self._known: dict[str, set[int]] = {}
 
     def steps(self) -> Iterator[None]:
         """The sweep, one act after the other."""
@@ -170,24 +178,29 @@ class Sweep:
     # Threads
 
     def _threads(self) -> Iterator[None]:
+        for name in self._groups.ours():
+            with contextlib.suppress(CgroupGoneError):
+                self._inside[name] = self._groups.members(name)
         for member in self._members:
+            # After the groups: whatever a member of one forks meanwhile is in both, or in neither.
+            self._known[member.uid] = member.threads()
             if member.held or member.home not in self._usable:
                 self._stay.append(member)
                 if not member.held:
                     words = f"{member.home}: {self.outcome.refused.get(member.home, 'is not there')}"
                     self.outcome.unsettled[member.uid] = words
-                continue
-            self._place(member)
+            else:
+                self._place(member)
             yield
 
     def _place(self, member: Member) -> None:
-        threads = member.threads()
+        threads = self._known[member.uid]
         others = threads & self._taken
         if others:
             self.outcome.foreign[member.uid] = len(others)
         self.outcome.homes[member.uid] = member.home
         self.outcome.threads[member.uid] = len(threads)
-        if member.home == DEFAULT:
+        if member.home == DEFAULT or not threads - others - self._inside.get(member.home, frozenset()):
             return
         try:
             done = gather(self._files, self._groups.path(member.home), lambda: member.threads() - self._taken)
@@ -201,12 +214,14 @@ class Sweep:
 
     def _strangers(self) -> Iterator[None]:
         """Threads in our groups that belong elsewhere: of pods that are to be in the default group, or of nobody."""
-        staying = [member.threads for member in self._stay]
-        for name in self._groups.ours():
-            here = [*staying, *(member.threads for member in self._members if member.home == name)]
-            path = self._groups.path(name)
+        for name, inside in self._inside.items():
+            here = [*self._stay, *(member for member in self._members if member.home == name)]
+            if not inside - set().union(*(self._known[member.uid] for member in here)):
+                continue
+            read = [member.threads for member in here]
             with contextlib.suppress(CgroupGoneError):
-                self.outcome.moved += expel(self._files, path, partial(_all_of, here), self._groups.root)
+                path = self._groups.path(name)
+                self.outcome.moved += expel(self._files, path, partial(_all_of, read), self._groups.root)
             yield
 
     def _spare(self) -> Iterator[None]:
@@ -215,7 +230,7 @@ class Sweep:
         for name in self._groups.ours():
             if name in needed:
                 continue
-            staying = set().union(*(member.threads() for member in self._stay))
+            staying = set().union(*(self._known[member.uid] for member in self._stay))
             try:
                 if not self._groups.members(name) & staying and self._groups.remove(name):
                     self.outcome.removed.append(name)
@@ -280,12 +295,17 @@ class Sweep:
 
     def _follow(self, uid: str, control: str, threads: Callable[[], set[int]], *, there: bool) -> None:
         name = f"{PREFIX}{uid}"
+        known = frozenset(self._known[uid])
+        before = self._followed.get(uid)
+        if there and before is not None and before[0] == control and known <= before[1]:
+            # Nobody new, and who is there was in it. A tasks file walks every thread of the machine: not for each pod.
+            self.outcome.watched[uid], self.outcome.followed[uid] = (control, name), (control, known)
+            return
         try:
             if not there:
                 self._monitors.create(control, name)
             path = self._monitors.path(control, name)
-            # Only what is in the control group can be in a monitoring group of it.
-            done = gather(self._files, path, lambda: threads() & self._groups.members(control))
+            done = gather(self._files, path, partial(self._of_control, control, threads))
         except (OutOfGroupsError, CgroupBusyError):
             self.outcome.unwatched[uid] = _LOW_ON_RMIDS
         except AgentError as exc:
@@ -293,6 +313,14 @@ class Sweep:
         else:
             self._count(done)
             self.outcome.watched[uid] = control, name
+            if done.settled:
+                self.outcome.followed[uid] = control, known
+
+    def _of_control(self, control: str, threads: Callable[[], set[int]]) -> set[int]:
+        """Only what is in the control group can be in a monitoring group of it."""
+        if control == DEFAULT:
+            return threads().difference(self._taken, *self._inside.values())
+        return threads() & self._groups.members(control)
 
     def _count(self, done: Moved) -> None:
         self.outcome.moved += done.moved

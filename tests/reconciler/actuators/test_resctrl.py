@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -684,10 +685,27 @@ async def test_it_runs_as_a_side_of_the_agent(world: World, nursery: trio.Nurser
     batch = world.spawn(BATCH)
     await nursery.start(side.run)
     side.planned(world.situation(BATCH))
-    with trio.fail_after(30):
-        while world.places(batch)[0] == MOUNT:  # noqa: ASYNC110  # the model cannot tell when
-            await trio.sleep(0.01)
+    await until(lambda: world.places(batch)[0] != MOUNT)
     nursery.cancel_scope.cancel()
+
+
+async def test_a_look_that_changes_nothing_does_not_wake_it(world: World, nursery: trio.Nursery) -> None:
+    world.config = replace(NO_MONITOR, sweep_s=300)
+    await nursery.start(world.side.run)
+    world.side.planned(world.situation(BATCH))
+    await until(lambda: world.side.facts()["sweeps"] == 1)
+    world.side.planned(world.situation(BATCH))
+    await trio.sleep(0.5)
+    assert world.side.facts()["sweeps"] == 1
+    world.side.planned(world.situation(BATCH, WEB))
+    await until(lambda: world.side.facts()["sweeps"] == 2)
+    nursery.cancel_scope.cancel()
+
+
+async def until(met: Callable[[], bool]) -> None:
+    with trio.fail_after(30):
+        while not met():  # noqa: ASYNC110  # the model cannot tell when
+            await trio.sleep(0.01)
 
 
 def replace_monitor(shape: Shape, monitor: MonitorShape) -> Shape:

@@ -149,12 +149,12 @@ async def test_every_thread_of_a_program_is_moved_and_goes_home_at_restore(machi
     process = machine.run(THREADS)
     machine.plan(machine.pod())
     await machine.side.sweep()
+    assert machine.side.problems() == []
     be = f"{machine.root}/bypassd-be"
     tids = set(map(int, os.listdir(f"/proc/{process.pid}/task")))
     assert len(tids) == 8
     assert tids <= members(REAL, be)
     assert tids <= members(REAL, f"{be}/mon_groups/bypassd-bomb")
-    assert machine.side.problems() == []
     done = await machine.side.restore()
     assert all(one.ok for one in done)
     assert not os.path.exists(be)
@@ -191,10 +191,10 @@ async def test_a_fork_bomb_ends_up_in_its_group_whole(machine: Machine) -> None:
                 if not machine.side.problems() and machine.alive() <= members(REAL, f"{machine.root}/bypassd-be"):
                     break
         nursery.cancel_scope.cancel()
+    assert machine.side.problems() == []
     alive = machine.alive()
     assert len(alive) >= 31
     assert alive <= members(REAL, f"{machine.root}/bypassd-be")
-    assert machine.side.problems() == []
     print(f"the loop was late by {sorted(lags)[int(len(lags) * 0.99)] * 1000:.1f} ms (p99 of {len(lags)})")
 
 

@@ -1,0 +1,75 @@
+from reconciler.signals.resctrl import Sample, Sampler, strain
+from resctrl.monitor import Monitors, Rate
+from tests.fakes.resctrl_model import ResctrlModel
+
+MOUNT = "/sys/fs/resctrl"
+GIGA = 1e9
+
+
+def sample(**groups: dict[int, float | None]) -> Sample:
+    return Sample(
+        at_s=10.0,
+        groups={
+            name.replace("_", "-") if name != "default" else "": {
+                domain: Rate(total_s=rate) for domain, rate in rates.items()
+            }
+            for name, rates in groups.items()
+        },
+    )
+
+
+def test_all_groups_together_are_the_domain_and_be_a_part_of_it() -> None:
+    found = strain(
+        sample(default={0: 12 * GIGA, 1: GIGA}, be={0: 4 * GIGA, 1: GIGA}),
+        {"be"},
+        bandwidth_mbps=20_000,
+        online=1,
+        misses={},
+        now=12.0,
+    )
+    assert found.bandwidth == {0: 80.0, 1: 10.0}
+    assert found.reclaimed == {0: 25.0, 1: 50.0}
+    assert found.age_s == 2.0
+
+
+def test_a_domain_with_an_unknown_group_is_unknown() -> None:
+    partly = sample(default={0: None, 1: GIGA}, be={0: GIGA, 1: GIGA})
+    found = strain(partly, {"be"}, bandwidth_mbps=20_000, online=1, misses={"web": 3.0}, now=10.0)
+    assert found.bandwidth == {1: 10.0}
+    assert found.misses == {"web": 3.0}
+    nothing = strain(sample(default={0: None}), set(), bandwidth_mbps=20_000, online=1, misses={}, now=10.0)
+    assert nothing.bandwidth is None
+    assert strain(None, set(), bandwidth_mbps=1, online=0, misses={}, now=0.0).bandwidth is None
+
+
+def test_without_a_group_of_bes_own_its_part_is_not_told() -> None:
+    found = strain(sample(default={0: GIGA}), set(), bandwidth_mbps=20_000, online=1, misses={}, now=10.0)
+    assert found.reclaimed == {}
+
+
+def test_a_young_monitoring_group_may_hold_the_last_tenants_lines() -> None:
+    model = ResctrlModel()
+    model.mkdir(f"{MOUNT}/mon_groups/bypassd-web")
+    model.occupancy(f"{MOUNT}/mon_groups/bypassd-web", 0, 1 << 20)
+    sampler, watched = Sampler(Monitors(MOUNT, model)), {"web": ("", "bypassd-web")}
+    assert sampler.sample([""], watched, 0.0).pods["web"][0].occupancy is None
+    assert sampler.sample([""], watched, 4.0).pods["web"][0].occupancy is None
+    assert sampler.sample([""], watched, 6.0).pods["web"][0].occupancy == 1 << 20
+    model.rmdir(f"{MOUNT}/mon_groups/bypassd-web")
+    assert sampler.sample([""], watched, 7.0).pods == {}
+    model.mkdir(f"{MOUNT}/mon_groups/bypassd-web")
+    assert sampler.sample([""], watched, 8.0).pods["web"][0].occupancy is None
+
+
+def test_a_sum_whose_parts_are_not_all_known_is_not_known() -> None:
+    model = ResctrlModel()
+    path = f"{MOUNT}/mon_groups/bypassd-web"
+    model.mkdir(path)
+    sampler, watched = Sampler(Monitors(MOUNT, model)), {"web": ("", "bypassd-web")}
+    sampler.sample([""], watched, 0.0)
+    model.traffic(path, 0, 1000)
+    assert sampler.sample([""], watched, 1.0).groups[""][0].total_s is not None
+    model.answer(path, 0, "Unavailable")
+    found = sampler.sample([""], watched, 2.0)
+    assert found.groups[""][0].total_s is None
+    assert found.groups[""][1].total_s is not None
