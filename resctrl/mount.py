@@ -2,6 +2,9 @@
 
 A second mount anywhere is refused (EBUSY), and unmounting deletes every group, also those of others. So a mount is
 known by its number in the mount table, and is only taken away while nobody else has groups in it.
+
+A process with mounts of its own (a container, a systemd unit with ``ProtectSystem`` and the like) must not mount it: the
+host would not see it, and it would go, with all groups, when that process ends.
 """
 
 import ctypes
@@ -9,7 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import Final, Protocol, final
 
-from cgroupfs.errors import cgroup_error
+from cgroupfs.errors import CgroupDeniedError, cgroup_error
 
 _NOSUID: Final = 2
 _NODEV: Final = 4
@@ -35,9 +38,16 @@ class RealMounter:
 
     def __init__(self, root: str = "/") -> None:
         self._table = os.path.join(root, "proc/self/mountinfo")
+        self._host = os.path.join(root, "proc/1/ns/mnt")
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def mount(self, place: str, options: Sequence[str]) -> None:
+        if not self._sees_the_host():
+            raise CgroupDeniedError(
+                place,
+                "mount: this process has mounts of its own, which the host does not see; mount it there instead, as in "
+                f"/etc/fstab: resctrl {place} resctrl {','.join(options) or 'defaults'} 0 0",
+            )
         flags = ctypes.c_ulong(_NOSUID | _NODEV | _NOEXEC)
         data = ",".join(options).encode() or None
         if self._libc.mount(b"resctrl", place.encode(), b"resctrl", flags, data) != 0:
@@ -59,3 +69,10 @@ class RealMounter:
             if after.startswith("resctrl ") and len(fields) > 4 and place.endswith(fields[4]):
                 return int(fields[0])
         return None
+
+    def _sees_the_host(self) -> bool:
+        """Whether our mounts are those of process 1; also where that cannot be told."""
+        try:
+            return os.readlink(self._host) == os.readlink("/proc/self/ns/mnt")
+        except OSError:
+            return True
