@@ -3,8 +3,8 @@
 A second mount anywhere is refused (EBUSY), and unmounting deletes every group, also those of others. So a mount is
 known by its number in the mount table, and is only taken away while nobody else has groups in it.
 
-A process with mounts of its own (a container, a systemd unit with ``ProtectSystem`` and the like) must not mount it: the
-host would not see it, and it would go, with all groups, when that process ends.
+A process with mounts of its own (a container, a systemd unit with ``ProtectSystem``) must not mount it: the host would
+not see it, and it would go, with all groups, when that process ends.
 """
 
 import ctypes
