@@ -4,7 +4,8 @@
 #   tests/vm/cores.sh v2|v1 [pytest argument...]
 #
 # Debian's kernels are built without CONFIG_SCHED_CORE, so this builds one from Debian's source: small, all of it built
-# in, once (ten minutes on two CPUs, 1.5 GB while it lasts). Without arguments it runs what needs such a kernel.
+# in, once (ten minutes on two CPUs, 1.5 GB while it lasts; needs make, flex, bison, bc, xz-utils and libelf-dev too).
+# Without arguments it runs what needs such a kernel.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 . "$here/lib.sh"
