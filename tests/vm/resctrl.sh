@@ -41,6 +41,7 @@ build() {
     # This system's own package sources, as sources, without touching its lists.
     mkdir -p "$work/lists/partial" "$work/sources"
     for file in /etc/apt/sources.list /etc/apt/sources.list.d/*; do
+        [[ -e $file ]] || continue
         case $file in
         *.sources) sed 's/^Types: .*/Types: deb-src/' "$file" >"$work/sources/${file##*/}" ;;
         *.list) sed 's/^deb /deb-src /' "$file" >"$work/sources/${file##*/}" ;;
