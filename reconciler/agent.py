@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, final
 
 import trio
@@ -429,6 +430,9 @@ class Agent:
             await self.hold(Hold(target=f"pod:{only}", reason="restored", by="restore"))
         self.lane.clear()
         async with self.reconciler.paused():
+            # What the runtime has told until now: it may be a newer value to restore to.
+            with suppress(SourceError):
+                await self.reconciler.look(self.dirty.take_nowait())
             done = await restore_all(
                 self.place.hierarchy,
                 self.ledger,

@@ -98,8 +98,9 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Exclusiv
         why = f"the kubelet's CPU manager policy is {view.kubelet.policy}: exclusive CPUs are its to give"
         return _without(pools, _remembered(held, {}, config), why)
     placed = previous.placed_by_pod if previous is not None else {}
+    theirs = _of_now(held, previous)
     demands = [
-        demand for uid in sorted(view.pods) for demand in _of_pod(view.pods[uid], held, placed.get(uid, ()), config)
+        demand for uid in sorted(view.pods) for demand in _of_pod(view.pods[uid], theirs, placed.get(uid, ()), config)
     ]
     if demands or any(pod.pod_class is PodClass.DEDICATED for pod in view.pods.values()):
         # For the first such pod, while it has only its pause container; see `placement.config`.
@@ -183,6 +184,13 @@ def _held(previous: Pools | None) -> dict[str, CpuSet]:
     if previous is None:
         return {}
     return {**previous.remembered, **{key: previous.dedicated[key] for key in previous.placed}}
+
+
+def _of_now(held: Mapping[str, CpuSet], previous: Pools | None) -> dict[str, CpuSet]:
+    """What each may call its own: of those who are gone, only what nobody has taken over since."""
+    placed = previous.placed if previous is not None else ()
+    taken = CpuSet.union(held[key] for key in placed)
+    return {key: cpus if key in placed else cpus - taken for key, cpus in held.items()}
 
 
 def _of_pod(

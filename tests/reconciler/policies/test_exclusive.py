@@ -356,3 +356,14 @@ def test_cpus_of_network_interrupts_are_given_last() -> None:
     assert pools.reasons["exclusive"].endswith("; CPU 0-2 of network interrupts is given last")
     more = plan_pools(node(dedicated("d", app("main", 6000)), irq_cpus=cpus("0-2")), None, CONFIG)
     assert len(more.dedicated_cpus) == 6
+
+
+def test_who_comes_back_does_not_take_what_another_has_taken_over() -> None:
+    """Two containers of two CPUs each where only one finds room: the other takes over while the first restarts."""
+    both = node(dedicated("a", app("c0", 2000), app("c1", 2000)), topology=4)
+    first = plan_pools(both, None, CONFIG)
+    ((owner, own),) = first.dedicated.items()
+    other = next(name for name in ("c0", "c1") if f"a/{name}" != owner)
+    between = plan_pools(node(dedicated("a", app(other, 2000)), topology=4), first, CONFIG)
+    assert between.dedicated == {f"a/{other}": own}
+    assert plan_pools(both, between, CONFIG).dedicated == {f"a/{other}": own}
