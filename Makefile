@@ -7,7 +7,7 @@ PACKAGES := cgroupfs resctrl state reconciler tests
 # More for `make run`: ARGS="--seconds 300 --kubelet static-1.22 --containers fake"
 ARGS ?=
 
-.PHONY: run test setup lint types unit e2e vm vmcores bench protos docs lock clean help
+.PHONY: run test setup lint types unit search e2e vm vmcores bench protos docs lock clean help
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,9 @@ types: setup
 
 unit: setup
 	$(BIN)/python -m pytest -q
+
+search: setup ## the pure tests on examples that nobody has seen yet
+	BYPASSD_SEARCH=1 $(BIN)/python -m pytest -q -m "not kernel and not containerd"
 
 e2e: setup ## only the tests with real containers and with a kubelet that writes again, with their figures
 	BYPASSD_FULL=1 $(BIN)/python -m pytest -q -s tests/e2e tests/node/test_no_fight.py

@@ -98,9 +98,8 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Exclusiv
         why = f"the kubelet's CPU manager policy is {view.kubelet.policy}: exclusive CPUs are its to give"
         return _without(pools, _remembered(held, {}, config), why)
     placed = previous.placed_by_pod if previous is not None else {}
-    theirs = _of_now(held, previous)
     demands = [
-        demand for uid in sorted(view.pods) for demand in _of_pod(view.pods[uid], theirs, placed.get(uid, ()), config)
+        demand for uid in sorted(view.pods) for demand in _of_pod(view.pods[uid], held, placed.get(uid, ()), config)
     ]
     if demands or any(pod.pod_class is PodClass.DEDICATED for pod in view.pods.values()):
         # For the first such pod, while it has only its pause container; see `placement.config`.
@@ -184,13 +183,6 @@ def _held(previous: Pools | None) -> dict[str, CpuSet]:
     if previous is None:
         return {}
     return {**previous.remembered, **{key: previous.dedicated[key] for key in previous.placed}}
-
-
-def _of_now(held: Mapping[str, CpuSet], previous: Pools | None) -> dict[str, CpuSet]:
-    """What each may call its own: of those who are gone, only what nobody has taken over since."""
-    placed = previous.placed if previous is not None else ()
-    taken = CpuSet.union(held[key] for key in placed)
-    return {key: cpus if key in placed else cpus - taken for key, cpus in held.items()}
 
 
 def _of_pod(
@@ -298,8 +290,13 @@ def _without_kept(shared: CpuSet, demands: list[CpuDemand], keep: int) -> CpuSet
 
 
 def _remembered(held: Mapping[str, CpuSet], now: Mapping[str, CpuSet], config: ExclusiveConfig) -> dict[str, CpuSet]:
-    """The newest of those who are gone; what comes again leaves the list."""
-    gone = [(key, cpus) for key, cpus in held.items() if key not in now and not key.endswith(f"/{INIT_KEY}")]
+    """The newest of those who are gone, with what nobody owns since; what comes again leaves the list."""
+    owned = CpuSet.union(now.values())
+    gone = [
+        (key, cpus - owned)
+        for key, cpus in held.items()
+        if key not in now and not key.endswith(f"/{INIT_KEY}") and not cpus <= owned
+    ]
     return dict(gone[-config.remember :]) if config.remember else {}
 
 
