@@ -1,4 +1,7 @@
-"""Cookies for the threads of containers, on a machine that has core scheduling as strict as the kernel's."""
+"""Cookies for the threads of containers, on a machine that has core scheduling as strict as the kernel's.
+
+Longer than other modules because every case needs the same machine of cores, threads and pods.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

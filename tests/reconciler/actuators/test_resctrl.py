@@ -1,4 +1,7 @@
-"""Cache and bandwidth of pods on a strict model of the kernel's resctrl: every refusal, counter and id is its own."""
+"""Cache and bandwidth of pods on a strict model of the kernel's resctrl: every refusal, counter and id is its own.
+
+Longer than other modules because every case needs the same node of pods, threads and groups.
+"""
 
 import dataclasses
 from collections import Counter
