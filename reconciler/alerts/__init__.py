@@ -1,0 +1,1 @@
+"""Telling people: what is worth telling, a queue that survives a crash, and the sinks."""

@@ -1,0 +1,95 @@
+"""What a detector is: a pure function from the recent past of one victim to an opinion.
+
+It sees frames and their history, and what it chose to remember of the same victim last time; it reads no clock and no
+file. Where a signal that it needs is missing or too old it answers ``unknown``: never ``ok`` for what nobody measured.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Generic, TypeVar
+
+from msgspec import Struct
+
+from reconciler.signals.catalog import SIGNALS
+from reconciler.signals.history import History
+from state.evidence import Frame, Opinion, PodFacts, Verdict
+
+C = TypeVar("C", bound=Struct)
+M = TypeVar("M", bound=Struct)
+
+STALE_S: Final = 3.0
+"""A sample counts as fresh for this many sample intervals."""
+
+
+class Sight(Struct, frozen=True, kw_only=True):
+    """What a detector sees of one victim at one moment.
+
+    ``subject``: a pod's or ``node``; ``pod`` None for the node. ``fresh_s``: how old a sample may be to count as now.
+    """
+
+    subject: str
+    pod: PodFacts | None
+    frame: Frame
+    history: History
+    fresh_s: float
+
+    @property
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self.frame.at_s
+
+    def value(self, signal: str, subject: str | None = None) -> float | None:
+        """The victim's (or another subject's) newest sample; None: missing or too old, which is unknown."""
+        return self.history.fresh(subject or self.subject, signal, self.now, self.fresh_s)
+
+
+class Detector(Struct, Generic[C, M], frozen=True, kw_only=True):
+    """One kind of detector. ``config_type`` has a default for each field; its docstring is the documentation.
+
+    ``signals``: what it needs, given its configuration. ``judge``: opinion and what to remember of this victim.
+    ``durable``: what it remembers outlives the daemon, by workload (see `signature`) instead of by pod.
+    """
+
+    name: str
+    summary: str
+    config_type: type[C]
+    memory_type: type[M]
+    signals: Callable[[C], tuple[str, ...]]
+    judge: Callable[[C, Sight, M | None], tuple[Opinion, M]]
+    durable: bool = False
+
+
+# The table holds detectors of every config and memory type; each is called only with its own.
+AnyDetector = Detector[Any, Any]
+
+
+def unknown(evidence: str) -> Opinion:
+    """The opinion where something is missing; ``evidence`` says what."""
+    return Opinion(verdict=Verdict.UNKNOWN, evidence=evidence)
+
+
+def signature(pod: PodFacts) -> str:
+    """What tells a workload: pods of one owner run the same program. ``namespace/owner``, else the pod's own name."""
+    return f"{pod.namespace or ''}/{pod.owner or pod.title}"
+
+
+def registered(section: type[Struct], table: tuple[AnyDetector, ...]) -> Mapping[str, AnyDetector]:
+    """The table by name, checked. ``section`` has one optional field a detector: the entry of a rule.
+
+    Errors: `ValueError` for a duplicate, a name that is no identifier, or a section that does not match.
+    """
+    found: dict[str, AnyDetector] = {}
+    fields = set(section.__struct_fields__)
+    for detector in table:
+        if not detector.name.isidentifier() or not detector.summary:
+            raise ValueError(f"detector {detector.name!r}: needs a name that is an identifier, and a summary")
+        if detector.name in found:
+            raise ValueError(f"detector {detector.name}: registered twice")
+        if detector.name not in fields:
+            raise ValueError(f"detector {detector.name}: {section.__name__} has no field of this name")
+        missing = [name for name in detector.signals(detector.config_type()) if name not in SIGNALS]
+        if missing:
+            raise ValueError(f"detector {detector.name}: no signal is named {missing[0]}")
+        found[detector.name] = detector
+    if lost := fields - found.keys():
+        raise ValueError(f"{section.__name__} has fields without a detector: {', '.join(sorted(lost))}")
+    return found

@@ -1,0 +1,192 @@
+"""What interference is judged by: one `Frame` is everything that was known at one moment, findings are what it showed.
+
+A frame holds plain numbers and facts only, so that it can be written to a file and judged again later by another
+configuration: detectors, ladder, eviction triggers and the choice of victims see frames and nothing else.
+
+Subjects are ``node``, ``pod:UID``, ``pool:NAME``, ``numa:N``, ``fs:NAME`` (a file system by what it is for, such as
+``nodefs``). Signals are named in `reconciler.signals.catalog`, which has their units.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+from state.model import PodClass, Resources
+
+NODE: Final = "node"
+
+
+def pod_subject(uid: str) -> str:
+    """The subject of one pod."""
+    return f"pod:{uid}"
+
+
+def pool_subject(name: str) -> str:
+    """The subject of one CPU pool, such as ``pool:shared``."""
+    return f"pool:{name}"
+
+
+class Sample(Struct, frozen=True, array_like=True, gc=False):
+    """One measured number in its signal's unit.
+
+    ``age_s``: how old it was when the frame was made. ``confidence``: 1.0 measured as the signal's name says; less
+    where it was estimated, scaled up from a part of the time, or taken from a proxy. What cannot be measured is not in
+    the frame at all: a missing sample is unknown, never fine.
+    """
+
+    value: float
+    age_s: float = 0.0
+    confidence: float = 1.0
+
+
+class ContainerFacts(Struct, frozen=True, kw_only=True):
+    """One container of a pod, as far as a verdict or an eviction needs it."""
+
+    id: str
+    path: str
+    name: str | None = None
+    sandbox: bool = False
+
+
+class PodFacts(Struct, frozen=True, kw_only=True):
+    """One pod at the time of a frame.
+
+    ``cpus``: the CPUs that its containers may run on, as a list; empty: not known. ``pool``: None for a system pod that
+    runs everywhere. ``created_s``: wall-clock seconds at which its cgroup was made, 0.0: not known. ``terminating``:
+    somebody has begun to end it. ``certain``: some source has told its labels.
+    """
+
+    uid: str
+    title: str
+    pod_class: PodClass
+    group: str
+    namespace: str | None = None
+    qos: str = ""
+    priority: int | None = None
+    priority_class: str | None = None
+    owner: str | None = None
+    static: bool = False
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+    containers: tuple[ContainerFacts, ...] = ()
+    pool: str | None = None
+    cpus: str = ""
+    requests: Resources = Resources()
+    limits: Resources = Resources()
+    created_s: float = 0.0
+    terminating: bool = False
+    certain: bool = True
+
+    @property
+    def subject(self) -> str:
+        """What its samples stand under."""
+        return f"pod:{self.uid}"
+
+
+class Frame(Struct, frozen=True, kw_only=True):
+    """Everything known at one moment. ``at_s`` is the monotonic clock, ``wall_s`` seconds since the epoch.
+
+    ``samples``: by subject, then by signal. ``pods`` by uid.
+    """
+
+    at_s: float
+    wall_s: float
+    pods: Mapping[str, PodFacts] = {}
+    samples: Mapping[str, Mapping[str, Sample]] = {}
+
+    def value(self, subject: str, signal: str) -> float | None:
+        """The number of one signal; None: unknown."""
+        found = self.samples.get(subject)
+        sample = found.get(signal) if found is not None else None
+        return None if sample is None else sample.value
+
+
+class Verdict(StrEnum):
+    """What a detector says of a victim."""
+
+    OK = "ok"
+    SUSPECT = "suspect"
+    INTERFERED = "interfered"
+    UNKNOWN = "unknown"
+
+
+class Resource(StrEnum):
+    """What a victim lacks; decides how suspects are ranked and which squeeze fits."""
+
+    CPU = "cpu"
+    MEMORY = "memory"
+    IO = "io"
+    CACHE = "cache"
+    NETWORK = "network"
+
+
+class Suspect(Struct, frozen=True, kw_only=True):
+    """One pod that may be the cause. ``score`` 0.0-1.0, the highest first; ``reason`` for a person."""
+
+    uid: str
+    title: str
+    score: float
+    reason: str
+
+
+class Opinion(Struct, frozen=True, kw_only=True):
+    """What one detector says of one victim at one moment.
+
+    ``evidence``: the numbers, for a person. ``severity``: measured by threshold, 1.0 is just at it. ``gap``: how much
+    of ``resource`` the victim lacks, where that can be told (CPU: thousandths of a CPU; memory: bytes; io: bytes/s).
+    ``proxy``: what the verdict rests on where the detector's own signal is not to be had here.
+    """
+
+    verdict: Verdict
+    evidence: str
+    resource: Resource = Resource.CPU
+    severity: float = 0.0
+    gap: float | None = None
+    proxy: str | None = None
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """What one rule says of one victim.
+
+    ``since_s``: monotonic seconds since when the verdict has been the same. ``suspects`` ranked, the likeliest first.
+    """
+
+    rule: str
+    victim: str
+    title: str
+    verdict: Verdict
+    since_s: float
+    evidence: tuple[str, ...] = ()
+    resource: Resource = Resource.CPU
+    severity: float = 0.0
+    gap: float | None = None
+    suspects: tuple[Suspect, ...] = ()
+
+
+class Squeeze(Struct, frozen=True, kw_only=True):
+    """What a suspect may have for now; None: not bounded by this. For whom and why is in ``reason``.
+
+    Units: thousandths of a CPU for the whole pod; bytes; bytes per second for reading and writing each, of each disk.
+    """
+
+    cpu_milli: int | None = None
+    memory_high_bytes: int | None = None
+    disk_bps: int | None = None
+    reason: str = ""
+
+
+class Measures(Struct, frozen=True, kw_only=True):
+    """What responses ask of the plan at this moment; policies turn it into settings, so all of it can be restored.
+
+    ``budget_milli``: what BE may have together at most, None: as the policies say. ``squeezed``, ``frozen`` (with the
+    reason) by pod uid. ``cache_percent``: the most of caches and of memory bandwidth that BE may have.
+    """
+
+    budget_milli: int | None = None
+    budget_reason: str = ""
+    squeezed: Mapping[str, Squeeze] = {}
+    frozen: Mapping[str, str] = {}
+    cache_percent: int | None = None
+    cache_reason: str = ""
