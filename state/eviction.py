@@ -1,0 +1,93 @@
+"""One eviction from decision to proof: the order, the case that carries it out, and how it may end.
+
+The case is journalled before each step, so that a crash between any two leaves exactly one victim and one outcome.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class Order(Struct, frozen=True, kw_only=True):
+    """One pod is to go. ``cause``: the trigger or rule; ``ranking``: why this one, a line for each that was weighed.
+
+    ``grace_s`` None: the pod's own. ``frees``: what it is expected to give back, by resource (``cpu`` thousandths of a
+    CPU, ``memory`` and ``disk`` bytes, ``inodes``). ``subject``: where it is lacking (`state.evidence`).
+    ``decided_s``: seconds since the epoch. ``forced``: a hard trigger; nothing but disruption budgets may hold it up.
+    """
+
+    id: str
+    uid: str
+    title: str
+    namespace: str | None
+    name: str | None
+    owner: str | None
+    cause: str
+    evidence: str
+    ranking: tuple[str, ...] = ()
+    subject: str = "node"
+    frees: Mapping[str, float] = {}
+    grace_s: float | None = None
+    forced: bool = False
+    decided_s: float = 0.0
+
+
+class Means(StrEnum):
+    """A way to end a pod, the most considerate first."""
+
+    API = "api"
+    """The API server's Eviction subresource: disruption budgets count, the pod is replaced elsewhere."""
+    CRI = "cri"
+    """The runtime stops the containers with the pod's grace; the kubelet may start them again."""
+    SIGNAL = "signal"
+    """SIGTERM to all processes, after the grace SIGKILL until the cgroup is empty."""
+
+
+class Step(StrEnum):
+    """How far a case is. Each is journalled before the act that it names."""
+
+    PLANNED = "planned"
+    NOTICE = "notice"
+    ASK = "ask"
+    WAIT = "wait"
+    STOP = "stop"
+    TERMINATE = "terminate"
+    KILL = "kill"
+    VERIFY = "verify"
+    ENDED = "ended"
+
+
+class Outcome(StrEnum):
+    """How a case ended."""
+
+    DONE = "done"
+    """The pod's processes are gone, by us or by whom we asked."""
+    GONE = "gone"
+    """It went by itself before we did anything."""
+    REFUSED = "refused"
+    """A disruption budget, or nobody may; it lives."""
+    FAILED = "failed"
+    """Everything that was allowed has been tried; it lives, or part of it."""
+    ABANDONED = "abandoned"
+    """Given up: the reason has gone, the configuration was changed, or a person held the pod."""
+
+
+class Case(Struct, frozen=True, kw_only=True):
+    """One order being carried out. Times: seconds since the epoch. ``tried``: means and what came of each."""
+
+    order: Order
+    step: Step = Step.PLANNED
+    means: Means | None = None
+    step_s: float = 0.0
+    tried: tuple[str, ...] = ()
+    outcome: Outcome | None = None
+    detail: str = ""
+    ended_s: float = 0.0
+    pid_starts: Mapping[str, int] = {}
+    """Process id -> start time (ticks since boot) of what we have signalled: never somebody who came later."""
+
+    @property
+    def open(self) -> bool:
+        """True while it has not ended."""
+        return self.outcome is None
