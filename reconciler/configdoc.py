@@ -15,7 +15,7 @@ from reconciler import units
 from reconciler.config import Config
 from reconciler.configfile import DEFAULT_PATH, Loaded, value_at
 from reconciler.policies.table import POLICIES
-from reconciler.schema import Field, Leaf, Rows, Section, Table, section_of, settings
+from reconciler.schema import Field, Leaf, Rows, Schema, Section, Table, section_of, settings
 
 # Bare YAML words: everything else is quoted.
 _SAFE: Final = re.compile(r"[A-Za-z0-9/][A-Za-z0-9/._%-]*")
@@ -80,8 +80,12 @@ def accepts(field: Field) -> str:
             return f"{words}; or null" if leaf.optional else words
         case Rows(item=Section()):
             return "a list of rules"
+        case Rows(item=Rows()):
+            return "a list of lists"
         case Rows():
             return "a list"
+        case Table(item=Section()):
+            return "names with sections"
         case Table():
             return "keys with values"
         case _:
@@ -168,9 +172,20 @@ def _tables(section: Section, path: str, title: str) -> list[str]:
         inner = f"{path}.{field.name}" if path else field.name
         if isinstance(field.schema, Section):
             lines += _tables(field.schema, inner, f"`{inner}`")
-        elif isinstance(field.schema, Rows) and isinstance(field.schema.item, Section):
-            lines += _tables(field.schema.item, f"{inner}[]", f"`{inner}[]`")
+        else:
+            mark, item = _item(field.schema)
+            if item is not None:
+                lines += _tables(item, f"{inner}{mark}", f"`{inner}{mark}`")
     return lines
+
+
+def _item(schema: Schema) -> tuple[str, Section | None]:
+    """The section that a list or a table holds, with the marks of its place: ``[]`` and ``.NAME``."""
+    mark = ""
+    while isinstance(schema, Rows | Table):
+        mark += "[]" if isinstance(schema, Rows) else ".NAME"
+        schema = schema.item
+    return mark, schema if isinstance(schema, Section) and mark else None
 
 
 def _row(field: Field) -> str:
@@ -208,6 +223,8 @@ def _in_force(value: object, field: Field) -> str:
     if isinstance(field.schema, Rows) and isinstance(field.schema.item, Section):
         assert isinstance(value, tuple)
         return f"{len(value)} rules"
+    if isinstance(value, Mapping) and isinstance(field.schema, Table) and isinstance(field.schema.item, Section):
+        return ", ".join(map(str, value)) or "none"
     return shown(value, field)
 
 

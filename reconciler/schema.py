@@ -105,10 +105,15 @@ class Field(Struct, frozen=True, kw_only=True):
 
 
 class Section(Struct, frozen=True, kw_only=True):
-    """A struct: fixed keys, built by calling ``make``."""
+    """A struct: fixed keys, built by calling ``make``.
+
+    ``optional``: left out it is None, and not the struct with its defaults. Only within lists and tables, where one of
+    several is chosen by its name.
+    """
 
     make: type[Struct]
     fields: Mapping[str, Field]
+    optional: bool = False
 
     @property
     def summary(self) -> str:
@@ -164,8 +169,8 @@ def _schema(annotation: Any, name: str, where: str) -> Schema:
         return Rows(item=_schema(args[0], name, where), make=origin, optional=optional)
     if origin in {dict, Mapping}:
         return Table(item=_schema(args[1], "", where), optional=optional)
-    if isinstance(bare, type) and issubclass(bare, Struct) and not optional:
-        return section_of(bare)
+    if isinstance(bare, type) and issubclass(bare, Struct):
+        return msgspec.structs.replace(section_of(bare), optional=optional)
     if bare is CpuSet:
         return Leaf(kind=Kind.CPUS, annotation=annotation, optional=optional)
     if origin is Literal:

@@ -210,3 +210,40 @@ def test_a_field_that_no_file_can_hold_fails_at_once() -> None:
         section_of(Odd)
     with pytest.raises(TypeError, match=r"Below\.size: of the bounds only ge, gt and le"):
         section_of(Below)
+
+
+class One(Struct, frozen=True, kw_only=True):
+    """One of several, by name."""
+
+    inner: Inner | None = None
+    row: Row | None = None
+
+    def __post_init__(self) -> None:
+        if (self.inner is None) == (self.row is None):
+            raise ValueError("expected exactly one of inner, row")
+
+
+class Choices(Struct, frozen=True, kw_only=True):
+    any_of: tuple[tuple[One, ...], ...] = ()
+    named: Mapping[str, One] = {}
+
+
+def test_an_optional_section_is_chosen_by_its_name_and_may_stand_empty() -> None:
+    text = "any_of: [[{inner: }, {row: {kind: red}}], [{inner: {port: 3}}]]\nnamed: {x: {inner: {name: y}}}\n"
+    value = bind(Choices, [Text("f", text)]).value
+    assert value.any_of == (
+        (One(inner=Inner()), One(row=Row(kind_of=Colour.RED))),
+        (One(inner=Inner(port=3)),),
+    )
+    assert value.named == {"x": One(inner=Inner(name="y"))}
+
+
+def test_two_chosen_or_none_and_a_mistake_inside_are_told_with_their_place() -> None:
+    text = "any_of:\n- - inner: {}\n    row: {kind: red}\n  - {}\n- - inner: {port: 12}\n"
+    with pytest.raises(ConfigError) as caught:
+        bind(Choices, [Text("f", text)])
+    assert [str(problem) for problem in caught.value.problems] == [
+        "f:2:5: any_of[0][0]: expected exactly one of inner, row",
+        "f:4:5: any_of[0][1]: expected exactly one of inner, row",
+        "f:5:19: any_of[1][0].inner.port: out of bounds: expected from 1 to 9; got '12'",
+    ]
