@@ -138,6 +138,18 @@ def _encode_flag(value: Value) -> str:
     return _number(value, 0, 1, "flag")
 
 
+def _encode_frozen_v1(value: Value) -> str:
+    return "FROZEN" if _encode_flag(value) == "1" else "THAWED"
+
+
+def _decode_frozen_v1(text: str) -> Value:
+    # FREEZING: it was asked for, and some task sleeps where it cannot be stopped yet.
+    word = _words(text)[0]
+    if word not in {"FROZEN", "FREEZING", "THAWED"}:
+        raise ValueError(f"{word!r} is no state of a freezer")
+    return int(word != "THAWED")
+
+
 def _encode_identity(value: Value) -> str:
     return _level(value, MIN_IDENTITY, MAX_IDENTITY, "identity")
 
@@ -255,6 +267,7 @@ BURST: Final = Codec(_encode_burst, _int, _normal_number)
 IDLE: Final = Codec(_encode_idle, _int, _normal_number)
 CLASS: Final = Codec(_encode_class, _int, _normal_number)
 FLAG: Final = Codec(_encode_flag, _int, _normal_number)
+FROZEN_V1: Final = Codec(_encode_frozen_v1, _decode_frozen_v1, lambda text: _encode_frozen_v1(_decode_frozen_v1(text)))
 IDENTITY: Final = Codec(_encode_identity, _int, _normal_number)
 QOS: Final = Codec(_encode_qos, _int, _normal_number)
 LIMIT_V1: Final = Codec(_encode_limit_v1, _decode_limit_v1, _normal_limit_v1)

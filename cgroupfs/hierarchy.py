@@ -19,6 +19,8 @@ from msgspec.structs import replace
 from cgroupfs.errors import SourceError
 
 UNIFIED: Final = "unified"
+FREEZER: Final = "freezer"
+"""A controller on v1; on v2 a file that every group has, so that there it is wherever the cgroup2 mount is."""
 # What a v1 hierarchy may carry; its mount options hold other words beside these (xattr, clone_children, ...).
 _V1_CONTROLLERS: Final = frozenset(
     {"cpuset", "cpu", "cpuacct", "blkio", "memory", "devices", "freezer", "net_cls", "perf_event", "net_prio"}
@@ -84,6 +86,8 @@ class Hierarchy(Struct, frozen=True, kw_only=True):
             mount = found.mount()
             for controller in mount.controllers:
                 chosen.setdefault(controller, mount)
+        if UNIFIED in chosen:
+            chosen.setdefault(FREEZER, chosen[UNIFIED])
         if not chosen.keys() & set(_NEEDED):
             raise SourceError("cgroups", _nothing_usable(table, chosen))
         return cls(root=root, mode=_mode(chosen), controllers=chosen)
@@ -132,7 +136,7 @@ class Hierarchy(Struct, frozen=True, kw_only=True):
         A missing group has none.
         """
         directory = self.directory(controller, group_path)
-        if self.version(controller) == 1 or controller == UNIFIED:
+        if self.version(controller) == 1 or controller in {UNIFIED, FREEZER}:
             return os.path.isdir(directory)
         return controller in _delegated(directory)
 

@@ -13,6 +13,7 @@ from cgroupfs.codecs import (
     BURST,
     CLASS,
     FLAG,
+    FROZEN_V1,
     IDENTITY,
     IDLE,
     LIMIT_V1,
@@ -272,6 +273,14 @@ CATALOG: Final[Mapping[str, Knob]] = _catalog(
     Knob("memory.oom_group", "memory", "flag", {2: Form("memory.oom.group", FLAG, "0", "4.19")}),
     Knob(
         "pids.max", "pids", "pids", {1: Form("pids.max", PIDS, "max", "4.3"), 2: Form("pids.max", PIDS, "max", "4.5")}
+    ),
+    # All tasks of the group and of those below it stop until it is 0 again; they keep their memory. On v1 they do not
+    # even die by SIGKILL meanwhile.
+    Knob(
+        "freeze",
+        "freezer",
+        "flag",
+        {1: Form("freezer.state", FROZEN_V1, "THAWED"), 2: Form("cgroup.freeze", FLAG, "0", "5.2")},
     ),
     # What the group's sockets are to traffic control, ``major << 16 | minor``; a new group copies its parent's.
     Knob("net.classid", "net_cls", "class", {1: Form("net_cls.classid", CLASS, "0", "2.6.29")}),

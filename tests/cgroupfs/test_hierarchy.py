@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import SourceError
-from cgroupfs.hierarchy import UNIFIED, Hierarchy, Mode
+from cgroupfs.hierarchy import FREEZER, UNIFIED, Hierarchy, Mode
 from tests.cgroupfs.kernelgroup import kernel_groups
 
 GROUP = "/kubepods/burstable/pod1"
@@ -85,8 +85,14 @@ def test_a_controller_may_be_on_either_side_of_a_hybrid_node(tmp_path: Path) -> 
     lines = [*one_by_one("cpu", "memory"), line(50, "/sys/fs/cgroup/unified", "cgroup2")]
     hierarchy = Hierarchy.detect(node(tmp_path, lines, {"/sys/fs/cgroup/unified": "cpuset pids"}))
     assert hierarchy.mode is Mode.HYBRID
-    assert hierarchy.versions() == {"cpu": 1, "memory": 1, "cpuset": 2, "pids": 2, UNIFIED: 2}
+    assert hierarchy.versions() == {"cpu": 1, "memory": 1, "cpuset": 2, "pids": 2, FREEZER: 2, UNIFIED: 2}
     assert hierarchy.trigger == UNIFIED
+
+
+def test_the_freezer_of_v1_is_used_where_there_is_one(tmp_path: Path) -> None:
+    lines = [*one_by_one("cpu", "freezer"), line(50, "/sys/fs/cgroup/unified", "cgroup2")]
+    hierarchy = Hierarchy.detect(node(tmp_path, lines, {"/sys/fs/cgroup/unified": ""}))
+    assert hierarchy.version(FREEZER) == 1
 
 
 def test_a_v2_node_is_watched_in_its_one_tree(tmp_path: Path) -> None:

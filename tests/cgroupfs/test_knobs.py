@@ -74,6 +74,9 @@ TABLE = [
     ("blkio.read_iops", 1, at({"254:0": {"riops": 7}}), "254:0 7", "254:0 7\n"),
     ("blkio.write_iops", 1, None, "", ""),
     ("blkio.weight", 1, 10, "10", "10\n"),
+    ("freeze", 1, 1, "FROZEN", "FREEZING\n"),
+    ("freeze", 1, 0, "THAWED", "THAWED\n"),
+    ("freeze", 2, 1, "1", "1\n"),
     ("net.classid", 1, 0x42500020, "1112539168", "1112539168\n"),
     ("blkio.bfq_weight", 1, 1, "1", "1\n"),
     (
@@ -235,6 +238,7 @@ numbers: Mapping[str, st.SearchStrategy[Value]] = {
     "memory.soft": st.none() | st.integers(PAGE, 1 << 50),
     "memory.oom_group": st.integers(0, 1),
     "pids.max": st.none() | st.integers(0, MAX_PIDS),
+    "freeze": st.integers(0, 1),
     "blkio.read_bps": disks({"rbps": MAX_BPS}, whole=True),
     "blkio.write_bps": disks({"wbps": MAX_BPS}, whole=True),
     "blkio.read_iops": disks({"riops": MAX_IOPS}, whole=True),

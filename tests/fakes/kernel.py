@@ -29,7 +29,7 @@ IN_ISDIR = 0x4000_0000
 MAX_WRITE = 4096
 # Lists may be as long as the largest machine's: 100 + 6 bytes for each of (here) 512 CPUs or 1024 nodes.
 MAX_LIST = {"cpuset.cpus": 3_172, "cpuset.mems": 6_244}
-V1_ORDER = ("cpuset", "memory", "cpu", "cpuacct", "pids", "blkio")
+V1_ORDER = ("cpuset", "memory", "cpu", "cpuacct", "pids", "blkio", "freezer")
 THREADED = frozenset({"cpu", "cpuset", "pids"})
 Mode = Literal["v1", "hybrid", "v2"]
 

@@ -114,6 +114,10 @@ FILES = {
         "memory.usage_in_bytes": ["0"],
     },
     "pids": {"pids.max": PID_TEXTS, "pids.current": ["1"]},
+    "freezer": {
+        "freezer.state": ["FROZEN", "FROZEN\n", "THAWED", "frozen", "FREEZING", "1", " FROZEN", "FROZEN ", ""],
+        "freezer.self_freezing": ["1"],
+    },
     "blkio": {
         "blkio.bfq.weight": ["0", "1", "1000", "1001", "default 5", "abc", "", "\n", "7\n"],
         **{
@@ -175,6 +179,13 @@ SEQUENCES = {
         *(("/a", "memory.memsw.limit_in_bytes", "2M"), ("/a", "memory.limit_in_bytes", "2M")),
         *(("", "memory.limit_in_bytes", "1M"), ("/a/c", "memory.limit_in_bytes", "1G")),
         *(("/a", "memory.limit_in_bytes", "-1"), ("/a", "memory.memsw.limit_in_bytes", "-1")),
+    ],
+    "freezer": [
+        ("/a", "freezer.state", "FROZEN"),
+        ("", "freezer.state", "FROZEN"),
+        ("/a", "freezer.state", "THAWED"),
+        ("/a", "freezer.state", "no"),
+        ("", "freezer.state", "THAWED"),
     ],
     "pids": [("", "pids.max", "5"), ("/a", "pids.max", "10"), ("/a", "pids.max", "max")],
 }
@@ -288,6 +299,7 @@ def _random_writes(controller: str) -> st.SearchStrategy[list[tuple[str, str, st
         "cpu.shares": st.sampled_from(["2", "1024"]),
         "memory.limit_in_bytes": sizes,
         "memory.memsw.limit_in_bytes": sizes,
+        "freezer.state": st.sampled_from(["FROZEN", "THAWED"]),
     }
     files = [file for file in texts if file.startswith(f"{controller}.")]
     write = st.sampled_from(files).flatmap(lambda file: st.tuples(st.sampled_from(TREE), st.just(file), texts[file]))
@@ -295,7 +307,7 @@ def _random_writes(controller: str) -> st.SearchStrategy[list[tuple[str, str, st
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("controller", ["cpuset", "cpu", "memory"])
+@pytest.mark.parametrize("controller", ["cpuset", "cpu", "memory", "freezer"])
 def test_random_writes_get_the_real_kernels_answers(controller: str) -> None:
     mount_of(controller)
 
