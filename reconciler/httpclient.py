@@ -1,4 +1,4 @@
-"""One HTTP client for everything that asks: the kubelet now, webhooks and probes later.
+"""One HTTP client for everything that asks: the kubelet, the API server, webhooks and probes.
 
 The only module that imports the HTTP library, and only when a session opens: with TLS it costs 9 MiB, which a node
 that needs no HTTP does not pay. Whatever goes wrong becomes one `SourceError` that names the asked and the reason.
@@ -8,8 +8,9 @@ import importlib
 import logging
 import os
 import ssl
+from collections.abc import Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final, Self, final
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, final
 
 import trio
 from msgspec import Struct
@@ -22,8 +23,22 @@ if TYPE_CHECKING:
     import httpx2
 
 _LARGEST: Final = 64 * 1024 * 1024
+# Of an answer that is read for what it says and not for its data.
+_MOST_KEPT: Final = 8 * 1024
 _KEEPALIVE_S: Final = 120.0
 _CLOSE_S: Final = 1.0
+
+
+class Inline(Struct, frozen=True, kw_only=True):
+    """Credentials that have no file of their own, PEM texts and a token: they are in memory only, and never shown."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    token: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Inline({', '.join(name for name in self.__struct_fields__ if getattr(self, name))})"
 
 
 class Peer(Struct, frozen=True, kw_only=True):
@@ -42,6 +57,7 @@ class Peer(Struct, frozen=True, kw_only=True):
     server_name: str | None = None
     insecure: bool = False
     timeout_s: float = 5.0
+    inline: Inline = Inline()
 
     @property
     def secure(self) -> bool:
@@ -53,12 +69,39 @@ class Peer(Struct, frozen=True, kw_only=True):
         """What we show to the peer, for messages."""
         if self.token_file:
             return f"the token of {self.token_file}"
-        return f"the certificate {self.cert_file}" if self.cert_file else "no credentials"
+        if self.cert_file:
+            return f"the certificate {self.cert_file}"
+        return "the token" if self.inline.token else "the certificate" if self.inline.cert else "no credentials"
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What a peer answered, whatever it means. Header names are in small letters; ``body`` may have been cut."""
+
+    status: int
+    headers: Mapping[str, str] = {}
+    body: bytes = b""
+
+    @property
+    def good(self) -> bool:
+        """Whether the peer says that it was done."""
+        return 200 <= self.status < 300
+
+    @property
+    def words(self) -> str:
+        """The beginning of the body, for a message."""
+        return " ".join(self.body[:200].decode(errors="replace").split())[:120]
+
+
+class _Request(NamedTuple):
+    method: str
+    path: str
+    body: bytes | None
+    headers: Mapping[str, str]
 
 
 @final
 class HttpSession:
-    """One kept connection to a `Peer`. Use as ``async with``; `get` may be called again after any error."""
+    """One kept connection to a `Peer`. Use as ``async with``; it may be used again after any error."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -86,45 +129,81 @@ class HttpSession:
 
         Errors: `SourceError` for anything else: refused, silent, broken off, another status, too long.
         """
+        answer = await self._within(_Request("GET", path, None, {}), _LARGEST, f"{path}: ")
+        if answer.status != 200:
+            raise self._error(f"{path}: {self._refused(answer)}")
+        return answer.body
+
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        most: int = _MOST_KEPT,
+        timeout_s: float | None = None,
+        shown: str | None = None,
+    ) -> Answer:
+        """Whatever the peer answers, of its body the first ``most`` bytes. ``timeout_s`` None: the peer's.
+
+        ``shown`` stands in messages for the path, where that holds a secret.
+        Errors: `SourceError` when there is no whole answer: unreachable, silent, broken off.
+        """
+        request = _Request(method, path, body, headers or {})
+        what = f"{path}: " if shown is None else f"{method} {shown}".rstrip() + ": "
+        return await self._within(request, None, what, keep=most, timeout_s=timeout_s)
+
+    async def _within(
+        self,
+        request: _Request,
+        most: int | None,
+        what: str,
+        *,
+        keep: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Answer:
+        """The answer before the deadline. A success longer than ``most`` is an error; None: it is cut at ``keep``."""
+        patience_s = self._peer.timeout_s if timeout_s is None else timeout_s
         try:
-            with trio.fail_after(self._peer.timeout_s):
-                return await self._get(path)
+            with trio.fail_after(patience_s):
+                return await self._ask(request, most, what, keep)
         except trio.TooSlowError as exc:
             await self.aclose()
-            raise self._error(f"{path}: no answer within {self._peer.timeout_s:g} s") from exc
+            raise self._error(f"{what}no answer within {patience_s:g} s") from exc
 
-    async def _get(self, path: str) -> bytes:
+    async def _ask(self, request: _Request, most: int | None, what: str, keep: int | None) -> Answer:
         # Lazy: see the module's docstring. In a thread: the loop has better to do for a tenth of a second.
         await trio.to_thread.run_sync(importlib.import_module, "httpx2")
         import httpx2  # noqa: PLC0415
 
         client = await self._open()
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": "application/json", **request.headers}
         token = self._read_token()
         if token:
             headers["Authorization"] = f"Bearer {token}"
         extensions = {"sni_hostname": self._peer.server_name} if self._peer.server_name else {}
         try:
-            async with client.stream("GET", path, headers=headers, extensions=extensions) as answer:
-                if answer.status_code != 200:
-                    raise self._error(f"{path}: {await self._refused(answer)}")
-                body, whole = await _body(answer, _LARGEST)
-                if not whole:
-                    raise self._error(f"{path}: the answer is longer than {_LARGEST >> 20} MiB")
-                return body
+            async with client.stream(
+                request.method, request.path, content=request.body, headers=headers, extensions=extensions
+            ) as answer:
+                if not answer.is_success:
+                    keep = _MOST_KEPT if keep is None else keep
+                body, whole = await _body(answer, _LARGEST, keep)
+                if not whole and answer.is_success and most is not None:
+                    raise self._error(f"{what}the answer is longer than {most >> 20} MiB")
+                told = {name.lower(): value for name, value in answer.headers.items()}
+                return Answer(status=answer.status_code, headers=told, body=body)
         except httpx2.HTTPError as exc:
             await self.aclose()
-            raise self._error(f"{path}: {_reason(exc)}") from exc
+            raise self._error(f"{what}{_reason(exc)}") from exc
 
-    async def _refused(self, answer: "httpx2.Response") -> str:
-        status = answer.status_code
-        if status == 401:
+    def _refused(self, answer: Answer) -> str:
+        if answer.status == 401:
             return f"401: it does not accept {self._peer.credentials}"
-        if status == 403:
+        if answer.status == 403:
             return f"403: it knows {self._peer.credentials} but does not let it read this"
-        body, _ = await _body(answer, 200)
-        said = " ".join(body[:200].decode(errors="replace").split())
-        return f"it answered {status} {said[:120]}".rstrip()
+        return f"it answered {answer.status} {answer.words}".rstrip()
 
     async def _open(self) -> "httpx2.AsyncClient":
         trusted = tuple(_version(path) for path in (self._peer.ca_file, self._peer.cert_file, self._peer.key_file))
@@ -141,7 +220,7 @@ class HttpSession:
             base_url=self._peer.url,
             verify=self._context() if self._peer.secure else False,
             limits=limits,
-            timeout=None,  # the whole exchange has one deadline, in `get`
+            timeout=None,  # the whole exchange has one deadline, in `_within`
             trust_env=False,
         )
         self._trusted = trusted
@@ -150,14 +229,17 @@ class HttpSession:
     def _context(self) -> ssl.SSLContext:
         peer = self._peer
         try:
-            context = ssl.create_default_context(cafile=peer.ca_file)
+            context = ssl.create_default_context(cafile=peer.ca_file, cadata=peer.inline.ca)
             if peer.insecure:
                 context.check_hostname = False
                 context.verify_mode = ssl.CERT_NONE
             if peer.cert_file:
                 context.load_cert_chain(peer.cert_file, peer.key_file)
+            elif peer.inline.cert:
+                _load_inline(context, peer.inline)
         except OSError as exc:
             files = ", ".join(path for path in (peer.ca_file, peer.cert_file, peer.key_file) if path)
+            files = files or "the certificates given"
             raise self._error(f"cannot use {files}: {exc.strerror or exc}") from exc
         return context
 
@@ -165,7 +247,7 @@ class HttpSession:
         """The bearer token; read again when the file has been replaced, as projected tokens are every hour."""
         path = self._peer.token_file
         if path is None:
-            return None
+            return self._peer.inline.token
         version = _version(path)
         if self._token is None or self._token[0] != version:
             try:
@@ -179,16 +261,29 @@ class HttpSession:
         return SourceError(self._peer.name, f"{self._peer.url}: {message}")
 
 
-async def _body(answer: "httpx2.Response", most: int) -> tuple[bytes, bool]:
-    """The body up to a little over ``most`` bytes, and whether that is all of it."""
-    body = bytearray()
-    # Left half-read, a generator must be closed at once: the event loop complains about one that is only dropped.
+async def _body(answer: "httpx2.Response", most: int, keep: int | None = None) -> tuple[bytes, bool]:
+    """The body (of which the first ``keep`` bytes), and whether it ended within ``most``.
+
+    What is not kept is read all the same: the library leaves its inner generators open when a body is left half-read.
+    """
+    body, length = bytearray(), 0
     async with aclosing(answer.aiter_bytes()) as chunks:
         async for chunk in chunks:
-            body += chunk
-            if len(body) > most:
+            length += len(chunk)
+            body += chunk if keep is None else chunk[: max(0, keep - len(body))]
+            if length > most:
                 return bytes(body), False
     return bytes(body), True
+
+
+def _load_inline(context: ssl.SSLContext, inline: Inline) -> None:
+    """OpenSSL takes a certificate and its key from a file only: from one that never has a name. Errors: `OSError`."""
+    number = os.memfd_create("certificate", os.MFD_CLOEXEC)
+    try:
+        os.write(number, f"{inline.cert}\n{inline.key or ''}".encode())
+        context.load_cert_chain(f"/proc/self/fd/{number}")
+    finally:
+        os.close(number)
 
 
 def _version(path: str | None) -> object:

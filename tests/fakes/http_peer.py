@@ -19,6 +19,7 @@ class Reply:
     hang_s: float = 0
     raw: bytes | None = None
     close: bool = False
+    headers: tuple[str, ...] = ()
 
 
 @dataclass
@@ -27,6 +28,7 @@ class HttpPeer:
 
     replies: list[Reply]
     requests: list[dict[str, str]] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
     connections: int = 0
     port: int = 0
 
@@ -61,9 +63,16 @@ class HttpPeer:
             if not chunk:
                 return False
             head += chunk
-        first, *lines = head.decode().split("\r\n\r\n")[0].split("\r\n")
+        head, _, body = head.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        while len(body) < int(headers.get("content-length", 0)):
+            chunk = await stream.receive_some(65536)
+            if not chunk:
+                return False
+            body += chunk
         self.requests.append({"": first, **headers})
+        self.bodies.append(body)
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         await trio.sleep(reply.hang_s)
         if reply.raw is not None:
@@ -71,7 +80,15 @@ class HttpPeer:
             return False
         length = len(reply.body) + reply.cut
         await stream.send_all(
-            f"HTTP/1.1 {reply.status}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n".encode()
+            "\r\n".join(
+                (
+                    f"HTTP/1.1 {reply.status}",
+                    "Content-Type: application/json",
+                    f"Content-Length: {length}",
+                    *reply.headers,
+                    "\r\n",
+                )
+            ).encode()
             + reply.body
         )
         return not reply.cut and not reply.close

@@ -1,0 +1,43 @@
+"""Exchanges of any method and status; what `get` does is tested with the kubelet's list."""
+
+import pytest
+import trio
+
+from cgroupfs.errors import SourceError
+from reconciler.httpclient import HttpSession, Peer
+from tests.fakes.http_peer import HttpPeer, Reply
+
+
+async def test_an_exchange_gives_status_headers_and_body_and_keeps_the_connection(nursery: trio.Nursery) -> None:
+    server = HttpPeer(
+        [Reply(b"slow down", status="429 Too Many", headers=("Retry-After: 7",)), Reply(status="201 Created")]
+    )
+    port = await nursery.start(server.serve)
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}")) as session:
+        first = await session.exchange("POST", "/a", b'{"b":1}', {"Content-Type": "application/json"})
+        second = await session.exchange("PATCH", "/b", b"{}")
+    assert (first.status, first.good, first.headers["retry-after"], first.words) == (429, False, "7", "slow down")
+    assert (second.status, second.good) == (201, True)
+    assert [one[""] for one in server.requests] == ["POST /a HTTP/1.1", "PATCH /b HTTP/1.1"]
+    assert (server.bodies, server.connections) == ([b'{"b":1}', b"{}"], 1)
+    nursery.cancel_scope.cancel()
+
+
+async def test_of_a_long_answer_the_beginning_is_kept_and_the_connection_too(nursery: trio.Nursery) -> None:
+    server = HttpPeer([Reply(b"x" * 300_000)])
+    port = await nursery.start(server.serve)
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}")) as session:
+        answers = [await session.exchange("GET", "/", most=100) for _ in range(2)]
+    assert [len(one.body) for one in answers] == [100, 100]
+    assert server.connections == 1
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_path_that_holds_a_secret_is_in_no_message(nursery: trio.Nursery) -> None:
+    server = HttpPeer([Reply(hang_s=60)])
+    port = await nursery.start(server.serve)
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}", timeout_s=0.1)) as session:
+        with pytest.raises(SourceError) as caught:
+            await session.exchange("POST", "/key-of-mine", b"", shown="")
+    assert str(caught.value) == f"x: http://127.0.0.1:{port}: POST: no answer within 0.1 s"
+    nursery.cancel_scope.cancel()
