@@ -19,17 +19,23 @@ SETTINGS: Final = "settings"
 ASSIGNMENTS: Final = "assignments"
 HOLDS: Final = "holds"
 META: Final = "meta"
-KEYED: Final = (FILES, SETTINGS, ASSIGNMENTS, HOLDS, META)
+EVICTIONS: Final = "evictions"
+"""Evictions under way and lately ended, by order."""
+ALERTS: Final = "alerts"
+"""Alerts that some sink has yet to take."""
+KEYED: Final = (FILES, SETTINGS, ASSIGNMENTS, HOLDS, META, EVICTIONS, ALERTS)
 BOOT_BOUND: Final = (FILES, SETTINGS)
 """Tables about cgroups, which do not outlive a boot."""
 
 # One statement list per version; the index + 1 is the version it leads to. Never edit one that was released.
 # Every keyed table is (key, sealed row): what a row means is its owner's business, so a new field is no migration.
+_KEYED_TABLE: Final = "CREATE TABLE {} (key TEXT PRIMARY KEY NOT NULL, row BLOB NOT NULL)"
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (
-        *(f"CREATE TABLE {table} (key TEXT PRIMARY KEY NOT NULL, row BLOB NOT NULL)" for table in KEYED),
+        *(_KEYED_TABLE.format(table) for table in (FILES, SETTINGS, ASSIGNMENTS, HOLDS, META)),
         "CREATE TABLE history (seq INTEGER PRIMARY KEY AUTOINCREMENT, row BLOB NOT NULL)",
     ),
+    (_KEYED_TABLE.format(EVICTIONS), _KEYED_TABLE.format(ALERTS)),
 )
 VERSION: Final = len(MIGRATIONS)
 
