@@ -19,6 +19,7 @@ from reconciler.sources.tree import PodDirs
 from reconciler.view import ContainerFacts, PodInput, assemble
 from state.cpu import GroupUse
 from state.disk import Disk
+from state.measures import Measures
 from state.memory import NodeMemory
 from state.model import KubeletView, NodeCpu, NodeView, NumaMemory, Pod, PodMeta
 from state.topology import Topology
@@ -70,6 +71,7 @@ class Knowledge:
         self.lent_us: Mapping[str, int] = {}
         self.numa_memory: NumaMemory | None = None
         self.irq_cpus = EMPTY
+        self.measures = Measures()
         self.pods: dict[str, Pod] = {}
         self._versions = dict(versions)
         self._runtime = dirs
@@ -160,6 +162,7 @@ class Knowledge:
             lent_us=self.lent_us,
             numa_memory=self.numa_memory,
             irq_cpus=self.irq_cpus,
+            measures=self.measures,
         )
 
     def _assemble(self, dirs: PodDirs) -> Pod:

@@ -88,13 +88,16 @@ class PodFacts(Struct, frozen=True, kw_only=True):
 class Frame(Struct, frozen=True, kw_only=True):
     """Everything known at one moment. ``at_s`` is the monotonic clock, ``wall_s`` seconds since the epoch.
 
-    ``samples``: by subject, then by signal. ``pods`` by uid.
+    ``samples``: by subject, then by signal. ``pods`` by uid. ``knobs``: what this kernel lets us set (names of the
+    catalog). ``disks``: ``major:minor`` of the whole disks.
     """
 
     at_s: float
     wall_s: float
     pods: Mapping[str, PodFacts] = {}
     samples: Mapping[str, Mapping[str, Sample]] = {}
+    knobs: tuple[str, ...] = ()
+    disks: tuple[str, ...] = ()
 
     def value(self, subject: str, signal: str) -> float | None:
         """The number of one signal; None: unknown."""
@@ -163,30 +166,3 @@ class Finding(Struct, frozen=True, kw_only=True):
     severity: float = 0.0
     gap: float | None = None
     suspects: tuple[Suspect, ...] = ()
-
-
-class Squeeze(Struct, frozen=True, kw_only=True):
-    """What a suspect may have for now; None: not bounded by this. For whom and why is in ``reason``.
-
-    Units: thousandths of a CPU for the whole pod; bytes; bytes per second for reading and writing each, of each disk.
-    """
-
-    cpu_milli: int | None = None
-    memory_high_bytes: int | None = None
-    disk_bps: int | None = None
-    reason: str = ""
-
-
-class Measures(Struct, frozen=True, kw_only=True):
-    """What responses ask of the plan at this moment; policies turn it into settings, so all of it can be restored.
-
-    ``budget_milli``: what BE may have together at most, None: as the policies say. ``squeezed``, ``frozen`` (with the
-    reason) by pod uid. ``cache_percent``: the most of caches and of memory bandwidth that BE may have.
-    """
-
-    budget_milli: int | None = None
-    budget_reason: str = ""
-    squeezed: Mapping[str, Squeeze] = {}
-    frozen: Mapping[str, str] = {}
-    cache_percent: int | None = None
-    cache_reason: str = ""

@@ -16,6 +16,7 @@ from cgroupfs.naming import QosClass
 from state.cache import CacheWish
 from state.cpu import CoreWish, CpuWish, GroupUse, PoolSize
 from state.disk import Disk, DiskPlan
+from state.measures import Measures
 from state.memory import MemoryPlan, MemoryWish, NodeMemory
 from state.network import NetworkWish
 from state.topology import Topology
@@ -399,7 +400,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     limit that a burst law lends for now, by group path (µs of the group's period). ``knobs``: names of the knobs that
     this kernel offers; empty: not looked yet. ``numa_memory``: of machines with more than one NUMA node. ``irq_cpus``:
     CPUs that serve the interrupts of the interfaces that the config names. ``disks``: those that the config names, by
-    that name.
+    that name. ``measures``: what responses to interference ask for now.
     """
 
     topology: Topology
@@ -422,3 +423,4 @@ class NodeView(Struct, frozen=True, kw_only=True):
     numa_memory: NumaMemory | None = None
     irq_cpus: CpuSet = EMPTY
     disks: Mapping[str, Disk] = {}
+    measures: Measures = Measures()

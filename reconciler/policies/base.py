@@ -126,6 +126,11 @@ def setting_of(pod: Pod, container: Container | None, knob: str, value: Value, *
     )
 
 
+def containers_of(pod: Pod) -> list[Container]:
+    """All but the pause container."""
+    return [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
+
+
 def owns_cpus(pod: Pod, container: Container, pools: Pools) -> bool:
     """True when the container has CPUs of its own, or cannot be told from one of its pod that has."""
     if not pools.dedicated:

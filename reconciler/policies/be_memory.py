@@ -9,6 +9,8 @@ Source: rubik's fssr (a reserve; a step down at once, small steps up after good 
 
 - What is measured is the memory *available*, which counts page cache that can be dropped; free memory is used up on
   every machine that has run for a day.
+- A limit that the kubelet has set on kubepods ends before the machine's memory does, and its OOM killer looks at pods
+  only: what counts is whichever has less left.
 - One bound for all BE work together instead of the same absolute one for each pod.
 - It takes from what BE work *uses*, and at least what is missing: lowering an allowance that nobody uses frees nothing.
 - It starts at all but the reserve, so that BE work never gets into the reserve by itself, and is remembered over a
@@ -71,7 +73,7 @@ class BeMemoryConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MemorySample(Struct, frozen=True, kw_only=True):
-    """One look: bytes of the node; ``used``: below the besteffort directory. None is "unknown", and raises nothing."""
+    """One look: bytes that the node has for pods; ``used``: below besteffort. None is "unknown", and raises nothing."""
 
     total_bytes: int
     available_bytes: int | None = None

@@ -42,10 +42,11 @@ def split(budget: int, view: NodeView) -> tuple[dict[str, int], str]:
 
 
 def _asked(pod: Pod) -> int:
-    return sum(_container_asks(one) for one in pod.containers if one.kind is not ContainerKind.SANDBOX) or _CPU
+    return sum(container_asks(one) for one in pod.containers if one.kind is not ContainerKind.SANDBOX) or _CPU
 
 
-def _container_asks(container: Container) -> int:
+def container_asks(container: Container) -> int:
+    """What one container asks for: the measure by which a pod's share is split."""
     asked = container.requests
     return asked.batch_cpu_milli or asked.cpu_milli or _CPU
 
@@ -56,8 +57,8 @@ def parts_of(pod: Pod, view: NodeView, pools: Pools) -> dict[str, int]:
         return {}
     share = pools.quota_milli.get(pod.uid, MILLI_MIN)
     containers = [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
-    total = sum(_container_asks(one) for one in containers)
-    return {one.id: max(MILLI_MIN, share * _container_asks(one) // total) for one in containers}
+    total = sum(container_asks(one) for one in containers)
+    return {one.id: max(MILLI_MIN, share * container_asks(one) // total) for one in containers}
 
 
 def own_quota(part: int, container: Container, view: NodeView) -> int:

@@ -32,10 +32,10 @@ from cgroupfs.codecs import Value
 from cgroupfs.device_codecs import MAX_BFQ_WEIGHT, MAX_IOPS, MAX_LATENCY_US, MIN_CFQ_WEIGHT, cost_row
 from cgroupfs.devices import DeviceLimits, Row
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import Policy, PolicyConfig
+from reconciler.policies.base import Policy, PolicyConfig, containers_of
 from reconciler.policies.offers import lacking
 from state.disk import DiskPlan
-from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+from state.model import NodeView, Pod, PodClass, Pools, Setting
 
 NAME: Final = "disk"
 LEAST_BPS: Final = 65_536
@@ -138,7 +138,7 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: DiskConf
         inside = sum(pod.qos is QosClass.BESTEFFORT for pod in be) if pure and config.share is Share.NODE else 0
         plan = DiskPlan(takers=len(be), in_directory=inside, weighed=pure)
     else:
-        plan = DiskPlan(takers=sum(len(_containers(pod)) for pod in be), weighed=pure)
+        plan = DiskPlan(takers=sum(len(containers_of(pod)) for pod in be), weighed=pure)
     return replace(pools, disk=plan, reasons={**pools.reasons, NAME: _reason(view, config, plan)})
 
 
@@ -190,7 +190,7 @@ def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskConfig) -> lis
         limits = _part(view, config, 1, 1 if alone else plan.takers)
         words = "this pod's limits" if alone else f"one of {plan.takers} equal parts of BE's limits"
         return [] if limits is None else [_setting(pod.group.path, "io.max", limits, words)]
-    containers = _containers(pod)
+    containers = containers_of(pod)
     parts = len(containers) if alone else plan.takers
     limits = _part(view, config, 1, parts)
     if limits is None:
@@ -241,10 +241,6 @@ def _setting(path: str, knob: str, value: Value, reason: str) -> Setting:
 def _possible(settings: Iterable[Setting], view: NodeView) -> list[Setting]:
     """Those of them that set something, by knobs that this kernel has."""
     return [one for one in settings if one.value is not None and lacking(view, one.knob) is None]
-
-
-def _containers(pod: Pod) -> list[Container]:
-    return [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
 
 
 def _reason(view: NodeView, config: DiskConfig, plan: DiskPlan) -> str:

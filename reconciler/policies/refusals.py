@@ -319,7 +319,12 @@ _RULES: Final[Mapping[str, tuple[Rule, ...]]] = {knob: _EVERY + rules for knob, 
 _NAMES: Final[Mapping[Rule, str]] = {
     rule: rule.__name__.replace("_", "-") for rules in (_EVERY, *_OF_KNOB.values()) for rule in rules
 }
-_CONTROLLERS: Final[Mapping[str, str]] = {"cpu.set": "cpuset", "cpu.mems": "cpuset", "net.classid": "net_cls", "freeze": "freezer"}
+_CONTROLLERS: Final[Mapping[str, str]] = {
+    "cpu.set": "cpuset",
+    "cpu.mems": "cpuset",
+    "net.classid": "net_cls",
+    "freeze": "freezer",
+}
 
 
 def check(scene: Scene) -> tuple[dict[tuple[str, str], Setting], list[Refusal]]:

@@ -55,6 +55,8 @@ from reconciler.policies.reclaimed import POLICY as RECLAIMED
 from reconciler.policies.reclaimed import ReclaimedConfig
 from reconciler.policies.reserve import POLICY as RESERVE
 from reconciler.policies.reserve import ReserveConfig
+from reconciler.policies.responses import POLICY as RESPONSES
+from reconciler.policies.responses import ResponsesConfig
 from reconciler.policies.shared import POLICY as SHARED
 from reconciler.policies.shared import SharedConfig
 
@@ -67,6 +69,7 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     exclusive: ExclusiveConfig = ExclusiveConfig()
     shared: SharedConfig = SharedConfig()
     idle_buffer: IdleBufferConfig = IdleBufferConfig()
+    responses: ResponsesConfig = ResponsesConfig()
     reclaimed: ReclaimedConfig = ReclaimedConfig()
     batch: BatchConfig = BatchConfig()
     quota_burst: QuotaBurstConfig = QuotaBurstConfig()
@@ -109,6 +112,7 @@ POLICIES: Final = registered(
             EXCLUSIVE,
             SHARED,
             IDLE_BUFFER,
+            RESPONSES,
             RECLAIMED,
             BATCH,
             QUOTA_BURST,

@@ -51,6 +51,7 @@ def test_the_shipped_table_names_every_policy_in_the_order_of_taking() -> None:
         "exclusive",
         "shared",
         "idle_buffer",
+        "responses",
         "reclaimed",
         "batch",
         "quota_burst",

@@ -1,0 +1,127 @@
+"""Responses to interference: what the ladder asks for becomes settings like any other, so that `restore` knows them.
+
+- *hold*: the BE budget stays at or below what it was when an online pod began to suffer.
+- *squeeze*: one BE pod gets a quota, a ``memory.high`` or a disk bandwidth of its own, beside what others want of it:
+  the tighter one counts. The quota goes to the containers, in proportion to what they asked for; to the pod's directory
+  where there are several and the runtime brings no quota for any of them (a smaller one above would keep a container
+  from starting again).
+- *freeze*: the tasks of one BE pod stop. The ladder bounds it in time; a daemon that starts thaws what an earlier one
+  left frozen before anything else (`reconciler.thaw`).
+
+Nothing is decided here; `reconciler.responses` decides, and explains. An online pod is never squeezed or frozen,
+whatever is asked.
+"""
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from cgroupfs.devices import DeviceLimits
+from reconciler.policies.base import (
+    MILLI_MIN,
+    Policy,
+    PolicyConfig,
+    containers_of,
+    owns_cpus,
+    period_us,
+    quota_us,
+    setting_of,
+)
+from reconciler.policies.be_quota import container_asks, own_quota
+from reconciler.policies.offers import lacking
+from state.measures import Squeeze
+from state.model import NodeView, Pod, PodClass, Pools, Setting
+
+NAME: Final = "responses"
+FREEZE: Final = "freeze"
+
+
+class ResponsesConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether responses reach the plan at all; which there are is set under ``interference``."""
+
+
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: ResponsesConfig) -> Pools:
+    """Hold the BE budget where a response asks for it."""
+    del previous, config
+    measures = view.measures
+    if measures.budget_milli is None or measures.budget_milli >= pools.budget_milli:
+        return pools
+    reasons = {**pools.reasons, NAME: f"BE has at most {measures.budget_milli} milli-CPU: {measures.budget_reason}"}
+    return replace(pools, budget_milli=measures.budget_milli, reasons=reasons)
+
+
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: ResponsesConfig) -> list[Setting]:
+    """What a suspect may have for now, and whether it runs."""
+    del config
+    measures = view.measures
+    if pod.pod_class is not PodClass.RECLAIMED:
+        return []
+    settings: list[Setting] = []
+    if (squeeze := measures.squeezed.get(pod.uid)) is not None:
+        settings += _cpu(pod, view, pools, squeeze)
+        settings += _memory(pod, view, squeeze)
+        settings += _disk(pod, view, squeeze)
+    if (reason := measures.frozen.get(pod.uid)) is not None and lacking(view, FREEZE) is None:
+        settings.append(setting_of(pod, None, FREEZE, 1, policy=NAME, reason=reason))
+    return settings
+
+
+def _cpu(pod: Pod, view: NodeView, pools: Pools, squeeze: Squeeze) -> list[Setting]:
+    if squeeze.cpu_milli is None:
+        return []
+    containers = [one for one in containers_of(pod) if not owns_cpus(pod, one, pools)]
+    bare = all(one.spec is not None and (one.spec.quota_us or -1) <= 0 for one in containers)
+    if len(containers) > 1 and bare:
+        value = quota_us(max(MILLI_MIN, squeeze.cpu_milli), period_us(view, pod.group.path))
+        return [setting_of(pod, None, "cpu.quota", value, policy=NAME, reason=squeeze.reason)]
+    total = sum(container_asks(one) for one in containers)
+    return [
+        setting_of(
+            pod,
+            one,
+            "cpu.quota",
+            own_quota(max(MILLI_MIN, squeeze.cpu_milli * container_asks(one) // total), one, view),
+            policy=NAME,
+            reason=squeeze.reason,
+        )
+        for one in containers
+    ]
+
+
+def _memory(pod: Pod, view: NodeView, squeeze: Squeeze) -> list[Setting]:
+    if squeeze.memory_high_bytes is None or lacking(view, "memory.high") is not None:
+        return []
+    return [setting_of(pod, None, "memory.high", squeeze.memory_high_bytes, policy=NAME, reason=squeeze.reason)]
+
+
+def _disk(pod: Pod, view: NodeView, squeeze: Squeeze) -> list[Setting]:
+    if squeeze.disk_bps is None or not squeeze.disks:
+        return []
+    bps = squeeze.disk_bps
+    if lacking(view, "io.max") is None:
+        limits = DeviceLimits({disk: {"rbps": bps, "wbps": bps} for disk in squeeze.disks})
+        return [setting_of(pod, None, "io.max", limits, policy=NAME, reason=squeeze.reason)]
+    containers = containers_of(pod)
+    return [
+        setting_of(
+            pod,
+            one,
+            knob,
+            DeviceLimits({disk: {key: max(1, bps // len(containers))} for disk in squeeze.disks}),
+            policy=NAME,
+            reason=squeeze.reason,
+        )
+        for one in containers
+        for knob, key in (("blkio.read_bps", "rbps"), ("blkio.write_bps", "wbps"))
+        if lacking(view, knob) is None
+    ]
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="what responses to interference ask for: a held budget, a squeezed or frozen BE pod",
+    config_type=ResponsesConfig,
+    precedence=6,
+    carve=carve,
+    pod=for_pod,
+)

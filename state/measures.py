@@ -1,0 +1,34 @@
+"""What responses to interference ask of the plan. Policies turn it into settings, so that all of it can be undone."""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+
+class Squeeze(Struct, frozen=True, kw_only=True):
+    """What a suspect may have for now; None: not bounded by this. For whom and why is in ``reason``.
+
+    Units: thousandths of a CPU for the whole pod; bytes; bytes per second for reading and for writing, on each of
+    ``disks`` (``major:minor`` of whole disks).
+    """
+
+    cpu_milli: int | None = None
+    memory_high_bytes: int | None = None
+    disk_bps: int | None = None
+    disks: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Measures(Struct, frozen=True, kw_only=True):
+    """What responses ask of the plan at this moment; policies turn it into settings, so all of it can be restored.
+
+    ``budget_milli``: what BE may have together at most, None: as the policies say. ``squeezed``, ``frozen`` (with the
+    reason) by pod uid. ``cache_percent``: the most of caches and of memory bandwidth that BE may have.
+    """
+
+    budget_milli: int | None = None
+    budget_reason: str = ""
+    squeezed: Mapping[str, Squeeze] = {}
+    frozen: Mapping[str, str] = {}
+    cache_percent: int | None = None
+    cache_reason: str = ""

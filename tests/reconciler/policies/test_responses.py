@@ -1,0 +1,116 @@
+"""What the ladder asks for becomes settings of BE pods, and of nobody else."""
+
+import pytest
+from msgspec.structs import replace
+
+from cgroupfs.devices import DeviceLimits
+from reconciler.planner import plan
+from reconciler.policies.responses import ResponsesConfig
+from reconciler.policies.table import PoliciesConfig
+from state.measures import Measures, Squeeze
+from state.model import Desired, NodeView, Pod, Resources, RuntimeSpec
+from tests.reconciler.nodes import MAINLINE, V1, V2, container, node, online, pod
+
+ALL_V1 = V1 | {"blkio": 1, "freezer": 1}
+ALL_V2 = V2 | {"io": 2, "freezer": 2}
+BE = "/kubepods/besteffort/podbe"
+
+
+def wanted(view: NodeView, measures: Measures) -> dict[tuple[str, str], object]:
+    desired = planned(view, measures)
+    assert not [one for one in desired.refusals if one.setting.policy == "responses"]
+    return {key: one.value for key, one in desired.settings.items() if one.policy == "responses"}
+
+
+def planned(view: NodeView, measures: Measures) -> Desired:
+    return plan(replace(view, measures=measures), None, PoliciesConfig())
+
+
+def test_without_measures_nothing_is_asked_for() -> None:
+    assert wanted(node(pod("be"), online("web"), versions=ALL_V1), Measures()) == {}
+
+
+def test_a_held_budget_is_a_ceiling_and_says_why() -> None:
+    view = node(pod("be"), online("web"))
+    free = planned(view, Measures()).pools.budget_milli
+    held = planned(view, Measures(budget_milli=700, budget_reason="ns/web suffers")).pools
+    assert held.budget_milli <= 700 < free
+    assert held.reasons["responses"] == "BE has at most 700 milli-CPU: ns/web suffers"
+    assert planned(view, Measures(budget_milli=10**6)).pools.budget_milli == free, "it never raises anything"
+
+
+@pytest.mark.parametrize("versions", [ALL_V1, ALL_V2], ids=["v1", "v2"])
+def test_a_squeezed_pod_of_one_container_has_its_quota_there(versions: dict[str, int]) -> None:
+    squeeze = Measures(squeezed={"be": Squeeze(cpu_milli=250, reason="for ns/web")})
+    found = wanted(node(pod("be"), online("web"), versions=versions), squeeze)
+    assert found == {(f"{BE}/id-main", "cpu.quota"): 25_000}
+
+
+def test_several_containers_without_quotas_of_their_own_share_the_pods() -> None:
+    two = pod("be", container("a"), container("b"))
+    assert wanted(node(two, versions=ALL_V1), Measures(squeezed={"be": Squeeze(cpu_milli=250)})) == {
+        (BE, "cpu.quota"): 25_000
+    }
+
+
+def test_containers_that_the_runtime_gives_quotas_are_bounded_each_by_what_they_asked_for() -> None:
+    def asks(name: str, milli: int) -> Pod:
+        spec = RuntimeSpec(shares=2, quota_us=50_000, period_us=100_000)
+        return pod(
+            "be",
+            container(name, spec=spec, requests=Resources(batch_cpu_milli=milli)),
+            container("small", spec=spec, requests=Resources(batch_cpu_milli=100)),
+        )
+
+    found = wanted(
+        node(asks("big", 300), versions=ALL_V1),
+        Measures(squeezed={"be": Squeeze(cpu_milli=200)}),
+    )
+    assert found == {(f"{BE}/id-big", "cpu.quota"): 15_000, (f"{BE}/id-small", "cpu.quota"): 5_000}
+
+
+def test_a_quota_is_never_below_what_the_kernel_takes() -> None:
+    found = wanted(node(pod("be"), versions=ALL_V1), Measures(squeezed={"be": Squeeze(cpu_milli=1)}))
+    assert found == {(f"{BE}/id-main", "cpu.quota"): 1_000}
+
+
+def test_memory_is_squeezed_where_the_kernel_has_a_bound_that_does_not_kill() -> None:
+    squeeze = Measures(squeezed={"be": Squeeze(memory_high_bytes=64 << 20)})
+    assert wanted(node(pod("be"), versions=ALL_V2), squeeze) == {(BE, "memory.high"): 64 << 20}
+    assert wanted(node(pod("be"), versions=ALL_V1, knobs=MAINLINE - {"memory.high"}), squeeze) == {}
+
+
+def test_disks_are_squeezed_where_a_limit_binds() -> None:
+    squeeze = Measures(squeezed={"be": Squeeze(disk_bps=2_000_000, disks=("8:0", "254:0"))})
+    two = pod("be", container("a"), container("b"))
+    both = {"8:0": {"rbps": 2_000_000, "wbps": 2_000_000}, "254:0": {"rbps": 2_000_000, "wbps": 2_000_000}}
+    assert wanted(node(two, versions=ALL_V2), squeeze) == {(BE, "io.max"): DeviceLimits(both)}
+    half = {"8:0": 1_000_000, "254:0": 1_000_000}
+    assert wanted(node(two, versions=ALL_V1), squeeze) == {
+        (f"{BE}/id-{name}", f"blkio.{way}_bps"): DeviceLimits(
+            {disk: {f"{way[0]}bps": bps} for disk, bps in half.items()}
+        )
+        for name in ("a", "b")
+        for way in ("read", "write")
+    }
+
+
+@pytest.mark.parametrize("versions", [ALL_V1, ALL_V2], ids=["v1", "v2"])
+def test_a_frozen_pod_is_frozen_as_a_whole(versions: dict[str, int]) -> None:
+    found = wanted(node(pod("be"), versions=versions), Measures(frozen={"be": "for ns/web, at most 30 s"}))
+    assert found == {(BE, "freeze"): 1}
+
+
+def test_an_online_pod_is_left_alone_whatever_is_asked() -> None:
+    everything = Measures(
+        squeezed={"web": Squeeze(cpu_milli=10, memory_high_bytes=1 << 20, disk_bps=1, disks=("8:0",))},
+        frozen={"web": "a mistake"},
+    )
+    assert wanted(node(online("web"), versions=ALL_V1), everything) == {}
+
+
+def test_switched_off_responses_reach_nobody() -> None:
+    view = replace(node(pod("be"), versions=ALL_V1), measures=Measures(frozen={"be": "x"}, budget_milli=1))
+    desired = plan(view, None, PoliciesConfig(responses=ResponsesConfig(enabled=False)))
+    assert not [one for one in desired.settings.values() if one.policy == "responses"]
+    assert desired.pools.budget_milli > 1
