@@ -1,0 +1,122 @@
+"""pressure: a victim (or the node) waits for CPU, memory or disk too much, by the kernel's stall times (PSI).
+
+Two forms. ``above``: avg10 above the limit all the time. ``rising``: avg60 above the limit for as long, avg10 above it
+too, and not falling fast, which would mean that recovery is under way. A stall of one minute that has just ended
+fulfils neither.
+
+Source: oomd (pressure_above, pressure_rising_beyond with its factor 0.85), senpai (averages from stall totals). Where
+we differ: 10 s and 60 s averages are made from our own samples, so that node files, cgroup v2 and vendor kernels behave
+the same; ``cpu.pressure`` is without the victim's own throttling already.
+"""
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
+
+from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.hold import Hold, Timing, paused, step
+from reconciler.detectors.subjects import subject_of
+from reconciler.detectors.threshold import severity
+from reconciler.detectors.windows import mean, measured_s
+from reconciler.detectors.words import number
+from state.evidence import Opinion, Resource, Verdict
+
+SHORT_S: Final = 10.0
+LONG_S: Final = 60.0
+_BEFORE_S: Final = 5.0
+"""How far apart the two avg10 are that tell whether it falls fast: oomd's tick."""
+_FULL: Final = "_full"
+
+
+class PressureConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of what, how much, for how long."""
+
+    resource: Annotated[Literal["cpu", "memory", "io"], Meta(description="what is waited for")] = "cpu"
+    of: Annotated[Literal["victim", "node"], Meta(description="whose pressure")] = "victim"
+    full: Annotated[bool, Meta(description="time in which all tasks waited, not some; the node has none for cpu")] = (
+        False
+    )
+    form: Annotated[
+        Literal["above", "rising"], Meta(description="avg10 above the limit, or avg60 and avg10 and not falling fast")
+    ] = "above"
+    above_percent: Annotated[float, Meta(gt=0, le=100, description="the limit, in percent of time")] = 10.0
+    clear_percent: (
+        Annotated[
+            float,
+            Meta(ge=0, le=100, description="well again only when avg10 is at most this; left out: half of the limit"),
+        ]
+        | None
+    ) = None
+    falling_fraction: Annotated[
+        float, Meta(ge=0, le=1, description="rising: avg10 below this share of the one 5 s before falls fast")
+    ] = 0.85
+
+    def __post_init__(self) -> None:
+        if self.clear_percent is not None and self.clear_percent > self.above_percent:
+            raise ValueError(
+                f"clear_percent {number(self.clear_percent)} is above above_percent {number(self.above_percent)}"
+            )
+        if self.full and self.of == "node" and self.resource == "cpu":
+            raise ValueError("full with of: node and resource: cpu; the kernel tells no such time")
+
+    @property
+    def signal(self) -> str:
+        """Its name in the catalog."""
+        return f"{self.resource}.pressure{_FULL if self.full else ''}"
+
+
+def judge(config: PressureConfig, sight: Sight, memory: Hold | None) -> tuple[Opinion, Hold]:
+    """Compare the averages."""
+    signal = config.signal
+    subject = subject_of(sight, config.of)
+    fresh = sight.value(signal, subject)
+    short = mean(sight, subject, signal, SHORT_S)
+    if fresh is None or short is None:
+        what = "no fresh" if fresh is None else "too little of 10 s of"
+        return unknown(f"{what} {signal} of {subject}"), paused(memory, sight.now)
+    limit = config.above_percent
+    text = f"{signal}{' of the node' if config.of == 'node' else ''} {number(short)} % over 10 s"
+    breached = high = short > limit
+    ready = True
+    if config.form == "rising":
+        long = mean(sight, subject, signal, LONG_S)
+        before = mean(sight, subject, signal, SHORT_S, _BEFORE_S)
+        if long is None or before is None:
+            return unknown(f"too little of 60 s of {signal} of {subject}"), paused(memory, sight.now)
+        falling = short < config.falling_fraction * before
+        text += f", {number(long)} % over 60 s"
+        if falling and high:
+            text += f", falling from {number(before)} %"
+        # oomd times the long average alone; the other two conditions must hold at the end of that time.
+        breached, ready = long > limit, high and not falling
+    at = measured_s(sight, subject, signal)
+    held = step(
+        memory, at, config, breached=breached, cleared=_cleared(config, short), look_s=sight.fresh_s, ready=ready
+    )
+    verdict = held.verdict
+    if verdict is Verdict.SUSPECT and not high:
+        # What made the long average high is over.
+        verdict = Verdict.OK
+    text += f", bad above {number(limit)} %"
+    if held.active and not high:
+        text += ", not clear yet"
+    elif verdict is Verdict.SUSPECT and held.since_s is not None:
+        text += f" ({number(min(config.for_s, at - held.since_s))} of {number(config.for_s)} s)"
+    resource = Resource(config.resource)
+    gap = sight.value("cpu.wait_milli") if resource is Resource.CPU and high else None
+    return Opinion(verdict=verdict, evidence=text, resource=resource, severity=severity(short, limit), gap=gap), held
+
+
+def _cleared(config: PressureConfig, short: float) -> bool:
+    clear = config.above_percent / 2 if config.clear_percent is None else config.clear_percent
+    return short <= clear
+
+
+DETECTOR = Detector(
+    name="pressure",
+    summary="waiting for CPU, memory or disk (PSI) above a limit, or rising beyond it",
+    config_type=PressureConfig,
+    memory_type=Hold,
+    signals=lambda config: (config.signal,),
+    judge=judge,
+)

@@ -1,0 +1,62 @@
+"""Whose signal is meant: the victim's own, the node's, or that of the victim's pool, a NUMA node or a file system.
+
+Written in a rule as ``victim``, ``node``, ``pool``, ``numa:N`` or ``fs:NAME``. Left out, the catalog tells: a signal
+that pods have is the victim's, one that only the node has is the node's.
+"""
+
+import re
+from typing import Final
+
+from reconciler.detectors.base import Sight
+from reconciler.signals.catalog import SIGNALS
+from state.evidence import NODE, pool_subject
+
+VICTIM: Final = "victim"
+POOL: Final = "pool"
+_PLACE: Final = re.compile(r"numa:\d{1,4}|fs:[A-Za-z0-9_.-]{1,64}", re.ASCII)
+
+
+def known_signal(name: str) -> str:
+    """The name, if the catalog has it. Errors: `ValueError` with what was meant, perhaps."""
+    if name in SIGNALS:
+        return name
+    # Imported at the first mistake, as in the binder.
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    close = get_close_matches(name, SIGNALS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(SIGNALS)}"
+    raise ValueError(f"no signal is named {name!r}; {hint}")
+
+
+def whose(signal: str, where: str | None) -> str:
+    """``where``, checked, or the one that the catalog tells.
+
+    Errors: `ValueError` where nobody has this signal there, or where two have it and neither is a pod.
+    """
+    of = SIGNALS[known_signal(signal)].of
+    if where is None:
+        if "pod" in of:
+            return VICTIM
+        if len(of) == 1 and of[0] in {NODE, POOL}:
+            return of[0]
+        raise ValueError(f"{signal} is not measured of pods; say of what: {' or '.join(_spelled(of))}")
+    kind = where.partition(":")[0]
+    if where not in {VICTIM, NODE, POOL} and not _PLACE.fullmatch(where):
+        raise ValueError(f"expected victim, node, pool, numa:N or fs:NAME; got {where!r}")
+    # A victim is a pod or the node.
+    if not set(of) & ({"pod", "node"} if kind == VICTIM else {kind}):
+        raise ValueError(f"{signal} is not measured of {where}, but of {' or '.join(_spelled(of))}")
+    return where
+
+
+def _spelled(of: tuple[str, ...]) -> list[str]:
+    return [{"pod": VICTIM, "numa": "numa:N", "fs": "fs:NAME"}.get(kind, kind) for kind in of]
+
+
+def subject_of(sight: Sight, where: str) -> str | None:
+    """The subject in frames; None where this victim has none (the pool of a pod that runs everywhere)."""
+    if where == VICTIM:
+        return sight.subject
+    if where == POOL:
+        return pool_subject(sight.pod.pool) if sight.pod is not None and sight.pod.pool else None
+    return where

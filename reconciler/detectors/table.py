@@ -1,0 +1,46 @@
+"""The registration table: every detector. A new one is a file beside this one, a field and a name here."""
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from reconciler.detectors.base import registered
+from reconciler.detectors.pressure import DETECTOR as PRESSURE
+from reconciler.detectors.pressure import PressureConfig
+from reconciler.detectors.run_queue import DETECTOR as RUN_QUEUE
+from reconciler.detectors.run_queue import RunQueueConfig
+from reconciler.detectors.threshold import DETECTOR as THRESHOLD
+from reconciler.detectors.threshold import ThresholdConfig
+
+
+class DetectorEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One detector of a rule: exactly one of these keys, with what it is to look for."""
+
+    threshold: Annotated[ThresholdConfig | None, Meta(description="a signal above or below a value for a while")] = None
+    pressure: Annotated[
+        PressureConfig | None, Meta(description="waiting for CPU, memory or disk above a limit, or rising beyond it")
+    ] = None
+    run_queue: Annotated[
+        RunQueueConfig | None, Meta(description="tasks wait for a CPU although the own quota lets them run")
+    ] = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
+        if len(given) != 1:
+            got = " and ".join(given) if given else "none"
+            raise ValueError(f"expected exactly one detector, one of {', '.join(self.__struct_fields__)}; got {got}")
+
+    @property
+    def name(self) -> str:
+        """Which one it is: its name in `DETECTORS`."""
+        return next(name for name in self.__struct_fields__ if getattr(self, name) is not None)
+
+    @property
+    def config(self) -> Struct:
+        """What it is to look for."""
+        found = getattr(self, self.name)
+        assert isinstance(found, Struct)
+        return found
+
+
+DETECTORS: Final = registered(DetectorEntry, (THRESHOLD, PRESSURE, RUN_QUEUE))

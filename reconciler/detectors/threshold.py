@@ -1,0 +1,118 @@
+"""threshold: any signal above or below a value for a while, with a separate value and time at which it clears.
+
+Source: Volcano (breach at 80 %, clear at 30 %), crane (N above, M below), Koordinator; all of them one shape. Where we
+differ: durations instead of counts, unknown instead of zero for what is missing, and samples that were estimated can be
+refused by their confidence.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.hold import Hold, Timing, paused, step
+from reconciler.detectors.subjects import subject_of, whose
+from reconciler.detectors.windows import measured_s
+from reconciler.detectors.words import amount, gap_of, number, resource_of, shown
+from reconciler.signals.catalog import SIGNALS
+from state.evidence import Opinion, Resource, Verdict
+
+SIGNAL: Final = "cpu.wait"
+_ABOVE: Final = 5.0
+_MOST: Final = 1000.0
+
+
+class ThresholdConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A signal beyond a value; without any value it is cpu.wait above 5 %."""
+
+    signal: Annotated[str, Meta(description="a signal of the catalog (docs/detectors.md)")] = SIGNAL
+    of: Annotated[
+        str | None,
+        Meta(description="whose: victim, node, pool (the victim's), numa:N, fs:NAME; left out: whoever has it"),
+    ] = None
+    above: Annotated[float | None, Meta(description="bad above this, in the signal's unit")] = None
+    below: Annotated[float | None, Meta(description="bad below this")] = None
+    clear: Annotated[
+        float | None, Meta(description="well again only at this value or better; left out: the limit itself")
+    ] = None
+    min_confidence: Annotated[
+        float, Meta(ge=0, le=1, description="samples that are less sure than this count as missing")
+    ] = 0.5
+    resource: Annotated[
+        Resource | None, Meta(description="what the victim lacks then; left out: told by the signal's name")
+    ] = None
+
+    def __post_init__(self) -> None:
+        whose(self.signal, self.of)
+        if self.above is not None and self.below is not None:
+            raise ValueError("above and below are both set; expected one of them")
+        if self.limit is None:
+            raise ValueError(f"expected above or below with signal {self.signal!r}")
+        if self.clear is not None and (self.clear - self.limit) * self.sign > 0:
+            side = "above" if self.sign > 0 else "below"
+            raise ValueError(f"clear {number(self.clear)} is itself {side} the limit {number(self.limit)}")
+
+    @property
+    def sign(self) -> int:
+        """1: bad above the limit, -1: bad below it."""
+        return 1 if self.below is None else -1
+
+    @property
+    def limit(self) -> float | None:
+        """The limit in force; None only in a config that is refused."""
+        if self.below is not None:
+            return self.below
+        return _ABOVE if self.above is None and self.signal == SIGNAL else self.above
+
+
+def judge(config: ThresholdConfig, sight: Sight, memory: Hold | None) -> tuple[Opinion, Hold]:
+    """Compare the newest sample."""
+    where = whose(config.signal, config.of)
+    subject = subject_of(sight, where)
+    value = sight.value(config.signal, subject) if subject is not None else None
+    if value is None or subject is None:
+        what = "the victim is in no pool" if subject is None else f"no fresh {config.signal} of {subject}"
+        return unknown(what), paused(memory, sight.now)
+    series = sight.history.series(subject, config.signal)
+    if series is not None and series.confidence < config.min_confidence:
+        text = f"{config.signal} of {subject} is only an estimate ({number(series.confidence * 100)} % sure)"
+        return unknown(text), paused(memory, sight.now)
+    limit = config.limit
+    assert limit is not None
+    clear = limit if config.clear is None else config.clear
+    beyond = (value - limit) * config.sign
+    cleared = (value - clear) * config.sign <= 0
+    at = measured_s(sight, subject, config.signal)
+    held = step(memory, at, config, breached=beyond > 0, cleared=cleared, look_s=sight.fresh_s)
+    resource = config.resource or resource_of(config.signal)
+    side = "above" if config.sign > 0 else "below"
+    text = f"{shown(config.signal, value)}, bad {side} {amount(limit, SIGNALS[config.signal].unit)}"
+    if where != "victim":
+        text = f"{subject}: {text}"
+    if held.verdict is Verdict.SUSPECT and held.since_s is not None:
+        text += f" ({number(at - held.since_s)} of {number(config.for_s)} s)"
+    elif held.active and beyond <= 0:
+        text += ", not clear yet"
+    gap = gap_of(resource, config.signal, beyond) if beyond > 0 else None
+    return Opinion(
+        verdict=held.verdict, evidence=text, resource=resource, severity=severity(value, limit, config.sign), gap=gap
+    ), held
+
+
+def severity(value: float, limit: float, sign: int = 1) -> float:
+    """How often the limit fits into the value (``sign`` -1: the value into the limit); 1.0 is just at it."""
+    top, bottom = (value, limit) if sign > 0 else (limit, value)
+    if bottom <= 0 or top < 0:
+        # No ratio means anything around zero: only the side counts.
+        return 1.0 + (1.0 if (value - limit) * sign > 0 else 0.0)
+    return min(_MOST, top / bottom)
+
+
+DETECTOR = Detector(
+    name="threshold",
+    summary="a signal above or below a value for a while",
+    config_type=ThresholdConfig,
+    memory_type=Hold,
+    signals=lambda config: (config.signal,),
+    judge=judge,
+)
