@@ -14,10 +14,15 @@ from typing import Final, final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cgroupfs.codecs import Version
 from cgroupfs.errors import CgroupError, CgroupGoneError, InputError, translated
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.knobs import CATALOG
 
+_DROPPABLE: Final = frozenset({"inactive_file", "active_file"})
+_WRITTEN_FIRST: Final = frozenset({"dirty", "writeback", "file_dirty", "file_writeback"})
+"""The names on cgroup v1, then those on v2."""
 # Two readings closer than this say more about the reading than about the group (a v1 counter moves with the tick).
 _SHORTEST_S: Final = 0.005
 
@@ -45,6 +50,23 @@ class Rates(Struct, frozen=True, kw_only=True):
     throttled_share: float | None = None
     throttled_milli: int | None = None
     memory_bytes: int | None = None
+
+
+class MemoryUse(Struct, frozen=True, kw_only=True):
+    """A group's memory and that of all below it. ``limit_bytes`` None: no limit of its own.
+
+    ``droppable_bytes``: page cache on the reclaim lists that nobody has to write to a disk first, so what the kernel
+    can take at once. Shared memory, which only swap can take, is not among it.
+    """
+
+    limit_bytes: int | None
+    used_bytes: int
+    droppable_bytes: int = 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """What stays in use whatever the kernel drops."""
+        return max(0, self.used_bytes - self.droppable_bytes)
 
 
 def rates_between(before: Counters, after: Counters) -> Rates | None:
@@ -92,7 +114,11 @@ class UsageReader:
         # A cgroup2 group counts CPU time with or without the cpu controller.
         self._acct_v1 = hierarchy.version("cpuacct") == 1
         self._bandwidth = "cpu" if hierarchy.version("cpu") == 1 else UNIFIED
-        self._memory_file = "memory.usage_in_bytes" if hierarchy.version("memory") == 1 else "memory.current"
+        self._memory_version: Version = 1 if hierarchy.version("memory") == 1 else 2
+        v1 = self._memory_version == 1
+        self._memory_file = "memory.usage_in_bytes" if v1 else "memory.current"
+        self._limit_file = "memory.limit_in_bytes" if v1 else "memory.max"
+        self._all_below = "total_" if v1 else ""
 
     def read(self, path: str, inode: int = 0) -> Counters:
         """One reading; what is missing (a controller, a directory not made yet) is None.
@@ -132,6 +158,28 @@ class UsageReader:
             return self._number("memory", path, self._memory_file)
         except CgroupError:
             return None
+
+    def memory_use(self, path: str, *, enough_bytes: int | None = None) -> MemoryUse | None:
+        """A group's memory with what of it could be dropped; None when it is gone or cannot be read.
+
+        ``enough_bytes``: who has so much left below its limit, or no limit, is not asked for its page cache.
+        """
+        try:
+            used = self._number("memory", path, self._memory_file)
+            limit_text = self._text("memory", path, self._limit_file)
+            if used is None or limit_text is None:
+                return None
+            limit = CATALOG["memory.max"].decode(limit_text, self._memory_version)
+            assert limit is None or isinstance(limit, int)
+            found = MemoryUse(limit_bytes=limit, used_bytes=used)
+            if enough_bytes is not None and (limit is None or limit - used >= enough_bytes):
+                return found
+            stat = self._table("memory", path, "memory.stat")
+        except (CgroupError, InputError, ValueError):
+            return None
+        here = {name: stat.get(f"{self._all_below}{name}", 0) for name in _DROPPABLE | _WRITTEN_FIRST}
+        droppable = sum(here[name] for name in _DROPPABLE) - sum(here[name] for name in _WRITTEN_FIRST)
+        return replace(found, droppable_bytes=min(used, max(0, droppable)))
 
     def _check_inode(self, path: str, inode: int) -> str:
         directory = self._hierarchy.trigger_directory(path)

@@ -12,6 +12,7 @@ from typing import Final, final
 from msgspec.structs import replace
 
 from cgroupfs.files import REAL, FileOps
+from cgroupfs.usage import MemoryUse
 from reconciler.policies import be_memory
 from reconciler.policies.be_memory import BeMemoryConfig, MemorySample, MemoryState
 from reconciler.signals.memory import Shortage, ZoneNode, parse_meminfo, parse_zoneinfo, shortages
@@ -26,13 +27,24 @@ _OLD_S: Final = 10.0
 class MemoryWatch:
     """See the module's text. What it knows is in its attributes, newest first read."""
 
-    def __init__(self, *, used: Callable[[], int | None], root: str = "/", files: FileOps = REAL) -> None:
-        """``used``: bytes in use below the besteffort directory, None where that is not known."""
+    def __init__(
+        self,
+        *,
+        used: Callable[[], int | None],
+        pods: Callable[[int], MemoryUse | None] = lambda _enough: None,
+        root: str = "/",
+        files: FileOps = REAL,
+    ) -> None:
+        """``used``: bytes in use below the besteffort directory, None where that is not known.
+
+        ``pods``: kubepods' memory; its page cache matters only where less than these bytes are left below its limit.
+        """
         self.node: NodeMemory | None = None
         self.zones: dict[int, ZoneNode] = {}
         self.shortages: dict[int, Shortage] = {}
         self.problem: str | None = None
         self._used = used
+        self._pods = pods
         self._proc = os.path.join(root, "proc")
         self._files = files
         self._read_at = self._zones_at = self._stepped_at = 0.0
@@ -53,7 +65,7 @@ class MemoryWatch:
             return
         self.problem = None
         self._read_at = now
-        self.node = replace(read, reclaimed_bytes=used, age_s=0.0)
+        self.node = _with_pods(replace(read, reclaimed_bytes=used, age_s=0.0), self._pods(read.available_bytes))
         if now - self._zones_at >= _ZONES_S:
             self._zones_at = now
             self._read_zones()
@@ -68,14 +80,14 @@ class MemoryWatch:
             self._state = None
             return None
         if self._state is None:
-            self._state = be_memory.start(previous, node.total_bytes, config)
+            self._state = be_memory.start(previous, node.for_pods_bytes, config)
         elif now - self._stepped_at < config.interval_s * 0.9:
             return self._state.high_bytes
         self._stepped_at = now
         fresh = node.age_s is not None and node.age_s < _OLD_S
         sample = MemorySample(
-            total_bytes=node.total_bytes,
-            available_bytes=node.available_bytes if fresh else None,
+            total_bytes=node.for_pods_bytes,
+            available_bytes=node.left_for_pods_bytes if fresh else None,
             used_bytes=node.reclaimed_bytes if fresh else None,
         )
         self._state = be_memory.step(self._state, sample, now, config)
@@ -88,3 +100,11 @@ class MemoryWatch:
         except (OSError, ValueError):
             self.zones = {}
         self.shortages = shortages(self.zones, self.shortages)
+
+
+def _with_pods(node: NodeMemory, pods: MemoryUse | None) -> NodeMemory:
+    """The node with what kubepods' own limit leaves, where there is one that binds."""
+    if pods is None or pods.limit_bytes is None or pods.limit_bytes >= node.total_bytes:
+        return node
+    left = max(0, pods.limit_bytes - pods.kept_bytes)
+    return replace(node, pods_bytes=pods.limit_bytes, pods_available_bytes=left)

@@ -77,7 +77,10 @@ class Ticker:
         self._irqs = IrqSampler(root)
         self.bursts = Bursts(reconciler, usage)
         self.memory = MemoryWatch(
-            used=lambda: usage.memory_bytes(reconciler.knowledge.besteffort), root=root, files=files
+            used=lambda: usage.memory_bytes(reconciler.knowledge.besteffort),
+            pods=lambda enough: usage.memory_use(reconciler.knowledge.layout.kubepods, enough_bytes=enough),
+            root=root,
+            files=files,
         )
         self._idle: idle_buffer.IdleState | None = None
         self._before: tuple[Reading, int | None] | None = None

@@ -14,7 +14,9 @@ class NodeMemory(Struct, frozen=True, kw_only=True):
 
     ``available_bytes`` is the kernel's own estimate (MemAvailable): what new work can have without swapping, page cache
     that can be dropped included. ``reclaimed_bytes``: in use below the besteffort directory, page cache included; None:
-    not known. ``swap_bytes`` is all swap there is, ``swap_free_bytes`` what of it is free.
+    not known. ``swap_bytes`` is all swap there is, ``swap_free_bytes`` what of it is free. ``pods_bytes``: the limit of
+    kubepods, where the kubelet has set one below the machine's memory, and ``pods_available_bytes`` what pods can have
+    until they reach it; None: no such limit, or not known.
     """
 
     total_bytes: int
@@ -22,7 +24,20 @@ class NodeMemory(Struct, frozen=True, kw_only=True):
     reclaimed_bytes: int | None = None
     swap_bytes: int = 0
     swap_free_bytes: int = 0
+    pods_bytes: int | None = None
+    pods_available_bytes: int | None = None
     age_s: float | None = None
+
+    @property
+    def for_pods_bytes(self) -> int:
+        """What there is for pods in all."""
+        return self.total_bytes if self.pods_bytes is None else min(self.total_bytes, self.pods_bytes)
+
+    @property
+    def left_for_pods_bytes(self) -> int:
+        """What new work in pods can have: whichever ends first, the machine's memory or that of all pods."""
+        available = self.available_bytes
+        return available if self.pods_available_bytes is None else min(available, self.pods_available_bytes)
 
 
 class MemoryWish(Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@
     starts N    N containers started one at a time, and in bursts of 15: signal to last write, beside a bare C loop
     churn N     N pods made and removed as fast as the kernel allows: nothing missed, nothing left behind
     plan        one whole plan: CPU time and memory at 256 CPUs and 500 pods, and how both grow
+    memory N    N windows of an online pod's allocations alone and N beside BE pods that allocate without end
     movement N  N random lives of pools on each of some machines: CPUs moved by ours and by packing from scratch
 
 Figures, not tests: they are printed, with the machine's own noise in them.
@@ -20,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from tests.bench import movement, planning
+from tests.bench import memory, movement, planning
 from tests.bench.node import KUBEPODS, MOUNT, BenchNode
 from tests.e2e.agent import Agent
 from tests.e2e.baseline.run import WatchWrite
@@ -268,8 +269,10 @@ def _until(done: "object", within_s: float = 20.0) -> float | None:
 def main() -> int:
     """Run one measurement and print it: as JSON, movement as a table."""
     options = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").splitlines()[0])
-    options.add_argument("what", choices=("idle", "starts", "churn", "movement", "plan"))
-    options.add_argument("count", type=int, nargs="?", default=0, help="of pods, containers or lives; none for plan")
+    options.add_argument("what", choices=("idle", "starts", "churn", "memory", "movement", "plan"))
+    options.add_argument(
+        "count", type=int, nargs="?", default=0, help="of pods, containers, windows or lives; none for plan"
+    )
     options.add_argument("--seconds", type=float, default=20.0)
     given = options.parse_args()
     if given.what == "movement":
@@ -281,6 +284,9 @@ def main() -> int:
     if os.geteuid() != 0 or not os.access(f"{MOUNT}/cpuset/cgroup.procs", os.W_OK):
         print("needs root and writable cgroup v1 hierarchies", file=sys.stderr)
         return 2
+    if given.what == "memory":
+        print(json.dumps(memory.run(given.count or 15, 1.5), indent=2))
+        return 0
     with BenchNode(tempfile.mkdtemp(prefix="bypassd-bench-")) as node:
         if given.what == "idle":
             found = idle(node, given.count, given.seconds)

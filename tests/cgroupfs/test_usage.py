@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cgroupfs.errors import CgroupGoneError, InputError
 from cgroupfs.files import inode_of
 from cgroupfs.hierarchy import Hierarchy, Mode, Mount
-from cgroupfs.usage import Counters, Rates, UsageMeter, UsageReader, rates_between
+from cgroupfs.usage import Counters, MemoryUse, Rates, UsageMeter, UsageReader, rates_between
 from tests.cgroupfs.kernelgroup import kernel_groups
 
 POD = "/kubepods/pod1"
@@ -96,6 +96,29 @@ def test_cpu_time_alone_is_asked_of_either_version_and_unknown_when_gone(tmp_pat
     assert UsageReader(hierarchy_v2(tmp_path, "cpu")).cpu_ns(POD) == 12_000
     assert UsageReader(hierarchy_v1(tmp_path)).cpu_ns("/kubepods/gone") is None
     assert UsageReader(hierarchy_v2(tmp_path, "cpu")).cpu_ns("/kubepods/gone") is None
+
+
+def test_memory_in_use_comes_with_what_of_it_could_be_dropped(tmp_path: Path) -> None:
+    v1 = "inactive_file 9\ntotal_inactive_file 300\ntotal_active_file 200\ntotal_dirty 40\ntotal_writeback 10\n"
+    v2 = "inactive_file 300\nactive_file 200\nfile_dirty 40\nfile_writeback 10\nshmem 99\n"
+    put(tmp_path, {"memory/memory.usage_in_bytes": "1000\n", "memory/memory.limit_in_bytes": "4096\n"})
+    put(tmp_path, {"all/memory.current": "1000\n", "all/memory.max": "max\n"})
+    put(tmp_path, {"memory/memory.stat": v1, "all/memory.stat": v2})
+    one = UsageReader(hierarchy_v1(tmp_path)).memory_use(POD)
+    assert one == MemoryUse(limit_bytes=4096, used_bytes=1000, droppable_bytes=450)
+    assert one is not None
+    assert one.kept_bytes == 550
+    other = UsageReader(hierarchy_v2(tmp_path, "memory")).memory_use(POD)
+    assert other == MemoryUse(limit_bytes=None, used_bytes=1000, droppable_bytes=450)
+    assert UsageReader(hierarchy_v1(tmp_path)).memory_use("/kubepods/gone") is None
+
+
+@pytest.mark.parametrize(("enough", "droppable"), [(3000, 0), (4000, 450)])
+def test_who_has_enough_left_is_not_asked_for_its_page_cache(tmp_path: Path, enough: int, droppable: int) -> None:
+    put(tmp_path, {"memory/memory.usage_in_bytes": "1000\n", "memory/memory.limit_in_bytes": "4096\n"})
+    put(tmp_path, {"memory/memory.stat": "total_inactive_file 450\n"})
+    found = UsageReader(hierarchy_v1(tmp_path)).memory_use(POD, enough_bytes=enough)
+    assert found == MemoryUse(limit_bytes=4096, used_bytes=1000, droppable_bytes=droppable)
 
 
 def test_a_group_without_any_counter_is_gone(tmp_path: Path) -> None:

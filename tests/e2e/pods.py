@@ -29,7 +29,10 @@ def quota_of(milli: int) -> int:
 
 
 class ContainerSpec(Struct, frozen=True, kw_only=True):
-    """One container. ``run`` is what the test program does: ``("burn", "2")``. Units: thousandths of a CPU, bytes."""
+    """One container. ``run`` is what the test program does: ``("burn", "2")``. Units: thousandths of a CPU, bytes.
+
+    ``batch_memory``: what a BE container asks for and may have of the overcommitted resource.
+    """
 
     name: str = "main"
     run: tuple[str, ...] = ("sleep",)
@@ -37,6 +40,7 @@ class ContainerSpec(Struct, frozen=True, kw_only=True):
     cpu_limit: int = 0
     memory_request: int = 0
     memory_limit: int = 0
+    batch_memory: int = 0
 
 
 class PodSpec(Struct, frozen=True, kw_only=True):

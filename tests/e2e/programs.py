@@ -17,6 +17,7 @@ HERE: Final = Path(__file__).parent
 SOURCES: Final = {
     "app": HERE / "images" / "app.c",
     "load": HERE.parent / "node" / "load.c",
+    "memory": HERE.parent / "node" / "memory.c",
     "watchwrite": HERE / "baseline" / "watchwrite.c",
 }
 _FLAGS: Final = ("-O2", "-Wall", "-Wextra", "-Werror", "-static")

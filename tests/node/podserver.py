@@ -148,8 +148,9 @@ def _pod(listed: _Listed, now: float) -> dict[str, Any]:
 
 
 def _container(spec: ContainerSpec) -> dict[str, Any]:
-    requests = _amounts(spec.cpu_request, spec.memory_request)
-    limits = _amounts(spec.cpu_limit, spec.memory_limit)
+    batch = {"kubernetes.io/batch-memory": str(spec.batch_memory)} if spec.batch_memory else {}
+    requests = _amounts(spec.cpu_request, spec.memory_request) | batch
+    limits = _amounts(spec.cpu_limit, spec.memory_limit) | batch
     resources = {name: values for name, values in (("requests", requests), ("limits", limits)) if values}
     return {"name": spec.name, "image": "app:1", "command": list(spec.run), "resources": resources}
 

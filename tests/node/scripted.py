@@ -16,12 +16,16 @@ from typing import Any, Final
 
 from tests.e2e.node import Running, RunningPod
 from tests.e2e.pods import PERIOD_US, ContainerSpec, PodSpec, quota_of, shares_of
+from tests.e2e.programs import program
 from tests.node.kubelet import EmbeddedNode, RuntimeFailed
 
 ROOT: Final = Path(__file__).parents[2]
 WORK: Final = str(Path(__file__).with_name("work.py"))
 PAUSE_SHARES: Final = 2
 _CRI: Final = "io.kubernetes.cri."
+_COMPILED: Final = "memory"
+_COMPILED_MODES: Final = frozenset({"touch", "grow"})
+"""What is measured to the microsecond, or must not have an interpreter's memory beside its own: tests/node/memory.c."""
 
 
 def arguments(run: Sequence[str], out: str) -> list[str]:
@@ -103,7 +107,8 @@ class ScriptedNode(EmbeddedNode):
         out, cid = self.out_directory(pod.spec, spec.name), secrets.token_hex(32)
         shutil.rmtree(out, ignore_errors=True)
         os.makedirs(out)
-        words = [sys.executable, "-S", WORK, *arguments(spec.run, out)]
+        begin = [str(program(_COMPILED))] if spec.run[0] in _COMPILED_MODES else [sys.executable, "-S", WORK]
+        words = [*begin, *arguments(spec.run, out)]
         asked = resources(spec, self.cpus.cpus_of(pod.spec, spec.name))
         self._start_container(pod.spec, pod.sandbox, cid, spec, words, asked)
         return Running(node=self, pod=pod.spec, spec=spec, id=cid)

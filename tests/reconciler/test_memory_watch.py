@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from cgroupfs.usage import MemoryUse
 from reconciler.memory_watch import MemoryWatch
 from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.signals.memory import Shortage
@@ -78,3 +79,25 @@ def test_short_numa_nodes_are_told(machine: Machine) -> None:
     machine.watch.second(100.0)
     assert machine.watch.shortages == {0: Shortage.NONE, 1: Shortage.HARD}
     assert machine.watch.zones.keys() == {0, 1}
+
+
+def test_a_limit_of_all_pods_ends_before_the_machines_memory_does(machine: Machine) -> None:
+    pods = MemoryUse(limit_bytes=50 * GIGA, used_bytes=30 * GIGA, droppable_bytes=5 * GIGA)
+    machine.watch = MemoryWatch(used=lambda: machine.used, pods=lambda _enough: pods, root=str(machine.root))
+    assert machine.look(100.0) == 45, "the reserve is a tenth of what pods have"
+    assert machine.watch.node is not None
+    assert (machine.watch.node.for_pods_bytes, machine.watch.node.left_for_pods_bytes) == (50 * GIGA, 25 * GIGA)
+    # 97 available in the machine, 3 for pods: less than the reserve.
+    machine.available(97)
+    pods = MemoryUse(limit_bytes=50 * GIGA, used_bytes=48 * GIGA, droppable_bytes=GIGA)
+    machine.used = 40 * GIGA
+    assert machine.look(105.0) == 35
+
+
+@pytest.mark.parametrize("limit", [None, 200 * GIGA])
+def test_a_limit_that_binds_nobody_says_nothing(machine: Machine, limit: int | None) -> None:
+    pods = MemoryUse(limit_bytes=limit, used_bytes=GIGA)
+    machine.watch = MemoryWatch(used=lambda: machine.used, pods=lambda _enough: pods, root=str(machine.root))
+    assert machine.look(100.0) == 90
+    assert machine.watch.node is not None
+    assert machine.watch.node.left_for_pods_bytes == 40 * GIGA
