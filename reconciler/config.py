@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from reconciler.apiserver import ApiServer
 from reconciler.foreign import ForeignRules
 from reconciler.logs import LogFormat, LogLevel
 from reconciler.placement.headroom import HeadroomConfig
@@ -287,6 +288,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     node: Node = Node()
     kubelet: Kubelet = Kubelet()
     runtime: Runtime = Runtime()
+    apiserver: ApiServer = ApiServer()
     classes: Rules = Rules()
     policies: PoliciesConfig = PoliciesConfig()
     headroom: HeadroomConfig = HeadroomConfig()

@@ -47,6 +47,7 @@ class KubeletConfig(Struct, frozen=True, kw_only=True):
     cert_dir: str = "/var/lib/kubelet/pki"
     tls_cert_file: str | None = None
     runtime_endpoint: str | None = None
+    kubeconfig: str | None = None
     node_name: str | None = None
     sources: Mapping[str, str] = {}
     problems: tuple[str, ...] = ()
@@ -128,6 +129,7 @@ _OPTIONS: Final = (
     _Option("cert_dir", None, "cert-dir", _text),
     _Option("tls_cert_file", "tlsCertFile", "tls-cert-file", _text),
     _Option("runtime_endpoint", "containerRuntimeEndpoint", "container-runtime-endpoint", _text),
+    _Option("kubeconfig", None, "kubeconfig", _text),
     _Option("node_name", None, "hostname-override", _text),
 )
 _FLAGS: Final = frozenset({"config", "config-dir", *(option.flag for option in _OPTIONS if option.flag)})

@@ -1,0 +1,50 @@
+"""How the API server is reached, as far as an operator has to say it. It is asked only by what is configured to."""
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+_PATH_RESTART: Final = {"path": True, "restart": True}
+_RESTART: Final = {"restart": True}
+
+
+class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The API server, for evictions and Events; without a word here as a pod's service account or the kubelet does."""
+
+    enabled: Annotated[bool, Meta(description="false: never asked, whatever else is configured", extra=_RESTART)] = True
+    kubeconfig: Annotated[
+        str | None,
+        Meta(
+            description="kubeconfig file; null: the service account inside a pod, else the kubelet's kubeconfig. "
+            "Programs that it names for credentials (exec) are not run",
+            extra=_PATH_RESTART,
+        ),
+    ] = None
+    server: Annotated[
+        str | None, Meta(description="URL instead of a kubeconfig, with the files below", extra=_RESTART)
+    ] = None
+    token_file: Annotated[
+        str | None, Meta(description="file with a bearer token, read again when it changes", extra=_PATH_RESTART)
+    ] = None
+    client_cert_file: Annotated[str | None, Meta(description="client certificate, PEM", extra=_PATH_RESTART)] = None
+    client_key_file: Annotated[
+        str | None, Meta(description="key of the client certificate, PEM", extra=_PATH_RESTART)
+    ] = None
+    ca_file: Annotated[
+        str | None, Meta(description="CA of the API server's certificate; null: the system's", extra=_PATH_RESTART)
+    ] = None
+    insecure_skip_verify: Annotated[
+        bool, Meta(description="accept any certificate of the API server", extra=_RESTART)
+    ] = False
+    timeout_s: Annotated[float, Meta(ge=0.05, le=60, description="one whole request", extra=_RESTART)] = 10.0
+
+    def __post_init__(self) -> None:
+        if (self.client_cert_file is None) != (self.client_key_file is None):
+            raise ValueError("client_cert_file and client_key_file go together; one is missing")
+        if self.server is not None and not self.server.startswith(("https://", "http://")):
+            raise ValueError(f"server: expected a URL such as https://10.0.0.1:6443; got {self.server!r}")
+        alone = self.token_file or self.client_cert_file or self.ca_file or self.insecure_skip_verify
+        if alone and self.server is None:
+            raise ValueError("token_file, client_cert_file, ca_file and insecure_skip_verify belong to server")
+        if self.server is not None and self.kubeconfig is not None:
+            raise ValueError("server and kubeconfig: only one of them")
