@@ -75,93 +75,109 @@ class RunQueueMemory(Struct, frozen=True, kw_only=True):
 
 
 class _Seen(NamedTuple):
-    """One window. ``throttled`` None: not measured."""
+    """One window: its end, and the share of waiting in it."""
 
     end: float
     wait: float
-    delay: float
+
+
+class _Bad(NamedTuple):
+    """More of a window whose share of waiting is too high; None: not measured."""
+
+    wait: float
+    delay: float | None
     throttled: float | None
     milli: float | None
 
 
-def _windows(config: RunQueueConfig, sight: Sight) -> list[_Seen | None]:
-    """The last windows, the newest first; None: not measured. A window is no shorter than the sample interval."""
-    length = max(config.window_s, interval_s(sight))
-    subject = sight.subject
-    names = ("cpu.wait", "cpu.delay", "cpu.wait_milli")
-    points = {name: past(sight, subject, name) for name in (*names, "cpu.throttled")}
+def _length(config: RunQueueConfig, sight: Sight) -> float:
+    """A window is no shorter than the sample interval."""
+    return max(config.window_s, interval_s(sight))
+
+
+def _seen(config: RunQueueConfig, sight: Sight) -> list[_Seen | None]:
+    """The last windows, the newest first; None: too little of it was measured."""
+    length = _length(config, sight)
+    points = past(sight, sight.subject, "cpu.wait", config.windows * length)
     seen: list[_Seen | None] = []
     for index in range(config.windows):
         end = sight.now - index * length
-        wait, delay, milli = (over(points[name], end - length, end, sight.fresh_s) for name in names)
-        # A task that was stopped at the end of one sample has its wait told in the next.
-        before = end - length - interval_s(sight)
-        throttled = over(points["cpu.throttled"], before, end, sight.fresh_s)
-        if wait is None or delay is None or wait.seen_s < _SLACK * length:
-            seen.append(None)
-            continue
-        seen.append(
-            _Seen(
-                end,
-                wait.mean,
-                delay.mean,
-                None if throttled is None else throttled.high,
-                None if milli is None else milli.mean,
-            )
-        )
+        wait = over(points, end - length, end, sight.fresh_s)
+        seen.append(None if wait is None or wait.seen_s < _SLACK * length else _Seen(end, wait.mean))
     return seen
+
+
+def _throttled(config: RunQueueConfig, sight: Sight, end: float) -> float | None:
+    """The most periods, in percent, that the own quota cut short in or just before the window that ends at ``end``.
+
+    Before, because a task that was stopped at the end of one sample has its wait told in the next.
+    """
+    start = end - _length(config, sight) - interval_s(sight)
+    points = past(sight, sight.subject, "cpu.throttled", sight.now - start)
+    found = over(points, start, end, sight.fresh_s)
+    return None if found is None else found.high
+
+
+def _details(config: RunQueueConfig, sight: Sight, window: _Seen) -> _Bad:
+    length = _length(config, sight)
+    start = window.end - length
+    means: list[float | None] = []
+    for name in ("cpu.delay", "cpu.wait_milli"):
+        found = over(past(sight, sight.subject, name, sight.now - start), start, window.end, sight.fresh_s)
+        means.append(None if found is None else found.mean)
+    return _Bad(window.wait, means[0], _throttled(config, sight, window.end), means[1])
 
 
 def judge(config: RunQueueConfig, sight: Sight, memory: RunQueueMemory | None) -> tuple[Opinion, RunQueueMemory]:
     """Count the bad windows."""
     if memory is None:
         memory = RunQueueMemory(learned_s=sight.now)
-    lacking = [name for name in ("cpu.wait", "cpu.delay") if sight.value(name) is None]
-    if lacking:
-        return unknown(f"no fresh {lacking[0]}"), RunQueueMemory(
-            healthy=memory.healthy, learned_s=sight.now, since_s=None
-        )
-    windows = _windows(config, sight)
+    for name in ("cpu.wait", "cpu.delay"):
+        if sight.value(name) is None:
+            return unknown(f"no fresh {name}"), RunQueueMemory(healthy=memory.healthy, learned_s=sight.now)
+    windows = _seen(config, sight)
     seen = [window for window in windows if window is not None]
     if not seen:
         return unknown("not yet one window of cpu.wait"), memory
     limit = _limit(config, memory.healthy)
-    high = [one for one in seen if one.wait > limit and one.delay > config.delay_us]
+    opinion = _opinion(config, sight, seen, limit)
+    return opinion, _learn(config, sight, memory, windows, limit, interfered=opinion.verdict is Verdict.INTERFERED)
+
+
+def _opinion(config: RunQueueConfig, sight: Sight, seen: list[_Seen], limit: float) -> Opinion:
+    high = [_details(config, sight, window) for window in seen if window.wait > limit]
+    high = [one for one in high if one.delay is None or one.delay > config.delay_us]
     own = [one for one in high if one.throttled is not None and one.throttled > config.throttled_percent]
-    untold = [one for one in high if one.throttled is None]
-    bad = [one for one in high if one.throttled is not None and one.throttled <= config.throttled_percent]
-    newest = seen[0]
-    worst = max(bad, key=lambda one: one.wait) if bad else newest
-    text = (
-        f"waits for a CPU {number(worst.wait)} % of its time, {number(worst.delay / 1000)} ms each; "
-        f"bad above {number(limit)} %"
-    )
+    untold = [one for one in high if one.throttled is None or (one.delay is None and one not in own)]
+    bad = [one for one in high if one not in own and one not in untold]
+    worst = max(bad or untold, key=lambda one: one.wait, default=None)
+    wait = seen[0].wait if worst is None else worst.wait
+    text = f"waits for a CPU {number(wait)} % of its time"
+    if worst is not None and worst.delay is not None:
+        text += f", {number(worst.delay / 1000)} ms each"
+    text += f", bad above {number(limit)} %"
+    if bad:
+        text += f"; {len(bad)} of the last {len(seen)} windows"
+    verdict = Verdict.SUSPECT if bad else Verdict.OK
     gap = None
+    missing = config.windows - len(seen)
     if len(bad) >= config.bad:
         verdict = Verdict.INTERFERED
-        text += f"; {len(bad)} of the last {len(seen)} windows"
         milli = [one.milli for one in bad if one.milli is not None]
         gap = sum(milli) / len(milli) if milli else None
     elif own:
+        cut = max(one.throttled or 0.0 for one in own)
+        wait = max(one.wait for one in own)
         verdict = Verdict.OK
         text = (
-            f"own quota: waits {number(own[0].wait)} % of its time while its quota cuts "
-            f"{number(own[0].throttled or 0.0)} % of its periods short"
+            f"own quota: waits {number(wait)} % of its time while its quota cuts {number(cut)} % of its periods short"
         )
     elif len(bad) + len(untold) >= config.bad:
-        return unknown(f"{text}; cpu.throttled is not measured: it may be its own quota"), _learn(
-            config, sight, memory, windows, limit, interfered=False
-        )
-    elif len(seen) < config.windows and len(bad) + config.windows - len(seen) >= config.bad:
+        return unknown(f"{text}; cpu.throttled or cpu.delay is not measured: it may be its own quota")
+    elif missing and len(bad) + len(untold) + missing >= config.bad:
         # What was not measured could make it interference.
-        return unknown(f"only {len(seen)} of {config.windows} windows of cpu.wait"), _learn(
-            config, sight, memory, windows, limit, interfered=False
-        )
-    else:
-        verdict = Verdict.SUSPECT if bad else Verdict.OK
-        text += f"; {len(bad)} of the last {len(seen)} windows" if bad else ""
-    held = _learn(config, sight, memory, windows, limit, interfered=verdict is Verdict.INTERFERED)
-    return Opinion(verdict=verdict, evidence=text, severity=severity(worst.wait, limit), gap=gap), held
+        return unknown(f"{text}; only {len(seen)} of {config.windows} windows were measured")
+    return Opinion(verdict=verdict, evidence=text, severity=severity(wait, limit), gap=gap)
 
 
 def _limit(config: RunQueueConfig, healthy: Moments) -> float:
@@ -181,18 +197,16 @@ def _learn(
     *,
     interfered: bool,
 ) -> RunQueueMemory:
-    """Take in the oldest window once it has left the five: by then it is known whether it was part of trouble."""
+    """Take in the oldest window: by now it is known whether it was part of trouble."""
     since = (sight.now if memory.since_s is None else memory.since_s) if interfered else None
-    length = max(config.window_s, interval_s(sight))
     oldest = windows[-1]
-    if oldest is None or sight.now - memory.learned_s < length:
+    if oldest is None or sight.now - memory.learned_s < _length(config, sight):
         return RunQueueMemory(healthy=memory.healthy, learned_s=memory.learned_s, since_s=since)
+    # One bad window alone is part of any healthy past; several are trouble that begins or ends.
+    troubled = interfered or sum(1 for one in windows if one is not None and one.wait > limit) >= config.bad
+    lasting = since is not None and sight.now - since >= config.relearn_s
     healthy = memory.healthy
-    normal = since is None or sight.now - since >= config.relearn_s
-    throttled = oldest.throttled is not None and oldest.throttled > config.throttled_percent
-    # One bad window alone is part of any healthy past; those around confirmed interference are not.
-    troubled = sum(1 for one in windows if one is not None and one.wait > limit) >= config.bad
-    if (normal and not throttled and not troubled) or (since is not None and normal):
+    if lasting or (not troubled and (_throttled(config, sight, oldest.end) or 0.0) <= config.throttled_percent):
         healthy = healthy.with_one(oldest.wait)
         if healthy.count > _KEEP:
             healthy = healthy.aged(_KEEP / healthy.count)

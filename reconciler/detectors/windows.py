@@ -49,10 +49,10 @@ def over(points: Iterable[tuple[float, float]], start: float, end: float, fresh_
     return Window(total / seen, low, high, seen) if seen > 0 else None
 
 
-def past(sight: Sight, subject: str | None, signal: str) -> Sequence[tuple[float, float]]:
-    """All samples of one signal, the oldest first; empty: never measured."""
+def past(sight: Sight, subject: str | None, signal: str, length_s: float) -> Sequence[tuple[float, float]]:
+    """The samples of the last ``length_s`` and the one before them, the oldest first; empty: never measured."""
     series = sight.history.series(subject, signal) if subject is not None else None
-    return () if series is None else tuple(series)
+    return () if series is None else series.tail(sight.now - length_s)
 
 
 def measured_s(sight: Sight, subject: str | None, signal: str) -> float:
@@ -68,7 +68,7 @@ def mean(sight: Sight, subject: str | None, signal: str, length_s: float, ago_s:
     """
     length = max(length_s, interval_s(sight))
     end = sight.now - ago_s
-    found = over(past(sight, subject, signal), end - length, end, sight.fresh_s)
+    found = over(past(sight, subject, signal, ago_s + length), end - length, end, sight.fresh_s)
     # The newest sample may be almost one interval old: that part of the window is no gap.
     if found is None or found.seen_s < COVERED * length - interval_s(sight):
         return None

@@ -58,6 +58,18 @@ class Series:
         """Those measured after ``at_s``, the oldest first."""
         return [point for point in self if point[0] > at_s]
 
+    def tail(self, at_s: float) -> list[tuple[float, float]]:
+        """Those measured after ``at_s`` and the one before them, the oldest first; costs what it gives."""
+        found: list[tuple[float, float]] = []
+        for back in range(1, len(self._at) + 1):
+            # Below zero python counts from the end, which is where the ring goes on.
+            place = self._next - back
+            found.append((self._at[place], self._values[place]))
+            if found[-1][0] <= at_s:
+                break
+        found.reverse()
+        return found
+
 
 @final
 class History:

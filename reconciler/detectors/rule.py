@@ -1,0 +1,117 @@
+"""What a rule is: whose suffering it looks for, how it is proved, and what may be done about it.
+
+``when`` holds groups of detectors: in a group all must agree, between groups one is enough. A group that this node
+cannot answer (a signal is missing) takes no part while another one can.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from reconciler.detectors.cpi import CpiConfig
+from reconciler.detectors.pressure import PressureConfig
+from reconciler.detectors.run_queue import RunQueueConfig
+from reconciler.detectors.table import DetectorEntry
+from reconciler.responses.config import Response
+from reconciler.rules import LabelSelector
+from state.evidence import PodFacts, Resource
+from state.model import PodClass
+
+
+class RuleMode(StrEnum):
+    """How far a rule goes."""
+
+    OFF = "off"
+    SHADOW = "shadow"
+    ENFORCE = "enforce"
+
+
+class Victims(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who is watched: pods that match all of these; of whom nobody has told the labels only where none are asked for."""
+
+    classes: Annotated[frozenset[PodClass], Meta(description="classes of pods")] = frozenset(
+        {PodClass.DEDICATED, PodClass.SHARED}
+    )
+    namespaces: Annotated[tuple[str, ...], Meta(description="namespaces, or patterns of them; empty: all")] = ()
+    labels: LabelSelector = LabelSelector()
+    node: Annotated[bool, Meta(description="the node as a whole is a victim, too")] = False
+
+    def match(self, pod: PodFacts) -> bool:
+        """Whether this pod is watched."""
+        if pod.pod_class not in self.classes or pod.terminating:
+            return False
+        if self.namespaces and not any(fnmatchcase(pod.namespace or "", one) for one in self.namespaces):
+            return False
+        return self.labels.empty or (pod.certain and self.labels.matches(pod.labels))
+
+
+class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One rule. Without ``when`` it is the shipped rule of its name, with what else is written here."""
+
+    mode: Annotated[
+        RuleMode, Meta(description="off; shadow: find, and show what would be done; enforce: do it as well")
+    ] = RuleMode.SHADOW
+    when: Annotated[
+        tuple[tuple[DetectorEntry, ...], ...],
+        Meta(description="groups of detectors: all of a group, any of the groups"),
+    ] = ()
+    victims: Victims = Victims()
+    resource: Annotated[
+        Resource | None, Meta(description="what is lacking; null: as the detector that found it says")
+    ] = None
+    responses: Annotated[tuple[Response, ...], Meta(description="what may be done, the mildest first")] = (
+        Response.HOLD,
+        Response.SQUEEZE,
+    )
+    clear_s: Annotated[float, Meta(ge=0, le=3600, description="nothing is found for this long before it is over")] = 5.0
+    window_s: Annotated[
+        float, Meta(ge=2, le=120, description="how far back suspects are looked at, from the newest sample")
+    ] = 30.0
+
+    def __post_init__(self) -> None:
+        if len(set(self.responses)) != len(self.responses):
+            raise ValueError(f"responses: expected each once; got {', '.join(self.responses)}")
+        if any(not group for group in self.when):
+            raise ValueError("when: a group without detectors would always hold; expected at least one in each")
+
+
+def _entry(**given: Struct) -> DetectorEntry:
+    return DetectorEntry(**given)  # type: ignore[arg-type]  # by name; the struct's own check finds a wrong one
+
+
+SHIPPED: Final[Mapping[str, Rule]] = {
+    "cpu": Rule(when=((_entry(run_queue=RunQueueConfig()),),), resource=Resource.CPU),
+    "memory": Rule(
+        when=((_entry(pressure=PressureConfig(resource=Resource.MEMORY)),),),
+        resource=Resource.MEMORY,
+    ),
+    "io": Rule(when=((_entry(pressure=PressureConfig(resource=Resource.IO)),),), resource=Resource.IO),
+    "cache": Rule(
+        when=((_entry(cpi=CpiConfig()),),),
+        resource=Resource.CACHE,
+        responses=(Response.HOLD, Response.PARTITION, Response.SQUEEZE),
+    ),
+}
+"""The rules that a node has without writing any. All of them only watch (shadow) until somebody says otherwise."""
+
+
+def effective(rules: Mapping[str, Rule]) -> Mapping[str, Rule]:
+    """The shipped rules, changed and completed by those of the configuration."""
+    found = dict(SHIPPED)
+    for name, rule in rules.items():
+        shipped = SHIPPED.get(name)
+        if rule.when or shipped is None:
+            found[name] = rule
+            continue
+        given = {
+            field: value for field in rule.__struct_fields__ if (value := getattr(rule, field)) != _DEFAULTS[field]
+        }
+        found[name] = replace(shipped, **given)
+    return {name: rule for name, rule in found.items() if rule.mode is not RuleMode.OFF}
+
+
+_DEFAULTS: Final = {field: getattr(Rule(), field) for field in Rule.__struct_fields__}
