@@ -1,0 +1,124 @@
+"""The kernel's texts about block devices, and which of them are disks: /proc/diskstats, blkio, io.stat.
+
+A request to a stacked device (LVM, md, dm-crypt) is counted there and again on each disk below it. Sums are made over
+the devices that have none below them.
+Source: kernel documentation, admin-guide/iostats, admin-guide/cgroup-v1/blkio-controller, admin-guide/cgroup-v2.
+"""
+
+import os
+from typing import Final, NamedTuple, final
+
+_SECTOR: Final = 512
+_IDLE_KINDS: Final = ("loop", "ram", "zram", "fd", "sr", "nbd")
+_LOOK_AGAIN_S: Final = 60.0
+
+
+class Io(NamedTuple):
+    """Since the device or group began. Bytes and requests."""
+
+    read_bytes: int = 0
+    written_bytes: int = 0
+    ops: int = 0
+
+    def plus(self, other: "Io") -> "Io":
+        """Both together."""
+        return Io(self.read_bytes + other.read_bytes, self.written_bytes + other.written_bytes, self.ops + other.ops)
+
+
+class DiskTimes(NamedTuple):
+    """One line of /proc/diskstats. ``busy_ms``: requests were there; ``waited_ms``: all requests' times together."""
+
+    io: Io
+    busy_ms: int
+    waited_ms: int
+
+
+def parse_diskstats(text: str) -> dict[str, tuple[str, DiskTimes]]:
+    """By kernel name: device number and times, of everything that has ever had a request. Short lines are left out."""
+    found: dict[str, tuple[str, DiskTimes]] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) < 14:
+            continue
+        try:
+            reads, _, read_sectors, read_ms, writes, _, write_sectors, write_ms, _, busy_ms = map(int, words[3:13])
+        except ValueError:
+            continue
+        if reads or writes:
+            io = Io(read_sectors * _SECTOR, write_sectors * _SECTOR, reads + writes)
+            found[words[2]] = f"{words[0]}:{words[1]}", DiskTimes(io, busy_ms, read_ms + write_ms)
+    return found
+
+
+def parse_io_stat(text: str) -> dict[str, Io]:
+    """v2's ``io.stat`` by device number."""
+    found: dict[str, Io] = {}
+    for line in text.splitlines():
+        device, *words = line.split()
+        counts = dict(word.partition("=")[::2] for word in words)
+        try:
+            found[device] = Io(
+                int(counts.get("rbytes", 0)),
+                int(counts.get("wbytes", 0)),
+                int(counts.get("rios", 0)) + int(counts.get("wios", 0)),
+            )
+        except ValueError:
+            continue
+    return found
+
+
+def parse_blkio(text: str) -> dict[str, dict[str, int]]:
+    """A v1 blkio file by device number, then Read, Write, Sync, Async, Discard, Total."""
+    found: dict[str, dict[str, int]] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 3 and words[2].isdecimal():
+            found.setdefault(words[0], {})[words[1]] = int(words[2])
+    return found
+
+
+def blkio(service_bytes: str, serviced: str) -> dict[str, Io]:
+    """v1's two files together."""
+    ops = parse_blkio(serviced)
+    return {
+        device: Io(
+            kinds.get("Read", 0),
+            kinds.get("Write", 0),
+            ops.get(device, {}).get("Read", 0) + ops.get(device, {}).get("Write", 0),
+        )
+        for device, kinds in parse_blkio(service_bytes).items()
+    }
+
+
+@final
+class Devices:
+    """Which device numbers are disks with nothing below them, from /sys; remembered for a minute."""
+
+    def __init__(self, root: str = "/") -> None:
+        self._base = f"{root.rstrip('/')}/sys/dev/block"
+        self._known: dict[str, bool] = {}
+        self._until = 0.0
+
+    def refresh(self, now: float) -> None:
+        """Forget what is old."""
+        if now >= self._until:
+            self._known.clear()
+            self._until = now + _LOOK_AGAIN_S
+
+    def counts(self, device: str) -> bool:
+        """True for a whole disk that is not made of others; one that /sys does not have counts, for it is known."""
+        found = self._known.get(device)
+        if found is None:
+            found = self._known[device] = self._look(device)
+        return found
+
+    def _look(self, device: str) -> bool:
+        path = f"{self._base}/{device}"
+        try:
+            if os.path.basename(os.path.realpath(path)).startswith(_IDLE_KINDS):
+                return False
+            if os.path.exists(f"{path}/partition"):
+                return False
+            return not os.listdir(f"{path}/slaves")
+        except OSError:
+            return True

@@ -1,0 +1,78 @@
+"""What cumulative counters grew by between two passes, by key: an inode, a process, a device, never a path alone."""
+
+from collections.abc import Hashable
+from typing import Final, NamedTuple, TypeAlias, final
+
+from cgroupfs.usage import grown
+
+SHORTEST_S: Final = 0.05
+"""Two readings closer than this say more about the kernel's tick (1-10 ms) than about the group."""
+Counts: TypeAlias = tuple[int | None, ...]
+"""Counters of one key, in a fixed order; None: this kernel does not tell that one."""
+
+
+class Grown(NamedTuple):
+    """How much each counter grew; None: not known, for it was counted anew or is missing."""
+
+    interval_s: float
+    by: Counts
+
+    def rate(self, index: int) -> float | None:
+        """One of them, per second."""
+        grew = self.by[index]
+        return None if grew is None else grew / self.interval_s
+
+
+class _Last(NamedTuple):
+    at_s: float
+    counts: Counts
+
+
+@final
+class Growth:
+    """The readings of the pass before and of this one. A key that a whole pass leaves out is forgotten."""
+
+    def __init__(self) -> None:
+        self._before: dict[Hashable, _Last] = {}
+        self._now: dict[Hashable, _Last] = {}
+
+    def __len__(self) -> int:
+        return len(self._now)
+
+    def turn(self) -> None:
+        """Begin a pass."""
+        self._before, self._now = self._now, {}
+
+    def knew(self, key: Hashable) -> bool:
+        """Whether the pass before had read it."""
+        return key in self._before
+
+    def grown(self, key: Hashable, at_s: float, counts: Counts) -> Grown | None:
+        """Take a reading; None when there is nothing to compare it with, or only one from just before."""
+        before = self._before.get(key)
+        if before is None or len(before.counts) != len(counts):
+            self._now[key] = _Last(at_s, counts)
+            return None
+        interval_s = at_s - before.at_s
+        if 0.0 <= interval_s < SHORTEST_S:
+            self._now[key] = before
+            return None
+        self._now[key] = _Last(at_s, counts)
+        if interval_s < 0.0:
+            return None
+        return Grown(interval_s, tuple(map(grown, before.counts, counts)))
+
+    def carry(self, key: Hashable) -> None:
+        """Keep the reading before: this pass does not look at it."""
+        if (before := self._before.get(key)) is not None:
+            self._now[key] = before
+
+
+def numbers(text: str) -> dict[str, int]:
+    """A flat file of the kernel: one name and one number a line. Lines that are not so are left out."""
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if value.isdecimal():
+            found[name] = int(value)
+    return found

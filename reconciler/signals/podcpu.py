@@ -1,0 +1,172 @@
+"""CPU use and throttling of each pod, from the counters of its own groups and of its containers'.
+
+A pod is throttled by its own quota where its directory or one of its containers' ran into one; what a directory above
+(besteffort, with the budget of BE work) stopped is kept apart: `Throttling.above_ns` is nobody's own doing, but as
+little a neighbour's.
+
+**Cost**: one read of 4 µs a pod and one for each group but sandboxes'. All of them each time, quota or not: a limit
+that was set a second ago would otherwise look like a neighbour's doing.
+
+Units: nanoseconds inside, the catalog's outside. Source: kernel documentation, scheduler/sched-bwc.
+"""
+
+# ruff: noqa: ARG002  # a reader has one signature, whether it needs all of it or not
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, NamedTuple, Protocol, final
+
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.naming import QosClass
+from reconciler.signals.growth import Growth, numbers
+from reconciler.signals.readers import Scene, Sheet
+from reconciler.slices import Slices
+from state.model import ContainerKind, NodeView, Pod
+
+NAME: Final = "cpu"
+SIGNALS: Final = ("cpu.use", "cpu.throttled", "cpu.throttled_milli")
+
+
+class Throttling(NamedTuple):
+    """What quotas kept from a pod since the pass before: CPU time of all its groups together, in nanoseconds.
+
+    One group's throttled time is summed over CPUs, so it may exceed the interval. ``sure`` False: a group could not
+    be read, so there may be more.
+    """
+
+    interval_s: float
+    own_ns: int
+    above_ns: int
+    sure: bool = True
+
+    @property
+    def cpus(self) -> float:
+        """How many of the pod's run queues stood still on average, for any quota."""
+        return (self.own_ns + self.above_ns) / 1e9 / self.interval_s
+
+
+class _Stat(NamedTuple):
+    """``cpu.stat``: zeros for a group without bandwidth control; ``cpu_ns`` on v2 only."""
+
+    periods: int
+    hit: int
+    throttled_ns: int
+    cpu_ns: int | None
+
+
+class Quotas(Protocol):
+    """Who can tell a pod's throttling."""
+
+    def throttling(self, uid: str) -> Throttling | None:
+        """Of the last pass; None: not known."""
+
+
+@final
+class PodCpu:
+    """A `Reader`, and the `Quotas` of the readers that run after it."""
+
+    name = NAME
+    signals: Collection[str] = SIGNALS
+
+    def __init__(
+        self, hierarchy: Hierarchy, *, files: FileOps = REAL, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._hierarchy = hierarchy
+        self._files = files
+        self._clock = clock
+        self._usage_v1 = hierarchy.version("cpuacct") == 1
+        self._bandwidth = "cpu" if hierarchy.version("cpu") == 1 else UNIFIED if hierarchy.version(UNIFIED) else None
+        self._use = Growth()
+        self._quota = Growth()
+        self._throttling: dict[str, Throttling] = {}
+        self._problems: dict[str, str] = {}
+
+    def throttling(self, uid: str) -> Throttling | None:
+        return self._throttling.get(uid)
+
+    def problems(self) -> Mapping[str, str]:
+        return self._problems
+
+    async def aclose(self) -> None:
+        """Holds nothing."""
+
+    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+        self._use.turn()
+        self._quota.turn()
+        slices = Slices()
+        throttling: dict[str, Throttling] = {}
+        above = self._above(scene.view)
+        for uid, pod in scene.view.pods.items():
+            subject = f"pod:{uid}"
+            at_s = self._clock()
+            stat = self._stat(pod.group.path)
+            cpu_ns = self._cpuacct_ns(pod.group.path) if self._usage_v1 else stat.cpu_ns if stat is not None else None
+            grew = self._use.grown(pod.group.inode or pod.group.path, at_s, (cpu_ns,))
+            if grew is not None and (rate := grew.rate(0)) is not None:
+                sheet.put(subject, "cpu.use", rate / 1e6)
+            share, own_ns, sure = self._own(pod, at_s, stat)
+            if grew is not None and self._bandwidth is not None:
+                throttling[uid] = Throttling(grew.interval_s, own_ns, above[pod.qos], sure)
+            if grew is not None and sure and self._bandwidth is not None:
+                sheet.put(subject, "cpu.throttled", share)
+                sheet.put(subject, "cpu.throttled_milli", own_ns / grew.interval_s / 1e6)
+            await slices.checkpoint()
+        self._throttling = throttling
+        self._problems = {} if self._bandwidth else dict.fromkeys(SIGNALS[1:], "no cpu controller is mounted")
+
+    def _cpuacct_ns(self, path: str) -> int | None:
+        try:
+            return int(self._files.read(self._hierarchy.directory("cpuacct", path), "cpuacct.usage"))
+        except (OSError, ValueError):
+            return None
+
+    def _stat(self, path: str) -> _Stat | None:
+        if self._bandwidth is None:
+            return None
+        try:
+            stat = numbers(self._files.read(self._hierarchy.directory(self._bandwidth, path), "cpu.stat"))
+        except OSError:
+            return None
+        throttled_ns = stat.get("throttled_time", stat.get("throttled_usec", 0) * 1000)
+        usec = stat.get("usage_usec")
+        return _Stat(
+            stat.get("nr_periods", 0), stat.get("nr_throttled", 0), throttled_ns, None if usec is None else usec * 1000
+        )
+
+    def _above(self, view: NodeView) -> Mapping[QosClass, int]:
+        """What the directories above the pods stopped, in ns of the pass, by the pods' QoS class."""
+        grew: dict[str, int] = {}
+        for path in (view.kubepods, view.besteffort, view.burstable):
+            stat = self._stat(path)
+            found = self._quota.grown(path, self._clock(), (stat.throttled_ns,)) if stat is not None else None
+            grew[path] = (found.by[0] or 0) if found is not None else 0
+        top = grew[view.kubepods]
+        return {
+            QosClass.GUARANTEED: top,
+            QosClass.BURSTABLE: top + grew[view.burstable],
+            QosClass.BESTEFFORT: top + grew[view.besteffort],
+        }
+
+    def _own(self, pod: Pod, at_s: float, stat: _Stat | None) -> tuple[float, int, bool]:
+        """Throttled periods (percent, of the group that has most), throttled ns, and whether all could be read.
+
+        ``stat``: of the pod's own directory, read at ``at_s``.
+        """
+        share, own_ns, sure = 0.0, 0, stat is not None
+        looked = [(pod.group, at_s, stat)]
+        # The runtime gives a sandbox no quota.
+        for group in [one.group for one in pod.containers if one.kind is not ContainerKind.SANDBOX]:
+            looked.append((group, self._clock(), self._stat(group.path)))
+        for group, read_s, one in looked:
+            if one is None:
+                sure = False
+                continue
+            grew = self._quota.grown(group.inode or group.path, read_s, (one.periods, one.hit, one.throttled_ns))
+            if grew is None:
+                continue
+            periods, hit, waited_ns = grew.by
+            if periods and hit is not None:
+                share = max(share, min(100.0, 100.0 * hit / periods))
+            own_ns += waited_ns or 0
+        return share, own_ns, sure

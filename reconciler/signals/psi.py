@@ -1,0 +1,245 @@
+"""Pressure of the node and of each pod, from the kernel's stall totals between two passes and not its averages.
+
+Where a pod's files are: its directory in the cgroup2 tree (on hybrid nodes the runtime puts containers there, too), the
+v1 cpuacct directory of vendor kernels (``psi_v1=1``), or a private cgroup2 mount (`reconciler.signals.privatepsi`). A
+directory without the pod's processes shows no pressure ever; it counts as none. A file that exists may still answer
+"not supported": whether a place is good is found by reading it.
+
+CPU pressure holds the pod's own throttling as well. That is taken off, all of it: throttled time is summed over CPUs
+and pressure is not, so with several CPUs stopped at once too much is taken rather than too little, and a neighbour is
+never blamed for a quota. The share of the pressure that throttling does not explain is the sample's confidence.
+
+**Cost**: three reads of 1-3 µs a pod. Units: percent of wall time. Source: kernel documentation, accounting/psi.
+"""
+
+import errno
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, NamedTuple, Protocol, final
+
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.pressure import Resource
+from reconciler.signals.growth import Grown, Growth
+from reconciler.signals.podcpu import Quotas
+from reconciler.signals.readers import Scene, Sheet
+from reconciler.slices import Slices
+from state.evidence import NODE
+from state.model import GroupRef, Pod
+
+NAME: Final = "psi"
+SIGNALS: Final = tuple(f"{resource}.pressure{full}" for resource in Resource for full in ("", "_full"))
+_FULL_OF_CPU: Final = "cpu.pressure_full"
+_LOOK_AGAIN_S: Final = 30.0
+_MISSING_AGAIN_S: Final = 5.0
+_LEAST: Final = 0.1
+_REMEDY: Final = {
+    "boot": "this kernel keeps no pressure information, or it is off: boot with psi=1 (and psi_v1=1 where it has that)",
+    "full": "this kernel tells no full pressure of the CPU (5.13 does)",
+    "pods": "pods have no pressure files here: no cgroup2 tree holds their processes; interference.private_cgroup2 "
+    "makes one",
+    "off": "somebody has switched pressure off for this group (cgroup.pressure)",
+}
+
+
+class Groups(Protocol):
+    """Directories with pressure files that somebody made for the pods; `privatepsi.PrivateGroups` does."""
+
+    def directory(self, uid: str) -> str | None:
+        """Of one pod, once its processes are in it."""
+
+    def update(self, pods: Mapping[str, Pod], now: float) -> None:
+        """The pods that there are: make and fill what is missing, in its own time."""
+
+    def problems(self) -> Mapping[str, str]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Totals(NamedTuple):
+    """Microseconds of stall since boot (or since the group began); None: this kernel does not tell that line."""
+
+    some_us: int
+    full_us: int | None
+
+
+def parse_totals(text: str) -> Totals:
+    """The totals of a pressure file. Errors: `ValueError` when there is no ``some`` line with one."""
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        which, _, rest = line.partition(" ")
+        total = rest.rpartition(" total=")[2]
+        if total.isdecimal():
+            found[which] = int(total)
+    if "some" not in found:
+        raise ValueError(f"no total of some in {text[:80]!r}")
+    return Totals(found["some"], found.get("full"))
+
+
+class _Place(NamedTuple):
+    directory: str | None
+    groups: tuple[GroupRef, ...]
+    again_at: float
+
+
+@final
+class Psi:
+    """A `Reader`. ``private``: where pods' groups are made for this; None: they are not."""
+
+    name = NAME
+    signals: Collection[str] = SIGNALS
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        quotas: Quotas | None,
+        *,
+        private: Groups | None = None,
+        root: str = "/",
+        files: FileOps = REAL,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._hierarchy = hierarchy
+        self._quotas = quotas
+        self._private = private
+        self._node = f"{root.rstrip('/')}/proc/pressure"
+        self._files = files
+        self._clock = clock
+        self._grew = Growth()
+        self._places: dict[str, _Place] = {}
+        self._problems: dict[str, str] = {}
+
+    def problems(self) -> Mapping[str, str]:
+        return {**self._problems, **(self._private.problems() if self._private is not None else {})}
+
+    async def aclose(self) -> None:
+        if self._private is not None:
+            await self._private.aclose()
+
+    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+        self._grew.turn()
+        self._problems = {}
+        wanted = [one for one in Resource if {f"{one}.pressure", f"{one}.pressure_full"} & set(scene.wanted)]
+        pods = scene.view.pods
+        if self._private is not None:
+            self._private.update(pods, now)
+        for resource in wanted:
+            self._read_node(resource, sheet)
+        slices = Slices()
+        places: dict[str, _Place] = {}
+        missing = 0
+        for uid, pod in pods.items():
+            place = places[uid] = self._place(pod, now)
+            if place.directory is None:
+                missing += bool(pod.containers)
+                continue
+            told = [self._read_pod(pod, place.directory, resource, sheet) for resource in wanted]
+            if not all(told):
+                # Its group may be gone or another one's now: the next pass looks where it is.
+                del places[uid]
+            await slices.checkpoint()
+        self._places = places
+        if missing and missing == sum(1 for pod in pods.values() if pod.containers):
+            for resource in wanted:
+                for signal in (f"{resource}.pressure", f"{resource}.pressure_full"):
+                    self._problems.setdefault(signal, _REMEDY["pods"])
+
+    def _read_node(self, resource: Resource, sheet: Sheet) -> None:
+        totals = self._totals(self._node, str(resource), resource)
+        if totals is None:
+            return
+        grew = self._grew.grown(("node", resource), self._clock(), tuple(totals))
+        some, full = _percents(grew)
+        if some is not None:
+            sheet.put(NODE, f"{resource}.pressure", some)
+        # The node as a whole has none of the CPU: the line is there, and always zero.
+        if full is not None and resource is not Resource.CPU:
+            sheet.put(NODE, f"{resource}.pressure_full", full)
+
+    def _read_pod(self, pod: Pod, directory: str, resource: Resource, sheet: Sheet) -> bool:
+        totals = self._totals(directory, f"{resource}.pressure", resource)
+        if totals is None:
+            return False
+        key = (pod.group.inode or pod.uid, directory, resource)
+        some, full = _percents(self._grew.grown(key, self._clock(), tuple(totals)))
+        for signal, percent in ((f"{resource}.pressure", some), (f"{resource}.pressure_full", full)):
+            if percent is not None:
+                value, sure = self._without_quota(pod.uid, percent) if resource is Resource.CPU else (percent, 1.0)
+                sheet.put(f"pod:{pod.uid}", signal, value, confidence=sure)
+        if resource is Resource.CPU and totals.full_us is None:
+            self._problems[_FULL_OF_CPU] = _REMEDY["full"]
+        return True
+
+    def _without_quota(self, uid: str, percent: float) -> tuple[float, float]:
+        throttling = self._quotas.throttling(uid) if self._quotas is not None else None
+        if throttling is None or not percent:
+            return percent, 1.0
+        own = min(percent, 100.0 * throttling.cpus)
+        return percent - own, max(_LEAST, 1.0 - own / percent)
+
+    def _totals(self, directory: str, file: str, resource: Resource) -> Totals | None:
+        try:
+            return parse_totals(self._files.read(directory, file))
+        except ValueError as exc:
+            self._problems[f"{resource}.pressure"] = f"{directory}/{file}: {exc}"
+        except OSError as exc:
+            if directory == self._node or exc.errno in {errno.EOPNOTSUPP, errno.ENOSYS}:
+                for signal in (f"{resource}.pressure", f"{resource}.pressure_full"):
+                    self._problems[signal] = _REMEDY["boot"]
+        return None
+
+    def _place(self, pod: Pod, now: float) -> _Place:
+        """Where this pod's files are; looked up anew when its groups change, and now and then where there are none."""
+        groups = (pod.group, *(container.group for container in pod.containers))
+        known = self._places.get(pod.uid)
+        if known is not None and known.groups == groups and now < known.again_at:
+            if known.directory is None and self._private is not None:
+                return known._replace(directory=self._private.directory(pod.uid))
+            return known
+        found = self._find(pod)
+        return _Place(found, groups, now + (_MISSING_AGAIN_S if found is None else _LOOK_AGAIN_S))
+
+    def _find(self, pod: Pod) -> str | None:
+        path = pod.group.path
+        if self._hierarchy.version(UNIFIED) is not None:
+            directory = self._hierarchy.directory(UNIFIED, path)
+            if self._hierarchy.trigger == UNIFIED or self._populated(directory):
+                if self._answers(directory):
+                    return directory
+                if self._switched_off(directory):
+                    self._problems["cpu.pressure"] = f"{directory}: {_REMEDY['off']}"
+        if self._hierarchy.version("cpuacct") == 1:
+            directory = self._hierarchy.directory("cpuacct", path)
+            if self._answers(directory):
+                return directory
+        return self._private.directory(pod.uid) if self._private is not None else None
+
+    def _populated(self, directory: str) -> bool:
+        try:
+            return "populated 1" in self._files.read(directory, "cgroup.events")
+        except OSError:
+            return False
+
+    def _answers(self, directory: str) -> bool:
+        """Whether one of the three files can be read: a backport may lack some."""
+        for resource in Resource:
+            try:
+                parse_totals(self._files.read(directory, f"{resource}.pressure"))
+            except (OSError, ValueError):
+                continue
+            return True
+        return False
+
+    def _switched_off(self, directory: str) -> bool:
+        try:
+            return self._files.read(directory, "cgroup.pressure").strip() == "0"
+        except OSError:
+            return False
+
+
+def _percents(grew: Grown | None) -> tuple[float | None, float | None]:
+    """Stall in percent of the time between two readings. Reading takes time, too: a little more than all is all."""
+    if grew is None:
+        return None, None
+    some, full = (None if (rate := grew.rate(index)) is None else min(100.0, rate / 1e4) for index in (0, 1))
+    return some, full

@@ -1,0 +1,206 @@
+"""The registration of the readers of signals: which there are, in which order they run, and what each of them costs.
+
+A new one is a module that implements `reconciler.signals.readers.Reader`, and one entry in `_TABLE`. Modules are
+imported where their readers are made: a signal that nobody wants costs neither time nor memory.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from types import coroutine
+from typing import Any, Final, NamedTuple, TypeVar, final
+
+from msgspec import Struct
+
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.signals.podcpu import PodCpu
+from reconciler.signals.processes import PodProcesses
+from reconciler.signals.readers import Reader, Scene, Sheet
+
+T = TypeVar("T")
+
+
+class Means(Struct, frozen=True, kw_only=True):
+    """What readers work with. ``private_cgroup2``: where there is no PSI of pods, make groups of our own for it.
+
+    ``filesystems``: directories by the name that their file system goes by, such as ``nodefs``.
+    """
+
+    hierarchy: Hierarchy
+    root: str = "/"
+    files: FileOps = REAL
+    private_cgroup2: bool = False
+    filesystems: Mapping[str, str] = {}
+
+
+class Cost(NamedTuple):
+    """CPU time that reading took in the loop since the reader was made, and how many passes that was."""
+
+    cpu_s: float = 0.0
+    passes: int = 0
+
+
+# What trio and a coroutine hand each other belongs to trio alone.
+@coroutine
+def _stepwise(work: Awaitable[T], spent: list[float]) -> Generator[Any, Any, T]:
+    """Run a coroutine to its end; the CPU seconds of this thread, of each step, go into ``spent``."""
+    steps = work.__await__()
+    step: Callable[[], Any] = steps.__next__
+    while True:
+        began = time.thread_time()
+        try:
+            trap = step()
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            spent.append(time.thread_time() - began)
+        try:
+            answer = yield trap
+        except BaseException as exc:  # noqa: BLE001  # handed on into the work, whatever it is
+            step = _thrower(steps, exc)
+        else:
+            step = _sender(steps, answer)
+
+
+def _sender(steps: Generator[Any, Any, T], answer: Any) -> Callable[[], Any]:
+    return lambda: steps.send(answer)
+
+
+def _thrower(steps: Generator[Any, Any, T], exc: BaseException) -> Callable[[], Any]:
+    return lambda: steps.throw(exc)
+
+
+@final
+class Shared:
+    """What several readers have in common, made when the first of them is."""
+
+    def __init__(self, means: Means) -> None:
+        self.means = means
+        self._processes: PodProcesses | None = None
+        self._cpu: PodCpu | None = None
+
+    @property
+    def processes(self) -> PodProcesses:
+        if self._processes is None:
+            self._processes = PodProcesses(self.means.hierarchy, self.means.files)
+        return self._processes
+
+    @property
+    def cpu(self) -> PodCpu:
+        if self._cpu is None:
+            self._cpu = PodCpu(self.means.hierarchy, files=self.means.files)
+        return self._cpu
+
+
+@final
+class Metered:
+    """A `Reader` whose CPU time is counted: of its own steps only, not of what others do while it yields."""
+
+    def __init__(self, reader: Reader, shared: Shared) -> None:
+        self.reader = reader
+        self.shared = shared
+        self.name = reader.name
+        self.signals: Collection[str] = reader.signals
+        self.cost = Cost()
+
+    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+        spent: list[float] = []
+        try:
+            await _stepwise(self.reader.read(scene, sheet, now), spent)
+        finally:
+            self.cost = Cost(self.cost.cpu_s + sum(spent), self.cost.passes + 1)
+
+    def problems(self) -> Mapping[str, str]:
+        return self.reader.problems()
+
+    async def aclose(self) -> None:
+        await self.reader.aclose()
+
+
+def _cpu(shared: Shared) -> Reader:
+    return shared.cpu
+
+
+def _runqueue(shared: Shared) -> Reader:
+    from reconciler.signals.runqueue import RunQueue  # noqa: PLC0415
+
+    return RunQueue(shared.processes, shared.cpu, root=shared.means.root, files=shared.means.files)
+
+
+def _psi(shared: Shared) -> Reader:
+    from reconciler.signals.psi import Psi  # noqa: PLC0415
+
+    means = shared.means
+    return Psi(means.hierarchy, shared.cpu, root=means.root, files=means.files)
+
+
+def _memory(shared: Shared) -> Reader:
+    from reconciler.signals.podmemory import PodMemory  # noqa: PLC0415
+
+    return PodMemory(shared.means.hierarchy, root=shared.means.root, files=shared.means.files)
+
+
+def _disk(shared: Shared) -> Reader:
+    from reconciler.signals.poddisk import PodDisk  # noqa: PLC0415
+
+    return PodDisk(shared.means.hierarchy, root=shared.means.root, files=shared.means.files)
+
+
+def _net(shared: Shared) -> Reader:
+    from reconciler.signals.podnet import PodNet  # noqa: PLC0415
+
+    return PodNet(shared.processes, root=shared.means.root, files=shared.means.files)
+
+
+class _Entry(NamedTuple):
+    """``signals`` as in its module (a test holds them together); ``needs``: readers that must have run before."""
+
+    signals: tuple[str, ...]
+    make: Callable[[Shared], Reader]
+    needs: tuple[str, ...] = ()
+
+
+def _pressures(*resources: str) -> tuple[str, ...]:
+    return tuple(f"{resource}.pressure{full}" for resource in resources for full in ("", "_full"))
+
+
+_TABLE: Final[Mapping[str, _Entry]] = {
+    "cpu": _Entry(("cpu.use", "cpu.throttled", "cpu.throttled_milli"), _cpu),
+    "runqueue": _Entry(("cpu.wait", "cpu.wait_milli", "cpu.wait_own", "cpu.delay"), _runqueue, ("cpu",)),
+    "psi": _Entry(_pressures("cpu", "memory", "io"), _psi, ("cpu",)),
+    "memory": _Entry(
+        (
+            "memory.use",
+            "memory.rss",
+            "memory.limit",
+            "memory.refaults",
+            "memory.scanned",
+            "memory.high_events",
+            "oom.kills",
+        ),
+        _memory,
+    ),
+    "disk": _Entry(("disk.read", "disk.write", "disk.ops"), _disk),
+    "net": _Entry(("net.receive", "net.transmit"), _net),
+}
+"""In the order in which they run."""
+
+
+def build(wanted: Collection[str], means: Means, before: Sequence[Metered] = ()) -> tuple[Metered, ...]:
+    """The readers of these signals, and those that they rest on.
+
+    ``before``: those in use. Whoever is still needed is kept with its past, unless ``means`` are others now; the caller
+    closes those that are not in the answer.
+    """
+    chosen: set[str] = set()
+    for name, entry in _TABLE.items():
+        if not set(entry.signals).isdisjoint(wanted):
+            chosen |= {name, *entry.needs}
+    shared = next((one.shared for one in before if one.shared.means == means), None) or Shared(means)
+    kept = {one.name: one for one in before if one.shared is shared}
+    return tuple(kept.get(name) or Metered(_TABLE[name].make(shared), shared) for name in _TABLE if name in chosen)
+
+
+def costs(readers: Sequence[Metered]) -> dict[str, Cost]:
+    """What each has cost so far, by name."""
+    return {one.name: one.cost for one in readers}

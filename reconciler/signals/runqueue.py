@@ -1,0 +1,234 @@
+"""How long the tasks of each pod wait in a run queue: by taskstats for whole processes, else by schedstat by thread.
+
+A task that its own quota (or a directory's above) stops stands in the run queue as well: the kernel counts it as
+waiting, whatever the version (measured on 6.18: one spinner with a quota of 20 % waits 80 % of the time). That part is
+taken off: the throttled time of the pod's run queues, for as many tasks as it has on each of its CPUs on average. It is
+an estimate; the share of the waiting that it does not explain is the sample's confidence, and `cpu.wait_own` tells it.
+
+A task is counted when it gets the CPU, not while it waits. What a process did between the last sample and its end is
+lost; where that shows (the processes known have used less than the pod's groups) the confidence is less.
+
+Units: nanoseconds inside. Source: kernel documentation, accounting/taskstats and scheduler/sched-stats
+(/proc/<pid>/schedstat).
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, final
+
+from cgroupfs.errors import SourceError
+from cgroupfs.files import REAL, FileOps
+from reconciler.signals.extent import pod_cpus
+from reconciler.signals.growth import SHORTEST_S, Growth
+from reconciler.signals.podcpu import Quotas
+from reconciler.signals.processes import OUTSIDE, PodProcesses
+from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.taskstats import Delays, Taskstats
+from reconciler.slices import Slices
+
+NAME: Final = "runqueue"
+SIGNALS: Final = ("cpu.wait", "cpu.wait_milli", "cpu.wait_own", "cpu.delay")
+_QUIET: Final = 0.5
+"""Confidence where no task got a CPU: a task that has waited all the time is not counted yet."""
+_LEAST: Final = 0.1
+_ESTIMATE: Final = 0.8
+_TRY_AGAIN_S: Final = 60.0
+
+
+class Delayed(Protocol):
+    """Who can tell the delays of processes; `Taskstats` does."""
+
+    def ask(self, pids: Sequence[int]) -> Mapping[int, Delays]: ...
+
+    def close(self) -> None: ...
+
+
+class Waited(NamedTuple):
+    """What a pod's tasks did between two passes. ``own_ns``: of the waiting, what quotas explain."""
+
+    interval_s: float
+    run_ns: int
+    wait_ns: int
+    own_ns: int
+    switches: int
+
+    @property
+    def sure(self) -> float:
+        """The share of the waiting that no quota explains."""
+        return max(_LEAST, 1.0 - self.own_ns / self.wait_ns) if self.own_ns else 1.0
+
+
+def own_wait_ns(run_ns: int, wait_ns: int, interval_s: float, throttled_cpus: float, cpus: int) -> int:
+    """How much of the waiting was throttling.
+
+    ``throttled_cpus``: run queues that stood still, on average. Each held the tasks that wanted to run there: with n of
+    them on ``cpus`` CPUs, n/cpus, at least one.
+    """
+    tasks = (run_ns + wait_ns) / 1e9 / interval_s
+    queued = max(1.0, tasks / max(1, cpus))
+    return min(wait_ns, round(throttled_cpus * queued * interval_s * 1e9))
+
+
+class _Sum(NamedTuple):
+    run_ns: int = 0
+    wait_ns: int = 0
+    switches: int = 0
+
+
+@final
+class RunQueue:
+    """A `Reader`. ``quotas`` None: nobody can tell throttling."""
+
+    name = NAME
+    signals: Collection[str] = SIGNALS
+
+    def __init__(
+        self,
+        processes: PodProcesses,
+        quotas: Quotas | None,
+        *,
+        root: str = "/",
+        files: FileOps = REAL,
+        taskstats: Callable[[], Delayed] = Taskstats,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._processes = processes
+        self._quotas = quotas
+        self._proc = f"{root.rstrip('/')}/proc"
+        self._files = files
+        self._open = taskstats
+        self._clock = clock
+        self._socket: Delayed | None = None
+        self._try_at = 0.0
+        self._grew = Growth()
+        self._before: dict[str, float] = {}
+        self._problems: dict[str, str] = {}
+
+    def problems(self) -> Mapping[str, str]:
+        return self._problems
+
+    async def aclose(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+        self._prepare(now)
+        self._grew.turn()
+        slices = Slices()
+        before, self._before = self._before, {}
+        self._processes.keep(scene.view.pods.keys())
+        seen = False
+        for uid, pod in scene.view.pods.items():
+            pids = self._processes.of(pod, now)
+            at_s = self._clock()
+            found = self._ask(pids, at_s)
+            if found is not None:
+                seen = seen or bool(pids)
+                interval_s = at_s - before.get(uid, at_s)
+                self._before[uid] = at_s if interval_s >= SHORTEST_S or uid not in before else before[uid]
+                sums, complete = found
+                if not complete:
+                    self._processes.ended(uid)
+                if pids and interval_s >= SHORTEST_S:
+                    cpus = len(pod_cpus(pod, scene.view, scene.pools))
+                    self._enter(sheet, uid, self._without_quota(uid, sums, interval_s, cpus))
+            await slices.checkpoint()
+        if self._processes.outside and not seen:
+            self._problems |= dict.fromkeys(SIGNALS, OUTSIDE)
+
+    def _prepare(self, now: float) -> None:
+        """Have a socket, or know why not; asked again now and then, for rights can be given."""
+        if self._socket is not None or now < self._try_at:
+            return
+        self._try_at = now + _TRY_AGAIN_S
+        try:
+            self._socket = self._open()
+            self._problems = {}
+        except SourceError as exc:
+            self._problems = dict.fromkeys(SIGNALS, f"{exc}; schedstat of each thread is read instead")
+
+    def _ask(self, pids: Sequence[int], at_s: float) -> tuple[_Sum, bool] | None:
+        """What they did since the pass before, and whether all of them still are. None: not to be had."""
+        if self._socket is None:
+            return self._by_thread(pids, at_s)
+        try:
+            answers = self._socket.ask(pids)
+        except (OSError, ValueError) as exc:
+            # Their rights were taken, or memory is short; the next pass decides anew.
+            self._close()
+            self._problems = dict.fromkeys(SIGNALS, f"taskstats: {exc}")
+            return None
+        total = _Sum()
+        for pid, one in answers.items():
+            total = self._add(total, pid, at_s, one)
+        return total, len(answers) == len(pids)
+
+    def _by_thread(self, pids: Sequence[int], at_s: float) -> tuple[_Sum, bool] | None:
+        total, alive, told = _Sum(), 0, False
+        for pid in pids:
+            try:
+                tids = self._files.groups(f"{self._proc}/{pid}/task")
+            except OSError:
+                continue
+            alive += 1
+            for tid in tids:
+                try:
+                    text = self._files.read(f"{self._proc}/{pid}/task/{tid}", "schedstat")
+                    one = parse_schedstat(text)
+                except (OSError, ValueError):
+                    continue
+                told = True
+                total = self._add(total, (pid, tid), at_s, one)
+        if alive and not told:
+            self._problems = dict.fromkeys(SIGNALS, "this kernel keeps no run queue times (CONFIG_SCHED_INFO)")
+            return None
+        return total, alive == len(pids)
+
+    def _add(self, total: _Sum, key: object, at_s: float, one: Delays) -> _Sum:
+        grew = self._grew.grown(key, at_s, tuple(one))
+        if grew is None or None in grew.by:
+            # New, or another one by this number now: what it did before is not of this interval.
+            return total
+        run_ns, wait_ns, switches = (count or 0 for count in grew.by)
+        return _Sum(total.run_ns + run_ns, total.wait_ns + wait_ns, total.switches + switches)
+
+    def _without_quota(self, uid: str, sums: _Sum, interval_s: float, cpus: int) -> Waited:
+        throttling = self._quotas.throttling(uid) if self._quotas is not None else None
+        stopped = throttling.cpus if throttling is not None else 0.0
+        own_ns = own_wait_ns(sums.run_ns, sums.wait_ns, interval_s, stopped, cpus)
+        return Waited(interval_s, sums.run_ns, sums.wait_ns, own_ns, sums.switches)
+
+    def _enter(self, sheet: Sheet, uid: str, waited: Waited) -> None:
+        subject = f"pod:{uid}"
+        wait_ns = waited.wait_ns - waited.own_ns
+        sure = waited.sure * self._coverage(sheet, subject, waited) if waited.switches else _QUIET
+        busy = waited.run_ns + wait_ns
+        per_ms = 1e6 * waited.interval_s
+        sheet.put(subject, "cpu.wait", 100.0 * wait_ns / busy if busy else 0.0, confidence=sure)
+        sheet.put(subject, "cpu.wait_milli", wait_ns / per_ms, confidence=sure)
+        sheet.put(subject, "cpu.wait_own", waited.own_ns / per_ms, confidence=_ESTIMATE if waited.own_ns else 1.0)
+        sheet.put(subject, "cpu.delay", wait_ns / 1e3 / max(1, waited.switches), confidence=sure)
+
+    def _coverage(self, sheet: Sheet, subject: str, waited: Waited) -> float:
+        """Which part of the pod's CPU time its known processes explain; small uses are all noise."""
+        used = sheet.get(subject, "cpu.use")
+        known = waited.run_ns / 1e6 / waited.interval_s
+        if used is None or used < 50.0 or known >= 0.9 * used:
+            return 1.0
+        return max(_LEAST, known / used)
+
+
+def parse_schedstat(text: str) -> Delays:
+    """A thread's line: time on a CPU (ns), time in a run queue (ns), number of turns.
+
+    Errors: `ValueError` for anything else.
+    """
+    words = text.split()
+    if len(words) != 3:
+        raise ValueError(f"{text!r} is not a line of schedstat")
+    run_ns, wait_ns, switches = map(int, words)
+    return Delays(run_ns, wait_ns, switches)

@@ -1,0 +1,179 @@
+"""How long tasks ran and waited for a CPU, asked of the kernel by process: taskstats over a netlink socket of our own.
+
+One answer sums all threads of a process, those that have ended included, in 2 µs and some 50 ns a thread; the socket is
+plain, for the usual library costs seventy times as much a question and 25 MiB to import. Run times and waiting are
+there with delay accounting (``kernel.task_delayacct``) on or off. Waiting counts everything between "may run" and
+"runs", a group stopped by its own quota included (measured on 6.18: one spinner at 20 % waits 80 %).
+
+Needs CAP_NET_ADMIN and the first network namespace. Source: kernel documentation, accounting/taskstats and
+accounting/taskstats-struct; include/uapi/linux/taskstats.h.
+"""
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple, final
+
+from cgroupfs.errors import SourceError
+
+_GENERIC: Final = 16
+_ERROR: Final = 2
+_REQUEST: Final = 1
+_CONTROL_FAMILY: Final = 16
+_GET_FAMILY: Final = 3
+_FAMILY_ID: Final = 1
+_FAMILY_NAME: Final = 2
+_GET: Final = 1
+_ATTR_TGID: Final = 2
+_TYPE_STATS: Final = 3
+_TYPE_AGGREGATE: Final = 5
+_HEADER: Final = struct.Struct("=IHHII")
+_QUESTION: Final = struct.Struct("=IHHIIBBHHHI")
+_ATTR: Final = struct.Struct("=HH")
+_ANSWER: Final = 20
+# Offsets in struct taskstats, the same since version 1: cpu_count and cpu_delay_total, then cpu_run_virtual_total.
+_DELAY: Final = struct.Struct("=16xQQ40xQ")
+_BATCH: Final = 32
+"""Answers wait in the socket's buffer (208 KiB where nobody changed it), which holds about a hundred."""
+_BUFFER: Final = 8192
+
+
+class Delays(NamedTuple):
+    """Since a process or thread began. ``switches``: how often one of its tasks got a CPU."""
+
+    run_ns: int
+    wait_ns: int
+    switches: int
+
+
+@final
+class Taskstats:
+    """The socket. Errors: `SourceError` when the kernel has no taskstats or does not let this process ask."""
+
+    def __init__(self) -> None:
+        try:
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _GENERIC)
+        except OSError as exc:
+            raise SourceError("taskstats", f"no netlink socket: {exc.strerror}") from exc
+        try:
+            self._socket.bind((0, 0))
+            self._socket.setblocking(False)
+            self._family = self._find()
+            found = self.ask([os.getpid()])
+        except (OSError, ValueError) as exc:
+            self.close()
+            raise SourceError("taskstats", _words(exc)) from exc
+        if not found:
+            self.close()
+            raise SourceError("taskstats", "the kernel does not find this process: bypassd needs the host's PIDs")
+
+    def close(self) -> None:
+        """Give the socket back."""
+        self._socket.close()
+
+    def _find(self) -> int:
+        name = b"TASKSTATS\0"
+        body = struct.pack("=BBHHH", _GET_FAMILY, 1, 0, 4 + len(name), _FAMILY_NAME) + name + b"\0\0"
+        self._socket.send(_HEADER.pack(_HEADER.size + len(body), _CONTROL_FAMILY, _REQUEST, 0, 0) + body)
+        answer = self._socket.recv(_BUFFER)
+        _check(answer)
+        at = _ANSWER
+        while at + _ATTR.size <= len(answer):
+            length, kind = _ATTR.unpack_from(answer, at)
+            if kind == _FAMILY_ID:
+                return int(struct.unpack_from("=H", answer, at + _ATTR.size)[0])
+            at += max(_ATTR.size, length + 3 & ~3)
+        raise ValueError("no number of a family in the kernel's answer")
+
+    def ask(self, pids: Sequence[int]) -> dict[int, Delays]:
+        """What these processes have run and waited; those that are no more are missing.
+
+        The kernel answers before ``send`` returns, so nothing here waits.
+        Errors: `OSError` for what stops all questions (EPERM, ENOBUFS).
+        """
+        found: dict[int, Delays] = {}
+        for begin in range(0, len(pids), _BATCH):
+            batch = pids[begin : begin + _BATCH]
+            self._socket.send(
+                b"".join(
+                    _QUESTION.pack(_QUESTION.size, self._family, _REQUEST, pid, 0, _GET, 1, 0, 8, _ATTR_TGID, pid)
+                    for pid in batch
+                )
+            )
+            for _ in batch:
+                parsed = self._answer()
+                if parsed is not None:
+                    found[parsed[0]] = parsed[1]
+        return found
+
+    def _answer(self) -> tuple[int, Delays] | None:
+        try:
+            return parse_answer(self._socket.recv(_BUFFER))
+        except BlockingIOError:
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS)) from None
+        except OSError:
+            self._drain()
+            raise
+
+    def _drain(self) -> None:
+        """Throw away the answers to a batch that was given up, so that they do not stand in the next one's way."""
+        for _ in range(_BATCH):
+            try:
+                self._socket.recv(_BUFFER)
+            except BlockingIOError:
+                return
+            except OSError:
+                continue
+
+
+def parse_answer(answer: bytes) -> tuple[int, Delays] | None:
+    """The pid that was asked for (it is the sequence number) and its times; None when there is no such process.
+
+    Errors: `OSError` for any other refusal, `ValueError` for what is no answer.
+    """
+    if len(answer) < _ANSWER:
+        raise ValueError(f"a netlink message of {len(answer)} bytes")
+    _, kind, _, pid, _ = _HEADER.unpack_from(answer)
+    if kind == _ERROR:
+        _check(answer)
+        return None
+    stats = _stats(answer)
+    switches, wait_ns, run_ns = _DELAY.unpack_from(answer, stats)
+    return pid, Delays(run_ns, wait_ns, switches)
+
+
+def _stats(answer: bytes) -> int:
+    """Where struct taskstats begins. Some architectures have an empty attribute before it, to align it."""
+    at, end = _ANSWER, len(answer)
+    while at + _ATTR.size <= end:
+        length, kind = _ATTR.unpack_from(answer, at)
+        if kind == _TYPE_AGGREGATE:
+            at += _ATTR.size
+            continue
+        if kind == _TYPE_STATS and at + _ATTR.size + _DELAY.size <= end:
+            return at + _ATTR.size
+        at += max(_ATTR.size, length + 3 & ~3)
+    raise ValueError("an answer without statistics")
+
+
+def _check(answer: bytes) -> None:
+    """Raise what an error message says; ESRCH is an answer, too."""
+    if len(answer) < _ANSWER:
+        raise ValueError(f"a netlink message of {len(answer)} bytes")
+    if _HEADER.unpack_from(answer)[1] != _ERROR:
+        return
+    code = -int(struct.unpack_from("=i", answer, _HEADER.size)[0])
+    if code not in {0, errno.ESRCH}:
+        raise OSError(code, os.strerror(code))
+
+
+def _words(exc: OSError | ValueError) -> str:
+    if not isinstance(exc, OSError):
+        return str(exc)
+    if exc.errno == errno.ENOENT:
+        return "the kernel was built without taskstats (CONFIG_TASKSTATS) or this is not its first network namespace"
+    if exc.errno == errno.EPERM:
+        return "the kernel does not let this process ask: CAP_NET_ADMIN is needed"
+    return f"the kernel refuses: {exc.strerror}"
