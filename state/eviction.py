@@ -73,14 +73,38 @@ class Outcome(StrEnum):
     """Given up: the reason has gone, the configuration was changed, or a person held the pod."""
 
 
+class Target(Struct, frozen=True, kw_only=True):
+    """The pod as it was found when the order came. What has the same name later and another inode is another one.
+
+    ``inodes``: of the pod's own group, by the directory that each hierarchy is mounted on. ``notice``: what it asks
+    to be told before, by annotation; None: as configured.
+    """
+
+    group: str = ""
+    inodes: Mapping[str, int] = {}
+    grace_s: float | None = None
+    static: bool = False
+    notice: str | None = None
+
+
 class Case(Struct, frozen=True, kw_only=True):
-    """One order being carried out. Times: seconds since the epoch. ``tried``: means and what came of each."""
+    """One order being carried out. Times: seconds since the epoch. ``tried``: means and what came of each.
+
+    ``boot``: the kernel's id of the boot that it belongs to. ``accepted``: the API server has taken the eviction.
+    ``rounds``: how often the kubelet has started the pod again under our hands. ``left``: means given up.
+    """
 
     order: Order
+    target: Target = Target()
+    boot: str = ""
+    begun_s: float = 0.0
     step: Step = Step.PLANNED
     means: Means | None = None
     step_s: float = 0.0
     tried: tuple[str, ...] = ()
+    left: tuple[Means, ...] = ()
+    accepted: bool = False
+    rounds: int = 0
     outcome: Outcome | None = None
     detail: str = ""
     ended_s: float = 0.0
