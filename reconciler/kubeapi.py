@@ -150,14 +150,22 @@ class KubeApi:
         return None
 
     async def request(
-        self, method: str, path: str, body: object | None = None, *, timeout_s: float | None = None
+        self,
+        method: str,
+        path: str,
+        body: object | None = None,
+        *,
+        timeout_s: float | None = None,
+        content_type: str = "application/json",
     ) -> Answer:
         """Its answer, whatever it is. ``body`` becomes JSON. ``timeout_s`` None: as configured.
+
+        ``content_type``: a patch has one of its own.
 
         Errors: `SourceError` when there is no answer.
         """
         content = None if body is None else msgspec.json.encode(body)
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        headers = {} if body is None else {"Content-Type": content_type}
         async with self._turn:
             session = await self._open()
             return await session.exchange(method, path, content, headers, timeout_s=timeout_s)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
 from msgspec import Struct
 
@@ -12,6 +13,11 @@ class Severity(StrEnum):
     INFO = "info"
     WARNING = "warning"
     CRITICAL = "critical"
+
+    @property
+    def rank(self) -> int:
+        """Larger is louder."""
+        return list(Severity).index(self)
 
 
 class Kind(StrEnum):
@@ -31,12 +37,33 @@ class Kind(StrEnum):
     OTHER = "other"
     TEST = "test"
 
+    @property
+    def began(self) -> "Kind":
+        """The kind of what this one is the end of; its own for a kind that begins something."""
+        return _BEGAN.get(self, self)
+
+    @property
+    def lasts(self) -> bool:
+        """True for a state, which holds until somebody tells of its end; false for an event."""
+        return self.began in _STATES
+
+    @property
+    def camel(self) -> str:
+        """As Kubernetes and Alertmanager write names: ``EvictionDone``."""
+        return "".join(word.capitalize() for word in self.value.split("-"))
+
+
+_BEGAN: Final[Mapping[Kind, Kind]] = {Kind.CLEARED: Kind.INTERFERENCE, Kind.UNDONE: Kind.RESPONSE}
+_STATES: Final = frozenset({Kind.INTERFERENCE, Kind.RESPONSE, Kind.STORE, Kind.SOURCE})
+
 
 class Alert(Struct, frozen=True, kw_only=True):
     """One of them. ``key``: alerts of one kind and key are one and the same thing, told again or over (``resolved``).
 
     ``at_s``: seconds since the epoch. ``labels`` tell them apart for routing (pod, namespace, rule, cause), ``details``
-    are for reading. ``durable``: must be told even if the daemon dies now. Neither holds a secret.
+    are for reading. ``durable``: must be told even if the daemon dies now. Neither holds a secret. The labels
+    ``namespace``, ``pod`` and ``uid`` name the pod that it is about. A kind that ends another (`Kind.began`) with the
+    same key is the end of that one.
     """
 
     kind: Kind
@@ -48,3 +75,8 @@ class Alert(Struct, frozen=True, kw_only=True):
     details: Mapping[str, str] = {}
     resolved: bool = False
     durable: bool = False
+
+    @property
+    def over(self) -> bool:
+        """True when this tells of an end."""
+        return self.resolved or self.kind.began is not self.kind

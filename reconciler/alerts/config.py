@@ -1,0 +1,211 @@
+"""What can be set about alerts: named sinks, each with one section for its kind, and what it wants to be told."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from reconciler.alerts.alert import Kind, Severity
+from reconciler.alerts.secrets import MASK, check_url, masked_url
+
+_PATH: Final = {"path": True}
+SINKS: Final = ("journal", "alertmanager", "webhook", "kubernetes", "command", "file")
+"""The kinds of sinks, each a section of `Sink`; `reconciler.alerts.sinks` has what they do."""
+
+
+class Journal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The systemd journal, one structured entry for each alert; the daemon's own log where no journal listens."""
+
+    socket: Annotated[str, Meta(description="where journald listens", extra=_PATH)] = "/run/systemd/journal/socket"
+
+
+class Trust(Struct, frozen=True, kw_only=True):
+    """How an HTTP server and we know each other."""
+
+    token_file: Annotated[
+        str | None, Meta(description="file with a bearer token, read again when it changes", extra=_PATH)
+    ] = None
+    ca_file: Annotated[str | None, Meta(description="CA of the server, PEM; null: the system's", extra=_PATH)] = None
+    cert_file: Annotated[str | None, Meta(description="client certificate, PEM", extra=_PATH)] = None
+    key_file: Annotated[str | None, Meta(description="key of the client certificate, PEM", extra=_PATH)] = None
+    server_name: Annotated[
+        str | None, Meta(description="the name in the server's certificate, where it is not in the URL")
+    ] = None
+    insecure_skip_verify: Annotated[bool, Meta(description="accept any certificate")] = False
+
+    def _check(self) -> None:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file go together; one is missing")
+
+
+class Alertmanager(Trust, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prometheus Alertmanager, API v2; every instance of a cluster is told, and one that takes it is enough."""
+
+    urls: Annotated[
+        tuple[str, ...],
+        Meta(description="instances such as http://alertmanager:9093; a path before /api/v2/alerts may follow"),
+    ]
+    resend_s: Annotated[
+        float, Meta(ge=1, le=3600, description="a state that lasts is sent again this often; it ends 4 times later")
+    ] = 60.0
+    event_s: Annotated[
+        float, Meta(ge=1, le=86400, description="an event, which has no end of its own, is active this long")
+    ] = 900.0
+    generator_url: Annotated[str, Meta(description="link that Alertmanager shows as the source; empty: none")] = ""
+
+    def __post_init__(self) -> None:
+        self._check()
+        if not self.urls:
+            raise ValueError("urls: expected one URL at least")
+        for url in self.urls:
+            check_url("urls", url)
+
+    def __repr__(self) -> str:
+        return f"Alertmanager(urls={[masked_url(url) for url in self.urls]})"
+
+
+class Webhook(Trust, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Any HTTP server: our own JSON document, or a body of your own."""
+
+    url: Annotated[str | None, Meta(description="where to send; never shown beyond its host")] = None
+    url_file: Annotated[
+        str | None, Meta(description="file with the URL, where that is a secret; read at each request", extra=_PATH)
+    ] = None
+    method: Annotated[Literal["POST", "PUT", "PATCH"], Meta(description="the request's method")] = "POST"
+    headers: Annotated[Mapping[str, str], Meta(description="headers; values are never shown")] = {}
+    header_files: Annotated[
+        Mapping[str, str], Meta(description="headers whose values are in these files, read at each request")
+    ] = {}
+    content_type: Annotated[
+        str, Meta(description="of the body; with json in it, placeholders are escaped as in a JSON text")
+    ] = "application/json"
+    template: Annotated[
+        str | None,
+        Meta(description="the body, with placeholders such as ${summary}; null: our own document (docs/alerts.md)"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        self._check()
+        if (self.url is None) == (self.url_file is None):
+            raise ValueError("expected exactly one of url, url_file")
+        if self.url is not None:
+            check_url("url", self.url)
+        for name in (*self.headers, *self.header_files):
+            if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
+                raise ValueError(f"headers: {name!r} is no header's name")
+        if any("\n" in text or "\r" in text for text in self.headers.values()):
+            raise ValueError("headers: a value has one line")
+        if both := {name.lower() for name in self.headers} & {name.lower() for name in self.header_files}:
+            raise ValueError(f"headers and header_files both give {', '.join(sorted(both))}")
+        for name, path in self.header_files.items():
+            if not path.startswith("/"):
+                raise ValueError(f"header_files: {name}: expected an absolute path; got {path!r}")
+        if self.template is not None:
+            from reconciler.alerts.template import Template  # noqa: PLC0415  (nothing that few nodes need is loaded)
+
+            Template(self.template, json="json" in self.content_type)
+
+    def __repr__(self) -> str:
+        url = masked_url(self.url) if self.url is not None else self.url_file
+        return f"Webhook(url={url}, headers={dict.fromkeys(self.headers, MASK)})"
+
+
+class EventApi(StrEnum):
+    """Which API group the Events are written to."""
+
+    CORE = "v1"
+    EVENTS = "events.k8s.io/v1"
+
+
+class Kubernetes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Kubernetes Events on the pod that an alert is about, else on the node; section apiserver says how."""
+
+    api: Annotated[EventApi, Meta(description="API group of the Events")] = EventApi.CORE
+    node_namespace: Annotated[str, Meta(description="namespace of Events on the node")] = "default"
+
+
+class Command(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A program of yours that gets our JSON document on its standard input; 0 means that it took it."""
+
+    argv: Annotated[
+        tuple[str, ...], Meta(description="program (absolute path) and arguments; no shell; arguments are never shown")
+    ]
+
+    def __post_init__(self) -> None:
+        if not self.argv or not self.argv[0].startswith("/"):
+            raise ValueError("argv: expected a program's absolute path, then its arguments")
+
+    def __repr__(self) -> str:
+        return f"Command({self.argv[0]!r}, {len(self.argv) - 1} arguments)"
+
+
+class File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file of JSON lines, mode 0600, with the older ones beside it as PATH.1 and so on."""
+
+    path: Annotated[str, Meta(description="the file; its directory must exist", extra=_PATH)]
+    rotate_bytes: Annotated[int, Meta(ge=4096, le=1 << 34, description="a new file is begun at this size")] = 16 << 20
+    keep: Annotated[int, Meta(ge=0, le=100, description="older files kept")] = 4
+    fsync: Annotated[bool, Meta(description="an alert counts as told when it is on the disk")] = False
+
+
+class Sink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Somebody to tell: exactly one of the sections below says how, the settings say of what."""
+
+    minimum: Annotated[Severity, Meta(description="the least severity that is told")] = Severity.INFO
+    kinds: Annotated[tuple[Kind, ...], Meta(description="only these kinds, with their ends; empty: all")] = ()
+    resolved: Annotated[bool, Meta(description="tell of ends, too")] = True
+    batch_size: Annotated[int, Meta(ge=1, le=1000, description="told together at most")] = 10
+    batch_delay_s: Annotated[
+        float, Meta(ge=0, le=3600, description="an alert waits this long for company; a critical one does not wait")
+    ] = 5.0
+    repeat_s: Annotated[
+        float, Meta(ge=1, le=604800, description="more of the same is told after this, once, with the count")
+    ] = 3600.0
+    per_minute: Annotated[
+        int, Meta(ge=1, le=10000, description="new alerts told in a minute; the others are counted and told once")
+    ] = 30
+    timeout_s: Annotated[float, Meta(ge=0.1, le=600, description="one try")] = 10.0
+    attempts: Annotated[
+        int, Meta(ge=0, le=100000, description="tries before an alert is given up; 0: as long as give_up_s")
+    ] = 0
+    give_up_s: Annotated[float, Meta(ge=10, le=2592000, description="age at which an alert is given up")] = 86400.0
+    journal: Journal | None = None
+    alertmanager: Alertmanager | None = None
+    webhook: Webhook | None = None
+    kubernetes: Kubernetes | None = None
+    command: Command | None = None
+    file: File | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in SINKS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"expected exactly one of {', '.join(SINKS)}; got {', '.join(given) or 'none'}")
+
+    @property
+    def how(self) -> str:
+        """The kind of sink: the name of the one section that is given."""
+        return next(name for name in SINKS if getattr(self, name) is not None)
+
+
+class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who is told what happens on this node. Without a sink, the daemon's log alone."""
+
+    sinks: Annotated[
+        Mapping[str, Sink], Meta(description="sinks by a name of your choice, which metrics and messages use")
+    ] = {}
+    labels: Annotated[Mapping[str, str], Meta(description="labels put on every alert, such as the cluster's name")] = {}
+    queue: Annotated[
+        int, Meta(ge=10, le=100000, description="alerts that wait at most, for each sink and in the store")
+    ] = 1000
+    source_down_s: Annotated[
+        float, Meta(ge=1, le=86400, description="a source of knowledge is told to be down after this")
+    ] = 60.0
+
+    def __post_init__(self) -> None:
+        for name in self.sinks:
+            if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum() or len(name) > 63:
+                raise ValueError(f"sinks: {name!r}: expected a name of letters, digits, - and _")
+        for name in self.labels:
+            if not name.isascii() or not name.isidentifier():
+                raise ValueError(f"labels: {name!r}: expected letters, digits and _, with no digit first")

@@ -1,0 +1,47 @@
+"""Alerts as JSON: what webhooks, commands and files get. Its keys are added to, never renamed, within one version."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from reconciler.alerts.notice import Notice
+
+VERSION: Final = 1
+
+
+def entry(notice: Notice) -> dict[str, object]:
+    """One alert. Times are seconds since the epoch."""
+    alert = notice.alert
+    return {
+        "id": notice.id,
+        "kind": alert.kind.value,
+        "key": alert.key,
+        "status": notice.status,
+        "severity": alert.severity.value,
+        "summary": alert.summary,
+        "labels": {**alert.labels, **notice.labels},
+        "details": dict(alert.details),
+        "count": notice.count,
+        "first_s": notice.first_s,
+        "last_s": notice.last_s,
+    }
+
+
+def document(notices: Sequence[Notice], node: str) -> bytes:
+    """All that are told together."""
+    return msgspec.json.encode({"version": VERSION, "node": node, "alerts": [entry(notice) for notice in notices]})
+
+
+def lines(notices: Sequence[Notice], node: str) -> bytes:
+    """One JSON object a line."""
+    rows = ({"version": VERSION, "node": node, **entry(notice)} for notice in notices)
+    return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+
+
+def line(notice: Notice) -> str:
+    """One alert as one line for a person."""
+    alert = notice.alert
+    over = "resolved: " if notice.over else ""
+    count = f" ({notice.count} times)" if notice.count > 1 else ""
+    return f"{alert.severity.value}: {over}{' '.join(alert.summary.split())}{count}"

@@ -1,0 +1,108 @@
+"""What sinks are told: an alert with the id, count and times of the incident that it belongs to.
+
+All tellings of one kind and key, from the first to the end, are one incident. Its id is made of both and of its first
+time, so that a teller that died before it knew whether it had told makes the same id again, and receivers can drop
+what they have.
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from typing import Final, final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from reconciler.alerts.alert import Alert, Kind
+
+MOST: Final = 4096
+"""Incidents remembered; the one that was quiet for longest is forgotten first."""
+
+
+class Notice(Struct, frozen=True, kw_only=True):
+    """One incident as it is now. ``alert`` is the newest telling, ``labels`` are of the first: they identify it.
+
+    ``count``: tellings since it began. ``first_s``, ``last_s``: seconds since the epoch. ``besides``: the sink that is
+    never told of it, because it is about that sink.
+    """
+
+    id: str
+    alert: Alert
+    first_s: float
+    last_s: float
+    count: int = 1
+    labels: Mapping[str, str] = {}
+    besides: str = ""
+
+    @property
+    def over(self) -> bool:
+        """True when the incident has ended."""
+        return self.alert.over
+
+    @property
+    def status(self) -> str:
+        """In the words of Alertmanager's webhooks: ``firing`` or ``resolved``."""
+        return "resolved" if self.over else "firing"
+
+
+def incident_id(kind: Kind, key: str, first_s: float) -> str:
+    """Fingerprint of kind and key, and the first time in milliseconds; both hexadecimal."""
+    fingerprint = hashlib.blake2b(f"{kind.began.value}\0{key}".encode(), digest_size=8).hexdigest()
+    return f"{fingerprint}-{max(0, round(first_s * 1000)):x}"
+
+
+def stamp(at_s: float) -> str:
+    """RFC 3339 in UTC with milliseconds, as every sink writes times."""
+    whole = int(at_s // 1)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{int((at_s - whole) * 1000):03d}Z"
+
+
+@final
+class Incidents:
+    """Which alerts belong together. An event that is quiet for ``forget_s`` is another one when it comes again."""
+
+    def __init__(self, forget_s: float, most: int = MOST) -> None:
+        self.forget_s = forget_s
+        self._most = most
+        self._known: dict[tuple[Kind, str], Notice] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def take(self, alert: Alert, besides: str = "") -> Notice:
+        """The incident with this telling in it. The very same telling once more changes nothing."""
+        name = (alert.kind.began, alert.key)
+        known = self._known.pop(name, None)
+        if known is not None and known.alert == alert:
+            self._known[name] = known
+            return known
+        if known is not None and self._goes_on(known, alert):
+            notice = replace(known, alert=alert, count=known.count + 1, last_s=max(known.last_s, alert.at_s))
+        else:
+            made = incident_id(alert.kind, alert.key, alert.at_s)
+            if known is not None and made == known.id:
+                # It ended and began again within a millisecond: still another one.
+                made = incident_id(alert.kind, alert.key, known.last_s + 0.001)
+            notice = Notice(
+                id=made,
+                alert=alert,
+                first_s=alert.at_s,
+                last_s=alert.at_s,
+                labels=dict(alert.labels),
+                besides=besides,
+            )
+        # At the end of the order again: the first is the one that was quiet for longest.
+        self._known[name] = notice
+        if len(self._known) > self._most:
+            del self._known[next(iter(self._known))]
+        return notice
+
+    def resume(self, notice: Notice) -> None:
+        """Take in one of an earlier run, so that what comes next goes on with its id."""
+        self._known.setdefault((notice.alert.kind.began, notice.alert.key), notice)
+
+    def _goes_on(self, known: Notice, alert: Alert) -> bool:
+        if known.over:
+            # An end that is told again is no news; a beginning is.
+            return alert.over and alert.at_s - known.last_s < self.forget_s
+        return alert.over or alert.kind.lasts or alert.at_s - known.last_s < self.forget_s

@@ -1,0 +1,27 @@
+"""The sinks, each a file; the registration is here. A module is loaded when a sink of its kind is made.
+
+A new one is a file with a class that implements `base.Sink`, a section in `reconciler.alerts.config.Sink`, and a line.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Final, cast
+
+from reconciler.alerts.sinks.base import Setup, Sink
+
+TABLE: Final[Mapping[str, tuple[str, str]]] = {
+    "journal": ("journal", "JournalSink"),
+    "alertmanager": ("alertmanager", "AlertmanagerSink"),
+    "webhook": ("webhook", "WebhookSink"),
+    "kubernetes": ("kubernetes", "KubernetesSink"),
+    "command": ("command", "CommandSink"),
+    "file": ("file", "FileSink"),
+}
+"""Kind of sink -> module and class. A test holds it to the configuration's sections."""
+
+
+def build(setup: Setup) -> Sink:
+    """The sink that the configuration names."""
+    module, name = TABLE[setup.config.how]
+    made = getattr(import_module(f"{__name__}.{module}"), name)
+    return cast(Sink, made(setup))

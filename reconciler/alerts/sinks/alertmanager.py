@@ -1,0 +1,117 @@
+"""Alertmanager, API v2: labels make an alert's identity, and it ends when nobody sends it any more.
+
+So a state is sent again every ``resend_s`` with an end four times as far away, as Prometheus does, and its end with
+the true time. An event has no end of its own: it is active for ``event_s``. Instances of a cluster do not pass alerts
+on to each other: all are told, and one that takes them is enough.
+Source: Alertmanager, api/v2/openapi.yaml; Prometheus, docs "Sending alerts".
+"""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final, final
+
+import msgspec
+import trio
+
+from reconciler import logs
+from reconciler.alerts.notice import Notice, stamp
+from reconciler.alerts.secrets import masked_url
+from reconciler.alerts.sinks.base import Plain, Setup, SinkError
+from reconciler.alerts.sinks.http import Door
+
+_PATH: Final = "/api/v2/alerts"
+_KEPT: Final = 4
+_NO_LABEL: Final = re.compile(r"[^a-zA-Z0-9_]")
+
+
+@final
+class AlertmanagerSink(Plain):
+    """`Sink`."""
+
+    def __init__(self, setup: Setup) -> None:
+        config = setup.config.alertmanager
+        assert config is not None
+        self._config = config
+        self._node = setup.node
+        self._log = logs.get("alerts", sink=setup.name)
+        # What is told again is the same alert there, never a second one: nothing need be held back.
+        self.resend_s: float | None = config.resend_s
+        self.repeat_s: float | None = config.resend_s
+        self._doors = [(masked_url(url), Door(setup.name, url, config, setup.config.timeout_s)) for url in config.urls]
+        self._down: set[int] = set()
+
+    async def send(self, notices: Sequence[Notice]) -> None:
+        """Post to all instances at once. Errors: `SinkError` when none takes it."""
+        body = msgspec.json.encode([self.entry(notice, time.time()) for notice in notices])
+        errors: dict[int, SinkError] = {}
+
+        async def post(index: int, door: Door) -> None:
+            try:
+                await door.send("POST", body, "application/json", below=_PATH)
+            except SinkError as exc:
+                errors[index] = exc
+
+        async with trio.open_nursery() as nursery:
+            for index, (_, door) in enumerate(self._doors):
+                nursery.start_soon(post, index, door)
+        if len(errors) == len(self._doors):
+            raise self._worst(list(errors.values()))
+        for index in errors.keys() - self._down:
+            self._log.warning("one Alertmanager of several does not take alerts", error=str(errors[index]))
+        for index in self._down - errors.keys():
+            self._log.info("it takes alerts again", alertmanager=self._doors[index][0])
+        self._down = set(errors)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        for _, door in self._doors:
+            await door.aclose()
+
+    def entry(self, notice: Notice, now_s: float) -> Mapping[str, object]:
+        """One alert as the API has it."""
+        alert = notice.alert
+        labels = {_label(name): text for name, text in notice.labels.items() if text}
+        found: dict[str, object] = {
+            "labels": {
+                **labels,
+                "alertname": f"Bypassd{alert.kind.began.camel}",
+                "severity": alert.severity.value,
+                "node": self._node,
+                "key": alert.key,
+            },
+            "annotations": {
+                "summary": alert.summary,
+                **{_label(name): text for name, text in alert.details.items()},
+                "id": notice.id,
+                "count": str(notice.count),
+            },
+            "startsAt": stamp(notice.first_s),
+            "endsAt": stamp(self._ends(notice, now_s)),
+        }
+        if self._config.generator_url:
+            found["generatorURL"] = self._config.generator_url
+        return found
+
+    def _ends(self, notice: Notice, now_s: float) -> float:
+        if notice.over:
+            # An end before its beginning is refused.
+            return max(notice.last_s, notice.first_s + 0.001)
+        if notice.alert.kind.lasts:
+            return now_s + _KEPT * self._config.resend_s
+        return max(now_s, notice.last_s) + self._config.event_s
+
+    @staticmethod
+    def _worst(errors: Sequence[SinkError]) -> SinkError:
+        waits = [one.retry_after_s for one in errors if one.retry_after_s is not None]
+        return SinkError(
+            "; ".join(dict.fromkeys(map(str, errors))),
+            retry_after_s=max(waits, default=None),
+            permanent=all(one.permanent for one in errors),
+        )
+
+
+def _label(name: str) -> str:
+    """A name that Prometheus accepts."""
+    plain = _NO_LABEL.sub("_", name) or "_"
+    return f"_{plain}" if plain[0].isdigit() else plain

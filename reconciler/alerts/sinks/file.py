@@ -1,0 +1,70 @@
+"""A file of JSON lines: one write each time, mode 0600, older files as PATH.1, PATH.2 … when it has grown."""
+
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import final
+
+import trio
+
+from cgroupfs.errors import errno_name
+from reconciler.alerts.document import lines
+from reconciler.alerts.notice import Notice
+from reconciler.alerts.sinks.base import Plain, Setup, SinkError
+
+
+@final
+class FileSink(Plain):
+    """`Sink`. The file is opened anew each time, so that anybody may move it away."""
+
+    def __init__(self, setup: Setup) -> None:
+        config = setup.config.file
+        assert config is not None
+        self._config = config
+        self._path = setup.path(config.path)
+        self._node = setup.node
+        self._lane = trio.CapacityLimiter(1)
+
+    async def send(self, notices: Sequence[Notice]) -> None:
+        """Append. Errors: `SinkError`."""
+        content = lines(notices, self._node)
+        try:
+            # A stuck disk keeps the thread, and the lane with it: later sends wait for their deadline and say so.
+            await trio.to_thread.run_sync(self.append, content, limiter=self._lane, abandon_on_cancel=True)
+        except OSError as exc:
+            raise SinkError(f"{self._path}: cannot be written: {errno_name(exc.errno)}") from exc
+
+    def append(self, content: bytes) -> None:
+        """One write at the end, in a fresh file when this one has grown. Errors: OSError."""
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(self._path, flags, 0o600)
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(22, "no regular file")
+            if found.st_size and found.st_size + len(content) > self._config.rotate_bytes:
+                self._rotate()
+                os.close(fd)
+                fd = os.open(self._path, flags, 0o600)
+                found = os.fstat(fd)
+            torn = found.st_size and os.pread(fd, 1, found.st_size - 1) != b"\n"
+            # A line that a crash or a full disk cut off must not take the next one with it.
+            data = b"\n" + content if torn else content
+            written = os.write(fd, data)
+            if written != len(data):
+                raise OSError(28, "the disk is full")
+            if self._config.fsync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _rotate(self) -> None:
+        keep = self._config.keep
+        if not keep:
+            os.unlink(self._path)
+            return
+        for number in range(keep - 1, 0, -1):
+            with suppress(FileNotFoundError):
+                os.rename(f"{self._path}.{number}", f"{self._path}.{number + 1}")
+        os.rename(self._path, f"{self._path}.1")

@@ -1,0 +1,145 @@
+"""Kubernetes Events: on the pod that an alert is about, else on the node. One Event an incident, counted up by patches.
+
+Its name is the incident's id, so that telling twice makes no second one. An end is an Event of its own.
+Source: Kubernetes API reference, Event core/v1 and events.k8s.io/v1 (of which only the series may change).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, final
+
+from cgroupfs.errors import SourceError
+from reconciler.alerts.alert import Severity
+from reconciler.alerts.config import EventApi
+from reconciler.alerts.notice import Notice, stamp
+from reconciler.alerts.sinks.base import Plain, Setup, SinkError
+from reconciler.alerts.sinks.http import check, retry_after_s
+from reconciler.httpclient import Answer
+from reconciler.kubeapi import KubeApi, status_of
+
+_COMPONENT: Final = "bypassd"
+_PATCH: Final = "application/merge-patch+json"
+_LONGEST_NAME: Final = 253
+_LONGEST_NOTE: Final = 1024
+
+
+@final
+class KubernetesSink(Plain):
+    """`Sink`."""
+
+    def __init__(self, setup: Setup) -> None:
+        config = setup.config.kubernetes
+        assert config is not None
+        self._config = config
+        self._node = setup.node
+        self._timeout_s = setup.config.timeout_s
+        self._api = KubeApi(setup.apiserver, root=setup.root, kubelets=setup.kubelets)
+        self.most: int | None = 1
+
+    async def send(self, notices: Sequence[Notice]) -> None:
+        """Make the Event, or count it up. Errors: `SinkError`."""
+        for notice in notices:
+            await self._send(notice)
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._api.aclose()
+
+    async def _send(self, notice: Notice) -> None:
+        namespace = self._about(notice).get("namespace") or self._config.node_namespace
+        group = "/api/v1" if self._config.api is EventApi.CORE else f"/apis/{EventApi.EVENTS.value}"
+        events = f"{group}/namespaces/{namespace}/events"
+        name = self._name(notice)
+        if notice.count > 1:
+            answer = await self._ask("PATCH", f"{events}/{name}", self.change(notice))
+            if answer.status != 404:  # 404: it has expired, or was never made
+                self._check(answer, "PATCH", events)
+                return
+        answer = await self._ask("POST", events, self.event(notice, namespace))
+        if answer.status == 409:
+            answer = await self._ask("PATCH", f"{events}/{name}", self.change(notice))
+        self._check(answer, "POST", events)
+
+    async def _ask(self, method: str, path: str, body: object) -> Answer:
+        content_type = _PATCH if method == "PATCH" else "application/json"
+        try:
+            return await self._api.request(method, path, body, timeout_s=self._timeout_s, content_type=content_type)
+        except SourceError as exc:
+            raise SinkError(str(exc)) from exc
+
+    @staticmethod
+    def _check(answer: Answer, method: str, path: str) -> None:
+        status = status_of(answer)
+        if answer.status == 404 or (answer.status == 403 and status.has_cause("NamespaceTerminating")):
+            raise SinkError(f"{method} {path}: the namespace is gone", permanent=True)
+        wait_s = status.details.retry_after_s if status.details is not None else 0
+        if not answer.good and wait_s and "retry-after" not in answer.headers:
+            said = status.message or answer.words
+            raise SinkError(
+                f"{method} {path}: it answered {answer.status} {said}", retry_after_s=retry_after_s(str(wait_s), 0)
+            )
+        check(answer, f"{method} {path}")
+
+    # The objects
+
+    def event(self, notice: Notice, namespace: str) -> Mapping[str, object]:
+        """The whole Event."""
+        alert = notice.alert
+        about = {**self._about(notice), "apiVersion": "v1"}
+        reason = (
+            f"{alert.kind.camel}Resolved" if alert.resolved and alert.kind.began is alert.kind else alert.kind.camel
+        )
+        common = {
+            "apiVersion": self._config.api.value,
+            "kind": "Event",
+            "metadata": {"name": self._name(notice), "namespace": namespace},
+            "reason": reason,
+            "type": "Normal" if notice.over or alert.severity is Severity.INFO else "Warning",
+            "reportingInstance": self._node,
+        }
+        words = alert.summary if len(alert.summary) <= _LONGEST_NOTE else f"{alert.summary[: _LONGEST_NOTE - 1]}…"
+        if self._config.api is EventApi.EVENTS:
+            return {
+                **common,
+                "regarding": about,
+                "note": words,
+                "action": reason,
+                "eventTime": _micro(notice.first_s),
+                "reportingController": _COMPONENT,
+                **(self.change(notice) if notice.count > 1 else {}),
+            }
+        return {
+            **common,
+            "involvedObject": about,
+            "message": words,
+            "count": notice.count,
+            "firstTimestamp": _whole(notice.first_s),
+            "lastTimestamp": _whole(notice.last_s),
+            "source": {"component": _COMPONENT, "host": self._node},
+            "reportingComponent": _COMPONENT,
+        }
+
+    def change(self, notice: Notice) -> Mapping[str, object]:
+        """What a further telling changes."""
+        if self._config.api is EventApi.EVENTS:
+            return {"series": {"count": max(2, notice.count), "lastObservedTime": _micro(notice.last_s)}}
+        return {"count": notice.count, "lastTimestamp": _whole(notice.last_s), "message": notice.alert.summary}
+
+    def _about(self, notice: Notice) -> dict[str, str]:
+        labels = {**notice.alert.labels, **notice.labels}
+        if labels.get("pod") and labels.get("namespace"):
+            about = {"kind": "Pod", "namespace": labels["namespace"], "name": labels["pod"]}
+            return {**about, "uid": labels["uid"]} if labels.get("uid") else about
+        # The kubelet's Events on its node have the name for a uid, and `kubectl describe node` looks for that.
+        return {"kind": "Node", "name": self._node, "uid": self._node}
+
+    def _name(self, notice: Notice) -> str:
+        tail = f".{notice.id}{'-over' if notice.over else ''}"
+        return self._about(notice)["name"][: _LONGEST_NAME - len(tail)].rstrip(".-") + tail
+
+
+def _whole(at_s: float) -> str:
+    return f"{stamp(at_s)[:19]}Z"
+
+
+def _micro(at_s: float) -> str:
+    return f"{stamp(at_s)[:-1]}000Z"

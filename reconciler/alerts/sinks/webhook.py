@@ -1,0 +1,63 @@
+"""A webhook: our document, or a body by template. URL and headers may come from files, read at each request."""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from reconciler.alerts.document import document
+from reconciler.alerts.notice import Notice
+from reconciler.alerts.sinks.base import Plain, Setup, SinkError
+from reconciler.alerts.sinks.http import Door
+from reconciler.alerts.template import Template
+
+_LONGEST: Final = 64 * 1024
+
+
+@final
+class WebhookSink(Plain):
+    """`Sink`."""
+
+    def __init__(self, setup: Setup) -> None:
+        config = setup.config.webhook
+        assert config is not None
+        self._config = config
+        self._setup = setup
+        self._template = None
+        if config.template is not None:
+            self._template = Template(config.template, json="json" in config.content_type)
+            self.most = 1 if self._template.each else None
+        self._door: tuple[str, Door] | None = None
+
+    async def send(self, notices: Sequence[Notice]) -> None:
+        """One request. Errors: `SinkError`."""
+        config, node = self._config, self._setup.node
+        headers = {**config.headers, **{name: self._read(path) for name, path in config.header_files.items()}}
+        template = self._template
+        body = document(notices, node) if template is None else template.render(notices, node).encode()
+        door = await self._to(config.url if config.url is not None else self._read(config.url_file or ""))
+        await door.send(config.method, body, config.content_type, headers)
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        if self._door is not None:
+            await self._door[1].aclose()
+
+    async def _to(self, url: str) -> Door:
+        if self._door is None or self._door[0] != url:
+            await self.aclose()
+            try:
+                self._door = url, Door(self._setup.name, url, self._config, self._setup.config.timeout_s)
+            except ValueError as exc:
+                raise SinkError(f"{self._config.url_file}: {exc}") from exc
+        return self._door[1]
+
+    def _read(self, path: str) -> str:
+        """The one line of a file."""
+        try:
+            with open(self._setup.path(path), encoding="utf-8") as file:
+                text = file.read(_LONGEST).strip()
+        except (OSError, UnicodeDecodeError) as exc:
+            why = exc.strerror if isinstance(exc, OSError) else "it is no text"
+            raise SinkError(f"{path}: cannot be read: {why}") from exc
+        if not text or not text.isprintable():
+            raise SinkError(f"{path}: expected one line of text")
+        return text
