@@ -185,6 +185,8 @@ CATALOG: Final[Mapping[str, Knob]] = _catalog(
         "nodes",
         {1: Form("cpuset.mems", SET, "", rule=Rule.SUBSET), 2: Form("cpuset.mems", SET, "", "5.0")},
     ),
+    # With 1 a change of cpu.mems moves the pages that processes have already, within the write; v2 always does so.
+    Knob("cpu.mems_migrate", "cpuset", "flag", {1: Form("cpuset.memory_migrate", FLAG, "0", "2.6.16")}),
     Knob(
         "cpu.quota",
         "cpu",

@@ -22,6 +22,7 @@ from cgroupfs.steps import Blocked, Change, Known, Plan, Step, ancestors
 __all__ = ["Blocked", "Change", "Known", "Plan", "Step", "order_changes"]
 
 _SETS: Final = ("cpu.set", "cpu.mems")
+_MIGRATE: Final = "cpu.mems_migrate"
 _BANDWIDTH: Final = ("cpu.quota", "cpu.period", "cpu.burst")
 _PLAIN: Final = (
     *("cpu.identity", "cpu.qos", "pids.max"),
@@ -66,6 +67,9 @@ class _Planner:
     def plan(self, changes: Iterable[Change]) -> Plan:
         for change in changes:
             self._collect(change)
+        # Whether pages move with the memory nodes is decided before these change.
+        for change in self._left[_MIGRATE].values():
+            self._step(change)
         for name in _SETS:
             self._order_sets(name)
         self._order_idle_and_weight()
@@ -170,13 +174,13 @@ class _Planner:
         guard: str | None = None,
         *,
         reclaim: bool = False,
+        moving: bool = False,
     ) -> None:
         knob = CATALOG[change.knob]
         version = self._versions[knob.controller]
         have = self._value(change.path, change.knob)
         slow = knob.lowering_is_slow and (isinstance(have, UnsetType) or knob.slow(have, change.want))
-        # On v2 the pages of a running group move over to its new nodes, within the write.
-        slow |= version == 2 and change.knob == "cpu.mems" and not _contains(change.want, have)
+        slow |= moving
         step = Step(
             path=change.path,
             knob=change.knob,
@@ -200,12 +204,15 @@ class _Planner:
         want = {path: _mask(change.want) for path, change in changes.items()}
         moves, against = order_sets(want, have, version)
         texts: dict[int, str] = {}
+        moving = False
         for path, mask, interim in moves:
             if mask not in texts:
                 texts[mask] = str(CpuSet.from_mask(mask))
             change = changes[path]
             why = f"{change.why} (first both, old and new: groups below still need the old)" if interim else None
-            self._step(change, texts[mask], why)
+            # What comes after a slow step in a tree of sets has to wait for it.
+            moving |= name == "cpu.mems" and self._moves_pages(change, version)
+            self._step(change, texts[mask], why, moving=moving)
         for path, other in against.items():
             change = changes[path]
             wanted = CpuSet.from_mask(want[path])
@@ -215,6 +222,12 @@ class _Planner:
             else:
                 reason = f"{other} below it has CPUs or nodes outside {wanted}"
             self._block(change, f"{name}: child inside parent", reason)
+
+    def _moves_pages(self, change: Change, version: Version) -> bool:
+        """True when the pages of a running group move over to its new nodes, within the write: always on v2."""
+        flag = self._left[_MIGRATE].get(change.path)
+        migrates = version == 2 or (flag.want if flag is not None else self._value(change.path, _MIGRATE)) == 1
+        return migrates and not _contains(change.want, self._value(change.path, change.knob))
 
     def _order_idle_and_weight(self) -> None:
         """A weight is written before the group becomes idle, or after it has ceased to be; not between (EINVAL)."""

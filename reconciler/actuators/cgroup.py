@@ -31,7 +31,9 @@ from state.entry import US, Entry, FileKey, Origin
 from state.ledger import Ledger
 
 _LOG: Final = logging.getLogger(__name__)
-_BOUNDING: Final = (*BOUNDS, "cpu.mems", "cpu.burst", "cpu.idle")
+_BOUNDING: Final = (*BOUNDS, "cpu.mems", "cpu.mems_migrate", "cpu.burst", "cpu.idle")
+_MOVES_PAGES: Final = "cpu.mems"
+"""Takes as long as it takes in a running container: never in the loop."""
 _HOT_LIMIT_BYTES: Final = 64 << 20
 """A v2 memory limit below what the runtime's init uses would kill it at once; smaller ones go the guarded way."""
 
@@ -319,7 +321,8 @@ class CgroupActuator:
             standing = self.judge.standings.of((target.group.path, name))
             if file is None or standing is None or standing.state not in {"written", "in place"}:
                 continue
-            if self._ledger.get(file.key) is None or file.knob.lowering_is_slow or not self.judge.may_write(setting):
+            slow = file.knob.lowering_is_slow or name == _MOVES_PAGES
+            if self._ledger.get(file.key) is None or slow or not self.judge.may_write(setting):
                 continue
             known = before.get(file.key)
             if known is not None and known.text == standing.wanted and known.target.signalled == target.signalled:

@@ -7,7 +7,8 @@ memory when that one is. Source: Katalyst (cpuset.mems of numa_binding pods). Wh
 - A container that the kubelet's memory manager has placed, told by its runtime spec or its checkpoint, is left to it.
 - A node without memory of its own (CXL machines, sub-NUMA with a bank out) means the nearest one that has some.
 - It is written before the container's first instruction, so that there is nothing to move. Later on cgroup v2 moves the
-  pages over, which takes as long as it takes, in the slow lane; cgroup v1 leaves them where they are.
+  pages over, which takes as long as it takes, in the slow lane; cgroup v1 leaves them where they are, but with
+  ``migrate``. That is set in running containers only: what a starting one has is not worth a wait.
 """
 
 from typing import Annotated, Final
@@ -16,7 +17,8 @@ from msgspec import Meta
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.policies.base import Policy, PolicyConfig, placed_cpus
-from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+from reconciler.policies.offers import lacking
+from state.model import Container, ContainerKind, NodeView, Phase, Pod, PodClass, Pools, Setting
 from state.topology import Topology
 
 NAME: Final = "numa_memory"
@@ -29,6 +31,13 @@ class NumaMemoryConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
     enabled: Annotated[bool, Meta(description="memory of containers bound to NUMA nodes comes from those nodes")] = (
         False
     )
+    migrate: Annotated[
+        bool,
+        Meta(
+            description="on cgroup v1, too, move what a running container has elsewhere when its nodes change "
+            "(cpuset.memory_migrate); each page is copied, which the container notices"
+        ),
+    ] = False
 
 
 def nodes_with_memory(nodes: CpuSet, topology: Topology) -> CpuSet:
@@ -57,7 +66,7 @@ def bound_nodes(pod: Pod, container: Container, view: NodeView, pools: Pools) ->
 
 def for_pod(pod: Pod, view: NodeView, pools: Pools, config: NumaMemoryConfig) -> list[Setting]:
     """The memory nodes of each bound container."""
-    del config
+    migrate = config.migrate and lacking(view, "cpu.mems_migrate") is None
     every = view.topology.memory_nodes()
     settings: list[Setting] = []
     for container in pod.containers:
@@ -67,18 +76,23 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: NumaMemoryConfig) ->
         mems = nodes_with_memory(nodes, view.topology)
         if not mems or mems >= every:
             continue
-        settings.append(
-            Setting(
-                path=container.group.path,
-                knob="cpu.mems",
-                value=mems,
-                policy=NAME,
-                reason=f"its CPUs are bound to NUMA node {nodes}",
-                pod_uid=pod.uid,
-                container_id=container.id,
-            )
-        )
+        reason = f"its CPUs are bound to NUMA node {nodes}"
+        settings.append(_setting(pod, container, "cpu.mems", mems, reason))
+        if migrate and container.phase is Phase.SETTLED:
+            settings.append(_setting(pod, container, "cpu.mems_migrate", 1, "its memory follows when its nodes change"))
     return settings
+
+
+def _setting(pod: Pod, container: Container, knob: str, value: CpuSet | int, reason: str) -> Setting:
+    return Setting(
+        path=container.group.path,
+        knob=knob,
+        value=value,
+        policy=NAME,
+        reason=reason,
+        pod_uid=pod.uid,
+        container_id=container.id,
+    )
 
 
 def _is_the_kubelets(pod: Pod, container: Container, view: NodeView, every: CpuSet) -> bool:

@@ -322,6 +322,7 @@ _NAMES: Final[Mapping[Rule, str]] = {
 _CONTROLLERS: Final[Mapping[str, str]] = {
     "cpu.set": "cpuset",
     "cpu.mems": "cpuset",
+    "cpu.mems_migrate": "cpuset",
     "net.classid": "net_cls",
     "freeze": "freezer",
 }

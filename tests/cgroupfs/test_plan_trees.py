@@ -28,6 +28,7 @@ def limits(*keys: str) -> st.SearchStrategy[Value]:
 VALUES: dict[str, st.SearchStrategy[Value]] = {
     "cpu.set": st.integers(1, (1 << CPUS) - 1).map(CpuSet.from_mask),
     "cpu.mems": st.integers(1, 3).map(CpuSet.from_mask),
+    "cpu.mems_migrate": st.integers(0, 1),
     "cpu.quota": micros,
     "cpu.period": st.sampled_from([10_000, 50_000, 100_000, 200_000]),
     "cpu.burst": st.sampled_from([0, 5_000, 30_000, 100_000]),

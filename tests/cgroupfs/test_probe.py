@@ -12,7 +12,7 @@ from tests.cgroupfs.kernelgroup import kernel_groups
 from tests.fakes.kernel import FakeKernel, Mode
 
 PLAIN = {"cpu.set", "cpu.mems", "cpu.quota", "cpu.period", "cpu.weight", "memory.max", "memory.swap", "pids.max"}
-V1_ONLY = {"memory.soft", "freeze"}
+V1_ONLY = {"memory.soft", "freeze", "cpu.mems_migrate"}
 V2_ONLY = {"freeze", "memory.high", "memory.low", "memory.min", "memory.oom_group"}
 DISK = {
     "v1": {"blkio.bfq_weight", *(f"blkio.{which}" for which in ("read_bps", "write_bps", "read_iops", "write_iops"))},

@@ -54,6 +54,7 @@ class Cpuset:
             "cpuset.effective_cpus": (self._shown("cpus"), None),
             "cpuset.effective_mems": (self._shown("mems"), None),
             "cpuset.cpu_exclusive": (lambda group: f"{group.cpu_exclusive}\n", self._exclusive),
+            "cpuset.memory_migrate": (lambda group: f"{group.memory_migrate}\n", self._migrate),
         }
 
     def may_attach(self, group: Group) -> None:
@@ -95,6 +96,9 @@ class Cpuset:
         flag = int(unsigned(text) != 0)
         self._validate(group, group.cpus, group.mems, flag)
         group.cpu_exclusive = flag
+
+    def _migrate(self, group: Group, text: str) -> None:
+        group.memory_migrate = int(unsigned(text) != 0)
 
     def _validate(self, group: Group, cpus: int, mems: int, exclusive: int) -> None:
         # The order matters: the kernel answers the first rule that is broken.

@@ -99,7 +99,12 @@ BYTE_TEXTS = [
 
 PID_TEXTS = ["max", "max\n", "0", "1", "-1", "abc", "4194304", "4194305", " 5", "5 ", "0x10", "010", "", "+5", "9" * 20]
 FILES = {
-    "cpuset": {"cpuset.cpus": SET_TEXTS, "cpuset.mems": SET_TEXTS, "cpuset.effective_cpus": ["0"]},
+    "cpuset": {
+        "cpuset.cpus": SET_TEXTS,
+        "cpuset.mems": SET_TEXTS,
+        "cpuset.effective_cpus": ["0"],
+        "cpuset.memory_migrate": ["0", "1", "2", "1\n", "-1", "abc", "", "0x1", "9" * 20],
+    },
     "cpu": {
         "cpu.cfs_quota_us": NUMBER_TEXTS,
         "cpu.cfs_period_us": NUMBER_TEXTS,

@@ -1,6 +1,7 @@
 import pytest
 from msgspec.structs import replace
 
+from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY
 from cgroupfs.naming import QosClass
 from cgroupfs.plan import Change, order_changes
@@ -10,7 +11,7 @@ from reconciler.policies.numa_memory import NumaMemoryConfig, nodes_with_memory
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import CpuWish
 from state.machine import parse
-from state.model import Pod, PodClass, Resources, RuntimeSpec, Setting
+from state.model import Phase, Pod, PodClass, Resources, RuntimeSpec, Setting
 from tests.reconciler.nodes import NONE, container, cpus, kubelet, node, pod
 
 ON = PoliciesConfig(numa_memory=NumaMemoryConfig(enabled=True), exclusive=ExclusiveConfig())
@@ -101,3 +102,61 @@ def test_moving_pages_is_never_done_in_the_loop(have: str, version: int, slow: b
     known = {("/kubepods", "cpu.mems"): cpus("0-1")}
     steps = order_changes([change], known, {"cpuset": version}).steps
     assert [step.slow for step in steps] == [slow]
+
+
+def migrating(phase: Phase = Phase.SETTLED, version: int = 1, *, migrate: bool = True) -> dict[str, object]:
+    """What is wanted of a bound container, by knob."""
+    one = dedicated(CpuWish(numa_binding=True, nodes=(1,)))
+    one = replace(one, containers=tuple(replace(box, phase=phase) for box in one.containers))
+    on = replace(ON, numa_memory=NumaMemoryConfig(enabled=True, migrate=migrate))
+    knobs = frozenset({"cpu.mems", "cpu.mems_migrate"} if version == 1 else {"cpu.mems"})
+    view = node(one, topology=TWO, kubelet=NONE, versions={"cpuset": version, "cpu": version}, knobs=knobs)
+    found = plan(view, None, on).settings.values()
+    return {setting.knob: setting.value for setting in found if setting.knob.startswith("cpu.mems")}
+
+
+def test_pages_of_running_containers_follow_where_that_is_asked_for_and_possible() -> None:
+    both = {"cpu.mems": cpus("1"), "cpu.mems_migrate": 1}
+    assert migrating() == both
+    assert migrating(Phase.CREATING).keys() == {"cpu.mems"}
+    assert migrating(migrate=False).keys() == {"cpu.mems"}
+    assert migrating(version=2).keys() == {"cpu.mems"}
+
+
+def moves(*changes: Change, flag: int | None = None) -> list[tuple[str, str, bool]]:
+    known: dict[tuple[str, str], Value] = {("/kubepods", "cpu.mems"): cpus("0-1")}
+    if flag is not None:
+        known["/kubepods/a", "cpu.mems_migrate"] = flag
+    steps = order_changes(changes, known, {"cpuset": 1}).steps
+    return [(step.path, step.file, step.slow) for step in steps]
+
+
+def test_the_flag_is_written_before_the_nodes_and_makes_them_slow() -> None:
+    nodes = Change(path="/kubepods/a", knob="cpu.mems", want=cpus("1"), have=cpus("0-1"))
+    flag = Change(path="/kubepods/a", knob="cpu.mems_migrate", want=1, have=0)
+    assert moves(nodes, flag) == [
+        ("/kubepods/a", "cpuset.memory_migrate", False),
+        ("/kubepods/a", "cpuset.mems", True),
+    ]
+    assert moves(nodes, flag=1) == [("/kubepods/a", "cpuset.mems", True)]
+    assert moves(nodes, flag=0) == [("/kubepods/a", "cpuset.mems", False)]
+
+
+def test_taking_both_back_moves_nothing() -> None:
+    back = Change(path="/kubepods/a", knob="cpu.mems", want=cpus("0"), have=cpus("1"))
+    off = Change(path="/kubepods/a", knob="cpu.mems_migrate", want=0, have=1)
+    assert moves(back, off) == [
+        ("/kubepods/a", "cpuset.memory_migrate", False),
+        ("/kubepods/a", "cpuset.mems", False),
+    ]
+
+
+def test_what_comes_after_a_slow_step_in_the_tree_waits_for_it() -> None:
+    child = Change(path="/kubepods/a/b", knob="cpu.mems", want=cpus("1"), have=cpus("0-1"))
+    above = Change(path="/kubepods/a", knob="cpu.mems", want=cpus("1"), have=cpus("0-1"))
+    flag = Change(path="/kubepods/a/b", knob="cpu.mems_migrate", want=1, have=0)
+    assert moves(above, child, flag) == [
+        ("/kubepods/a/b", "cpuset.memory_migrate", False),
+        ("/kubepods/a/b", "cpuset.mems", True),
+        ("/kubepods/a", "cpuset.mems", True),
+    ]
