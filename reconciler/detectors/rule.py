@@ -12,7 +12,6 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from reconciler.detectors.cpi import CpiConfig
 from reconciler.detectors.pressure import PressureConfig
 from reconciler.detectors.run_queue import RunQueueConfig
 from reconciler.detectors.table import DetectorEntry
@@ -31,7 +30,7 @@ class RuleMode(StrEnum):
 
 
 class Victims(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who is watched: pods that match all of these; of whom nobody has told the labels only where none are asked for."""
+    """Who is watched: pods that match all of these. Where labels are asked for, only pods whose labels are known."""
 
     classes: Annotated[frozenset[PodClass], Meta(description="classes of pods")] = frozenset(
         {PodClass.DEDICATED, PodClass.SHARED}
@@ -86,15 +85,10 @@ def _entry(**given: Struct) -> DetectorEntry:
 SHIPPED: Final[Mapping[str, Rule]] = {
     "cpu": Rule(when=((_entry(run_queue=RunQueueConfig()),),), resource=Resource.CPU),
     "memory": Rule(
-        when=((_entry(pressure=PressureConfig(resource=Resource.MEMORY)),),),
+        when=((_entry(pressure=PressureConfig(resource="memory")),),),
         resource=Resource.MEMORY,
     ),
-    "io": Rule(when=((_entry(pressure=PressureConfig(resource=Resource.IO)),),), resource=Resource.IO),
-    "cache": Rule(
-        when=((_entry(cpi=CpiConfig()),),),
-        resource=Resource.CACHE,
-        responses=(Response.HOLD, Response.PARTITION, Response.SQUEEZE),
-    ),
+    "io": Rule(when=((_entry(pressure=PressureConfig(resource="io")),),), resource=Resource.IO),
 }
 """The rules that a node has without writing any. All of them only watch (shadow) until somebody says otherwise."""
 

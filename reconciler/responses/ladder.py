@@ -1,0 +1,280 @@
+"""The ladder: who suffers by which rule, what has been done about it, what comes next, and the way back. Pure.
+
+For each victim: breach fast, change one thing, wait for the effect, keep what helped, undo and remember what did not;
+once the victim is well, go back in small steps, slower after each relapse. While its state is unknown nothing is tried
+and nothing is given back: unknown is not well. A rule in shadow climbs the same way with steps that nobody takes, so
+that it can be seen what it would have done; its steps are never judged, as they had no effect.
+
+Everything in force is dropped with its victim or its suspect, and with the daemon: a new one starts on the floor. Only
+what did not help is remembered for longer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from reconciler.responses.config import Response, ResponseConfig
+from reconciler.responses.steps import Chance, Step, What, key_of, next_step, waited_for
+from reconciler.signals.history import History
+from state.evidence import Finding, Frame, Verdict
+
+_SLOWEST: Final = 8
+"""The way back is at most this many times slower than configured, whatever the number of relapses."""
+
+
+class Turn(StrEnum):
+    """What became of a change."""
+
+    APPLIED = "applied"
+    HELPED = "helped"
+    UNDONE = "undone"
+    EASED = "eased"
+    ENDED = "ended"
+    EXHAUSTED = "exhausted"
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """One thing that happened on the ladder, for people. ``shadow``: it would have."""
+
+    turn: Turn
+    rule: str
+    victim: str
+    title: str
+    words: str
+    shadow: bool
+    step: Step | None = None
+
+
+class Climb(Struct, frozen=True, kw_only=True):
+    """One victim by one rule. ``calm_s``: since when it is well, or was given something back; None: it is not.
+
+    ``given_up``: what helped at first and then no more; not tried again before the victim is well.
+    """
+
+    rule: str
+    victim: str
+    title: str
+    shadow: bool
+    steps: tuple[Step, ...] = ()
+    calm_s: float | None = None
+    relapses: int = 0
+    exhausted: bool = False
+    given_up: tuple[str, ...] = ()
+
+
+class LadderMemory(Struct, frozen=True, kw_only=True):
+    """``useless``: key -> until when (seconds since the epoch). ``rest``: pod uid -> until when it is not frozen."""
+
+    climbs: Mapping[str, Climb] = {}
+    useless: Mapping[str, float] = {}
+    rest: Mapping[str, float] = {}
+
+
+class Ascent(Struct, frozen=True, kw_only=True):
+    """One rule's part in a step of the ladder: its findings, and what it may do about them."""
+
+    rule: str
+    shadow: bool
+    responses: tuple[Response, ...]
+    findings: tuple[Finding, ...]
+
+
+def advance(
+    memory: LadderMemory,
+    ascents: Sequence[Ascent],
+    moment: tuple[Frame, History],
+    config: ResponseConfig,
+    *,
+    fresh_s: float,
+) -> tuple[LadderMemory, tuple[Change, ...]]:
+    """One moment further. ``fresh_s``: how old a sample may be to count as now."""
+    ladder = _Ladder(memory, moment, config, fresh_s)
+    for ascent in ascents:
+        for finding in ascent.findings:
+            ladder.go(ascent, finding)
+    return ladder.end()
+
+
+class _Ladder:
+    def __init__(
+        self, memory: LadderMemory, moment: tuple[Frame, History], config: ResponseConfig, fresh_s: float
+    ) -> None:
+        self._frame, self._history = frame, _ = moment
+        self._config, self._fresh_s = config, fresh_s
+        self._before = dict(memory.climbs)
+        self._after: dict[str, Climb] = {}
+        self._useless = {key: until for key, until in memory.useless.items() if until > frame.wall_s}
+        self._rest = {uid: until for uid, until in memory.rest.items() if until > frame.at_s}
+        self._changes: list[Change] = []
+
+    def end(self) -> tuple[LadderMemory, tuple[Change, ...]]:
+        # Whatever is left belongs to a victim that is gone or a rule that is no more.
+        for climb in self._before.values():
+            for step in reversed(climb.steps):
+                self._tell(Turn.ENDED, climb, f"{step.words}: {climb.title} is gone, or its rule", step)
+        memory = LadderMemory(climbs=self._after, useless=self._useless, rest=self._rest)
+        return memory, tuple(self._changes)
+
+    def go(self, ascent: Ascent, finding: Finding) -> None:
+        key = f"{ascent.rule} {finding.victim}"
+        climb = self._before.pop(key, None)
+        if climb is not None and climb.shadow != ascent.shadow:
+            self._before[key] = climb  # told as ended by `end`
+            climb = None
+        if climb is None:
+            if finding.verdict is not Verdict.INTERFERED:
+                return
+            climb = Climb(rule=ascent.rule, victim=finding.victim, title=finding.title, shadow=ascent.shadow)
+        climb = self._without_the_gone(climb)
+        climb = self._thawed(climb)
+        match finding.verdict:
+            case Verdict.INTERFERED:
+                climb = self._up(climb, ascent, finding)
+            case Verdict.OK:
+                climb = self._down(self._settled(climb, finding))
+            case _:
+                climb = replace(climb, calm_s=None)
+        if climb.steps or finding.verdict is not Verdict.OK:
+            self._after[key] = climb
+
+    # Up
+
+    def _up(self, climb: Climb, ascent: Ascent, finding: Finding) -> Climb:
+        if climb.calm_s is not None and climb.steps:
+            climb = replace(climb, relapses=climb.relapses + 1)
+        climb = replace(climb, calm_s=None)
+        waiting = waited_for(climb.steps)
+        if waiting is not None:
+            if self._frame.at_s - waiting.at_s < self._patience(waiting):
+                return climb
+            climb = self._judge(climb, waiting, finding)
+        step = next_step(self._chance(climb, ascent, finding))
+        if step is None:
+            if not climb.exhausted:
+                self._tell(Turn.EXHAUSTED, climb, "nothing is left to try", None)
+            return replace(climb, exhausted=True)
+        climb = replace(climb, steps=(*climb.steps, step), exhausted=False)
+        self._tell(Turn.APPLIED, climb, step.words, step)
+        return climb
+
+    def _judge(self, climb: Climb, step: Step, finding: Finding) -> Climb:
+        """The effect has had its time."""
+        if climb.shadow:
+            return _with(climb, step, replace(step, judged=True))
+        if finding.severity <= step.severity * (1 - self._config.better_percent / 100):
+            self._tell(Turn.HELPED, climb, f"{step.words}: {_by(step, finding)}", step)
+            return _with(climb, step, replace(step, judged=True))
+        suspect = self._frame.pods.get(step.suspect or "")
+        key = key_of(finding, step.response, step.what, suspect, self._frame)
+        if any(one.judged and one.suspect == step.suspect and one.what is step.what for one in climb.steps):
+            climb = replace(climb, given_up=(*climb.given_up, key))
+        else:
+            self._useless[key] = self._frame.wall_s + self._config.remember_s
+        self._tell(Turn.UNDONE, climb, f"{step.words}: it did not help ({_by(step, finding)})", step)
+        return _with(climb, step, None)
+
+    def _settled(self, climb: Climb, finding: Finding) -> Climb:
+        """The victim is well: whatever was waited for has helped."""
+        waiting = waited_for(climb.steps)
+        if waiting is None:
+            return climb
+        if not climb.shadow:
+            self._tell(Turn.HELPED, climb, f"{waiting.words}: {_by(waiting, finding)}", waiting)
+        return _with(climb, waiting, replace(waiting, judged=True))
+
+    def _patience(self, step: Step) -> float:
+        return self._config.evict_effect_s if step.response is Response.EVICT else self._config.effect_s
+
+    def _chance(self, climb: Climb, ascent: Ascent, finding: Finding) -> Chance:
+        others = [*self._after.values(), *self._before.values()]
+        waits = [waited_for(one.steps) for one in others if one.shadow == climb.shadow]
+        return Chance(
+            finding=finding,
+            frame=self._frame,
+            history=self._history,
+            config=self._config,
+            responses=ascent.responses,
+            taken=climb.steps,
+            useless={*self._useless, *climb.given_up},
+            busy={step.suspect for step in waits if step is not None and step.suspect is not None},
+            resting=self._rest.keys(),
+            fresh_s=self._fresh_s,
+        )
+
+    # Down
+
+    def _down(self, climb: Climb) -> Climb:
+        if not climb.steps:
+            return climb
+        if climb.calm_s is None:
+            return replace(climb, calm_s=self._frame.at_s)
+        if self._frame.at_s - climb.calm_s < self._config.recover_s * min(2**climb.relapses, _SLOWEST):
+            return climb
+        step = climb.steps[-1]
+        eased = self._eased(climb, step)
+        calmed = replace(climb, calm_s=self._frame.at_s)
+        if eased is None:
+            self._tell(Turn.ENDED, climb, f"{step.words}: {climb.title} is well", step)
+        else:
+            self._tell(Turn.EASED, climb, eased.words, eased)
+        return _with(calmed, step, eased)
+
+    def _eased(self, climb: Climb, step: Step) -> Step | None:
+        """One step back; None: all of it."""
+        if step.what not in {What.CPU, What.MEMORY, What.DISK}:
+            return None
+        first = next(one for one in climb.steps if one.suspect == step.suspect and one.what is step.what)
+        amount = step.amount + (first.before - step.amount) * self._config.recover_percent / 100
+        # The last tenth is not worth a step of its own.
+        return replace(step, amount=amount) if amount < 0.9 * first.before else None
+
+    # What ends by itself
+
+    def _without_the_gone(self, climb: Climb) -> Climb:
+        for step in climb.steps:
+            if step.suspect is not None and step.suspect not in self._frame.pods:
+                self._tell(Turn.ENDED, climb, f"{step.words}: it is gone", step)
+                climb = _with(climb, step, None)
+        return climb
+
+    def _thawed(self, climb: Climb) -> Climb:
+        for step in climb.steps:
+            if step.response is Response.FREEZE and self._frame.at_s - step.at_s >= step.amount:
+                assert step.suspect is not None
+                self._rest[step.suspect] = self._frame.at_s + self._config.freeze.rest_s
+                self._tell(Turn.ENDED, climb, f"{step.words}: its time is over", step)
+                climb = _with(climb, step, None)
+        return climb
+
+    def _tell(self, turn: Turn, climb: Climb, words: str, step: Step | None) -> None:
+        self._changes.append(
+            Change(
+                turn=turn,
+                rule=climb.rule,
+                victim=climb.victim,
+                title=climb.title,
+                words=words,
+                shadow=climb.shadow,
+                step=step,
+            )
+        )
+
+
+def in_force(memory: LadderMemory) -> Iterator[tuple[Climb, Step]]:
+    """Every step that is really taken, with its climb."""
+    for climb in memory.climbs.values():
+        if not climb.shadow:
+            for step in climb.steps:
+                yield climb, step
+
+
+def _with(climb: Climb, old: Step, new: Step | None) -> Climb:
+    steps = tuple(new if step is old else step for step in climb.steps if step is not old or new is not None)
+    return replace(climb, steps=tuple(step for step in steps if step is not None))
+
+
+def _by(step: Step, finding: Finding) -> str:
+    return f"severity {step.severity:.2f} -> {finding.severity:.2f}"

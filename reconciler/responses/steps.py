@@ -1,0 +1,245 @@
+"""The next change for a victim: which response, on whom, how large. Pure; None where nothing is left to try.
+
+Sizes follow the gap: what the victim lacks is taken from the likeliest suspect, and not a fixed amount. A squeeze is
+repeated on the same suspect while it helps and leaves something to take; then comes the next suspect, then the next
+response. Source for the order within a resource: PARTIES (one change at a time, remembered when useless), CPI² (cap the
+best-correlated batch task).
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+from reconciler.detectors.base import signature
+from reconciler.responses.config import Response, ResponseConfig
+from reconciler.signals.history import History
+from state.evidence import NODE, Finding, Frame, PodFacts, Resource, Suspect, pod_subject
+from state.model import PodClass
+
+SIGNALS: Final = ("be.budget", "be.use", "cpu.use", "memory.use", "disk.read", "disk.write")
+"""What the sizes of steps go by."""
+_DISK_KNOBS: Final = frozenset({"io.max", "blkio.read_bps"})
+
+
+class What(StrEnum):
+    """What a step bounds; decides the unit of its amount."""
+
+    BUDGET = "budget"
+    CPU = "CPU"
+    MEMORY = "memory"
+    DISK = "disk"
+    CACHE = "cache"
+    RUN = "running"
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One change in force for one victim.
+
+    ``amount``: what is left to whom it concerns: thousandths of a CPU, bytes, bytes/s, percent of the caches; for a
+    freeze, seconds. ``before``: what it had, same unit. ``severity``: how much the victim suffered when it was made.
+    ``judged``: it helped, or is not to be judged.
+    """
+
+    response: Response
+    what: What
+    amount: float
+    before: float
+    at_s: float
+    severity: float
+    suspect: str | None = None
+    title: str = ""
+    judged: bool = False
+
+    @property
+    def words(self) -> str:
+        """For a person: ``squeeze ns/job: CPU 1800 -> 900 milli-CPU``."""
+        match self.what:
+            case What.BUDGET:
+                return f"hold: BE stays at {self.amount:.0f} milli-CPU"
+            case What.CACHE:
+                return f"partition: BE has at most {self.amount:.0f} % of the caches"
+            case What.RUN if self.response is Response.FREEZE:
+                return f"freeze {self.title} for at most {self.amount:g} s"
+            case What.RUN:
+                return f"evict {self.title}"
+            case What.CPU:
+                return f"squeeze {self.title}: CPU {self.before:.0f} -> {self.amount:.0f} milli-CPU"
+            case What.MEMORY:
+                return f"squeeze {self.title}: memory {_mib(self.before)} -> {_mib(self.amount)}"
+            case What.DISK:
+                return f"squeeze {self.title}: disk {_mib(self.before)}/s -> {_mib(self.amount)}/s"
+
+
+class Chance(Struct, frozen=True, kw_only=True):
+    """All that the choice goes by. ``useless``: keys (see `key_of`) of what has not helped this victim lately.
+
+    ``busy``: suspects on whom somebody waits for an effect. ``resting``: pods that were frozen a while ago.
+    """
+
+    finding: Finding
+    frame: Frame
+    history: History
+    config: ResponseConfig
+    responses: Sequence[Response]
+    taken: Sequence[Step]
+    useless: Collection[str]
+    busy: Collection[str]
+    resting: Collection[str]
+    fresh_s: float
+
+    def sample(self, subject: str, signal: str) -> float | None:
+        """The newest value; None: unknown."""
+        return self.history.fresh(subject, signal, self.frame.at_s, self.fresh_s)
+
+
+def key_of(finding: Finding, response: Response, what: What, suspect: PodFacts | None, frame: Frame) -> str:
+    """What is remembered as useless: by workload and not by pod, so that a restart of either does not forget it."""
+    victim = frame.pods.get(finding.victim.removeprefix("pod:"))
+    whose = signature(victim) if victim is not None else finding.victim
+    return f"{whose} | {response} {what} | {signature(suspect) if suspect is not None else ''}"
+
+
+def next_step(chance: Chance) -> Step | None:
+    """The mildest change that has not been made, has not failed, and is possible on this node."""
+    for response in chance.responses:
+        step = _NEXT[response](chance)
+        if step is not None:
+            return step
+    return None
+
+
+def _hold(chance: Chance) -> Step | None:
+    if any(step.response is Response.HOLD for step in chance.taken):
+        return None
+    budget, use = chance.sample(NODE, "be.budget"), chance.sample(NODE, "be.use")
+    if budget is None:
+        return None
+    # What BE does not use now it shall not begin to use while somebody suffers.
+    amount = budget if use is None else min(budget, max(use, 0.0))
+    return _step(chance, Response.HOLD, What.BUDGET, (amount, budget))
+
+
+def _squeeze(chance: Chance) -> Step | None:
+    for suspect, pod in _suspects(chance):
+        for what in _ways(chance):
+            step = _tighter(chance, suspect, pod, what)
+            if step is not None:
+                return step
+    return None
+
+
+def _ways(chance: Chance) -> Iterator[What]:
+    """What to bound for what is lacking. CPU last for the others: whoever runs less also allocates and reads less."""
+    if chance.finding.resource is Resource.MEMORY and "memory.high" in chance.frame.knobs:
+        yield What.MEMORY
+    if chance.finding.resource is Resource.IO and _DISK_KNOBS & set(chance.frame.knobs) and chance.frame.disks:
+        yield What.DISK
+    yield What.CPU
+
+
+def _tighter(chance: Chance, suspect: Suspect, pod: PodFacts, what: What) -> Step | None:
+    squeeze = chance.config.squeeze
+    if key_of(chance.finding, Response.SQUEEZE, what, pod, chance.frame) in chance.useless:
+        return None
+    match what:
+        case What.MEMORY:
+            use, least = chance.sample(pod.subject, "memory.use"), squeeze.min_memory_bytes
+            own = chance.finding.resource is Resource.MEMORY
+        case What.DISK:
+            rates = [chance.sample(pod.subject, name) for name in ("disk.read", "disk.write")]
+            known = [rate for rate in rates if rate is not None]
+            use, least, own = (max(known) if known else None), squeeze.min_disk_bps, False
+        case _:
+            use, least = chance.sample(pod.subject, "cpu.use"), squeeze.min_cpu_milli
+            own = chance.finding.resource is Resource.CPU
+    if use is None:
+        return None
+    gap = chance.finding.gap if own else None
+    take = gap if gap is not None else use * squeeze.unknown_percent / 100
+    amount = max(float(least), use - max(take, use * squeeze.least_percent / 100))
+    last = [step.amount for step in chance.taken if step.suspect == pod.uid and step.what is what]
+    bound = min([use, *last])
+    if amount > bound * (1 - squeeze.least_percent / 200):
+        return None  # at the bottom already: no change that could be felt
+    return _step(chance, Response.SQUEEZE, what, (amount, use), suspect)
+
+
+def _partition(chance: Chance) -> Step | None:
+    if chance.finding.resource is not Resource.CACHE:
+        return None
+    if key_of(chance.finding, Response.PARTITION, What.CACHE, None, chance.frame) in chance.useless:
+        return None
+    now = min([step.amount for step in chance.taken if step.what is What.CACHE], default=100.0)
+    lower = [percent for percent in chance.config.partition.percents if percent < now]
+    return _step(chance, Response.PARTITION, What.CACHE, (lower[0], now)) if lower else None
+
+
+def _freeze(chance: Chance) -> Step | None:
+    if "freeze" not in chance.frame.knobs:
+        return None
+    for suspect, pod in _suspects(chance):
+        if pod.uid in chance.resting or any(step.suspect == pod.uid and step.what is What.RUN for step in chance.taken):
+            continue
+        if key_of(chance.finding, Response.FREEZE, What.RUN, pod, chance.frame) not in chance.useless:
+            return _step(chance, Response.FREEZE, What.RUN, (chance.config.freeze.max_s, 0.0), suspect)
+    return None
+
+
+def _evict(chance: Chance) -> Step | None:
+    for suspect, pod in _suspects(chance):
+        asked = any(step.suspect == pod.uid and step.response is Response.EVICT for step in chance.taken)
+        if not asked and key_of(chance.finding, Response.EVICT, What.RUN, pod, chance.frame) not in chance.useless:
+            return _step(chance, Response.EVICT, What.RUN, (0.0, 0.0), suspect)
+    return None
+
+
+_NEXT: Final = {
+    Response.HOLD: _hold,
+    Response.SQUEEZE: _squeeze,
+    Response.PARTITION: _partition,
+    Response.FREEZE: _freeze,
+    Response.EVICT: _evict,
+}
+
+
+def _suspects(chance: Chance) -> Iterator[tuple[Suspect, PodFacts]]:
+    """Those who may be made to yield, the likeliest first: BE pods that are sure to be BE and are not waited for."""
+    for suspect in chance.finding.suspects:
+        pod = chance.frame.pods.get(suspect.uid)
+        if pod is None or pod.pod_class is not PodClass.RECLAIMED or not pod.certain or pod.terminating:
+            continue
+        if suspect.score >= chance.config.min_score and suspect.uid not in chance.busy:
+            yield suspect, pod
+
+
+def _step(
+    chance: Chance, response: Response, what: What, bound: tuple[float, float], suspect: Suspect | None = None
+) -> Step:
+    """``bound``: what is left, and what there was."""
+    return Step(
+        response=response,
+        what=what,
+        amount=bound[0],
+        before=bound[1],
+        at_s=chance.frame.at_s,
+        severity=chance.finding.severity,
+        suspect=None if suspect is None else suspect.uid,
+        title="" if suspect is None else suspect.title,
+        judged=response is Response.HOLD,
+    )
+
+
+def waited_for(steps: Iterable[Step]) -> Step | None:
+    """The change whose effect is being waited for."""
+    return next((step for step in steps if not step.judged), None)
+
+
+def subject_of(step: Step) -> str | None:
+    """The suspect as a subject of samples."""
+    return None if step.suspect is None else pod_subject(step.suspect)
+
+
+def _mib(amount: float) -> str:
+    return f"{amount / (1 << 20):.1f} MiB"

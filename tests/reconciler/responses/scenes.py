@@ -1,0 +1,102 @@
+"""A small world for the ladder: pods with numbers, a victim that suffers as told, and the measures in force."""
+
+from collections.abc import Mapping, Sequence
+
+from reconciler.responses.config import Response, ResponseConfig
+from reconciler.responses.ladder import Ascent, Change, LadderMemory, advance
+from reconciler.responses.measure import measures_of
+from reconciler.signals.history import History
+from state.evidence import NODE, Finding, Frame, PodFacts, Resource, Sample, Suspect, Verdict
+from state.measures import Measures
+from state.model import PodClass
+
+KNOBS = ("cpu.quota", "memory.high", "io.max", "freeze")
+
+
+def facts(uid: str, cls: PodClass = PodClass.RECLAIMED, *, certain: bool = True, terminating: bool = False) -> PodFacts:
+    return PodFacts(
+        uid=uid,
+        title=f"ns/{uid}",
+        pod_class=cls,
+        group=f"/kubepods/pod{uid}",
+        namespace="ns",
+        owner=uid.partition("-")[0],
+        certain=certain,
+        terminating=terminating,
+    )
+
+
+class World:
+    """``uses``: samples by pod and signal. One rule, named cpu, with the given responses."""
+
+    def __init__(
+        self,
+        *responses: Response,
+        config: ResponseConfig | None = None,
+        resource: Resource = Resource.CPU,
+        knobs: Sequence[str] = KNOBS,
+        shadow: bool = False,
+    ) -> None:
+        self.config = config or ResponseConfig()
+        self.responses = responses
+        self.resource = resource
+        self.knobs = tuple(knobs)
+        self.shadow = shadow
+        self.now = 100.0
+        self.memory = LadderMemory()
+        self.history = History()
+        self.pods = {"web": facts("web", PodClass.SHARED), "hog": facts("hog"), "calm": facts("calm")}
+        self.uses: dict[str, dict[str, float]] = {
+            NODE: {"be.budget": 3000.0, "be.use": 2000.0},
+            "pod:hog": {"cpu.use": 1800.0, "memory.use": float(8 << 30), "disk.read": 9e7, "disk.write": 1e6},
+            "pod:calm": {"cpu.use": 200.0, "memory.use": float(1 << 30), "disk.read": 0.0, "disk.write": 0.0},
+        }
+        self.suspects: tuple[tuple[str, float], ...] = (("hog", 0.9), ("calm", 0.3))
+        self.log: list[str] = []
+
+    def go(
+        self,
+        verdict: Verdict,
+        severity: float = 0.0,
+        *,
+        seconds: float = 1.0,
+        gap: float | None = 600.0,
+        victim: str = "web",
+    ) -> tuple[Change, ...]:
+        """One moment further; what happened, also in the log as ``turn: words``."""
+        self.now += seconds
+        frame = self.frame()
+        self.history.add(frame)
+        finding = Finding(
+            rule="cpu",
+            victim=f"pod:{victim}",
+            title=f"ns/{victim}",
+            verdict=verdict,
+            since_s=self.now,
+            resource=self.resource,
+            severity=severity,
+            gap=gap,
+            suspects=tuple(Suspect(uid=uid, title=f"ns/{uid}", score=score, reason="") for uid, score in self.suspects),
+        )
+        findings = (finding,) if victim in self.pods else ()
+        ascent = Ascent(rule="cpu", shadow=self.shadow, responses=self.responses, findings=findings)
+        self.memory, changes = advance(self.memory, [ascent], (frame, self.history), self.config, fresh_s=3.0)
+        self.log += [f"{change.turn}: {change.words}" for change in changes]
+        return changes
+
+    def frame(self) -> Frame:
+        samples: Mapping[str, Mapping[str, Sample]] = {
+            subject: {name: Sample(value) for name, value in here.items()} for subject, here in self.uses.items()
+        }
+        return Frame(
+            at_s=self.now,
+            wall_s=1e9 + self.now,
+            pods=self.pods,
+            samples=samples,
+            knobs=self.knobs,
+            disks=("8:0",),
+        )
+
+    @property
+    def measures(self) -> Measures:
+        return measures_of(self.memory, self.frame())

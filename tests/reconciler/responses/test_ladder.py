@@ -1,0 +1,360 @@
+"""The ladder: one change at a time, judged by its effect, undone when useless, given back in small steps."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconciler.responses.config import FreezeConfig, Response, ResponseConfig, SqueezeConfig
+from reconciler.responses.ladder import Ascent, Turn, advance, in_force
+from reconciler.responses.steps import What, waited_for
+from state.evidence import NODE, Finding, Resource, Suspect, Verdict
+from state.measures import Measures, Squeeze
+from state.model import PodClass
+from tests.reconciler.responses.scenes import World, facts
+
+BAD, WELL, UNSURE, LOST = Verdict.INTERFERED, Verdict.OK, Verdict.SUSPECT, Verdict.UNKNOWN
+HOLD, SQUEEZE, PARTITION, FREEZE, EVICT = Response
+EFFECT = ResponseConfig().effect_s
+
+
+def test_a_victim_that_is_well_costs_nobody_anything() -> None:
+    world = World(HOLD, SQUEEZE)
+    for verdict in (WELL, UNSURE, LOST):
+        assert world.go(verdict) == ()
+    assert world.measures == Measures()
+    assert world.memory.climbs == {}
+
+
+def test_first_be_work_stops_growing_then_the_likeliest_suspect_gives_what_the_victim_lacks() -> None:
+    world = World(HOLD, SQUEEZE)
+    world.go(BAD, 4.0)
+    assert world.measures == Measures(budget_milli=2000, budget_reason="ns/web suffers (cpu)")
+    world.go(BAD, 4.0)
+    assert world.measures.squeezed == {"hog": Squeeze(cpu_milli=1200, reason="ns/web suffers (cpu)")}
+    assert world.log == [
+        "applied: hold: BE stays at 2000 milli-CPU",
+        "applied: squeeze ns/hog: CPU 1800 -> 1200 milli-CPU",
+    ]
+
+
+def test_nothing_else_is_changed_while_an_effect_is_waited_for() -> None:
+    world = World(SQUEEZE)
+    world.go(BAD, 4.0)
+    for _ in range(int(EFFECT) - 1):
+        assert world.go(BAD, 9.0) == ()
+
+
+def test_what_helped_is_kept_and_the_next_step_is_as_large_as_the_gap_is_then() -> None:
+    world = World(SQUEEZE)
+    world.go(BAD, 4.0)
+    world.uses["pod:hog"]["cpu.use"] = 1200.0
+    changes = world.go(BAD, 2.0, seconds=EFFECT, gap=300.0)
+    assert [change.turn for change in changes] == [Turn.HELPED, Turn.APPLIED]
+    assert world.measures.squeezed["hog"].cpu_milli == 900
+
+
+def test_what_did_not_help_is_undone_remembered_and_the_next_suspect_tried() -> None:
+    world = World(SQUEEZE)
+    world.go(BAD, 4.0)
+    changes = world.go(BAD, 3.9, seconds=EFFECT)
+    assert [(change.turn, change.step.suspect) for change in changes if change.step is not None] == [
+        (Turn.UNDONE, "hog"),
+        (Turn.APPLIED, "calm"),
+    ]
+    assert "did not help (severity 4.00 -> 3.90)" in changes[0].words
+    assert set(world.measures.squeezed) == {"calm"}
+    world.go(BAD, 3.9, seconds=EFFECT)
+    assert world.log[-1] == "exhausted: nothing is left to try"
+    assert world.measures.squeezed == {}
+    for _ in range(30):
+        assert world.go(BAD, 5.0) == (), "told once, and nothing useless is tried again"
+
+
+def test_a_useless_squeeze_is_tried_again_when_it_has_been_forgotten_and_for_the_same_workloads_only() -> None:
+    world = World(SQUEEZE, config=ResponseConfig(remember_s=100))
+    world.suspects = (("hog-1", 0.9),)
+    world.pods["hog-1"] = facts("hog-1")
+    world.uses["pod:hog-1"] = {"cpu.use": 1800.0}
+    world.go(BAD, 4.0)
+    world.go(BAD, 4.0, seconds=EFFECT)
+    world.pods["hog-2"] = facts("hog-2")
+    world.uses["pod:hog-2"] = {"cpu.use": 1800.0}
+    world.suspects = (("hog-2", 0.9),)
+    assert world.go(BAD, 4.0) == (), "another pod of the same owner is no other workload"
+    assert [change.turn for change in world.go(BAD, 4.0, seconds=101)] == [Turn.APPLIED]
+
+
+def test_a_second_squeeze_without_effect_leaves_the_first_which_helped() -> None:
+    world = World(SQUEEZE)
+    world.suspects = (("hog", 0.9),)
+    world.go(BAD, 4.0)
+    world.uses["pod:hog"]["cpu.use"] = 1200.0
+    world.go(BAD, 2.0, seconds=EFFECT)
+    assert world.measures.squeezed["hog"].cpu_milli == 600
+    world.go(BAD, 2.0, seconds=EFFECT)
+    assert world.measures.squeezed["hog"].cpu_milli == 1200
+    assert world.go(BAD, 2.0, seconds=EFFECT) == ()
+    assert not world.memory.useless, "it did help once"
+
+
+def test_a_suspect_at_the_bottom_is_left_with_what_it_may_keep() -> None:
+    world = World(SQUEEZE, config=ResponseConfig(squeeze=SqueezeConfig(min_cpu_milli=100)))
+    world.suspects = (("hog", 0.9),)
+    world.go(BAD, 4.0, gap=10_000.0)
+    assert world.measures.squeezed["hog"].cpu_milli == 100
+    world.uses["pod:hog"]["cpu.use"] = 100.0
+    world.go(BAD, 3.0, seconds=EFFECT)
+    assert world.log[-1] == "exhausted: nothing is left to try"
+    assert world.measures.squeezed["hog"].cpu_milli == 100, "it helped: it stays"
+
+
+@pytest.mark.parametrize(
+    ("resource", "knobs", "expected"),
+    [
+        (Resource.MEMORY, ("memory.high",), Squeeze(memory_high_bytes=(8 << 30) - (2 << 30))),
+        (Resource.MEMORY, ("cpu.quota",), Squeeze(cpu_milli=900)),
+        (Resource.IO, ("io.max",), Squeeze(disk_bps=45_000_000, disks=("8:0",))),
+        (Resource.IO, ("blkio.read_bps",), Squeeze(disk_bps=45_000_000, disks=("8:0",))),
+        (Resource.IO, (), Squeeze(cpu_milli=900)),
+        (Resource.CACHE, (), Squeeze(cpu_milli=900)),
+        (Resource.NETWORK, (), Squeeze(cpu_milli=900)),
+    ],
+)
+def test_each_shortage_has_its_squeeze_and_cpu_where_the_kernel_has_none(
+    resource: Resource, knobs: tuple[str, ...], expected: Squeeze
+) -> None:
+    world = World(SQUEEZE, resource=resource, knobs=knobs)
+    world.go(BAD, 4.0, gap=float(2 << 30) if resource is Resource.MEMORY else 5.0)
+    found = world.measures.squeezed["hog"]
+    assert (found.cpu_milli, found.memory_high_bytes, found.disk_bps, found.disks) == (
+        expected.cpu_milli,
+        expected.memory_high_bytes,
+        expected.disk_bps,
+        expected.disks,
+    )
+
+
+def test_where_memory_high_did_not_help_its_cpu_is_tried_before_another_pod() -> None:
+    world = World(SQUEEZE, resource=Resource.MEMORY)
+    world.go(BAD, 4.0)
+    world.go(BAD, 4.0, seconds=EFFECT)
+    (step,) = [step for _, step in in_force(world.memory)]
+    assert (step.suspect, step.what) == ("hog", What.CPU)
+
+
+@pytest.mark.parametrize(
+    "why", ["online", "unsure class", "terminating", "gone", "low score", "nothing known of its use"]
+)
+def test_who_may_not_be_touched_is_not(why: str) -> None:
+    world = World(SQUEEZE, FREEZE, EVICT)
+    world.suspects = (("hog", 0.9),)
+    match why:
+        case "online":
+            world.pods["hog"] = facts("hog", PodClass.SHARED)
+        case "unsure class":
+            world.pods["hog"] = facts("hog", certain=False)
+        case "terminating":
+            world.pods["hog"] = facts("hog", terminating=True)
+        case "gone":
+            del world.pods["hog"]
+        case "low score":
+            world.suspects = (("hog", 0.1),)
+        case _:
+            world.responses = (SQUEEZE,)
+            del world.uses["pod:hog"]
+    world.go(BAD, 4.0)
+    assert world.measures == Measures()
+    assert world.log == ["exhausted: nothing is left to try"]
+
+
+def test_a_well_victim_gives_back_in_small_steps_the_last_taken_first() -> None:
+    config = ResponseConfig(recover_s=10, recover_percent=50)
+    world = World(HOLD, SQUEEZE, config=config)
+    world.go(BAD, 4.0)
+    world.go(BAD, 4.0)
+    seen = []
+    for _ in range(80):
+        world.go(WELL)
+        seen.append((world.measures.budget_milli, getattr(world.measures.squeezed.get("hog"), "cpu_milli", None)))
+    assert list(dict.fromkeys(seen)) == [(2000, 1200), (2000, 1500), (2000, None), (None, None)]
+    assert world.log[2:] == [
+        "helped: squeeze ns/hog: CPU 1800 -> 1200 milli-CPU: severity 4.00 -> 0.00",
+        "eased: squeeze ns/hog: CPU 1800 -> 1500 milli-CPU",
+        "ended: squeeze ns/hog: CPU 1800 -> 1500 milli-CPU: ns/web is well",
+        "ended: hold: BE stays at 2000 milli-CPU: ns/web is well",
+    ]
+    assert world.memory.climbs == {}
+
+
+def test_each_relapse_makes_the_way_back_slower() -> None:
+    world = World(SQUEEZE, config=ResponseConfig(recover_s=10, effect_s=5))
+
+    def seconds_to_ease() -> int:
+        for second in range(1, 500):
+            if any(change.turn is Turn.EASED for change in world.go(WELL)):
+                return second
+        raise AssertionError
+
+    world.go(BAD, 4.0)
+    first = seconds_to_ease()
+    world.go(BAD, 4.0)
+    second = seconds_to_ease()
+    world.go(BAD, 4.0)
+    assert first < second < seconds_to_ease()
+    assert seconds_to_ease() <= 10 * 8 + 2
+
+
+@pytest.mark.parametrize("verdict", [LOST, UNSURE])
+def test_unknown_is_not_well_nothing_is_given_back_and_nothing_is_taken(verdict: Verdict) -> None:
+    world = World(SQUEEZE, config=ResponseConfig(recover_s=5, effect_s=5))
+    world.go(BAD, 4.0)
+    before = world.measures
+    for _ in range(100):
+        assert world.go(verdict) == ()
+    assert world.measures == before
+
+
+def test_wellness_is_counted_anew_after_something_unknown() -> None:
+    world = World(SQUEEZE, config=ResponseConfig(recover_s=10))
+    world.go(BAD, 4.0)
+    for _ in range(9):
+        world.go(WELL)
+    world.go(LOST)
+    for _ in range(10):
+        assert not [change for change in world.go(WELL) if change.turn is Turn.EASED]
+
+
+def test_a_freeze_ends_in_time_whatever_happens_and_the_pod_rests() -> None:
+    world = World(FREEZE, config=ResponseConfig(effect_s=5, freeze=FreezeConfig(max_s=20, rest_s=60)))
+    world.suspects = (("hog", 0.9),)
+    world.go(BAD, 4.0)
+    assert world.measures.frozen == {"hog": "ns/web suffers (cpu), at most 20 s"}
+    for second in range(1, 20):
+        world.go(LOST if second > 6 else BAD, 1.0)
+        assert world.measures.frozen
+    world.go(BAD, 9.0)
+    assert world.measures.frozen == {}
+    assert any(line == "ended: freeze ns/hog for at most 20 s: its time is over" for line in world.log)
+    world.go(BAD, 9.0, seconds=59)
+    assert world.measures.frozen == {}
+    world.go(BAD, 9.0, seconds=2)
+    assert world.measures.frozen, "rested"
+
+
+def test_an_eviction_is_asked_for_once_and_waited_for_longer() -> None:
+    world = World(EVICT, config=ResponseConfig(effect_s=5, evict_effect_s=60))
+    changes = world.go(BAD, 4.0)
+    assert [(change.turn, change.words) for change in changes] == [(Turn.APPLIED, "evict ns/hog")]
+    for _ in range(59):
+        assert world.go(BAD, 4.0) == ()
+    assert world.measures == Measures(), "the plan has no part in it"
+
+
+def test_what_was_done_to_a_pod_ends_with_it() -> None:
+    world = World(SQUEEZE)
+    world.go(BAD, 4.0)
+    del world.pods["hog"]
+    world.suspects = ()
+    world.go(BAD, 4.0)
+    assert world.measures == Measures()
+    assert "ended: squeeze ns/hog: CPU 1800 -> 1200 milli-CPU: it is gone" in world.log
+
+
+def test_what_was_done_for_a_victim_ends_with_it() -> None:
+    world = World(HOLD, SQUEEZE)
+    world.go(BAD, 4.0)
+    world.go(BAD, 4.0)
+    del world.pods["web"]
+    changes = world.go(BAD, 4.0)
+    assert [change.turn for change in changes] == [Turn.ENDED, Turn.ENDED]
+    assert world.measures == Measures()
+    assert world.memory.climbs == {}
+
+
+def test_a_rule_in_shadow_shows_the_same_steps_and_takes_none() -> None:
+    real, shadow = World(HOLD, SQUEEZE), World(HOLD, SQUEEZE, shadow=True)
+    for _ in range(3):
+        real.go(BAD, 4.0)
+        changes = shadow.go(BAD, 4.0)
+        assert all(change.shadow for change in changes)
+    assert shadow.log == real.log
+    assert shadow.measures == Measures()
+
+
+def test_a_shadow_step_is_never_called_useless_because_it_could_not_help() -> None:
+    world = World(SQUEEZE, shadow=True)
+    for _ in range(5):
+        world.go(BAD, 4.0, seconds=EFFECT)
+    assert world.memory.useless == {}
+    assert not [line for line in world.log if line.startswith("undone")]
+
+
+def test_promoted_from_shadow_a_rule_starts_on_the_floor() -> None:
+    world = World(HOLD, SQUEEZE, shadow=True)
+    world.go(BAD, 4.0)
+    world.go(BAD, 4.0)
+    world.shadow = False
+    world.go(BAD, 4.0)
+    assert world.measures.budget_milli == 2000
+    assert world.measures.squeezed == {}
+
+
+def test_a_suspect_that_one_victim_waits_for_is_not_squeezed_for_another() -> None:
+    world = World(SQUEEZE)
+    world.pods["api"] = facts("api", PodClass.SHARED)
+    world.go(BAD, 4.0)
+    # Both findings in one moment: the second victim's turn comes while the first waits.
+    frame = world.frame()
+    findings = tuple(
+        Finding(
+            rule="cpu",
+            victim=f"pod:{uid}",
+            title=f"ns/{uid}",
+            verdict=BAD,
+            since_s=0,
+            severity=4.0,
+            gap=600.0,
+            suspects=(Suspect(uid="hog", title="ns/hog", score=0.9, reason=""),),
+        )
+        for uid in ("web", "api")
+    )
+    ascent = Ascent(rule="cpu", shadow=False, responses=(SQUEEZE,), findings=findings)
+    memory, _ = advance(world.memory, [ascent], (frame, world.history), world.config, fresh_s=3.0)
+    assert len([step for _, step in in_force(memory)]) == 1
+
+
+def test_of_two_who_bound_the_same_pod_the_tighter_counts_and_both_are_named() -> None:
+    world = World(SQUEEZE, config=ResponseConfig(effect_s=2))
+    world.pods["api"] = facts("api", PodClass.SHARED)
+    world.go(BAD, 4.0, gap=600.0)
+    saved = world.memory.climbs
+    world.memory = type(world.memory)()
+    world.go(BAD, 4.0, gap=1000.0, victim="api")
+    world.memory = type(world.memory)(climbs={**saved, **world.memory.climbs})
+    squeeze = world.measures.squeezed["hog"]
+    assert squeeze.cpu_milli == 800
+    assert squeeze.reason == "ns/web suffers (cpu); ns/api suffers (cpu)"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([BAD, WELL, UNSURE, LOST]), st.floats(0, 10), st.sampled_from([1.0, 7.0, 40.0])))
+)
+def test_whatever_happens_bounds_hold(life: list[tuple[Verdict, float, float]]) -> None:
+    config = ResponseConfig(effect_s=5, recover_s=5, freeze=FreezeConfig(max_s=10, rest_s=20))
+    world = World(HOLD, SQUEEZE, PARTITION, FREEZE, EVICT, config=config, resource=Resource.CACHE)
+    frozen_since: float | None = None
+    for verdict, severity, seconds in life:
+        world.go(verdict, severity, seconds=seconds, gap=None)
+        steps = [step for _, step in in_force(world.memory)]
+        assert sum(not step.judged for step in steps) <= 1, "one change at a time"
+        for squeeze in world.measures.squeezed.values():
+            assert squeeze.cpu_milli is not None
+            assert squeeze.cpu_milli >= config.squeeze.min_cpu_milli
+        if world.measures.frozen:
+            frozen_since = world.now if frozen_since is None else frozen_since
+            assert world.now - frozen_since < config.freeze.max_s + 2 * 40
+        else:
+            frozen_since = None
+        for climb in world.memory.climbs.values():
+            assert waited_for(climb.steps) is None or climb.steps
+        assert world.uses[NODE]["be.use"] == 2000.0
