@@ -4,7 +4,8 @@ A frame holds plain numbers and facts only, so that it can be written to a file 
 configuration: detectors, ladder, eviction triggers and the choice of victims see frames and nothing else.
 
 Subjects are ``node``, ``pod:UID``, ``pool:NAME``, ``numa:N``, ``fs:NAME`` (a file system by what it is for, such as
-``nodefs``). Signals are named in `reconciler.signals.catalog`, which has their units.
+``nodefs``), and ``pod:UID@numa:N`` or ``pod:UID@fs:NAME``: a pod's part of such a place. Signals are named in
+`reconciler.signals.catalog`, which has their units.
 """
 
 from collections.abc import Mapping
@@ -26,6 +27,11 @@ def pod_subject(uid: str) -> str:
 def pool_subject(name: str) -> str:
     """The subject of one CPU pool, such as ``pool:shared``."""
     return f"pool:{name}"
+
+
+def pod_at(uid: str, place: str) -> str:
+    """The subject of one pod's part of a place, such as ``numa:0``."""
+    return f"pod:{uid}@{place}"
 
 
 class Sample(Struct, frozen=True, array_like=True, gc=False):
@@ -55,7 +61,9 @@ class PodFacts(Struct, frozen=True, kw_only=True):
 
     ``cpus``: the CPUs that its containers may run on, as a list; empty: not known. ``pool``: None for a system pod that
     runs everywhere. ``created_s``: wall-clock seconds at which its cgroup was made, 0.0: not known. ``terminating``:
-    somebody has begun to end it. ``certain``: some source has told its labels.
+    somebody has begun to end it. ``grace_s``: the time that it gets to end, None: not known. ``certain``: some source
+    has told its labels. ``held``: a person wants it left alone. ``partial``: the fields of ``requests`` that not every container of the pod has, so that the
+    sum is less than the pod may use.
     """
 
     uid: str
@@ -77,7 +85,10 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     limits: Resources = Resources()
     created_s: float = 0.0
     terminating: bool = False
+    grace_s: float | None = None
     certain: bool = True
+    held: bool = False
+    partial: tuple[str, ...] = ()
 
     @property
     def subject(self) -> str:
@@ -89,7 +100,7 @@ class Frame(Struct, frozen=True, kw_only=True):
     """Everything known at one moment. ``at_s`` is the monotonic clock, ``wall_s`` seconds since the epoch.
 
     ``samples``: by subject, then by signal. ``pods`` by uid. ``knobs``: what this kernel lets us set (names of the
-    catalog). ``disks``: ``major:minor`` of the whole disks.
+    catalog). ``disks``: ``major:minor`` of the whole disks. ``enforce``: what is planned is also written.
     """
 
     at_s: float
@@ -98,6 +109,7 @@ class Frame(Struct, frozen=True, kw_only=True):
     samples: Mapping[str, Mapping[str, Sample]] = {}
     knobs: tuple[str, ...] = ()
     disks: tuple[str, ...] = ()
+    enforce: bool = True
 
     def value(self, subject: str, signal: str) -> float | None:
         """The number of one signal; None: unknown."""

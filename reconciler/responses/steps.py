@@ -208,7 +208,7 @@ def _suspects(chance: Chance) -> Iterator[tuple[Suspect, PodFacts]]:
     """Those who may be made to yield, the likeliest first: BE pods that are sure to be BE and are not waited for."""
     for suspect in chance.finding.suspects:
         pod = chance.frame.pods.get(suspect.uid)
-        if pod is None or pod.pod_class is not PodClass.RECLAIMED or not pod.certain or pod.terminating:
+        if pod is None or pod.pod_class is not PodClass.RECLAIMED or not pod.certain or pod.terminating or pod.held:
             continue
         if suspect.score >= chance.config.min_score and suspect.uid not in chance.busy:
             yield suspect, pod
