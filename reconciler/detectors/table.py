@@ -5,6 +5,8 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from reconciler.detectors.base import registered
+from reconciler.detectors.cpi import DETECTOR as CPI
+from reconciler.detectors.cpi import CpiConfig
 from reconciler.detectors.pressure import DETECTOR as PRESSURE
 from reconciler.detectors.pressure import PressureConfig
 from reconciler.detectors.run_queue import DETECTOR as RUN_QUEUE
@@ -22,6 +24,9 @@ class DetectorEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
     run_queue: Annotated[
         RunQueueConfig | None, Meta(description="tasks wait for a CPU although the own quota lets them run")
+    ] = None
+    cpi: Annotated[
+        CpiConfig | None, Meta(description="instructions take more cycles than this workload's usually do")
     ] = None
 
     def __post_init__(self) -> None:
@@ -43,4 +48,4 @@ class DetectorEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return found
 
 
-DETECTORS: Final = registered(DetectorEntry, (THRESHOLD, PRESSURE, RUN_QUEUE))
+DETECTORS: Final = registered(DetectorEntry, (THRESHOLD, PRESSURE, RUN_QUEUE, CPI))

@@ -1,0 +1,277 @@
+"""cpi: the victim's instructions take more cycles than this workload's usually do (CPI²).
+
+Every minute gives one value: the mean of what was measured in it while the pod used at least a quarter of a CPU. What a
+workload usually needs is learned from all its pods on this node, kept over restarts, and halved in weight every day. A
+value above mean + 2 sigma is an outlier; three within five minutes are interference.
+
+Without a PMU something else stands in, in this order, named in the opinion: the share of waiting in the run queue (not
+while the own quota stops the pod), CPU time for each byte of memory traffic (only while BE work moves as much as the
+victim does), time in which tasks waited for a CPU. Each has a past of its own.
+
+Source: CPI² (Google, EuroSys 2013), the merge as in rubik. Where we differ: outliers are learned like all others unless
+they were part of confirmed interference. rubik leaves out each one above mean + 2 sigma; sigma shrinks by that until
+healthy values are outliers. What lasts ``relearn_s`` is learned in any case: it is another version of the program.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Final, NamedTuple
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.moments import Moments, of
+from reconciler.detectors.threshold import severity
+from reconciler.detectors.words import number
+from state.evidence import Opinion, Resource, Verdict
+
+_BANDWIDTH_FLOOR: Final = 1e6
+"""Bytes/s of memory traffic below which time for each byte says nothing."""
+_CLOCK_S: Final = 60.0
+"""Wall clock and monotonic clock moved apart by more: another boot, or the clock was set."""
+
+
+class CpiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a value is an outlier, and how many make interference."""
+
+    sigmas: Annotated[float, Meta(ge=1, le=10, description="deviations above the workload's mean that are bad")] = 2.0
+    outliers: Annotated[int, Meta(ge=1, le=20, description="this many bad values are interference")] = 3
+    within_s: Annotated[float, Meta(ge=10, le=3600, description="if they fall into this long")] = 300.0
+    every_s: Annotated[float, Meta(ge=1, le=120, description="one value for each of these")] = 60.0
+    gate_milli: Annotated[
+        int, Meta(ge=0, le=64_000, description="what is measured while the pod uses less CPU says nothing")
+    ] = 250
+    samples: Annotated[
+        int, Meta(ge=10, le=100_000, description="values that must have been seen of a workload before it is judged")
+    ] = 60
+    half_life_s: Annotated[
+        float, Meta(ge=3600, le=31_536_000, description="what was learned has half the weight after this long")
+    ] = 86400.0
+    relearn_s: Annotated[
+        float, Meta(ge=300, le=604_800, description="interference that lasts this long is learned as normal")
+    ] = 21600.0
+    stale_s: Annotated[
+        float, Meta(ge=1, le=3600, description="an older sample is not now; samples of counters come once a minute")
+    ] = 130.0
+    proxies: Annotated[bool, Meta(description="judge by something else where there is no PMU")] = True
+
+    def __post_init__(self) -> None:
+        if self.outliers * self.every_s > self.within_s:
+            raise ValueError(
+                f"within_s {number(self.within_s)} holds no {self.outliers} outliers of {number(self.every_s)} s each"
+            )
+
+
+class Learned(Struct, frozen=True, array_like=True):
+    """What a workload needs by one measure, and up to when (wall clock) it has been aged."""
+
+    moments: Moments = Moments()
+    wall_s: float = 0.0
+
+
+class PodPast(Struct, frozen=True, array_like=True):
+    """The last minutes of one pod, on the monotonic clock.
+
+    ``values``: (at, value) not learned yet. ``bad``: when outliers were. ``since_s``: interference all the time since.
+    ``last``: the newest value, learned or not.
+    """
+
+    measure: str
+    begun_s: float
+    values: tuple[tuple[float, float], ...] = ()
+    bad: tuple[float, ...] = ()
+    since_s: float | None = None
+    last: tuple[float, float] | None = None
+
+
+class CpiMemory(Struct, frozen=True, kw_only=True):
+    """All that is known of one workload. ``clock_s``: wall clock minus monotonic clock when ``pods`` was written."""
+
+    clock_s: float = 0.0
+    learned: Mapping[str, Learned] = {}
+    pods: Mapping[str, PodPast] = {}
+
+
+class _Measure(NamedTuple):
+    """One of them: the series it needs and the least deviation, as a share of the mean and in its own unit."""
+
+    name: str
+    unit: str
+    resource: Resource
+    share: float
+    floor: float
+
+
+MEASURES: Final = (
+    _Measure("cpi", "", Resource.CACHE, 0.05, 0.0),
+    _Measure("cpu.wait", " %", Resource.CPU, 0.1, 0.5),
+    _Measure("memory.bandwidth", " CPU-ns/B", Resource.CACHE, 0.1, 0.0),
+    _Measure("cpu.pressure", " %", Resource.CPU, 0.1, 1.0),
+)
+"""In the order in which they are taken."""
+
+
+def judge(config: CpiConfig, sight: Sight, memory: CpiMemory | None) -> tuple[Opinion, CpiMemory]:
+    """Take in what is new, count the outliers."""
+    clock = sight.frame.wall_s - sight.now
+    memory = memory or CpiMemory(clock_s=clock)
+    pods = memory.pods if abs(clock - memory.clock_s) <= _CLOCK_S else {}
+    # Who is gone leaves no past but what the workload learned from it.
+    pods = {uid: past for uid, past in pods.items() if uid in sight.frame.pods}
+    measure = _measure(config, sight)
+    if sight.pod is None or measure is None:
+        text = "a workload is a pod's" if sight.pod is None else f"no fresh {_wanted(config)}"
+        return unknown(text), CpiMemory(clock_s=clock, learned=memory.learned, pods=pods)
+    uid = sight.pod.uid
+    past = pods.get(uid)
+    if past is None or past.measure != measure.name or past.begun_s > sight.now:
+        past = PodPast(measure=measure.name, begun_s=sight.now)
+    learned = memory.learned.get(measure.name, Learned(wall_s=sight.frame.wall_s))
+    limit = _limit(config, learned.moments, measure)
+    judged = learned.moments.count >= config.samples
+    if sight.now - past.begun_s >= config.every_s:
+        past = _taken(config, sight, measure, past, limit if judged else None)
+    bad = tuple(at for at in past.bad if sight.now - at <= config.within_s)
+    interfered = len(bad) >= config.outliers
+    since = (sight.now if past.since_s is None else past.since_s) if interfered else None
+    past, ripe = _ripe(config, sight.now, replace(past, bad=bad, since_s=since))
+    learned = _learn(config, learned, ripe, sight.frame.wall_s)
+    kept = CpiMemory(clock_s=clock, learned={**memory.learned, measure.name: learned}, pods={**pods, uid: past})
+    if not judged:
+        count = int(learned.moments.count)
+        return unknown(f"{_title(measure)}: {count} of {config.samples} values learned of this workload"), kept
+    return _opinion(config, sight, measure, past, limit), kept
+
+
+def _wanted(config: CpiConfig) -> str:
+    return ", ".join(one.name for one in MEASURES) if config.proxies else MEASURES[0].name
+
+
+def _measure(config: CpiConfig, sight: Sight) -> _Measure | None:
+    """The first that is measured here; one that needs another signal is only had together with it."""
+    for measure in MEASURES if config.proxies else MEASURES[:1]:
+        needed = (measure.name, "cpu.throttled") if measure.name == "cpu.wait" else (measure.name,)
+        if all(sight.history.fresh(sight.subject, one, sight.now, config.stale_s) is not None for one in needed):
+            return measure
+    return None
+
+
+def _limit(config: CpiConfig, moments: Moments, measure: _Measure) -> float:
+    return moments.limit(config.sigmas, max(measure.floor, measure.share * moments.mean))
+
+
+def _taken(config: CpiConfig, sight: Sight, measure: _Measure, past: PodPast, limit: float | None) -> PodPast:
+    """The past with the period that has just ended."""
+    value = _value(config, sight, measure, past.begun_s)
+    if value is None:
+        return replace(past, begun_s=sight.now)
+    point = (sight.now, value)
+    bad = (*past.bad, sight.now) if limit is not None and value > limit else past.bad
+    return replace(past, begun_s=sight.now, values=(*past.values, point), bad=bad, last=point)
+
+
+def _value(config: CpiConfig, sight: Sight, measure: _Measure, begun_s: float) -> float | None:
+    """The mean of one period; None when half of it does not count, because the pod was below the gate or throttled."""
+    points = _since(sight, sight.subject, measure.name, begun_s)
+    uses = _since(sight, sight.subject, "cpu.use", begun_s - sight.fresh_s)
+    quota = _since(sight, sight.subject, "cpu.throttled", begun_s - sight.fresh_s)
+    good: list[float] = []
+    for at, value in points.items():
+        use = _near(uses, at, sight.fresh_s)
+        if use is None or use < config.gate_milli:
+            continue
+        if measure.name == "cpu.wait":
+            own = _near(quota, at, sight.fresh_s)
+            if own is None or own > 0:
+                continue
+        if measure.name == "memory.bandwidth":
+            if value < _BANDWIDTH_FLOOR:
+                continue
+            # Thousandths of a CPU are 10^6 ns of CPU time a second.
+            value = use * 1e6 / value  # noqa: PLW2901  # the measure made of both
+        good.append(value)
+    if len(good) * 2 <= len(points):
+        return None
+    if measure.name == "memory.bandwidth" and _others(sight, begun_s) < of(points.values()).mean:
+        return None
+    return of(good).mean
+
+
+def _others(sight: Sight, begun_s: float) -> float:
+    """Memory traffic of all BE pods together in one period, as far as it is known."""
+    return sum(
+        of(_since(sight, pod.subject, "memory.bandwidth", begun_s).values()).mean
+        for pod in sight.frame.pods.values()
+        if not pod.pod_class.online
+    )
+
+
+def _since(sight: Sight, subject: str, signal: str, at_s: float) -> dict[float, float]:
+    series = sight.history.series(subject, signal)
+    return {} if series is None else dict(point for point in series.tail(at_s) if point[0] > at_s)
+
+
+def _near(points: Mapping[float, float], at: float, within_s: float) -> float | None:
+    """The value measured at a moment, or closest to it. Most readers of one frame measure at the same moment."""
+    if at in points:
+        return points[at]
+    best = min(points, key=lambda other: abs(other - at), default=None)
+    return points[best] if best is not None and abs(best - at) <= within_s else None
+
+
+def _ripe(config: CpiConfig, now: float, past: PodPast) -> tuple[PodPast, list[float]]:
+    """What may be learned now: values of which it is known that they were no part of interference."""
+    if past.since_s is not None and now - past.since_s < config.relearn_s:
+        # All since the first outlier is left out, good values as well: half of a distribution teaches a wrong one.
+        past = replace(past, values=tuple(one for one in past.values if one[0] < past.bad[0]))
+    ripe = [value for at, value in past.values if now - at > config.within_s]
+    return replace(past, values=tuple(one for one in past.values if now - one[0] <= config.within_s)), ripe
+
+
+def _learn(config: CpiConfig, learned: Learned, values: list[float], wall_s: float) -> Learned:
+    if not values:
+        return learned
+    # A clock that was set back ages nothing.
+    age_s = max(0.0, wall_s - learned.wall_s)
+    aged = learned.moments.aged(0.5 ** (age_s / config.half_life_s))
+    return Learned(aged.merged(of(values)), max(wall_s, learned.wall_s))
+
+
+def _title(measure: _Measure) -> str:
+    return "CPI" if measure is MEASURES[0] else measure.name
+
+
+def _opinion(config: CpiConfig, sight: Sight, measure: _Measure, past: PodPast, limit: float) -> Opinion:
+    name = _title(measure)
+    if past.last is None or sight.now - past.last[0] > config.within_s:
+        use = sight.value("cpu.use")
+        used = "unknown CPU use" if use is None else f"{number(use)} milli-CPU"
+        return unknown(f"{name}: nothing that counts in {number(config.within_s)} s (now {used})")
+    verdict = Verdict.INTERFERED if past.since_s is not None else Verdict.SUSPECT if past.bad else Verdict.OK
+    text = f"{name} {number(past.last[1])}{measure.unit}, bad above {number(limit)}{measure.unit}"
+    if past.bad:
+        text += f"; {len(past.bad)} outliers in {number(config.within_s)} s"
+    return Opinion(
+        verdict=verdict,
+        evidence=text,
+        resource=measure.resource,
+        severity=severity(past.last[1], limit),
+        gap=sight.value("cpu.wait_milli") if measure.name == "cpu.wait" and past.bad else None,
+        proxy=None if measure is MEASURES[0] else measure.name,
+    )
+
+
+def _signals(config: CpiConfig) -> tuple[str, ...]:
+    proxies = ("cpu.wait", "cpu.throttled", "cpu.wait_milli", "memory.bandwidth", "cpu.pressure")
+    return ("cpi", "cpu.use", *(proxies if config.proxies else ()))
+
+
+DETECTOR = Detector(
+    name="cpi",
+    summary="instructions take more cycles than this workload's usually do (CPI²)",
+    config_type=CpiConfig,
+    memory_type=CpiMemory,
+    signals=_signals,
+    judge=judge,
+    durable=True,
+)
