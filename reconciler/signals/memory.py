@@ -29,12 +29,16 @@ class Shortage(StrEnum):
 
 
 class ZoneNode(Struct, frozen=True, kw_only=True):
-    """One NUMA node: sums over its zones. ``low_bytes``: kswapd wakes below it; ``high_bytes``: it sleeps above it."""
+    """One NUMA node: sums over its zones.
+
+    Tasks reclaim for themselves below ``min_bytes``, kswapd wakes below ``low_bytes`` and sleeps above ``high_bytes``.
+    """
 
     managed_bytes: int
     free_bytes: int
     low_bytes: int
     high_bytes: int
+    min_bytes: int = 0
 
 
 def parse_meminfo(text: str) -> NodeMemory:
@@ -89,6 +93,7 @@ def parse_zoneinfo(text: str) -> dict[int, ZoneNode]:
             free_bytes=pages.get("free", 0) * PAGE,
             low_bytes=pages.get("low", 0) * PAGE,
             high_bytes=pages.get("high", 0) * PAGE,
+            min_bytes=pages.get("min", 0) * PAGE,
         )
         for number, pages in sorted(sums.items())
         if pages.get("managed")

@@ -156,8 +156,8 @@ class PodCpu:
         share, own_ns, sure = 0.0, 0, stat is not None
         looked = [(pod.group, at_s, stat)]
         # The runtime gives a sandbox no quota.
-        for group in [one.group for one in pod.containers if one.kind is not ContainerKind.SANDBOX]:
-            looked.append((group, self._clock(), self._stat(group.path)))
+        groups = [one.group for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
+        looked += [(group, self._clock(), self._stat(group.path)) for group in groups]
         for group, read_s, one in looked:
             if one is None:
                 sure = False

@@ -8,8 +8,6 @@ those of the containers are added up; v2 counts both for a whole subtree. v1 doe
 Source: kernel documentation, admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2.
 """
 
-# ruff: noqa: ARG002  # a reader has one signature, whether it needs all of it or not
-
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, final
@@ -19,6 +17,7 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.signals.growth import Grown, Growth, numbers
 from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.vmstat import VmStat
 from reconciler.slices import Slices
 from state.evidence import NODE
 from state.model import GroupRef, Pod
@@ -64,14 +63,14 @@ class PodMemory:
     def __init__(
         self,
         hierarchy: Hierarchy,
+        counters: VmStat,
         *,
-        root: str = "/",
         files: FileOps = REAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hierarchy = hierarchy
         self._version = hierarchy.version("memory")
-        self._proc = f"{root.rstrip('/')}/proc"
+        self._counters = counters
         self._files = files
         self._clock = clock
         self._stat = Growth()
@@ -94,7 +93,7 @@ class PodMemory:
         self._problems = {}
         for growth in (self._stat, self._events, self._kills):
             growth.turn()
-        killed = "oom.kills" in wanted and self._node_killed(sheet)
+        killed = "oom.kills" in wanted and self._node_killed(sheet, now)
         slices = Slices()
         for pod in scene.view.pods.values():
             subject = f"pod:{pod.uid}"
@@ -157,12 +156,9 @@ class PodMemory:
                 total = (total or 0.0) + rate
         return total
 
-    def _node_killed(self, sheet: Sheet) -> bool:
+    def _node_killed(self, sheet: Sheet, now: float) -> bool:
         """Whether anything was killed since the pass before, as far as the node tells (``oom_kill``, from 4.13 on)."""
-        try:
-            count = numbers(self._files.read(self._proc, "vmstat")).get("oom_kill")
-        except OSError:
-            count = None
+        count = self._counters.counters(now).get("oom_kill")
         before, self._node_kills = self._node_kills, count
         if count is not None and before is not None and count >= before:
             sheet.put(NODE, "oom.kills", count - before)

@@ -16,6 +16,7 @@ from cgroupfs.hierarchy import Hierarchy
 from reconciler.signals.podcpu import PodCpu
 from reconciler.signals.processes import PodProcesses
 from reconciler.signals.readers import Reader, Scene, Sheet
+from reconciler.signals.vmstat import VmStat
 
 T = TypeVar("T")
 
@@ -78,6 +79,7 @@ class Shared:
         self.means = means
         self._processes: PodProcesses | None = None
         self._cpu: PodCpu | None = None
+        self.vmstat = VmStat(means.root, means.files)
 
     @property
     def processes(self) -> PodProcesses:
@@ -137,7 +139,7 @@ def _psi(shared: Shared) -> Reader:
 def _memory(shared: Shared) -> Reader:
     from reconciler.signals.podmemory import PodMemory  # noqa: PLC0415
 
-    return PodMemory(shared.means.hierarchy, root=shared.means.root, files=shared.means.files)
+    return PodMemory(shared.means.hierarchy, shared.vmstat, files=shared.means.files)
 
 
 def _disk(shared: Shared) -> Reader:
@@ -150,6 +152,36 @@ def _net(shared: Shared) -> Reader:
     from reconciler.signals.podnet import PodNet  # noqa: PLC0415
 
     return PodNet(shared.processes, root=shared.means.root, files=shared.means.files)
+
+
+def _node(shared: Shared) -> Reader:
+    from reconciler.signals.nodeload import NodeLoad  # noqa: PLC0415
+
+    return NodeLoad(root=shared.means.root, files=shared.means.files)
+
+
+def _node_memory(shared: Shared) -> Reader:
+    from reconciler.signals.nodememory import NodeMemoryReader  # noqa: PLC0415
+
+    return NodeMemoryReader(shared.vmstat, root=shared.means.root, files=shared.means.files)
+
+
+def _file_systems(shared: Shared) -> Reader:
+    from reconciler.signals.filesystems import FileSystems  # noqa: PLC0415
+
+    return FileSystems(shared.means.filesystems)
+
+
+def _pools(shared: Shared) -> Reader:
+    from reconciler.signals.pools import PoolReader  # noqa: PLC0415
+
+    return PoolReader(root=shared.means.root, files=shared.means.files)
+
+
+def _best_effort(_shared: Shared) -> Reader:
+    from reconciler.signals.besteffort import BestEffort  # noqa: PLC0415
+
+    return BestEffort()
 
 
 class _Entry(NamedTuple):
@@ -182,6 +214,56 @@ _TABLE: Final[Mapping[str, _Entry]] = {
     ),
     "disk": _Entry(("disk.read", "disk.write", "disk.ops"), _disk),
     "net": _Entry(("net.receive", "net.transmit"), _net),
+    "node": _Entry(
+        (
+            "cpu.use",
+            "cpu.idle",
+            "load.1",
+            "load.runnable",
+            "disk.read",
+            "disk.write",
+            "disk.ops",
+            "disk.busy",
+            "disk.delay",
+        ),
+        _node,
+    ),
+    "nodememory": _Entry(
+        (
+            "memory.use",
+            "memory.available",
+            "memory.total",
+            "memory.free",
+            "memory.low",
+            "memory.min",
+            "memory.inactive_file",
+            "swap.free",
+            "swap.total",
+            "memory.kswapd",
+            "memory.direct",
+            "memory.scanned",
+            "memory.refaults",
+        ),
+        _node_memory,
+    ),
+    "filesystems": _Entry(("fs.available", "fs.size", "fs.inodes_free", "fs.inodes"), _file_systems),
+    "pools": _Entry(
+        ("pool.cpus", "cpu.use", "cpu.idle", "cpu.wait", "cpu.wait_milli", "load.runnable", "memory.use"),
+        _pools,
+        ("cpu", "runqueue"),
+    ),
+    "besteffort": _Entry(
+        (
+            "be.budget",
+            "be.limit",
+            "be.request",
+            "be.use",
+            "be.memory_request",
+            "be.memory_bound",
+            "be.memory_use",
+        ),
+        _best_effort,
+    ),
 }
 """In the order in which they run."""
 

@@ -1,0 +1,92 @@
+"""BE work as a whole: what the plan lets it use, what it asked for, and what it uses. From the view alone; pure."""
+
+# ruff: noqa: ARG002  # a reader has one signature, whether it needs all of it or not
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, final
+
+from cgroupfs.codecs import DEFAULT_PERIOD_US
+from reconciler.signals.readers import Scene, Sheet
+from state.evidence import NODE
+from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Resources
+
+NAME: Final = "besteffort"
+SIGNALS: Final = (
+    "be.budget",
+    "be.limit",
+    "be.request",
+    "be.use",
+    "be.memory_request",
+    "be.memory_bound",
+    "be.memory_use",
+)
+
+
+def limit_milli(view: NodeView, pools: Pools) -> int:
+    """What BE work can use: all CPUs of its pool, or the quotas on it where they are less.
+
+    The quotas that stand in the besteffort directory now count, else those that the plan gives out.
+    """
+    most = 1000 * len(pools.reclaimed)
+    quota_us = view.actual.get((view.besteffort, "cpu.quota"))
+    period_us = view.actual.get((view.besteffort, "cpu.period"))
+    period = period_us if isinstance(period_us, int) and period_us > 0 else DEFAULT_PERIOD_US
+    outside = sum(pools.quota_milli.get(uid, 0) for uid in view.pods) if pools.quota_milli is not None else 0
+    if isinstance(quota_us, int) and quota_us > 0:
+        return min(most, quota_us * 1000 // period + outside)
+    if pools.quota_milli is not None:
+        return min(most, sum(pools.quota_milli.values()))
+    return most
+
+
+def asked(pods: Iterable[Pod]) -> tuple[int, int]:
+    """CPU (thousandths) and memory (bytes) that BE pods have requested, by whichever name of the resource."""
+    cpu = memory = 0
+    for pod in pods:
+        if pod.pod_class is PodClass.RECLAIMED:
+            for one in pod.containers:
+                # An init container has ended before the others begin.
+                if one.kind in {ContainerKind.APP, ContainerKind.UNKNOWN}:
+                    cpu += _cpu(one.requests)
+                    memory += _memory(one.requests)
+    return cpu, memory
+
+
+def _cpu(asked_for: Resources) -> int:
+    return asked_for.batch_cpu_milli or asked_for.cpu_milli or 0
+
+
+def _memory(asked_for: Resources) -> int:
+    return asked_for.batch_memory_bytes or asked_for.memory_bytes or 0
+
+
+@final
+class BestEffort:
+    """A `Reader`."""
+
+    name = NAME
+    signals: Collection[str] = SIGNALS
+
+    def problems(self) -> Mapping[str, str]:
+        return {}
+
+    async def aclose(self) -> None:
+        """Holds nothing."""
+
+    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+        view, pools = scene.view, scene.pools
+        cpu, memory = asked(view.pods.values())
+        sheet.put(NODE, "be.request", cpu)
+        sheet.put(NODE, "be.memory_request", memory)
+        if view.cpu is not None and view.cpu.age_s is not None:
+            sheet.put(NODE, "be.use", view.cpu.reclaimed_milli, age_s=view.cpu.age_s)
+        node = view.node_memory
+        if node is not None and node.age_s is not None and node.reclaimed_bytes is not None:
+            sheet.put(NODE, "be.memory_use", node.reclaimed_bytes, age_s=node.age_s)
+        if pools is None:
+            return
+        sheet.put(NODE, "be.budget", pools.budget_milli)
+        sheet.put(NODE, "be.limit", limit_milli(view, pools))
+        bounds = [one for one in (pools.memory.reclaimed_high_bytes, pools.memory.reclaimed_max_bytes) if one]
+        if bounds:
+            sheet.put(NODE, "be.memory_bound", min(bounds))

@@ -1,0 +1,112 @@
+"""How full the file systems are that the node lives on: ``nodefs`` (the kubelet's) and ``imagefs`` (the runtime's).
+
+Asking a file system whose server is gone blocks for as long as that lasts, so a thread asks, and no pass waits for it:
+samples are as old as the last answer, and one that does not come makes a problem and no second thread. Each file system
+has a thread of its own, so that one that hangs does not hide the others.
+
+**Cost**: one thread every ten seconds a file system. Source: statvfs(3).
+"""
+
+# ruff: noqa: ARG002  # a reader has one signature, whether it needs all of it or not
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Final, NamedTuple, final
+
+from reconciler.signals.lane import Lane
+from reconciler.signals.readers import Scene, Sheet
+
+NAME: Final = "filesystems"
+SIGNALS: Final = ("fs.available", "fs.size", "fs.inodes_free", "fs.inodes")
+_EVERY_S: Final = 10.0
+_HANGS_S: Final = 5.0
+
+
+class Room(NamedTuple):
+    """``inodes`` 0: the file system has as many as it needs (btrfs); ``at_s``: monotonic, when it was asked."""
+
+    size: int
+    available: int
+    inodes: int
+    inodes_free: int
+    at_s: float
+
+
+def ask(path: str, clock: Callable[[], float] = time.monotonic) -> Room:
+    """Blocks. ``available``: for users without the right to the reserve, as the kubelet counts. Errors: `OSError`."""
+    at_s = clock()
+    found = os.statvfs(path)
+    return Room(
+        found.f_blocks * found.f_frsize,
+        found.f_bavail * found.f_frsize,
+        found.f_files,
+        found.f_favail,
+        at_s,
+    )
+
+
+@final
+class FileSystems:
+    """A `Reader`. ``directories``: by the name that their file system goes by."""
+
+    name = NAME
+    signals: Collection[str] = SIGNALS
+
+    def __init__(
+        self,
+        directories: Mapping[str, str],
+        *,
+        asks: Callable[[str], Room] = ask,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directories = dict(directories)
+        self._asks = asks
+        self._clock = clock
+        self._lanes = {name: Lane[Room](f"fs:{name}") for name in directories}
+        self._rooms: dict[str, Room] = {}
+        self._started: dict[str, float] = {}
+        self._failed: dict[str, str] = {}
+
+    def problems(self) -> Mapping[str, str]:
+        words = "; ".join(self._failed[name] for name in sorted(self._failed))
+        return dict.fromkeys(SIGNALS, words) if words else {}
+
+    async def aclose(self) -> None:
+        """Threads that hang are left behind; they hold nothing of ours."""
+
+    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+        at_s = self._clock()
+        for name, lane in self._lanes.items():
+            self._take(name, lane)
+            started = self._started.get(name)
+            if (started is None or at_s - started >= _EVERY_S) and lane.start(
+                partial(self._asks, self._directories[name])
+            ):
+                self._started[name] = at_s
+            room = self._rooms.get(name)
+            if room is not None:
+                _enter(sheet, f"fs:{name}", room, max(0.0, at_s - room.at_s))
+
+    def _take(self, name: str, lane: Lane[Room]) -> None:
+        path = self._directories[name]
+        try:
+            room = lane.take()
+        except OSError as exc:
+            self._rooms.pop(name, None)
+            self._failed[name] = f"{name} ({path}): {exc.strerror}"
+            return
+        if room is not None:
+            self._rooms[name] = room
+            self._failed.pop(name, None)
+        elif lane.busy_s() > _HANGS_S:
+            self._failed[name] = f"{name} ({path}) has not answered for {lane.busy_s():.0f} s"
+
+
+def _enter(sheet: Sheet, subject: str, room: Room, age_s: float) -> None:
+    sheet.put(subject, "fs.size", room.size, age_s=age_s)
+    sheet.put(subject, "fs.available", room.available, age_s=age_s)
+    if room.inodes:
+        sheet.put(subject, "fs.inodes", room.inodes, age_s=age_s)
+        sheet.put(subject, "fs.inodes_free", room.inodes_free, age_s=age_s)

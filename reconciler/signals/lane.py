@@ -1,0 +1,73 @@
+"""One slow job at a time in a thread that nobody waits for: a later pass takes its result, or sees that it hangs.
+
+For what may block for ever, such as a file system whose server is gone: the thread is left to itself then, no second
+one is started beside it, and the program's end does not wait for it.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar, final
+
+import trio
+
+T = TypeVar("T")
+_LOOK_S: Final = 0.02
+
+
+@final
+class Lane(Generic[T]):
+    """See the module's text. ``name``: of its thread."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._began: float | None = None
+        self._done: tuple[T | None, OSError | None] | None = None
+
+    @property
+    def free(self) -> bool:
+        """True when a job may be started: there is none, and the last one's result was taken."""
+        with self._lock:
+            return self._began is None
+
+    def busy_s(self) -> float:
+        """How long the job has been at work; 0.0 when there is none, or it is done."""
+        with self._lock:
+            return 0.0 if self._began is None or self._done is not None else time.monotonic() - self._began
+
+    def start(self, job: Callable[[], T]) -> bool:
+        """Start a job unless there is one; True when it was started. It may raise `OSError` and nothing else."""
+        with self._lock:
+            if self._began is not None:
+                return False
+            self._began, self._done = time.monotonic(), None
+
+        def work() -> None:
+            try:
+                done: tuple[T | None, OSError | None] = (job(), None)
+            except OSError as exc:
+                done = (None, exc)
+            with self._lock:
+                self._done = done
+
+        # A daemon thread of trio's, without a task that waits for it.
+        trio.lowlevel.start_thread_soon(work, lambda outcome: outcome.unwrap(), self._name)
+        return True
+
+    def take(self) -> T | None:
+        """The result, once; None while there is none. Errors: the job's `OSError`."""
+        with self._lock:
+            if self._done is None:
+                return None
+            (result, error), self._began, self._done = self._done, None, None
+        if error is not None:
+            raise error
+        return result
+
+    async def settle(self, within_s: float) -> bool:
+        """Wait until no job is at work; False when one still is after this long."""
+        with trio.move_on_after(within_s):
+            while self.busy_s():  # noqa: ASYNC110  # nobody waits for the thread, so it need not know the loop
+                await trio.sleep(_LOOK_S)
+        return not self.busy_s()

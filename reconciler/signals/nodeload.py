@@ -1,0 +1,108 @@
+"""How busy the node is: CPU use by the sampler that the policies use, the load average, and its disks."""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, NamedTuple, final
+
+from cgroupfs.files import REAL, FileOps
+from reconciler.signals.devicestats import Devices, DiskTimes, Io, parse_diskstats
+from reconciler.signals.growth import Growth
+from reconciler.signals.readers import Scene, Sheet
+from state.evidence import NODE
+from state.model import NodeCpu
+
+NAME: Final = "node"
+_DISKS: Final = ("disk.read", "disk.write", "disk.ops", "disk.busy", "disk.delay")
+SIGNALS: Final = ("cpu.use", "cpu.idle", "load.1", "load.runnable", *_DISKS)
+
+
+def parse_loadavg(text: str) -> tuple[float, int]:
+    """The average of one minute, and how many tasks run or wait for a CPU now. Errors: `ValueError`."""
+    words = text.split()
+    if len(words) < 4:
+        raise ValueError(f"{text!r} is not a line of /proc/loadavg")
+    return float(words[0]), int(words[3].partition("/")[0])
+
+
+class _Busy(NamedTuple):
+    percent: float
+    delay_ms: float | None
+
+
+@final
+class NodeLoad:
+    """A `Reader`. **Cost**: 10 µs and 3 µs a block device that has ever been used."""
+
+    name = NAME
+    signals: Collection[str] = SIGNALS
+
+    def __init__(self, *, root: str = "/", files: FileOps = REAL, clock: Callable[[], float] = time.monotonic) -> None:
+        self._proc = f"{root.rstrip('/')}/proc"
+        self._files = files
+        self._clock = clock
+        self._devices = Devices(root)
+        self._grew = Growth()
+        self._problems: dict[str, str] = {}
+
+    def problems(self) -> Mapping[str, str]:
+        return self._problems
+
+    async def aclose(self) -> None:
+        """Holds nothing."""
+
+    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+        self._problems = {}
+        if scene.view.cpu is not None:
+            _enter_cpu(scene.view.cpu, sheet)
+        try:
+            load, runnable = parse_loadavg(self._files.read(self._proc, "loadavg"))
+        except (OSError, ValueError) as exc:
+            self._problems |= dict.fromkeys(("load.1", "load.runnable"), f"/proc/loadavg: {exc}")
+        else:
+            sheet.put(NODE, "load.1", load)
+            # This task is one of them.
+            sheet.put(NODE, "load.runnable", max(0, runnable - 1))
+        if not set(_DISKS).isdisjoint(scene.wanted):
+            self._read_disks(sheet, now)
+
+    def _read_disks(self, sheet: Sheet, now: float) -> None:
+        try:
+            found = parse_diskstats(self._files.read(self._proc, "diskstats"))
+        except OSError as exc:
+            self._problems |= dict.fromkeys(_DISKS, f"/proc/diskstats: {exc.strerror}")
+            return
+        self._devices.refresh(now)
+        disks = {device: times for device, times in found.values() if self._devices.counts(device)}
+        if not disks:
+            self._problems |= dict.fromkeys(_DISKS, "no disk has ever been used")
+        self._grew.turn()
+        total = Io()
+        busiest: _Busy | None = None
+        for device, times in disks.items():
+            total = total.plus(times.io)
+            busy = self._busy(device, times)
+            if busy is not None and (busiest is None or busy.percent > busiest.percent):
+                busiest = busy
+        grew = self._grew.grown(NODE, self._clock(), tuple(total)) if disks else None
+        for index, signal in enumerate(_DISKS[:3]):
+            if grew is not None and (rate := grew.rate(index)) is not None:
+                sheet.put(NODE, signal, rate)
+        if busiest is not None:
+            sheet.put(NODE, "disk.busy", busiest.percent)
+            # A disk without a request has kept nobody waiting.
+            sheet.put(NODE, "disk.delay", busiest.delay_ms or 0.0)
+
+    def _busy(self, device: str, times: DiskTimes) -> _Busy | None:
+        grew = self._grew.grown(device, self._clock(), (times.busy_ms, times.waited_ms, times.io.ops))
+        if grew is None or grew.by[0] is None:
+            return None
+        busy_ms, (waited_ms, ops) = grew.by[0], grew.by[1:]
+        delay_ms = waited_ms / ops if ops and waited_ms is not None else None
+        return _Busy(min(100.0, busy_ms / grew.interval_s / 10), delay_ms)
+
+
+def _enter_cpu(cpu: NodeCpu, sheet: Sheet) -> None:
+    """Without an age nothing is known, and a guess helps nobody."""
+    if cpu.age_s is not None:
+        sheet.put(NODE, "cpu.use", cpu.busy_milli, age_s=cpu.age_s)
+        sheet.put(NODE, "cpu.idle", 1000 * sum(cpu.idle.values()), age_s=cpu.age_s)

@@ -1,0 +1,176 @@
+"""The CPU pools as wholes: their CPUs, how busy those are, and how many tasks want them.
+
+Waiting by CPU is in /proc/schedstat where the kernel was built with it: it counts everything that runs there, system
+work and BE pods included. Elsewhere it is the sum over the pool's own pods, which misses both, and says so by half the
+confidence. Throttling is taken off either way.
+
+**Cost**: one read of 1 µs a CPU and scheduling domain, each pass; every five seconds on machines of more than 64 CPUs.
+Source: kernel documentation, scheduler/sched-stats.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, NamedTuple, final
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.files import REAL, FileOps
+from reconciler.signals.extent import pool_cpus
+from reconciler.signals.growth import Growth
+from reconciler.signals.readers import Scene, Sheet
+from state.evidence import pod_subject, pool_subject
+from state.model import Pools
+
+NAME: Final = "pools"
+SIGNALS: Final = (
+    "pool.cpus",
+    "cpu.use",
+    "cpu.idle",
+    "cpu.wait",
+    "cpu.wait_milli",
+    "load.runnable",
+    "memory.use",
+)
+_WAITING: Final = frozenset({"cpu.wait", "cpu.wait_milli", "load.runnable"})
+_PROXY: Final = 0.5
+_MANY: Final = 64
+_MANY_EVERY_S: Final = 5.0
+
+
+class CpuWait(NamedTuple):
+    """Since boot: how long tasks ran on a CPU and how long they waited for it."""
+
+    run_ns: int
+    wait_ns: int
+
+
+def parse_schedstat(text: str) -> dict[int, CpuWait]:
+    """/proc/schedstat by CPU. Errors: `ValueError` for a CPU line of fewer than nine numbers, or of other words."""
+    found: dict[int, CpuWait] = {}
+    for line in text.splitlines():
+        if line.startswith("cpu"):
+            name, *counts = line.split()
+            if len(counts) < 9:
+                raise ValueError(f"{line!r} has fewer than nine numbers")
+            found[int(name[3:])] = CpuWait(int(counts[6]), int(counts[7]))
+    return found
+
+
+class _Load(NamedTuple):
+    """On average: tasks that ran, and that waited, in thousandths."""
+
+    run_milli: float
+    wait_milli: float
+
+
+@final
+class PoolReader:
+    """A `Reader`; after those of the pods, whose samples it adds up."""
+
+    name = NAME
+    signals: Collection[str] = SIGNALS
+
+    def __init__(self, *, root: str = "/", files: FileOps = REAL, clock: Callable[[], float] = time.monotonic) -> None:
+        self._proc = f"{root.rstrip('/')}/proc"
+        self._files = files
+        self._clock = clock
+        self._grew = Growth()
+        self._cpus: dict[int, _Load] = {}
+        self._read_at: float | None = None
+        self._problems: dict[str, str] = {}
+
+    def problems(self) -> Mapping[str, str]:
+        return self._problems
+
+    async def aclose(self) -> None:
+        """Holds nothing."""
+
+    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+        pools = scene.pools
+        if pools is None:
+            return
+        wanted = set(scene.wanted)
+        by_name = pool_cpus(pools)
+        if not wanted.isdisjoint(_WAITING):
+            self._look(len(scene.view.topology.online), now)
+        members = _members(scene, pools)
+        for name, cpus in by_name.items():
+            subject = pool_subject(name)
+            sheet.put(subject, "pool.cpus", len(cpus))
+            self._enter_use(scene, sheet, subject, cpus)
+            pods = members.get(name, [])
+            if not wanted.isdisjoint(_WAITING):
+                near = [uid for other, uids in members.items() if by_name.get(other, CpuSet()) & cpus for uid in uids]
+                self._enter_waiting(sheet, subject, cpus, pods, near)
+            memory = [use for uid in pods if (use := sheet.get(pod_subject(uid), "memory.use")) is not None]
+            if memory and len(memory) == len(pods):
+                sheet.put(subject, "memory.use", sum(memory))
+
+    def _enter_use(self, scene: Scene, sheet: Sheet, subject: str, cpus: CpuSet) -> None:
+        cpu = scene.view.cpu
+        known = [cpu.idle[one] for one in cpus if one in cpu.idle] if cpu is not None else []
+        if cpu is None or cpu.age_s is None or not known:
+            return
+        # A CPU that cannot be told is busy, as everywhere.
+        idle = 1000.0 * sum(known)
+        sheet.put(subject, "cpu.idle", idle, age_s=cpu.age_s)
+        sheet.put(subject, "cpu.use", 1000.0 * len(cpus) - idle, age_s=cpu.age_s)
+
+    def _look(self, count: int, now: float) -> None:
+        """Take the counters of all CPUs."""
+        if count > _MANY and self._read_at is not None and 0.0 <= now - self._read_at < _MANY_EVERY_S:
+            return
+        self._grew.turn()
+        self._read_at = now
+        try:
+            found = parse_schedstat(self._files.read(self._proc, "schedstat"))
+        except (OSError, ValueError) as exc:
+            # The kernel has no such file where it was built without it, as some clouds' are.
+            self._problems = dict.fromkeys(
+                sorted(_WAITING), f"/proc/schedstat: {exc}; the pools' waiting is the sum over their pods"
+            )
+            self._cpus = {}
+            return
+        self._problems = {}
+        at_s = self._clock()
+        loads: dict[int, _Load] = {}
+        for cpu, counts in found.items():
+            grew = self._grew.grown(cpu, at_s, tuple(counts))
+            run, wait = (grew.rate(0), grew.rate(1)) if grew is not None else (None, None)
+            if run is not None and wait is not None:
+                loads[cpu] = _Load(run / 1e6, wait / 1e6)
+        self._cpus = loads
+
+    def _enter_waiting(
+        self, sheet: Sheet, subject: str, cpus: CpuSet, pods: Collection[str], near: Collection[str]
+    ) -> None:
+        """``near``: the pods that may run on these CPUs."""
+        known = [self._cpus[cpu] for cpu in cpus if cpu in self._cpus]
+        if known and len(known) == len(cpus):
+            own = sum(sheet.get(pod_subject(uid), "cpu.wait_own") or 0.0 for uid in near)
+            run = sum(one.run_milli for one in known)
+            wait, sure = max(0.0, sum(one.wait_milli for one in known) - own), 1.0
+        else:
+            parts = [
+                (use, waited)
+                for uid in pods
+                if (use := sheet.get(pod_subject(uid), "cpu.use")) is not None
+                and (waited := sheet.get(pod_subject(uid), "cpu.wait_milli")) is not None
+            ]
+            if not parts:
+                return
+            run, wait = (sum(column) for column in zip(*parts, strict=True))
+            sure = _PROXY * len(parts) / len(pods)
+        age_s = 0.0 if self._read_at is None else max(0.0, self._clock() - self._read_at) if known else 0.0
+        busy = run + wait
+        sheet.put(subject, "load.runnable", busy / 1000, age_s=age_s, confidence=sure)
+        sheet.put(subject, "cpu.wait_milli", wait, age_s=age_s, confidence=sure)
+        sheet.put(subject, "cpu.wait", 100.0 * wait / busy if busy else 0.0, age_s=age_s, confidence=sure)
+
+
+def _members(scene: Scene, pools: Pools) -> dict[str, list[str]]:
+    """The pods' uids by pool; those that run everywhere are in none."""
+    found: dict[str, list[str]] = {}
+    for uid, pod in scene.view.pods.items():
+        if (name := pools.pool_of(pod)) is not None:
+            found.setdefault(name, []).append(uid)
+    return found
