@@ -17,6 +17,7 @@ from reconciler.httpclient import Answer, HttpSession, Peer
 from reconciler.kubeconfig import read_kubeconfig
 
 NAME: Final = "API server"
+_MOST: Final = 64 * 1024
 SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 KUBELETS_OWN: Final = (
     "/etc/kubernetes/kubelet.conf",
@@ -157,18 +158,18 @@ class KubeApi:
         *,
         timeout_s: float | None = None,
         content_type: str = "application/json",
+        most: int = _MOST,
     ) -> Answer:
         """Its answer, whatever it is. ``body`` becomes JSON. ``timeout_s`` None: as configured.
 
-        ``content_type``: a patch has one of its own.
-
+        ``content_type``: a patch has one of its own. Of the answer's body ``most`` bytes are kept.
         Errors: `SourceError` when there is no answer.
         """
         content = None if body is None else msgspec.json.encode(body)
         headers = {} if body is None else {"Content-Type": content_type}
         async with self._turn:
             session = await self._open()
-            return await session.exchange(method, path, content, headers, timeout_s=timeout_s)
+            return await session.exchange(method, path, content, headers, timeout_s=timeout_s, most=most)
 
     async def aclose(self) -> None:
         """Close the connection; the client stays usable."""

@@ -1,0 +1,218 @@
+"""One group with all groups below it, in every hierarchy that has it: who is in it; stop, thaw and kill them.
+
+The group is its directories, held open: what gets the same name later is not meant. On v1 a process is in one group of
+each hierarchy; it belongs to this one when any of them says so.
+
+Source: kernel documentation, admin-guide/cgroup-v2 (cgroup.events, cgroup.kill, cgroup.freeze) and
+cgroup-v1/freezer-subsystem. Measured: a frozen v1 task dies by SIGKILL only when it is thawed, a v2 one at once.
+"""
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from typing import Final, Self, final
+
+from cgroupfs.errors import cgroup_error
+from cgroupfs.hierarchy import FREEZER, Hierarchy
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Removed, being removed, or threaded: the processes of a threaded group are listed by the one above it.
+_NOBODY: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENOTDIR})
+_STATE: Final = "freezer.state"
+_FREEZE: Final = "cgroup.freeze"
+_PROCS: Final = "cgroup.procs"
+_CHUNK: Final = 1 << 16
+
+
+@final
+class Subtree:
+    """Use as ``with Subtree.open(...) as tree``. Everything is inline reads and writes of control files.
+
+    Errors: `CgroupError` from what writes. A group that is gone has nobody in it, which is no error.
+    """
+
+    def __init__(self, found: Mapping[str, tuple[int, int]], freezer: str | None = None) -> None:
+        """``found``: open directory and version by mount directory; ``freezer``: the mount that stops tasks."""
+        self._found = dict(found)
+        self._freezer = freezer
+
+    @classmethod
+    def open(cls, hierarchy: Hierarchy, group: str, inodes: Mapping[str, int] | None = None) -> Self:
+        """The group as it is now; with ``inodes`` only where it is still that one. There may be nothing left of it.
+
+        Errors: `CgroupError` when a directory that is there cannot be opened.
+        """
+        found: dict[str, tuple[int, int]] = {}
+        for mount in hierarchy.mounts():
+            path = mount.path(group)
+            try:
+                number = os.open(path, _DIRECTORY)
+            except OSError as exc:
+                if exc.errno in _NOBODY:
+                    continue
+                raise cgroup_error(path, exc, "open") from exc
+            if inodes is not None and inodes.get(mount.directory) != os.fstat(number).st_ino:
+                os.close(number)
+            else:
+                found[mount.directory] = (number, mount.version)
+        freezer = hierarchy.controllers.get(FREEZER)
+        return cls(found, freezer.directory if freezer is not None else None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the directories."""
+        for number, _ in self._found.values():
+            os.close(number)
+        self._found.clear()
+
+    @property
+    def inodes(self) -> dict[str, int]:
+        """What tells this group from a later one of its name, by mount directory."""
+        return {directory: os.fstat(number).st_ino for directory, (number, _) in self._found.items()}
+
+    @property
+    def exists(self) -> bool:
+        """Whether any of its directories is still there."""
+        return any(_read(number, _PROCS) is not None for number, _ in self._found.values())
+
+    def look(self) -> Iterator[bool]:
+        """Whether processes that have not exited are there, one part after another: a caller may pause in between."""
+        for number, version in self._found.values():
+            events = _read(number, "cgroup.events") if version == 2 else None
+            if events is not None:
+                yield "populated 1" in events
+                continue
+            for below in _below(number):
+                yield bool((_read(number, f"{below}/{_PROCS}") or "").strip())
+
+    def populated(self) -> bool:
+        """Whether any process that has not exited is in it, or below it, in any hierarchy."""
+        return any(self.look())
+
+    def groups(self) -> "Iterator[Group]":
+        """Every group of it, in every hierarchy, each above those below it."""
+        for number, _ in self._found.values():
+            for below in _below(number):
+                yield Group(number, below)
+
+    # Stopping
+
+    def thawing(self) -> Iterator[bool]:
+        """Let every stopped group of it run again, whoever stopped it, one after another; True: this one was stopped.
+
+        A group above it that is stopped keeps it from running: `held_above`.
+        """
+        for number, version in self._found.values():
+            file, running = (_STATE, "THAWED") if version == 1 else (_FREEZE, "0")
+            if _read(number, file) is None:
+                continue  # no freezer here, or a kernel without one
+            # From the top: on v1 a group runs when all above it do.
+            for below in _below(number):
+                state = _read(number, f"{below}/{file}")
+                stopped = state is not None and state.strip() != running
+                yield stopped and _write(number, f"{below}/{file}", running)
+
+    def thaw(self) -> int:
+        """`thawing` to its end; how many groups were stopped."""
+        return sum(self.thawing())
+
+    def held_above(self) -> bool:
+        """Whether a v1 group above it is stopped: then nobody here dies before that one is thawed."""
+        return any(
+            (_read(number, "freezer.parent_freezing") or "").strip() == "1" for number, _ in self._found.values()
+        )
+
+    def stop(self) -> bool:
+        """Begin to stop all tasks of it; False where there is no freezer. `thaw` must follow, come what may."""
+        number, version = self._found.get(self._freezer or "", (-1, 0))
+        file, stopped = (_STATE, "FROZEN") if version == 1 else (_FREEZE, "1")
+        return number >= 0 and _write(number, file, stopped)
+
+    def stopped(self) -> bool:
+        """Whether what `stop` began is complete. A task that sleeps uninterruptibly may hold it up for ever."""
+        number, version = self._found.get(self._freezer or "", (-1, 0))
+        if version == 1:
+            return (_read(number, _STATE) or "").strip() == "FROZEN"
+        return number >= 0 and "frozen 1" in (_read(number, "cgroup.events") or "")
+
+    def kill(self) -> bool:
+        """SIGKILL to everybody at once, those who are just being forked included (v2, kernel 5.14); False: not here."""
+        done = False
+        for number, version in self._found.values():
+            done |= version == 2 and _write(number, "cgroup.kill", "1")
+        return done
+
+
+@final
+class Group:
+    """One group of a `Subtree`: an open directory, and the relative path below it ("." for itself)."""
+
+    __slots__ = ("number", "path")
+
+    def __init__(self, number: int, path: str) -> None:
+        self.number = number
+        self.path = path
+
+    def pids(self) -> list[int]:
+        """The processes in this very group. 0 is one that this pid namespace does not show."""
+        text = _read(self.number, f"{self.path}/{_PROCS}") or ""
+        return [int(word) for word in text.split()]
+
+
+def _below(number: int) -> Iterator[str]:
+    """Relative paths of a directory and all below it, each after the one above."""
+    pending = ["."]
+    while pending:
+        path = pending.pop()
+        yield path
+        try:
+            inside = os.open(path, _DIRECTORY, dir_fd=number)
+        except OSError as exc:
+            if exc.errno in _NOBODY:
+                continue
+            raise cgroup_error(path, exc, "list") from exc
+        try:
+            with os.scandir(inside) as entries:
+                pending += [f"{path}/{entry.name}" for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError as exc:
+            if exc.errno not in _NOBODY:
+                raise cgroup_error(path, exc, "list") from exc
+        finally:
+            os.close(inside)
+
+
+def _read(number: int, file: str) -> str | None:
+    """A control file; None when it, or its group, is not there."""
+    try:
+        opened = os.open(file, os.O_RDONLY | os.O_CLOEXEC, dir_fd=number)
+        try:
+            parts = []
+            while part := os.read(opened, _CHUNK):
+                parts.append(part)
+        finally:
+            os.close(opened)
+    except OSError as exc:
+        if exc.errno in _NOBODY:
+            return None
+        raise cgroup_error(file, exc, "read") from exc
+    return b"".join(parts).decode("ascii", "replace")
+
+
+def _write(number: int, file: str, text: str) -> bool:
+    """True when written; False when there is no such file, or no group any more."""
+    try:
+        opened = os.open(file, os.O_WRONLY | os.O_CLOEXEC, dir_fd=number)
+        try:
+            os.write(opened, text.encode())
+        finally:
+            os.close(opened)
+    except OSError as exc:
+        if exc.errno in _NOBODY:
+            return False
+        raise cgroup_error(file, exc, f"write {text!r}") from exc
+    return True

@@ -1,0 +1,231 @@
+"""Ending a pod through the API server: its Eviction subresource, as ``kubectl drain`` does.
+
+The request names the pod's uid, so that a successor of the same name is never meant, and asking twice does no harm.
+When it has been accepted, the kubelet ends the pod; it counts as ended when its cgroups are empty. A disruption budget
+that refuses is asked again as long as it says, and then obeyed. Whether the server knows policy/v1 or only v1beta1
+(before 1.22) is told by the core group's own list; that of policy is no proof, because 1.21 has v1 for budgets only.
+
+Source: Kubernetes documentation, "API-initiated Eviction"; kubectl's drain; the API server's eviction handler.
+"""
+
+from enum import Enum, auto
+from typing import Final, final
+from urllib.parse import quote
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from cgroupfs.errors import CgroupError, SourceError
+from reconciler.httpclient import Answer
+from reconciler.kubeapi import KubeApi, Status, status_of
+from reconciler.responses.means.base import Result, Work
+from reconciler.responses.means.config import EvictionMeans
+from state.eviction import Case, Means, Outcome, Step
+
+_CORE: Final = "/api/v1"
+_EVICTION: Final = "pods/eviction"
+_LISTED: Final = 1 << 20
+_NEWEST: Final = "policy/v1"
+_OLDER: Final = "policy/v1beta1"
+_SEVERAL_BUDGETS: Final = "more than one PodDisruptionBudget"
+
+
+class Said(Enum):
+    """What an answer to an eviction means."""
+
+    ACCEPTED = auto()
+    BUDGET = auto()
+    SEVERAL_BUDGETS = auto()
+    NO_SUCH_POD = auto()
+    NO_SUCH_VERSION = auto()
+    BUSY = auto()
+    NOT_ALLOWED = auto()
+
+
+class Reply(Struct, frozen=True, kw_only=True):
+    """One answer, judged. ``wait_s``: what it asks us to wait; None: it does not say."""
+
+    said: Said
+    words: str
+    wait_s: float | None = None
+
+
+def judge(answer: Answer) -> Reply:
+    """What the API server means. Pure."""
+    status = status_of(answer)
+    words = f"it answered {answer.status} {' '.join((status.message or answer.words).split())[:200]}".rstrip()
+    return Reply(said=_said(answer, status), words=words, wait_s=_wait_s(answer, status))
+
+
+def _said(answer: Answer, status: Status) -> Said:
+    kind = status.details.kind if status.details is not None else ""
+    match answer.status:
+        case 200 | 201 | 202:
+            return Said.ACCEPTED
+        case 404 if kind == "pods" and status.reason == "NotFound":
+            return Said.NO_SUCH_POD
+        case 404 | 405:
+            return Said.NO_SUCH_VERSION
+        case 400 if "no kind" in status.message or "version" in status.message:
+            return Said.NO_SUCH_VERSION
+        case 409 if "UID" in status.message:
+            return Said.NO_SUCH_POD  # another one has its name
+        case 409:
+            return Said.BUSY  # somebody else is changing it just now
+        case 429 if status.kind == "Status":
+            return Said.BUDGET
+        case 500 if _SEVERAL_BUDGETS in status.message:
+            return Said.SEVERAL_BUDGETS
+        case code if code == 429 or code >= 500:
+            return Said.BUSY  # without a Status of its own it is the server as a whole that has too much to do
+        case _:
+            return Said.NOT_ALLOWED
+
+
+def _wait_s(answer: Answer, status: Status) -> float | None:
+    """Seconds, from the header or the Status; a date in the header is not used by the API server."""
+    text = answer.headers.get("retry-after", "")
+    if text.isdecimal():
+        return float(text)
+    told = status.details.retry_after_s if status.details is not None else 0
+    return float(told) if told > 0 else None
+
+
+class _Resource(Struct, frozen=True):
+    name: str = ""
+    kind: str = ""
+    group: str = ""
+    version: str = ""
+
+
+class _Resources(Struct, frozen=True):
+    resources: list[_Resource] = []
+
+
+_decode_resources = msgspec.json.Decoder(_Resources).decode
+
+
+@final
+class ApiWay:
+    """`Way` through the API server."""
+
+    means = Means.API
+
+    def __init__(self, config: EvictionMeans, api: KubeApi) -> None:
+        self._config = config
+        self._api = api
+        self._version: str | None = None
+
+    def unusable(self, case: Case) -> str | None:
+        """For static pods the API server has only a picture of them."""
+        if case.target.static:
+            return "it is a static pod, of which the API server has only a picture"
+        if case.order.name is None or case.order.namespace is None:
+            return "its name is not known"
+        return self._api.unreachable()
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._api.aclose()
+
+    async def end(self, work: Work) -> Result:
+        """See the module's text."""
+        if work.resumed is not Step.WAIT:
+            await work.step(Step.ASK)
+            result = await self._ask(work)
+            if result is not None:
+                return result
+            await work.step(Step.WAIT, accepted=True)
+        try:
+            # The runtime's SIGTERM is of no use to who is stopped.
+            await work.thaw()
+            patience_s = work.grace_s + self._config.margin_s
+            if await work.emptied(max(0.0, patience_s - work.elapsed_s())):
+                return Result(outcome=Outcome.DONE, detail="the API server evicted it")
+        except CgroupError as exc:
+            return Result(outcome=None, detail=f"accepted, but {exc}")
+        return Result(outcome=None, detail=f"accepted, but the pod is alive {patience_s:g} s later")
+
+    async def _ask(self, work: Work) -> Result | None:
+        """Ask until it is accepted (None), refused, or there is no more point."""
+        rules, case = self._config.api, work.case
+        begun, wait_s, words = trio.current_time() - work.elapsed_s(), rules.first_wait_s, ""
+        while True:
+            try:
+                reply = await self._once(work)
+            except SourceError as exc:
+                reply = Reply(said=Said.BUSY, words=str(exc))
+            match reply.said:
+                case Said.ACCEPTED:
+                    return None
+                case Said.NO_SUCH_POD:
+                    return await self._unknown(work, reply.words)
+                case Said.NOT_ALLOWED | Said.NO_SUCH_VERSION:
+                    return Result(outcome=None, detail=reply.words)
+                case Said.SEVERAL_BUDGETS:
+                    return self._refused(case, reply.words)
+            words = reply.words
+            patience_s = rules.refused_s if reply.said is Said.BUDGET else rules.failing_s
+            pause_s = min(reply.wait_s if reply.wait_s is not None else wait_s, rules.longest_wait_s)
+            wait_s = min(2 * wait_s, rules.longest_wait_s)
+            if trio.current_time() + pause_s - begun > patience_s:
+                break
+            if await work.emptied(pause_s):
+                return Result(outcome=Outcome.GONE, detail=f"it ended while the API server was asked ({words})")
+        if reply.said is Said.BUDGET:
+            return self._refused(case, f"asked for {patience_s:g} s; {words}")
+        return Result(outcome=None, detail=f"asked for {patience_s:g} s; {words}")
+
+    def _refused(self, case: Case, words: str) -> Result:
+        if case.order.forced and self._config.api.hard_over_budget:
+            return Result(outcome=None, detail=f"its disruption budget refuses, and hard_over_budget is set: {words}")
+        return Result(outcome=Outcome.REFUSED, detail=f"its disruption budget refuses: {words}")
+
+    async def _unknown(self, work: Work, words: str) -> Result:
+        """The API server has no such pod: the kubelet ends what is left of it here, as of any it should not have."""
+        await work.thaw()
+        if await work.emptied(work.grace_s + self._config.margin_s):
+            return Result(outcome=Outcome.GONE, detail=f"the API server has no such pod any more ({words})")
+        return Result(outcome=None, detail=f"the API server has no such pod, but it lives ({words})")
+
+    async def _once(self, work: Work) -> Reply:
+        """One request; two where the version was not what we took it for. Errors: `SourceError`."""
+        version = await self._find_version()
+        reply = await self._post(work, version)
+        if reply.said is Said.NO_SUCH_VERSION:
+            other = _OLDER if version == _NEWEST else _NEWEST
+            again = await self._post(work, other)
+            if again.said is not Said.NO_SUCH_VERSION:
+                self._version = other
+                return again
+        return reply
+
+    async def _post(self, work: Work, version: str) -> Reply:
+        order = work.case.order
+        path = f"{_CORE}/namespaces/{quote(order.namespace or '', safe='')}/pods/{quote(order.name or '', safe='')}"
+        options: dict[str, object] = {"preconditions": {"uid": order.uid}}
+        if order.grace_s is not None or (work.case.target.grace_s or 0) > work.grace_s:
+            # Never 0, which would take the pod out of the API server before it has ended.
+            options["gracePeriodSeconds"] = max(1, round(work.grace_s))
+        body = {
+            "apiVersion": version,
+            "kind": "Eviction",
+            "metadata": {"name": order.name, "namespace": order.namespace},
+            "deleteOptions": options,
+        }
+        return judge(await self._api.request("POST", f"{path}/eviction", body))
+
+    async def _find_version(self) -> str:
+        """The version of Eviction that the core group's list names; the newest where it does not tell."""
+        if self._version is None:
+            answer = await self._api.request("GET", _CORE, most=_LISTED)
+            try:
+                listed = _decode_resources(answer.body).resources if answer.good else []
+            except msgspec.MsgspecError:
+                listed = []
+            found = next((one for one in listed if one.name == _EVICTION and one.version), None)
+            if found is None:
+                return _NEWEST
+            self._version = f"{found.group}/{found.version}"
+        return self._version

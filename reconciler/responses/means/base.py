@@ -1,0 +1,83 @@
+"""What a way to end a pod is, and what it may use while it does.
+
+A new one is a file here that implements `Way`, a word in `state.eviction.Means`, and one entry in `means.table`.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+from cgroupfs.subtree import Subtree
+from reconciler.responses.means.processes import Processes
+from state.eviction import Case, Means, Outcome, Step
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """What came of one way. ``outcome`` None: it did not work here, the next may.
+
+    DONE: nobody is left in the pod's groups now; whether the kubelet starts it again is watched by the caller.
+    """
+
+    outcome: Outcome | None
+    detail: str
+
+
+class Work(Protocol):
+    """One case while it is carried out."""
+
+    @property
+    def case(self) -> Case:
+        """As last journalled."""
+
+    @property
+    def resumed(self) -> Step | None:
+        """The step of this very way at which an earlier run of the daemon ended; None: it begins afresh."""
+
+    @property
+    def tree(self) -> Subtree:
+        """The pod's own groups."""
+
+    @property
+    def processes(self) -> Processes:
+        """Who is in them."""
+
+    @property
+    def grace_s(self) -> float:
+        """What this pod gets to end by itself."""
+
+    async def step(self, step: Step, *, accepted: bool = False, pid_starts: Mapping[int, int] | None = None) -> None:
+        """Journal what comes next; returns when that is durable. To be called before each act.
+
+        Does not return when nothing more may be done to the pod: it is held, or eviction was switched off. The step
+        that was `resumed` keeps its time, see `elapsed_s`.
+        """
+
+    def elapsed_s(self) -> float:
+        """Time since the present step was first journalled, also by an earlier run of the daemon."""
+
+    async def thaw(self) -> None:
+        """Let all of it run: nobody heeds a signal, and on v1 nobody dies, while stopped."""
+
+    async def emptied(self, within_s: float) -> bool:
+        """Wait until nobody is left in it; False when the time is over."""
+
+
+class Way(Protocol):
+    """One way to end a pod. `end` may be called for several pods at once."""
+
+    @property
+    def means(self) -> Means:
+        """Its name."""
+
+    def unusable(self, case: Case) -> str | None:
+        """Why there is no point in trying it for this pod now; None: try. Asks nobody."""
+
+    async def end(self, work: Work) -> Result:
+        """End the pod, or take up where an earlier run was: the case tells how far it got.
+
+        Errors: none; whatever goes wrong is the result's detail.
+        """
+
+    async def aclose(self) -> None:
+        """Give back what it holds."""

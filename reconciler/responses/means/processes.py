@@ -1,0 +1,212 @@
+"""Signals to the processes of one pod, and to nobody else.
+
+A process id is only a number that somebody else may have tomorrow. So: take hold of the process (pidfd), then look
+whether the pod's own group still lists its id; only then is the one that is held the one that is listed. Never
+signalled: process 1, ourselves, kernel threads, and what this pid namespace does not show.
+
+Kernels before 5.3 have no pidfd: there the start time is compared right before the signal, which leaves microseconds in
+which the id would have to be given up and given out again.
+
+Source: pidfd_open(2), pidfd_send_signal(2), proc(5).
+"""
+
+import errno
+import os
+import signal
+from collections.abc import Iterable, Mapping
+from typing import Final, final
+
+import trio
+from msgspec import Struct
+
+from cgroupfs.errors import AgentError
+from cgroupfs.subtree import Group, Subtree
+from reconciler.slices import Slices
+
+_BATCH: Final = 64
+"""Processes held at once: each is an open file."""
+_KERNEL_THREAD: Final = 0x00200000
+_NO_PIDFD: Final = frozenset({errno.ENOSYS, errno.EPERM})
+
+
+class OwnPodError(AgentError):
+    """This daemon's own process is in the pod that it is to end."""
+
+
+class Stat(Struct, frozen=True):
+    """What ``/proc/PID/stat`` tells. ``start``: ticks since boot."""
+
+    comm: str
+    state: str
+    parent: int
+    flags: int
+    start: int
+
+
+def read_stat(pid: int, proc: str = "/proc") -> Stat | None:
+    """One process; None when it has ended."""
+    text = _text(f"{proc}/{pid}/stat")
+    name, closed, rest = text.rpartition(")")
+    fields = rest.split()
+    if not closed or len(fields) < 20:
+        return None
+    return Stat(
+        comm=name.partition("(")[2],
+        state=fields[0],
+        parent=int(fields[1]),
+        flags=int(fields[6]),
+        start=int(fields[19]),
+    )
+
+
+class Held(Struct, frozen=True):
+    """One process that we have hold of. ``number``: its pidfd, -1 on a kernel without."""
+
+    pid: int
+    stat: Stat
+    number: int = -1
+
+
+@final
+class Processes:
+    """Looks at and signals the members of subtrees."""
+
+    def __init__(self, proc: str = "/proc", *, ourselves: int | None = None) -> None:
+        self.proc = proc
+        self._ourselves = os.getpid() if ourselves is None else ourselves
+        self._pidfd = hasattr(os, "pidfd_open")
+
+    async def members(self, tree: Subtree) -> set[int]:
+        """Ids of all processes in it; 0 stands for those that we cannot see.
+
+        Errors: `OwnPodError` when we are one of them.
+        """
+        slices, found = Slices(), set[int]()
+        for group in tree.groups():
+            found.update(group.pids())
+            await slices.checkpoint()
+        if self._ourselves in found:
+            raise OwnPodError("this daemon runs in it")
+        return found
+
+    async def starts(self, pids: Iterable[int]) -> dict[int, int]:
+        """The start time of each process that is still there and may be signalled."""
+        slices, found = Slices(), dict[int, int]()
+        for pid in pids:
+            stat = read_stat(pid, self.proc)
+            if stat is not None and self._ours(pid, stat):
+                found[pid] = stat.start
+            await slices.checkpoint()
+        return found
+
+    async def signal(self, tree: Subtree, number: int, only: Mapping[int, int] | None = None) -> int:
+        """Send ``number`` to every member, once; to how many. ``only``: those ids with those start times."""
+        slices, done = Slices(), set[int]()
+        for group in tree.groups():
+            listed = [pid for pid in group.pids() if pid not in done and (only is None or pid in only)]
+            for first in range(0, len(listed), _BATCH):
+                done |= self._signal_some(group, listed[first : first + _BATCH], number, only)
+                await slices.checkpoint()
+            await slices.checkpoint()
+        return len(done)
+
+    def _signal_some(self, group: Group, pids: Iterable[int], number: int, only: Mapping[int, int] | None) -> set[int]:
+        held = [one for pid in pids if (one := self._hold(pid)) is not None]
+        try:
+            # Only now: see the module's text.
+            members = set(group.pids()) if held else set()
+            if self._ourselves in members:
+                raise OwnPodError("this daemon runs in it")
+            sent = set[int]()
+            for one in held:
+                wanted = only is None or only.get(one.pid) == one.stat.start
+                if one.pid in members and wanted and self._send(one, number):
+                    sent.add(one.pid)
+            return sent
+        finally:
+            for one in held:
+                if one.number >= 0:
+                    os.close(one.number)
+
+    def _hold(self, pid: int) -> Held | None:
+        if pid <= 1 or pid == self._ourselves:
+            return None
+        number = -1
+        if self._pidfd:
+            try:
+                number = os.pidfd_open(pid)
+            except OSError as exc:
+                if exc.errno not in _NO_PIDFD:
+                    return None  # it has ended (ESRCH), or is no whole process (EINVAL)
+                self._pidfd = False
+        stat = read_stat(pid, self.proc)
+        if stat is None or not self._ours(pid, stat):
+            if number >= 0:
+                os.close(number)
+            return None
+        return Held(pid, stat, number)
+
+    def _ours(self, pid: int, stat: Stat) -> bool:
+        return pid > 1 and pid != self._ourselves and not stat.flags & _KERNEL_THREAD
+
+    def _send(self, held: Held, number: int) -> bool:
+        try:
+            if held.number >= 0:
+                signal.pidfd_send_signal(held.number, number)
+            else:
+                now = read_stat(held.pid, self.proc)
+                if now is None or now.start != held.stat.start:
+                    return False
+                os.kill(held.pid, number)
+        except OSError:
+            return False  # it has ended; one that may not be signalled stays, and whoever waits for it tells
+        return True
+
+    def describe(self, pids: Iterable[int], most: int = 5) -> str:
+        """Those that do not die, for a person: ``1234 (dd, D, in nfs_wait)``."""
+        alive = [(pid, stat) for pid in sorted(pids) if (stat := read_stat(pid, self.proc)) is not None]
+        shown = []
+        for pid, stat in alive[:most]:
+            where = _text(f"{self.proc}/{pid}/wchan").strip()
+            asleep = f", in {where}" if stat.state == "D" and where not in {"", "0"} else ""
+            shown.append(f"{pid} ({stat.comm}, {stat.state}{asleep})")
+        more = [f"{len(alive) - most} more"] if len(alive) > most else []
+        return ", ".join([*shown, *more])
+
+
+async def anyone(tree: Subtree) -> bool:
+    """Whether somebody is in it, looking a millisecond at a time."""
+    slices = Slices()
+    for occupied in tree.look():
+        if occupied:
+            return True
+        await slices.checkpoint()
+    return False
+
+
+async def thaw(tree: Subtree) -> int:
+    """Let all of it run; how many groups were stopped."""
+    slices, count = Slices(), 0
+    for stopped in tree.thawing():
+        count += stopped
+        await slices.checkpoint()
+    return count
+
+
+async def emptied(tree: Subtree, within_s: float, *, every_s: float = 0.25) -> bool:
+    """Wait until nobody is in it; False when the time is over."""
+    with trio.move_on_after(within_s):
+        pause_s = min(0.01, every_s)
+        while await anyone(tree):
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, every_s)
+        return True
+    return not await anyone(tree)
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,113 @@
+"""Ending a pod by signals: SIGTERM to every process, the grace, then SIGKILL until nobody is left.
+
+The kubelet sees its containers end and starts them again by the pod's restart policy: the caller watches for that.
+
+Killing. cgroup.kill (v2, kernel 5.14) catches processes that are just being forked. Elsewhere a loop kills who is
+listed, again and again; who forks faster than that is stopped by the freezer first, so that the signals wait for all of
+them when they are let go. Nobody is left stopped: the step is journalled, and a restarted daemon thaws first.
+"""
+
+import signal
+from typing import Final, final
+
+import trio
+
+from cgroupfs.errors import CgroupError
+from reconciler.responses.means.base import Result, Work
+from reconciler.responses.means.config import EvictionMeans
+from reconciler.responses.means.processes import OwnPodError, anyone
+from state.eviction import Case, Means, Outcome, Step
+
+_LOOPS: Final = 3
+"""After so many rounds of plain kills somebody forks faster than we kill: stop them first."""
+_STOPPING_LOOKS: Final = 100
+"""Half a second: a task in the midst of a disk access stops only after it."""
+_FIRST_PAUSE_S: Final = 0.005
+_LONGEST_PAUSE_S: Final = 0.5
+
+
+@final
+class SignalWay:
+    """`Way` by signals. Needs nothing but the right to signal, so it is the last resort."""
+
+    means = Means.SIGNAL
+
+    def __init__(self, config: EvictionMeans) -> None:
+        self._config = config
+
+    def unusable(self, case: Case) -> str | None:  # noqa: ARG002
+        """Always worth a try."""
+        return None
+
+    async def end(self, work: Work) -> Result:
+        """See the module's text."""
+        try:
+            if work.resumed is not Step.KILL and await self._terminate(work):
+                return Result(outcome=Outcome.DONE, detail="it ended by SIGTERM")
+            await work.step(Step.KILL)
+            left = await self._kill(work)
+        except (CgroupError, OwnPodError) as exc:
+            return Result(outcome=None, detail=str(exc))
+        if left:
+            return Result(outcome=None, detail=left)
+        return Result(outcome=Outcome.DONE, detail="it was killed by SIGKILL")
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+    async def _terminate(self, work: Work) -> bool:
+        """SIGTERM, once to each process that was there at first: helpers that they start to end well are spared.
+
+        True when all have ended within the grace.
+        """
+        if work.resumed is not Step.TERMINATE:
+            starts = await work.processes.starts(await work.processes.members(work.tree))
+            await work.step(Step.TERMINATE, pid_starts=starts)
+        known = {int(pid): start for pid, start in work.case.pid_starts.items()}
+        left_s = work.grace_s - work.elapsed_s()
+        await work.thaw()
+        await work.processes.signal(work.tree, signal.SIGTERM, known)
+        return await work.emptied(max(0.0, left_s))
+
+    async def _kill(self, work: Work) -> str:
+        """SIGKILL until nobody is left; else who, for a person."""
+        deadline = trio.current_time() + self._config.kill_s
+        rounds, pause_s = 0, _FIRST_PAUSE_S
+        while True:
+            await work.thaw()
+            # Before cgroup.kill, which spares nobody: raises when we are in it ourselves.
+            members = await work.processes.members(work.tree)
+            if not members:
+                return ""
+            if rounds and rounds % _LOOPS == 0:
+                await self._kill_stopped(work)
+            else:
+                work.tree.kill()
+                await work.processes.signal(work.tree, signal.SIGKILL)
+            rounds += 1
+            if trio.current_time() >= deadline:
+                break
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        if not await anyone(work.tree):
+            return ""
+        return self._who_is_left(work, await work.processes.members(work.tree))
+
+    async def _kill_stopped(self, work: Work) -> None:
+        """Stop all, kill all, let all go: they die before they run again."""
+        try:
+            if work.tree.stop():
+                for _ in range(_STOPPING_LOOKS):
+                    if work.tree.stopped():
+                        break
+                    await trio.sleep(_FIRST_PAUSE_S)
+            await work.processes.signal(work.tree, signal.SIGKILL)
+        finally:
+            # A thaw of some milliseconds that must not be left out.
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+                await work.thaw()
+
+    def _who_is_left(self, work: Work, members: set[int]) -> str:
+        held = "a group above it is stopped, which keeps SIGKILL from working; " if work.tree.held_above() else ""
+        who = work.processes.describe(members) or "processes that this daemon cannot see"
+        return f"{held}these live {self._config.kill_s:g} s after SIGKILL: {who}"
