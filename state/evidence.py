@@ -62,8 +62,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     ``cpus``: the CPUs that its containers may run on, as a list; empty: not known. ``pool``: None for a system pod that
     runs everywhere. ``created_s``: wall-clock seconds at which its cgroup was made, 0.0: not known. ``terminating``:
     somebody has begun to end it. ``grace_s``: the time that it gets to end, None: not known. ``certain``: some source
-    has told its labels. ``held``: a person wants it left alone. ``partial``: the fields of ``requests`` that not every container of the pod has, so that the
-    sum is less than the pod may use.
+    has told its labels. ``held``: a person wants it left alone. ``partial``: the fields of ``requests`` that not every
+    container of the pod has, so that the sum is less than the pod may use.
     """
 
     uid: str

@@ -128,6 +128,10 @@ class PodMeta(Struct, frozen=True, kw_only=True):
     priority: int | None = None
     owner: str | None = None
     static: bool = False
+    deleting: bool = False
+    """The API server has been asked to delete it; the kubelet is ending it."""
+    grace_s: float | None = None
+    """Seconds that it gets between SIGTERM and SIGKILL; while it is being deleted, what that was asked with."""
     containers: tuple[ContainerMeta, ...] = ()
     sandbox_ids: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
@@ -181,6 +185,8 @@ class Pod(Struct, frozen=True, kw_only=True):
     priority: int | None = None
     owner: str | None = None
     static: bool = False
+    deleting: bool = False
+    grace_s: float | None = None
     wish: CpuWish = CpuWish()
     memory: MemoryWish = MemoryWish()
     meta_source: str = "cgroup"

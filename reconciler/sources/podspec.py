@@ -35,7 +35,15 @@ class OwnerReference(Struct, frozen=True):
     controller: bool | None = None
 
 
-class ObjectMeta(Struct, frozen=True, rename={"owners": "ownerReferences"}):
+class ObjectMeta(
+    Struct,
+    frozen=True,
+    rename={
+        "owners": "ownerReferences",
+        "deletion_timestamp": "deletionTimestamp",
+        "deletion_grace_s": "deletionGracePeriodSeconds",
+    },
+):
     """``metadata``."""
 
     name: str | None = None
@@ -44,6 +52,8 @@ class ObjectMeta(Struct, frozen=True, rename={"owners": "ownerReferences"}):
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     owners: list[OwnerReference] | None = None
+    deletion_timestamp: str | None = None
+    deletion_grace_s: float | None = None
 
 
 class ResourceRequirements(Struct, frozen=True):
@@ -61,7 +71,17 @@ class ContainerSpec(Struct, frozen=True, rename="camel"):
     restart_policy: str | None = None
 
 
-class PodSpec(Struct, frozen=True, rename="camel"):
+class PodSpec(
+    Struct,
+    frozen=True,
+    rename={
+        "init_containers": "initContainers",
+        "ephemeral_containers": "ephemeralContainers",
+        "priority_class_name": "priorityClassName",
+        "node_name": "nodeName",
+        "grace_s": "terminationGracePeriodSeconds",
+    },
+):
     """``spec``."""
 
     containers: list[ContainerSpec] | None = None
@@ -70,6 +90,7 @@ class PodSpec(Struct, frozen=True, rename="camel"):
     priority_class_name: str | None = None
     priority: int | None = None
     node_name: str | None = None
+    grace_s: float | None = None
 
 
 class ContainerStatus(
@@ -152,6 +173,8 @@ def meta_of(pod: PodObject, source: str, *, uid: str | None = None, static: bool
         priority=spec.priority,
         owner=_owner(metadata.owners or ()),
         static=static or kept_as is not None,
+        deleting=metadata.deletion_timestamp is not None,
+        grace_s=_grace_s(metadata, spec),
         containers=containers,
         problems=tuple(problems),
     )
@@ -232,6 +255,12 @@ def kept_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
 
 def _qos(text: str | None) -> QosClass | None:
     return QosClass(text) if text in set(QosClass) else None
+
+
+def _grace_s(metadata: ObjectMeta, spec: PodSpec) -> float | None:
+    """The grace that the deletion was asked with, else the pod's own; one that makes no sense is not known."""
+    found = spec.grace_s if metadata.deletion_grace_s is None else metadata.deletion_grace_s
+    return found if found is None or found >= 0 else None
 
 
 def _owner(owners: list[OwnerReference] | tuple[()]) -> str | None:

@@ -68,6 +68,30 @@ def test_a_uid_made_by_the_kubelet_has_no_dashes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("metadata", "spec", "deleting", "grace_s"),
+    [
+        ({}, {"terminationGracePeriodSeconds": 45}, False, 45.0),
+        ({}, {}, False, None),
+        (
+            {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 5},
+            {"terminationGracePeriodSeconds": 45},
+            True,
+            5.0,
+        ),
+        ({"deletionTimestamp": "2026-01-01T00:00:00Z"}, {"terminationGracePeriodSeconds": 45}, True, 45.0),
+        ({}, {"terminationGracePeriodSeconds": -1}, False, None),
+    ],
+)
+def test_a_pod_that_is_being_deleted_and_its_grace(
+    metadata: dict[str, object], spec: dict[str, object], deleting: bool, grace_s: float | None
+) -> None:
+    pod = pod_json("a", **metadata)
+    pod["spec"] = {"containers": [], **spec}
+    (meta,), problems = decode_pods(pod_list(pod))
+    assert (meta.deleting, meta.grace_s, problems) == (deleting, grace_s, ())
+
+
+@pytest.mark.parametrize(
     ("annotations", "uid", "static"),
     [
         ({"kubernetes.io/config.mirror": "static-1", "kubernetes.io/config.hash": "static-1"}, "static-1", True),

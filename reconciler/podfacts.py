@@ -1,0 +1,89 @@
+"""One pod as verdicts and evictions see it: the `PodFacts` of a frame, from the pod of the view. Pure."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from cgroupfs.cpuset import CpuSet
+from state.evidence import ContainerFacts, PodFacts
+from state.model import Container, ContainerKind, Pod, Pools, Resources
+
+_FIELDS: Final = ("cpu_milli", "memory_bytes", "batch_cpu_milli", "batch_memory_bytes")
+
+
+def facts_of(
+    pod: Pod, pools: Pools | None, *, created_s: float = 0.0, held: bool = False, cpus: CpuSet | None = None
+) -> PodFacts:
+    """The facts of one pod.
+
+    ``created_s``: when its cgroup was made, seconds since the epoch: the directory's ctime, which only its own chmod
+    or chown moves (its mtime moves with each container); 0.0 when it is not known. ``held``: a person wants it left
+    alone. ``cpus``: where its containers may
+    run, where that is known better than by its pool.
+    """
+    working = [one for one in pod.containers if one.kind in {ContainerKind.APP, ContainerKind.UNKNOWN}]
+    requests, partial = _sum(one.requests for one in working)
+    limits, _ = _sum(one.limits for one in working)
+    pool = pools.pool_of(pod) if pools is not None else None
+    if cpus is None and pools is not None:
+        cpus = _cpus(pod, pools, pool)
+    return PodFacts(
+        uid=pod.uid,
+        title=pod.title,
+        pod_class=pod.pod_class,
+        group=pod.group.path,
+        namespace=pod.namespace,
+        qos=pod.qos.value,
+        priority=pod.priority,
+        priority_class=pod.priority_class,
+        owner=pod.owner,
+        static=pod.static,
+        labels=pod.labels,
+        annotations=pod.annotations,
+        containers=tuple(_container(one) for one in pod.containers),
+        pool=pool,
+        cpus="" if cpus is None else str(cpus),
+        requests=requests,
+        limits=limits,
+        created_s=created_s,
+        terminating=pod.deleting,
+        grace_s=pod.grace_s,
+        held=held,
+        certain=pod.classification.certain,
+        partial=partial,
+    )
+
+
+def _container(one: Container) -> ContainerFacts:
+    return ContainerFacts(id=one.id, path=one.group.path, name=one.name, sandbox=one.kind is ContainerKind.SANDBOX)
+
+
+def _cpus(pod: Pod, pools: Pools, pool: str | None) -> CpuSet | None:
+    """The CPUs of the pod's pool, or its own."""
+    match pool:
+        case None:
+            return None
+        case "dedicated":
+            own = f"{pod.uid}/"
+            return CpuSet.union(cpus for key, cpus in pools.dedicated.items() if key.startswith(own))
+        case "shared":
+            return pools.shared
+        case "reclaimed":
+            return pools.reclaimed
+        case _:
+            return pools.named.get(pool)
+
+
+def _sum(parts: Iterable[Resources]) -> tuple[Resources, tuple[str, ...]]:
+    """The sums of what the containers have (None where none has it), and the fields that not all of them have.
+
+    The pause container and init containers do not count: they have no requests of their own while the pod runs.
+    """
+    all_parts = list(parts)
+    sums: dict[str, int | None] = {}
+    partial: list[str] = []
+    for field in _FIELDS:
+        told = [value for part in all_parts if (value := getattr(part, field)) is not None]
+        sums[field] = sum(told) if told else None
+        if told and len(told) < len(all_parts):
+            partial.append(field)
+    return Resources(**sums), tuple(partial)
