@@ -118,9 +118,14 @@ class Outbox:
         self._bound()
         return True
 
-    def ids(self) -> Collection[str]:
-        """The incidents of which something waits, or is on its way."""
-        return [key for key, record in self._records.items() if record.pending]
+    def wants(self, notice: Notice) -> bool:
+        """Whether this is one that the sink is told of."""
+        return self._wants(notice, self._records.get(notice.id))
+
+    def waits(self, key: str) -> bool:
+        """Whether something of this incident waits, or is on its way."""
+        record = self._records.get(key)
+        return record is not None and record.pending > 0
 
     # Out
 

@@ -1,0 +1,164 @@
+"""Alerts that a crash must not lose, in the store until every sink has taken them or has given up. At least once.
+
+A row is there before anybody is told, and goes when nobody is left to tell. A daemon that dies between telling and
+removing tells again, with the same id. While the store cannot be written, rows are in memory only, and that is said.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, final
+
+import msgspec
+import trio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.errors import StoreError
+from reconciler import logs
+from reconciler.alerts.alert import Severity
+from reconciler.alerts.notice import Notice
+from state.schema import META
+from state.store import Batch, Store
+
+PREFIX: Final = "alert:"
+"""Rows of the store's META table, by incident. An older daemon leaves them alone."""
+VERSION: Final = 1
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One row. ``to``: the sinks that have yet to take it; ``stored_s``: since when (seconds since the epoch)."""
+
+    v: int = VERSION
+    notice: Notice
+    to: tuple[str, ...]
+    stored_s: float
+
+
+class _Versioned(Struct):
+    v: int = 0
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Row).decode
+_decode_version: Final = msgspec.msgpack.Decoder(_Versioned).decode
+
+
+@final
+class DurableQueue:
+    """See the module's text. Only `flush` touches the disk, in the store's lane."""
+
+    def __init__(
+        self, store: Store, lane: trio.CapacityLimiter, most: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.most = most
+        self.dropped = 0
+        """Rows given up because there were too many."""
+        self.problem: str | None = None
+        self._store = store
+        self._lane = lane
+        self._clock = clock
+        self._rows: dict[str, Row] = {}
+        self._dirty: set[str] = set()
+        self._generation = store.generation
+        self._turn = trio.Lock()
+        self._log = logs.get("alerts")
+
+    @property
+    def rows(self) -> Mapping[str, Row]:
+        """What has yet to be told, by id, the longest kept first."""
+        return self._rows
+
+    @property
+    def unflushed(self) -> bool:
+        """Whether the store lacks something of it."""
+        return bool(self._dirty)
+
+    def load(self, rows: Collection[tuple[str, bytes]]) -> None:
+        """Take in the rows of an earlier run. One that cannot be read is told and removed; a newer one is left."""
+        for key, body in rows:
+            if not key.startswith(PREFIX):
+                continue
+            name = key.removeprefix(PREFIX)
+            try:
+                if _decode_version(body).v > VERSION:
+                    self._log.warning("an alert of a newer version is left in the store", id=name)
+                    continue
+                row = _decode(body)
+                # What has been put meanwhile is newer.
+                self._rows.setdefault(name, row)
+            except msgspec.MsgspecError as exc:
+                self._log.warning("an alert in the store cannot be read and is removed", id=name, error=str(exc))
+                self._dirty.add(name)
+
+    def put(self, notice: Notice, to: Collection[str]) -> None:
+        """Keep it for these sinks, with those that it was kept for already. Durable after `flush`."""
+        known = self._rows.get(notice.id)
+        names = tuple(dict.fromkeys((*(known.to if known is not None else ()), *to)))
+        stored_s = known.stored_s if known is not None else self._clock()
+        self._rows[notice.id] = Row(notice=notice, to=names, stored_s=stored_s)
+        self._dirty.add(notice.id)
+        if len(self._rows) > self.most:
+            self._drop(notice.id)
+
+    def stage(self, batch: Batch, notice: Notice, to: Collection[str]) -> None:
+        """Put the row that `put` would make into a batch of the caller's, to be durable together with his."""
+        row = Row(notice=notice, to=tuple(to), stored_s=self._clock())
+        batch.put(META, f"{PREFIX}{notice.id}", _encode(row))
+
+    def settle(self, ids: Collection[str], sink: str) -> None:
+        """This sink has taken these, or has given them up."""
+        for key in ids:
+            row = self._rows.get(key)
+            if row is None or sink not in row.to:
+                continue
+            left = tuple(name for name in row.to if name != sink)
+            if left:
+                self._rows[key] = replace(row, to=left)
+            else:
+                del self._rows[key]
+            self._dirty.add(key)
+
+    async def flush(self) -> bool:
+        """Bring the store up to date; False when it cannot be written now, which is told once."""
+        async with self._turn:
+            if not self._dirty and self._store.generation == self._generation:
+                return self.problem is None
+            if self._store.generation != self._generation:
+                # The file was lost or replaced: everything that is held goes in again.
+                self._dirty.update(self._rows)
+            taken, self._dirty = self._dirty, set()
+            batch = Batch()
+            for key in taken:
+                if (row := self._rows.get(key)) is not None:
+                    batch.put(META, f"{PREFIX}{key}", _encode(row))
+                else:
+                    batch.delete(META, f"{PREFIX}{key}")
+            stored = False
+            try:
+                generation = await trio.to_thread.run_sync(self._write, batch, limiter=self._lane)
+                stored = True
+            except StoreError as exc:
+                if self.problem is None:
+                    self._log.warning("alerts are in memory only", error=str(exc))
+                self.problem = f"alerts are in memory only: {exc}"
+                return False
+            finally:
+                if not stored:
+                    self._dirty |= taken
+            if self.problem is not None:
+                self._log.info("alerts are in the store again", count=len(self._rows))
+            self.problem, self._generation = None, generation
+            return True
+
+    def _write(self, batch: Batch) -> int:
+        self._store.apply(batch)
+        return self._store.generation
+
+    def _drop(self, newest: str) -> None:
+        others = (key for key in self._rows if key != newest)
+        victim = min(others, key=lambda key: self._rows[key].notice.alert.severity is Severity.CRITICAL)
+        del self._rows[victim]
+        self._dirty.add(victim)
+        self.dropped += 1
+        if self.dropped == 1:
+            self._log.warning("too many alerts wait in the store; the oldest are removed", most=self.most)

@@ -1,0 +1,54 @@
+"""Which sources of knowledge have been down long enough to tell. Pure."""
+
+from collections.abc import Iterable
+from typing import final
+
+from reconciler.alerts.alert import Alert, Kind, Severity
+from state.model import SourceStatus
+
+_TOLD_BY_THEMSELVES = frozenset({"store"})
+
+
+@final
+class SourceWatch:
+    """A source that is not well for ``down_s`` is told once, and once more when it is well again."""
+
+    def __init__(self, down_s: float) -> None:
+        self.down_s = down_s
+        self._since: dict[str, float] = {}
+        self._told: set[str] = set()
+
+    def look(self, statuses: Iterable[SourceStatus], now: float, wall_s: float) -> list[Alert]:
+        """What is to be told. Units: ``now`` seconds of a clock that only goes forward, ``wall_s`` since the epoch."""
+        alerts: list[Alert] = []
+        seen = set()
+        for status in statuses:
+            if status.name in _TOLD_BY_THEMSELVES:
+                continue
+            seen.add(status.name)
+            if status.ok:
+                self._since.pop(status.name, None)
+                if status.name in self._told:
+                    self._told.discard(status.name)
+                    alerts.append(_alert(status.name, f"{status.name} answers again", wall_s, resolved=True))
+                continue
+            since = self._since.setdefault(status.name, now)
+            if now - since >= self.down_s and status.name not in self._told:
+                self._told.add(status.name)
+                alerts.append(_alert(status.name, f"{status.name}: {status.detail}", wall_s, resolved=False))
+        alerts += [_alert(name, f"{name} is no longer used", wall_s, resolved=True) for name in self._told - seen]
+        self._told &= seen
+        self._since = {name: since for name, since in self._since.items() if name in seen}
+        return alerts
+
+
+def _alert(name: str, words: str, wall_s: float, *, resolved: bool) -> Alert:
+    return Alert(
+        kind=Kind.SOURCE,
+        key=f"source:{name}",
+        summary=words,
+        severity=Severity.INFO if resolved else Severity.WARNING,
+        at_s=wall_s,
+        labels={"source": name},
+        resolved=resolved,
+    )
