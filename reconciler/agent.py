@@ -25,6 +25,8 @@ from reconciler.actuators.cgroup import CgroupActuator
 from reconciler.actuators.judge import Judge
 from reconciler.actuators.side import Situation
 from reconciler.adopt import adopt_after_kill
+from reconciler.alerts.plainwords import as_alert
+from reconciler.alerts.telling import Ground, Telling
 from reconciler.classify import merge_rules
 from reconciler.config import Config, Lower, Mode
 from reconciler.dirty import DirtyKeys
@@ -87,6 +89,18 @@ class Agent:
             adopted = adopt_after_kill(place.hierarchy, self.ledger, files=files)
             self.log.info("the last run was killed; its values stay", files=len(self.ledger), not_noted=adopted)
         self.store_lane = trio.CapacityLimiter(1)
+        self.telling = Telling(
+            config.alerts,
+            self.store,
+            self.store_lane,
+            ground=Ground(
+                node=place.kubelet.node_name or os.uname().nodename,
+                root=place.root,
+                kubelets=place.kubelet.kubeconfig,
+            ),
+            apiserver=config.apiserver,
+            statuses=self.statuses,
+        )
         self.holds: dict[str, Hold] = read_holds(self.store)
         self._holds_changed = trio.Event()
         self.files = files
@@ -212,7 +226,7 @@ class Agent:
         if self.kubelet_pods is not None:
             sources.append(Component(name="kubelet", run=_at_once(self.kubelet_pods.run)))
         return [
-            [Component(name="keeper", run=self.keeper.run)],
+            [Component(name="keeper", run=self.keeper.run), Component(name="alerts", run=self.telling.run)],
             sources,
             [
                 Component(name="cgroup tree", run=self.tree.run),
@@ -368,6 +382,7 @@ class Agent:
         self.log.warning(words, alert=kind, path=path, knob=knob)
         uid = setting.pod_uid if setting is not None else None
         self.ledger.note(Event(at=time.time(), kind=f"alert:{kind}", path=path, file=knob, reason=words, pod_uid=uid))
+        self.telling.tell(as_alert(kind, words, setting, self.knowledge.pods))
 
     def refresh_holds(self) -> None:
         """Bring the holds in force to the judge; what a hold no longer covers is looked at again."""
@@ -467,6 +482,7 @@ class Agent:
         before, self.config = self.config, config
         self.reconciler.policies = config.policies
         self.foreign.rules = config.writes.foreign
+        self.telling.reconfigure(config.alerts, config.apiserver)
         self.headroom.config = config.headroom
         if (before.operator_file, before.static_manifests) != (config.operator_file, config.static_manifests):
             self._open_files(config)

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from reconciler.alerts.config import AlertsConfig
 from reconciler.apiserver import ApiServer
 from reconciler.foreign import ForeignRules
 from reconciler.logs import LogFormat, LogLevel
@@ -289,6 +290,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kubelet: Kubelet = Kubelet()
     runtime: Runtime = Runtime()
     apiserver: ApiServer = ApiServer()
+    alerts: AlertsConfig = AlertsConfig()
     classes: Rules = Rules()
     policies: PoliciesConfig = PoliciesConfig()
     headroom: HeadroomConfig = HeadroomConfig()

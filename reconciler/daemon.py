@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from cgroupfs.errors import AgentError, errno_name
 from reconciler import __version__, configfile, logs, memory
 from reconciler.agent import Agent
+from reconciler.alerts.plainwords import component_alert
 from reconciler.binder import ConfigError
 from reconciler.config import Config, Mode, OnStop
 from reconciler.configfile import DEFAULT_PATH, Loaded
@@ -137,6 +138,9 @@ class Daemon:
     def _component_changed(self, status: ComponentStatus) -> None:
         if status.health is Health.WAITING and self.agent is not None:
             self.agent.alerts["component"] += 1
+            self.agent.telling.tell(component_alert(status))
+        elif status.health is Health.RUNNING and status.failures and self.agent is not None:
+            self.agent.telling.tell(component_alert(status))
 
     async def _signals(
         self, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED

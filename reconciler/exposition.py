@@ -36,6 +36,7 @@ class SnapshotCollector:
         yield from _node(self._snapshot)
         yield from _writes(self._snapshot)
         yield from _parts(self._snapshot)
+        yield from _alerts(self._snapshot)
         if self._snapshot.pods:
             yield from _pods(self._snapshot.pods)
 
@@ -142,6 +143,23 @@ def _parts(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauges("component_up", "1 when a component runs.", ("component",), up)
     failures = [((part.name,), float(part.failures)) for part in now.components]
     yield _counters("component_failures", "Failures of a component.", ("component",), failures)
+
+
+def _alerts(now: MetricsSnapshot) -> Iterator[Metric]:
+    told = sorted(now.alerts.told.items())
+    yield _counters("alerts", "Alerts by kind and severity.", ("kind", "severity"), told)
+    yield _gauge("alerts_stored", "Alerts in the store that some sink has yet to take.", now.alerts.stored)
+    if not now.alerts.sinks:
+        return
+    sinks = sorted(now.alerts.sinks.items())
+    outcomes = [((name, outcome), count) for name, one in sinks for outcome, count in sorted(one.outcomes.items())]
+    yield _counters("alert_sink_alerts", "Alerts by sink and what became of them.", ("sink", "outcome"), outcomes)
+    waiting = [((name,), float(one.waiting)) for name, one in sinks]
+    yield _gauges("alert_sink_waiting", "Alerts that a sink has yet to take.", ("sink",), waiting)
+    late = [((name,), one.late_s) for name, one in sinks]
+    yield _gauges("alert_sink_late_seconds", "How late the oldest waiting alert is.", ("sink",), late)
+    failing = [((name,), float(one.failing)) for name, one in sinks]
+    yield _gauges("alert_sink_failing", "1 while a sink does not take alerts.", ("sink",), failing)
 
 
 def _pods(pods: Sequence[PodMetrics]) -> Iterator[Metric]:

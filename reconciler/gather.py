@@ -75,6 +75,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         sources=tuple(agent.statuses()),
         components=tuple(components),
         store_ok=agent.store.writable,
+        alerts=agent.telling.numbers(),
         watches=sum(one.watches for one in (agent.tree.stats, agent.signal.stats) if one is not None),
         rss_bytes=rss_bytes(),
         cpu_s=times.user + times.system,

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import StoreError
+from reconciler.alerts.plainwords import STORE_IS_WELL
 from reconciler.facts import pod_facts, pool_lists
 from reconciler.headroom_report import HEADROOM, Kept
 from reconciler.loop import Reconciler
@@ -165,7 +166,7 @@ class Keeper:
         settle()
         self._seen_changes = changes
         if self.problem is not None:
-            self._alert("store", "the store takes writes again", None)
+            self._alert("store", STORE_IS_WELL, None)
         self.problem = None
 
     async def hold(self, hold: Hold) -> None:

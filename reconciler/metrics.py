@@ -11,6 +11,7 @@ from typing import Final, final
 
 from msgspec import Struct
 
+from reconciler.alerts.telling import AlertNumbers
 from reconciler.supervisor import ComponentStatus
 from state.model import SourceStatus
 
@@ -186,6 +187,7 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     sources: tuple[SourceStatus, ...] = ()
     components: tuple[ComponentStatus, ...] = ()
     store_ok: bool = True
+    alerts: AlertNumbers = AlertNumbers()
     watches: int = 0
     rss_bytes: int = 0
     cpu_s: float = 0.0

@@ -22,7 +22,7 @@ from reconciler.gather import counters, pods_in_order, snapshot, standings_of
 from reconciler.metrics import MetricsSnapshot, rss_bytes
 from reconciler.notify import Pulse
 from reconciler.supervisor import ComponentStatus
-from reconciler.web.interface import HoldRequest, RestoreRequest
+from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
 from state.dump import document
 from state.model import Container, Hold, Pod, Setting
 from state.reader import read_history
@@ -30,7 +30,7 @@ from state.reader import read_history
 _HISTORY: Final = 200
 _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
-    *("headroom", "sides", "problems"),
+    *("headroom", "sides", "alerts", "problems"),
 )
 
 
@@ -97,6 +97,7 @@ class Show:
             history=self._history() if "history" in wanted else [],
             pods=[self._pod(pod) for pod in pods_in_order(self._agent)] if "pods" in wanted else [],
             sources=[asdict(status) for status in statuses],
+            alerts=agent.telling.facts(),
             problems=self._problems(),
         )
         found["agent"] = {**_mapping(found["agent"]), **self._agent_facts()}
@@ -134,6 +135,11 @@ class Show:
             "left": sum(not one.ok for one in done),
             "mode": Mode.ENFORCE.value if self._agent.judge.enforce else Mode.OBSERVE.value,
         }
+
+    async def test_alerts(self, request: AlertTest) -> Mapping[str, object]:
+        """Tell the sinks of a test."""
+        self._agent.log.info("an alert is tested", by=request.by or "unknown", sink=request.sink or "all")
+        return {"sinks": list(await self._agent.telling.test(request.sink, request.by))}
 
     async def reload(self) -> Mapping[str, object]:
         """Read the configuration again."""
@@ -237,6 +243,7 @@ class Show:
         found += held.split("; ") if held else ()
         found += agent.kubelet_pods.problems if agent.kubelet_pods is not None else ()
         found += agent.ledger.problems
+        found += agent.telling.problems()
         found += [_named(side.name, problem) for side in agent.sides for problem in side.problems()]
         found += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]
         if agent.store.quarantined:

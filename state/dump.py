@@ -19,6 +19,7 @@ Shape (``schema`` 1; keys are added, never renamed or removed within one schema 
 ``holds``       ``target reason by until``
 ``history``     newest first: ``seq`` and the fields of `state.entry.Event`
 ``sources``     sources of knowledge with their ages (empty from the store)
+``alerts``      ``sinks`` with their counts, ``stored`` (some sink has yet to take them), ``recent`` (both newest last)
 ``problems``    messages for a person
 ==============  =======================================================================================================
 
@@ -109,6 +110,7 @@ def document(
     history: Iterable[Row] = (),
     pods: Iterable[Row] = (),
     sources: Iterable[Row] = (),
+    alerts: Row | None = None,
     problems: Iterable[str] = (),
 ) -> dict[str, object]:
     """The whole document from plain values. ``meta``: the store's, with ``agent_version``, ``node``, ``boot_id``."""
@@ -132,6 +134,7 @@ def document(
         "holds": sorted((_whole(HOLD_DEFAULTS, row) for row in holds), key=lambda row: str(row["target"])),
         "history": [_whole(EVENT_DEFAULTS, row) for row in history],
         "sources": [dict(row) for row in sources],
+        "alerts": dict(alerts or {"sinks": [], "stored": [], "recent": []}),
         "problems": list(problems),
     }
 

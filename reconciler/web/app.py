@@ -23,7 +23,7 @@ from cgroupfs.errors import AgentError, InputError
 from reconciler import logs
 from reconciler.binder import ConfigError
 from reconciler.exposition import render
-from reconciler.web.interface import Control, HoldRequest, RestoreRequest, Shown
+from reconciler.web.interface import AlertTest, Control, HoldRequest, RestoreRequest, Shown
 
 MAX_BODY: Final = 64 * 1024
 BODY_DEADLINE_S: Final = 5.0
@@ -102,6 +102,9 @@ def _controlling(control: Control) -> list[Route]:
     async def restore(request: Request) -> Response:
         return _answer(await control.restore(await _body(request, RestoreRequest)))
 
+    async def test_alerts(request: Request) -> Response:
+        return _answer(await control.test_alerts(await _body(request, AlertTest)))
+
     async def reload(request: Request) -> Response:
         del request
         return _answer(await control.reload())
@@ -111,6 +114,7 @@ def _controlling(control: Control) -> list[Route]:
         # A target may be file:/a/group/path.
         Route("/holds/{target:path}", release, methods=["DELETE"]),
         Route("/restore", restore, methods=["POST"]),
+        Route("/alerts/test", test_alerts, methods=["POST"]),
         Route("/reload", reload, methods=["POST"]),
     ]
 

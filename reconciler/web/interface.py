@@ -47,6 +47,13 @@ class RestoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     by: str = ""
 
 
+class AlertTest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``POST /alerts/test``. ``sink`` None: all of them. ``by`` is who asked."""
+
+    sink: str | None = None
+    by: str = ""
+
+
 class Control(Protocol):
     """What root may command over the unix socket.
 
@@ -62,6 +69,9 @@ class Control(Protocol):
 
     async def restore(self, request: RestoreRequest) -> Mapping[str, object]:
         """Put the original values back."""
+
+    async def test_alerts(self, request: AlertTest) -> Mapping[str, object]:
+        """Tell the sinks of a test; what came of it, by sink."""
 
     async def reload(self) -> Mapping[str, object]:
         """Read the configuration again. Errors: `ConfigError` with every problem (400); the old one stays."""

@@ -6,7 +6,7 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, InputError
 from reconciler.binder import ConfigError
 from reconciler.metrics import MetricsSnapshot
-from reconciler.web.interface import HoldRequest, RestoreRequest
+from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
 from reconciler.yamltree import Place, Problem
 from state.model import Hold
 
@@ -61,6 +61,10 @@ class FakeControl:
         if self.error is not None:
             raise self.error
         return {"restored": 3}
+
+    async def test_alerts(self, request: AlertTest) -> Mapping[str, object]:
+        self.told.append(request)
+        return {"sinks": []}
 
     async def reload(self) -> Mapping[str, object]:
         self.told.append("reload")
