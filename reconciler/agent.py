@@ -37,6 +37,7 @@ from reconciler.hotlane import HotLane, HotResult
 from reconciler.keeper import Keeper, read_holds, read_pools, was_killed
 from reconciler.knowledge import Knowledge
 from reconciler.loop import Reconciler
+from reconciler.memory_headroom import MemoryHeadroom
 from reconciler.metadata import Metadata
 from reconciler.metrics import Counters
 from reconciler.peers import cri_socket, kubelet_peer
@@ -176,7 +177,16 @@ class Agent:
         self.sides = sides.build(config, place, self.store, means)
         self.usage = UsageReader(place.hierarchy, ops=files)
         node = place.kubelet.node_name or os.uname().nodename
-        self.headroom = HeadroomReport(config.headroom, read_kept(self.store), node=node, root=place.root)
+        self.memory_headroom = MemoryHeadroom(
+            config.headroom,
+            self.usage,
+            self.knowledge,
+            lambda: self.reconciler.pools,
+            changed=lambda: self.headroom.changed(),  # noqa: PLW0108  (made below)
+        )
+        self.headroom = HeadroomReport(
+            config.headroom, read_kept(self.store), memory=self.memory_headroom, node=node, root=place.root
+        )
         self.replug = Replug(
             self.reconciler,
             self.judge,
@@ -234,7 +244,11 @@ class Agent:
             ],
             [Component(name="reconciler", run=self.reconciler.run, essential=True)],
             [Component(name=side.name, run=side.run) for side in self.sides],
-            [Component(name="ticker", run=self.ticker.run), Component(name="headroom", run=self.headroom.run)],
+            [
+                Component(name="ticker", run=self.ticker.run),
+                Component(name="memory headroom", run=self.memory_headroom.run),
+                Component(name="headroom", run=self.headroom.run),
+            ],
         ]
 
     def close(self) -> None:
@@ -483,7 +497,7 @@ class Agent:
         self.reconciler.policies = config.policies
         self.foreign.rules = config.writes.foreign
         self.telling.reconfigure(config.alerts, config.apiserver)
-        self.headroom.config = config.headroom
+        self.headroom.config = self.memory_headroom.config = config.headroom
         if (before.operator_file, before.static_manifests) != (config.operator_file, config.static_manifests):
             self._open_files(config)
         self._apply_config(config)

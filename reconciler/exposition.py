@@ -110,6 +110,8 @@ def _node(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauges("used_cpus", "CPUs in use.", ("by",), (((name,), cpus) for name, cpus in used))
     promised = _single(now.headroom_milli)
     yield _gauges("headroom_milli", "Thousandths of a CPU that BE may be promised.", ("numa_node",), promised)
+    if now.headroom_memory_bytes is not None:
+        yield _gauge("headroom_memory_bytes", "Memory that BE may be promised.", now.headroom_memory_bytes)
 
 
 def _writes(now: MetricsSnapshot) -> Iterator[Metric]:

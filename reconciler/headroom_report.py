@@ -17,7 +17,9 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.errors import errno_name
-from reconciler.placement.headroom import Headroom, HeadroomConfig, Sample, restored, step, take
+from reconciler.memory_headroom import MemoryHeadroom
+from reconciler.placement.headroom import HeadroomConfig, Sample, take
+from reconciler.placement.promise import Promise, restored, step
 from state.model import NodeCpu, Pools, SourceStatus
 from state.schema import ASSIGNMENTS
 from state.store import Store
@@ -31,10 +33,15 @@ _KIND: Final = "bypassd-headroom"
 
 
 class Kept(Struct, frozen=True, kw_only=True):
-    """What the store holds: the promise by NUMA node, and when it was last known to be right (wall clock)."""
+    """What the store holds: the promise by NUMA node, and when it was last known to be right (wall clock).
+
+    The same of memory; None: nothing has been promised of it.
+    """
 
     milli: Mapping[str, int]
     at: float
+    memory_bytes: int | None = None
+    memory_at: float | None = None
 
 
 def read_kept(store: Store) -> Kept | None:
@@ -58,14 +65,16 @@ class HeadroomReport:
         config: HeadroomConfig,
         kept: Kept | None = None,
         *,
+        memory: MemoryHeadroom | None = None,
         node: str = "",
         root: str = "/",
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``kept``: the promise of an earlier run. ``node``: its name, for the file."""
+        """``kept``: the promise of an earlier run. ``memory``: the promise of it. ``node``: its name, for the file."""
         self.config = config
         self.problem: str | None = None
+        self._memory = memory
         self._node = node
         self._root = root
         self._clock = clock
@@ -73,10 +82,12 @@ class HeadroomReport:
         self._changed = trio.Event()
         self._sample: Sample | None = None
         self._kept = kept
-        self.state = Headroom()
+        self.state = Promise()
         if kept is not None:
             milli = {int(node): milli for node, milli in kept.milli.items() if node.isdecimal()}
-            self.state = restored(milli, wall() - kept.at, clock(), config)
+            self.state = restored(milli, wall() - kept.at, clock(), config.law)
+            if memory is not None and kept.memory_bytes is not None and kept.memory_at is not None:
+                memory.restore(kept.memory_bytes, wall() - kept.memory_at)
 
     def look(self, pools: Pools | None, topology: Topology, cpu: NodeCpu | None, now: float) -> None:
         """One CPU reading (None, or an old one: unknown), with the pools in force."""
@@ -84,20 +95,46 @@ class HeadroomReport:
             return
         before = self.state
         self._sample = take(pools, topology, cpu, self.config)
-        self.state = step(before, self._sample, now, self.config)
-        if self.state.milli != before.milli:
-            self._changed.set()
+        self.state = step(before, self._sample, now, self.config.law)
+        if self.state.amounts != before.amounts:
+            self.changed()
+
+    def changed(self) -> None:
+        """A promise is another one: the file follows."""
+        self._changed.set()
 
     def kept(self) -> Kept | None:
-        """What the store is to hold. Equal until the promise changes or half its time is over: the disk may sleep."""
-        if self.state.known_at is None:
-            return self._kept
-        at = self._wall() - max(0.0, self._clock() - self.state.known_at)
-        milli = {str(node): milli for node, milli in self.state.milli.items()}
-        last = self._kept
-        if last is None or last.milli != milli or not 0 <= at - last.at < self.config.unknown_hold_s / 2:
-            self._kept = Kept(milli=milli, at=at)
+        """What the store is to hold. Equal until a promise changes or half its time is over: the disk may sleep."""
+        at, last = self._known(self.state), self._kept
+        if at is None:
+            return last
+        memory = self._memory.state if self._memory is not None else Promise()
+        memory_at = self._known(memory)
+        milli = {str(node): milli for node, milli in self.state.amounts.items()}
+        fresh = Kept(
+            milli=milli,
+            at=at,
+            memory_bytes=memory.total if memory_at is not None else None,
+            memory_at=memory_at,
+        )
+        if last is None or not self._still_tells(last, fresh):
+            self._kept = fresh
         return self._kept
+
+    def _known(self, promise: Promise) -> float | None:
+        """When a promise was last known to be right, by the wall clock."""
+        if promise.known_at is None:
+            return None
+        return self._wall() - max(0.0, self._clock() - promise.known_at)
+
+    def _still_tells(self, last: Kept, fresh: Kept) -> bool:
+        """Whether what the store has is the same, and young enough."""
+        half = self.config.unknown_hold_s / 2
+        same = (last.milli, last.memory_bytes) == (fresh.milli, fresh.memory_bytes)
+        pairs = ((last.at, fresh.at), (last.memory_at, fresh.memory_at))
+        return same and all(
+            old == new or (old is not None and new is not None and 0 <= new - old < half) for old, new in pairs
+        )
 
     def facts(self) -> dict[str, object]:
         """The state document's part."""
@@ -105,7 +142,7 @@ class HeadroomReport:
         supply = (sample.supply if sample is not None else None) or {}
         cpus = sample.cpus if sample is not None else {}
         return {
-            "milli": state.total_milli,
+            "milli": state.total,
             "reason": state.reason,
             "known_s": None if state.known_at is None else max(0.0, self._clock() - state.known_at),
             "nodes": [
@@ -115,8 +152,9 @@ class HeadroomReport:
                     "supply_milli": supply.get(node),
                     "cpus": str(cpus[node]) if node in cpus else None,
                 }
-                for node, milli in sorted(state.milli.items())
+                for node, milli in sorted(state.amounts.items())
             ],
+            "memory": self._memory.facts() if self._memory is not None else None,
         }
 
     def document(self) -> dict[str, object]:
@@ -128,8 +166,9 @@ class HeadroomReport:
             "node": self._node,
             "at": now,
             "valid_until": now + self.config.unknown_hold_s,
-            "cpu_milli": self.state.total_milli,
-            "numa_nodes": {str(node): {"cpu_milli": milli} for node, milli in sorted(self.state.milli.items())},
+            "cpu_milli": self.state.total,
+            "memory_bytes": self._memory.state.total if self._memory is not None else None,
+            "numa_nodes": {str(node): {"cpu_milli": milli} for node, milli in sorted(self.state.amounts.items())},
             "reason": self.state.reason,
         }
 

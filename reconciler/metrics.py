@@ -176,6 +176,7 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     used_milli: Mapping[str, int] = {}
     """CPU used by ``online``, ``reclaimed`` and ``system`` work."""
     headroom_milli: Mapping[str, int] = {}
+    headroom_memory_bytes: int | None = None
     """What BE may be promised, by NUMA node."""
     settings: Mapping[tuple[str, str], int] = {}
     """By knob and state: ``in_force``, ``pending``, ``left_alone``."""

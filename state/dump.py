@@ -193,7 +193,7 @@ _RENDERERS: Final[Mapping[str, Callable[[Mapping[str, object]], bytes]]] = {
 
 
 def _headroom(row: Row, at: float) -> Row | None:
-    """A daemon's form of the stored row ``headroom``: ``milli`` by NUMA node, and ``at``."""
+    """A daemon's form of the stored row ``headroom``: ``milli`` by NUMA node and memory, each with when."""
     nodes = {int(node): milli for node, milli in _row(row.get("milli")).items() if isinstance(milli, int)}
     kept_at = row.get("at")
     if not isinstance(kept_at, float):
@@ -206,6 +206,19 @@ def _headroom(row: Row, at: float) -> Row | None:
             {"numa_node": node, "milli": milli, "supply_milli": None, "cpus": None}
             for node, milli in sorted(nodes.items())
         ],
+        "memory": _memory(row, at),
+    }
+
+
+def _memory(row: Row, at: float) -> Row | None:
+    promised, kept_at = row.get("memory_bytes"), row.get("memory_at")
+    if not isinstance(promised, int) or not isinstance(kept_at, float):
+        return None
+    return {
+        "bytes": promised,
+        "supply_bytes": None,
+        "reason": "as the store has it",
+        "known_s": max(0.0, at - kept_at),
     }
 
 

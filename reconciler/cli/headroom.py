@@ -1,6 +1,7 @@
-"""``bypassctl headroom``: what BE pods may be promised, by NUMA node."""
+"""``bypassctl headroom``: what BE pods may be promised: CPU by NUMA node, and memory."""
 
 from argparse import Namespace
+from collections.abc import Iterator
 
 from reconciler.cli import words
 from reconciler.cli.document import Row, fetch
@@ -38,4 +39,19 @@ def _blocks(headroom: Row) -> list[Block]:
         line("BE may be promised ", Mark(f"{words.cpus(headroom['milli'])} CPUs", "head"), Mark(age, "dim")),
         line(Mark(f"because {headroom['reason']}", "dim")),
         Table(("NUMA NODE", "PROMISED", "NOW", "CPUS"), rows, right=frozenset({0, 1, 2})),
+        *_memory(headroom.get("memory")),
     ]
+
+
+def _memory(memory: Row | None) -> Iterator[Block]:
+    if memory is None:
+        return
+    told = [] if memory["supply_bytes"] is None else [f"{words.size(memory['supply_bytes'])} now"]
+    told += [] if memory["known_s"] is None else [f"memory use read {words.span(memory['known_s'])} ago"]
+    yield line(
+        "BE may be promised ",
+        Mark(words.size(memory["bytes"]), "head"),
+        " of memory",
+        Mark(f" ({', '.join(told)})" if told else "", "dim"),
+    )
+    yield line(Mark(f"because {memory['reason']}", "dim"))

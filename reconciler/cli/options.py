@@ -98,7 +98,7 @@ COMMANDS: Final = (
     Command("hold", "leave a pod, a knob, a group or the node alone", "hold", add=_hold),
     Command("release", "end a hold", "release", add=_release),
     Command("holds", "the holds in force", "holds"),
-    Command("headroom", "how much CPU BE pods may be promised, by NUMA node", "headroom"),
+    Command("headroom", "how much CPU and memory BE pods may be promised", "headroom"),
     Command("reload", "have the daemon read its configuration again", "reload"),
     Command("doctor", "what this node offers and lacks, with the fix for each lack", "doctor"),
     Command("capture", "all that the agent reads on this node, secrets masked", "capture", add=_capture),

@@ -63,7 +63,13 @@ def test_before_the_first_plan_nothing_is_said() -> None:
     clock = Clock()
     told = report(clock)
     told.look(None, TOPOLOGY, cpu(idle=IDLE), clock.now)
-    assert told.facts() == {"milli": 0, "reason": "nothing is measured yet", "known_s": None, "nodes": []}
+    assert told.facts() == {
+        "milli": 0,
+        "reason": "nothing is measured yet",
+        "known_s": None,
+        "nodes": [],
+        "memory": None,
+    }
     assert told.kept() is None
 
 
@@ -79,6 +85,7 @@ def test_the_document_tells_of_each_node() -> None:
             {"numa_node": 0, "milli": 2000, "supply_milli": 2000, "cpus": "2-3"},
             {"numa_node": 1, "milli": 2000, "supply_milli": 2000, "cpus": "4-5"},
         ],
+        "memory": None,
     }
 
 
@@ -108,9 +115,9 @@ def test_a_restart_keeps_the_promise_and_a_long_absence_does_not() -> None:
     look(told, clock)
     kept = told.kept()
     clock.now += 60
-    assert report(clock, kept).state.milli == {0: 2000, 1: 2000}
+    assert report(clock, kept).state.amounts == {0: 2000, 1: 2000}
     clock.now += 600
-    assert report(clock, kept).state.milli == {}
+    assert report(clock, kept).state.amounts == {}
 
 
 def test_the_store_gives_back_what_it_took(tmp_path: Path) -> None:
@@ -182,9 +189,9 @@ def test_a_new_configuration_takes_hold_at_once() -> None:
     look(told, clock)
     told.config = replace(told.config, unknown_hold_s=5.0)
     look(told, clock, 4, known=False)
-    assert told.state.total_milli == 4000
+    assert told.state.total == 4000
     look(told, clock, 4, known=False)
-    assert told.state.total_milli == 0
+    assert told.state.total == 0
 
 
 def test_a_failed_replacement_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:

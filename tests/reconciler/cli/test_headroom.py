@@ -18,6 +18,12 @@ PROMISED: dict[str, Any] = {
         {"numa_node": 0, "milli": 3200, "supply_milli": 3410, "cpus": "2-7"},
         {"numa_node": 1, "milli": 2400, "supply_milli": 2200, "cpus": "10-15"},
     ],
+    "memory": {
+        "bytes": 12 << 30,
+        "supply_bytes": 13 << 30,
+        "reason": "the mean of 4 times 30 s",
+        "known_s": 2.0,
+    },
 }
 
 
@@ -31,6 +37,8 @@ def test_it_is_shown_by_node(run: Run, daemon: FakeDaemon) -> None:
         "NUMA NODE  PROMISED   NOW  CPUS",
         "        0      3.20  3.41  2-7",
         "        1      2.40  2.20  10-15",
+        "BE may be promised 12 GiB of memory (13 GiB now, memory use read 2.0 s ago)",
+        "because the mean of 4 times 30 s",
     ]
 
 
@@ -48,6 +56,7 @@ def test_the_daemons_own_document_has_it(run: Run, daemon: FakeDaemon) -> None:
         "reason": "nothing is measured yet",
         "known_s": None,
         "nodes": [],
+        "memory": {"bytes": 0, "supply_bytes": None, "reason": "nothing is measured yet", "known_s": None},
     }
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.headroom import Headroom, HeadroomConfig, Sample, restored, step, take
+from reconciler.placement.headroom import HeadroomConfig, Sample, take
+from reconciler.placement.promise import Promise, restored, step
 from state.model import NodeCpu, Pools
 from state.topology import Topology, uniform
 from tests.reconciler.nodes import EMPTY, cpu, cpus
@@ -35,24 +36,24 @@ def sample(*supply: int | None, count: int = 8, budget: int = 1_000_000) -> Samp
     return Sample(
         cpus={node: CpuSet.span(count) for node in range(len(supply))},
         supply=known if len(known) == len(supply) else None,
-        budget_milli=budget,
+        budget=budget,
     )
 
 
-def run(samples: Sequence[Sample], state: Headroom | None = None, config: HeadroomConfig = CONFIG) -> list[Headroom]:
+def run(samples: Sequence[Sample], state: Promise | None = None, config: HeadroomConfig = CONFIG) -> list[Promise]:
     """One sample each 10 s, from second 10 on or from where the state was."""
-    state = state or Headroom()
+    state = state or Promise()
     start = state.known_at or 0.0
     found = []
     for index, one in enumerate(samples, 1):
-        state = step(state, one, start + 10.0 * index, config)
+        state = step(state, one, start + 10.0 * index, config.law)
         found.append(state)
     return found
 
 
-def reports(samples: Sequence[Sample], state: Headroom | None = None, config: HeadroomConfig = CONFIG) -> list[int]:
+def reports(samples: Sequence[Sample], state: Promise | None = None, config: HeadroomConfig = CONFIG) -> list[int]:
     """The sums promised, each once as long as it lasts."""
-    sums = [one.total_milli for one in run(samples, state, config)]
+    sums = [one.total for one in run(samples, state, config)]
     return [value for index, value in enumerate(sums) if index == 0 or value != sums[index - 1]]
 
 
@@ -128,7 +129,7 @@ def test_a_small_node_promises_what_little_it_has() -> None:
 def test_the_control_plane_has_no_part_in_it() -> None:
     """Katalyst reads its last answer back from the API server; here the state is all there is."""
     first = run([sample(6000)] * 20)[-1]
-    assert step(first, sample(6000), 1000.0, CONFIG).milli == first.milli
+    assert step(first, sample(6000), 1000.0, CONFIG.law).amounts == first.amounts
 
 
 def test_noise_below_the_smallest_step_changes_nothing_upwards_and_is_never_promised() -> None:
@@ -139,7 +140,7 @@ def test_noise_below_the_smallest_step_changes_nothing_upwards_and_is_never_prom
 
 def test_a_fall_is_as_fast_as_the_window_and_not_slower() -> None:
     state = run([sample(8000)] * 40)[-1]
-    assert state.milli == {0: 8000}
+    assert state.amounts == {0: 8000}
     assert reports([sample(0)] * 40, state) == [8000, 6000, 4000, 2000, 0]
 
 
@@ -150,23 +151,23 @@ def test_one_bad_second_costs_a_mean_of_the_window_only() -> None:
 
 def test_cpus_that_leave_the_pools_leave_the_promise_at_once() -> None:
     state = run([sample(4000, 4000)] * 20)[-1]
-    assert state.milli == {0: 4000, 1: 4000}
-    gone = Sample(cpus={0: CpuSet.span(1), 1: CpuSet()}, supply={0: 900, 1: 0}, budget_milli=10_000)
-    assert step(state, gone, 201.0, CONFIG).milli == {0: 1000, 1: 0}
+    assert state.amounts == {0: 4000, 1: 4000}
+    gone = Sample(cpus={0: CpuSet.span(1), 1: CpuSet()}, supply={0: 900, 1: 0}, budget=10_000)
+    assert step(state, gone, 201.0, CONFIG.law).amounts == {0: 1000, 1: 0}
 
 
 def test_nodes_that_are_gone_are_no_longer_promised() -> None:
     state = run([sample(4000, 4000)] * 20)[-1]
-    assert step(state, sample(4000), 201.0, CONFIG).milli == {0: 4000}
+    assert step(state, sample(4000), 201.0, CONFIG.law).amounts == {0: 4000}
 
 
 def test_the_budget_caps_the_sum_in_proportion() -> None:
-    assert run([sample(3000, 1000, budget=2000)] * 20)[-1].milli == {0: 1500, 1: 500}
-    assert run([sample(3000, 1000, budget=-5)] * 20)[-1].milli == {0: 0, 1: 0}
+    assert run([sample(3000, 1000, budget=2000)] * 20)[-1].amounts == {0: 1500, 1: 500}
+    assert run([sample(3000, 1000, budget=-5)] * 20)[-1].amounts == {0: 0, 1: 0}
 
 
 def test_nodes_are_promised_one_by_one() -> None:
-    assert run([sample(7000, 100)] * 20)[-1].milli == {0: 7000, 1: 0}
+    assert run([sample(7000, 100)] * 20)[-1].amounts == {0: 7000, 1: 0}
 
 
 # Unknown
@@ -175,45 +176,45 @@ def test_nodes_are_promised_one_by_one() -> None:
 def test_unknown_holds_then_falls_to_nothing_and_says_so() -> None:
     state = run([sample(3000)] * 20)[-1]
     states = run([sample(None)] * 30, state)
-    assert [one.total_milli for one in states] == [3000] * 24 + [0] * 6
+    assert [one.total for one in states] == [3000] * 24 + [0] * 6
     assert "not known: nothing grows" in states[0].reason
     assert "nothing is promised" in states[-1].reason
 
 
 def test_after_a_gap_it_grows_again_from_nothing() -> None:
     lost = run([*[sample(6000)] * 20, *[sample(None)] * 30])[-1]
-    assert reports([sample(6000)] * 20, Headroom(milli=lost.milli, known_at=1.0)) == [0, 4000, 6000]
+    assert reports([sample(6000)] * 20, Promise(amounts=lost.amounts, known_at=1.0)) == [0, 4000, 6000]
 
 
 def test_readings_around_a_gap_are_no_mean() -> None:
     states = run([sample(8000), sample(8000), sample(None), *[sample(1000)] * 4])
-    assert states[-1].milli == {0: 1000}
+    assert states[-1].amounts == {0: 1000}
 
 
 def test_never_known_promises_nothing() -> None:
     state = run([sample(None)])[-1]
-    assert (state.milli, state.reason) == ({0: 0}, "nothing is measured yet")
+    assert (state.amounts, state.reason) == ({0: 0}, "nothing is measured yet")
 
 
 # Restart
 
 
 def test_a_restart_changes_nothing_until_it_is_measured() -> None:
-    state = restored({0: 3000}, 20.0, 5.0, CONFIG)
+    state = restored({0: 3000}, 20.0, 5.0, CONFIG.law)
     assert reports([sample(3000)] * 20, state) == [3000]
     assert reports([sample(None)] * 2, state) == [3000]
 
 
 @pytest.mark.parametrize("age", [241.0, -1.0, float("nan")])
 def test_what_was_promised_too_long_ago_is_nothing(age: float) -> None:
-    assert restored({0: 3000}, age, 5.0, CONFIG) == Headroom()
+    assert restored({0: 3000}, age, 5.0, CONFIG.law) == Promise()
 
 
 def test_a_reboots_clock_loses_the_window_and_not_the_promise() -> None:
     state = run([sample(3000)] * 20)[-1]
-    again = step(state, sample(3000), 1.0, CONFIG)
-    assert (again.milli, again.window, again.known_at) == ({0: 3000}, (), 1.0)
-    assert step(state, sample(None), 1.0, CONFIG).milli == {0: 3000}
+    again = step(state, sample(3000), 1.0, CONFIG.law)
+    assert (again.amounts, again.window, again.known_at) == ({0: 3000}, (), 1.0)
+    assert step(state, sample(None), 1.0, CONFIG.law).amounts == {0: 3000}
 
 
 # Properties
@@ -236,21 +237,21 @@ def test_never_above_what_was_there_in_the_window_nor_above_the_pools(
     samples = [_as_sample(one) for one in readings]
     for index, state in enumerate(run(samples)):
         tops = samples[index].tops
-        assert all(0 <= milli <= tops[node] for node, milli in state.milli.items())
+        assert all(0 <= milli <= tops[node] for node, milli in state.amounts.items())
         if state.window and samples[index].supply is not None and state.count == 0:
-            for node, milli in state.milli.items():
-                assert milli <= max(one.milli[node] for one in state.window)
+            for node, milli in state.amounts.items():
+                assert milli <= max(one.amounts[node] for one in state.window)
         seen = [one for one in samples[: index + 1] if one.supply is not None]
-        assert state.total_milli <= max((max(0, one.budget_milli) for one in seen), default=0)
+        assert state.total <= max((max(0, one.budget) for one in seen), default=0)
 
 
 @given(st.lists(_READING, max_size=60))
 def test_steps_up_are_bounded_and_none_is_taken_on_an_unknown(readings: list[tuple[int, int, int, int]]) -> None:
     samples = [_as_sample(one) for one in readings]
-    before = Headroom()
+    before = Promise()
     for index, state in enumerate(run(samples)):
-        for node, milli in state.milli.items():
-            grown = milli - before.milli.get(node, 0)
+        for node, milli in state.amounts.items():
+            grown = milli - before.amounts.get(node, 0)
             assert grown <= CONFIG.max_step_milli
             assert grown <= 0 or grown >= CONFIG.min_step_milli
             assert grown <= 0 or samples[index].supply is not None
