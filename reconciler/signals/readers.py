@@ -8,6 +8,7 @@ task of its own. It keys what it remembers by inode or start time, never by path
 from collections.abc import Collection, Mapping
 from typing import Protocol, final
 
+import trio
 from msgspec import Struct
 
 from state.evidence import Sample
@@ -61,3 +62,10 @@ class Reader(Protocol):
 
     async def aclose(self) -> None:
         """Give back what it holds: file descriptors, mounts, groups of its own."""
+
+
+class TaskReader(Reader, Protocol):
+    """One whose measuring takes its own time: a task does it, and `Reader.read` enters what that has told by now."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Measure what the last scene asked for, until cancelled; a component of its own, beside the observer's."""

@@ -1,0 +1,24 @@
+"""How processor events are counted: the settings of `reconciler.signals.perf`."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class PerfConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Cycles, instructions and cache misses of online pods, for a while at a time; only where a rule asks for them."""
+
+    window_s: Annotated[float, Meta(ge=0.5, le=60, description="each pod is counted for this long")] = 10.0
+    period_s: Annotated[float, Meta(ge=1, le=3600, description="and this often, a few pods at a time")] = 60.0
+    descriptors: Annotated[
+        int,
+        Meta(
+            ge=8,
+            le=65536,
+            description="open at once at most; a pod needs three for each CPU that it may run on",
+        ),
+    ] = 2048
+
+    def __post_init__(self) -> None:
+        if self.window_s > self.period_s:
+            raise ValueError(f"window_s ({self.window_s:g} s) is longer than period_s ({self.period_s:g} s)")

@@ -1,0 +1,237 @@
+"""One pod's events counted for a while: opened on some CPUs, read once, closed. And what this machine can count at all.
+
+Synchronous, for a worker thread: opening and closing interrupts the CPU that counts, and the kernel patches itself for
+the first event of a machine.
+"""
+
+import errno
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, final
+
+from msgspec import Struct
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import errno_name
+from reconciler.signals.perf_abi import (
+    FLAG_CGROUP,
+    FLAG_CLOEXEC,
+    Event,
+    PerfCalls,
+    attributes,
+    decode,
+    length,
+)
+
+_PARANOID: Final = "proc/sys/kernel/perf_event_paranoid"
+
+# What the kernel means is not what the errno is called.
+_WHY: Final[Mapping[int, str]] = {
+    errno.ENOENT: "this machine offers no hardware counter for it: in a virtual machine the host must pass its PMU "
+    "through (for QEMU: -cpu host,pmu=on); without one, rules on the wait in the run queue tell most of it",
+    errno.EOPNOTSUPP: "the processor or the hypervisor does not support this event",
+    errno.ENOSYS: "this kernel has no perf_event_open (CONFIG_PERF_EVENTS, or an architecture that is not known here)",
+    errno.EINVAL: "the kernel does not take it: too few counters for the events together, or no CONFIG_CGROUP_PERF",
+    errno.EBUSY: "somebody else holds the counters for himself alone",
+}
+
+
+class Counts(Struct, frozen=True, kw_only=True):
+    """What one pod did. ``values`` by event name, scaled up where the counters were shared with somebody.
+
+    ``coverage``: the part of the pod's time on a CPU that was counted, 0.0-1.0. ``busy_s``: that time.
+    """
+
+    values: Mapping[str, float]
+    coverage: float
+    busy_s: float
+
+
+@final
+class Window:
+    """The open counters of one pod."""
+
+    def __init__(self, calls: PerfCalls, events: Sequence[Event], directory: int, cpus: Iterable[int]) -> None:
+        """Count from here on. ``directory``: the pod's, open; it can be closed afterwards. Offline CPUs are left out.
+
+        Errors: `OSError`, with nothing left open: ENOENT the group is gone, EMFILE no more descriptors, ENODEV none of
+        the CPUs is online; else what `why` has words for.
+        """
+        self._calls = calls
+        self._events = tuple(events)
+        self._groups: list[list[int]] = []
+        try:
+            for cpu in cpus:
+                self._open(directory, cpu)
+        except OSError:
+            self.close()
+            raise
+        if not self._groups:
+            raise OSError(errno.ENODEV, "no CPU of the pod is online")
+
+    @property
+    def descriptors(self) -> int:
+        """How many are open."""
+        return sum(map(len, self._groups))
+
+    def _open(self, directory: int, cpu: int) -> None:
+        group: list[int] = []
+        self._groups.append(group)
+        try:
+            for event in self._events:
+                leader = group[0] if group else -1
+                text = attributes(event, leader=not group)
+                group.append(self._calls.open(text, directory, cpu, leader, FLAG_CGROUP | FLAG_CLOEXEC))
+            self._calls.enable(group[0])
+        except OSError as exc:
+            if exc.errno != errno.ENODEV:
+                raise
+            self._groups.remove(group)
+            _close(self._calls, group)
+
+    def count(self) -> Counts | None:
+        """What was counted so far; None when the pod has not run, or never while its events had the counters.
+
+        A CPU that went offline meanwhile is left out.
+        """
+        sums = [0.0] * len(self._events)
+        enabled = running = 0
+        for leader, *_ in self._groups:
+            try:
+                reading = decode(self._calls.read(leader, length(self._events)), len(self._events))
+            except OSError as exc:
+                if exc.errno != errno.ENODEV:
+                    raise
+                reading = None
+            if reading is None:
+                continue
+            enabled += reading.enabled_ns
+            running += reading.running_ns
+            if reading.running_ns:
+                scale = reading.enabled_ns / reading.running_ns
+                sums = [total + count * scale for total, count in zip(sums, reading.counts, strict=True)]
+        if not running or not enabled:
+            return None
+        values = {event.name: total for event, total in zip(self._events, sums, strict=True)}
+        return Counts(values=values, coverage=min(1.0, running / enabled), busy_s=enabled / 1e9)
+
+    def close(self) -> None:
+        """Give all descriptors back; the pod's cgroup can be freed then."""
+        groups, self._groups = self._groups, []
+        for group in groups:
+            _close(self._calls, group)
+
+
+def _close(calls: PerfCalls, group: Sequence[int]) -> None:
+    # The leader last: closed first, it would leave the others as groups of their own.
+    for descriptor in reversed(group):
+        calls.close(descriptor)
+
+
+class Key(NamedTuple):
+    """One life of a pod's group."""
+
+    uid: str
+    inode: int
+
+
+class Begin(NamedTuple):
+    """One pod to count from now on. ``directory`` in the hierarchy that has the events."""
+
+    key: Key
+    directory: str
+    cpus: CpuSet
+
+
+class Done(NamedTuple):
+    """What `turn` did: windows opened, what was counted (None: nothing), and what was refused."""
+
+    opened: Mapping[Key, Window]
+    counted: Mapping[Key, Counts | None]
+    failed: Mapping[Key, OSError]
+
+
+def turn(
+    calls: PerfCalls,
+    events: Sequence[Event],
+    finish: Mapping[Key, Window],
+    ended: Collection[Key],
+    begin: Iterable[Begin],
+) -> Done:
+    """Close what is to ``finish``, having counted it where it ``ended`` in time; then open what is to begin."""
+    opened, counted, failed = dict[Key, Window](), dict[Key, Counts | None](), dict[Key, OSError]()
+    for key, window in finish.items():
+        try:
+            if key in ended:
+                counted[key] = window.count()
+        except OSError as exc:
+            failed[key] = exc
+        finally:
+            window.close()
+    for one in begin:
+        try:
+            directory = os.open(one.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                opened[one.key] = Window(calls, events, directory, one.cpus)
+            finally:
+                os.close(directory)
+        except OSError as exc:
+            failed[one.key] = exc
+    return Done(opened, counted, failed)
+
+
+class Offer(Struct, frozen=True, kw_only=True):
+    """What this machine can count together. ``missing``: why not the others, by event name."""
+
+    events: tuple[Event, ...] = ()
+    missing: Mapping[str, str] = {}
+
+
+def probe(calls: PerfCalls, needed: Sequence[Event], extra: Sequence[Event], cpu: int, root: str = "/") -> Offer:
+    """Try them on one CPU, for everybody: the rights and the counters are the same as for a pod.
+
+    Without one of ``needed`` there is nothing; an event of ``extra`` is left out alone.
+    """
+    opened: list[int] = []
+    found: list[Event] = []
+    missing: dict[str, str] = {}
+    try:
+        for event in (*needed, *extra):
+            leader = opened[0] if opened else -1
+            try:
+                opened.append(calls.open(attributes(event, leader=not opened), -1, cpu, leader, FLAG_CLOEXEC))
+            except OSError as exc:
+                words = why(exc, root)
+                if event in needed:
+                    return Offer(missing={one.name: words for one in (*needed, *extra)})
+                missing[event.name] = words
+                continue
+            found.append(event)
+    finally:
+        _close(calls, opened)
+    return Offer(events=tuple(found), missing=missing)
+
+
+def why(exc: OSError, root: str = "/") -> str:
+    """An error of `PerfCalls.open` in words, with the remedy."""
+    code = exc.errno or 0
+    if code in {errno.EACCES, errno.EPERM}:
+        level = _paranoid(root)
+        if code == errno.EPERM and level is not None and level <= 0:
+            return "not permitted (EPERM): a seccomp filter holds back perf_event_open; allow it for bypassd"
+        shown = "" if level is None else f" is {level}: it"
+        return (
+            f"not permitted ({errno_name(code)}): kernel.perf_event_paranoid{shown} must be 0 or less, or bypassd "
+            "needs CAP_PERFMON (CAP_SYS_ADMIN before Linux 5.8) and a seccomp filter that allows perf_event_open"
+        )
+    if code in {errno.EMFILE, errno.ENFILE}:
+        return f"no file descriptor is left ({errno_name(code)}): raise LimitNOFILE, or lower the number to be used"
+    return f"{_WHY.get(code, 'the kernel refuses it')} ({errno_name(code)})"
+
+
+def _paranoid(root: str) -> int | None:
+    try:
+        with open(os.path.join(root, _PARANOID), encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None

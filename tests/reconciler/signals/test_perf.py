@@ -1,0 +1,392 @@
+"""Cycles per instruction and cache misses of pods: who is counted when, what is told of it, and what is given back."""
+
+import errno
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.hierarchy import UNIFIED, Hierarchy, Mode, Mount
+from reconciler.signals.perf import PerfReader
+from reconciler.signals.perf_abi import CYCLES, SOFTWARE, Event, RealPerf, attributes
+from reconciler.signals.perf_config import PerfConfig
+from reconciler.signals.perf_rota import TICK_S, cpus_of, due, stretched_s
+from reconciler.signals.readers import Scene, Sheet
+from state.evidence import Sample
+from state.model import GroupRef, NodeView, Pod
+from tests.fakes.perf import FakePerf
+from tests.reconciler.nodes import container, node, online, pod
+
+LAW = PerfConfig()
+
+
+def hierarchy(directory: Path) -> Hierarchy:
+    mount = Mount(directory=str(directory), version=2, controllers=(UNIFIED,))
+    return Hierarchy(root=str(directory), mode=Mode.HYBRID, controllers={UNIFIED: mount})
+
+
+def scene(view: NodeView, *wanted: str) -> Scene:
+    return Scene(view=view, pools=None, wanted=wanted or ("cpi", "llc.misses"))
+
+
+class Machine:
+    """A node of pods with directories, a fake PMU, and a reader that runs."""
+
+    def __init__(self, directory: Path, nursery: trio.Nursery, **fake: int) -> None:
+        self.directory = directory
+        self.nursery = nursery
+        self.fake = FakePerf(directory, **fake)  # type: ignore[arg-type]  # only numbers are given
+        self.pods: dict[str, Pod] = {}
+        self.cpus = 2
+
+    async def start(self, config: PerfConfig = LAW) -> PerfReader:
+        self.reader = PerfReader(hierarchy(self.directory), config, calls=self.fake, clock=trio.current_time)
+        await self.nursery.start(self.reader.run)
+        return self.reader
+
+    def add(self, one: Pod) -> Path:
+        self.pods[one.uid] = one
+        path = Path(f"{self.directory}{one.group.path}")
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def path(self, uid: str) -> Path:
+        return Path(f"{self.directory}{self.pods[uid].group.path}")
+
+    async def look(self, *wanted: str) -> dict[str, dict[str, Sample]]:
+        sheet = Sheet()
+        await self.reader.read(
+            scene(node(*self.pods.values(), topology=self.cpus), *wanted), sheet, trio.current_time()
+        )
+        return sheet.samples
+
+    async def sleep(self, seconds: float) -> None:
+        """Look each second, as the observer does."""
+        for _ in range(round(seconds)):
+            await self.wait(1)
+            await self.look()
+
+    async def wait(self, seconds: float) -> None:
+        """Time does not go on while the reader's thread works: the clock of tests would leap over it."""
+        await trio.sleep(seconds)
+        calm = 0
+        while calm < 2:  # a probe is followed by a turn
+            await trio.testing.wait_all_tasks_blocked()
+            calm = 0 if self.reader.busy else calm + 1
+
+
+@pytest.fixture
+def machine(tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> Callable[..., Machine]:
+    return lambda **fake: Machine(tmp_path, nursery, **fake)
+
+
+async def test_an_online_pod_is_counted_for_a_window_and_what_it_told_grows_old(
+    machine: Callable[..., Machine],
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    one = machine(counters=2)
+    path = one.add(online("web"))
+    one.add(pod("be"))
+    reader = await one.start()
+    assert await one.look() == {}
+    await one.sleep(2)
+    assert reader.descriptors == 4  # cycles and instructions: three events do not fit two counters
+    one.fake.run(path, 0, 4.0, {0: 3e9, 1: 2e9})
+    await one.sleep(12)
+    assert reader.descriptors == 0
+    assert one.fake.events == {}
+    found = await one.look()
+    assert list(found) == ["pod:web"]
+    assert list(found["pod:web"]) == ["cpi"]
+    sample = found["pod:web"]["cpi"]
+    assert sample.value == pytest.approx(1.5)
+    assert sample.confidence == 1.0
+    before = sample.age_s
+    await one.wait(7)
+    assert (await one.look())["pod:web"]["cpi"].age_s == pytest.approx(before + 7)
+    assert reader.problems()["llc.misses"].startswith("the kernel does not take it")
+
+
+async def test_misses_are_per_thousand_instructions_and_shared_counters_lower_the_confidence(
+    machine: Callable[..., Machine],
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    one = machine(counters=3)
+    path = one.add(online("web"))
+    (path / "inner").mkdir()
+    await one.start()
+    await one.look()
+    await one.sleep(2)
+    other = one.fake.open(attributes(CYCLES, leader=True), -1, 0, -1, 8)
+    one.fake.enable(other)
+    one.fake.run(path / "inner", 0, 1.0, {0: 4e9, 1: 2e9, 3: 6e6})
+    await one.sleep(12)
+    found = (await one.look())["pod:web"]
+    assert found["cpi"].value == pytest.approx(2.0)
+    assert found["llc.misses"].value == pytest.approx(3.0)
+    assert found["cpi"].confidence == pytest.approx(3 / 4)
+
+
+async def test_nothing_is_opened_while_nobody_wants_it_and_all_is_closed_when_nobody_does_any_more(
+    machine: Callable[..., Machine],
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    one = machine()
+    one.add(online("web"))
+    reader = await one.start()
+    await one.look("cpu.wait")
+    await one.wait(5)
+    assert one.fake.calls == []
+    await one.look("cpi")
+    await one.wait(2)
+    assert reader.descriptors == 6
+    await one.look("cpu.wait")
+    await one.wait(2)
+    assert one.fake.events == {}
+
+
+async def test_few_pods_are_counted_at_a_time_and_all_in_a_period(
+    machine: Callable[..., Machine], autojump_clock: trio.testing.MockClock
+) -> None:
+    one = machine()
+    for number in range(24):
+        one.add(online(f"web{number:02}"))
+    reader = await one.start()
+    most = 0
+    told: set[str] = set()
+    await one.look()
+    for _ in range(75):
+        await one.wait(1)
+        for uid in one.pods:
+            one.fake.run(one.path(uid), 1, 0.1, {0: 2e8, 1: 1e8})
+        told |= (await one.look()).keys()
+        most = max(most, reader.descriptors)
+    assert len(told) == 24
+    # 24 pods for 10 of 60 seconds are 4 at a time; windows end on ticks, hence one or two more.
+    assert 4 * 6 <= most <= 6 * 6
+    assert reader.problems() == {}
+
+
+async def test_a_pod_that_goes_is_let_go_at_once_and_one_that_comes_anew_has_no_past(
+    machine: Callable[..., Machine],
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    one = machine()
+    path = one.add(online("web"))
+    reader = await one.start()
+    await one.look()
+    await one.sleep(2)
+    assert one.fake.holding(path) == 6
+    one.fake.run(path, 0, 1.0, {0: 2e9, 1: 1e9})
+    one.fake.remove(path)
+    gone = one.pods.pop("web")
+    await one.sleep(2)
+    assert one.fake.holding(path) == 0
+    one.fake.removed.clear()
+    again = one.add(replace(gone, group=GroupRef(path=gone.group.path, inode=77)))
+    await one.sleep(3)
+    assert one.fake.holding(again) == 6
+    one.pods["web"] = replace(gone, group=GroupRef(path=gone.group.path, inode=78))
+    await one.sleep(1)
+    assert await one.look() == {}
+    assert reader.problems() == {}
+
+
+async def test_cancelling_gives_all_descriptors_back(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    # The way out has a deadline, and time must not leap over the thread.
+    autojump_clock.autojump_threshold = 0.1
+    async with trio.open_nursery() as nursery:
+        one = Machine(tmp_path, nursery)
+        one.add(online("web"))
+        reader = await one.start()
+        await one.look()
+        await one.wait(3)
+        assert reader.descriptors == 6
+        nursery.cancel_scope.cancel()
+    assert one.fake.events == {}
+
+
+async def test_without_a_pmu_both_signals_say_why_and_it_is_tried_again_now_and_then(
+    machine: Callable[..., Machine],
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    one = machine(refusal=errno.EACCES)
+    path = one.add(online("web"))
+    reader = await one.start()
+    await one.look()
+    await one.sleep(3)
+    assert set(reader.problems()) == {"cpi", "llc.misses"}
+    assert "kernel.perf_event_paranoid" in reader.problems()["cpi"]
+    assert one.fake.calls == ["open"]
+    one.fake.refusal = 0
+    await one.wait(590)
+    assert "cpi" in reader.problems()
+    await one.wait(15)
+    assert reader.problems() == {}
+    assert one.fake.holding(path) == 6
+
+
+async def test_the_bound_on_descriptors_holds_and_says_what_it_costs(
+    machine: Callable[..., Machine], autojump_clock: trio.testing.MockClock
+) -> None:
+    one = machine()
+    for number in range(12):
+        one.add(online(f"web{number:02}"))
+    reader = await one.start(PerfConfig(descriptors=8))
+    await one.look()
+    await one.sleep(30)
+    assert reader.descriptors == 6
+    assert reader.problems() == {"cpi": "8 file descriptors let each pod be counted every 99 s only"}
+    one.cpus = 4
+    await one.sleep(15)
+    assert reader.problems()["cpi"].startswith("12 pods need up to 12 file descriptors each, and 8 may be used")
+
+
+async def test_where_no_descriptor_is_left_what_is_open_stays_and_no_more_is_asked_for(
+    machine: Callable[..., Machine],
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    one = machine(most=7)
+    for number in range(24):
+        one.add(online(f"web{number:02}"))
+    reader = await one.start()
+    await one.look()
+    await one.sleep(4)
+    assert reader.descriptors == 6
+    assert "no file descriptor is left (EMFILE)" in reader.problems()["cpi"]
+    refused = one.fake.calls.count("open")
+    await one.sleep(5)
+    assert one.fake.calls.count("open") == refused
+
+
+async def test_a_pod_without_a_group_there_is_told_and_the_others_are_counted(
+    machine: Callable[..., Machine], autojump_clock: trio.testing.MockClock
+) -> None:
+    one = machine()
+    one.add(online("a")).rmdir()
+    one.add(online("b"))
+    reader = await one.start()
+    await one.look()
+    await one.sleep(4)
+    assert reader.descriptors == 6
+    assert reader.problems() == {"cpi": "pod ns/a: it has no group where processor events are counted"}
+    del one.pods["a"]
+    await one.sleep(2)
+    assert reader.problems() == {}
+
+
+async def test_a_processor_whose_event_is_of_the_second_level_is_believed_less(
+    machine: Callable[..., Machine], autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\n")
+    one = machine()
+    path = one.add(online("web"))
+    reader = await one.start()
+    await one.look()
+    await one.sleep(2)
+    one.fake.run(path, 0, 1.0, {0: 2e9, 1: 1e9, 3: 1e6})
+    await one.sleep(12)
+    found = (await one.look())["pod:web"]
+    assert (found["cpi"].confidence, found["llc.misses"].confidence) == (1.0, 0.5)
+    assert "second-level" in reader.problems()["llc.misses"]
+
+
+# Whose turn it is
+
+
+@given(
+    pods=st.integers(1, 150),
+    window_s=st.floats(0.5, 20),
+    period_s=st.floats(20, 120),
+)
+def test_every_pod_gets_its_window_each_period_and_few_stand_open_together(
+    pods: int, window_s: float, period_s: float
+) -> None:
+    law = PerfConfig(window_s=window_s, period_s=period_s)
+    uids = [f"p{number}" for number in range(pods)]
+    begun: dict[str, float] = {}
+    gaps: dict[str, float] = {}
+    counting: dict[str, float] = {}
+    for tick in range(math.ceil(4 * period_s)):
+        now = tick * TICK_S
+        counting = {uid: at for uid, at in counting.items() if now - at < window_s}
+        for uid in due(uids, begun, now, law, counting=len(counting)):
+            assert uid not in counting
+            gaps[uid] = max(gaps.get(uid, 0.0), now - begun.get(uid, 0.0))
+            begun[uid] = counting[uid] = now
+        assert len(counting) <= pods * (window_s + TICK_S) / period_s + 2
+    assert set(gaps) == set(uids)
+    assert max(gaps.values()) <= period_s * 1.25 + 3 * TICK_S
+
+
+def test_a_bound_stretches_the_period_by_what_is_wanted_of_it() -> None:
+    assert stretched_s([6] * 10, 600, LAW) == 60.0
+    assert stretched_s([6] * 100, 55, LAW) == pytest.approx(120.0)
+    assert stretched_s([], 10, LAW) == 60.0
+
+
+def test_a_pod_is_counted_where_it_may_run_if_that_is_known_of_all_its_containers() -> None:
+    one = online("web", container("a"), container("b"))
+    paths = [each.group.path for each in one.containers]
+    known = {(paths[0], "cpu.set"): CpuSet([1, 2]), (paths[1], "cpu.set"): CpuSet([2, 9])}
+    assert cpus_of(one, node(one, topology=4, actual=known)) == CpuSet([1, 2])
+    del known[paths[1], "cpu.set"]
+    assert cpus_of(one, node(one, topology=4, actual=known)) == CpuSet(range(4))
+    assert cpus_of(replace(one, containers=()), node(topology=4)) == CpuSet(range(4))
+
+
+def test_a_window_longer_than_its_period_is_refused() -> None:
+    with pytest.raises(ValueError, match="longer than period_s"):
+        PerfConfig(window_s=30, period_s=20)
+
+
+# On this machine
+
+
+@pytest.mark.kernel
+async def test_the_reader_counts_real_pods_by_software_events(nursery: trio.Nursery) -> None:
+    root = Path("/sys/fs/cgroup/unified")
+    name = f"/bypassd-test-perf-reader-{os.getpid()}"
+    group = Path(f"{root}{name}")
+    events = tuple(Event(name=word, type=SOFTWARE, config=config) for word, config in (("a", 1), ("b", 0), ("c", 3)))
+    try:
+        group.mkdir()
+        os.close(RealPerf().open(attributes(Event(name="x", type=SOFTWARE, config=1), leader=True), -1, 0, -1, 8))
+    except OSError as exc:
+        pytest.skip(f"REAL KERNEL TEST NOT RUN: no counters for groups below {root}: {exc}")
+    hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # noqa: ASYNC220  # made at once
+    view = node(replace(online("web"), group=GroupRef(path=name)), topology=os.cpu_count() or 1)
+    assert len(events) == 3
+    reader = PerfReader(hierarchy(root), PerfConfig(window_s=0.5, period_s=1), events=(events[0], events[1], events[2]))
+    try:
+        (group / "cgroup.procs").write_text(str(hog.pid))
+        await reader.read(scene(view), Sheet(), time.monotonic())
+        await nursery.start(reader.run)
+        sheet = Sheet()
+        with trio.fail_after(20):
+            while not sheet.samples:
+                await trio.sleep(0.1)
+                await reader.read(scene(view), sheet, time.monotonic())
+        # Two clocks of one time on a CPU stand for cycles and instructions.
+        sample = sheet.samples["pod:web"]["cpi"]
+        assert sample.value == pytest.approx(1.0, rel=0.1)
+        assert sample.confidence == 1.0
+        assert reader.problems() == {}
+    finally:
+        nursery.cancel_scope.cancel()
+        hog.kill()
+        hog.wait()
+        while (group / "cgroup.procs").read_text():
+            time.sleep(0.01)  # noqa: ASYNC251  # the test is over
+        group.rmdir()
