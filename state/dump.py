@@ -19,7 +19,7 @@ Shape (``schema`` 1; keys are added, never renamed or removed within one schema 
 ``holds``       ``target reason by until``
 ``history``     newest first: ``seq`` and the fields of `state.entry.Event`
 ``sources``     sources of knowledge with their ages (empty from the store)
-``alerts``      ``sinks`` with their counts, ``stored`` (some sink has yet to take them), ``recent`` (both newest last)
+``alerts``      ``sinks`` with their counts, ``stored`` (some sink has yet to take them), ``recent``, newest first
 ``problems``    messages for a person
 ==============  =======================================================================================================
 
@@ -27,7 +27,7 @@ Units: times are wall-clock seconds since the epoch, 0.0 for never.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgpack
@@ -95,6 +95,9 @@ HOLD_DEFAULTS: Final[Mapping[str, object]] = {"target": "", "reason": "", "by": 
 
 Row = Mapping[str, object]
 
+_ENDS: Final = frozenset({"interference-cleared", "response-undone"})
+"""Kinds of alerts that are an end; a test holds them against `Kind.began`."""
+
 
 def document(
     *,
@@ -157,6 +160,7 @@ def from_store(dump: Mapping[str, object], at: float) -> dict[str, object]:
         pods=[_row(row) for key, row in assignments.items() if key.startswith("pod:")],
         holds=_rows(dump.get("holds")),
         history=_rows(dump.get("history")),
+        alerts={"sinks": [], "stored": list(_alerts(_row(dump.get("meta")))), "recent": []},
         problems=[str(problem) for problem in _list(dump.get("problems"))],
     )
 
@@ -220,6 +224,25 @@ def _memory(row: Row, at: float) -> Row | None:
         "reason": "as the store has it",
         "known_s": max(0.0, at - kept_at),
     }
+
+
+def _alerts(meta: Row) -> Iterator[Row]:
+    """A daemon's form of the stored rows ``alert:<id>``: alerts that some sink has yet to take."""
+    for key, row in meta.items():
+        notice = _row(_row(row).get("notice"))
+        alert = _row(notice.get("alert"))
+        if not key.startswith("alert:") or not alert:
+            continue
+        ends = alert.get("resolved") is True or str(alert.get("kind")) in _ENDS
+        yield {
+            "id": key.removeprefix("alert:"),
+            **{name: alert.get(name, "") for name in ("kind", "key", "severity", "summary")},
+            "status": "resolved" if ends else "firing",
+            "labels": {**_row(alert.get("labels")), **_row(notice.get("labels"))},
+            "details": _row(alert.get("details")),
+            **{name: notice.get(name, 0) for name in ("count", "first_s", "last_s")},
+            "to": _list(_row(row).get("to")),
+        }
 
 
 def _whole(defaults: Row, row: Row) -> dict[str, object]:

@@ -5,7 +5,7 @@
 
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, final
 
 import trio
@@ -22,7 +22,8 @@ from reconciler.alerts.document import entry
 from reconciler.alerts.notice import Incidents, Notice
 from reconciler.alerts.queue import DurableQueue
 from reconciler.alerts.sinks import build as build_sink
-from reconciler.alerts.sinks.base import Setup, Sink, SinkError
+from reconciler.alerts.sinks.base import Setup, Sink
+from reconciler.alerts.trial import try_sink
 from state.schema import META
 from state.store import Batch, Store
 
@@ -315,21 +316,3 @@ class Teller:
     @staticmethod
     def _forget_s(config: AlertsConfig) -> float:
         return max([FORGET_S, *(2 * sink.repeat_s for sink in config.sinks.values())])
-
-
-async def try_sink(setup: Setup, send: Callable[[], Awaitable[None]]) -> Mapping[str, object]:
-    """Tell once; what came of it, with the time that it took."""
-    began = trio.current_time()
-    detail = "taken"
-    ok = True
-    try:
-        await send()
-    except SinkError as exc:
-        ok, detail = False, str(exc)
-    return {
-        "sink": setup.name,
-        "kind": setup.config.how,
-        "ok": ok,
-        "detail": detail,
-        "seconds": round(trio.current_time() - began, 3),
-    }

@@ -82,6 +82,11 @@ def _plan(parser: argparse.ArgumentParser) -> None:
     parser.epilog = SYNTAX
 
 
+def _alert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("test",), help="test: send an alert that says that it is a test")
+    parser.add_argument("--sink", metavar="NAME", help="only this sink (default: all)")
+
+
 def _config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("show", "explain"), help="values alone, or with origin, words and bounds")
     parser.add_argument(
@@ -99,6 +104,8 @@ COMMANDS: Final = (
     Command("release", "end a hold", "release", add=_release),
     Command("holds", "the holds in force", "holds"),
     Command("headroom", "how much CPU and memory BE pods may be promised", "headroom"),
+    Command("alerts", "sinks of alerts, what has yet to be told, and what was told lately", "alerts"),
+    Command("alert", "try the sinks of alerts, through the daemon or without one", "alert", add=_alert),
     Command("reload", "have the daemon read its configuration again", "reload"),
     Command("doctor", "what this node offers and lacks, with the fix for each lack", "doctor"),
     Command("capture", "all that the agent reads on this node, secrets masked", "capture", add=_capture),

@@ -1,0 +1,72 @@
+"""``bypassctl alert test``: tell every sink of a test, through the daemon, or without one from the configuration."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reconciler.cli import places, words
+from reconciler.cli.client import Unreachable, ask
+from reconciler.cli.control import who
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.output import emit
+from reconciler.cli.screen import Mark, Table, show
+
+_PATIENCE_S = 620.0
+"""One try of the slowest sink that can be configured."""
+
+
+def run(options: Namespace) -> int:
+    """Test. `Exit.NOT_OK` when a sink did not take it."""
+    results = _through(options)
+    if options.output != "table":
+        emit({"sinks": results}, options.output)
+    else:
+        rows = [
+            (
+                one["sink"],
+                one["kind"],
+                Mark("ok", "ok") if one["ok"] else Mark("bad", "bad"),
+                words.span(one["seconds"]),
+                one["detail"],
+            )
+            for one in results
+        ]
+        show([Table(("SINK", "KIND", "", "TIME", "DETAIL"), rows, right=frozenset({3}))])
+    return Exit.OK if all(one["ok"] for one in results) else Exit.NOT_OK
+
+
+def _through(options: Namespace) -> list[dict[str, Any]]:  # the shape of a JSON answer
+    socket = places.find(options).socket
+    why = "the configuration has no socket"
+    if socket is not None:
+        try:
+            body = {"sink": options.sink, "by": who()}
+            answer = ask(socket, "POST", "/alerts/test", body, timeout_s=_PATIENCE_S)
+            return list(answer["sinks"])
+        except Unreachable as exc:
+            why = str(exc)
+    print(f"bypassctl: {why}; the sinks are tried from here, as configured", file=sys.stderr)
+    return [dict(one) for one in _directly(options)]
+
+
+def _directly(options: Namespace) -> Sequence[Mapping[str, object]]:
+    """Build the sinks here. Errors: `CliError` for a wrong configuration; `InputError` for no such sink."""
+    # Only here: the daemon mostly answers, and all this takes a while to load.
+    import os  # noqa: PLC0415
+
+    import trio  # noqa: PLC0415
+
+    from reconciler import configfile  # noqa: PLC0415
+    from reconciler.alerts.telling import Ground  # noqa: PLC0415
+    from reconciler.alerts.trial import try_all  # noqa: PLC0415
+    from reconciler.binder import ConfigError  # noqa: PLC0415
+    from reconciler.place import read_kubelet  # noqa: PLC0415
+
+    try:
+        config = configfile.load(places.config_path(options), required=options.config is not None).config
+    except ConfigError as exc:
+        raise CliError(str(exc), Exit.USAGE) from exc
+    kubelet = read_kubelet(config)
+    ground = Ground(node=kubelet.node_name or os.uname().nodename, root=config.node.root, kubelets=kubelet.kubeconfig)
+    return trio.run(try_all, config, ground, options.sink, who())
