@@ -1,7 +1,7 @@
 """A container runtime's CRI endpoint on a unix socket: recorded answers, and the filters a real runtime has."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,10 @@ def _selected(item: Any, wanted: Mapping[str, str]) -> bool:
 
 
 class FakeRuntime:
-    """Serves ``apis`` (``v1``, ``v1alpha2``) on ``socket``. ``asked`` is every method called, with its API version."""
+    """Serves ``apis`` (``v1``, ``v1alpha2``) on ``socket``. ``asked`` is every method called, with its API version.
+
+    ``on_stop`` is called (in a thread of the server's) with what is to be stopped and its grace, -1 for a sandbox.
+    """
 
     def __init__(self, socket: Path, apis: tuple[str, ...] = ("v1",)) -> None:
         self.socket = socket
@@ -32,6 +35,7 @@ class FakeRuntime:
         self.asked: list[str] = []
         self.hang_s = 0.0
         self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self.on_stop: Callable[[str, int], None] = lambda _id, _grace: None
         self.sandboxes = list(_recorded("ListPodSandbox", cri_pb2.ListPodSandboxResponse()).items)
         self.containers = list(_recorded("ListContainers", cri_pb2.ListContainersResponse()).containers)
 
@@ -42,6 +46,8 @@ class FakeRuntime:
             "Status": (lambda _: _recorded("Status", cri_pb2.StatusResponse()), cri_pb2.StatusRequest),
             "ListPodSandbox": (self._list_sandboxes, cri_pb2.ListPodSandboxRequest),
             "ListContainers": (self._list_containers, cri_pb2.ListContainersRequest),
+            "StopContainer": (self._stop_container, cri_pb2.StopContainerRequest),
+            "StopPodSandbox": (self._stop_sandbox, cri_pb2.StopPodSandboxRequest),
         }
         for api in self.apis:
             methods = {
@@ -69,7 +75,10 @@ class FakeRuntime:
             time.sleep(self.hang_s)
             if self.refusal is not None:
                 context.abort(*self.refusal)
-            return answer(request)
+            try:
+                return answer(request)
+            except KeyError as exc:
+                context.abort(grpc.StatusCode.NOT_FOUND, f"no such container: {exc}")
 
         return handle
 
@@ -96,3 +105,22 @@ class FakeRuntime:
             and _selected(one, wanted.label_selector)
         ]
         return cri_pb2.ListContainersResponse(containers=containers)
+
+    def _stop_container(self, request: Any) -> Any:
+        container = next((one for one in self.containers if one.id == request.container_id), None)
+        if container is None:
+            raise KeyError(request.container_id)
+        self.on_stop(request.container_id, request.timeout)
+        container.state = cri_pb2.CONTAINER_EXITED
+        return cri_pb2.StopContainerResponse()
+
+    def _stop_sandbox(self, request: Any) -> Any:
+        # As containerd: one that is gone is as good as stopped.
+        for sandbox in self.sandboxes:
+            if sandbox.id == request.pod_sandbox_id:
+                self.on_stop(sandbox.id, -1)
+                sandbox.state = cri_pb2.SANDBOX_NOTREADY
+        for container in self.containers:
+            if container.pod_sandbox_id == request.pod_sandbox_id:
+                container.state = cri_pb2.CONTAINER_EXITED
+        return cri_pb2.StopPodSandboxResponse()

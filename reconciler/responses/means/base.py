@@ -9,8 +9,15 @@ from typing import Protocol
 from msgspec import Struct
 
 from cgroupfs.subtree import Subtree
+from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.processes import Processes
-from state.eviction import Case, Means, Outcome, Step
+from state.eviction import Case, Means, Order, Outcome, Step
+
+
+def grace_of(order: Order, own_s: float | None, config: EvictionMeans) -> float:
+    """What a pod gets to end by itself: its own grace, or less where the order or the configuration says so."""
+    grace_s = config.default_grace_s if own_s is None else max(1.0, own_s)
+    return min(grace_s, config.longest_grace_s, order.grace_s if order.grace_s is not None else grace_s)
 
 
 class Result(Struct, frozen=True, kw_only=True):

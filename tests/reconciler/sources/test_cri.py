@@ -51,6 +51,7 @@ def check_burstable(pod: PodMeta | None) -> None:
     }
     assert MAIN in {one.id for one in pod.containers}
     assert pod.sandbox_ids == (SANDBOX,)
+    assert pod.grace_s == 2
 
 
 async def test_recorded_lists_become_pods_with_labels_and_annotations(runtime: FakeRuntime) -> None:

@@ -1,0 +1,82 @@
+"""Ending a pod through the container runtime: StopContainer for all its containers at once, then StopPodSandbox.
+
+This is what the kubelet does to a pod that is deleted. The kubelet, which knows nothing of it, starts the containers
+again by the pod's restart policy: the caller watches for that.
+
+Source: Kubernetes' CRI; the kubelet's killPodWithSyncResult.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final, final
+
+import trio
+
+from cgroupfs.errors import CgroupError, SourceError
+from reconciler.responses.means.base import Result, Work, grace_of
+from reconciler.responses.means.config import EvictionMeans
+from reconciler.sources.cri import CriClient
+from state.eviction import Case, Means, Outcome, Step
+from state.model import PodMeta
+
+_SANDBOX_S: Final = 30.0
+"""Taking a pod's network down is part of stopping its sandbox, and may be slow."""
+
+
+@final
+class CriWay:
+    """`Way` through the runtime. ``client`` is this way's own: a long stop must not keep other questions waiting."""
+
+    means = Means.CRI
+
+    def __init__(self, config: EvictionMeans, client: CriClient | None) -> None:
+        self._config = config
+        self._client = client
+
+    def unusable(self, case: Case) -> str | None:  # noqa: ARG002
+        """Where no socket was found, or CRI is switched off."""
+        return "there is no CRI socket" if self._client is None else None
+
+    async def aclose(self) -> None:
+        """Drop the connection."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def end(self, work: Work) -> Result:
+        """See the module's text."""
+        assert self._client is not None
+        await work.step(Step.STOP)
+        try:
+            # runc cannot end a container that is stopped, and would wait for it.
+            await work.thaw()
+            pod = await self._client.pod(work.case.order.uid)
+            problems = [] if pod is None else await self._stop(self._client, pod, work)
+            if await work.emptied(self._config.margin_s):
+                return Result(outcome=Outcome.DONE, detail="the runtime stopped its containers")
+        except (SourceError, CgroupError) as exc:
+            return Result(outcome=None, detail=str(exc))
+        told = "; ".join(problems) if pod is not None else "the runtime does not know the pod"
+        return Result(outcome=None, detail=told or "the runtime says that it is stopped, but processes live")
+
+    async def _stop(self, client: CriClient, pod: PodMeta, work: Work) -> Sequence[str]:
+        """Both calls, and what went wrong. A container that cannot be stopped does not keep the sandbox from it."""
+        own_s = work.case.target.grace_s if work.case.target.grace_s is not None else pod.grace_s
+        left_s = max(0.0, grace_of(work.case.order, own_s, self._config) - work.elapsed_s())
+        problems: list[str] = []
+
+        async def container(identifier: str) -> None:
+            try:
+                await client.stop_container(identifier, math.ceil(left_s), timeout_s=left_s + self._config.margin_s)
+            except SourceError as exc:
+                problems.append(str(exc))
+
+        async with trio.open_nursery() as nursery:
+            for one in pod.containers:
+                if one.id is not None:
+                    nursery.start_soon(container, one.id)
+        for sandbox in pod.sandbox_ids:
+            try:
+                await client.stop_sandbox(sandbox, timeout_s=_SANDBOX_S)
+            except SourceError as exc:
+                problems.append(str(exc))
+        return problems
