@@ -5,7 +5,7 @@ Their modules are imported where they are made: a node that uses none of them pa
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -15,10 +15,12 @@ from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.ondemand import OnDemand
-from reconciler.actuators.side import SideActuator, Situation
+from reconciler.actuators.side import MeasuresCache, SideActuator, Situation
 from reconciler.config import Config
 from reconciler.place import Place
 from reconciler.restore import Undone
+from state.cache import CacheUse
+from state.evidence import Sample
 from state.ledger import Ledger
 from state.schema import META
 from state.store import Store, boot_id
@@ -30,13 +32,16 @@ ROWS: Final = {"cores": "core_cookies", "network": "network_roots", "oom": "oom_
 class Means(Struct, frozen=True, kw_only=True):
     """What of the agent's own they may use.
 
-    ``store_lane``: of everything that writes to the store; ``writes``: counts, by knob and outcome.
+    ``store_lane``: of everything that writes to the store; ``writes``: counts, by knob and outcome; ``misses``: the
+    newest cache misses of pods by uid, per 1000 instructions, with their age as of the call; who is not in it is not
+    known (`reconciler.signals.resctrl_reader.misses_of`).
     """
 
     ledger: Ledger
     store_lane: trio.CapacityLimiter
     writes: Counter[tuple[str, str]]
     files: FileOps = REAL
+    misses: Callable[[], Mapping[str, Sample]] = dict
 
 
 def build(config: Config, place: Place, store: Store, means: Means) -> tuple[SideActuator, ...]:
@@ -78,6 +83,7 @@ def build(config: Config, place: Place, store: Store, means: Means) -> tuple[Sid
             root=config.node.root,
             writes=means.writes,
             cgroups=means.files,
+            misses=means.misses,
         )
 
     def network() -> SideActuator:
@@ -102,6 +108,11 @@ def build(config: Config, place: Place, store: Store, means: Means) -> tuple[Sid
     return tuple(sides)
 
 
+def cache_use(sides: Iterable[SideActuator]) -> CacheUse | None:
+    """What is measured of caches and memory bandwidth, by whichever of them measures it; None: by none, now."""
+    return next((use for side in sides if isinstance(side, MeasuresCache) and (use := side.measured())), None)
+
+
 async def restore_without_daemon(root: str, store: Store, only: str | None) -> Sequence[Undone]:
     """Undo what they left on this node, as the store and marks of ours tell. Errors: none; they are in the answer."""
     if not _is_this_machine(root):
@@ -117,7 +128,18 @@ async def restore_without_daemon(root: str, store: Store, only: str | None) -> S
         *_restore_scores(root, store, only),
         *restore_resctrl(root, store, only),
         *(restore_trees(RealTc(), store) if only is None else ()),
+        *_restore_private(root, only),
     ]
+
+
+def _restore_private(root: str, only: str | None) -> Sequence[Undone]:
+    """The groups in which pods' pressure was counted: no actuator's, but as much a trace of ours."""
+    from reconciler.signals.privatepsi import restore_groups  # noqa: PLC0415
+
+    try:
+        return restore_groups(Hierarchy.detect(root), only)
+    except SourceError:
+        return ()
 
 
 def _restore_scores(root: str, store: Store, only: str | None) -> Sequence[Undone]:

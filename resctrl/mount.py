@@ -1,7 +1,8 @@
 """Mounting resctrl, and taking a mount of ours away again; never one that somebody else made.
 
-A second mount anywhere is refused (EBUSY), and unmounting deletes every group, also those of others. So a mount is
-known by its number in the mount table, and is only taken away while nobody else has groups in it.
+A second mount anywhere is refused (EBUSY), and unmounting deletes every group, also those of others. So a mount of ours
+is told by its source, `SOURCE`, which the kernel shows in the mount table and does not care about: its number would not
+do, as the kernel gives numbers out again. And it is only taken away while nobody else has groups in it.
 
 A process with mounts of its own (a container, a systemd unit with ``ProtectSystem``) must not mount it: the host would
 not see it, and it would go, with all groups, when that process ends.
@@ -14,6 +15,8 @@ from typing import Final, Protocol, final
 
 from cgroupfs.errors import CgroupDeniedError, cgroup_error
 
+SOURCE: Final = "bypassd"
+"""What a mount of ours is of; everybody else's is of ``resctrl``, ``none`` or the like."""
 _NOSUID: Final = 2
 _NODEV: Final = 4
 _NOEXEC: Final = 8
@@ -28,13 +31,16 @@ class Mounter(Protocol):
     def unmount(self, place: str) -> None:
         """Take the mount away."""
 
-    def ident(self, place: str) -> int | None:
-        """The number of the resctrl mount there; None when there is none."""
+    def source(self, place: str) -> str | None:
+        """What the resctrl mount there is of; None when there is none."""
+
+    def sees_the_host(self) -> bool:
+        """Whether our mounts are those of process 1; also where that cannot be told."""
 
 
 @final
 class RealMounter:
-    """`Mounter` on the running kernel. A mount's number is not used again before it is gone."""
+    """`Mounter` on the running kernel."""
 
     def __init__(self, root: str = "/") -> None:
         self._table = os.path.join(root, "proc/self/mountinfo")
@@ -42,7 +48,7 @@ class RealMounter:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def mount(self, place: str, options: Sequence[str]) -> None:
-        if not self._sees_the_host():
+        if not self.sees_the_host():
             raise CgroupDeniedError(
                 place,
                 "mount: this process has mounts of its own, which the host does not see; mount it there instead, as in "
@@ -50,14 +56,14 @@ class RealMounter:
             )
         flags = ctypes.c_ulong(_NOSUID | _NODEV | _NOEXEC)
         data = ",".join(options).encode() or None
-        if self._libc.mount(b"resctrl", place.encode(), b"resctrl", flags, data) != 0:
+        if self._libc.mount(SOURCE.encode(), place.encode(), b"resctrl", flags, data) != 0:
             raise cgroup_error(place, OSError(ctypes.get_errno(), "mount"), f"mount resctrl ({','.join(options)})")
 
     def unmount(self, place: str) -> None:
         if self._libc.umount2(place.encode(), 0) != 0:
             raise cgroup_error(place, OSError(ctypes.get_errno(), "umount"), "unmount resctrl")
 
-    def ident(self, place: str) -> int | None:
+    def source(self, place: str) -> str | None:
         try:
             with open(self._table, encoding="utf-8", errors="replace") as file:
                 lines = file.read().splitlines()
@@ -67,11 +73,10 @@ class RealMounter:
             before, _, after = line.partition(" - ")
             fields = before.split()
             if after.startswith("resctrl ") and len(fields) > 4 and place.endswith(fields[4]):
-                return int(fields[0])
+                return after.split()[1]
         return None
 
-    def _sees_the_host(self) -> bool:
-        """Whether our mounts are those of process 1; also where that cannot be told."""
+    def sees_the_host(self) -> bool:
         try:
             return os.readlink(self._host) == os.readlink("/proc/self/ns/mnt")
         except OSError:

@@ -1,9 +1,10 @@
-"""What is wanted of cache and memory bandwidth: shares by class, levels of BE, the law that moves them.
+"""What is wanted of cache and memory bandwidth: shares by class, levels of BE, the law that moves them; and their use.
 
 Values only: the policy `cache` gives them out, `reconciler.policies.cacheplan` turns them into masks on one machine.
 Units: percents of a cache's ways, of a memory bandwidth, or of what a law looks at.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
@@ -105,12 +106,13 @@ class Levels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class LevelLaw(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How BE's share moves between the levels low and high in mode dynamic."""
 
-    miss_high_percent: Annotated[
-        float, Meta(ge=1, le=100, description="cache misses of an online pod, of its references: above, BE shrinks")
-    ] = 20.0
-    miss_low_percent: Annotated[float, Meta(ge=0, le=100, description="and below (all online pods), BE may grow")] = (
-        10.0
-    )
+    miss_high_per_1000: Annotated[
+        float,
+        Meta(ge=0, le=1000, description="cache misses of an online pod per 1000 instructions: above, BE shrinks"),
+    ] = 10.0
+    miss_low_per_1000: Annotated[
+        float, Meta(ge=0, le=1000, description="and below (all online pods that are counted), BE may grow")
+    ] = 5.0
     bandwidth_high_percent: Annotated[
         float, Meta(ge=1, le=100, description="memory bandwidth in use in one domain: above, BE gets less of it")
     ] = 80.0
@@ -126,14 +128,20 @@ class LevelLaw(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float, Meta(ge=0, le=3600, description="everything must be calm this long before each step up")
     ] = 5.0
     stale_s: Annotated[
-        float, Meta(ge=1, le=600, description="older readings are not known, and nothing grows on them")
+        float, Meta(ge=1, le=600, description="older readings of bandwidth are not known, and nothing grows on them")
     ] = 10.0
+    miss_stale_s: Annotated[
+        float, Meta(ge=1, le=3600, description="the same of misses, which are counted for a part of each minute")
+    ] = 180.0
 
     def __post_init__(self) -> None:
-        for name in ("miss", "bandwidth"):
-            low, high = getattr(self, f"{name}_low_percent"), getattr(self, f"{name}_high_percent")
+        for low_name, high_name in (
+            ("miss_low_per_1000", "miss_high_per_1000"),
+            ("bandwidth_low_percent", "bandwidth_high_percent"),
+        ):
+            low, high = getattr(self, low_name), getattr(self, high_name)
             if low >= high:
-                raise ValueError(f"{name}_low_percent {low} is not below {name}_high_percent {high}")
+                raise ValueError(f"{low_name} {low} is not below {high_name} {high}")
 
 
 class CacheWish(Struct, frozen=True, kw_only=True):
@@ -158,3 +166,26 @@ class CacheWish(Struct, frozen=True, kw_only=True):
     dwell_s: float = 30.0
     sweep_s: float = 2.0
     dry_run: bool = False
+
+
+class Use(Struct, frozen=True, kw_only=True):
+    """What somebody has of the last-level cache and of the memory bus. Bytes; bytes per second. None: not known."""
+
+    occupancy_bytes: int | None = None
+    total_bytes_s: float | None = None
+
+
+class CacheUse(Struct, frozen=True, kw_only=True):
+    """Everything that was measured at one moment of the monotonic clock; ``at_s`` None: nothing was.
+
+    ``pods``: by uid, all caches together, those alone that were watched. ``groups``: control groups, by cache; together
+    they are the machine. ``classes``: control group to the class of its pods, where that is one. ``level``: BE's share
+    where it moves. ``lacks``: why a signal is not to be had here, or not of every pod, by its name in the catalog.
+    """
+
+    at_s: float | None = None
+    pods: Mapping[str, Use] = {}
+    groups: Mapping[str, Mapping[int, Use]] = {}
+    classes: Mapping[str, str] = {}
+    level: Level | None = None
+    lacks: Mapping[str, str] = {}

@@ -24,9 +24,11 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators import cookies, coretasks
 from reconciler.actuators.cookies import KNOB, Seen, Share, Steps
-from reconciler.actuators.cookiestore import read_cookies, refused, write_cookies
+from reconciler.actuators.cookiestore import ROW, Kept, refused
 from reconciler.actuators.prctl import Carrier, Prctl, unable
 from reconciler.actuators.side import Situation
+from reconciler.actuators.siderow import Remembered
+from reconciler.actuators.siderun import SideRun
 from reconciler.actuators.standing import Standing
 from reconciler.holds import holding
 from reconciler.policies.core_sched import NAME, core_group
@@ -84,54 +86,41 @@ class CoreSched:
         """By group path, then knob: as the judge's of control files."""
         self._prctl = prctl
         self._hierarchy = hierarchy
-        self._store = store
         self._ledger = ledger
-        self._store_lane = lane
         self._writes = Counter[tuple[str, str]]() if writes is None else writes
         self._files = files
         self._proc = proc
         self._file = "tasks" if hierarchy.version(hierarchy.trigger) == 1 else "cgroup.threads"
-        self._ours = read_cookies(store)
-        self._situation: Situation | None = None
-        self._woken = trio.Event()
-        self._alone = trio.Lock()
-        self._lane = trio.CapacityLimiter(1)
+        self._kept = Remembered(ROW, store, lane)
+        self._turns = SideRun(self._sweep, _period_s, gap_s=_GAP_S)
         self._unable = ""
         self._unrecorded = ""
         self._refused = ""
-        self._sweeps = 0
-        self._swept_s = 0.0
         self._pruned_at = 0.0
 
     # The seam
 
     def planned(self, situation: Situation) -> None:
         """A look is over."""
-        self._situation = situation
-        if situation.pools.cores is not None or self._ours or self._unable or self.standings:
-            self._woken.set()
+        concerned = situation.pools.cores is not None or self._ours or self._unable or self.standings
+        self._turns.planned(situation, wake=bool(concerned))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sweep after each look, and now and then, for ever."""
-        task_status.started()
-        while True:
-            with trio.move_on_after(self._period_s()):
-                await self._woken.wait()
-            self._woken = trio.Event()
-            await self.sweep()
-            await trio.sleep(_GAP_S)
+        await self._turns.run(task_status=task_status)
+
+    async def sweep(self) -> None:
+        """Bring all threads to what the newest look wants; one sweep at a time."""
+        await self._turns.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[Undone]:
         """Take our cookies away; from every thread of the machine, or from those of one pod."""
-        if not self._ours:
-            return ()
-        async with self._alone:
-            # What is known of holds and mode is older than this: nothing is handed out before the next look.
-            self._situation = None
+        async with self._turns.restoring():
+            if not self._ours:
+                return ()
             if why := unable(self._prctl):
                 return [refused(why)]
-            work = partial(coretasks.take_back, self._prctl, dict(self._ours), only, self._proc)
-            done = await trio.to_thread.run_sync(work, limiter=self._lane)
+            done = await self._turns.work(partial(coretasks.take_back, self._prctl, dict(self._ours), only, self._proc))
             if only is None:
                 await self._prune()
             for one in done:
@@ -143,7 +132,12 @@ class CoreSched:
         groups: dict[str, list[str]] = {}
         for cookie, group in sorted(self._ours.items()):
             groups.setdefault(group, []).append(f"{cookie:#x}")
-        return {"unable": self._unable, "cookies": groups, "sweeps": self._sweeps, "last_sweep_s": self._swept_s}
+        return {
+            "unable": self._unable,
+            "cookies": groups,
+            "sweeps": self._turns.sweeps,
+            "last_sweep_s": self._turns.swept_s,
+        }
 
     def problems(self) -> Sequence[str]:
         """What does not work now."""
@@ -151,35 +145,30 @@ class CoreSched:
 
     # One sweep
 
-    async def sweep(self) -> None:
-        """Bring all threads to what the newest look wants; one sweep at a time."""
-        async with self._alone:
-            situation = self._situation
-            wish = situation.pools.cores if situation is not None else None
-            if situation is None or (wish is None and not self._ours):
-                self.standings, self._unable, self._unrecorded, self._refused = {}, "", "", ""
-                return
-            why = unable(self._prctl)
-            if why:
-                if wish is not None and why != self._unable:
-                    _LOG.warning("core scheduling is wanted, but %s", why)
-                self.standings, self._unable = {}, why if wish is not None else ""
-                return
-            self._unable = ""
-            began = time.monotonic()
-            try:
-                await self._bring(self._places(situation))
-                if wish is None or time.monotonic() - self._pruned_at >= _PRUNE_S:
-                    await self._prune()
-            except OSError as exc:
-                # The last core lost its second thread amid it: the next sweep says so.
-                _LOG.warning("core scheduling: %s", exc)
-            self._sweeps += 1
-            self._swept_s = time.monotonic() - began
+    @property
+    def _ours(self) -> Mapping[int, str]:
+        """Our cookies, each with its group."""
+        return self._kept.now.ours
 
-    def _period_s(self) -> float:
-        wish = self._situation.pools.cores if self._situation is not None else None
-        return wish.sweep_s if wish is not None else float("inf")
+    async def _sweep(self, situation: Situation) -> None:
+        wish = situation.pools.cores
+        if wish is None and not self._ours:
+            self.standings, self._unable, self._unrecorded, self._refused = {}, "", "", ""
+            return
+        why = unable(self._prctl)
+        if why:
+            if wish is not None and why != self._unable:
+                _LOG.warning("core scheduling is wanted, but %s", why)
+            self.standings, self._unable = {}, why if wish is not None else ""
+            return
+        self._unable = ""
+        try:
+            await self._bring(self._places(situation))
+            if wish is None or time.monotonic() - self._pruned_at >= _PRUNE_S:
+                await self._prune()
+        except OSError as exc:
+            # The last core lost its second thread amid it: the next sweep says so.
+            _LOG.warning("core scheduling: %s", exc)
 
     def _places(self, situation: Situation) -> list[_Place]:
         wish = situation.pools.cores
@@ -216,17 +205,17 @@ class CoreSched:
         for _ in range(_ROUNDS):
             # A copy: the loop has its own meanwhile. Thousands of threads: milliseconds, so not on the loop.
             look = partial(self._look, where, wanted, dict(self._ours), left, written)
-            seen, steps = await trio.to_thread.run_sync(look, limiter=self._lane)
+            seen, steps = await self._turns.work(look)
             if not steps or self._unrecorded or refused:
                 break
             for first in range(0, len(steps.shares), _AT_ONCE):
                 written |= await self._share(steps.shares[first : first + _AT_ONCE], refused)
             if steps.drops:
-                given = await trio.to_thread.run_sync(coretasks.drop, self._prctl, steps.drops, limiter=self._lane)
+                given = await self._turns.work(partial(coretasks.drop, self._prctl, steps.drops))
                 self._count("restored", given, refused)
         self._refused = "; ".join(f"{_threads(count)}: {words}" for words, count in sorted(refused.items()))
         count = partial(_tallies, wanted, seen, dict(self._ours), written)
-        self._stand(places, seen, await trio.to_thread.run_sync(count, limiter=self._lane))
+        self._stand(places, seen, await self._turns.work(count))
 
     def _look(
         self,
@@ -253,7 +242,7 @@ class CoreSched:
             had = []
             for carrier, share in zip(carriers, shares, strict=True):
                 take = partial(coretasks.take, carrier, self._prctl, share.source, share.cookie)
-                had.append(await trio.to_thread.run_sync(take, limiter=self._lane))
+                had.append(await self._turns.work(take))
             made = {
                 cookie: share.group for cookie, share in zip(had, shares, strict=True) if cookie and not share.cookie
             }
@@ -262,11 +251,11 @@ class CoreSched:
             for carrier, share, cookie in zip(carriers, shares, had, strict=True):
                 if cookie:
                     give = partial(coretasks.give, carrier, self._prctl, share.tids)
-                    given = await trio.to_thread.run_sync(give, limiter=self._lane)
+                    given = await self._turns.work(give)
                     written.update(given.done)
                     self._count("written", given, refused)
             # Ending threads are waited for: not here.
-            await trio.to_thread.run_sync(stack.pop_all().close, limiter=self._lane)
+            await self._turns.work(stack.pop_all().close)
         return written
 
     def _count(self, outcome: str, given: coretasks.Given, refused: Counter[str]) -> None:
@@ -278,11 +267,10 @@ class CoreSched:
 
     async def _save(self, ours: Mapping[int, str]) -> bool:
         try:
-            await trio.to_thread.run_sync(write_cookies, self._store, ours, limiter=self._store_lane)
+            await self._kept.become(Kept(boot=self._kept.now.boot, ours=dict(ours)))
         except StoreError as exc:
             self._unrecorded = f"nothing is given that cannot be recorded: {exc}"
             return False
-        self._ours = dict(ours)
         return True
 
     async def _prune(self) -> None:
@@ -291,7 +279,7 @@ class CoreSched:
         if not self._ours:
             return
         look = partial(coretasks.holders, self._prctl, dict(self._ours), None, self._proc)
-        held = set((await trio.to_thread.run_sync(look, limiter=self._lane)).values())
+        held = set((await self._turns.work(look)).values())
         if held != self._ours.keys():
             await self._save({cookie: group for cookie, group in self._ours.items() if cookie in held})
 
@@ -341,6 +329,11 @@ class CoreSched:
                 container_id=setting.container_id if setting is not None else None,
             )
         )
+
+
+def _period_s(situation: Situation) -> float | None:
+    wish = situation.pools.cores
+    return wish.sweep_s if wish is not None else None
 
 
 def _threads(count: int) -> str:

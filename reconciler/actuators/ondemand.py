@@ -8,8 +8,10 @@ from typing import final
 
 import trio
 
-from reconciler.actuators.side import SideActuator, Situation
+from reconciler.actuators.side import ByGroup, MeasuresCache, SideActuator, Situation
+from reconciler.actuators.standing import Standing
 from reconciler.restore import Undone
+from state.cache import CacheUse
 
 
 @final
@@ -64,3 +66,12 @@ class OnDemand:
     def problems(self) -> Sequence[str]:
         """The real one's."""
         return self._real.problems() if self._real is not None else ()
+
+    @property
+    def standings(self) -> Mapping[str, Mapping[str, Standing]]:
+        """The real one's, where its outcomes belong to groups."""
+        return self._real.standings if isinstance(self._real, ByGroup) else {}
+
+    def measured(self) -> CacheUse | None:
+        """The real one's, where it measures."""
+        return self._real.measured() if isinstance(self._real, MeasuresCache) else None

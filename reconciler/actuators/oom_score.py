@@ -9,11 +9,11 @@ Source: proc(5) on oom_score_adj. A writer with CAP_SYS_RESOURCE also sets the l
 to; without it nobody, we included, goes below what that is.
 """
 
-import logging
 import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final, final
 
 import msgspec
@@ -23,21 +23,19 @@ from cgroupfs.errors import StoreError, errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.side import Situation
+from reconciler.actuators.siderow import OfBoot, Remembered, SideRow
+from reconciler.actuators.siderun import SideRun
 from reconciler.actuators.standing import Standing
 from reconciler.holds import holding
 from reconciler.policies.oom_score import KNOB, NAME, score_of
 from reconciler.restore import Undo, Undone
 from state.model import ContainerKind, Phase, Setting
-from state.schema import META
-from state.store import Batch, Store
+from state.store import Store
 
-_LOG: Final = logging.getLogger(__name__)
 FILE: Final = "oom_score_adj"
-ROW: Final = "oom_scores"
-"""Row of the store's META table."""
 
 
-class Kept(msgspec.Struct, kw_only=True):
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of one container.
 
     ``ours``: the numbers that we have given, the newest last. ``odd``: by ``pid:start``, what processes had that were
@@ -51,31 +49,13 @@ class Kept(msgspec.Struct, kw_only=True):
     odd: dict[str, int] = {}
 
 
-class Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """The row: containers by group path, of one boot."""
+class Rows(OfBoot, frozen=True, kw_only=True):
+    """All of them, by group path."""
 
-    boot: str
-    containers: dict[str, Kept] = {}
-
-
-def read_rows(store: Store) -> dict[str, Kept]:
-    """What an earlier run has left; nothing of another boot."""
-    row = dict(store.rows(META)).get(ROW)
-    if row is None:
-        return {}
-    try:
-        rows = msgspec.msgpack.decode(row, type=Rows)
-    except msgspec.MsgspecError as exc:
-        _LOG.warning("what processes had as oom_score_adj cannot be read: %s", exc)
-        return {}
-    return rows.containers if rows.boot == store.boot else {}
+    containers: Mapping[str, Kept] = {}
 
 
-def write_rows(store: Store, containers: Mapping[str, Kept]) -> None:
-    """Make it durable (the store's lane). Errors: `StoreError`."""
-    batch = Batch()
-    batch.put(META, ROW, msgspec.msgpack.encode(Rows(boot=store.boot, containers=dict(containers))))
-    store.apply(batch)
+ROW: Final = SideRow("oom_scores", Rows, "oom_score_adj")
 
 
 class Processes:
@@ -142,13 +122,14 @@ def restore_scores(
     hierarchy: Hierarchy, store: Store, only: str | None = None, *, root: str = "/", files: FileOps = REAL
 ) -> list[Undone]:
     """Put everything back while no daemon runs. Errors: `StoreError` when that cannot be noted; it is done by then."""
-    rows = read_rows(store)
+    rows = ROW.read(store).containers
     processes = Processes(hierarchy, root, files)
     chosen = {path: kept for path, kept in sorted(rows.items()) if only is None or kept.pod_uid == only}
     done = [one for path, kept in chosen.items() for one in processes.put_back(path, kept)]
     if chosen:
         failed = {one.path for one in done if not one.ok}
-        write_rows(store, {path: kept for path, kept in rows.items() if path not in chosen or path in failed})
+        left = {path: kept for path, kept in rows.items() if path not in chosen or path in failed}
+        ROW.write(store, Rows(boot=store.boot, containers=left))
     return done
 
 
@@ -172,37 +153,27 @@ class OomScores:
         self.standings: dict[str, dict[str, Standing]] = {}
         """By group path, then knob: as the judge's of control files."""
         self._processes = Processes(hierarchy, root, files)
-        self._store = store
-        self._store_lane = lane
-        self._lane = trio.CapacityLimiter(1)
-        self._alone = trio.Lock()
-        self._kept = read_rows(store)
-        self._situation: Situation | None = None
-        self._woken = trio.Event()
+        self._rows = Remembered(ROW, store, lane)
+        self._turns = SideRun(self._sweep, _period_s)
         self._problems: list[str] = []
 
     # The seam
 
     def planned(self, situation: Situation) -> None:
         """A look is over."""
-        self._situation = situation
-        if situation.pools.memory.oom is not None or self._kept:
-            self._woken.set()
+        self._turns.planned(situation, wake=situation.pools.memory.oom is not None or bool(self._kept))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sweep after each look, and now and then, for ever."""
-        task_status.started()
-        while True:
-            wish = self._situation.pools.memory.oom if self._situation is not None else None
-            with trio.move_on_after(wish.sweep_s if wish is not None else float("inf")):
-                await self._woken.wait()
-            self._woken = trio.Event()
-            await self.sweep()
+        await self._turns.run(task_status=task_status)
+
+    async def sweep(self) -> None:
+        """Bring all BE processes to what the newest look wants; one sweep at a time."""
+        await self._turns.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[Undone]:
         """Give everything back, or one pod's; the other pods keep what they have."""
-        async with self._alone:
-            self._situation = None
+        async with self._turns.restoring():
             chosen = {path: kept for path, kept in sorted(self._kept.items()) if only in {None, kept.pod_uid}}
             return await self._give_back(chosen)
 
@@ -219,28 +190,28 @@ class OomScores:
 
     # One sweep
 
-    async def sweep(self) -> None:
-        """Bring all BE processes to what the newest look wants; one sweep at a time."""
-        async with self._alone:
-            situation = self._situation
-            if situation is None:
-                return
-            self._problems = []
-            wanted, left = self._wanted(situation)
-            self.standings = {path: {KNOB: one} for path, one in left.items() if one is not None}
-            gone = {path: kept for path, kept in self._kept.items() if path not in wanted and path not in left}
-            await self._give_back(gone)
-            news, writes = await trio.to_thread.run_sync(self._compare, wanted, limiter=self._lane)
-            unrecorded: set[str] = set()
-            if news and not await self._keep({**self._kept, **news}):
-                unrecorded = {path for path in news if writes.pop(path, None) is not None}
-            outcomes = await trio.to_thread.run_sync(self._write, writes, limiter=self._lane)
-            for path, (setting, _) in wanted.items():
-                self.standings[path] = {KNOB: _standing(setting, outcomes.get(path), recorded=path not in unrecorded)}
-            refused = sum(outcomes.values(), Counter[str]())
-            self._problems += [
-                f"{count} processes keep their oom_score_adj: {code}" for code, count in refused.items() if code
-            ]
+    @property
+    def _kept(self) -> Mapping[str, Kept]:
+        """The containers that have a number of ours."""
+        return self._rows.now.containers
+
+    async def _sweep(self, situation: Situation) -> None:
+        self._problems = []
+        wanted, left = self._wanted(situation)
+        self.standings = {path: {KNOB: one} for path, one in left.items() if one is not None}
+        gone = {path: kept for path, kept in self._kept.items() if path not in wanted and path not in left}
+        await self._give_back(gone)
+        news, writes = await self._turns.work(partial(self._compare, wanted))
+        unrecorded: set[str] = set()
+        if news and not await self._keep({**self._kept, **news}):
+            unrecorded = {path for path in news if writes.pop(path, None) is not None}
+        outcomes = await self._turns.work(partial(self._write, writes))
+        for path, (setting, _) in wanted.items():
+            self.standings[path] = {KNOB: _standing(setting, outcomes.get(path), recorded=path not in unrecorded)}
+        refused = sum(outcomes.values(), Counter[str]())
+        self._problems += [
+            f"{count} processes keep their oom_score_adj: {code}" for code, count in refused.items() if code
+        ]
 
     @staticmethod
     def _wanted(situation: Situation) -> tuple[dict[str, tuple[Setting, int]], dict[str, Standing | None]]:
@@ -319,21 +290,25 @@ class OomScores:
         if not chosen:
             return done
         for path, kept in chosen.items():
-            done += await trio.to_thread.run_sync(self._processes.put_back, path, kept, limiter=self._lane)
+            done += await self._turns.work(partial(self._processes.put_back, path, kept))
         self._problems += [f"{one.path}: {one.detail}" for one in done if not one.ok]
         over = {one.path for one in done if one.ok}
         await self._keep({path: kept for path, kept in self._kept.items() if path not in over})
         return done
 
-    async def _keep(self, rows: dict[str, Kept]) -> bool:
+    async def _keep(self, containers: Mapping[str, Kept]) -> bool:
         """Remember these instead; whether that is durable, and in force."""
         try:
-            await trio.to_thread.run_sync(write_rows, self._store, rows, limiter=self._store_lane)
+            await self._rows.become(Rows(boot=self._rows.now.boot, containers=containers))
         except StoreError as exc:
             self._problems.append(str(exc))
             return False
-        self._kept = rows
         return True
+
+
+def _period_s(situation: Situation) -> float | None:
+    wish = situation.pools.memory.oom
+    return wish.sweep_s if wish is not None else None
 
 
 def _left(setting: Setting | None, state: str, detail: str) -> Standing | None:

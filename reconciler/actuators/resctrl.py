@@ -13,28 +13,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple, TypeVar, final
+from typing import Final, NamedTuple, final
 
 import trio
 from msgspec.structs import replace
 
-from cgroupfs.errors import AgentError, InputError, StoreError
+from cgroupfs.errors import AgentError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators import resctrl_show as show
-from reconciler.actuators.resctrl_undo import (
-    Kept,
-    about_to_write,
-    pod_threads,
-    read_kept,
-    threads_of,
-    undo_all,
-    undo_default,
-    undo_pod,
-    write_kept,
-)
+from reconciler.actuators.resctrl_place import ResctrlPlace
+from reconciler.actuators.resctrl_undo import about_to_write, pod_threads, threads_of, undo_default, undo_pod
 from reconciler.actuators.resctrl_work import Member, Outcome, Sweep
 from reconciler.actuators.side import Situation
+from reconciler.actuators.siderun import SideRun
 from reconciler.actuators.standing import Standing
 from reconciler.holds import holding
 from reconciler.policies.cache import KNOB
@@ -42,15 +34,16 @@ from reconciler.policies.cache import NAME as POLICY
 from reconciler.policies.cachelevel import LevelState, begin, step
 from reconciler.policies.cacheplan import CachePlan, plan_cache
 from reconciler.restore import Undone
-from reconciler.signals.resctrl import Sample, Sampler, strain
+from reconciler.signals.resctrl import Sampler, Usage, strain
 from resctrl.capability import Capability, Status, read_capability
 from resctrl.files import REAL as REAL_GROUPS
 from resctrl.files import GroupFiles
 from resctrl.groups import DEFAULT, Groups
 from resctrl.monitor import Monitors
 from resctrl.mount import Mounter, RealMounter
-from state.cache import CacheMode, CacheWish
+from state.cache import CacheMode, CacheUse, CacheWish
 from state.entry import US, Event
+from state.evidence import Sample
 from state.ledger import Ledger
 from state.model import Pod, PodClass
 from state.store import Store
@@ -58,13 +51,12 @@ from state.store import Store
 _LOG: Final = logging.getLogger(__name__)
 _SLICE_S: Final = 0.02
 _GAP_S: Final = 0.2
-_LOOK_AGAIN_S: Final = 60.0
 _PATIENCE: Final = 5
 """So often a group's values are put back after somebody changed them; then they are left until the wish changes."""
 _EVERY: Final = 15
 """So often everything is looked into, whatever is known of the last sweep: a thread's number may be another's."""
+_ONLINE: Final = frozenset({PodClass.SHARED, PodClass.DEDICATED})
 _RANK: Final = {PodClass.DEDICATED: 0, PodClass.SHARED: 0, PodClass.RECLAIMED: 1, PodClass.SYSTEM: 2}
-T = TypeVar("T")
 
 
 class _Look(NamedTuple):
@@ -73,7 +65,7 @@ class _Look(NamedTuple):
     ours: tuple[str, ...]
     foreign: tuple[str, ...]
     default: Mapping[str, Mapping[int, int]]
-    sample: Sample
+    use: Usage
 
 
 @final
@@ -95,33 +87,32 @@ class Resctrl:
         cgroups: FileOps = REAL,
         capability: Callable[[], Capability] | None = None,
         mounter: Mounter | None = None,
-        misses: Callable[[], Mapping[str, float]] = dict,
+        misses: Callable[[], Mapping[str, Sample]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``misses``: cache misses of online pods by uid, in percent of references, from whoever counts them."""
+        """``misses``: the newest cache misses of pods by uid, per 1000 instructions, their age as of the call."""
         self.standings: dict[str, dict[str, Standing]] = {}
-        self.sample: Sample | None = None
+        self.use: Usage | None = None
         """The newest occupancies and bandwidths."""
         self._hierarchy = hierarchy
-        self._store = store
         self._ledger = ledger
-        self._store_lane = store_lane
-        self._place = f"{root.rstrip('/')}/sys/fs/resctrl"
         self._writes = Counter[tuple[str, str]]() if writes is None else writes
         self._files = files
         self._cgroups = cgroups
-        self._read = capability if capability is not None else partial(read_capability, root)
-        self._mounter = mounter if mounter is not None else RealMounter(root)
         self._misses = misses
         self._clock = clock
-        self._kept = read_kept(store)
-        self._situation: Situation | None = None
-        self._woken = trio.Event()
-        self._alone = trio.Lock()
-        self._lane = trio.CapacityLimiter(1)
-        self._capability: Capability | None = None
-        self._looked_at = float("-inf")
-        self._sampler: Sampler | None = None
+        self._turns = SideRun(self._sweep_once, _period_s, gap_s=_GAP_S, clock=clock)
+        self._place = ResctrlPlace(
+            store,
+            store_lane,
+            place=f"{root.rstrip('/')}/sys/fs/resctrl",
+            read=capability if capability is not None else partial(read_capability, root),
+            files=files,
+            mounter=mounter if mounter is not None else RealMounter(root),
+            work=self._turns.work,
+            clock=clock,
+        )
+        self._sampler: tuple[str, Sampler] | None = None
         self._level: LevelState | None = None
         self._plan = CachePlan()
         self._outcome = Outcome()
@@ -130,63 +121,63 @@ class Resctrl:
         self._changed: Counter[str] = Counter()
         self._changed_plan: CachePlan | None = None
         self._problem = ""
-        self._sweeps = 0
-        self._swept_s = 0.0
 
     # The seam
 
     def planned(self, situation: Situation) -> None:
         """A look is over. Wakes the sweep when something of it has changed; else that comes when it is due."""
-        before, self._situation = self._situation, situation
-        if before is None or _substance(before) != _substance(situation):
-            self._woken.set()
+        before = self._turns.situation
+        self._turns.planned(situation, wake=before is None or _substance(before) != _substance(situation))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sweep after each look, and now and then, for ever."""
-        task_status.started()
-        while True:
-            with trio.move_on_after(self._period_s()):
-                await self._woken.wait()
-            self._woken = trio.Event()
-            await self.sweep()
-            await trio.sleep(_GAP_S)
+        await self._turns.run(task_status=task_status)
+
+    async def sweep(self) -> None:
+        """Bring resctrl to what the newest look wants; one sweep at a time."""
+        await self._turns.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[Undone]:
         """Remove our groups, put the default group's values back, take our mount away; or free one pod."""
-        async with self._alone:
-            # What is known of mode and holds is older than this: nothing is done before the next look.
-            situation, self._situation = self._situation, None
-            capability = await self._offered(again=True)
-            if capability is None or capability.status is not Status.READY or capability.root is None:
-                return ()
-            if only is not None:
+        async with self._turns.restoring() as situation:
+            if only is None:
+                done: Sequence[Undone] = await self._undo()
+            else:
+                capability = await self._place.offered(again=True)
+                if capability is None or capability.status is not Status.READY or capability.root is None:
+                    return ()
                 pod = situation.view.pods.get(only) if situation is not None else None
                 by_name = partial(pod_threads, self._hierarchy, only, self._cgroups)
                 threads = self._threads(pod) if pod is not None else by_name
-                done = await self._work(partial(undo_pod, self._files, capability.root, only, threads))
-            else:
-                done = await self._undo(capability)
+                done = await self._turns.work(partial(undo_pod, self._files, capability.root, only, threads))
         for one in done:
             self._note("restored" if one.ok else "failed", f"{one.path}/{one.file}", one.detail or one.undo.value)
         return done
 
+    def measured(self) -> CacheUse | None:
+        """What pods and groups use, and how large BE's share is; None while nobody wants it."""
+        situation = self._turns.situation
+        wish = situation.pools.cache if situation is not None else None
+        return None if situation is None or wish is None else show.measured(self._status(), situation.view, wish)
+
     def facts(self) -> Mapping[str, object]:
         """Its section; see `resctrl_show.facts`."""
-        return {**show.facts(self._status(), self._clock()), "sweeps": self._sweeps, "last_sweep_s": self._swept_s}
+        turns = self._turns
+        return {**show.facts(self._status(), self._clock()), "sweeps": turns.sweeps, "last_sweep_s": turns.swept_s}
 
     def problems(self) -> Sequence[str]:
         """What does not work now."""
-        situation = self._situation
+        situation = self._turns.situation
         titles = {} if situation is None else {uid: pod.title for uid, pod in situation.view.pods.items()}
         return show.problems(self._status(), titles)
 
     def _status(self) -> show.Status:
         return show.Status(
-            capability=self._capability,
+            capability=self._place.capability,
             plan=self._plan,
             outcome=self._outcome,
             level=self._level,
-            sample=self.sample,
+            use=self.use,
             ours=self._ours,
             foreign=self._foreign,
             problem=self._problem,
@@ -194,21 +185,13 @@ class Resctrl:
 
     # One sweep
 
-    async def sweep(self) -> None:
-        """Bring resctrl to what the newest look wants; one sweep at a time."""
-        async with self._alone:
-            situation = self._situation
-            if situation is None:
-                return
-            began = self._clock()
-            try:
-                await self._sweep(situation)
-            except AgentError as exc:
-                if str(exc) != self._problem:
-                    _LOG.warning("resctrl: %s", exc)
-                self._problem = str(exc)
-            self._sweeps += 1
-            self._swept_s = self._clock() - began
+    async def _sweep_once(self, situation: Situation) -> None:
+        try:
+            await self._sweep(situation)
+        except AgentError as exc:
+            if str(exc) != self._problem:
+                _LOG.warning("resctrl: %s", exc)
+            self._problem = str(exc)
 
     async def _sweep(self, situation: Situation) -> None:
         wish = situation.pools.cache
@@ -216,32 +199,33 @@ class Resctrl:
         if wish is None:
             await self._leave(writes=writes)
             return
-        capability = await self._offered()
+        capability = await self._place.offered()
         if capability is not None and capability.status is Status.NOT_MOUNTED and wish.mount and writes:
-            capability = await self._mount(wish)
+            capability = await self._place.mount(wish)
+            self._note("mounted", self._place.kept.place or "", f"options: {', '.join(wish.mount_options) or 'none'}")
         if capability is None or capability.status is not Status.READY or capability.root is None:
-            self._plan, self._outcome, self.sample, self.standings = CachePlan(), Outcome(), None, {}
+            self._plan, self._outcome, self.use, self.standings = CachePlan(), Outcome(), None, {}
             self._problem = "" if capability is None else capability.reason
             return
-        if self._sampler is None:
-            self._sampler = Sampler(Monitors(capability.root, self._files))
-        look = await self._work(partial(self._look, capability.root))
-        self._ours, self._foreign, self.sample, self._problem = look.ours, look.foreign, look.sample, ""
+        look = await self._turns.work(partial(self._look, capability.root))
+        self._ours, self._foreign, self.use, self._problem = look.ours, look.foreign, look.use, ""
         self._step(wish, situation)
         level = self._level or begin(wish.levels)
         pods = situation.view.pods
         plan = partial(plan_cache, wish, tuple(pods.values()), capability, level=level.level)
-        self._plan = await self._work(partial(plan, foreign=len(look.foreign), having=frozenset(look.ours)))
+        self._plan = await self._turns.work(partial(plan, foreign=len(look.foreign), having=frozenset(look.ours)))
         if writes:
             await self._bring(wish, capability, situation, look)
-        self.standings = show.standings(self._status(), situation, writes=writes)
+        # For each pod some 3 µs: not in the loop.
+        self.standings = await self._turns.work(partial(show.standings, self._status(), situation, writes=writes))
 
     def _look(self, root: str) -> _Look:
+        if self._sampler is None or self._sampler[0] != root:
+            self._sampler = root, Sampler(Monitors(root, self._files))
         groups = Groups(root, self._files)
         ours, foreign = tuple(groups.ours()), tuple(groups.foreign())
-        assert self._sampler is not None
-        sample = self._sampler.sample((DEFAULT, *ours, *foreign), self._outcome.watched, self._clock())
-        return _Look(ours, foreign, groups.schemata(DEFAULT), sample)
+        use = self._sampler[1].sample((DEFAULT, *ours, *foreign), self._outcome.watched, self._clock())
+        return _Look(ours, foreign, groups.schemata(DEFAULT), use)
 
     def _step(self, wish: CacheWish, situation: Situation) -> None:
         """Let the law move BE's share, with what was read before this sweep."""
@@ -249,15 +233,18 @@ class Resctrl:
             self._level = None
             return
         state = self._level if self._level is not None else begin(wish.levels)
-        pods = situation.view.pods.values()
-        homes = {self._outcome.homes.get(pod.uid, DEFAULT) for pod in pods if pod.pod_class is PodClass.RECLAIMED}
+        pods = situation.view.pods
+        homes = {
+            self._outcome.homes.get(uid, DEFAULT) for uid, pod in pods.items() if pod.pod_class is PodClass.RECLAIMED
+        }
+        online = frozenset(uid for uid, pod in pods.items() if pod.pod_class in _ONLINE)
         now = self._clock()
         feeling = strain(
-            self.sample,
+            self.use,
             homes - {DEFAULT},
             bandwidth_mbps=wish.bandwidth_mbps,
-            online=sum(pod.pod_class in {PodClass.SHARED, PodClass.DEDICATED} for pod in pods),
-            misses=self._misses(),
+            online=len(online),
+            misses={uid: missed for uid, missed in self._misses().items() if uid in online},
             now=now,
         )
         self._level = step(state, feeling, now, wish.law, wish.levels)
@@ -265,32 +252,33 @@ class Resctrl:
             _LOG.info("BE's share of cache and memory bandwidth: %s", self._level)
 
     async def _bring(self, wish: CacheWish, capability: Capability, situation: Situation, look: _Look) -> None:
+        await self._place.keep(replace(self._place.kept, groups=True))
         if self._plan.default is not None:
-            await self._keep(about_to_write(self._kept, look.default, self._plan.default))
-        elif self._kept.original is not None:
-            undone = await self._work(partial(undo_default, self._files, capability, self._kept))
+            await self._place.keep(about_to_write(self._place.kept, look.default, self._plan.default))
+        elif self._place.kept.original is not None:
+            undone = await self._turns.work(partial(undo_default, self._files, capability, self._place.kept))
             if undone is not None and undone.ok:
-                await self._keep(replace(self._kept, original=None, written=()))
-        members = [
-            self._member(pod, situation) for pod in sorted(situation.view.pods.values(), key=lambda pod: pod.uid)
-        ]
+                await self._place.keep(replace(self._place.kept, original=None, written=()))
         sweep = Sweep(
             self._files,
             capability,
             self._plan,
-            members,
+            await self._turns.work(partial(self._members, situation)),
             watch=self._outcome.watch,
             now=self._clock(),
             dwell_s=wish.dwell_s,
             monitor=wish.monitor,
             left_alone=self._yielded(),
-            followed=self._outcome.followed if self._sweeps % _EVERY else None,
+            followed=self._outcome.followed if self._turns.sweeps % _EVERY else None,
         )
         steps = sweep.steps()
-        while not await self._work(partial(_advance, steps, _SLICE_S)):
+        while not await self._turns.work(partial(_advance, steps, _SLICE_S)):
             pass
         self._noted(sweep.outcome)
         self._outcome, self._ours = sweep.outcome, sweep.outcome.ours
+
+    def _members(self, situation: Situation) -> list[Member]:
+        return [self._member(pod, situation) for _, pod in sorted(situation.view.pods.items())]
 
     def _member(self, pod: Pod, situation: Situation) -> Member:
         hold = holding(situation.holds, path=pod.group.path, knob=KNOB, pod_uid=pod.uid)
@@ -305,77 +293,25 @@ class Resctrl:
 
         return read
 
-    # The mount, and leaving
-
-    async def _offered(self, *, again: bool = False) -> Capability | None:
-        """What the machine offers; looked at again now and then while it is not ready."""
-        known, now = self._capability, self._clock()
-        ready = known is not None and known.status is Status.READY
-        if again or not ready or now - self._looked_at >= _LOOK_AGAIN_S:
-            self._looked_at = now
-            try:
-                found = await self._work(self._read)
-            except InputError:
-                self._capability = None
-                raise
-            if known is None or (found.root, found.options) != (known.root, known.options):
-                self._sampler = None
-            self._capability = found
-        return self._capability
-
-    async def _mount(self, wish: CacheWish) -> Capability | None:
-        await self._keep(replace(self._kept, place=self._place, ident=0))
-        options = [option.value for option in wish.mount_options]
-        try:
-            await self._work(partial(self._mounter.mount, self._place, options))
-        except AgentError:
-            await self._keep(replace(self._kept, place=None, ident=0))
-            raise
-        ident = await self._work(partial(self._mounter.ident, self._place))
-        await self._keep(replace(self._kept, ident=ident or 0))
-        self._note("mounted", self._place, f"options: {', '.join(options) or 'none'}")
-        return await self._offered(again=True)
+    # Leaving
 
     async def _leave(self, *, writes: bool) -> None:
         """The policy is off: what it has done is undone."""
-        self._plan, self._outcome, self.sample, self.standings, self._level = CachePlan(), Outcome(), None, {}, None
-        if self._looked_at == float("-inf") or self._ours or self._kept.original or self._kept.place:
-            capability = await self._offered()
-            if capability is None or capability.status is not Status.READY or capability.root is None:
-                return
-            self._ours = tuple(await self._work(Groups(capability.root, self._files).ours))
-            if writes:
-                for one in await self._undo(capability):
-                    self._note("restored" if one.ok else "failed", f"{one.path}/{one.file}", one.detail)
+        self._plan, self._outcome, self.use, self.standings, self._level = CachePlan(), Outcome(), None, {}, None
         self._problem = ""
+        if self._place.to_undo or self._ours:
+            capability = await self._place.offered()
+            if capability is not None and capability.status is Status.READY and capability.root is not None:
+                self._ours = tuple(await self._turns.work(Groups(capability.root, self._files).ours))
+            if writes:
+                for one in await self._undo():
+                    self._note("restored" if one.ok else "failed", f"{one.path}/{one.file}", one.detail)
 
-    async def _undo(self, capability: Capability) -> list[Undone]:
-        done, left = await self._work(partial(undo_all, self._files, capability, self._kept, self._mounter))
+    async def _undo(self) -> list[Undone]:
         self._ours, self._outcome, self.standings, self._sampler = (), Outcome(), {}, None
-        if left != self._kept:
-            await self._keep(left)
-        self._looked_at = float("-inf") if left.place is not None else self._looked_at
-        self._capability = None
-        return done
-
-    async def _keep(self, kept: Kept) -> None:
-        """Make it durable. Errors: `StoreError`: then nothing is touched."""
-        if kept == self._kept:
-            return
-        try:
-            await trio.to_thread.run_sync(write_kept, self._store, kept, limiter=self._store_lane)
-        except StoreError as exc:
-            raise StoreError(f"resctrl is left as it is, what is there cannot be recorded: {exc}") from exc
-        self._kept = kept
+        return await self._place.undo()
 
     # Small things
-
-    async def _work(self, work: Callable[[], T]) -> T:
-        return await trio.to_thread.run_sync(work, limiter=self._lane)
-
-    def _period_s(self) -> float:
-        wish = self._situation.pools.cache if self._situation is not None else None
-        return wish.sweep_s if wish is not None else float("inf")
 
     def _yielded(self) -> dict[str, str]:
         if self._changed_plan is None or self._changed_plan.groups != self._plan.groups:
@@ -401,6 +337,11 @@ class Resctrl:
     def _note(self, kind: str, path: str, why: str) -> None:
         event = Event(at=time.time(), kind=kind, path=path, file="resctrl", writer=US, policy=POLICY, reason=why)
         self._ledger.note(event)
+
+
+def _period_s(situation: Situation) -> float | None:
+    wish = situation.pools.cache
+    return wish.sweep_s if wish is not None else None
 
 
 def _advance(steps: Iterator[None], seconds: float) -> bool:

@@ -1,7 +1,8 @@
-"""What the resctrl actuator tells of itself: its section of the state document, problems, how each pod stands."""
+"""What the resctrl actuator tells of itself: its section of the document, problems, how each pod stands, and its use."""
 
 import time
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from msgspec import Struct
 
@@ -13,12 +14,17 @@ from reconciler.policies.cache import KNOB
 from reconciler.policies.cache import NAME as POLICY
 from reconciler.policies.cachelevel import LevelState
 from reconciler.policies.cacheplan import CachePlan
-from reconciler.signals.resctrl import Sample
+from reconciler.signals.resctrl import Usage
 from resctrl.capability import Capability
+from resctrl.capability import Status as Readiness
 from resctrl.groups import DEFAULT
 from resctrl.monitor import Rate, total
 from resctrl.schemata import format_schemata
-from state.model import Setting
+from state.cache import CacheUse, CacheWish, Use
+from state.model import NodeView, Setting
+
+_DEFAULT: Final = "(default)"
+_COUNTERS: Final = {"llc.occupancy": "llc_occupancy", "memory.bandwidth": "mbm_total_bytes"}
 
 
 class Status(Struct, frozen=True, kw_only=True):
@@ -28,7 +34,7 @@ class Status(Struct, frozen=True, kw_only=True):
     plan: CachePlan = CachePlan()
     outcome: Outcome
     level: LevelState | None = None
-    sample: Sample | None = None
+    use: Usage | None = None
     ours: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     problem: str = ""
@@ -36,9 +42,9 @@ class Status(Struct, frozen=True, kw_only=True):
 
 def facts(status: Status, now: float) -> dict[str, object]:
     """What the machine offers, the groups, who is in them, and what they use. Units: bytes, bytes per second."""
-    capability, plan, outcome, level, sample = (
+    capability, plan, outcome, level, use = (
         *(status.capability, status.plan, status.outcome),
-        *(status.level, status.sample),
+        *(status.level, status.use),
     )
     return {
         "status": "not looked yet" if capability is None else capability.status.value,
@@ -69,14 +75,66 @@ def facts(status: Status, now: float) -> dict[str, object]:
             "reason": level.reason,
         },
         "use": {}
-        if sample is None
+        if use is None
         else {
-            "age_s": round(now - sample.at_s, 3),
-            "pods": {uid: _use(rates) for uid, rates in sorted(sample.pods.items())},
-            "groups": {name or "(default)": _use(rates) for name, rates in sorted(sample.groups.items())},
+            "age_s": round(now - use.at_s, 3),
+            "pods": {uid: _use(rates) for uid, rates in sorted(use.pods.items())},
+            "groups": {name or _DEFAULT: _use(rates) for name, rates in sorted(use.groups.items())},
         },
         "moved": outcome.moved,
     }
+
+
+def measured(status: Status, view: NodeView, wish: CacheWish) -> CacheUse:
+    """The same use for signals and metrics: numbers only, what is unknown left None."""
+    use = status.use
+    return CacheUse(
+        at_s=None if use is None else use.at_s,
+        pods={} if use is None else {uid: _known(total(rates)) for uid, rates in use.pods.items()},
+        groups={}
+        if use is None
+        else {
+            name or _DEFAULT: {domain: _known(rate) for domain, rate in rates.items()}
+            for name, rates in use.groups.items()
+        },
+        classes=_classes(status, view),
+        level=None if status.level is None else status.level.level,
+        lacks=_lacks(status, view, wish),
+    )
+
+
+def _classes(status: Status, view: NodeView) -> dict[str, str]:
+    found: dict[str, set[str]] = {}
+    for uid, home in status.outcome.homes.items():
+        if uid in view.pods:
+            found.setdefault(home or _DEFAULT, set()).add(view.pods[uid].pod_class.value)
+    # In the default group are all processes of the host as well.
+    return {home: classes.pop() for home, classes in found.items() if len(classes) == 1 and home != _DEFAULT}
+
+
+def _lacks(status: Status, view: NodeView, wish: CacheWish) -> dict[str, str]:
+    capability, outcome = status.capability, status.outcome
+    if capability is None or capability.status is not Readiness.READY:
+        words = status.problem or "resctrl has not been looked at yet"
+        return dict.fromkeys(_COUNTERS, words)
+    features = capability.monitoring.features if capability.monitoring is not None else ()
+    lacks = {
+        signal: f"this machine's resctrl does not count it (no {counter} in info/L3_MON/mon_features)"
+        for signal, counter in _COUNTERS.items()
+        if counter not in features
+    }
+    if not wish.monitor:
+        lacks |= dict.fromkeys(_COUNTERS, "of single pods only with policies.cache.monitor")
+    elif len(outcome.watched) < len(view.pods):
+        words = (
+            f"{len(outcome.watched)} of {len(view.pods)} pods are watched now, by {outcome.budget} monitoring groups"
+        )
+        lacks |= {signal: words for signal in _COUNTERS if signal not in lacks}
+    return lacks
+
+
+def _known(rate: Rate) -> Use:
+    return Use(occupancy_bytes=rate.occupancy, total_bytes_s=rate.total_s)
 
 
 def problems(status: Status, titles: Mapping[str, str]) -> list[str]:

@@ -1,75 +1,53 @@
 """Undoing what was done to resctrl, with or without a daemon: groups by their prefix, the rest by the store.
 
 Threads need no record: removing a group sends them to the default group, where all of them were, as threads that
-others had put into groups of theirs are never touched. Only the default group's own values and a mount of ours are in
-the store, before the first touch.
+others had put into groups of theirs are never touched. In the store, before the first touch, are the default group's
+own values, that there may be groups of ours, and that a mount may be: the mount itself says whose it is by its source,
+so a kill between mounting and noting it loses nothing.
 """
 
-import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError, CgroupGoneError, InputError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import QosClass, detect_layout
+from reconciler.actuators.siderow import OfBoot, SideRow
 from reconciler.restore import Undo, Undone
 from resctrl.capability import Capability, Status, read_capability
 from resctrl.files import REAL as REAL_GROUPS
 from resctrl.files import GroupFiles
 from resctrl.groups import DEFAULT, PREFIX, Groups
 from resctrl.monitor import Monitors
-from resctrl.mount import Mounter, RealMounter
+from resctrl.mount import SOURCE, Mounter, RealMounter
 from resctrl.schemata import differing, format_schemata
 from resctrl.tasks import gather
-from state.schema import META
-from state.store import Batch, Store
+from state.store import Store
 
-_LOG: Final = logging.getLogger(__name__)
-ROW: Final = "resctrl"
-"""Row of the store's META table: what of the node's own resctrl we have changed, and what it was before."""
 _WRITTEN: Final = 2
 _DEEPEST: Final = 4
 
 Values = Mapping[str, Mapping[int, int]]
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered, of one boot.
+class Kept(OfBoot, frozen=True, kw_only=True):
+    """What is remembered: what of the node's own resctrl we have changed, and what it was before.
 
-    ``place`` and ``ident``: the mount that we made (0: about to), None where somebody else has. ``original``: the
-    default group's values before the first touch; ``written``: the last that we wrote, or were about to.
+    ``groups``: there may be groups of ours. ``place``: where a mount of ours may be, None where somebody else has
+    mounted it. ``original``: the default group's values before the first touch; ``written``: the last that we wrote, or
+    were about to.
     """
 
-    boot: str
+    groups: bool = False
     place: str | None = None
-    ident: int = 0
     original: dict[str, dict[int, int]] | None = None
     written: tuple[dict[str, dict[int, int]], ...] = ()
 
 
-def read_kept(store: Store) -> Kept:
-    """What the store tells of this boot."""
-    row = dict(store.rows(META)).get(ROW)
-    try:
-        kept = msgspec.msgpack.decode(row, type=Kept) if row is not None else None
-    except msgspec.MsgspecError as exc:
-        _LOG.warning("what is remembered of resctrl cannot be read: %s", exc)
-        kept = None
-    return kept if kept is not None and kept.boot == store.boot else Kept(boot=store.boot)
-
-
-def write_kept(store: Store, kept: Kept) -> None:
-    """Make it durable, or forget it when there is nothing in it (the store's lane). Errors: `StoreError`."""
-    batch = Batch()
-    if kept == Kept(boot=kept.boot):
-        batch.delete(META, ROW)
-    else:
-        batch.put(META, ROW, msgspec.msgpack.encode(kept))
-    store.apply(batch)
+ROW: Final = SideRow("resctrl", Kept, "resctrl")
 
 
 def about_to_write(kept: Kept, there: Values, wanted: Values) -> Kept:
@@ -85,19 +63,23 @@ def about_to_write(kept: Kept, there: Values, wanted: Values) -> Kept:
 def undo_all(files: GroupFiles, capability: Capability, kept: Kept, mounter: Mounter) -> tuple[list[Undone], Kept]:
     """Everything; with what is still to be remembered because it could not be undone. Errors: none."""
     root = capability.root
-    if root is None:
-        return [], Kept(boot=kept.boot)
+    if capability.status is not Status.READY or root is None:
+        # With the mount go all groups, and the kernel sets everything back. A mount that we cannot see may be there.
+        gone = capability.status is Status.NOT_MOUNTED and mounter.sees_the_host()
+        return [], Kept(boot=kept.boot) if gone else kept
     done = _groups(files, root)
+    kept = replace(kept, groups=not all(one.ok for one in done))
     found = undo_default(files, capability, kept)
     if found is not None:
         done.append(found)
         if found.ok:
             kept = replace(kept, original=None, written=())
-    if kept.place is not None:
-        found = _mount(files, root, kept, mounter)
+    ours = mounter.source(root) == SOURCE
+    if ours:
+        found = _mount(files, root, mounter)
         done.append(found)
-        if found.ok:
-            kept = replace(kept, place=None, ident=0)
+    if not ours or (found is not None and found.ok):
+        kept = replace(kept, place=None)
     return done, kept
 
 
@@ -172,15 +154,9 @@ def _groups(files: GroupFiles, root: str) -> list[Undone]:
     return done
 
 
-def _mount(files: GroupFiles, root: str, kept: Kept, mounter: Mounter) -> Undone:
-    place = kept.place or root
-    ident = mounter.ident(place)
-    if ident is None:
-        return Undone(path=place, file="mount", undo=Undo.GONE)
-    if kept.ident not in {0, ident}:
-        return Undone(path=place, file="mount", undo=Undo.FOREIGN, detail="another mount than ours")
+def _mount(files: GroupFiles, place: str, mounter: Mounter) -> Undone:
     try:
-        others = [*Groups(root, files).foreign(), *Monitors(root, files).names(DEFAULT)[1]]
+        others = [*Groups(place, files).foreign(), *Monitors(place, files).names(DEFAULT)[1]]
         if others:
             detail = f"unmounting would delete the groups {', '.join(others)}"
             return Undone(path=place, file="mount", undo=Undo.FOREIGN, detail=detail)
@@ -226,16 +202,16 @@ def restore_resctrl(
         found = read_capability(root) if capability is None else capability
     except InputError as exc:
         return [Undone(path=root, file="schemata", undo=Undo.REFUSED, detail=str(exc))]
-    if found.status is not Status.READY or found.root is None:
-        return []
     if only is not None:
+        if found.status is not Status.READY or found.root is None:
+            return []
         try:
             hierarchy = Hierarchy.detect(root)
         except AgentError as exc:
             return [Undone(path=found.root, file="tasks", undo=Undo.REFUSED, detail=str(exc))]
         return undo_pod(files, found.root, only, lambda: pod_threads(hierarchy, only))
-    kept = read_kept(store)
+    kept = ROW.read(store)
     done, left = undo_all(files, found, kept, mounter or RealMounter(root))
     if left != kept:
-        write_kept(store, left)
+        ROW.write(store, left)
     return done

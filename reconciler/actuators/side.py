@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from reconciler.actuators.standing import Standing
 from reconciler.restore import Undone
+from state.cache import CacheUse
 from state.model import Hold, NodeView, Pools
 
 
@@ -58,3 +59,11 @@ class ByGroup(Protocol):
     @property
     def standings(self) -> Mapping[str, Mapping[str, Standing]]:
         """By group path, then knob. The knobs have names of their own, none of the catalog's."""
+
+
+@runtime_checkable
+class MeasuresCache(Protocol):
+    """A side actuator that measures what pods use of cache and memory bandwidth."""
+
+    def measured(self) -> CacheUse | None:
+        """The newest; None while nobody wants it."""

@@ -5,8 +5,12 @@ bus above its mark shrinks the bandwidth only (fewer ways would make more traffi
 traffic: what online work needs itself is nobody's fault. Everything must be calm for a while before each step up, and
 what is not known is not calm.
 
-Source: rubik's dynCache (+5, -50, between 10 and 20 percent of misses nothing moves); Heracles (bandwidth first). rubik
-takes no miss reading at all for calm.
+Bandwidth is new at each step; misses are not, as they are counted for some seconds of each minute. A count from before
+the ways last moved says nothing about what that did: it moves them neither down nor up again, but while it is high it
+still keeps BE from growing.
+
+Source: rubik's dynCache (+5, -50, a band between its two marks in which nothing moves); Heracles (bandwidth first).
+rubik takes no miss reading at all for calm, and misses in percent of references, which few references make a lottery.
 """
 
 from collections.abc import Mapping
@@ -14,28 +18,36 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from state.cache import Level, LevelLaw, Levels
+from state.evidence import Sample
 
 
 class Strain(Struct, frozen=True, kw_only=True):
-    """How online pods fare. Units: percents.
+    """How online pods fare. Units: percents, but for the misses: per 1000 instructions.
 
-    ``misses``: of the references, by online pod, where something counts them. ``bandwidth``: in use by domain, of what
-    its memory can do; None: not measured. ``reclaimed``: BE's part of what is in use, by domain. ``online``: how many
-    online pods there are: where there are none, nobody can suffer. ``age_s``: of the reading.
+    ``misses``: by online pod, where something counts them. ``bandwidth``: in use by domain, of what its memory can do;
+    None: not measured. ``blind``: of some domain it is not known. ``reclaimed``: BE's part of what is in use, by
+    domain. ``online``: how many online pods there are: where there are none, nobody can suffer. ``age_s``: of the
+    bandwidth.
     """
 
-    misses: Mapping[str, float] = {}
+    misses: Mapping[str, Sample] = {}
     bandwidth: Mapping[int, float] | None = None
+    blind: bool = False
     reclaimed: Mapping[int, float] = {}
     online: int = 1
     age_s: float = 0.0
 
 
 class LevelState(Struct, frozen=True, kw_only=True):
-    """Where BE's share stands. ``calm_since``: on the caller's clock; None: it is not calm."""
+    """Where BE's share stands.
+
+    On the caller's clock: ``calm_since``, None: it is not calm; ``moved_at``: when its ways last moved, or would have
+    but for their bounds, None: never.
+    """
 
     level: Level
     calm_since: float | None = None
+    moved_at: float | None = None
     reason: str = ""
 
 
@@ -47,9 +59,10 @@ def begin(levels: Levels) -> LevelState:
 def step(state: LevelState, strain: Strain, now: float, law: LevelLaw, levels: Levels) -> LevelState:
     """The next state. The answer stays within the levels low and high, also when these have changed."""
     cache, memory = state.level.cache_percent, state.level.mba_percent
-    fresh = strain.age_s <= law.stale_s
-    missing = {uid: miss for uid, miss in strain.misses.items() if miss > law.miss_high_percent} if fresh else {}
-    bandwidth = strain.bandwidth if fresh else None
+    bandwidth = strain.bandwidth if strain.age_s <= law.stale_s else None
+    misses = {uid: one for uid, one in strain.misses.items() if one.age_s <= law.miss_stale_s}
+    fresh = {uid for uid, one in misses.items() if state.moved_at is None or now - one.age_s > state.moved_at}
+    missing = {uid: one.value for uid, one in misses.items() if uid in fresh and one.value > law.miss_high_per_1000}
     full = {
         domain: used
         for domain, used in (bandwidth or {}).items()
@@ -60,35 +73,43 @@ def step(state: LevelState, strain: Strain, now: float, law: LevelLaw, levels: L
         if missing:
             cache -= law.step_down_percent
             worst = max(sorted(missing), key=lambda uid: missing[uid])
-            reason = f"{worst} misses the cache in {missing[worst]:.0f} % of its references"
+            reason = f"{worst} misses the cache {missing[worst]:.1f} times in 1000 instructions"
         else:
             domain = max(sorted(full), key=lambda one: full[one])
             reason = f"the memory bandwidth of domain {domain} is {full[domain]:.0f} % used"
-        return LevelState(level=_within(cache, memory, levels), reason=reason)
-    if not _calm(strain, bandwidth, law, fresh=fresh):
-        return LevelState(level=_within(cache, memory, levels), reason=_between(strain, bandwidth, fresh=fresh))
+        return LevelState(
+            level=_within(cache, memory, levels), moved_at=now if missing else state.moved_at, reason=reason
+        )
+    here = _within(cache, memory, levels)
+    worry = _worry(strain, bandwidth, misses, law)
+    if worry:
+        return LevelState(level=here, moved_at=state.moved_at, reason=worry)
     since = now if state.calm_since is None else state.calm_since
+    waiting = LevelState(level=here, calm_since=since, moved_at=state.moved_at, reason="calm, waiting")
     if now - since < law.calm_s:
-        return LevelState(level=_within(cache, memory, levels), calm_since=since, reason="calm, waiting")
+        return waiting
     up = law.step_up_percent
-    return LevelState(level=_within(cache + up, memory + up, levels), calm_since=now, reason="calm")
+    grown = _within(cache + up, memory + up, levels)
+    if grown == here:
+        return waiting
+    if strain.online and len(fresh) < len(misses):
+        return LevelState(
+            level=here, calm_since=since, moved_at=state.moved_at, reason="calm, waiting for newer counts of misses"
+        )
+    return LevelState(level=grown, calm_since=now, moved_at=now, reason="calm")
 
 
-def _calm(strain: Strain, bandwidth: Mapping[int, float] | None, law: LevelLaw, *, fresh: bool) -> bool:
+def _worry(strain: Strain, bandwidth: Mapping[int, float] | None, misses: Mapping[str, Sample], law: LevelLaw) -> str:
+    """Why it is not calm; empty: it is. Either all bandwidths must be known, or the misses of all online pods."""
     if strain.online == 0:
-        return True
-    known = fresh and bool(bandwidth or strain.misses)
-    return (
-        known
-        and all(miss < law.miss_low_percent for miss in strain.misses.values())
-        and all(used < law.bandwidth_low_percent for used in (bandwidth or {}).values())
+        return ""
+    every_domain = bool(bandwidth) and not strain.blind
+    if not every_domain and len(misses) < strain.online:
+        return "neither all bandwidths nor all misses are known now: nothing grows"
+    calm = all(one.value < law.miss_low_per_1000 for one in misses.values()) and all(
+        used < law.bandwidth_low_percent for used in (bandwidth or {}).values()
     )
-
-
-def _between(strain: Strain, bandwidth: Mapping[int, float] | None, *, fresh: bool) -> str:
-    if not fresh or not (bandwidth or strain.misses):
-        return "neither misses nor bandwidth are known now: nothing grows"
-    return "between the marks"
+    return "" if calm else "above the lower marks"
 
 
 def _within(cache: int, memory: int, levels: Levels) -> Level:

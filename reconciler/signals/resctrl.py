@@ -2,7 +2,7 @@
 
 A control group's counters include those of its monitoring groups, so that the sum over control groups is the machine.
 What the law is told: the bandwidth in use of each domain, and BE's part of it. A domain with one unknown group is
-unknown. Synchronous, for a worker thread.
+unknown, and said to be. Synchronous, for a worker thread.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,13 +13,14 @@ from msgspec import Struct
 from cgroupfs.errors import CgroupError
 from reconciler.policies.cachelevel import Strain
 from resctrl.monitor import Monitors, Rate, Reading, rates
+from state.evidence import Sample
 
 FRESH_S: Final = 5.0
 """The occupancy of a monitoring group this young may be the last tenant's."""
 _MEGA: Final = 1_000_000
 
 
-class Sample(Struct, frozen=True, kw_only=True):
+class Usage(Struct, frozen=True, kw_only=True):
     """One look. ``groups`` by control group, ``pods`` by uid; each domain's rates. Seconds on the caller's clock."""
 
     at_s: float
@@ -36,7 +37,7 @@ class Sampler:
         self._before: dict[str, Reading] = {}
         self._first: dict[str, tuple[int, float]] = {}
 
-    def sample(self, controls: Collection[str], watched: Mapping[str, tuple[str, str]], now: float) -> Sample:
+    def sample(self, controls: Collection[str], watched: Mapping[str, tuple[str, str]], now: float) -> Usage:
         """Read all of ``controls`` and the monitoring groups of ``watched``: uid -> (control group, name).
 
         A group that is gone, or whose files cannot be read, is missing in the answer.
@@ -56,7 +57,7 @@ class Sampler:
                 groups[control][domain] = Rate(occupancy=groups[control][domain].occupancy)
         self._before = after
         self._first = {path: first for path, first in self._first.items() if path in after}
-        return Sample(at_s=now, groups=groups, pods=pods)
+        return Usage(at_s=now, groups=groups, pods=pods)
 
     def _one(self, control: str, name: str, now: float, after: dict[str, Reading]) -> dict[int, Rate] | None:
         path = self._monitors.path(control, name)
@@ -76,22 +77,22 @@ class Sampler:
 
 
 def strain(
-    sample: Sample | None,
+    use: Usage | None,
     reclaimed: Collection[str],
     *,
     bandwidth_mbps: int,
     online: int,
-    misses: Mapping[str, float],
+    misses: Mapping[str, Sample],
     now: float,
 ) -> Strain:
     """What the law goes by. ``reclaimed``: the control groups that hold BE pods and nobody else."""
-    if sample is None:
+    if use is None:
         return Strain(misses=misses, online=online)
-    domains = sorted({domain for values in sample.groups.values() for domain in values})
+    domains = sorted({domain for values in use.groups.values() for domain in values})
     used: dict[int, float] = {}
     of_be: dict[int, float] = {}
     for domain in domains:
-        known = {name: values[domain].total_s for name, values in sample.groups.items() if domain in values}
+        known = {name: values[domain].total_s for name, values in use.groups.items() if domain in values}
         whole = sum(one for one in known.values() if one is not None)
         if None in known.values():
             continue
@@ -99,5 +100,10 @@ def strain(
         if reclaimed and whole > 0:
             of_be[domain] = 100.0 * sum(known.get(name) or 0.0 for name in reclaimed) / whole
     return Strain(
-        misses=misses, bandwidth=used or None, reclaimed=of_be, online=online, age_s=max(0.0, now - sample.at_s)
+        misses=misses,
+        bandwidth=used or None,
+        blind=len(used) < len(domains),
+        reclaimed=of_be,
+        online=online,
+        age_s=max(0.0, now - use.at_s),
     )

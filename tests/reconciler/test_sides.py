@@ -11,10 +11,12 @@ import trio
 from reconciler import sides
 from reconciler.actuators import cookiestore, network, oom_score, resctrl_undo
 from reconciler.actuators.ondemand import OnDemand
-from reconciler.actuators.side import SideActuator, Situation
+from reconciler.actuators.side import ByGroup, SideActuator, Situation
+from reconciler.actuators.standing import Standing
 from reconciler.planner import plan_pools
 from reconciler.policies.table import PoliciesConfig
 from reconciler.restore import Undo, Undone
+from state.cache import CacheUse
 from tests.reconciler.nodes import node
 
 PROJECT = Path(__file__).parents[2]
@@ -43,6 +45,13 @@ class Noting:
     def facts(self) -> dict[str, object]:
         return {"seen": len(self.situations)}
 
+    def measured(self) -> CacheUse:
+        return CacheUse(at_s=float(len(self.situations)))
+
+    @property
+    def standings(self) -> dict[str, dict[str, Standing]]:
+        return {"/group": {}}
+
     def problems(self) -> list[str]:
         return ["one"]
 
@@ -63,12 +72,17 @@ async def test_it_is_made_when_it_is_wanted_for_the_first_time_and_stays(nursery
     await nursery.start(side.run)
     side.planned(situation(enforce=False))
     assert (made, side.facts(), side.problems(), await side.restore()) == ([], {}, (), ())
+    assert (side.standings, side.measured(), sides.cache_use([side])) == ({}, None, None)
     side.planned(situation(enforce=True))
     side.planned(situation(enforce=False))
     (real,) = made
     assert [one.enforce for one in real.situations] == [True, False]
     await real.ran.wait()
     assert (side.facts(), side.problems()) == ({"seen": 2}, ["one"])
+    # What is shown and counted of the real one must not end at what loads it.
+    assert isinstance(side, ByGroup)
+    assert side.standings == {"/group": {}}
+    assert side.measured() == CacheUse(at_s=2.0) == sides.cache_use([OnDemand("no", make, lambda _: False), side])
     assert [one.path for one in await side.restore("uid")] == ["uid"]
 
 
@@ -83,10 +97,10 @@ async def test_what_an_earlier_run_left_is_taken_care_of_at_once(nursery: trio.N
 
 def test_the_rows_by_which_leftovers_are_known_are_those_that_the_modules_write() -> None:
     assert {
-        "cores": cookiestore.ROW,
+        "cores": cookiestore.ROW.key,
         "network": network.ROW,
-        "oom": oom_score.ROW,
-        "cache": resctrl_undo.ROW,
+        "oom": oom_score.ROW.key,
+        "cache": resctrl_undo.ROW.key,
     } == sides.ROWS
 
 

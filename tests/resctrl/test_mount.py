@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import CgroupDeniedError
-from resctrl.mount import RealMounter
+from resctrl.mount import SOURCE, RealMounter
 
 TABLE = """25 1 0:22 / /sys rw - sysfs sysfs rw
 60 25 0:60 / /sys/fs/resctrl rw,relatime shared:9 - resctrl resctrl rw,cdp
@@ -19,15 +19,18 @@ def node(path: Path, table: str, namespace: str) -> str:
     return str(path)
 
 
-def test_a_mount_is_known_by_its_number(tmp_path: Path) -> None:
+def test_a_mount_of_ours_is_known_by_its_source(tmp_path: Path) -> None:
+    place = f"{tmp_path}/sys/fs/resctrl"
     mounter = RealMounter(node(tmp_path, TABLE, "mnt:[1]"))
-    assert mounter.ident(f"{tmp_path}/sys/fs/resctrl") == 60
-    assert mounter.ident("/mnt/elsewhere") is None
+    assert mounter.source(place) == "resctrl"
+    assert mounter.source("/mnt/elsewhere") is None
+    (tmp_path / "proc/self/mountinfo").write_text(TABLE.replace("resctrl resctrl", f"resctrl {SOURCE}"))
+    assert mounter.source(place) == SOURCE
 
 
-def test_no_mount_and_no_table_have_no_number(tmp_path: Path) -> None:
-    assert RealMounter(node(tmp_path, TABLE.splitlines()[0], "mnt:[1]")).ident("/sys/fs/resctrl") is None
-    assert RealMounter(str(tmp_path / "nothing")).ident("/sys/fs/resctrl") is None
+def test_no_mount_and_no_table_have_no_source(tmp_path: Path) -> None:
+    assert RealMounter(node(tmp_path, TABLE.splitlines()[0], "mnt:[1]")).source("/sys/fs/resctrl") is None
+    assert RealMounter(str(tmp_path / "nothing")).source("/sys/fs/resctrl") is None
 
 
 def test_a_process_with_mounts_of_its_own_names_the_line_for_the_host(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from msgspec.structs import replace
 from cgroupfs.errors import StoreError
 from reconciler.actuators import core_sched as module
 from reconciler.actuators.cookies import KNOB
-from reconciler.actuators.cookiestore import read_cookies, restore_cookies
+from reconciler.actuators.cookiestore import ROW, restore_cookies
 from reconciler.actuators.core_sched import CoreSched
 from reconciler.actuators.side import Situation
+from reconciler.actuators.siderow import SideRow
 from reconciler.planner import plan_pools
 from reconciler.policies.core_sched import CoreSchedConfig
 from reconciler.policies.table import PoliciesConfig
@@ -331,7 +332,7 @@ async def test_a_cookie_is_in_the_store_before_a_thread_has_it(world: World) -> 
     def look(call: str, tid: int) -> None:
         if call == "share_to":
             with_us = Store(world.path, boot=world.boot)
-            known.append(set(read_cookies(with_us).values()) == {"reclaimed"})
+            known.append(set(ROW.read(with_us).ours.values()) == {"reclaimed"})
             with_us.close()
 
     world.cores.before = look
@@ -340,12 +341,12 @@ async def test_a_cookie_is_in_the_store_before_a_thread_has_it(world: World) -> 
 
 
 async def test_what_cannot_be_recorded_is_not_given(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(store: Store, ours: object) -> None:
+    def full(*_: object) -> None:
         raise StoreError("no space left")
 
     world.run(BATCH)
     with monkeypatch.context() as patched:
-        patched.setattr(module, "write_cookies", full)
+        patched.setattr(SideRow, "write", full)
         await world.look(BATCH)
         assert world.one(BATCH) == 0
         assert world.state(BATCH) == "not recorded"
@@ -363,7 +364,7 @@ async def test_restore_takes_them_from_every_thread_wherever_it_is(world: World)
     done = await world.side.restore()
     assert world.cores.alive == set()
     assert [(one.path, one.undo, one.detail) for one in done] == [("reclaimed", Undo.RESTORED, "4 threads")]
-    assert read_cookies(world.store) == {}
+    assert ROW.read(world.store).ours == {}
     # What was planned before is no reason to begin again; the next look says what holds now.
     await world.side.sweep()
     assert world.cores.alive == set()
@@ -394,7 +395,7 @@ async def test_another_boot_knows_nothing_of_them(world: World) -> None:
     await world.look(BATCH)
     world.boot = "boot-2"
     world.again()
-    assert read_cookies(world.store) == {}
+    assert ROW.read(world.store).ours == {}
 
 
 async def test_a_cookie_that_nobody_has_any_more_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +406,7 @@ async def test_a_cookie_that_nobody_has_any_more_is_forgotten(world: World, monk
     gone = world.one(WEB)
     world.cores.remove(place(WEB))
     await world.look(BATCH)
-    assert gone not in read_cookies(world.store)
+    assert gone not in ROW.read(world.store).ours
     # Its number comes again, as a program's own: no more ours.
     tid = world.cores.tids(place(BATCH))[0]
     assert world.cores.own(tid) == gone

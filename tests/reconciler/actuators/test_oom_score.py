@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from cgroupfs.errors import StoreError
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.oom_score import OomScores, read_rows, restore_scores
+from reconciler.actuators.oom_score import ROW, OomScores, restore_scores
 from reconciler.actuators.side import Situation
 from reconciler.planner import plan_pools
 from reconciler.policies.oom_score import OomScoreConfig
@@ -112,7 +112,7 @@ async def test_all_processes_get_the_number_and_each_its_own_back(live: Live) ->
     assert live.actuator.facts()["containers"] == {live.main: 1000}
     await live.sweep(OomScoreConfig())
     assert (score(first), score(odd)) == (100, 300)
-    assert read_rows(live.store) == {}
+    assert ROW.read(live.store).containers == {}
 
 
 @pytest.mark.kernel
@@ -176,7 +176,7 @@ async def test_nothing_is_written(live: Live, how: dict[str, object]) -> None:
     pid = live.process(100)
     await live.sweep(**how)  # type: ignore[arg-type]
     assert score(pid) == 100
-    assert read_rows(live.store) == {}
+    assert ROW.read(live.store).containers == {}
 
 
 @pytest.mark.kernel
@@ -206,7 +206,7 @@ async def test_a_container_that_is_gone_is_forgotten(live: Live) -> None:
     live.started.clear()
     assert not os.path.exists(f"/proc/{pid}")
     await live.sweep(OomScoreConfig())
-    assert read_rows(live.store) == {}
+    assert ROW.read(live.store).containers == {}
 
 
 def standing(live: Live) -> tuple[str, str, str | None]:

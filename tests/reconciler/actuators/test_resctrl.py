@@ -4,6 +4,8 @@ Longer than other modules because every case needs the same node of pods, thread
 """
 
 import dataclasses
+import itertools
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,23 +17,26 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
 from cgroupfs.hierarchy import Hierarchy, Mode, Mount
-from reconciler.actuators import resctrl_undo
 from reconciler.actuators.resctrl import Resctrl
-from reconciler.actuators.resctrl_undo import Kept, read_kept, restore_resctrl
-from reconciler.actuators.side import ByGroup, SideActuator, Situation
+from reconciler.actuators.resctrl_undo import ROW, Kept, restore_resctrl
+from reconciler.actuators.side import ByGroup, MeasuresCache, SideActuator, Situation
+from reconciler.actuators.siderow import SideRow
 from reconciler.planner import plan_pools
 from reconciler.policies.cache import KNOB, CacheConfig
 from reconciler.policies.cachewish import CACHE_LIMIT, RESCTRL
 from reconciler.policies.table import PoliciesConfig
 from reconciler.restore import Undo
 from resctrl.capability import Capability, Status, read_capability
-from state.cache import CacheMode, ClassShare, LevelLaw
+from resctrl.mount import SOURCE
+from resctrl.schemata import parse_schemata
+from state.cache import CacheMode, ClassShare, Level, LevelLaw, Use
+from state.evidence import Sample
 from state.ledger import Ledger
 from state.model import Hold, Pod
 from state.schema import META
 from state.store import Batch, Store
 from tests.fakes.resctrl_model import Deed, ResctrlModel
-from tests.fakes.resctrl_shapes import AMD, INTEL, INTEL_L2, NONE, SHAPES, MonitorShape, Shape
+from tests.fakes.resctrl_shapes import AMD, INTEL, INTEL_L2, L2_ONLY, NONE, SHAPES, MonitorShape, Shape
 from tests.reconciler.nodes import node, online, pod
 
 MOUNT = "/sys/fs/resctrl"
@@ -70,6 +75,7 @@ class World:
     """A machine with resctrl, a store, and the agent's part on it, which can be started again."""
 
     def __init__(self, path: Path, shape: Shape = INTEL, release: tuple[int, int] = (6, 12)) -> None:
+        path.mkdir(exist_ok=True)
         self.model = ResctrlModel(shape, release)
         self.path = path
         self.boxes = Boxes(self.model)
@@ -77,7 +83,12 @@ class World:
         self.enforce = True
         self.holds: dict[str, Hold] = {}
         self.writes: Counter[tuple[str, str]] = Counter()
-        self.misses: dict[str, float] = {}
+        self.misses: dict[str, Sample] = {}
+        self.mounted_by = "resctrl"
+        self.hidden = False
+        """The host's mounts are not this process'."""
+        self.before: Callable[[str], None] = lambda _: None
+        """Called around everything that outlives the agent: what is done to mounts, and to the store."""
         mount = Mount(directory="/cpuset", version=1, controllers=("cpuset",))
         self.hierarchy = Hierarchy(root="/", mode=Mode.V1, controllers={"cpuset": mount})
         self.store = Store(str(path / "state.db"), boot="boot-1")
@@ -102,6 +113,7 @@ class World:
 
     def capability(self) -> Capability:
         copy = self.path / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
         self.model.install(str(copy))
         found = read_capability(str(copy))
         return replace(found, root=MOUNT) if found.status is Status.READY else found
@@ -110,13 +122,22 @@ class World:
 
     def mount(self, place: str, options: Any) -> None:
         assert place == MOUNT
+        self.before("mount")
         self.model.mount(tuple(options))
+        self.mounted_by = SOURCE
+        self.before("mounted")
 
     def unmount(self, place: str) -> None:
+        self.before("unmount")
         self.model.umount()
+        self.mounted_by = "resctrl"
+        self.before("unmounted")
 
-    def ident(self, place: str) -> int | None:
-        return 60 if self.model.mountinfo() else None
+    def source(self, place: str) -> str | None:
+        return self.mounted_by if self.model.mountinfo() else None
+
+    def sees_the_host(self) -> bool:
+        return not self.hidden
 
     # Pods
 
@@ -423,44 +444,129 @@ async def test_restore_brings_everything_back_and_twice_does_nothing(world: Worl
     assert all(one.ok for one in done)
     assert {one.file for one in done} == {"group", "schemata"}
     assert world.state() == before
-    assert read_kept(world.store) == Kept(boot="boot-1")
+    assert ROW.read(world.store) == Kept(boot="boot-1")
     assert await world.side.restore() == []
 
 
-async def test_restore_without_a_daemon_and_after_a_kill_at_any_step(tmp_path: Path) -> None:
-    step = 0
+class Killing:
+    """Ends the agent before its ``step``-th act on resctrl, the mount table or the store."""
+
+    def __init__(self, world: World, patch: pytest.MonkeyPatch, step: int) -> None:
+        self.acts = 0
+        self._step = step
+        world.model.before = lambda deed: self.act(deed.what)
+        world.before = self.act
+        apply = Store.apply
+
+        def applied(store: Store, batch: Batch) -> None:
+            self.act("store")
+            apply(store, batch)
+            self.act("stored")
+
+        patch.setattr(Store, "apply", applied)
+
+    def act(self, what: str) -> None:
+        if self.acts == self._step:
+            raise Killed(what)
+        self.acts += 1
+
+
+@pytest.mark.parametrize("mount", [False, True], ids=["another's mount", "our own mount"])
+async def test_restore_after_a_kill_at_any_step_and_of_the_restore_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: bool
+) -> None:
+    step, died = 0, Counter[str]()
     while True:
-        world = World(tmp_path / str(step))
-        (tmp_path / str(step)).mkdir(exist_ok=True)
-        world.config = SYSTEM
+        here = tmp_path / str(step)
+        world = World(here)
+        world.config = replace(SYSTEM, mount=mount)
+        if mount:
+            world.model.umount()
         world.spawn(BATCH, 2)
         world.spawn(WEB)
-        before = world.state()
-        left = [step]
-
-        def kill(deed: Deed, left: list[int] = left) -> None:
-            if left[0] == 0:
-                raise Killed
-            left[0] -= 1
-
-        world.model.before = kill
-        killed = True
-        try:
-            await world.sweep(BATCH, WEB)
-            killed = False
-        except Killed:
-            pass
-        world.model.before = None
+        before = None if mount else world.state()
+        with monkeypatch.context() as patched:
+            try:
+                Killing(world, patched, step)
+                await world.sweep(BATCH, WEB)
+                died["nothing"] += 1
+            except Killed as exc:
+                died[str(exc)] += 1
         world.store.close()
-        store = Store(str(tmp_path / str(step) / "state.db"), boot="boot-1")
-        done = restore_resctrl("/", store, None, files=world.model, capability=world.capability(), mounter=world)
+        for attempt in range(100):
+            store = Store(str(here / "state.db"), boot="boot-1")
+            with monkeypatch.context() as patched:
+                try:
+                    # Each attempt gets one act further than the last.
+                    Killing(world, patched, attempt)
+                    done = restore_resctrl(
+                        "/", store, None, files=world.model, capability=world.capability(), mounter=world
+                    )
+                except Killed:
+                    continue
+                finally:
+                    store.close()
+            break
         assert all(one.ok for one in done), (step, done)
-        assert world.state() == before, step
+        assert (world.model.mountinfo() == "") == mount, step
+        assert before is None or world.state() == before, step
+        store = Store(str(here / "state.db"), boot="boot-1")
+        assert ROW.read(store) == Kept(boot="boot-1"), step
         store.close()
-        if not killed:
+        if died["nothing"]:
             break
         step += 1
-    assert step > 10
+    assert step > 15
+    assert died["mounted"] == mount
+
+
+async def test_a_mount_that_somebody_makes_after_a_kill_before_ours_is_theirs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.model.umount()
+    world.config = replace(NO_MONITOR, mount=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(world, "mount", killed)
+        with pytest.raises(Killed):
+            await world.sweep(BATCH)
+    assert ROW.read(world.store).place == MOUNT
+    world.model.mount()
+    done = restore_resctrl("/", world.store, None, files=world.model, capability=world.capability(), mounter=world)
+    assert done == []
+    assert world.model.mountinfo() != ""
+    assert ROW.read(world.store) == Kept(boot="boot-1")
+
+
+def killed(*_: object) -> None:
+    raise Killed
+
+
+async def test_what_is_remembered_outlives_a_mount_that_cannot_be_seen(world: World) -> None:
+    world.config = SYSTEM
+    await world.sweep(BATCH)
+    kept = ROW.read(world.store)
+    assert kept.original is not None
+    lost = Capability(status=Status.NOT_MOUNTED, reason="another mount namespace")
+    world.hidden = True
+    assert restore_resctrl("/", world.store, None, files=world.model, capability=lost, mounter=world) == []
+    assert ROW.read(world.store) == kept
+    world.hidden = False
+    assert restore_resctrl("/", world.store, None, files=world.model, capability=lost, mounter=world) == []
+    assert ROW.read(world.store) == Kept(boot="boot-1")
+
+
+async def test_the_store_says_that_there_is_something_before_there_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its row alone the next start knows that groups of ours may be there."""
+    rows: list[bool] = []
+    world.spawn(BATCH)
+    world.model.before = lambda _: rows.append(ROW.read(world.store).groups)
+    await world.sweep(BATCH)
+    assert rows
+    assert all(rows)
+    await world.side.restore()
+    assert ROW.read(world.store) == Kept(boot="boot-1")
 
 
 async def test_the_default_groups_values_that_somebody_changed_since_are_left(world: World) -> None:
@@ -479,7 +585,7 @@ async def test_a_default_group_that_is_no_longer_wanted_different_is_put_back(wo
     world.config = CacheConfig(enabled=True)
     await world.sweep()
     assert world.model.read(MOUNT, "schemata") == before
-    assert read_kept(world.store).original is None
+    assert ROW.read(world.store).original is None
 
 
 async def test_one_pod_is_freed_alone(world: World) -> None:
@@ -502,11 +608,11 @@ async def test_nothing_is_done_between_a_restore_and_the_next_look(world: World)
     assert world.model.deeds[deeds:] == []
 
 
-async def test_without_a_record_the_default_group_is_not_touched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_record_nothing_is_touched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise StoreError("the disk is full")
 
-    monkeypatch.setattr("reconciler.actuators.resctrl.write_kept", full)
+    monkeypatch.setattr(SideRow, "write", full)
     world.config = SYSTEM
     await world.sweep(BATCH)
     assert world.model.deeds == []
@@ -539,7 +645,7 @@ async def test_a_mount_of_ours_with_groups_of_others_stays(world: World) -> None
     assert done["mount"].undo is Undo.FOREIGN
     assert "theirs" in done["mount"].detail
     assert world.controls() == ["theirs"]
-    assert read_kept(world.store).place == MOUNT
+    assert ROW.read(world.store).place == MOUNT
 
 
 async def test_nothing_is_mounted_unasked(world: World) -> None:
@@ -556,7 +662,7 @@ async def test_a_machine_without_any_says_so_and_does_nothing(tmp_path: Path) ->
     await world.sweep(BATCH)
     assert world.model.deeds == []
     assert world.side.facts()["status"] == "no-cpu"
-    assert await world.side.restore() == ()
+    assert list(await world.side.restore()) == []
 
 
 async def test_use_of_cache_and_bandwidth_is_told_by_pod_or_not_known(world: World) -> None:
@@ -569,15 +675,74 @@ async def test_use_of_cache_and_bandwidth_is_told_by_pod_or_not_known(world: Wor
         await world.sweep(BATCH, WEB, seconds=2.0)
     world.model.occupancy(group, 0, 1 << 20)
     await world.sweep(BATCH, WEB, seconds=2.0)
-    assert world.side.sample is not None
-    rate = world.side.sample.pods["batch"][0]
+    assert world.side.use is not None
+    rate = world.side.use.pods["batch"][0]
     assert rate.occupancy == 1 << 20
     assert rate.total_s == pytest.approx(3e9, rel=0.01)
     assert rate.local_s == pytest.approx(1e9, rel=0.01)
     world.model.answer(group, 0, "Unavailable")
     await world.sweep(BATCH, WEB, seconds=2.0)
-    assert world.side.sample.pods["batch"][0].total_s is None
+    assert world.side.use.pods["batch"][0].total_s is None
     assert world.side.facts()["monitoring_groups"] == {"budget": 24, "used": 2, "waiting": {}}
+
+
+async def test_what_is_measured_is_told_to_signals_and_metrics(world: World) -> None:
+    assert isinstance(world.side, MeasuresCache)
+    assert world.side.measured() is None
+    world.config = CacheConfig(enabled=True, mode=CacheMode.DYNAMIC)
+    world.spawn(BATCH)
+    world.spawn(WEB)
+    await world.sweep(BATCH, WEB)
+    group = f"{BE}/mon_groups/bypassd-batch"
+    world.model.bandwidth(group, 0, 3e9, 1e9)
+    world.model.bandwidth(group, 1, 1e9, 1e9)
+    for _ in range(4):
+        await world.sweep(BATCH, WEB, seconds=2.0)
+    world.model.answer(f"{MOUNT}/mon_groups/bypassd-web", 1, "Unavailable")
+    world.model.occupancy(group, 0, 1 << 20)
+    await world.sweep(BATCH, WEB, seconds=2.0)
+    found = world.side.measured()
+    assert found is not None
+    assert found.at_s == world.model.now()
+    assert found.pods["batch"].occupancy_bytes == 1 << 20
+    assert found.pods["batch"].total_bytes_s == pytest.approx(4e9, rel=0.01)
+    assert found.pods["web"] == Use()
+    assert found.groups["bypassd-be"][1].total_bytes_s == pytest.approx(1e9, rel=0.01)
+    assert found.groups["(default)"][1].total_bytes_s is None
+    assert found.classes == {"bypassd-be": "reclaimed"}
+    assert found.level == Level(cache_percent=20, mba_percent=10)
+    assert found.lacks == {}
+    world.config = CacheConfig()
+    await world.sweep(BATCH, WEB)
+    assert world.side.measured() is None
+
+
+async def test_why_something_is_not_measured_is_told(tmp_path: Path) -> None:
+    both = {"llc.occupancy", "memory.bandwidth"}
+    blind = World(tmp_path / "blind", L2_ONLY)
+    blind.side.planned(blind.situation(BATCH))
+    told = blind.side.measured()
+    assert told is not None
+    assert dict(told.lacks) == dict.fromkeys(both, "resctrl has not been looked at yet")
+    await blind.sweep(BATCH)
+    told = blind.side.measured()
+    assert told is not None
+    assert told.lacks.keys() == both
+    assert "no mbm_total_bytes in info/L3_MON" in told.lacks["memory.bandwidth"]
+    few = World(
+        tmp_path / "few",
+        replace_monitor(INTEL, MonitorShape(rmids=9, domains=(0, 1), threshold=1 << 30, cache_bytes=16 << 20)),
+    )
+    await few.sweep(BATCH, WEB)
+    told = few.side.measured()
+    assert told is not None
+    assert dict(told.lacks) == dict.fromkeys(both, "1 of 2 pods are watched now, by 1 monitoring groups")
+    gone = World(tmp_path / "gone")
+    gone.model.umount()
+    await gone.sweep(BATCH)
+    told = gone.side.measured()
+    assert told is not None
+    assert "not mounted" in told.lacks["llc.occupancy"]
 
 
 async def test_where_ids_are_few_pods_are_watched_in_turns(tmp_path: Path) -> None:
@@ -628,10 +793,37 @@ async def test_be_gives_way_to_bandwidth_and_gets_it_back_slowly(world: World) -
     assert cut[0] >= grown[0]
     assert cut[1] == 10
     assert "MB:0= 10;1= 10" in world.model.read(BE, "schemata")
-    world.misses = {"web": 50.0}
+    world.misses = {"web": Sample(50.0, 1.0)}
     await world.sweep(BATCH, WEB, seconds=2.0)
     assert level(world) == (20, 10)
     assert "L3:0=003;1=003" in world.model.read(BE, "schemata")
+
+
+async def test_bes_ways_shrink_at_a_victims_misses_and_grow_back_slowly(world: World) -> None:
+    """Bandwidth is not counted on this machine: misses alone move BE's share, and only while they are counted."""
+    world.config = CacheConfig(enabled=True, monitor=False, mode=CacheMode.DYNAMIC, law=LevelLaw(calm_s=2.0))
+    world.spawn(BATCH)
+    world.spawn(WEB)
+
+    async def ways(missed: float | None) -> int:
+        for domain in (0, 1):
+            world.model.answer(MOUNT, domain, "Unavailable")
+        # BE misses as it likes: it is nobody's victim.
+        counted = {} if missed is None else {"web": Sample(missed, 0.5)}
+        world.misses = {"batch": Sample(90.0, 0.5), **counted}
+        await world.sweep(BATCH, WEB, seconds=2.0)
+        return parse_schemata(world.model.read(BE, "schemata"))["L3"][0].bit_count()
+
+    assert [await ways(None) for _ in range(4)] == [2, 2, 2, 2]
+    grown = [await ways(1.0) for _ in range(16)]
+    assert grown == sorted(grown)
+    assert grown[-1] == 6
+    assert max(after - before for before, after in itertools.pairwise(grown)) == 1
+    assert await ways(30.0) == 2
+    assert [await ways(30.0) for _ in range(3)] == [2, 2, 2]
+    back = [await ways(1.0) for _ in range(4)]
+    assert back == sorted(back)
+    assert back[-1] < 6
 
 
 def level(world: World) -> tuple[int, int]:
@@ -717,6 +909,6 @@ def replace_monitor(shape: Shape, monitor: MonitorShape) -> Shape:
 
 def test_a_store_that_holds_something_else_is_no_record(world: World) -> None:
     batch = Batch()
-    batch.put(META, resctrl_undo.ROW, b"\xc1")
+    batch.put(META, ROW.key, b"\xc1")
     world.store.apply(batch)
-    assert read_kept(world.store) == Kept(boot="boot-1")
+    assert ROW.read(world.store) == Kept(boot="boot-1")

@@ -1,13 +1,14 @@
-from reconciler.signals.resctrl import Sample, Sampler, strain
+from reconciler.signals.resctrl import Sampler, Usage, strain
 from resctrl.monitor import Monitors, Rate
+from state.evidence import Sample
 from tests.fakes.resctrl_model import ResctrlModel
 
 MOUNT = "/sys/fs/resctrl"
 GIGA = 1e9
 
 
-def sample(**groups: dict[int, float | None]) -> Sample:
-    return Sample(
+def sample(**groups: dict[int, float | None]) -> Usage:
+    return Usage(
         at_s=10.0,
         groups={
             name.replace("_", "-") if name != "default" else "": {
@@ -29,14 +30,14 @@ def test_all_groups_together_are_the_domain_and_be_a_part_of_it() -> None:
     )
     assert found.bandwidth == {0: 80.0, 1: 10.0}
     assert found.reclaimed == {0: 25.0, 1: 50.0}
-    assert found.age_s == 2.0
+    assert (found.age_s, found.blind) == (2.0, False)
 
 
 def test_a_domain_with_an_unknown_group_is_unknown() -> None:
     partly = sample(default={0: None, 1: GIGA}, be={0: GIGA, 1: GIGA})
-    found = strain(partly, {"be"}, bandwidth_mbps=20_000, online=1, misses={"web": 3.0}, now=10.0)
+    found = strain(partly, {"be"}, bandwidth_mbps=20_000, online=1, misses={"web": Sample(3.0)}, now=10.0)
     assert found.bandwidth == {1: 10.0}
-    assert found.misses == {"web": 3.0}
+    assert (found.misses, found.blind) == ({"web": Sample(3.0)}, True)
     nothing = strain(sample(default={0: None}), set(), bandwidth_mbps=20_000, online=1, misses={}, now=10.0)
     assert nothing.bandwidth is None
     assert strain(None, set(), bandwidth_mbps=1, online=0, misses={}, now=0.0).bandwidth is None

@@ -1,0 +1,69 @@
+"""`llc.occupancy` and `memory.bandwidth` from resctrl's counters, as the resctrl actuator has read them.
+
+Nothing is read here: counters that two ask for would need each its own time of the last reading, and monitoring groups
+are the actuator's. So these signals are there while the policy ``cache`` is enabled, as old as its last sweep.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, final
+
+from msgspec.structs import replace
+
+from reconciler.signals.readers import Scene, Sheet
+from state.cache import CacheUse
+from state.evidence import NODE, Frame, Sample, pod_subject
+
+_OCCUPANCY: Final = "llc.occupancy"
+_BANDWIDTH: Final = "memory.bandwidth"
+_MISSES: Final = "llc.misses"
+_OFF: Final = "it is measured while policies.cache is enabled, on a machine whose resctrl counts it"
+
+
+@final
+class ResctrlReader:
+    """`Reader`; see the module's text."""
+
+    name = "resctrl"
+    signals: Collection[str] = (_OCCUPANCY, _BANDWIDTH)
+
+    def __init__(self, newest: Callable[[], CacheUse | None]) -> None:
+        """``newest``: what was measured last; None while nothing is measured (`reconciler.sides.cache_use`)."""
+        self._newest = newest
+
+    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+        """Enter what is known of the pods that there are, and the machine's bandwidth where all of it is known."""
+        use = self._newest()
+        if use is None or use.at_s is None:
+            return
+        age_s = max(0.0, now - use.at_s)
+        for uid, one in use.pods.items():
+            if uid not in scene.view.pods:
+                continue
+            if one.occupancy_bytes is not None:
+                sheet.put(pod_subject(uid), _OCCUPANCY, one.occupancy_bytes, age_s=age_s)
+            if one.total_bytes_s is not None:
+                sheet.put(pod_subject(uid), _BANDWIDTH, one.total_bytes_s, age_s=age_s)
+        parts = [one.total_bytes_s for domains in use.groups.values() for one in domains.values()]
+        known = [part for part in parts if part is not None]
+        if parts and len(known) == len(parts):
+            sheet.put(NODE, _BANDWIDTH, sum(known), age_s=age_s)
+
+    def problems(self) -> Mapping[str, str]:
+        """Why they are not to be had, or not of every pod at all times."""
+        use = self._newest()
+        return dict.fromkeys(self.signals, _OFF) if use is None else use.lacks
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+def misses_of(frame: Frame | None, now: float) -> dict[str, Sample]:
+    """The cache misses in a frame by pod uid, their age as of ``now``: what the share that moves is told."""
+    if frame is None:
+        return {}
+    late_s = max(0.0, now - frame.at_s)
+    return {
+        uid: replace(sample, age_s=sample.age_s + late_s)
+        for uid, pod in frame.pods.items()
+        if (sample := frame.samples.get(pod.subject, {}).get(_MISSES)) is not None
+    }

@@ -1,0 +1,77 @@
+"""Signals of cache and bandwidth are what the actuator read last: as old as that, and unknown where it was."""
+
+from msgspec.structs import replace
+
+from reconciler.signals.catalog import SIGNALS
+from reconciler.signals.readers import Reader, Scene, Sheet
+from reconciler.signals.resctrl_reader import ResctrlReader, misses_of
+from state.cache import CacheUse, Use
+from state.evidence import Frame, PodFacts, Sample
+from state.model import PodClass
+from tests.reconciler.nodes import node, online, pod
+
+USE = CacheUse(
+    at_s=95.0,
+    pods={
+        "batch": Use(occupancy_bytes=1 << 20, total_bytes_s=3e9),
+        "web": Use(total_bytes_s=1e9),
+        "gone": Use(occupancy_bytes=5, total_bytes_s=5.0),
+    },
+    groups={
+        "(default)": {0: Use(total_bytes_s=2e9), 1: Use(total_bytes_s=1e9)},
+        "bypassd-be": {0: Use(total_bytes_s=3e9), 1: Use(total_bytes_s=0.0)},
+    },
+    lacks={"llc.occupancy": "not counted"},
+)
+
+
+async def read(use: CacheUse | None) -> dict[str, dict[str, Sample]]:
+    reader: Reader = ResctrlReader(lambda: use)
+    sheet = Sheet()
+    await reader.read(Scene(view=node(pod("batch"), online("web")), pools=None, wanted=reader.signals), sheet, 100.0)
+    await reader.aclose()
+    return sheet.samples
+
+
+async def test_each_pod_has_what_is_known_of_it_with_its_age() -> None:
+    assert await read(USE) == {
+        "pod:batch": {"llc.occupancy": Sample(1 << 20, 5.0), "memory.bandwidth": Sample(3e9, 5.0)},
+        "pod:web": {"memory.bandwidth": Sample(1e9, 5.0)},
+        "node": {"memory.bandwidth": Sample(6e9, 5.0)},
+    }
+
+
+async def test_a_machine_with_one_unknown_part_is_unknown() -> None:
+    partly = {**USE.groups, "bypassd-be": {0: Use(total_bytes_s=3e9), 1: Use()}}
+    assert "node" not in await read(replace(USE, groups=partly))
+    assert "node" not in await read(replace(USE, groups={}))
+
+
+async def test_what_was_not_measured_is_not_there() -> None:
+    assert await read(None) == {}
+    assert await read(replace(USE, at_s=None)) == {}
+
+
+def test_why_is_told_by_signal() -> None:
+    reader = ResctrlReader(lambda: USE)
+    assert dict(reader.problems()) == {"llc.occupancy": "not counted"}
+    off = ResctrlReader(lambda: None).problems()
+    assert off.keys() == set(reader.signals)
+    assert set(reader.signals) <= SIGNALS.keys()
+    assert all("policies.cache" in words for words in off.values())
+
+
+def test_misses_of_a_frame_grow_old_with_it() -> None:
+    facts = {uid: PodFacts(uid=uid, title=uid, pod_class=PodClass.SHARED, group=f"/{uid}") for uid in ("web", "shop")}
+    frame = Frame(
+        at_s=90.0,
+        wall_s=0.0,
+        pods=facts,
+        samples={
+            "pod:web": {"llc.misses": Sample(7.0, 2.0, 0.5), "cpi": Sample(1.0)},
+            "pod:shop": {"cpi": Sample(1.0)},
+            "pod:other": {"llc.misses": Sample(9.0)},
+        },
+    )
+    assert misses_of(frame, 100.0) == {"web": Sample(7.0, 12.0, 0.5)}
+    assert misses_of(None, 100.0) == {}
