@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.private import private_tree
 from reconciler.signals.podcpu import PodCpu
 from reconciler.signals.processes import PodProcesses
 from reconciler.signals.readers import Reader, Scene, Sheet
@@ -130,10 +131,13 @@ def _runqueue(shared: Shared) -> Reader:
 
 
 def _psi(shared: Shared) -> Reader:
+    from reconciler.signals.privatepsi import PrivateGroups  # noqa: PLC0415
     from reconciler.signals.psi import Psi  # noqa: PLC0415
 
     means = shared.means
-    return Psi(means.hierarchy, shared.cpu, root=means.root, files=means.files)
+    tree = private_tree(means.hierarchy) if means.root == "/" else None
+    groups = PrivateGroups(tree, shared.processes, wanted=means.private_cgroup2) if tree is not None else None
+    return Psi(means.hierarchy, shared.cpu, private=groups, root=means.root, files=means.files)
 
 
 def _memory(shared: Shared) -> Reader:

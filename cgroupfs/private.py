@@ -1,0 +1,226 @@
+"""Groups of our own in the cgroup2 hierarchy of a node that does not use it, for what that hierarchy tells beside v1.
+
+A kernel always has the cgroup2 hierarchy, mounted or not, and every process is in its root until somebody moves it. A
+process can be put into a group there without leaving its v1 groups: pressure, for one, is counted for it then. Nothing
+is limited. Only processes in the root are taken: one in another group is systemd's, the runtime's or somebody else's.
+
+Where nobody has mounted the hierarchy, it is mounted at a place of our own. Where somebody has, that mount is used: a
+second one without that one's options (``nsdelegate``, ``memory_recursiveprot``) would take them from the first.
+
+Everything here blocks and belongs in a thread: the first attach after a while takes the kernel 8-20 ms.
+Source: kernel documentation, admin-guide/cgroup-v2; the effect of a second mount: kernel/cgroup/cgroup.c
+(apply_cgroup_root_flags).
+"""
+
+import errno
+import os
+from collections.abc import Iterable
+from typing import Final, NamedTuple, final
+
+from cgroupfs.errors import CgroupError, cgroup_error
+from cgroupfs.files import REAL
+from cgroupfs.hierarchy import UNIFIED, Hierarchy
+
+POINT: Final = "/run/bypassd/cgroup2"
+PREFIX: Final = "bypassd-psi-"
+_NOSUID: Final = 2
+_NODEV: Final = 4
+_NOEXEC: Final = 8
+_ROUNDS: Final = 5
+_ENDED: Final = frozenset({errno.ESRCH, errno.ENOENT})
+
+
+def private_tree(hierarchy: Hierarchy) -> "PrivateTree | None":
+    """For a node whose pods are in v1 groups; None where the cgroup2 hierarchy is the one that pods are in."""
+    if hierarchy.trigger == UNIFIED:
+        return None
+    mounted = hierarchy.directory(UNIFIED, "/") if hierarchy.writable(UNIFIED) else None
+    return PrivateTree(mounted)
+
+
+class Attached(NamedTuple):
+    """What became of some processes. ``foreign``: where one is that was left alone; None: all are ours now, or gone."""
+
+    moved: int
+    foreign: str | None
+
+
+@final
+class PrivateTree:
+    """The groups, one a pod, flat below the root: each level costs every task switch of its tasks a little.
+
+    ``mounted``: where the hierarchy is mounted already; None: mount it at ``point``. ``prefix``: of our groups' names.
+    """
+
+    def __init__(
+        self, mounted: str | None = None, *, point: str = POINT, prefix: str = PREFIX, proc: str = "/proc"
+    ) -> None:
+        self._mounted = mounted
+        self._point = point
+        self._prefix = prefix
+        self._proc = proc
+
+    @property
+    def root(self) -> str:
+        """The hierarchy's root directory."""
+        return self._mounted or self._point
+
+    def open(self) -> None:
+        """Have the hierarchy mounted. Errors: `CgroupError` when the kernel refuses."""
+        if self._mounted is not None or self._is_mounted():
+            return
+        try:
+            os.makedirs(self._point, mode=0o700, exist_ok=True)
+        except OSError as exc:
+            raise cgroup_error(self._point, exc, "make the directory") from exc
+        if code := _mount(self._point):
+            raise cgroup_error(self._point, OSError(code, "mount"), "mount cgroup2")
+
+    def close(self) -> None:
+        """Take our mount away, if it is one. Errors: `CgroupError`."""
+        if self._mounted is not None or not self._is_mounted():
+            return
+        if code := _unmount(self._point):
+            raise cgroup_error(self._point, OSError(code, "umount"), "unmount cgroup2")
+        try:
+            os.rmdir(self._point)
+        except OSError as exc:
+            raise cgroup_error(self._point, exc, "remove the directory") from exc
+
+    def directory(self, uid: str) -> str:
+        """A pod's group, made or not."""
+        return f"{self.root}/{self._prefix}{uid}"
+
+    def uids(self) -> frozenset[str]:
+        """The pods that have a group. Errors: `CgroupError`."""
+        try:
+            names = REAL.groups(self.root)
+        except OSError as exc:
+            raise cgroup_error(self.root, exc, "list") from exc
+        return frozenset(name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix))
+
+    def pids(self, uid: str) -> frozenset[int]:
+        """The processes in a pod's group; none when it has no group."""
+        try:
+            return frozenset(map(int, REAL.read(self.directory(uid), "cgroup.procs").split()))
+        except OSError:
+            return frozenset()
+
+    def attach(self, uid: str, pids: Iterable[int], path: str) -> Attached:
+        """Put processes into the pod's group, made if need be. ``path``: the pod's group in the v1 hierarchies.
+
+        A process that is not (or no longer) in that group, or that is elsewhere in cgroup2, is left where it is.
+        Errors: `CgroupError` when the kernel refuses one.
+        """
+        directory = self.directory(uid)
+        moved, foreign = 0, None
+        for pid in pids:
+            place = self._place(pid, path)
+            if place is None or place == f"/{self._prefix}{uid}":
+                continue
+            if place != "/":
+                foreign = place
+                continue
+            try:
+                os.makedirs(directory, mode=0o755, exist_ok=True)
+                REAL.write(directory, "cgroup.procs", str(pid))
+            except OSError as exc:
+                if exc.errno not in _ENDED:
+                    raise cgroup_error(f"{directory}/cgroup.procs", exc, f"write '{pid}'") from exc
+            else:
+                moved += 1
+        return Attached(moved, foreign)
+
+    def _place(self, pid: int, path: str) -> str | None:
+        """Where a process is in the cgroup2 hierarchy; None when it has ended or is not in the pod's v1 group."""
+        try:
+            text = REAL.read(f"{self._proc}/{pid}", "cgroup")
+        except OSError:
+            return None
+        place, inside = None, False
+        for line in text.splitlines():
+            number, _, rest = line.partition(":")
+            controllers, _, group = rest.partition(":")
+            if number == "0" and not controllers:
+                place = group
+            elif f"{path}/" in f"{group}/":
+                inside = True
+        return place if inside else None
+
+    def remove(self, uid: str) -> None:
+        """Put a group's processes back into the root, and remove it. Errors: `CgroupError`."""
+        directory = self.directory(uid)
+        for left in range(_ROUNDS, 0, -1):
+            for pid in self.pids(uid):
+                try:
+                    REAL.write(self.root, "cgroup.procs", str(pid))
+                except OSError as exc:
+                    if exc.errno not in _ENDED:
+                        raise cgroup_error(f"{self.root}/cgroup.procs", exc, f"write '{pid}'") from exc
+            try:
+                os.rmdir(directory)
+            except FileNotFoundError:
+                return
+            except OSError as exc:
+                # One of them has forked meanwhile: the child was born in the group.
+                if exc.errno != errno.EBUSY or left == 1:
+                    raise cgroup_error(directory, exc, "remove") from exc
+            else:
+                return
+
+    def clear(self, only: str | None = None) -> dict[str, CgroupError | None]:
+        """Remove every group of ours (``only``: one pod's) and the mount; by uid what became of each."""
+        done: dict[str, CgroupError | None] = {}
+        for uid in sorted(self.uids()):
+            if only in {None, uid}:
+                try:
+                    self.remove(uid)
+                except CgroupError as exc:
+                    done[uid] = exc
+                else:
+                    done[uid] = None
+        if only is None:
+            self.close()
+        return done
+
+    def traces(self) -> bool:
+        """Whether an earlier run may have left something: a mount, a group with processes, a group that is seen."""
+        if self._is_mounted():
+            return True
+        if self._mounted is not None:
+            return bool(self.uids())
+        try:
+            pids = [name for name in os.listdir(self._proc) if name.isdecimal()]
+        except OSError:
+            return False
+        return any(self._is_ours(pid) for pid in pids)
+
+    def _is_ours(self, pid: str) -> bool:
+        try:
+            return f"\n0::/{self._prefix}" in f"\n{REAL.read(f'{self._proc}/{pid}', 'cgroup')}"
+        except OSError:
+            return False
+
+    def _is_mounted(self) -> bool:
+        """Whether the mount at our own place is there: one of an earlier run is ours as well."""
+        try:
+            lines = REAL.read(f"{self._proc}/self", "mountinfo").splitlines()
+        except OSError:
+            return False
+        return any(line.split(" ")[4:5] == [self._point] and " - cgroup2 " in line for line in lines)
+
+
+def _mount(point: str) -> int:
+    """0 or the errno. Imported where it is needed: most nodes never mount anything."""
+    import ctypes  # noqa: PLC0415
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    flags = ctypes.c_ulong(_NOSUID | _NODEV | _NOEXEC)
+    return ctypes.get_errno() if libc.mount(b"bypassd", point.encode(), b"cgroup2", flags, None) != 0 else 0
+
+
+def _unmount(point: str) -> int:
+    import ctypes  # noqa: PLC0415
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    return ctypes.get_errno() if libc.umount2(point.encode(), 0) != 0 else 0

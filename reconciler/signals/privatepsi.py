@@ -1,0 +1,173 @@
+"""Groups in a cgroup2 hierarchy of our own for the pods of a pure v1 node, so that their pressure is counted. Opt-in.
+
+A thread makes them and puts the pods' processes in, again every few seconds: children are born in their parent's group,
+but what the runtime starts in a container later (``exec``) begins in the root. A pod's pressure counts as known once
+all of its processes are in.
+
+**Cost**: for the node, the kernel stops all forks and exits for 8-20 ms at the first attach after a while, so that
+attaching happens only when there is somebody to attach; for the pods, one more level of accounting at each task switch.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Final, NamedTuple, final
+
+import trio
+
+from cgroupfs.errors import CgroupError
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.private import PrivateTree, private_tree
+from reconciler.restore import Undo, Undone
+from reconciler.signals.lane import Lane
+from reconciler.signals.processes import PodProcesses
+from reconciler.signals.psi import SIGNALS
+from state.model import Pod
+
+FILE: Final = "cgroup2 group"
+"""What stands for a file's name in what restore tells."""
+_EVERY_S: Final = 5.0
+_SOON_S: Final = 1.0
+_FAILED_S: Final = 60.0
+_AT_ONCE_S: Final = 2.0
+"""A job ends after this long; the next one goes on."""
+_HANGS_S: Final = 30.0
+_SETTLE_S: Final = 5.0
+_CLEAR_S: Final = 10.0
+
+
+class _Outcome(NamedTuple):
+    directories: Mapping[str, str]
+    problem: str | None
+    more: bool
+
+
+@final
+class PrivateGroups:
+    """`psi.Groups` on a `PrivateTree`. ``wanted`` False: only remove what an earlier run has left."""
+
+    def __init__(self, tree: PrivateTree, processes: PodProcesses, *, wanted: bool = True) -> None:
+        self._wanted = wanted
+        self._stuck: dict[str, set[int]] = {}
+        self._tree = tree
+        self._processes = processes
+        self._lane = Lane[_Outcome]("private-cgroup2")
+        self._directories: Mapping[str, str] = {}
+        self._known: Mapping[str, tuple[str, ...]] = {}
+        self._next_at = 0.0
+        self._problem: str | None = None
+
+    def directory(self, uid: str) -> str | None:
+        return self._directories.get(uid)
+
+    def problems(self) -> Mapping[str, str]:
+        problem = self._problem
+        if self._lane.busy_s() > _HANGS_S:
+            problem = f"a private cgroup2 group has not been filled for {self._lane.busy_s():.0f} s"
+        return dict.fromkeys(SIGNALS, problem) if problem else {}
+
+    def update(self, pods: Mapping[str, Pod], now: float) -> None:
+        try:
+            outcome = self._lane.take()
+        except OSError as exc:
+            self._problem, self._next_at = f"private cgroup2 groups: {exc}", now + _FAILED_S
+            return
+        if outcome is not None:
+            self._directories, self._problem = outcome.directories, outcome.problem
+            self._next_at = now + (
+                math.inf if not self._wanted else 0.0 if outcome.more else _FAILED_S if outcome.problem else _EVERY_S
+            )
+        here = {uid: tuple(one.id for one in pod.containers) for uid, pod in pods.items()}
+        if here != self._known and self._wanted and not self._problem:
+            self._next_at = min(self._next_at, now + _SOON_S)
+        self._known = here
+        if now < self._next_at:
+            return
+        if not self._wanted:
+            self._next_at = math.inf
+            self._lane.start(self._clear_once)
+            return
+        paths = {uid: pod.group.path for uid, pod in pods.items()}
+        if self._lane.start(lambda: self._work(paths)):
+            self._next_at = now + _EVERY_S
+
+    def _work(self, paths: Mapping[str, str]) -> _Outcome:
+        """In the thread: make, fill and remove."""
+        until = time.monotonic() + _AT_ONCE_S
+        directories: dict[str, str] = {}
+        problem, more = None, False
+        try:
+            self._tree.open()
+            for uid in self._tree.uids() - paths.keys():
+                self._tree.remove(uid)
+            self._stuck = {uid: pids for uid, pids in self._stuck.items() if uid in paths}
+            for uid, path in paths.items():
+                if time.monotonic() > until:
+                    more = True
+                    break
+                foreign = self._fill(uid, path)
+                if foreign:
+                    problem = (
+                        f"processes of pods are in {foreign} of the cgroup2 hierarchy, which is not ours to change"
+                    )
+                elif foreign is None:
+                    directories[uid] = self._tree.directory(uid)
+        except CgroupError as exc:
+            # What was made is good; the rest of the pods is not known.
+            return _Outcome(directories, f"private cgroup2 groups: {exc}", False)
+        return _Outcome(directories, problem, more)
+
+    def _fill(self, uid: str, path: str) -> str | None:
+        """None: all of the pod's processes are in its group; empty: it has none; else where one is instead."""
+        there = set(self._processes.of_group(path))
+        if not there:
+            return ""
+        missing = there - self._tree.pids(uid)
+        # A process that has ended and waits for its parent is listed by v1, and moves nowhere.
+        stuck = self._stuck.get(uid, set()) & missing
+        if missing == stuck:
+            return None
+        attached = self._tree.attach(uid, missing - stuck, path)
+        self._stuck[uid] = missing - self._tree.pids(uid) if attached.foreign is None else stuck
+        return attached.foreign
+
+    async def aclose(self) -> None:
+        """Put everything back; what cannot be is found again by `restore` and by the next start."""
+        with trio.CancelScope(shield=True):
+            if not await self._lane.settle(_SETTLE_S):
+                return
+            with trio.move_on_after(_CLEAR_S):
+                await trio.to_thread.run_sync(self._clear, abandon_on_cancel=True)
+
+    def _clear_once(self) -> _Outcome:
+        self._clear()
+        return _Outcome({}, self._problem, False)
+
+    def _clear(self) -> None:
+        try:
+            if self._tree.traces():
+                self._tree.open()
+                self._tree.clear()
+        except CgroupError as exc:
+            self._problem = str(exc)
+
+
+def restore_groups(hierarchy: Hierarchy, only: str | None = None) -> list[Undone]:
+    """Remove every private group (``only``: one pod's) while no daemon runs; one line for each."""
+    tree = private_tree(hierarchy)
+    if tree is None or not tree.traces():
+        return []
+    try:
+        tree.open()
+        done = tree.clear(only)
+    except CgroupError as exc:
+        return [Undone(path=tree.root, file=FILE, undo=Undo.REFUSED, detail=str(exc))]
+    return [
+        Undone(
+            path=tree.directory(uid),
+            file=FILE,
+            undo=Undo.RESTORED if error is None else Undo.REFUSED,
+            detail="" if error is None else str(error),
+        )
+        for uid, error in done.items()
+    ]
