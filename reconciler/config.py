@@ -16,6 +16,7 @@ from reconciler.foreign import ForeignRules
 from reconciler.logs import LogFormat, LogLevel
 from reconciler.placement.headroom import HeadroomConfig
 from reconciler.policies.table import PoliciesConfig
+from reconciler.responses.eviction.config import EvictionConfig
 from reconciler.rules import Rules
 
 _RESTART: Final = {"restart": True}
@@ -294,6 +295,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     classes: Rules = Rules()
     policies: PoliciesConfig = PoliciesConfig()
     headroom: HeadroomConfig = HeadroomConfig()
+    eviction: EvictionConfig = EvictionConfig()
     writes: Writes = Writes()
     memory: Memory = Memory()
     store: StoreConfig = StoreConfig()

@@ -1,0 +1,200 @@
+"""How many may go: what was evicted so far, and what that leaves. Pure.
+
+The past is kept on the monotonic clock, which no one sets; `kept` and `restored` carry it over a restart by the wall
+clock, where a record from the future (the clock was set back) counts as of now.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from reconciler.responses.eviction.config import LimitsConfig
+from state.eviction import Case, Order, Outcome
+from state.evidence import Frame, PodFacts
+
+KEEP_S: Final = 3600.0
+"""No pause of the configuration is longer."""
+_LOST_S: Final = 60.0
+"""An order of which no case has come in this time was never begun (a crash just after it was given)."""
+_MINUTE_S: Final = 60.0
+_TEN_MINUTES_S: Final = 600.0
+_COUNTED: Final = frozenset({None, Outcome.DONE, Outcome.FAILED})
+"""Orders that count: those under way, done, and failed, for a failed one may have killed a part. Not the refused."""
+
+
+class Turn(Struct, frozen=True, kw_only=True):
+    """One order and what came of it. ``ended_s`` means something once it has an outcome. ``frees`` as it was hoped."""
+
+    id: str
+    uid: str
+    owner: str
+    trigger: str
+    at_s: float
+    outcome: Outcome | None = None
+    ended_s: float = 0.0
+    frees: Mapping[str, float] = {}
+
+    @property
+    def open(self) -> bool:
+        """True while its victim may be on its way."""
+        return self.outcome is None
+
+
+class Past(Struct, frozen=True, kw_only=True):
+    """All that was ordered in the last hour, the oldest first. As it is kept, times are seconds since the epoch."""
+
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def leaving(self) -> dict[str, Turn]:
+        """Victims under way, by uid."""
+        return {turn.uid: turn for turn in self.turns if turn.open}
+
+
+def owner_of(pod: PodFacts) -> str:
+    """Whose pods count together: those of one controller; a pod without one is its own."""
+    return f"{pod.namespace or ''}/{pod.owner or pod.title}"
+
+
+def turn_of(order: Order, pod: PodFacts, frame: Frame) -> Turn:
+    """The record of an order that is given now."""
+    return Turn(
+        id=order.id, uid=order.uid, owner=owner_of(pod), trigger=order.cause, at_s=frame.at_s, frees=order.frees
+    )
+
+
+def absorb(past: Past, cases: Iterable[Case], frame: Frame) -> Past:
+    """The past with what the cases tell; what is older than an hour is forgotten, unless it is still open."""
+    turns = {turn.id: turn for turn in past.turns}
+    open_cases: set[str] = set()
+    for case in cases:
+        order = case.order
+        known = turns.get(order.id)
+        if case.open:
+            open_cases.add(order.id)
+        if known is None:
+            # Of an earlier run, whose memory was not kept: by the wall clock, and never of the future.
+            known = Turn(
+                id=order.id,
+                uid=order.uid,
+                owner=f"{order.namespace or ''}/{order.owner or order.title}",
+                trigger=order.cause,
+                at_s=_then(frame, order.decided_s),
+                frees=order.frees,
+            )
+        if known.outcome is not case.outcome:
+            ended_s = min(frame.at_s, _then(frame, case.ended_s)) if case.ended_s else frame.at_s
+            known = replace(known, outcome=case.outcome, ended_s=0.0 if case.open else ended_s)
+        turns[order.id] = known
+    kept = []
+    for turn in turns.values():
+        if turn.open and turn.id not in open_cases and frame.at_s - turn.at_s > _LOST_S:
+            turn = replace(turn, outcome=Outcome.ABANDONED, ended_s=frame.at_s)  # noqa: PLW2901
+        if turn.open or frame.at_s - max(turn.at_s, turn.ended_s) <= KEEP_S:
+            kept.append(turn)
+    return Past(turns=tuple(sorted(kept, key=lambda turn: (turn.at_s, turn.id))))
+
+
+def cooling(past: Past, trigger: str, cooldown_s: float, now: float) -> float:
+    """Seconds for which this trigger waits for the effect of its last success; 0.0: it does not."""
+    ended = [turn.ended_s for turn in past.turns if turn.trigger == trigger and turn.outcome is Outcome.DONE]
+    return max(0.0, max(ended) + cooldown_s - now) if ended else 0.0
+
+
+def resting(config: LimitsConfig, past: Past, uid: str, now: float) -> str | None:
+    """Why a pod that was ordered before is not ordered again now; None: it may be."""
+    for turn in reversed(past.turns):
+        if turn.uid != uid:
+            continue
+        ago = max(0.0, now - turn.ended_s)
+        match turn.outcome:
+            case None:
+                return "is being evicted"
+            case Outcome.REFUSED | Outcome.FAILED:
+                word = "was refused" if turn.outcome is Outcome.REFUSED else "has failed"
+                return f"its eviction {word} {ago:.0f} s ago" if ago < config.retry_s else None
+            case Outcome.DONE:
+                return f"was evicted {ago:.0f} s ago and started again" if ago < config.again_s else None
+            case _:
+                return None
+    return None
+
+
+class Room(Struct, frozen=True, kw_only=True):
+    """How many may still go in this pass, and what bounds that."""
+
+    count: int
+    reason: str
+
+
+def room(config: LimitsConfig, past: Past, now: float) -> Room:
+    """The smallest of the caps."""
+    minute, ten = (_counted(past, now - length) for length in (_MINUTE_S, _TEN_MINUTES_S))
+    return min(
+        Room(count=config.per_pass, reason=f"at most {config.per_pass} in one pass"),
+        Room(count=config.per_minute - minute, reason=f"{minute} in the last minute, at most {config.per_minute}"),
+        Room(
+            count=config.per_10_minutes - ten, reason=f"{ten} in the last ten minutes, at most {config.per_10_minutes}"
+        ),
+        key=lambda one: one.count,
+    )
+
+
+def owner_room(config: LimitsConfig, past: Past, frame: Frame) -> dict[str, int]:
+    """How many may still go, by owner of the pods that are here.
+
+    The share is that of the pods that there were: those here now, and those that went in the last ten minutes.
+    """
+    since = frame.at_s - _TEN_MINUTES_S
+    gone: dict[str, set[str]] = {}
+    counts: dict[str, int] = {}
+    for turn in past.turns:
+        if _counts(turn, since):
+            counts[turn.owner] = counts.get(turn.owner, 0) + 1
+            gone.setdefault(turn.owner, set()).add(turn.uid)
+    here: dict[str, set[str]] = {}
+    for pod in frame.pods.values():
+        here.setdefault(owner_of(pod), set()).add(pod.uid)
+    found: dict[str, int] = {}
+    for owner, uids in here.items():
+        there_were = len(uids | gone.get(owner, set()))
+        most = min(config.per_owner, math.ceil(there_were * config.per_owner_percent / 100))
+        found[owner] = most - counts.get(owner, 0)
+    return found
+
+
+def kept(past: Past, frame: Frame) -> Past:
+    """The past for the store, by the wall clock."""
+    return _shifted(past, frame.wall_s - frame.at_s)
+
+
+def restored(past: Past, *, at_s: float, wall_s: float) -> Past:
+    """The past from the store. What seems to be of the future is of now: a clock that was set back lifts no limit."""
+    back = _shifted(past, at_s - wall_s)
+    return Past(
+        turns=tuple(replace(turn, at_s=min(turn.at_s, at_s), ended_s=min(turn.ended_s, at_s)) for turn in back.turns)
+    )
+
+
+def _shifted(past: Past, by: float) -> Past:
+    return Past(turns=tuple(replace(turn, at_s=turn.at_s + by, ended_s=turn.ended_s + by) for turn in past.turns))
+
+
+def _then(frame: Frame, wall_s: float) -> float:
+    """A moment of the wall clock on the monotonic one, at the latest now."""
+    return frame.at_s - max(0.0, frame.wall_s - wall_s)
+
+
+def _counts(turn: Turn, since: float) -> bool:
+    """Whether it counts in the time after ``since``: from the order to as long after its end.
+
+    A long grace is no way round a cap.
+    """
+    return turn.outcome in _COUNTED and (turn.open or max(turn.at_s, turn.ended_s) > since)
+
+
+def _counted(past: Past, since: float) -> int:
+    return sum(_counts(turn, since) for turn in past.turns)

@@ -1,0 +1,260 @@
+"""One pass: triggers, victims, limits, and a decision. Pure: the same frames and cases give the same orders.
+
+A dry run decides exactly as an enforced one would at the same moment: its orders stand in `Decision.would`. Where some
+triggers are enforced and others are not, what is ordered is decided without the others, and what would be with all.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from reconciler.responses.eviction.config import EvictionConfig, TriggerConfig
+from reconciler.responses.eviction.goods import Good, held
+from reconciler.responses.eviction.limits import Past, absorb, turn_of
+from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.select import Grounds, Pick, Refusal, select
+from reconciler.responses.eviction.spared import name_of
+from reconciler.responses.eviction.triggers.base import Pressure, Reading
+from reconciler.responses.eviction.triggers.named import Named, pressure_of
+from reconciler.responses.eviction.triggers.table import TRIGGERS
+from reconciler.signals.history import History
+from state.eviction import Case, Order
+from state.evidence import NODE, Frame
+from state.model import Hold
+
+_OVER_S: Final = 60.0
+"""What has not been so for this long is over; what comes and goes faster is one thing, told once."""
+_ASKED_S: Final = 60.0
+"""A rule's wish is served in some pass of this time, or lapses."""
+_FREES: Final = (Good.CPU, Good.MEMORY)
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """What came of a pass. ``orders`` are to be carried out; ``would``: those of a dry run, newest ranking.
+
+    ``readings``: how each trigger that is switched on stands. ``news``: lines for the log, of what has changed since.
+    Between two passes a decision has no orders and no news; the rest stands as it was.
+    """
+
+    orders: tuple[Order, ...] = ()
+    would: tuple[Order, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    pressures: tuple[Pressure, ...] = ()
+    readings: Mapping[str, Reading] = {}
+    news: tuple[str, ...] = ()
+
+
+class Told(Struct, frozen=True):
+    """A line of the log, and when it was last so."""
+
+    line: str
+    at_s: float
+
+
+class Asked(Struct, frozen=True):
+    """A suspect that a rule wants gone, and when it last said so."""
+
+    named: Named
+    at_s: float
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    """What is remembered between passes. Only ``past`` is kept over a restart (`limits.kept`, `begun`)."""
+
+    started_s: float
+    past: Past = Past()
+    passed_s: float | None = None
+    # Each trigger's own memory has its own type; only that trigger gets it back.
+    triggers: Mapping[str, Any] = {}
+    ending: Mapping[str, float] = {}
+    """Since when each pod was seen terminating."""
+    asked: Mapping[str, Asked] = {}
+    told: Mapping[str, Told] = {}
+    last: Decision = Decision()
+
+
+def begun(frame: Frame, past: Past = Past()) -> Memory:  # noqa: B008  # a frozen value
+    """The memory of a daemon that starts now; ``past`` from `limits.restored`."""
+    return Memory(started_s=frame.at_s, past=past)
+
+
+def signals_of(config: EvictionConfig) -> frozenset[str]:
+    """All signals that this needs: those of the triggers that are on, and what pods hold."""
+    if not config.enabled:
+        return frozenset()
+    wanted = {"cpu.use", "memory.rss", "memory.use"}
+    for trigger in TRIGGERS:
+        if _config_of(config, trigger.name).enabled:
+            wanted |= set(trigger.signals)
+            if trigger.name == "pool_load":
+                wanted.add("cpu.wait_milli")
+    if config.triggers.interference.enabled:
+        wanted |= {"disk.read", "disk.write", "memory.bandwidth", "net.receive", "net.transmit"}
+    return frozenset(wanted)
+
+
+def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in which it arises
+    config: EvictionConfig,
+    frame: Frame,
+    history: History,
+    memory: Memory | None = None,
+    cases: Sequence[Case] = (),
+    holds: Mapping[str, Hold] | None = None,
+    named: Sequence[Named] = (),
+    *,
+    observe: bool = False,
+) -> tuple[Decision, Memory]:
+    """The decision of this moment. ``history`` has taken ``frame`` in.
+
+    ``cases``: all that are open, and those that have ended since the last call (older ones do no harm). ``holds`` by
+    target, beside what the frame tells. ``named``: suspects that rules want gone; asked once is enough, for a minute.
+    ``observe``, or a frame of a node on which nothing is enforced: all of it is a dry run.
+    """
+    memory = begun(frame) if memory is None else memory
+    asked = {one.uid: Asked(one, frame.at_s) for one in named}
+    asked = {uid: one for uid, one in memory.asked.items() if frame.at_s - one.at_s <= _ASKED_S} | asked
+    memory = replace(memory, past=absorb(memory.past, cases, frame), asked=asked)
+    if not config.enabled:
+        return Decision(), Memory(started_s=memory.started_s, past=memory.past)
+    if memory.passed_s is not None and 0 <= frame.at_s - memory.passed_s < config.interval_s:
+        return replace(memory.last, orders=(), news=()), memory
+    scene = Scene(frame=frame, history=history, fresh_s=config.fresh_s)
+    ending = {uid: memory.ending.get(uid, frame.at_s) for uid, pod in frame.pods.items() if pod.terminating}
+    readings, kept = _read(config, scene, memory)
+    pressures = [pressure for reading in readings.values() for pressure in reading.pressures]
+    if config.triggers.interference.enabled:
+        pressures += [pressure_of(one.named) for _, one in sorted(asked.items())]
+    grounds = Grounds(
+        config=config,
+        scene=scene,
+        past=memory.past,
+        leaving=_leaving(config, frame, memory.past, ending),
+        holds=holds or {},
+        started_s=memory.started_s,
+    )
+    everything = observe or not frame.enforce or config.dry_run
+    dry = [one for one in pressures if everything or _config_of(config, one.trigger).dry_run]
+    picks, refusals = select(grounds, [one for one in pressures if one not in dry])
+    orders = tuple(_order(config, pick, scene) for pick in picks)
+    would: tuple[Order, ...] = ()
+    if dry:
+        shown, left = select(grounds, pressures)
+        real = {order.uid for order in orders}
+        would = tuple(
+            _standing(_order(config, pick, scene), memory.last.would)
+            for pick in shown
+            if pick.pressure in dry and pick.candidate.pod.uid not in real
+        )
+        keys = {(one.trigger, one.subject, one.good) for one in dry}
+        refusals = [*refusals, *(one for one in left if (one.trigger, one.subject, one.good) in keys)]
+    turns = tuple(turn_of(order, frame.pods[order.uid], frame) for order in orders)
+    decision = Decision(
+        orders=orders, would=would, refusals=tuple(refusals), pressures=tuple(pressures), readings=readings
+    )
+    told, news = _news(decision, memory.told, frame.at_s)
+    decision = replace(decision, news=news)
+    return decision, Memory(
+        started_s=memory.started_s,
+        past=Past(turns=(*memory.past.turns, *turns)),
+        passed_s=frame.at_s,
+        triggers=kept,
+        ending=ending,
+        asked={uid: one for uid, one in asked.items() if uid not in {order.uid for order in orders}},
+        told=told,
+        last=decision,
+    )
+
+
+def _read(config: EvictionConfig, scene: Scene, memory: Memory) -> tuple[dict[str, Reading], dict[str, Any]]:
+    readings: dict[str, Reading] = {}
+    kept: dict[str, Any] = {}
+    for trigger in TRIGGERS:
+        own = _config_of(config, trigger.name)
+        if own.enabled:
+            readings[trigger.name], kept[trigger.name] = trigger.judge(own, scene, memory.triggers.get(trigger.name))
+    return readings, kept
+
+
+def _config_of(config: EvictionConfig, trigger: str) -> TriggerConfig:
+    found: TriggerConfig = getattr(config.triggers, trigger)
+    return found
+
+
+def _leaving(
+    config: EvictionConfig, frame: Frame, past: Past, ending: Mapping[str, float]
+) -> dict[str, Mapping[str, float]]:
+    """Whose goods are on their way: our victims, and whom others are ending, as long as that may take."""
+    found: dict[str, Mapping[str, float]] = {uid: turn.frees for uid, turn in past.leaving.items()}
+    for uid, since in ending.items():
+        grace = frame.pods[uid].grace_s or 0.0
+        if frame.at_s - since <= grace + config.credit_s:
+            found.setdefault(uid, {})
+    return found
+
+
+def _order(config: EvictionConfig, pick: Pick, scene: Scene) -> Order:
+    pressure, pod, frame = pick.pressure, pick.candidate.pod, scene.frame
+    frees = {str(good): value for good in _FREES if (value := held(good, pod, NODE, scene)) is not None}
+    frees[str(pressure.good)] = pick.candidate.relief
+    return Order(
+        id=f"{frame.wall_s:.3f}-{pod.uid}",
+        uid=pod.uid,
+        title=pod.title,
+        namespace=pod.namespace,
+        name=name_of(pod),
+        owner=pod.owner,
+        cause=pressure.trigger,
+        evidence=pressure.evidence,
+        ranking=pick.ranking,
+        subject=pressure.subject,
+        frees=frees,
+        grace_s=_grace_s(_config_of(config, pressure.trigger).grace_s, pod.grace_s),
+        forced=pressure.hard,
+        decided_s=frame.wall_s,
+    )
+
+
+def _grace_s(most: float | None, own: float | None) -> float | None:
+    """The pod's own time to end, but not more than the trigger gives."""
+    if most is None:
+        return own
+    return most if own is None else min(most, own)
+
+
+def _standing(order: Order, before: Sequence[Order]) -> Order:
+    """An order of a dry run that was there a pass ago is the same order, with the newest numbers."""
+    for old in before:
+        if (old.uid, old.cause, old.subject) == (order.uid, order.cause, order.subject):
+            return replace(order, id=old.id, decided_s=old.decided_s)
+    return order
+
+
+def _news(decision: Decision, told: Mapping[str, Told], now: float) -> tuple[dict[str, Told], tuple[str, ...]]:
+    """What is worth a line: who goes, who would, who cannot, and when that is over; each once."""
+    lines: dict[str, str] = {}
+    for order in decision.orders:
+        lines[f"evict {order.id}"] = f"{order.cause}: {order.title} is evicted: {order.evidence}"
+    for order in decision.would:
+        lines[f"would {order.cause} {order.subject} {order.uid}"] = (
+            f"{order.cause}: {order.title} would be evicted (dry run): {order.evidence}"
+        )
+    for refusal in decision.refusals:
+        if not refusal.why.transient:
+            lines[f"{refusal.why} {refusal.trigger} {refusal.subject} {refusal.good}"] = (
+                f"{refusal.trigger}: nobody is evicted: {refusal.reason}; {refusal.evidence}"
+            )
+    for name, reading in decision.readings.items():
+        if not reading.known:
+            lines[f"blind {name}"] = f"{name}: cannot be judged: {reading.words}"
+    news = [line for key, line in lines.items() if key not in told]
+    kept = {key: Told(told[key].line if key in told else line, now) for key, line in lines.items()}
+    for key, one in told.items():
+        if key in kept:
+            continue
+        if now - one.at_s <= _OVER_S:
+            kept[key] = one
+        elif not key.startswith("evict "):
+            news.append(f"over: {one.line}")
+    return kept, tuple(news)

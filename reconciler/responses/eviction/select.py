@@ -1,0 +1,233 @@
+"""From pressures to victims in one pass: what is credited, who cannot cure it, what the limits leave. Pure.
+
+Hard pressures come first, each with as many victims as it takes and the limits leave. Of the soft ones, only the one
+whose victim ranks first gets it, and only in a pass in which nobody else goes: the effect is awaited.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple, final
+
+from msgspec import Struct
+
+from reconciler.responses.eviction.config import EvictionConfig, TriggerConfig
+from reconciler.responses.eviction.goods import Good, held, say
+from reconciler.responses.eviction.limits import Past, cooling, owner_of, owner_room, resting, room
+from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.spared import why_spared
+from reconciler.responses.eviction.triggers.base import Pressure
+from reconciler.responses.eviction.triggers.table import FEATURES
+from reconciler.responses.eviction.victims import Candidate, Weighed, choose, lines, weigh
+from state.evidence import PodFacts
+from state.model import Hold
+
+
+class Why(StrEnum):
+    """Why nobody goes for a pressure."""
+
+    STARTING = "starting"
+    HELD = "held"
+    COOLING = "cooling"
+    COMING = "coming"
+    NOBODY = "nobody"
+    NOT_THEIRS = "not-theirs"
+    LIMIT = "limit"
+    TURN = "turn"
+
+    @property
+    def transient(self) -> bool:
+        """True for what follows from an eviction that is already known."""
+        return self in {Why.COOLING, Why.COMING, Why.TURN}
+
+
+class Refusal(Struct, frozen=True, kw_only=True):
+    """A pressure for which nobody goes now, why, and the ranking as far as it was made."""
+
+    trigger: str
+    subject: str
+    good: Good
+    why: Why
+    reason: str
+    evidence: str
+    ranking: tuple[str, ...] = ()
+
+
+class Pick(NamedTuple):
+    """One who goes, for what, and the whole ranking."""
+
+    pressure: Pressure
+    candidate: Candidate
+    ranking: tuple[str, ...]
+
+
+class Selection(NamedTuple):
+    """One pass over all pressures."""
+
+    picks: list[Pick]
+    refusals: list[Refusal]
+
+
+class Grounds(Struct, frozen=True, kw_only=True):
+    """What a pass stands on. ``leaving``: who is going already, by uid, with what was hoped of it (empty: unknown)."""
+
+    config: EvictionConfig
+    scene: Scene
+    past: Past
+    leaving: Mapping[str, Mapping[str, float]]
+    holds: Mapping[str, Hold]
+    started_s: float
+
+
+class _Plan(NamedTuple):
+    """What is wanted for one pressure, before the limits."""
+
+    weighed: Weighed
+    chosen: list[Candidate]
+
+
+def select(grounds: Grounds, pressures: Sequence[Pressure]) -> Selection:
+    """Who goes in this pass for these pressures. The order of ``pressures`` is that in which hard ones are served."""
+    return _Pass(grounds).run(pressures)
+
+
+@final
+class _Pass:
+    def __init__(self, grounds: Grounds) -> None:
+        self._grounds = grounds
+        scene, past, config = grounds.scene, grounds.past, grounds.config
+        self._room = room(config.limits, past, scene.now)
+        self._owners = owner_room(config.limits, past, scene.frame)
+        self._leaving = dict(grounds.leaving)
+        self._spared = {uid: reason for uid, pod in scene.frame.pods.items() if (reason := self._stays(pod))}
+        self._picks: list[Pick] = []
+        self._refusals: list[Refusal] = []
+
+    def run(self, pressures: Sequence[Pressure]) -> Selection:
+        for pressure in pressures:
+            if pressure.hard:
+                plan = self._plan(pressure)
+                if plan is not None:
+                    self._take(pressure, plan)
+        self._soft([pressure for pressure in pressures if not pressure.hard])
+        return Selection(self._picks, self._refusals)
+
+    def _soft(self, pressures: Sequence[Pressure]) -> None:
+        plans = [(pressure, plan) for pressure in pressures if (plan := self._plan(pressure)) is not None]
+        if not plans:
+            return
+        first = min(plans, key=lambda one: one[1].chosen[0].order)
+        for pressure, plan in plans:
+            if self._picks or pressure is not first[0]:
+                words = "somebody else goes in this pass: the effect is awaited"
+                if not self._picks:
+                    words = f"{first[1].chosen[0].pod.title} goes first"
+                self._refuse(pressure, Why.TURN, words, self._lines(pressure, plan, (), words))
+        if not self._picks:
+            pressure, plan = first
+            self._take(pressure, plan, most=1)
+
+    def _plan(self, pressure: Pressure) -> _Plan | None:
+        """Who would go for it; None, with a refusal, when nobody does."""
+        config, scene = self._grounds.config, self._grounds.scene
+        if (blocked := self._blocked(pressure)) is not None:
+            self._refuse(pressure, *blocked)
+            return None
+        coming, who = self._coming(pressure)
+        need = None if pressure.need is None else pressure.need - coming
+        if who and (need is None or need <= 0):
+            given = "what they hold" if need is None else say(pressure.good, coming)
+            self._refuse(pressure, Why.COMING, f"on its way: {', '.join(who)} going, {given} coming back")
+            return None
+        features = FEATURES.get(pressure.trigger, ())
+        weighed = weigh(config, scene, pressure, need=need, spared=self._spared, features=features)
+        classes = "/".join(cls for cls in config.classes if cls in pressure.classes)
+        if not weighed.candidates:
+            why, words = Why.NOBODY, "nobody may go for this"
+            if weighed.small:
+                why, words = Why.NOT_THEIRS, f"evicting {classes} pods cannot cure it: none of them holds enough of it"
+            self._refuse(pressure, why, words, lines(pressure, weighed, (), {}))
+            return None
+        if need is not None and not pressure.named and weighed.relief * 100 < need * config.owned_percent:
+            words = (
+                f"evicting {classes} pods cannot cure it: those that may go hold {say(pressure.good, weighed.relief)} "
+                f"together, {say(pressure.good, need)} must come back"
+            )
+            waiting = {one.pod.uid: "cannot cure it" for one in weighed.candidates}
+            self._refuse(pressure, Why.NOT_THEIRS, words, lines(pressure, weighed, (), waiting))
+            return None
+        chosen = choose(weighed.candidates, need, self._owners, owner_of)
+        if not chosen:
+            words = "enough pods of their owners have gone"
+            waiting = {one.pod.uid: words for one in weighed.candidates}
+            self._refuse(pressure, Why.LIMIT, words, lines(pressure, weighed, (), waiting))
+            return None
+        return _Plan(weighed, chosen)
+
+    def _take(self, pressure: Pressure, plan: _Plan, most: int | None = None) -> None:
+        """Let those go whom the limits leave."""
+        free = max(0, self._room.count - len(self._picks))
+        going = plan.chosen[: free if most is None else min(free, most)]
+        words = self._room.reason if free < len(plan.chosen) else "one in each pass"
+        if not going:
+            self._refuse(pressure, Why.LIMIT, words, self._lines(pressure, plan, (), words))
+            return
+        ranking = self._lines(pressure, plan, going, words)
+        for one in going:
+            self._picks.append(Pick(pressure, one, ranking))
+            self._leaving[one.pod.uid] = {pressure.good: one.relief}
+            self._spared[one.pod.uid] = "is going already"
+            self._owners[owner_of(one.pod)] -= 1
+
+    def _lines(self, pressure: Pressure, plan: _Plan, going: Sequence[Candidate], words: str) -> tuple[str, ...]:
+        waiting = {one.pod.uid: words for one in plan.chosen if one not in going}
+        return lines(pressure, plan.weighed, going, waiting)
+
+    def _refuse(self, pressure: Pressure, why: Why, reason: str, ranking: tuple[str, ...] = ()) -> None:
+        self._refusals.append(
+            Refusal(
+                trigger=pressure.trigger,
+                subject=pressure.subject,
+                good=pressure.good,
+                why=why,
+                reason=reason,
+                evidence=pressure.evidence,
+                ranking=ranking,
+            )
+        )
+
+    def _blocked(self, pressure: Pressure) -> tuple[Why, str] | None:
+        """What keeps everybody, whoever it would be."""
+        grounds, now = self._grounds, self._grounds.scene.now
+        since = now - grounds.started_s
+        quiet = grounds.config.limits.quiet_s
+        if since < quiet:
+            return Why.STARTING, f"started {since:.0f} s ago, nobody goes in the first {quiet:g} s"
+        hold = grounds.holds.get("node")
+        if hold is not None and (hold.until is None or grounds.scene.frame.wall_s < hold.until):
+            return Why.HELD, f"the node is held by {hold.by}: {hold.reason}"
+        config: TriggerConfig = getattr(grounds.config.triggers, pressure.trigger)
+        rest = cooling(grounds.past, pressure.trigger, config.cooldown_s, now)
+        if rest > 0:
+            return Why.COOLING, f"one has gone for it: its effect is awaited for {math.ceil(rest)} s more"
+        return None
+
+    def _coming(self, pressure: Pressure) -> tuple[float, list[str]]:
+        """What comes back without a further eviction, and whose it is."""
+        total, who = 0.0, []
+        for uid, hoped in sorted(self._leaving.items()):
+            pod = self._grounds.scene.frame.pods.get(uid)
+            if pod is None or (pressure.named and pressure.only is not None and uid not in pressure.only):
+                continue
+            amount = held(pressure.good, pod, pressure.subject, self._grounds.scene)
+            amount = hoped.get(pressure.good, 0.0) if amount is None else amount
+            if amount > pressure.least or pressure.named:
+                total += amount
+                who.append(pod.title)
+        return total, who
+
+    def _stays(self, pod: PodFacts) -> str | None:
+        grounds = self._grounds
+        return why_spared(
+            pod, grounds.config.spared, grounds.config.classes, grounds.scene.frame, grounds.holds
+        ) or resting(grounds.config.limits, grounds.past, pod.uid, grounds.scene.now)

@@ -1,0 +1,69 @@
+"""BE work gets too little of the CPU that it has requested, while it uses what it gets.
+
+As koordlet has it: over a window and again by the last sample, use of what BE may have is high, and what BE may have
+divided by what it has requested is at most ``lower_percent``; then requests have to go until the rest is at
+``upper_percent``; the smaller of the two amounts counts, so that a shortage that is over evicts nobody.
+
+Unlike koordlet, where a limit of nothing never counts, BE work that may have nothing at all is short of CPU.
+
+Source: Koordinator, qosmanager cpuevict (BE satisfaction).
+"""
+
+from typing import Final
+
+from reconciler.responses.eviction.config import CpuSatisfactionConfig
+from reconciler.responses.eviction.goods import Good
+from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.triggers.base import Nothing, Pressure, Reading, Trigger, blind
+from state.evidence import NODE
+
+_SIGNALS: Final = ("be.use", "be.limit", "be.request")
+_SEEN: Final = 1 / 3
+"""The part of the window that must have been seen."""
+_SMALL_MILLI: Final = 1000
+"""Below one CPU the share that is used says little: BE work always counts as using it."""
+
+
+def release_milli(config: CpuSatisfactionConfig, use: float, limit: float, request: float) -> float:
+    """The requests that have to go, in thousandths of a CPU; 0: none."""
+    if request <= 0:
+        return 0.0
+    if limit >= _SMALL_MILLI and use / limit * 100 < config.use_percent:
+        return 0.0
+    satisfied = max(0.0, limit) / request * 100
+    if satisfied > config.lower_percent:
+        return 0.0
+    return request * (config.upper_percent - satisfied) / 100
+
+
+def _judge(config: CpuSatisfactionConfig, scene: Scene, _memory: Nothing | None) -> tuple[Reading, Nothing]:
+    last = [scene.value(NODE, signal) for signal in _SIGNALS]
+    mean = [scene.mean(NODE, signal, config.window_s, _SEEN) for signal in _SIGNALS]
+    lacking = [signal for signal, value in zip(_SIGNALS, last, strict=True) if value is None]
+    if lacking:
+        return blind(*lacking), Nothing()
+    use, limit, request = (value or 0.0 for value in last)
+    if None in mean:
+        return Reading(words=f"unknown: too few samples in {config.window_s:g} s", known=False), Nothing()
+    over = [value or 0.0 for value in mean]
+    need = min(release_milli(config, use, limit, request), release_milli(config, over[0], over[1], over[2]))
+    share = over[1] / over[2] * 100 if over[2] > 0 else 100.0
+    words = (
+        f"BE may have {over[1] / 1000:.2f} of the {over[2] / 1000:.2f} CPUs that it has requested ({share:.0f} %, "
+        f"short at {config.lower_percent:g} %) and uses {over[0] / 1000:.2f}, over {config.window_s:g} s"
+    )
+    if need <= 0:
+        return Reading(words=words), Nothing()
+    pressure = Pressure(trigger=TRIGGER.name, good=Good.CPU_REQUEST, need=need, evidence=words)
+    return Reading(words=words, pressures=(pressure,)), Nothing()
+
+
+TRIGGER: Final = Trigger(
+    name="cpu_satisfaction",
+    summary="BE work gets too little of the CPU that it has requested",
+    config_type=CpuSatisfactionConfig,
+    memory_type=Nothing,
+    signals=_SIGNALS,
+    judge=_judge,
+    features=("BECPUEvict",),
+)

@@ -1,0 +1,74 @@
+"""A file system of the node is nearly full, or nearly out of inodes, as the kubelet would judge it.
+
+``nodefs`` has the pods' volumes, logs and mostly their layers; ``imagefs`` the images. Which pod holds how much is
+only known where the kubelet tells it; a pod of which nothing is known is not evicted.
+
+Source: Kubernetes, node-pressure eviction; Katalyst, rootfs pressure plugin (its smallest file system).
+"""
+
+from typing import Final
+
+from reconciler.responses.eviction.config import DiskConfig, FsMinimum
+from reconciler.responses.eviction.goods import Good, say, size
+from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.triggers.base import Pressure, Reading, Since, Trigger, blind
+
+
+def _bytes(config: DiskConfig, minimum: FsMinimum, scene: Scene, subject: str) -> tuple[str, float] | None:
+    """How full it is in words, and how much has to become free (0: nothing); None: not known, or not judged."""
+    free, total = scene.value(subject, "fs.available"), scene.value(subject, "fs.size")
+    if free is None or not total or total < config.smallest_bytes:
+        return None
+    least = minimum.available_bytes
+    wanted = total * minimum.available_percent / 100 if least is None else float(least)
+    words = f"{subject}: {size(free)} of {size(total)} free, too little below {size(wanted)}"
+    return words, wanted + total * config.margin_percent / 100 - free if free < wanted else 0.0
+
+
+def _inodes(config: DiskConfig, minimum: FsMinimum, scene: Scene, subject: str) -> tuple[str, float] | None:
+    """The same of inodes. Some file systems (btrfs) have none to run out of and tell 0."""
+    free, total = scene.value(subject, "fs.inodes_free"), scene.value(subject, "fs.inodes")
+    if free is None or not total:
+        return None
+    wanted = total * minimum.inodes_percent / 100
+    words = f"{subject}: {free:.0f} of {total:.0f} inodes free, too few below {wanted:.0f}"
+    return words, wanted + total * config.margin_percent / 100 - free if free < wanted else 0.0
+
+
+def _judge(config: DiskConfig, scene: Scene, memory: Since | None) -> tuple[Reading, Since]:
+    lacking: dict[str, tuple[str, Good, float, str]] = {}
+    words: list[str] = []
+    for subject, minimum in (("fs:nodefs", config.nodefs), ("fs:imagefs", config.imagefs)):
+        for good, judge in ((Good.DISK, _bytes), (Good.INODES, _inodes)):
+            found = judge(config, minimum, scene, subject)
+            if found is None:
+                continue
+            words.append(found[0])
+            if found[1] > 0:
+                lacking[f"{subject} {good}"] = (subject, good, found[1], found[0])
+    since = (memory or Since()).seen(scene.now, lacking)
+    if not words:
+        return blind("fs.available", "fs.inodes_free"), since
+    pressures = tuple(
+        Pressure(
+            trigger=TRIGGER.name,
+            subject=subject,
+            good=good,
+            need=need,
+            hard=True,
+            evidence=f"{told}; {say(good, need)} must become free",
+        )
+        for key, (subject, good, need, told) in lacking.items()
+        if (since.lasted(key, scene.now) or 0.0) >= config.for_s
+    )
+    return Reading(words="; ".join(words), pressures=pressures), since
+
+
+TRIGGER: Final = Trigger(
+    name="disk",
+    summary="a file system of the node is nearly full, or out of inodes",
+    config_type=DiskConfig,
+    memory_type=Since,
+    signals=("fs.available", "fs.size", "fs.inodes_free", "fs.inodes", "fs.use", "fs.inodes_use"),
+    judge=_judge,
+)

@@ -1,0 +1,89 @@
+"""The node as a whole has no free memory left, or its online pods stand still for lack of memory.
+
+Two conditions, each with its own pressure: free memory below the low watermark (or a bound of the configuration), and
+memory pressure (PSI over 10 s) of the node together with that of enough online pods, for 15 s and for 45 s. The second
+tells no amount: one pod goes, and the effect is awaited. Where PSI is not to be had, the first is judged alone.
+
+Source: Katalyst, memory eviction plugin, system memory pressure; its kswapd rule has no caller there and none here.
+"""
+
+from typing import Final
+
+from reconciler.responses.eviction.config import MemoryPressureConfig
+from reconciler.responses.eviction.goods import Good, size
+from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.triggers.base import EVERY, RECLAIMED, Pressure, Reading, Since, Trigger, blind
+from state.evidence import NODE
+from state.model import PodClass
+
+_WINDOW_S: Final = 10.0
+_SEEN: Final = 0.5
+_LEAST_PART: Final = 0.001
+_STALL: Final = "stall"
+
+
+def _free(config: MemoryPressureConfig, scene: Scene) -> tuple[str, Pressure | None] | None:
+    """The first condition; None: not known."""
+    free, total = scene.value(NODE, "memory.free"), scene.value(NODE, "memory.total")
+    if free is None or not total:
+        return None
+    bound = max(float(config.free_bytes), scene.value(NODE, "memory.low") or 0.0)
+    cache = scene.value(NODE, "memory.inactive_file")
+    words = f"{size(free)} of {size(total)} free, too little below {size(bound)}"
+    if free >= bound or (cache is not None and cache >= config.droppable_percent / 100 * total):
+        return words, None
+    return words, Pressure(
+        trigger=TRIGGER.name,
+        good=Good.MEMORY,
+        need=bound - free,
+        least=_LEAST_PART * total,
+        hard=True,
+        evidence=words,
+    )
+
+
+def _stalled(config: MemoryPressureConfig, scene: Scene) -> tuple[str, bool] | None:
+    """The second condition as it is now, with the numbers; None: not known."""
+    node = scene.mean(NODE, "memory.pressure", _WINDOW_S, _SEEN)
+    if node is None:
+        return None
+    online = scene.pods(PodClass.SHARED, PodClass.DEDICATED)
+    known = [scene.mean(pod.subject, "memory.pressure", _WINDOW_S, _SEEN) for pod in online]
+    pods = [value for value in known if value is not None]
+    suffering = sum(value > config.pod_percent for value in pods)
+    mean = sum(pods) / len(pods) if pods else 0.0
+    words = f"memory pressure {node:.1f} %, {suffering} online pods suffer, {mean:.1f} % on average"
+    return words, node >= config.node_percent and suffering >= config.pods and mean >= config.mean_percent
+
+
+def _judge(config: MemoryPressureConfig, scene: Scene, memory: Since | None) -> tuple[Reading, Since]:
+    free, stalled = _free(config, scene), _stalled(config, scene)
+    if free is None and stalled is None:
+        return blind("memory.free", "memory.pressure"), Since()
+    words = [told[0] for told in (free, stalled) if told is not None]
+    pressures = [free[1]] if free is not None and free[1] is not None else []
+    since = (memory or Since()).seen(scene.now, (_STALL,) if stalled is not None and stalled[1] else ())
+    lasted = since.lasted(_STALL, scene.now)
+    if stalled is not None and lasted is not None and lasted >= config.reclaimed_s:
+        pressures.append(
+            Pressure(
+                trigger=TRIGGER.name,
+                good=Good.MEMORY,
+                least=_LEAST_PART * (scene.value(NODE, "memory.total") or 0.0),
+                hard=True,
+                classes=EVERY if lasted >= config.all_s else RECLAIMED,
+                evidence=f"{stalled[0]}, for {lasted:.0f} s",
+            )
+        )
+    return Reading(words="; ".join(words), pressures=tuple(pressures)), since
+
+
+TRIGGER: Final = Trigger(
+    name="memory_pressure",
+    summary="the node has no free memory, or its pods stand still for lack of it",
+    config_type=MemoryPressureConfig,
+    memory_type=Since,
+    signals=("memory.free", "memory.total", "memory.low", "memory.inactive_file", "memory.pressure"),
+    judge=_judge,
+    features=("BEMemoryEvict", "MemoryEvict"),
+)

@@ -1,0 +1,55 @@
+"""The node uses nearly all of its CPU time.
+
+As koordlet has it, but by exact numbers (it cuts the percentage to a whole one, so 95.9 counts as 95), and with the
+smaller of a mean and the last sample, so that a peak that is over evicts nobody.
+
+Source: Koordinator, qosmanager cpuevict (node usage).
+"""
+
+from typing import Final
+
+from reconciler.responses.eviction.config import NodeCpuConfig
+from reconciler.responses.eviction.goods import Good
+from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.triggers.base import Nothing, Pressure, Reading, Trigger, blind
+from state.evidence import NODE
+
+_SEEN: Final = 0.5
+
+
+def release_milli(config: NodeCpuConfig, use: float, idle: float) -> float:
+    """The CPU use that has to go, in thousandths of a CPU; 0: none."""
+    there = use + idle
+    if there <= 0 or use / there * 100 < config.threshold_percent:
+        return 0.0
+    lower = config.threshold_percent - 2 if config.lower_percent is None else config.lower_percent
+    return use - there * max(0.0, lower) / 100
+
+
+def _judge(config: NodeCpuConfig, scene: Scene, _memory: Nothing | None) -> tuple[Reading, Nothing]:
+    use, idle = (scene.value(NODE, signal) for signal in TRIGGER.signals)
+    if use is None or idle is None:
+        return blind(*TRIGGER.signals), Nothing()
+    mean_use, mean_idle = (scene.mean(NODE, signal, config.window_s, _SEEN) for signal in TRIGGER.signals)
+    if mean_use is None or mean_idle is None:
+        return Reading(words=f"unknown: too few samples in {config.window_s:g} s", known=False), Nothing()
+    need = min(release_milli(config, use, idle), release_milli(config, mean_use, mean_idle))
+    percent = mean_use / max(1.0, mean_use + mean_idle) * 100
+    words = f"{percent:.1f} % of all CPU time is used over {config.window_s:g} s, too much at "
+    words += f"{config.threshold_percent:g} %"
+    if need <= 0:
+        return Reading(words=words), Nothing()
+    return Reading(
+        words=words, pressures=(Pressure(trigger=TRIGGER.name, good=Good.CPU, need=need, evidence=words),)
+    ), Nothing()
+
+
+TRIGGER: Final = Trigger(
+    name="node_cpu",
+    summary="the node uses nearly all of its CPU time",
+    config_type=NodeCpuConfig,
+    memory_type=Nothing,
+    signals=("cpu.use", "cpu.idle"),
+    judge=_judge,
+    features=("CPUEvict",),
+)

@@ -1,0 +1,127 @@
+"""A NUMA node is short of free memory, by the kernel's watermarks, for several passes.
+
+Each pass in which less than the low watermark and a margin is free counts one, each other takes one off. Below the min
+watermark and a margin the count jumps to one less than lets everybody go, so that BE pods go at once and the others
+with the next pass.
+
+Unlike Katalyst: its margins are absolute, so that a small node is always short; here they are bounded by a part of
+the node. Its free memory is that of a page cache that has filled the node, too, which is no shortage while plenty of
+that cache is easy to drop. A pass that cannot be judged changes nothing, and nobody goes in it.
+
+Source: Katalyst, memory eviction plugin, NUMA memory pressure.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from reconciler.responses.eviction.config import NumaMemoryConfig
+from reconciler.responses.eviction.goods import Good, size
+from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.triggers.base import EVERY, RECLAIMED, Pressure, Reading, Trigger, blind
+
+_MARGIN_PART: Final = 0.05
+_CACHE_PART: Final = 0.10
+_LEAST_PART: Final = 0.001
+"""A pod that holds less than this of the node is no candidate."""
+
+
+class Counts(Struct, frozen=True):
+    """How many passes each node has been short, less those in which it was not."""
+
+    by_node: Mapping[str, int] = {}
+
+
+class Marks(Struct, frozen=True, kw_only=True):
+    """One node as it is now, in bytes. ``dropped``: so much page cache can be dropped that it is not short."""
+
+    total: float
+    free: float
+    low: float
+    urgent: float | None
+    dropped: bool
+
+    @property
+    def short(self) -> bool:
+        """Whether this pass counts."""
+        return self.free < self.low and not self.dropped
+
+    @property
+    def critical(self) -> bool:
+        """Whether it counts at once."""
+        return self.short and self.urgent is not None and self.free < self.urgent
+
+
+def marks_of(config: NumaMemoryConfig, scene: Scene, subject: str) -> Marks | None:
+    """The marks of one node; None: not known."""
+    free, total = scene.value(subject, "memory.free"), scene.value(subject, "memory.total")
+    if free is None or not total:
+        return None
+    margin = min(float(config.margin_bytes), _MARGIN_PART * total)
+    urgent = min(float(config.urgent_bytes), _MARGIN_PART * total)
+    low = scene.value(subject, "memory.low")
+    low = (total * config.fallback_percent / 100 if low is None else low) + margin
+    least = scene.value(subject, "memory.min")
+    cache = scene.value(subject, "memory.inactive_file")
+    if cache is not None and cache < max(min(float(config.inactive_file_bytes), _CACHE_PART * total), low):
+        low += urgent
+    return Marks(
+        total=total,
+        free=free,
+        low=low,
+        urgent=None if least is None else least + urgent,
+        dropped=cache is not None and cache >= config.droppable_percent / 100 * total,
+    )
+
+
+def _judge(config: NumaMemoryConfig, scene: Scene, memory: Counts | None) -> tuple[Reading, Counts]:
+    before = memory.by_node if memory is not None else {}
+    counts: dict[str, int] = {}
+    pressures: list[Pressure] = []
+    words: list[str] = []
+    known = False
+    for subject in scene.places("numa:"):
+        marks = marks_of(config, scene, subject)
+        count = before.get(subject, 0)
+        if marks is None:
+            counts[subject] = count
+            words.append(f"{subject}: unknown")
+            continue
+        known = True
+        if marks.critical:
+            count = max(count, config.all_passes - 2)
+        count = min(count + 1, config.all_passes) if marks.short else max(0, count - 1)
+        counts[subject] = count
+        told = f"{subject}: {size(marks.free)} of {size(marks.total)} free, short below {size(marks.low)}"
+        if marks.dropped:
+            told += ", but page cache can be dropped"
+        words.append(told)
+        every = count >= config.all_passes
+        if marks.short and (every or marks.critical or count >= config.reclaimed_passes):
+            pressures.append(
+                Pressure(
+                    trigger=TRIGGER.name,
+                    subject=subject,
+                    good=Good.MEMORY,
+                    need=marks.low - marks.free,
+                    least=_LEAST_PART * marks.total,
+                    hard=True,
+                    classes=EVERY if every else RECLAIMED,
+                    evidence=f"{told}, for {count} passes{', below the min watermark' if marks.critical else ''}",
+                )
+            )
+    if not known:
+        return blind("memory of NUMA nodes"), Counts(counts)
+    return Reading(words="; ".join(words), pressures=tuple(pressures)), Counts(counts)
+
+
+TRIGGER: Final = Trigger(
+    name="numa_memory",
+    summary="a NUMA node is short of free memory",
+    config_type=NumaMemoryConfig,
+    memory_type=Counts,
+    signals=("memory.free", "memory.total", "memory.low", "memory.min", "memory.inactive_file"),
+    judge=_judge,
+    features=("BEMemoryEvict", "MemoryEvict"),
+)

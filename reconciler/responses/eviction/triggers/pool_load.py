@@ -1,0 +1,118 @@
+"""An online pool has more runnable tasks than CPUs, in most of a full ring of samples: one of its own pods goes.
+
+BE pods run elsewhere, so evicting one would not help; the pools of BE work, of dedicated pods and of the system are not
+judged. A ring that is not full yet says nothing: Katalyst divides by the size that it will have, so that its means
+are too low at first. After a gap the ring starts anew.
+
+Source: Katalyst, CPU eviction plugin, load strategy.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from reconciler.responses.eviction.config import PoolLoadConfig
+from reconciler.responses.eviction.goods import Good
+from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.triggers.base import Pressure, Reading, Trigger, blind
+from state.model import PodClass
+
+_PREFIX: Final = "pool:"
+_GAP: Final = 2.5
+"""Sample times without a sample after which a ring is too old to go on with."""
+
+
+class Ring(Struct, frozen=True):
+    """Tasks per CPU, the oldest first; ``at_s``: when the newest was taken."""
+
+    ratios: tuple[float, ...]
+    at_s: float
+
+
+class Rings(Struct, frozen=True):
+    """By pool."""
+
+    by_pool: Mapping[str, Ring] = {}
+
+
+def judged(name: str) -> bool:
+    """Whether this is a pool of online pods that share CPUs."""
+    return name == "shared" or name.startswith("shared/")
+
+
+def _ring(config: PoolLoadConfig, scene: Scene, subject: str, ring: Ring | None) -> Ring | None:
+    """The ring with a further sample when its time has come; None: nothing is known of this pool."""
+    cpus = scene.value(subject, "pool.cpus")
+    if not cpus:
+        return None
+    if ring is not None and scene.now - ring.at_s > _GAP * config.sample_s:
+        ring = None
+    if ring is not None and scene.now - ring.at_s < config.sample_s:
+        return ring
+    points = scene.past(subject, "load.runnable", config.sample_s)
+    if not points:
+        return ring
+    ratio = sum(value for _, value in points) / len(points) / cpus
+    return Ring((*(ring.ratios if ring is not None else ()), ratio)[-config.samples :], scene.now)
+
+
+def _judge(config: PoolLoadConfig, scene: Scene, memory: Rings | None) -> tuple[Reading, Rings]:
+    before = memory.by_pool if memory is not None else {}
+    rings: dict[str, Ring] = {}
+    pressures: list[Pressure] = []
+    words: list[str] = []
+    for subject in scene.places(_PREFIX):
+        name = subject.removeprefix(_PREFIX)
+        ring = _ring(config, scene, subject, before.get(name)) if judged(name) else None
+        if ring is None:
+            continue
+        rings[name] = ring
+        if len(ring.ratios) < config.samples:
+            words.append(f"{name}: {len(ring.ratios)} of {config.samples} samples")
+            continue
+        reached = _reached(config, ring)
+        told = f"{name}: {ring.ratios[-1]:.2f} tasks per CPU"
+        words.append(told)
+        if reached is None:
+            continue
+        ratio, above = reached
+        cpus = scene.value(subject, "pool.cpus") or 0.0
+        need = (min(ring.ratios[-1], sum(ring.ratios) / len(ring.ratios)) - ratio) * cpus
+        if need <= 0:
+            continue
+        pressures.append(
+            Pressure(
+                trigger=TRIGGER.name,
+                subject=subject,
+                good=Good.LOAD,
+                need=need,
+                hard=ratio == config.hard_ratio,
+                evidence=f"{told}, above {ratio:g} in {above} of {config.samples} samples",
+                classes=(PodClass.RECLAIMED, PodClass.SHARED),
+                only=frozenset(uid for uid, pod in scene.frame.pods.items() if pod.pool == name),
+            )
+        )
+    if not rings:
+        return blind("load of online pools"), Rings()
+    known = any(len(ring.ratios) >= config.samples for ring in rings.values())
+    return Reading(words="; ".join(words), pressures=tuple(pressures), known=known), Rings(rings)
+
+
+def _reached(config: PoolLoadConfig, ring: Ring) -> tuple[float, int] | None:
+    """The harder bound that enough samples are above, and how many are."""
+    for bound in (config.hard_ratio, config.soft_ratio):
+        above = sum(ratio > bound for ratio in ring.ratios)
+        if above * 100 >= config.met_percent * len(ring.ratios):
+            return bound, above
+    return None
+
+
+TRIGGER: Final = Trigger(
+    name="pool_load",
+    summary="an online pool has more runnable tasks than CPUs",
+    config_type=PoolLoadConfig,
+    memory_type=Rings,
+    signals=("load.runnable", "pool.cpus"),
+    judge=_judge,
+)

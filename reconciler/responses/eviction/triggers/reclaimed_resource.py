@@ -1,0 +1,61 @@
+"""BE pods have been promised far more CPU or memory than there is for BE work now.
+
+What there is, is the plan's own figure, from this node: Katalyst and koordlet ask the API server. It follows online
+work within a second, so the most of the last minute is what counts; where nothing is known nobody goes (koordlet takes
+a missing figure for zero, and evicts all).
+
+Source: Katalyst, reclaimed resource eviction plugin; Koordinator, qosmanager (allocatable).
+"""
+
+from typing import Final
+
+from reconciler.responses.eviction.config import ReclaimedResourceConfig
+from reconciler.responses.eviction.goods import Good, cpu_request, memory_request, say
+from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.triggers.base import RECLAIMED, Nothing, Pressure, Reading, Trigger, blind
+from state.evidence import NODE
+
+_SEEN: Final = 0.5
+
+
+def _most(scene: Scene, signal: str, length_s: float) -> float | None:
+    """The most in the window; None where less than half of it has been seen."""
+    if length_s <= 0:
+        return scene.value(NODE, signal)
+    if scene.mean(NODE, signal, length_s, _SEEN) is None:
+        return None
+    return max(value for _, value in scene.past(NODE, signal, length_s))
+
+
+def _judge(config: ReclaimedResourceConfig, scene: Scene, _memory: Nothing | None) -> tuple[Reading, Nothing]:
+    pods = list(scene.pods(*RECLAIMED))
+    pressures: list[Pressure] = []
+    words: list[str] = []
+    for good, ratio, signal, requested in (
+        (Good.CPU_REQUEST, config.cpu_ratio, "be.budget", sum(cpu_request(pod) or 0 for pod in pods)),
+        (Good.MEMORY_REQUEST, config.memory_ratio, "be.memory_bound", sum(memory_request(pod) or 0 for pod in pods)),
+    ):
+        there = _most(scene, signal, config.for_s)
+        if there is None:
+            continue
+        told = f"BE: {say(good, requested)}, {say(good, there).removesuffix(' requested')} there, too much above "
+        told += f"{ratio:g} times that"
+        words.append(told)
+        if requested > ratio * there:
+            pressures.append(
+                Pressure(trigger=TRIGGER.name, good=good, need=requested - ratio * there, hard=True, evidence=told)
+            )
+    if not words:
+        return blind(*TRIGGER.signals), Nothing()
+    return Reading(words="; ".join(words), pressures=tuple(pressures)), Nothing()
+
+
+TRIGGER: Final = Trigger(
+    name="reclaimed_resource",
+    summary="BE pods have been promised far more than there is for them",
+    config_type=ReclaimedResourceConfig,
+    memory_type=Nothing,
+    signals=("be.budget", "be.memory_bound"),
+    judge=_judge,
+    features=("CPUAllocatableEvict", "MemoryAllocatableEvict"),
+)

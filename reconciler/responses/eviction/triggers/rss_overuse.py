@@ -1,0 +1,73 @@
+"""A pod holds more memory than it has requested.
+
+BE pods are judged by what they have requested as batch or reclaimed memory: Katalyst skips every pod with a container
+that has no plain request, and so never judges a BE pod. A pod of which some container has no request at all is left
+alone: the sum would be too small. The pod may have a threshold of its own in an annotation.
+
+Source: Katalyst, memory eviction plugin, RSS overuse.
+"""
+
+from typing import Final
+
+from reconciler.annotations import JsonAnnotation
+from reconciler.responses.eviction.config import RssOveruseConfig
+from reconciler.responses.eviction.goods import Good, memory_request, size
+from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.triggers.base import EVERY, Pressure, Reading, Since, Trigger, blind
+from reconciler.responses.eviction.triggers.suppression import positive
+from reconciler.wishes import MEMORY_ENHANCEMENT
+from state.evidence import PodFacts
+
+
+def threshold(pod: PodFacts, ratio: float) -> float:
+    """How many times its request this pod may hold; a broken annotation counts as none."""
+    own = JsonAnnotation(pod.annotations, MEMORY_ENHANCEMENT, []).read("rss_overuse_threshold", positive)
+    return ratio if own is None else own
+
+
+def _request(pod: PodFacts) -> int | None:
+    """The whole pod's request; None where it has none, or not for each of its containers."""
+    field = "memory_bytes" if pod.requests.batch_memory_bytes is None else "batch_memory_bytes"
+    return None if field in pod.partial else memory_request(pod)
+
+
+def _judge(config: RssOveruseConfig, scene: Scene, memory: Since | None) -> tuple[Reading, Since]:
+    over: dict[str, tuple[PodFacts, float, str]] = {}
+    judged = 0
+    for pod in scene.pods(*EVERY):
+        request, rss = _request(pod), scene.value(pod.subject, "memory.rss")
+        if not request or rss is None:
+            continue
+        judged += 1
+        most = threshold(pod, config.ratio) * request
+        if rss > most:
+            words = f"{pod.title} holds {size(rss)}, more than {most / request:.2f} times its request {size(request)}"
+            over[pod.uid] = (pod, rss - most, words)
+    since = (memory or Since()).seen(scene.now, over)
+    if not judged:
+        return blind("memory.rss of pods with requests"), since
+    pressures = tuple(
+        Pressure(
+            trigger=TRIGGER.name,
+            subject=pod.subject,
+            good=Good.MEMORY,
+            need=excess,
+            evidence=words,
+            classes=EVERY,
+            only=frozenset((uid,)),
+            named=True,
+        )
+        for uid, (pod, excess, words) in over.items()
+        if (since.lasted(uid, scene.now) or 0.0) >= config.for_s
+    )
+    return Reading(words=f"{len(over)} of {judged} pods hold too much", pressures=pressures), since
+
+
+TRIGGER: Final = Trigger(
+    name="rss_overuse",
+    summary="a pod holds more memory than it has requested",
+    config_type=RssOveruseConfig,
+    memory_type=Since,
+    signals=("memory.rss",),
+    judge=_judge,
+)

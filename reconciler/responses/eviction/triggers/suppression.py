@@ -1,0 +1,76 @@
+"""BE pods whose tolerance of a bad relation of requests to what there is has been exceeded for long.
+
+The relation is that of all BE requests to what BE can use; each pod has a tolerance of its own, and a time of its own
+for which that was exceeded without a break. As long as the relation is not known nobody's time runs.
+
+What Katalyst gets wrong here: it rounds the sum of requests up to whole CPUs, remembers pods by their names (a new pod
+of an old name has suffered already), and never forgets one that is gone.
+
+Source: Katalyst, CPU eviction plugin, suppression strategy.
+"""
+
+from typing import Final
+
+from reconciler.annotations import JsonAnnotation, UnusableError
+from reconciler.responses.eviction.config import SuppressionConfig
+from reconciler.responses.eviction.goods import Good, cpu_request
+from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.triggers.base import RECLAIMED, Pressure, Reading, Since, Trigger, blind
+from reconciler.wishes import CPU_ENHANCEMENT
+from state.evidence import NODE, PodFacts
+
+
+def tolerance(pod: PodFacts, most: float) -> float:
+    """What this pod tolerates: its own ``suppression_tolerance_rate``, never more than ``most``; broken: ``most``."""
+    own = JsonAnnotation(pod.annotations, CPU_ENHANCEMENT, []).read("suppression_tolerance_rate", positive)
+    return most if own is None else min(own, most)
+
+
+def positive(value: object) -> float:
+    """A number above 0, as Katalyst writes it: a string. Errors: `UnusableError`."""
+    expected = "a number above 0, as a string"
+    if not isinstance(value, str) or len(value) > 20:
+        raise UnusableError(expected)
+    try:
+        number = float(value)
+    except ValueError as exc:
+        raise UnusableError(expected) from exc
+    if not 0 < number < 1e6:
+        raise UnusableError(expected)
+    return number
+
+
+def _judge(config: SuppressionConfig, scene: Scene, memory: Since | None) -> tuple[Reading, Since]:
+    supply = scene.value(NODE, "be.limit")
+    if supply is None:
+        return blind("be.limit"), Since()
+    asking = {pod.uid: pod for pod in scene.pods(*RECLAIMED) if cpu_request(pod)}
+    total = sum(cpu_request(pod) or 0 for pod in asking.values())
+    tolerated = {uid: tolerance(pod, config.tolerance_ratio) for uid, pod in asking.items()}
+    suffering = [uid for uid, most in tolerated.items() if total > most * supply]
+    since = (memory or Since()).seen(scene.now, suffering)
+    overdue = [uid for uid in suffering if (since.lasted(uid, scene.now) or 0.0) >= config.for_s]
+    relation = f"{total / supply:.1f} times" if supply > 0 else "all of"
+    words = f"BE has requested {total / 1000:.2f} CPUs, {relation} the {supply / 1000:.2f} there are"
+    if suffering:
+        words += f"; {len(suffering)} pods tolerate less, {len(overdue)} of them for {config.for_s:g} s"
+    if not overdue:
+        return Reading(words=words), since
+    pressure = Pressure(
+        trigger=TRIGGER.name,
+        good=Good.CPU_REQUEST,
+        need=total - min(tolerated[uid] for uid in overdue) * supply,
+        evidence=words,
+        only=frozenset(overdue),
+    )
+    return Reading(words=words, pressures=(pressure,)), since
+
+
+TRIGGER: Final = Trigger(
+    name="suppression",
+    summary="BE pods get less CPU for longer than they tolerate",
+    config_type=SuppressionConfig,
+    memory_type=Since,
+    signals=("be.limit",),
+    judge=_judge,
+)

@@ -1,0 +1,234 @@
+"""Who goes for one pressure: one ranking, a line for each who was weighed, and the fewest that are enough. Pure.
+
+The ranking, first to go: class (BE, shared, dedicated); Koordinator's ``eviction-priority``; priority; Koordinator's
+label ``priority``; marks of preference; then relief per lost work, which is what the pod holds of what is lacking by
+the time that it has run; at last the newest. What comes before the relief is somebody's word and is never weighed
+against it; pods that are equal up to there are one tier, of which as few go as are enough.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from reconciler.responses.eviction.config import EvictionConfig
+from reconciler.responses.eviction.goods import Good, held, say
+from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.spared import SparedConfig, accepts, age_s, marked
+from reconciler.responses.eviction.triggers.base import Pressure
+from state.evidence import PodFacts
+from state.model import PodClass
+
+_CLASSES: Final = {PodClass.RECLAIMED: 0, PodClass.SHARED: 1, PodClass.DEDICATED: 2}
+_EVICTION_PRIORITY: Final = "koordinator.sh/eviction-priority"
+_PRIORITY_LABEL: Final = "koordinator.sh/priority"
+_PRIORITY_CLASS: Final = "koordinator.sh/priority-class"
+# The middle of Koordinator's bands, for a pod whose priority no source has told (a runtime tells only labels).
+_BANDS: Final = {"koord-prod": 9500, "koord-mid": 7500, "koord-batch": 5500, "koord-free": 3500}
+_LONGEST: Final = 12
+"""Digits of a number in a label: longer is no priority."""
+
+Owner = Callable[[PodFacts], str]
+
+
+class Standing(NamedTuple):
+    """What others have said of a pod, the smallest first to go."""
+
+    pod_class: int
+    eviction_priority: int
+    priority: int
+    label_priority: int
+    mark: int
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """A pod that may go. ``relief``: what it holds of what is lacking; ``per_s``: that by the time it has run."""
+
+    pod: PodFacts
+    standing: Standing
+    relief: float
+    age_s: float
+
+    @property
+    def per_s(self) -> float:
+        """Relief per second of work that is lost."""
+        return self.relief / max(1.0, self.age_s)
+
+    @property
+    def order(self) -> tuple[Standing, float, float, str]:
+        """The sort key: who comes first goes first."""
+        return self.standing, -self.per_s, -self.pod.created_s, self.pod.uid
+
+
+class Weighed(Struct, frozen=True, kw_only=True):
+    """All pods as weighed for one pressure.
+
+    ``spared``: title, what it holds, and the reason, of those who hold some of it and stay. ``small``: how many stay
+    only because they hold too little.
+    """
+
+    candidates: tuple[Candidate, ...] = ()
+    spared: tuple[tuple[str, float | None, str], ...] = ()
+    small: int = 0
+
+    @property
+    def relief(self) -> float:
+        """What all candidates hold together."""
+        return sum(one.relief for one in self.candidates)
+
+
+def standing_of(pod: PodFacts, config: SparedConfig) -> Standing:
+    """A word that cannot be read counts as not said."""
+    band = _BANDS.get(pod.labels.get(_PRIORITY_CLASS, ""), 0)
+    priority = band if pod.priority is None else pod.priority
+    prefers, avoids = marked(pod, config.prefer) is not None, marked(pod, config.avoid) is not None
+    return Standing(
+        pod_class=_CLASSES.get(pod.pod_class, len(_CLASSES)),
+        eviction_priority=_number(pod.annotations.get(_EVICTION_PRIORITY), 0),
+        priority=priority,
+        label_priority=_number(pod.labels.get(_PRIORITY_LABEL), priority),
+        mark=avoids - prefers,
+    )
+
+
+def weigh(
+    config: EvictionConfig,
+    scene: Scene,
+    pressure: Pressure,
+    *,
+    need: float | None,
+    spared: Mapping[str, str],
+    features: tuple[str, ...],
+) -> Weighed:
+    """The candidates, ranked.
+
+    ``need``: what is still lacking. ``spared``: by uid, why a pod stays whatever is lacking. ``features``:
+    Koordinator's names of the trigger.
+    """
+    candidates: list[Candidate] = []
+    staying: list[tuple[str, float | None, str]] = []
+    small = 0
+    least = max(pressure.least, 0.0 if need is None else need * config.least_percent / 100)
+    for uid, pod in sorted(scene.frame.pods.items()):
+        if pressure.only is not None and uid not in pressure.only:
+            continue
+        relief = held(pressure.good, pod, pressure.subject, scene)
+        reason = spared.get(uid)
+        if reason is None and pod.pod_class not in pressure.classes:
+            reason = f"class {pod.pod_class} does not go for this"
+        reason = reason or accepts(pod, features)
+        if reason is None and not pressure.named:
+            reason = _too_little(pressure.good, relief, least)
+            small += reason is not None
+        if reason is None:
+            candidates.append(
+                Candidate(
+                    pod=pod,
+                    standing=standing_of(pod, config.spared),
+                    relief=relief or 0.0,
+                    age_s=min(age_s(pod, scene.frame), scene.frame.wall_s),
+                )
+            )
+        elif relief is None or relief > 0:
+            staying.append((pod.title, relief, reason))
+    candidates.sort(key=lambda one: one.order)
+    staying.sort(key=lambda one: (-(one[1] or 0.0), one[0]))
+    return Weighed(candidates=tuple(candidates), spared=tuple(staying), small=small)
+
+
+def choose(
+    candidates: Sequence[Candidate], need: float | None, owners: Mapping[str, int], owner: Owner
+) -> list[Candidate]:
+    """Those who go, in order of the ranking; all that may when they are not enough.
+
+    ``need`` None: the first alone. ``owners``: how many of each owner's pods may still go, ``owner`` tells whose a pod
+    is. Those taken from tiers that go first stay after all where one that has to go anyway is enough without them.
+    """
+    left = dict(owners)
+    if need is None:
+        return next(([one] for one in candidates if left.get(owner(one.pod), 0) > 0), [])
+    taken: list[Candidate] = []
+    gap = need
+    for _, tier in groupby(candidates, key=lambda one: one.standing):
+        for one in _fewest(list(tier), gap, left, owner):
+            taken.append(one)
+            gap -= one.relief
+        if gap <= 0:
+            break
+    surplus = -gap
+    kept: list[Candidate] = []
+    # Whoever is worth the most is tried first: is it enough without this one?
+    for one in sorted(taken, key=lambda one: one.order, reverse=True):
+        if 0 <= one.relief <= surplus:
+            surplus -= one.relief
+        else:
+            kept.append(one)
+    return sorted(kept, key=lambda one: one.order)
+
+
+def _fewest(tier: list[Candidate], need: float, left: dict[str, int], owner: Owner) -> list[Candidate]:
+    """The fewest of a tier that cover ``need``, of several ways the one whose last member ranks first; else all."""
+    taken: list[Candidate] = []
+    while need > 0:
+        free = [one for one in tier if left.get(owner(one.pod), 0) > 0]
+        if not free:
+            break
+        enough = [one for one in free if one.relief >= need]
+        chosen = enough[0] if enough else max(free, key=lambda one: one.relief)
+        tier.remove(chosen)
+        taken.append(chosen)
+        left[owner(chosen.pod)] -= 1
+        need -= chosen.relief
+    return taken
+
+
+def lines(
+    pressure: Pressure, weighed: Weighed, going: Sequence[Candidate], waiting: Mapping[str, str]
+) -> tuple[str, ...]:
+    """The ranking for a person: a line for each candidate, then one for each who is spared.
+
+    ``waiting``: by uid, why somebody who was chosen does not go in this pass.
+    """
+    uids = {one.pod.uid for one in going}
+    found = []
+    for place, one in enumerate(weighed.candidates, 1):
+        word = "goes" if one.pod.uid in uids else f"waits: {waiting.get(one.pod.uid)}"
+        if one.pod.uid not in uids and one.pod.uid not in waiting:
+            word = "stays: enough without it"
+        found.append(f"{place}. {word}: {_describe(pressure.good, one)}")
+    for title, relief, reason in weighed.spared:
+        holds = "holds an unknown part" if relief is None else say(pressure.good, relief)
+        found.append(f"-. stays: {title}: {reason} ({holds})")
+    return tuple(found)
+
+
+def _describe(good: Good, one: Candidate) -> str:
+    standing, pod = one.standing, one.pod
+    words = [f"class {pod.pod_class}"]
+    if standing.eviction_priority:
+        words.append(f"eviction priority {standing.eviction_priority}")
+    words.append(f"priority {standing.priority}")
+    if standing.label_priority != standing.priority:
+        words.append(f"label priority {standing.label_priority}")
+    if standing.mark:
+        words.append("preferred" if standing.mark < 0 else "avoided")
+    words.append(f"{say(good, one.relief)} after {one.age_s:.0f} s")
+    return f"{pod.title}: {', '.join(words)}"
+
+
+def _too_little(good: Good, relief: float | None, least: float) -> str | None:
+    if relief is None:
+        return "what it holds is not known"
+    if relief <= 0:
+        return "holds none of it"
+    return f"holds too little: {say(good, relief)}" if relief < least else None
+
+
+def _number(text: str | None, default: int) -> int:
+    if text is None or len(text) > _LONGEST:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        return default
