@@ -25,7 +25,7 @@ _SETS: Final = ("cpu.set", "cpu.mems")
 _MIGRATE: Final = "cpu.mems_migrate"
 _BANDWIDTH: Final = ("cpu.quota", "cpu.period", "cpu.burst")
 _PLAIN: Final = (
-    *("cpu.identity", "cpu.qos", "pids.max"),
+    *("freeze", "cpu.identity", "cpu.qos", "pids.max"),
     *("memory.min", "memory.low", "memory.high", "memory.soft", "memory.oom_group"),
 )
 _USED: Final = {1: "memory.usage_in_bytes", 2: "memory.current"}

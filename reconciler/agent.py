@@ -16,7 +16,7 @@ from typing import Final, final
 
 import trio
 
-from cgroupfs.errors import SourceError
+from cgroupfs.errors import SourceError, StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.usage import UsageReader
 from cgroupfs.writer import Writer
@@ -55,6 +55,7 @@ from reconciler.sources.operator_file import OperatorFile
 from reconciler.sources.runtime_signal import RuntimeSignal, Signal
 from reconciler.sources.tree import TreeSource
 from reconciler.supervisor import Component, Run
+from reconciler.thaw import thaw
 from reconciler.ticker import Ticker
 from reconciler.witness import Witness
 from state.entry import Event
@@ -73,6 +74,7 @@ class Agent:
         """Errors: `NewerSchemaError` when the store is of a newer version."""
         self.config = config
         self.place = place
+        self.files = files
         self.log = logs.get("agent")
         self.started_at = time.time()
         self.alerts: Counter[str] = Counter()
@@ -89,6 +91,7 @@ class Agent:
         if was_killed(self.store):
             adopted = adopt_after_kill(place.hierarchy, self.ledger, files=files)
             self.log.info("the last run was killed; its values stay", files=len(self.ledger), not_noted=adopted)
+        self.thaw()
         self.store_lane = trio.CapacityLimiter(1)
         self.telling = Telling(
             config.alerts,
@@ -104,7 +107,6 @@ class Agent:
         )
         self.holds: dict[str, Hold] = read_holds(self.store)
         self._holds_changed = trio.Event()
-        self.files = files
         self._operator: OperatorFile | None = None
         self._manifests: ManifestDirectory | None = None
         self._file_problems: dict[str, str] = {}
@@ -252,8 +254,20 @@ class Agent:
         ]
 
     def close(self) -> None:
-        """Give the store back."""
+        """Thaw what we have frozen, and give the store back."""
+        if self.thaw():
+            with suppress(StoreError):
+                self.ledger.flush()
         self.store.close()
+
+    def thaw(self) -> list[str]:
+        """Let run again what we have frozen; whoever still wants it frozen asks again. The group paths."""
+        done, failed = thaw(self.place.hierarchy, self.ledger, files=self.files)
+        for path in done:
+            self.log.info("runs again", group=path)
+        for words in failed:
+            self.log.error(words)
+        return done
 
     # The runtime's signal passes through here, so that the parts need not know each other
 
@@ -483,6 +497,7 @@ class Agent:
         self.judge.enforce = enforce
         if not enforce:
             self.lane.clear()
+            self.thaw()
         self.dirty.mark_all("mode")
 
     def _apply_config(self, config: Config) -> None:
@@ -505,6 +520,7 @@ class Agent:
         self.reread_files()
         if self.judge.enforce is False:
             self.lane.clear()
+            self.thaw()
         self.dirty.mark_all("reload")
 
 

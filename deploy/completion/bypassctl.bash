@@ -5,13 +5,14 @@
 #    source ~/.local/share/bash_completion/bypassctl
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_bypassctl_subparsers=(status explain diff dump restore hold release holds headroom reload doctor capture plan config)
+_shtab_bypassctl_subparsers=(status explain diff dump restore thaw hold release holds headroom reload doctor capture plan config)
 
 _shtab_bypassctl_status_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_explain_option_strings=(-h --help --history --output -o --config --socket --store --root)
 _shtab_bypassctl_diff_option_strings=(-h --help --all --output -o --config --socket --store --root)
 _shtab_bypassctl_dump_option_strings=(-h --help --section --output -o --config --socket --store --root)
 _shtab_bypassctl_restore_option_strings=(-h --help --pod --output -o --config --socket --store --root)
+_shtab_bypassctl_thaw_option_strings=(-h --help --config --socket --store --root)
 _shtab_bypassctl_hold_option_strings=(-h --help --for --reason --by --output -o --config --socket --store --root)
 _shtab_bypassctl_release_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_holds_option_strings=(-h --help --output -o --config --socket --store --root)
@@ -43,6 +44,10 @@ _shtab_bypassctl_restore___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_restore___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_restore___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_restore___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_thaw___config_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_thaw___socket_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_thaw___store_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_thaw___root_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_hold___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_hold___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_hold___store_COMPGEN=_shtab_compgen_files
@@ -108,7 +113,7 @@ _shtab_bypassctl_capture__o_choices=(table json yaml)
 _shtab_bypassctl_plan___output_choices=(table json yaml)
 _shtab_bypassctl_plan__o_choices=(table json yaml)
 _shtab_bypassctl_config_pos_0_choices=(show explain)
-_shtab_bypassctl_pos_0_choices=(status explain diff dump restore hold release holds headroom reload doctor capture plan config)
+_shtab_bypassctl_pos_0_choices=(status explain diff dump restore thaw hold release holds headroom reload doctor capture plan config)
 
 _shtab_bypassctl_status__h_nargs=0
 _shtab_bypassctl_status___help_nargs=0
@@ -121,6 +126,8 @@ _shtab_bypassctl_dump__h_nargs=0
 _shtab_bypassctl_dump___help_nargs=0
 _shtab_bypassctl_restore__h_nargs=0
 _shtab_bypassctl_restore___help_nargs=0
+_shtab_bypassctl_thaw__h_nargs=0
+_shtab_bypassctl_thaw___help_nargs=0
 _shtab_bypassctl_hold__h_nargs=0
 _shtab_bypassctl_hold___help_nargs=0
 _shtab_bypassctl_release__h_nargs=0

@@ -23,6 +23,7 @@ from reconciler.actuators.standing import Alert, Standings
 from reconciler.actuators.work import KnobFile, Target, Work
 from reconciler.foreign import ForeignWrites
 from reconciler.holds import holding
+from reconciler.thaw import NEVER_KEPT
 from state.entry import US, Entry
 from state.ledger import Ledger
 from state.model import Hold, Setting
@@ -196,7 +197,8 @@ class Judge:
         if file is None or not self.enforce or target.creating:
             return None
         knob, version = file.knob, file.version
-        if holding(self.holds, path=entry.path, knob=knob.name, pod_uid=entry.pod_uid) is not None:
+        held = holding(self.holds, path=entry.path, knob=knob.name, pod_uid=entry.pod_uid) is not None
+        if held and knob.name not in NEVER_KEPT:
             return None
         raw = self.known.text(file)
         actual = knob.normal(raw, version)

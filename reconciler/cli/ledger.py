@@ -17,6 +17,7 @@ from reconciler.cli.exits import CliError, Exit
 from reconciler.instance import AlreadyRunningError, InstanceLock
 from reconciler.keeper import RUNNING, was_killed
 from reconciler.restore import Undone, restore_all
+from reconciler.thaw import thaw
 from state.ledger import Ledger
 from state.schema import META
 from state.store import Batch, Store, boot_id
@@ -46,6 +47,29 @@ def restore_without_daemon(
         "left": sum(not one.ok for one in done),
         "mode": None,
     }
+
+
+def thaw_without_daemon(store_path: str, root: str, *, files: FileOps = REAL) -> tuple[list[str], list[str]]:
+    """Thaw what a daemon that is no more has left frozen: group paths, and what could not be done.
+
+    Nothing at all where there is no store, no hierarchy, or a daemon that watches over it.
+    """
+    logging.basicConfig(handlers=[logging.NullHandler()])
+    if not os.path.exists(store_path):
+        return [], []
+    try:
+        with InstanceLock(os.path.dirname(store_path)):
+            hierarchy = Hierarchy.detect(root)
+            store = Store(store_path, boot=boot_id(root), version=__version__, node=os.uname().nodename)
+            try:
+                ledger = Ledger(store)
+                done = thaw(hierarchy, ledger, files=files)
+                ledger.flush()
+                return done
+            finally:
+                store.close()
+    except (AlreadyRunningError, SourceError):
+        return [], []
 
 
 def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> list[Undone]:

@@ -100,6 +100,7 @@ COMMANDS: Final = (
     Command("diff", "what is wanted against what is there; exit code 1 when they differ", "diff", add=_diff),
     Command("dump", "everything that is known, wanted and was written", "dump", FORMATS, _sections),
     Command("restore", "put back what stood in every file before", "restore", add=_restore),
+    Command("thaw", "let run again what a killed daemon has left frozen", "thaw", ("table",)),
     Command("hold", "leave a pod, a knob, a group or the node alone", "hold", add=_hold),
     Command("release", "end a hold", "release", add=_release),
     Command("holds", "the holds in force", "holds"),

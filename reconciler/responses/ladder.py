@@ -235,8 +235,10 @@ class _Ladder:
 
     def _without_the_gone(self, climb: Climb) -> Climb:
         for step in climb.steps:
-            if step.suspect is not None and step.suspect not in self._frame.pods:
-                self._tell(Turn.ENDED, climb, f"{step.words}: it is gone", step)
+            pod = None if step.suspect is None else self._frame.pods.get(step.suspect)
+            if step.suspect is not None and (pod is None or pod.held):
+                why = "it is gone" if pod is None else "somebody wants it left alone"
+                self._tell(Turn.ENDED, climb, f"{step.words}: {why}", step)
                 climb = _with(climb, step, None)
         return climb
 

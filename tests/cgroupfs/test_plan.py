@@ -6,6 +6,7 @@ import pytest
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import Change, Plan, order_changes
 
 V1 = {"cpuset": 1, "cpu": 1, "memory": 1, "pids": 1}
@@ -379,3 +380,13 @@ def _cpu_s(changes: list[Change], known: dict[tuple[str, str], Value]) -> float:
     since = time.process_time()
     assert len(order_changes(changes, known, V1).steps) == 3_000
     return time.process_time() - since
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_no_knob_of_the_catalog_is_forgotten(version: int) -> None:
+    versions = dict.fromkeys({knob.controller for knob in CATALOG.values()}, version)
+    for knob in CATALOG.values():
+        value: Value = CpuSet([0]) if knob.unit in {"CPUs", "nodes"} else 1 if knob.unit == "flag" else None
+        path = "/" if knob.root_only else "/p"
+        plan = order_changes([Change(path=path, knob=knob.name, want=value)], {}, versions)
+        assert len(plan.steps) + len(plan.blocked) == 1, knob.name
