@@ -14,6 +14,12 @@ NOTICE_ANNOTATION: Final = "bypassd/eviction-notice"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
+# A pod's pause process heeds the first three, and the pod ends with it.
+_ENDING: Final = frozenset(
+    {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGKILL, signal.SIGSTOP, signal.SIGQUIT, signal.SIGABRT}
+)
+
+
 class NoticeKind(StrEnum):
     """How a pod is told before it is ended."""
 
@@ -70,8 +76,8 @@ def is_name(text: str) -> bool:
 def signal_number(name: str) -> int:
     """The number of a signal that may be used as a notice. Errors: `ValueError`."""
     found = signal.Signals.__members__.get(name)
-    if found is None or found in {signal.SIGKILL, signal.SIGSTOP}:
-        raise ValueError(f"signal: expected a name such as SIGUSR1 or SIGTERM; got {name!r}")
+    if found is None or found in _ENDING:
+        raise ValueError(f"signal: expected one that ends nobody by itself, such as SIGUSR1 or SIGHUP; got {name!r}")
     return int(found)
 
 

@@ -1,0 +1,104 @@
+"""A small file in a directory that somebody else may write to, handled without ever being led elsewhere.
+
+Every component of the path is opened by itself and never through a symlink. The file is made under a name that nobody
+can know and renamed into place: what stands there, a symlink or a FIFO, is replaced, neither followed nor opened. It
+gets the directory's owner, so that whoever owns the directory can take it away also where the directory is sticky.
+
+All calls may block as long as the file system does: from a thread only.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from typing import Final, final
+
+LARGEST: Final = 4096
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@final
+class NoteFile:
+    """``name`` in ``root`` + ``inside``; the former is trusted, the components of the latter are not.
+
+    Errors: `OSError` from every method; ELOOP or ENOTDIR where a component is a symlink.
+    """
+
+    def __init__(self, root: str, inside: tuple[str, ...], name: str) -> None:
+        if any(part in {"", ".", ".."} or "/" in part for part in (*inside, name)):
+            raise OSError(errno.EINVAL, f"not a path below a directory: {'/'.join((*inside, name))}")
+        self._root = root
+        self._inside = inside
+        self._name = name
+
+    @property
+    def path(self) -> str:
+        """For messages."""
+        return "/".join((self._root.rstrip("/"), *self._inside, self._name))
+
+    def write(self, text: str) -> None:
+        """Make it, with ``text`` in it, readable by everybody; an acknowledgement of old is removed."""
+        data = text.encode()
+        if len(data) > LARGEST:
+            raise OSError(errno.EFBIG, f"more than {LARGEST} bytes")
+        with self._directory() as directory:
+            self._remove(directory, f"{self._name}.ack")
+            owner = os.fstat(directory)
+            temporary = f".{self._name}.{secrets.token_hex(8)}"
+            number = os.open(temporary, _NEW, 0o600, dir_fd=directory)
+            try:
+                try:
+                    os.write(number, data)
+                    with contextlib.suppress(PermissionError):
+                        os.fchown(number, owner.st_uid, owner.st_gid)
+                    os.fchmod(number, 0o644)
+                finally:
+                    os.close(number)
+                os.rename(temporary, self._name, src_dir_fd=directory, dst_dir_fd=directory)
+            except OSError:
+                self._remove(directory, temporary)
+                raise
+
+    def acknowledged(self) -> bool:
+        """Whether it has been taken away, or ``NAME.ack`` has been put beside it."""
+        with self._directory() as directory:
+            return not _is_file(directory, self._name) or _exists(directory, f"{self._name}.ack")
+
+    def remove(self) -> None:
+        """Take it away again; a missing one is fine."""
+        with contextlib.suppress(FileNotFoundError), self._directory() as directory:
+            self._remove(directory, self._name)
+
+    @contextlib.contextmanager
+    def _directory(self) -> Iterator[int]:
+        number = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in self._inside:
+                below = os.open(part, _DIRECTORY, dir_fd=number)
+                os.close(number)
+                number = below
+            yield number
+        finally:
+            os.close(number)
+
+    def _remove(self, directory: int, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
+            os.unlink(name, dir_fd=directory)
+
+
+def _exists(directory: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _is_file(directory: int, name: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,201 @@
+"""The word to a pod before anything is done to it, and the bounded wait for its answer.
+
+It is a courtesy: a notice that cannot be given is told and holds up nothing. After a crash of the daemon the file is
+written again (it is the same file), a signal or a command is not sent twice, and the wait goes on from where it was.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from typing import Final, final
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from cgroupfs.subtree import Subtree
+from reconciler.responses.means.base import Work
+from reconciler.responses.means.config import NoticeConfig, NoticeKind, is_name, signal_number
+from reconciler.responses.means.notefile import NoteFile
+from reconciler.responses.means.processes import Processes, read_stat
+from state.eviction import Case
+
+_LOOK_S: Final = 0.5
+_FILE_S: Final = 2.0
+_EMPTY_DIRS: Final = "kubernetes.io~empty-dir"
+
+
+class Wish(Struct, frozen=True, kw_only=True):
+    """How one pod is to be told: ``name`` is the volume's or the signal's."""
+
+    kind: NoticeKind
+    name: str = ""
+
+
+def wish_of(config: NoticeConfig, annotation: str | None) -> tuple[Wish, str]:
+    """What the configuration and the pod's own annotation say together, and a message about a useless one. Pure.
+
+    A pod cannot choose a command: that would be run as root on the node.
+    """
+    default = {NoticeKind.VOLUME: config.volume, NoticeKind.SIGNAL: config.signal}.get(config.kind, "")
+    asked = Wish(kind=config.kind, name=default)
+    if annotation is None:
+        return asked, ""
+    kind, _, name = annotation.partition(":")
+    if kind == NoticeKind.NONE and not name:
+        return Wish(kind=NoticeKind.NONE), ""
+    if kind == NoticeKind.VOLUME and is_name(name):
+        return Wish(kind=NoticeKind.VOLUME, name=name), ""
+    if kind == NoticeKind.SIGNAL and _is_signal(name):
+        return Wish(kind=NoticeKind.SIGNAL, name=name), ""
+    return asked, f"annotation bypassd/eviction-notice: {annotation[:60]!r}: expected none, volume:NAME or signal:NAME"
+
+
+class Word(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the pod, or the command, is told: JSON."""
+
+    order: str
+    uid: str
+    namespace: str | None
+    pod: str | None
+    cause: str
+    ends_at: int
+    """Seconds since the epoch: nothing is done before."""
+    grace_s: float
+
+
+@final
+class Notices:
+    """Gives notices and waits for what they bring. ``pods_dir`` is the kubelet's, root prefix included."""
+
+    def __init__(self, config: NoticeConfig, pods_dir: str) -> None:
+        self.config = config
+        self._pods_dir = pods_dir
+        self._lane = trio.CapacityLimiter(4)
+
+    def wanted(self, case: Case) -> Wish | None:
+        """How this pod is told; None: not at all."""
+        wish, _ = wish_of(self.config, case.target.notice)
+        return None if wish.kind is NoticeKind.NONE else wish
+
+    async def give(self, work: Work, wish: Wish, *, again: bool) -> str:
+        """Give it and wait, for what is left of the time; what came of it, for a person. Errors: none.
+
+        ``again``: it may have been given by an earlier run of the daemon.
+        """
+        _, problem = wish_of(self.config, work.case.target.notice)
+        left_s = max(0.0, self.config.wait_s - work.elapsed_s())
+        with trio.move_on_after(left_s):
+            try:
+                note = self._note(work.case, wish)
+                if note is not None:
+                    await self._in_thread(lambda: note.write(_text(work, left_s)))
+                    said = await self._wait_for(work, note)
+                elif wish.kind is NoticeKind.SIGNAL:
+                    count = 0 if again else await signal_main(work.tree, work.processes, signal_number(wish.name))
+                    said = "" if count or again else f"no main process of it handles {wish.name}"
+                    if not said and await work.emptied(left_s):
+                        said = "it ended by itself"
+                else:
+                    said = "" if again else await self._run(work, left_s)
+                    if not said and await work.emptied(left_s):
+                        said = "it ended by itself"
+            except OSError as exc:
+                said = f"the notice could not be given: {exc.strerror or exc}"
+            except trio.TooSlowError:
+                said = "the notice could not be given: its file system does not answer"
+            return "; ".join(filter(None, (problem, said)))
+        return "; ".join(filter(None, (problem, f"no answer within {self.config.wait_s:g} s")))
+
+    async def withdraw(self, case: Case) -> None:
+        """The pod stays after all: take the file away."""
+        wish = self.wanted(case)
+        if wish is None:
+            return
+        try:
+            note = self._note(case, wish)
+            if note is not None:
+                await self._in_thread(note.remove)
+        except (OSError, trio.TooSlowError):
+            return  # the volume is gone, or not what it was: nothing of ours is in it
+
+    def _note(self, case: Case, wish: Wish) -> NoteFile | None:
+        if wish.kind is not NoticeKind.VOLUME:
+            return None
+        return NoteFile(self._pods_dir, (case.order.uid, "volumes", _EMPTY_DIRS, wish.name), self.config.file)
+
+    async def _wait_for(self, work: Work, note: NoteFile) -> str:
+        while not await self._in_thread(note.acknowledged):
+            if await work.emptied(_LOOK_S):
+                return "it ended by itself"
+        return "acknowledged"
+
+    async def _run(self, work: Work, left_s: float) -> str:
+        """The hook; empty when it did not end with 0, so that the time is waited for."""
+        done = await trio.run_process(
+            list(self.config.command),
+            stdin=_text(work, left_s).encode(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            start_new_session=True,
+            deliver_cancel=_end_session,
+        )
+        return "acknowledged" if done.returncode == 0 else ""
+
+    async def _in_thread(self, act: Callable[[], bool | None]) -> bool:
+        """A file system that hangs costs the notice, not the eviction."""
+        with trio.fail_after(_FILE_S):
+            return bool(await trio.to_thread.run_sync(act, abandon_on_cancel=True, limiter=self._lane))
+
+
+async def signal_main(tree: Subtree, processes: Processes, number: int) -> int:
+    """Send a signal to each container's main process that handles it: another one would end by it, unasked."""
+    members = await processes.members(tree)
+    mains: dict[int, int] = {}
+    for pid in members:
+        stat = read_stat(pid, processes.proc)
+        # The runtime started it, so its parent is outside; whoever was started by it is inside.
+        if stat is not None and stat.parent not in members and _handles(processes.proc, pid, number):
+            mains[pid] = stat.start
+    return await processes.signal(tree, number, mains) if mains else 0
+
+
+def _handles(proc: str, pid: int, number: int) -> bool:
+    try:
+        with open(f"{proc}/{pid}/status", encoding="utf-8", errors="replace") as file:
+            caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+    except OSError:
+        return False
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def _text(work: Work, left_s: float) -> str:
+    order = work.case.order
+    word = Word(
+        order=order.id,
+        uid=order.uid,
+        namespace=order.namespace,
+        pod=order.name,
+        cause=order.cause[:500],
+        ends_at=round(work.case.step_s + left_s),
+        grace_s=work.grace_s,
+    )
+    return msgspec.json.encode(word).decode() + "\n"
+
+
+def _is_signal(name: str) -> bool:
+    try:
+        signal_number(name)
+    except ValueError:
+        return False
+    return True
+
+
+async def _end_session(process: trio.Process) -> None:
+    """The command and what it has started, at once: its time is over."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
