@@ -177,7 +177,8 @@ def test_the_example_with_every_setting_uncommented_still_is_the_default() -> No
     # A table's keys are the operator's: what is written in it is found under the keys, and an empty one nowhere.
     tables = tuple(f"{path}." for path, field in fields.items() if isinstance(field.schema, Table))
     leaves = {path for path, field in fields.items() if not isinstance(field.schema, Section | Table)}
-    assert {path for path in bound.origins if not path.startswith(tables)} == leaves
+    # So are a list's items, which have places of their own.
+    assert {path for path in bound.origins if not path.startswith(tables) and not path.endswith("]")} == leaves
 
 
 def _uncommented(match: re.Match[str]) -> str:
