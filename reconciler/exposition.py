@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import (
 
 from reconciler.metrics import HistogramValues, MetricsSnapshot, PodMetrics
 from reconciler.supervisor import Health
+from state.cache import CacheUse
 
 _POD = ("uid", "namespace", "pod")
 
@@ -37,6 +38,8 @@ class SnapshotCollector:
         yield from _writes(self._snapshot)
         yield from _parts(self._snapshot)
         yield from _alerts(self._snapshot)
+        if self._snapshot.cache is not None:
+            yield from _cache(self._snapshot.cache, self._snapshot.cache_age_s)
         if self._snapshot.pods:
             yield from _pods(self._snapshot.pods)
 
@@ -164,8 +167,27 @@ def _alerts(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauges("alert_sink_failing", "1 while a sink does not take alerts.", ("sink",), failing)
 
 
+def _cache(use: CacheUse, age_s: float | None) -> Iterator[Metric]:
+    """What control groups use, by cache; their sum is the machine. What is not known now has no series now."""
+    if age_s is not None:
+        yield _gauge("cache_use_age_seconds", "Age of the readings of cache and memory bandwidth.", age_s)
+    if use.level is not None:
+        shares = [(("cache",), use.level.cache_percent), (("memory_bandwidth",), use.level.mba_percent)]
+        yield _gauges("be_level_percent", "BE's share where it moves, as a level.", ("of",), shares)
+    labels = ("group", "class", "cache")
+    rows = [
+        ((name, use.classes.get(name, ""), str(cache)), one)
+        for name, caches in sorted(use.groups.items())
+        for cache, one in sorted(caches.items())
+    ]
+    held = [(names, one.occupancy_bytes) for names, one in rows if one.occupancy_bytes is not None]
+    yield _gauges("llc_occupancy_bytes", "Last-level cache held by a resctrl group.", labels, held)
+    moved = [(names, one.total_bytes_s) for names, one in rows if one.total_bytes_s is not None]
+    yield _gauges("memory_bandwidth_bytes_per_second", "Memory bandwidth of a resctrl group.", labels, moved)
+
+
 def _pods(pods: Sequence[PodMetrics]) -> Iterator[Metric]:
-    """Five series a pod, six with a quota: well below the twelve that a node with 500 pods can afford."""
+    """Five to eight series a pod: well below the twelve that a node with 500 pods can afford."""
     info = [((pod.uid, pod.namespace, pod.name, pod.pod_class, pod.source), 1.0) for pod in pods]
     yield _gauges("pod_info", "A pod, its class and who told.", (*_POD, "class", "source"), info)
     cpus = [((pod.uid, pod.namespace, pod.name), pod.cpus) for pod in pods if pod.cpus is not None]
@@ -180,3 +202,7 @@ def _pods(pods: Sequence[PodMetrics]) -> Iterator[Metric]:
         for state in ("in_force", "pending", "left_alone")
     ]
     yield _gauges("pod_settings", "Settings of a pod by state.", (*_POD, "state"), states)
+    held = [((pod.uid, pod.namespace, pod.name), pod.llc_bytes) for pod in pods if pod.llc_bytes is not None]
+    yield _gauges("pod_llc_occupancy_bytes", "Last-level cache held by a pod.", _POD, held)
+    moved = [((pod.uid, pod.namespace, pod.name), pod.memory_bytes_s) for pod in pods if pod.memory_bytes_s is not None]
+    yield _gauges("pod_memory_bandwidth_bytes_per_second", "Memory bandwidth of a pod.", _POD, moved)

@@ -1,6 +1,7 @@
 """How everything stands and the numbers of one scrape, gathered from the agent's parts. Nothing here decides."""
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -14,7 +15,9 @@ from reconciler.actuators.standing import Standing
 from reconciler.agent import Agent
 from reconciler.config import Mode
 from reconciler.metrics import CounterValues, MetricsSnapshot, PodMetrics, rss_bytes
+from reconciler.sides import cache_use
 from reconciler.supervisor import ComponentStatus
+from state.cache import CacheUse, Use
 from state.model import Pod, PodClass
 
 _IN_FORCE: Final = frozenset({"in place", "written"})
@@ -57,11 +60,14 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
     if cpu is not None:
         used = {"online": cpu.online_milli, "reclaimed": cpu.reclaimed_milli, "system": cpu.system_milli}
     times = os.times()
+    cache = cache_use(agent.sides)
     return MetricsSnapshot(
         version=__version__,
         mode=Mode.ENFORCE.value if agent.judge.enforce else Mode.OBSERVE.value,
         ready=ready,
-        pods=tuple(_pod_metrics(agent, pod) for pod in pods_in_order(agent)) if agent.config.http.pod_metrics else (),
+        pods=tuple(_pod_metrics(agent, pod, cache) for pod in pods_in_order(agent))
+        if agent.config.http.pod_metrics
+        else (),
         pods_by_class=Counter(pod.pod_class.value for pod in agent.knowledge.pods.values()),
         pools={name: len(cpus) for name, cpus in _pool_sets(agent).items()},
         budget_milli=pools.budget_milli if pools is not None else None,
@@ -82,6 +88,8 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         cpu_s=times.user + times.system,
         started_at=agent.started_at,
         counters=counters(agent),
+        cache=cache,
+        cache_age_s=time.monotonic() - cache.at_s if cache is not None and cache.at_s is not None else None,
     )
 
 
@@ -100,8 +108,9 @@ def _bucket(standing: Standing) -> str:
     return "left_alone" if standing.state in _LEFT else "pending"
 
 
-def _pod_metrics(agent: Agent, pod: Pod) -> PodMetrics:
+def _pod_metrics(agent: Agent, pod: Pod, cache: CacheUse | None) -> PodMetrics:
     pools = agent.reconciler.pools
+    use = cache.pods.get(pod.uid, Use()) if cache is not None else Use()
     paths = [pod.group.path, *(one.group.path for one in pod.containers)]
     states = Counter(_bucket(one) for path in paths for one in standings_of(agent, path).values())
     return PodMetrics(
@@ -115,6 +124,8 @@ def _pod_metrics(agent: Agent, pod: Pod) -> PodMetrics:
         in_force=states["in_force"],
         pending=states["pending"],
         left_alone=states["left_alone"],
+        llc_bytes=use.occupancy_bytes,
+        memory_bytes_s=use.total_bytes_s,
     )
 
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from reconciler.alerts.telling import AlertNumbers
 from reconciler.supervisor import ComponentStatus
+from state.cache import CacheUse
 from state.model import SourceStatus
 
 # From what one kernel write costs to what a person would call broken. Source: the price list in the kernel facts (4 µs
@@ -146,7 +147,10 @@ class Counters:
 
 
 class PodMetrics(Struct, frozen=True, kw_only=True):
-    """One pod's series: six at most. ``quota_milli`` None: no quota; ``cpus``: how many it may run on."""
+    """One pod's series: eight at most. ``quota_milli`` None: no quota; ``cpus``: how many it may run on.
+
+    ``llc_bytes`` and ``memory_bytes_s``: what it has of the cache and of the memory bus, None: not known.
+    """
 
     uid: str
     namespace: str
@@ -159,6 +163,8 @@ class PodMetrics(Struct, frozen=True, kw_only=True):
     pending: int = 0
     left_alone: int = 0
     """Settings that a hold or a yield keeps from being written."""
+    llc_bytes: int | None = None
+    memory_bytes_s: float | None = None
 
 
 class MetricsSnapshot(Struct, frozen=True, kw_only=True):
@@ -195,6 +201,9 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     started_at: float = 0.0
     """Wall-clock seconds."""
     counters: CounterValues = CounterValues()
+    cache: CacheUse | None = None
+    """None where nothing measures it."""
+    cache_age_s: float | None = None
 
 
 def rss_bytes(root: str = "/") -> int:

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from reconciler.exposition import render
 from reconciler.metrics import LATENCY_S, Counters, CounterValues, Histogram, MetricsSnapshot, PodMetrics, rss_bytes
 from reconciler.supervisor import ComponentStatus, Health
+from state.cache import CacheUse, Level, Use
 from state.model import SourceStatus
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -143,10 +144,47 @@ def test_a_pod_costs_six_series_and_its_name_cannot_break_the_text() -> None:
     assert mine["bypassd_pod_settings", tuple(sorted([*labels, ("state", "in_force")]))] == 4
 
 
+def test_what_is_known_of_cache_and_bandwidth_is_shown_and_what_is_not_has_no_series() -> None:
+    cache = CacheUse(
+        at_s=1.0,
+        groups={
+            "(default)": {0: Use(occupancy_bytes=4096, total_bytes_s=2e9), 1: Use()},
+            "bypassd-be": {0: Use(total_bytes_s=1e9), 1: Use(occupancy_bytes=0, total_bytes_s=0.0)},
+        },
+        classes={"bypassd-be": "reclaimed"},
+        level=Level(cache_percent=25, mba_percent=15),
+    )
+    known = replace(full().pods[0], llc_bytes=512)
+    seen = scraped(
+        replace(full(), cache=cache, cache_age_s=2.5, pods=(known, replace(known, uid="u2", llc_bytes=None)))
+    )
+    found = {key: value for key, value in seen.items() if "llc" in key[0] or "memory_bandwidth" in key[0]}
+    labels = (("namespace", "prod"), ("pod", 'we"ird\n'), ("uid", "u1"))
+    assert found == {
+        ("bypassd_llc_occupancy_bytes", (("cache", "0"), ("class", ""), ("group", "(default)"))): 4096,
+        ("bypassd_llc_occupancy_bytes", (("cache", "1"), ("class", "reclaimed"), ("group", "bypassd-be"))): 0,
+        ("bypassd_memory_bandwidth_bytes_per_second", (("cache", "0"), ("class", ""), ("group", "(default)"))): 2e9,
+        (
+            "bypassd_memory_bandwidth_bytes_per_second",
+            (("cache", "0"), ("class", "reclaimed"), ("group", "bypassd-be")),
+        ): 1e9,
+        (
+            "bypassd_memory_bandwidth_bytes_per_second",
+            (("cache", "1"), ("class", "reclaimed"), ("group", "bypassd-be")),
+        ): 0,
+        ("bypassd_pod_llc_occupancy_bytes", labels): 512,
+    }
+    assert seen["bypassd_be_level_percent", (("of", "cache"),)] == 25
+    assert seen["bypassd_be_level_percent", (("of", "memory_bandwidth"),)] == 15
+    assert seen["bypassd_cache_use_age_seconds", ()] == 2.5
+
+
 def test_an_empty_snapshot_is_a_scrape_too() -> None:
     seen = scraped(MetricsSnapshot(version="0", mode="enforce"))
     assert seen["bypassd_ready", ()] == 0
-    assert not [key for key in seen if key[0].startswith(("bypassd_pod_", "bypassd_budget"))]
+    assert not [
+        key for key in seen if key[0].startswith(("bypassd_pod_", "bypassd_budget", "bypassd_llc", "bypassd_be"))
+    ]
 
 
 def test_open_metrics_is_given_to_who_asks_for_it() -> None:

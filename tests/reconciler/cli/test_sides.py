@@ -1,5 +1,7 @@
 """Side actuators in the agent: built where the node is this machine, shown, counted and undone with all the rest."""
 
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,14 @@ from reconciler import sides
 from reconciler.actuators.cookies import KNOB
 from reconciler.actuators.core_sched import CoreSched
 from reconciler.actuators.side import ByGroup
+from reconciler.actuators.standing import Standing
 from reconciler.agent import Agent
 from reconciler.cli.exits import Exit
 from reconciler.cli.explain import BESIDE
 from reconciler.config import Mode
 from reconciler.policies.core_sched import CoreSchedConfig
 from reconciler.show import Show
+from state.cache import CacheUse, Use
 from state.model import Hold
 from state.store import boot_id
 from tests.fakes.cores import FakeCores
@@ -122,6 +126,29 @@ async def test_it_is_shown_and_counted_like_a_control_file(machine: Machine, run
     assert "not written by us" not in "".join(lines[:4])
     assert KNOB in BESIDE
     assert "core cookie" in ran.out[ran.out.index("history") :]
+
+
+class Measuring:
+    """A side that measures one pod's cache."""
+
+    standings: Mapping[str, Mapping[str, Standing]] = {}
+
+    def measured(self) -> CacheUse:
+        return CacheUse(at_s=time.monotonic() - 3, pods={BATCH: Use(occupancy_bytes=7)})
+
+
+async def test_what_a_side_measures_of_caches_is_in_the_metrics(machine: Machine) -> None:
+    with machine.live.agent(machine.config()) as agent:
+        await machine.live.look(agent)
+        show = Show(agent, FakePulse(), statuses=tuple, reload=tuple)
+        assert (show.metrics().cache, show.metrics().cache_age_s) == (None, None)
+        agent.sides = (Measuring(),)  # type: ignore[assignment]  # only what a scrape asks for
+        snapshot = show.metrics()
+    assert snapshot.cache is not None
+    assert snapshot.cache_age_s == pytest.approx(3, abs=1)
+    known = {pod.uid: pod.llc_bytes for pod in snapshot.pods}
+    assert (known.pop(BATCH), set(known.values())) == (7, {None})
+    assert {pod.memory_bytes_s for pod in snapshot.pods} == {None}
 
 
 def test_a_copy_of_a_node_has_no_threads_to_reach(machine: Machine) -> None:
