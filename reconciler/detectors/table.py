@@ -7,6 +7,8 @@ from msgspec import Meta, Struct
 from reconciler.detectors.base import registered
 from reconciler.detectors.cpi import DETECTOR as CPI
 from reconciler.detectors.cpi import CpiConfig
+from reconciler.detectors.expression import DETECTOR as EXPRESSION
+from reconciler.detectors.expression import ExpressionConfig
 from reconciler.detectors.pressure import DETECTOR as PRESSURE
 from reconciler.detectors.pressure import PressureConfig
 from reconciler.detectors.run_queue import DETECTOR as RUN_QUEUE
@@ -28,6 +30,9 @@ class DetectorEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cpi: Annotated[
         CpiConfig | None, Meta(description="instructions take more cycles than this workload's usually do")
     ] = None
+    expression: Annotated[
+        ExpressionConfig | None, Meta(description="an expression over signals is true for a while")
+    ] = None
 
     def __post_init__(self) -> None:
         given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
@@ -48,4 +53,4 @@ class DetectorEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return found
 
 
-DETECTORS: Final = registered(DetectorEntry, (THRESHOLD, PRESSURE, RUN_QUEUE, CPI))
+DETECTORS: Final = registered(DetectorEntry, (THRESHOLD, PRESSURE, RUN_QUEUE, CPI, EXPRESSION))

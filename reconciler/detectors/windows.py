@@ -61,8 +61,8 @@ def measured_s(sight: Sight, subject: str | None, signal: str) -> float:
     return sight.now if series is None or series.last is None else series.last[0]
 
 
-def mean(sight: Sight, subject: str | None, signal: str, length_s: float, ago_s: float = 0.0) -> float | None:
-    """The mean over the ``length_s`` that ended ``ago_s`` before now; None: too little of it was seen.
+def seen(sight: Sight, subject: str | None, signal: str, length_s: float, ago_s: float = 0.0) -> Window | None:
+    """The ``length_s`` that ended ``ago_s`` before now; None: too little of it was seen.
 
     A window that is shorter than the sample interval is as long as that.
     """
@@ -70,6 +70,10 @@ def mean(sight: Sight, subject: str | None, signal: str, length_s: float, ago_s:
     end = sight.now - ago_s
     found = over(past(sight, subject, signal, ago_s + length), end - length, end, sight.fresh_s)
     # The newest sample may be almost one interval old: that part of the window is no gap.
-    if found is None or found.seen_s < COVERED * length - interval_s(sight):
-        return None
-    return found.mean
+    return None if found is None or found.seen_s < COVERED * length - interval_s(sight) else found
+
+
+def mean(sight: Sight, subject: str | None, signal: str, length_s: float, ago_s: float = 0.0) -> float | None:
+    """The mean of `seen`."""
+    found = seen(sight, subject, signal, length_s, ago_s)
+    return None if found is None else found.mean

@@ -52,7 +52,9 @@ def test_of_several_the_one_that_goes_with_the_waiting_is_first() -> None:
 
 
 def test_a_rhythm_is_followed() -> None:
-    burst = lambda at: (at // 10) % 2 == 0
+    def burst(at: int) -> bool:
+        return (at // 10) % 2 == 0
+
     uses: dict[str, dict[str, Values]] = {
         "in step": {"cpu.use": lambda at: 800 if burst(at) else 10},
         "against": {"cpu.use": lambda at: 10 if burst(at) else 3000},
