@@ -127,6 +127,7 @@ class PodMeta(Struct, frozen=True, kw_only=True):
     priority_class: str | None = None
     priority: int | None = None
     owner: str | None = None
+    ip: str | None = None
     static: bool = False
     deleting: bool = False
     """The API server has been asked to delete it; the kubelet is ending it."""
@@ -184,6 +185,7 @@ class Pod(Struct, frozen=True, kw_only=True):
     priority_class: str | None = None
     priority: int | None = None
     owner: str | None = None
+    ip: str | None = None
     static: bool = False
     deleting: bool = False
     grace_s: float | None = None

@@ -6,6 +6,7 @@ pod is skipped while decoding. A value of the wrong type spoils its pod (one mes
 Source: Kubernetes API reference, Pod v1.
 """
 
+import ipaddress
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -113,10 +114,28 @@ class PodCondition(Struct, frozen=True):
     message: str | None = None
 
 
-class PodStatus(Struct, frozen=True, rename="camel"):
+class PodIP(Struct, frozen=True):
+    """One of ``status.podIPs``."""
+
+    ip: str = ""
+
+
+_STATUS_NAMES: Final = {
+    "qos_class": "qosClass",
+    "pod_ip": "podIP",
+    "pod_ips": "podIPs",
+    "container_statuses": "containerStatuses",
+    "init_container_statuses": "initContainerStatuses",
+    "ephemeral_container_statuses": "ephemeralContainerStatuses",
+}
+
+
+class PodStatus(Struct, frozen=True, rename=_STATUS_NAMES):
     """``status``."""
 
     qos_class: str | None = None
+    pod_ip: str | None = None
+    pod_ips: list[PodIP] | None = None
     resize: str | None = None
     conditions: list[PodCondition] | None = None
     container_statuses: list[ContainerStatus] | None = None
@@ -172,6 +191,7 @@ def meta_of(pod: PodObject, source: str, *, uid: str | None = None, static: bool
         priority_class=spec.priority_class_name or None,
         priority=spec.priority,
         owner=_owner(metadata.owners or ()),
+        ip=_address(status),
         static=static or kept_as is not None,
         deleting=metadata.deletion_timestamp is not None,
         grace_s=_grace_s(metadata, spec),
@@ -251,6 +271,15 @@ def kept_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
         for key, value in annotations.items()
         if key not in _UNUSED_ANNOTATIONS and len(value) <= _LONGEST_ANNOTATION
     }
+
+
+def _address(status: PodStatus) -> str | None:
+    """The pod's first address; None while it has none. What is no address is left out: it would stand in URLs."""
+    text = status.pod_ip or next((one.ip for one in status.pod_ips or ()), "")
+    try:
+        return str(ipaddress.ip_address(text)) if text else None
+    except ValueError:
+        return None
 
 
 def _qos(text: str | None) -> QosClass | None:

@@ -38,15 +38,20 @@ def test_a_pod_known_by_its_directory_alone_has_the_class_of_its_qos() -> None:
 
 def test_each_field_comes_from_the_strongest_source_that_tells_it() -> None:
     bundle = PodMeta(uid=UID, source="bundle", namespace="ns", name="web", annotations={"a": "1"})
-    cri = PodMeta(uid=UID, source="cri", labels={"x": "y"}, annotations={}, sandbox_ids=("aa",))
+    cri = PodMeta(uid=UID, source="cri", labels={"x": "y"}, annotations={}, sandbox_ids=("aa",), ip="10.0.0.7")
     merged = merge_metas(UID, [bundle, cri])
     assert merged is not None
-    assert (merged.source, merged.name, merged.labels, merged.annotations) == (
+    assert (merged.source, merged.name, merged.labels, merged.annotations, merged.ip) == (
         "cri+bundle",
         "web",
         {"x": "y"},
         {},
+        "10.0.0.7",
     )
+    assert assemble(known(bundle, cri), Rules()).ip == "10.0.0.7"
+    stronger = merge_metas(UID, [cri, PodMeta(uid=UID, source="kubelet", ip="10.0.0.8")])
+    assert stronger is not None
+    assert stronger.ip == "10.0.0.8"
 
 
 def test_the_ids_of_one_source_meet_the_requests_of_another() -> None:

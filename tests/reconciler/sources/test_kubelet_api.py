@@ -92,6 +92,21 @@ def test_a_pod_that_is_being_deleted_and_its_grace(
 
 
 @pytest.mark.parametrize(
+    ("status", "ip"),
+    [
+        ({"podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}, {"ip": "fd00::7"}]}, "10.0.0.7"),
+        ({"podIPs": [{"ip": "fd00:0::7"}]}, "fd00::7"),
+        ({"podIP": "", "podIPs": None}, None),
+        ({"podIP": "evil.example/x"}, None),
+        ({}, None),
+    ],
+)
+def test_a_pods_address_is_told_once_it_has_one(status: object, ip: str | None) -> None:
+    pods, problems = decode_pods(pod_list({**pod_json("a"), "status": status}))
+    assert ([pod.ip for pod in pods], problems) == ([ip], ())
+
+
+@pytest.mark.parametrize(
     ("annotations", "uid", "static"),
     [
         ({"kubernetes.io/config.mirror": "static-1", "kubernetes.io/config.hash": "static-1"}, "static-1", True),
