@@ -123,19 +123,12 @@ class DurableQueue:
         async with self._turn:
             if not self._dirty and self._store.generation == self._generation:
                 return self.problem is None
-            if self._store.generation != self._generation:
-                # The file was lost or replaced: everything that is held goes in again.
-                self._dirty.update(self._rows)
             taken, self._dirty = self._dirty, set()
-            batch = Batch()
-            for key in taken:
-                if (row := self._rows.get(key)) is not None:
-                    batch.put(META, f"{PREFIX}{key}", _encode(row))
-                else:
-                    batch.delete(META, f"{PREFIX}{key}")
+            changes = {key: self._rows.get(key) for key in taken}
             stored = False
             try:
-                generation = await trio.to_thread.run_sync(self._write, batch, limiter=self._lane)
+                args = (changes, dict(self._rows), self._generation)
+                generation = await trio.to_thread.run_sync(self._write, *args, limiter=self._lane)
                 stored = True
             except StoreError as exc:
                 if self.problem is None:
@@ -150,9 +143,17 @@ class DurableQueue:
             self.problem, self._generation = None, generation
             return True
 
-    def _write(self, batch: Batch) -> int:
+    def _write(self, changes: Mapping[str, Row | None], whole: Mapping[str, Row], known: int) -> int:
+        """In the lane. The file may have been lost or replaced since: then everything that is held goes in again."""
+        generation = self._store.ready()
+        batch = Batch()
+        for key, row in (changes if generation == known else {**changes, **whole}).items():
+            if row is None:
+                batch.delete(META, f"{PREFIX}{key}")
+            else:
+                batch.put(META, f"{PREFIX}{key}", _encode(row))
         self._store.apply(batch)
-        return self._store.generation
+        return generation
 
     def _drop(self, newest: str) -> None:
         others = (key for key in self._rows if key != newest)

@@ -5,12 +5,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import trio
 
+from reconciler.alerts.config import AlertsConfig
 from reconciler.alerts.courier import MARGIN_S
 from reconciler.alerts.notice import Incidents
 from reconciler.alerts.sinks import build
 from reconciler.alerts.sinks.base import Setup, SinkError
 from reconciler.alerts.telling import Ground, check_sink, setup_of, test_alert
-from reconciler.config import Config
+from reconciler.apiserver import ApiServer
 
 
 async def try_sink(setup: Setup, send: Callable[[], Awaitable[None]]) -> Mapping[str, object]:
@@ -28,15 +29,17 @@ async def try_sink(setup: Setup, send: Callable[[], Awaitable[None]]) -> Mapping
     return {"sink": setup.name, "kind": setup.config.how, "ok": ok, "detail": detail, "seconds": seconds}
 
 
-async def try_all(config: Config, ground: Ground, only: str | None, by: str) -> Sequence[Mapping[str, object]]:
+async def try_all(
+    config: AlertsConfig, apiserver: ApiServer, ground: Ground, only: str | None, by: str
+) -> Sequence[Mapping[str, object]]:
     """Build the configured sinks (or one), and tell each of a test. Errors: `InputError` when there is no such sink."""
-    check_sink(config.alerts, only)
+    check_sink(config, only)
     notice = Incidents(1.0).take(test_alert(by, time.time()))
-    names = [name for name in config.alerts.sinks if only is None or name == only]
+    names = [name for name in config.sinks if only is None or name == only]
     results: dict[str, Mapping[str, object]] = {}
 
     async def one(name: str) -> None:
-        setup = setup_of(name, config.alerts.sinks[name], ground, config.apiserver)
+        setup = setup_of(name, config.sinks[name], ground, apiserver)
         sink = build(setup)
         try:
             results[name] = await try_sink(setup, lambda: sink.send((notice,)))

@@ -69,4 +69,4 @@ def _directly(options: Namespace) -> Sequence[Mapping[str, object]]:
         raise CliError(str(exc), Exit.USAGE) from exc
     kubelet = read_kubelet(config)
     ground = Ground(node=kubelet.node_name or os.uname().nodename, root=config.node.root, kubelets=kubelet.kubeconfig)
-    return trio.run(try_all, config, ground, options.sink, who())
+    return trio.run(try_all, config.alerts, config.apiserver, ground, options.sink, who())

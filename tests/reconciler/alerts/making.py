@@ -1,0 +1,94 @@
+"""What the tests of alerts share: alerts, a sink that does as it is told, and a teller on a real store."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from reconciler.alerts.alert import Alert, Kind, Severity
+from reconciler.alerts.config import AlertsConfig, Journal
+from reconciler.alerts.config import Sink as SinkConfig
+from reconciler.alerts.notice import Incidents, Notice
+from reconciler.alerts.sinks.base import Plain, Setup, Sink, SinkError
+from reconciler.alerts.teller import Teller
+from state.store import Store
+
+
+def alert(key: str = "k", kind: Kind = Kind.EVICTION_DONE, **more: Any) -> Alert:
+    return Alert(**{"kind": kind, "key": key, "summary": f"about {key}", "at_s": 1000.0, **more})
+
+
+def notice(key: str = "k", kind: Kind = Kind.EVICTION_DONE, **more: Any) -> Notice:
+    return Incidents(3600.0).take(alert(key, kind, **more))
+
+
+def told(notices: Sequence[Notice]) -> list[tuple[str, int]]:
+    return [(one.alert.key, one.count) for one in notices]
+
+
+class FakeSink(Plain):
+    """`Sink`: remembers what it took and when; ``errors`` are raised first, one a call."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.log: list[tuple[float, list[tuple[str, int]]]] = []
+        self.notices: list[Notice] = []
+        self.errors: list[SinkError] = []
+        self.broken: SinkError | None = None
+        self.tries: list[float] = []
+        self.hang_s = 0.0
+        self.closed = 0
+
+    async def send(self, notices: Sequence[Notice]) -> None:
+        self.tries.append(trio.current_time())
+        await trio.sleep(self.hang_s)
+        if self.errors:
+            raise self.errors.pop(0)
+        if self.broken is not None:
+            raise self.broken
+        self.log.append((trio.current_time(), told(notices)))
+        self.notices += notices
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+class World:
+    """A teller with fake sinks."""
+
+    def __init__(self, tmp_path: Path, *names: str, most: int = 1000, **settings: Any) -> None:
+        self.path = str(tmp_path / "state.db")
+        self.store = Store(self.path, boot="b")
+        self.lane = trio.CapacityLimiter(1)
+        self.made: dict[str, FakeSink] = {}
+        self.settings = {"batch_delay_s": 0.0, **settings}
+        self.config = self.configured(*names, most=most)
+        self.teller = self.new_teller()
+
+    def configured(self, *names: str, most: int = 1000, **more: Any) -> AlertsConfig:
+        settings = {**self.settings, **more}
+        return AlertsConfig(sinks={name: SinkConfig(journal=Journal(), **settings) for name in names}, queue=most)
+
+    def new_teller(self, build: Callable[[Setup], Sink] | None = None) -> Teller:
+        return Teller(
+            self.config,
+            self.store,
+            self.lane,
+            lambda name, config: Setup(name=name, config=config, node="n1"),
+            build=build or self.build,
+            clock=lambda: 1000.0 + trio.current_time(),
+        )
+
+    def build(self, setup: Setup) -> Sink:
+        sink = self.made.setdefault(setup.name, FakeSink(setup))
+        sink.setup = setup
+        return sink
+
+    def rows(self) -> list[str]:
+        """The ids in the store."""
+        return [key for key, _ in self.store.rows("meta") if key.startswith("alert:")]
+
+
+def severity(text: str) -> Severity:
+    return Severity(text)

@@ -1,0 +1,157 @@
+"""SIGKILL between any two steps: every durable alert that was acknowledged is told at least once, with one id.
+
+The child tells three alerts as an eviction would: it journals an event, keeps its alert, and only then notes that the
+event is acknowledged. It is killed at its Nth step (each write to the store, before and after; each telling, before
+and after), for every N. The next run tells again what its journal does not have as acknowledged.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from state.schema import META
+from state.store import Store
+
+PROJECT = Path(__file__).parents[3]
+
+CHILD = """
+import json, os, signal, sys
+import trio
+from reconciler.alerts.alert import Alert, Kind
+from reconciler.alerts.config import AlertsConfig, Journal, Sink as SinkConfig
+from reconciler.alerts.sinks.base import Plain, Setup
+from reconciler.alerts.teller import Teller
+from state.store import Store
+
+directory, kill_at = sys.argv[1], int(sys.argv[2])
+steps = 0
+
+def step(name):
+    global steps
+    steps += 1
+    if steps == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def append(name, text):
+    with open(f"{directory}/{name}", "a") as file:
+        file.write(text + "\\n")
+
+class Sink(Plain):
+    def __init__(self, setup):
+        self.name = setup.name
+    async def send(self, notices):
+        step(f"before {self.name}")
+        for one in notices:
+            append(f"sink-{self.name}", json.dumps([one.alert.key, one.id]))
+        step(f"after {self.name}")
+
+class Stepping(Store):
+    pass
+
+store = Store(f"{directory}/state.db", boot="b")
+apply = store.apply
+def stepped(batch):
+    step("before a write")
+    apply(batch)
+    step("after a write")
+store.apply = stepped
+
+def lines(name):
+    try:
+        return open(f"{directory}/{name}").read().split()
+    except FileNotFoundError:
+        return []
+
+async def main():
+    sinks = {name: SinkConfig(journal=Journal(), batch_delay_s=0.0) for name in ("a", "b")}
+    teller = Teller(AlertsConfig(sinks=sinks), store, trio.CapacityLimiter(1),
+                    lambda name, config: Setup(name=name, config=config, node="n"), build=Sink)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(teller.run)
+        for number in range(3):
+            key = f"event-{number}"
+            if key in lines("acknowledged"):
+                continue
+            append("events", key)
+            step("event")
+            await teller.keep(Alert(kind=Kind.EVICTION_DONE, key=key, summary=key, at_s=1000.0 + number, durable=True))
+            append("acknowledged", key)
+            step("acknowledged")
+        while teller.stored:
+            await trio.sleep(0.005)
+        await trio.sleep(0.02)
+        nursery.cancel_scope.cancel()
+    append("steps", str(steps))
+
+trio.run(main)
+store.close()
+"""
+
+
+def run(directory: Path, kill_at: int) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(directory), str(kill_at)],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode in {0, -signal.SIGKILL}, done.stderr
+    return done.returncode
+
+
+def told(directory: Path, sink: str) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for text in (directory / f"sink-{sink}").read_text().splitlines():
+        key, name = json.loads(text)
+        found.setdefault(key, set()).add(name)
+    return found
+
+
+def test_killed_at_any_step_and_started_again_every_alert_reaches_every_sink_under_one_id(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert run(whole, 0) == 0
+    steps = int((whole / "steps").read_text())
+    assert steps >= 20
+    # A fresh interpreter costs half a second: every third step by default, each of them when asked for.
+    stride = 1 if "BYPASSD_FULL" in os.environ else 4
+    killed = 0
+    for at in range(1, steps + 1, stride):
+        directory = tmp_path / str(at)
+        directory.mkdir()
+        # Twice at the same step, then to the end.
+        killed += sum(run(directory, at) != 0 for _ in range(2))
+        run(directory, 0)
+        for sink in "ab":
+            found = told(directory, sink)
+            assert sorted(found) == ["event-0", "event-1", "event-2"], (at, sink)
+            assert all(len(names) == 1 for names in found.values()), (at, sink, found)
+        store = Store(str(directory / "state.db"), boot="b")
+        assert [key for key, _ in store.rows(META) if key.startswith("alert:")] == [], at
+        store.close()
+    assert killed >= steps // stride // 2
+
+
+def test_an_alert_that_was_not_acknowledged_may_be_lost_only_together_with_its_acknowledgement(tmp_path: Path) -> None:
+    for at in (2, 3, 4):
+        directory = tmp_path / str(at)
+        directory.mkdir()
+        assert run(directory, at) == -signal.SIGKILL
+        store = Store(str(directory / "state.db"), boot="b")
+        stored = [key for key, _ in store.rows(META) if key.startswith("alert:")]
+        store.close()
+        acknowledged = (directory / "acknowledged").exists()
+        assert not acknowledged or stored or (directory / "sink-a").exists()
+
+
+@pytest.mark.parametrize("at", [1])
+def test_killed_before_anything_was_kept_nothing_is_left_behind(tmp_path: Path, at: int) -> None:
+    assert run(tmp_path, at) == -signal.SIGKILL
+    assert not (tmp_path / "acknowledged").exists()
