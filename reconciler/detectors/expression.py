@@ -12,7 +12,8 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from reconciler.detectors.base import Detector, Sight, unknown
-from reconciler.detectors.formula import MAX_TEXT, FormulaError, Node, Ref, parse, refs
+from reconciler.detectors.formula import MAX_TEXT, FormulaError, parse
+from reconciler.detectors.formula_tree import Node, Ref, refs
 from reconciler.detectors.formula_value import degree, newest, truth
 from reconciler.detectors.hold import Hold, Timing, paused, step
 from reconciler.detectors.subjects import VICTIM, subject_of

@@ -1,4 +1,4 @@
-"""The language of expressions over signals: text to a checked tree, and back.
+"""The language of expressions over signals: text to a checked tree.
 
     avg(cpu.wait, 30s) > 5 and cpu.throttled < 1 or node.memory.available < 2Gi
 
@@ -16,9 +16,22 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Final, NamedTuple, NoReturn, final
 
-from msgspec import Struct
-
 from reconciler import units
+from reconciler.detectors.formula_tree import (
+    BINDING,
+    COMPARE,
+    COMPARISONS,
+    MINUS,
+    NOT,
+    Binary,
+    Call,
+    Node,
+    Number,
+    Over,
+    Ref,
+    Unary,
+    is_truth,
+)
 from reconciler.detectors.subjects import VICTIM, known_signal, whose
 from reconciler.signals.catalog import SIGNALS
 
@@ -26,53 +39,6 @@ MAX_TEXT: Final = 500
 MAX_DEPTH: Final = 20
 WINDOWED: Final = ("avg", "min", "max", "rate")
 PLAIN: Final = ("min", "max", "abs")
-_COMPARISONS: Final = ("<", "<=", ">", ">=", "==", "!=")
-
-
-class Number(Struct, frozen=True, tag=True):
-    """A number as it was meant: ``2Ki`` is 2048."""
-
-    value: float
-
-
-class Ref(Struct, frozen=True, tag=True):
-    """The newest sample of a signal; ``where`` as in `reconciler.detectors.subjects`."""
-
-    where: str
-    signal: str
-
-
-class Over(Struct, frozen=True, tag=True):
-    """A signal over the last ``seconds``."""
-
-    function: str
-    ref: Ref
-    seconds: float
-
-
-class Unary(Struct, frozen=True, tag=True):
-    """``-x`` or ``not x``."""
-
-    operator: str
-    operand: "Node"
-
-
-class Binary(Struct, frozen=True, tag=True):
-    """Arithmetic, a comparison, ``and`` or ``or``."""
-
-    operator: str
-    left: "Node"
-    right: "Node"
-
-
-class Call(Struct, frozen=True, tag=True):
-    """``min``, ``max`` or ``abs`` of numbers."""
-
-    function: str
-    arguments: "tuple[Node, ...]"
-
-
-Node = Number | Ref | Over | Unary | Binary | Call
 
 
 class FormulaError(ValueError):
@@ -102,16 +68,6 @@ _TOKENS: Final = re.compile(
 )
 _PLACE: Final = re.compile(r"(pod|node|pool|numa:\d+|fs:[A-Za-z0-9_-]+)\.(.+)", re.ASCII)
 
-# How tightly an operator binds; a comparison takes no other beside it.
-_OR, _AND, _NOT, _COMPARE, _SUM, _PRODUCT, _MINUS = range(1, 8)
-_BINDING: Final = {
-    "or": _OR,
-    "and": _AND,
-    **dict.fromkeys(_COMPARISONS, _COMPARE),
-    **dict.fromkeys("+-", _SUM),
-    **dict.fromkeys("*/", _PRODUCT),
-}
-
 
 @lru_cache(maxsize=256)
 def parse(text: str) -> Node:
@@ -119,55 +75,6 @@ def parse(text: str) -> Node:
     if len(text) > MAX_TEXT:
         raise FormulaError(MAX_TEXT + 1, f"an expression has at most {MAX_TEXT} characters; this one has {len(text)}")
     return _Parser(text).whole()
-
-
-def refs(node: Node) -> Iterator[Ref]:
-    """Every signal in it, from left to right."""
-    match node:
-        case Ref():
-            yield node
-        case Over():
-            yield node.ref
-        case Unary():
-            yield from refs(node.operand)
-        case Binary():
-            yield from refs(node.left)
-            yield from refs(node.right)
-        case Call():
-            for argument in node.arguments:
-                yield from refs(argument)
-        case Number():
-            pass
-
-
-def render(node: Node, around: int = 0) -> str:
-    """The text of a tree, which reads back as the same. ``around``: how tightly what stands around it binds."""
-    match node:
-        case Number():
-            # No exponent, which the language does not have.
-            return f"{Decimal(repr(node.value)):f}"
-        case Ref():
-            return node.signal if node.where == VICTIM else f"{node.where}.{node.signal}"
-        case Over():
-            return f"{node.function}({render(node.ref)}, {Decimal(repr(node.seconds)):f}s)"
-        case Call():
-            return f"{node.function}({', '.join(render(argument) for argument in node.arguments)})"
-        case Unary():
-            own = _NOT if node.operator == "not" else _MINUS
-            text = f"{node.operator}{' ' if own == _NOT else ''}{render(node.operand, own)}"
-        case Binary():
-            own = _BINDING[node.operator]
-            # To the left the same operator groups by itself; a comparison groups with none.
-            left = render(node.left, own + (own == _COMPARE))
-            text = f"{left} {node.operator} {render(node.right, own + 1)}"
-    return f"({text})" if own < around else text
-
-
-def is_truth(node: Node) -> bool:
-    """True for what is true or false, False for a number."""
-    if isinstance(node, Unary | Binary):
-        return node.operator in {"not", "and", "or", *_COMPARISONS}
-    return False
 
 
 @final
@@ -211,10 +118,10 @@ class _Parser:
             raise FormulaError(self._next.column, f"nested deeper than {MAX_DEPTH}")
         start = self._next
         left = self._prefix()
-        while (binding := _BINDING.get(self._next.text, 0)) > around:
+        while (binding := BINDING.get(self._next.text, 0)) > around:
             sign = self._take()
             truth = sign.text in {"and", "or"}
-            if binding == _COMPARE and isinstance(left, Binary) and left.operator in _COMPARISONS:
+            if binding == COMPARE and isinstance(left, Binary) and left.operator in COMPARISONS:
                 raise FormulaError(sign.column, "one comparison at a time; join two with 'and'")
             right_start = self._next
             right = self._expression(binding)
@@ -234,7 +141,7 @@ class _Parser:
             return node
         if token.text in {"-", "not"}:
             start = self._next
-            operand = self._expression(_NOT if token.text == "not" else _MINUS)
+            operand = self._expression(NOT if token.text == "not" else MINUS)
             _typed(operand, start, token.text == "not", token)
             return Unary(token.text, operand)
         if token.kind != "name" or token.text in {"and", "or"}:

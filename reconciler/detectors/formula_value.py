@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from reconciler.detectors.base import Sight
-from reconciler.detectors.formula import Binary, Call, Node, Number, Over, Ref, Unary
+from reconciler.detectors.formula_tree import Binary, Call, Node, Number, Over, Ref, Unary
 from reconciler.detectors.subjects import subject_of
 from reconciler.detectors.threshold import severity
 from reconciler.detectors.windows import interval_s, seen

@@ -6,20 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.detectors.formula import (
-    MAX_TEXT,
-    Binary,
-    Call,
-    FormulaError,
-    Node,
-    Number,
-    Over,
-    Ref,
-    Unary,
-    parse,
-    refs,
-    render,
-)
+from reconciler.detectors.formula import MAX_TEXT, FormulaError, parse
+from reconciler.detectors.formula_tree import Binary, Call, Node, Number, Over, Ref, Unary, refs, render
 from reconciler.detectors.formula_value import degree, truth
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values
 
