@@ -20,7 +20,7 @@ from cgroupfs.errors import SourceError, StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.usage import UsageReader
 from cgroupfs.writer import Writer
-from reconciler import __version__, logs, sides
+from reconciler import __version__, logs, sides, watching
 from reconciler.actuators.cgroup import CgroupActuator
 from reconciler.actuators.judge import Judge
 from reconciler.actuators.side import Situation
@@ -219,6 +219,7 @@ class Agent:
             alert=self.alert,
             headroom=self.headroom.kept,
         )
+        self.watching = watching.Watching(self, self.telling.tell, lambda: None)
         self._apply_config(config)
         self.refresh_holds()
 
@@ -294,6 +295,18 @@ class Agent:
 
     def _read(self, cpu: NodeCpu | None, now: float) -> None:
         self.headroom.look(self.reconciler.pools, self.knowledge.topology, cpu, now)
+
+    def scene(self) -> tuple[NodeView, Pools | None]:
+        """The node as it is known now, and the pools of the last look."""
+        return self.knowledge.view(time.monotonic(), self.judge.known.actual), self.reconciler.pools
+
+    def holds_now(self) -> Mapping[str, Hold]:
+        """The holds in force, by target."""
+        return self.judge.holds
+
+    def enforces(self) -> bool:
+        """Whether what is planned is also written."""
+        return self.judge.enforce
 
     def statuses(self) -> list[SourceStatus]:
         """Every source with its age and what is wrong with it."""
@@ -517,6 +530,7 @@ class Agent:
             self._open_files(config)
         self._apply_config(config)
         self.disks.look()
+        self.watching.reconfigure()
         self.reread_files()
         if self.judge.enforce is False:
             self.lane.clear()

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from reconciler.alerts.config import AlertsConfig
 from reconciler.apiserver import ApiServer
 from reconciler.foreign import ForeignRules
+from reconciler.interference import InterferenceConfig
 from reconciler.logs import LogFormat, LogLevel
 from reconciler.placement.headroom import HeadroomConfig
 from reconciler.policies.table import PoliciesConfig
@@ -295,6 +296,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     classes: Rules = Rules()
     policies: PoliciesConfig = PoliciesConfig()
     headroom: HeadroomConfig = HeadroomConfig()
+    interference: InterferenceConfig = InterferenceConfig()
     eviction: EvictionConfig = EvictionConfig()
     writes: Writes = Writes()
     memory: Memory = Memory()

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from reconciler.detectors.cpi import CpiConfig
 from reconciler.detectors.pressure import PressureConfig
 from reconciler.detectors.run_queue import RunQueueConfig
 from reconciler.detectors.table import DetectorEntry
@@ -87,6 +88,11 @@ SHIPPED: Final[Mapping[str, Rule]] = {
     "memory": Rule(
         when=((_entry(pressure=PressureConfig(resource="memory")),),),
         resource=Resource.MEMORY,
+    ),
+    "cache": Rule(
+        when=((_entry(cpi=CpiConfig()),),),
+        resource=Resource.CACHE,
+        responses=(Response.HOLD, Response.PARTITION, Response.SQUEEZE),
     ),
     "io": Rule(when=((_entry(pressure=PressureConfig(resource="io")),),), resource=Resource.IO),
 }

@@ -1,0 +1,231 @@
+"""Frames in, judgements out: rules, suspects, ladder and eviction, one moment after the other. Pure but for its memory.
+
+It reads no clock and no file, so that a recording gives the same judgements as the node did (`bypassctl simulate`).
+"""
+
+import logging
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Final, final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from reconciler.detectors.base import STALE_S, Sight
+from reconciler.detectors.evaluate import Watch, evaluate
+from reconciler.detectors.rule import Rule, RuleMode, effective
+from reconciler.detectors.suspects import SIGNALS as SUSPECT_SIGNALS
+from reconciler.detectors.suspects import rank
+from reconciler.detectors.table import DETECTORS
+from reconciler.interference import InterferenceConfig
+from reconciler.responses.config import Response
+from reconciler.responses.eviction.triggers.named import Named
+from reconciler.responses.ladder import Ascent, Change, LadderMemory, Turn, advance
+from reconciler.responses.measure import measures_of
+from reconciler.responses.steps import SIGNALS as STEP_SIGNALS
+from reconciler.signals.history import History
+from state.evidence import NODE, Finding, Frame, PodFacts, Verdict
+from state.measures import Measures
+
+_LOG: Final = logging.getLogger(__name__)
+_LEARNED_MOST: Final = 2000
+"""Workloads' memories kept at most; those not seen for longest go first."""
+
+
+class Judgement(Struct, frozen=True, kw_only=True):
+    """What one frame came to.
+
+    ``findings``: of every rule and victim. ``begun`` and ``over``: those that are interfered now and were not, and the
+    other way round. ``measures``: what the plan is asked for. ``named``: pods that should go as the ladder's last
+    step; the eviction planner has the last word.
+    """
+
+    at_s: float
+    findings: tuple[Finding, ...] = ()
+    begun: tuple[Finding, ...] = ()
+    over: tuple[Finding, ...] = ()
+    changes: tuple[Change, ...] = ()
+    measures: Measures = Measures()
+    named: tuple[Named, ...] = ()
+
+
+class Remembered(Struct, frozen=True, kw_only=True):
+    """What outlives the daemon: what durable detectors learned (by detector, then key), what has not helped."""
+
+    learned: Mapping[str, Mapping[str, msgspec.Raw]] = {}
+    useless: Mapping[str, float] = {}
+
+
+@final
+class Brain:
+    """Keeps the history of the signals and what rules and ladder remember."""
+
+    def __init__(self, config: InterferenceConfig, remembered: Remembered | None = None) -> None:
+        self.history = History()
+        self.ladder = LadderMemory(useless=remembered.useless if remembered is not None else {})
+        self._watches: dict[tuple[str, str], Watch] = {}
+        self._learned: dict[str, Struct] = _learned(remembered) if remembered is not None else {}
+        self._active: dict[tuple[str, str], Finding] = {}
+        self._first_s: float | None = None
+        self.configure(config)
+
+    def configure(self, config: InterferenceConfig) -> None:
+        """Go by another configuration from the next frame on; what is in force by rules that are gone ends there."""
+        self.config = config
+        self.rules: Mapping[str, Rule] = effective(config.rules) if config.enabled else {}
+        places = {(name, place) for name, rule in self.rules.items() for place in _places(rule)}
+        known = {(key.split(" ", 2)[0], key.split(" ", 2)[1]) for key in self._learned} - places
+        self._learned = {
+            key: value for key, value in self._learned.items() if tuple(key.split(" ", 2)[:2]) not in known
+        }
+
+    @property
+    def fresh_s(self) -> float:
+        """How old a sample may be to count as now."""
+        return STALE_S * self.config.sample_s
+
+    def look(self, frame: Frame) -> Generator[None, None, Judgement]:
+        """One frame further. Yields between victims, so that a caller can let others run."""
+        self.history.add(frame)
+        if self._first_s is None:
+            self._first_s = frame.at_s
+        watches: dict[tuple[str, str], Watch] = {}
+        ascents: list[Ascent] = []
+        for name, rule in self.rules.items():
+            findings: list[Finding] = []
+            for subject, pod in _victims(rule, frame):
+                findings.append(
+                    self._judge(
+                        name,
+                        rule,
+                        Sight(subject=subject, pod=pod, frame=frame, history=self.history, fresh_s=self.fresh_s),
+                        watches,
+                    )
+                )
+                yield
+            # Steps that nobody writes cannot help: they are not to be judged by that.
+            shadow = rule.mode is not RuleMode.ENFORCE or not frame.enforce
+            ascents.append(Ascent(rule=name, shadow=shadow, responses=rule.responses, findings=tuple(findings)))
+        self._watches = watches
+        changes: tuple[Change, ...] = ()
+        if frame.at_s - self._first_s >= self.config.settle_s:
+            self.ladder, changes = advance(
+                self.ladder, ascents, (frame, self.history), self.config.responses, fresh_s=self.fresh_s
+            )
+        every = tuple(finding for ascent in ascents for finding in ascent.findings)
+        begun, over = self._transitions(every)
+        return Judgement(
+            at_s=frame.at_s,
+            findings=every,
+            begun=begun,
+            over=over,
+            changes=changes,
+            measures=measures_of(self.ladder, frame),
+            named=tuple(_named(changes, every)),
+        )
+
+    def at_once(self, frame: Frame) -> Judgement:
+        """`look` without pauses."""
+        looking = self.look(frame)
+        while True:
+            try:
+                next(looking)
+            except StopIteration as end:
+                judgement: Judgement = end.value
+                return judgement
+
+    def remember(self) -> Remembered:
+        """What to keep for the next start."""
+        learned: dict[str, dict[str, msgspec.Raw]] = {}
+        for key, memory in self._learned.items():
+            learned.setdefault(_detector_of(memory), {})[key] = msgspec.Raw(msgspec.msgpack.encode(memory))
+        return Remembered(learned=learned, useless=self.ladder.useless)
+
+    def wanted(self) -> frozenset[str]:
+        """The signals that anything here goes by."""
+        if not self.rules:
+            return frozenset()
+        entries = [entry for rule in self.rules.values() for group in rule.when for entry in group]
+        asked = {signal for entry in entries for signal in DETECTORS[entry.name].signals(entry.config)}
+        return frozenset(asked | set(SUSPECT_SIGNALS) | set(STEP_SIGNALS))
+
+    def _judge(self, name: str, rule: Rule, sight: Sight, watches: dict[tuple[str, str], Watch]) -> Finding:
+        seen = evaluate(name, rule, sight, self._watches.get((name, sight.subject)), self._learned)
+        watches[name, sight.subject] = seen.watch
+        for key, memory in seen.learned.items():
+            self._learned.pop(key, None)  # the newest stand last
+            self._learned[key] = memory
+        while len(self._learned) > _LEARNED_MOST:
+            del self._learned[next(iter(self._learned))]
+        if seen.finding.verdict in {Verdict.OK, Verdict.UNKNOWN}:
+            return seen.finding
+        return replace(seen.finding, suspects=rank(sight, seen.finding.resource, rule.window_s))
+
+    def _transitions(self, every: Sequence[Finding]) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+        active: dict[tuple[str, str], Finding] = {}
+        begun: list[Finding] = []
+        over: list[Finding] = []
+        for finding in every:
+            key = finding.rule, finding.victim
+            before = self._active.pop(key, None)
+            if finding.verdict is Verdict.INTERFERED:
+                active[key] = finding
+                if before is None:
+                    begun.append(finding)
+            elif before is not None:
+                if finding.verdict is Verdict.OK:
+                    over.append(finding)
+                else:
+                    active[key] = before  # not over before it is well
+        over += [replace(gone, verdict=Verdict.UNKNOWN, evidence=("it is gone",)) for gone in self._active.values()]
+        self._active = active
+        return tuple(begun), tuple(over)
+
+
+def _victims(rule: Rule, frame: Frame) -> Iterable[tuple[str, PodFacts | None]]:
+    if rule.victims.node:
+        yield NODE, None
+    for uid in sorted(frame.pods):
+        pod = frame.pods[uid]
+        if rule.victims.match(pod):
+            yield pod.subject, pod
+
+
+def _named(changes: Iterable[Change], findings: Iterable[Finding]) -> Iterable[Named]:
+    found = {(one.rule, one.victim): one for one in findings}
+    for change in changes:
+        step = change.step
+        if change.turn is not Turn.APPLIED or change.shadow or step is None or step.response is not Response.EVICT:
+            continue
+        assert step.suspect is not None
+        finding = found[change.rule, change.victim]
+        evidence = "; ".join(finding.evidence)
+        yield Named(
+            uid=step.suspect, rule=change.rule, victim=change.title, evidence=evidence, resource=finding.resource
+        )
+
+
+def _places(rule: Rule) -> Iterable[str]:
+    for number, group in enumerate(rule.when):
+        for position, entry in enumerate(group):
+            if DETECTORS[entry.name].durable:
+                yield f"{number}.{position}"
+
+
+def _detector_of(memory: Struct) -> str:
+    return next(name for name, one in DETECTORS.items() if one.durable and isinstance(memory, one.memory_type))
+
+
+def _learned(remembered: Remembered) -> dict[str, Struct]:
+    """What durable detectors learned in an earlier run; what cannot be read (an older form) is learned anew."""
+    found: dict[str, Struct] = {}
+    for name, memories in remembered.learned.items():
+        detector = DETECTORS.get(name)
+        if detector is None or not detector.durable:
+            continue
+        for key, raw in memories.items():
+            try:
+                found[key] = msgspec.msgpack.decode(raw, type=detector.memory_type)
+            except msgspec.MsgspecError as exc:
+                _LOG.warning("what detector %s learned of %s cannot be read: %s", name, key, exc)
+    return found

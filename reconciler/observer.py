@@ -1,0 +1,307 @@
+"""Watches online pods while it runs: reads the signals, judges them, asks the plan for relief, orders evictions, tells.
+
+One pass each ``interference.sample_s``: readers fill a sheet, the sheet and the pods' facts are a `Frame`, the brain
+judges it. What it asks for reaches the groups through the plan like any other wish. What it learned (workloads' usual
+CPI, what has not helped) is kept in the store now and then; everything else starts anew with each run.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, final
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import StoreError
+from cgroupfs.files import FileOps
+from reconciler.brain import Brain, Judgement, Remembered
+from reconciler.config import Config
+from reconciler.dirty import NODE, TICK, DirtyKeys, pod_key
+from reconciler.knowledge import Knowledge
+from reconciler.place import Place
+from reconciler.podfacts import facts_of
+from reconciler.recorder import Recorder
+from reconciler.responses.eviction.limits import Past
+from reconciler.responses.eviction.limits import kept as past_kept
+from reconciler.responses.eviction.limits import restored as past_restored
+from reconciler.responses.eviction.plan import Decision, begun, decide, signals_of
+from reconciler.responses.eviction.plan import Memory as EvictionMemory
+from reconciler.signals.devicestats import whole_disks
+from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.reading import Means, Metered, build, costs
+from reconciler.slices import Slices
+from reconciler.telling import alerts_of
+from state.eviction import Case, Order
+from state.evidence import Frame, PodFacts
+from state.measures import Measures
+from state.model import Hold, NodeView, Pod, PodClass, Pools
+from state.schema import META
+from state.store import Batch, Store
+
+_LOG: Final = logging.getLogger(__name__)
+ROW: Final = "interference"
+"""Row of the store's META table: what outlives the daemon."""
+_KEEP_S: Final = 60.0
+_DISKS_S: Final = 60.0
+_STOP_S: Final = 5.0
+
+
+class Kept(Struct, frozen=True, kw_only=True):
+    """The body of the row `ROW`."""
+
+    brain: Remembered = Remembered()
+    past: Past = Past()
+
+
+class Node(Protocol):
+    """What of the agent the observer looks at and changes."""
+
+    place: Place
+    files: FileOps
+    knowledge: Knowledge
+    dirty: DirtyKeys
+    store: Store
+    store_lane: trio.CapacityLimiter
+
+    @property
+    def config(self) -> Config: ...
+
+    def scene(self) -> tuple[NodeView, Pools | None]:
+        """The node as it is known now, and the pools of the last look."""
+
+    def holds_now(self) -> Mapping[str, Hold]: ...
+
+    def enforces(self) -> bool: ...
+
+
+class Evictor(Protocol):
+    """Who carries evictions out."""
+
+    def submit(self, order: Order) -> None: ...
+
+    def cases(self) -> Sequence[Case]: ...
+
+
+@final
+class Observer:
+    """See the module's text. ``tell`` never waits."""
+
+    def __init__(
+        self,
+        node: Node,
+        means: Callable[[Config], Means],
+        *,
+        tell: Callable[..., None],
+        evictor: Evictor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._node, self._means, self._tell, self._evictor = node, means, tell, evictor
+        self._clock, self._wall = clock, wall
+        self._readers: tuple[Metered, ...] = ()
+        self._config: Config | None = None
+        kept = read_kept(node.store)
+        self.brain = Brain(node.config.interference, kept.brain)
+        self._past = kept.past
+        self._evictions: EvictionMemory | None = None
+        self._saved: Kept | None = None
+        self._saved_at = 0.0
+        self._created: dict[str, tuple[int, float]] = {}
+        self._disks: tuple[str, ...] = ()
+        self._disks_at = float("-inf")
+        self._last: Frame | None = None
+        self.judgement: Judgement | None = None
+        self.decision = Decision()
+        self.passes = 0
+        self.pass_s = 0.0
+        self.recorder = Recorder()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch until cancelled; then nothing is asked of the plan any more."""
+        task_status.started()
+        next_at = trio.current_time()
+        try:
+            while True:
+                await self.look()
+                # A pass that took too long is not made up for.
+                next_at = max(next_at + self._node.config.interference.sample_s, trio.current_time())
+                await trio.sleep_until(next_at)
+        finally:
+            self._publish(Measures())
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_S):
+                await self._keep(self._clock())
+                for reader in self._readers:
+                    await reader.aclose()
+                self._readers = ()
+                await self.recorder.aclose()
+
+    async def look(self) -> Judgement:
+        """One pass."""
+        await self._configure()
+        config, began = self._node.config, time.thread_time()
+        frame = await self._frame(config)
+        slices = Slices()
+        looking = self.brain.look(frame)
+        while True:
+            try:
+                next(looking)
+            except StopIteration as end:
+                judgement: Judgement = end.value
+                break
+            await slices.checkpoint()
+        self._decide(config, frame, judgement)
+        self._publish(judgement.measures)
+        for alert in alerts_of(judgement, frame):
+            self._tell(alert)
+        self.judgement = judgement
+        self.recorder.add(config.interference.record, frame)
+        self.passes += 1
+        self.pass_s = time.thread_time() - began
+        if frame.at_s - self._saved_at >= _KEEP_S:
+            await self._keep(frame.at_s)
+        return judgement
+
+    # Seeing
+
+    async def _configure(self) -> None:
+        """Go by the newest configuration; readers that are no longer needed give back what they hold."""
+        config = self._node.config
+        if config is self._config:
+            return
+        self._config = config
+        self.brain.configure(config.interference)
+        wanted = self.brain.wanted() | signals_of(config.eviction)
+        before, self._readers = self._readers, build(wanted, self._means(config), self._readers)
+        for reader in before:
+            if reader not in self._readers:
+                await reader.aclose()
+
+    async def _frame(self, config: Config) -> Frame:
+        now = self._clock()
+        view, pools = self._node.scene()
+        wanted = self.brain.wanted() | signals_of(config.eviction)
+        scene, sheet = Scene(view=view, pools=pools, wanted=wanted), Sheet()
+        for reader in self._readers:
+            await reader.read(scene, sheet, now)
+        holds = self._node.holds_now()
+        pods = {uid: self._facts(pod, view, pools, holds) for uid, pod in view.pods.items()}
+        for uid in self._created.keys() - pods.keys():
+            del self._created[uid]
+        if now - self._disks_at >= _DISKS_S:
+            self._disks, self._disks_at = whole_disks(config.node.root), now
+        return Frame(
+            at_s=now,
+            wall_s=self._wall(),
+            pods=pods,
+            samples=sheet.samples,
+            knobs=tuple(sorted(view.knobs)),
+            disks=self._disks,
+            enforce=self._node.enforces(),
+        )
+
+    def _facts(self, pod: Pod, view: NodeView, pools: Pools | None, holds: Mapping[str, Hold]) -> PodFacts:
+        held = "node" in holds or f"pod:{pod.uid}" in holds
+        facts = facts_of(pod, pools, created_s=self._created_s(pod), cpus=_cpus(pod, view, pools))
+        return msgspec.structs.replace(facts, held=True) if held else facts
+
+    def _created_s(self, pod: Pod) -> float:
+        """When the pod's directory was made; read once for each inode."""
+        known = self._created.get(pod.uid)
+        if known is None or known[0] != pod.group.inode:
+            try:
+                made = os.stat(self._node.place.hierarchy.trigger_directory(pod.group.path)).st_ctime
+            except OSError:
+                made = 0.0
+            known = self._created[pod.uid] = pod.group.inode, made
+        return known[1]
+
+    # Acting
+
+    def _publish(self, measures: Measures) -> None:
+        knowledge, dirty = self._node.knowledge, self._node.dirty
+        before = knowledge.measures
+        if measures == before:
+            return
+        knowledge.measures = measures
+        dirty.mark(TICK)
+        if (before.cache_percent, before.cache_reason) != (measures.cache_percent, measures.cache_reason):
+            dirty.mark(NODE)
+        for mine, theirs in ((before.squeezed, measures.squeezed), (before.frozen, measures.frozen)):
+            for uid in mine.keys() | theirs.keys():
+                if mine.get(uid) != theirs.get(uid):
+                    dirty.mark(pod_key(uid))
+
+    def _decide(self, config: Config, frame: Frame, judgement: Judgement) -> None:
+        if self._evictions is None:
+            self._evictions = begun(frame, past_restored(self._past, at_s=frame.at_s, wall_s=frame.wall_s))
+        self.decision, self._evictions = decide(
+            config.eviction,
+            frame,
+            self.brain.history,
+            self._evictions,
+            self._evictor.cases() if self._evictor is not None else (),
+            self._node.holds_now(),
+            judgement.named,
+            observe=not self._node.enforces(),
+        )
+        for line in self.decision.news:
+            _LOG.info("%s", line)
+        for order in self.decision.orders:
+            assert self._evictor is not None
+            self._evictor.submit(order)
+        self._last = frame
+
+    # Remembering
+
+    async def _keep(self, now: float) -> None:
+        """What outlives the daemon, into the store. A store that takes nothing is the keeper's news, not ours."""
+        self._saved_at = now
+        past = self._past
+        if self._evictions is not None and self._last is not None:
+            past = past_kept(self._evictions.past, self._last)
+        kept = Kept(brain=self.brain.remember(), past=past)
+        if kept == self._saved:
+            return
+        batch = Batch()
+        batch.put(META, ROW, msgspec.msgpack.encode(kept))
+        try:
+            await trio.to_thread.run_sync(self._node.store.apply, batch, limiter=self._node.store_lane)
+        except StoreError:
+            return
+        self._saved = kept
+
+    # For people
+
+    def costs(self) -> dict[str, float]:
+        """CPU seconds that each reader has taken so far."""
+        return {name: cost.cpu_s for name, cost in costs(self._readers).items()}
+
+    def problems(self) -> dict[str, str]:
+        """Why a signal is not to be had, by signal."""
+        return {signal: words for reader in self._readers for signal, words in reader.problems().items()}
+
+
+def read_kept(store: Store) -> Kept:
+    """What an earlier run has left; nothing where it cannot be read."""
+    row: Any = dict(store.rows(META)).get(ROW)
+    if row is None:
+        return Kept()
+    try:
+        return msgspec.msgpack.decode(row, type=Kept)
+    except msgspec.MsgspecError as exc:
+        _LOG.warning("what the last run has learned cannot be read, and is learned anew: %s", exc)
+        return Kept()
+
+
+def _cpus(pod: Pod, view: NodeView, pools: Pools | None) -> CpuSet | None:
+    """Where the pod's containers may run, where that is not simply its pool: nobody confines them to it."""
+    if pools is None or pools.pool_of(pod) not in {"shared", "reclaimed"}:
+        return None
+    confined = pools.confined if pod.pod_class is PodClass.RECLAIMED else pools.confine_shared
+    if confined:
+        return None
+    return (view.kubelet.default_cpus & pools.online_cpus) or (pools.online_cpus - pools.dedicated_cpus)

@@ -1,0 +1,154 @@
+"""The form of a recording: frames in a file, small enough for a night of them, and exact: read back as they were judged.
+
+A file begins with a line that names its kind and version. Then come blocks: length and CRC-32 of the rest (4 bytes
+each, big-endian), and zlib over msgpack: a list of rows, one a frame. Within a block the name of a subject or signal
+stands once, and a pod's facts when they have changed, so that each block can be read without those before it. A torn
+last block (the daemon or the machine died) is the end of the recording.
+
+Units and meanings are those of `state.evidence`; nothing of a pod's spec is in it beyond its facts, no value is masked:
+labels and annotations may tell what their owners wrote there.
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import BinaryIO, Final, final
+
+import msgspec
+from msgspec import Struct
+
+from cgroupfs.errors import InputError
+from state.evidence import Frame, PodFacts, Sample
+
+HEAD: Final = b"bypassd-recording 1\n"
+_KIND: Final = b"bypassd-recording "
+_LEVEL: Final = 3
+_MOST: Final = 256 << 20
+"""No block is larger: a length beyond is damage, and is not given to the allocator."""
+
+
+class _Row(Struct, frozen=True, array_like=True, gc=False):
+    """One frame. ``samples``: for each subject its number, then signal number, value, age and confidence in turn.
+
+    ``pods``: those that changed since the row before (the first row has all); ``gone``: uids that are no more.
+    """
+
+    at_s: float
+    wall_s: float
+    enforce: bool
+    pods: list[PodFacts]
+    gone: list[str]
+    knobs: list[str] | None
+    disks: list[str] | None
+    samples: list[tuple[int, list[float]]]
+
+
+class _Block(Struct, frozen=True, array_like=True, gc=False):
+    subjects: list[str]
+    signals: list[str]
+    rows: list[_Row]
+
+
+_ENCODE: Final = msgspec.msgpack.Encoder().encode
+_DECODE: Final = msgspec.msgpack.Decoder(_Block).decode
+
+
+@final
+class Packer:
+    """Collects frames into one block."""
+
+    def __init__(self) -> None:
+        self._subjects: dict[str, int] = {}
+        self._signals: dict[str, int] = {}
+        self._rows: list[_Row] = []
+        self._pods: Mapping[str, PodFacts] = {}
+        self._last: Frame | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, frame: Frame) -> None:
+        """Take one frame."""
+        last = self._last
+        self._rows.append(
+            _Row(
+                at_s=frame.at_s,
+                wall_s=frame.wall_s,
+                enforce=frame.enforce,
+                pods=[pod for uid, pod in frame.pods.items() if self._pods.get(uid) != pod],
+                gone=[uid for uid in self._pods if uid not in frame.pods],
+                knobs=list(frame.knobs) if last is None or last.knobs != frame.knobs else None,
+                disks=list(frame.disks) if last is None or last.disks != frame.disks else None,
+                samples=[(self._subject(name), self._flat(samples)) for name, samples in frame.samples.items()],
+            )
+        )
+        self._pods, self._last = frame.pods, frame
+
+    def block(self) -> bytes:
+        """The block; the packer begins the next one."""
+        body = _ENCODE(_Block(list(self._subjects), list(self._signals), self._rows))
+        # As new: each block can be read without those before it.
+        self._subjects, self._signals, self._rows, self._pods, self._last = {}, {}, [], {}, None
+        return pack(body)
+
+    def _subject(self, name: str) -> int:
+        return self._subjects.setdefault(name, len(self._subjects))
+
+    def _flat(self, samples: Mapping[str, Sample]) -> list[float]:
+        flat: list[float] = []
+        for name, sample in samples.items():
+            number = self._signals.setdefault(name, len(self._signals))
+            flat += (float(number), sample.value, sample.age_s, sample.confidence)
+        return flat
+
+
+def pack(body: bytes) -> bytes:
+    """A block's bytes in the file."""
+    packed = zlib.compress(body, _LEVEL)
+    return len(packed).to_bytes(4, "big") + zlib.crc32(packed).to_bytes(4, "big") + packed
+
+
+def frames(file: BinaryIO, name: str) -> Iterator[Frame]:
+    """The frames of a recording, the oldest first; a torn or damaged rest is the end.
+
+    Errors: `InputError` for a file that is no recording, or of a version that is not known.
+    """
+    head = file.readline(64)
+    if head != HEAD:
+        got = head.decode("ascii", "replace").strip()
+        expected = "a recording of version 1" if head.startswith(_KIND) else "a recording (bypassd-recording 1)"
+        raise InputError(name, got[:40], expected)
+    while True:
+        lead = file.read(8)
+        size = int.from_bytes(lead[:4], "big")
+        packed = file.read(size) if len(lead) == 8 and size <= _MOST else b""
+        if len(lead) < 8 or len(packed) < size or zlib.crc32(packed) != int.from_bytes(lead[4:], "big"):
+            return
+        try:
+            yield from _unpack(_DECODE(zlib.decompress(packed)))
+        except (zlib.error, msgspec.MsgspecError, IndexError) as exc:
+            raise InputError(name, f"a block of {size} bytes", f"frames of version 1 ({exc})") from exc
+
+
+def _unpack(block: _Block) -> Iterator[Frame]:
+    pods: dict[str, PodFacts] = {}
+    knobs: tuple[str, ...] = ()
+    disks: tuple[str, ...] = ()
+    for row in block.rows:
+        for uid in row.gone:
+            pods.pop(uid, None)
+        pods.update((pod.uid, pod) for pod in row.pods)
+        knobs = knobs if row.knobs is None else tuple(row.knobs)
+        disks = disks if row.disks is None else tuple(row.disks)
+        yield Frame(
+            at_s=row.at_s,
+            wall_s=row.wall_s,
+            pods=dict(pods),
+            samples={block.subjects[number]: _samples(flat, block.signals) for number, flat in row.samples},
+            knobs=knobs,
+            disks=disks,
+            enforce=row.enforce,
+        )
+
+
+def _samples(flat: Sequence[float], signals: Sequence[str]) -> dict[str, Sample]:
+    return {signals[int(flat[at])]: Sample(flat[at + 1], flat[at + 2], flat[at + 3]) for at in range(0, len(flat), 4)}

@@ -1,0 +1,234 @@
+"""Frames in, judgements out: rules find, the ladder acts, and a recording gives the same judgements again."""
+
+import io
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from reconciler.brain import Brain, Judgement, Remembered
+from reconciler.detectors.rule import SHIPPED, Rule, RuleMode, Victims, effective
+from reconciler.detectors.run_queue import RunQueueConfig
+from reconciler.detectors.table import DetectorEntry
+from reconciler.detectors.threshold import ThresholdConfig
+from reconciler.interference import InterferenceConfig
+from reconciler.recording import HEAD, Packer, frames
+from reconciler.responses.config import Response, ResponseConfig
+from state.evidence import NODE, Frame, PodFacts, Sample, Verdict
+from state.measures import Measures
+from state.model import PodClass
+
+ENFORCED = Rule(mode=RuleMode.ENFORCE)
+
+
+def facts(uid: str, cls: PodClass) -> PodFacts:
+    return PodFacts(
+        uid=uid,
+        title=f"ns/{uid}",
+        pod_class=cls,
+        group=f"/kubepods/pod{uid}",
+        namespace="ns",
+        owner=uid,
+        pool="reclaimed" if cls is PodClass.RECLAIMED else "shared",
+        cpus="0-3",
+    )
+
+
+PODS = {
+    "web": facts("web", PodClass.SHARED),
+    "hog": facts("hog", PodClass.RECLAIMED),
+    "calm": facts("calm", PodClass.RECLAIMED),
+}
+
+
+def frame(second: float, *, hog_milli: float, wait: float, throttled: float = 0.0, enforce: bool = True) -> Frame:
+    """One second: the victim waits as told; the hog uses as told."""
+
+    def milli(value: float) -> dict[str, Sample]:
+        return {"cpu.use": Sample(value), "cpu.throttled": Sample(0.0), "cpu.throttled_milli": Sample(0.0)}
+
+    return Frame(
+        at_s=1000.0 + second,
+        wall_s=1.7e9 + second,
+        pods=PODS,
+        samples={
+            NODE: {"be.budget": Sample(3000.0), "be.use": Sample(hog_milli + 50.0)},
+            "pod:web": {
+                **milli(500.0),
+                "cpu.wait": Sample(wait),
+                "cpu.wait_milli": Sample(500.0 * wait / 100),
+                "cpu.wait_own": Sample(0.0),
+                "cpu.delay": Sample(3000.0 if wait > 5 else 20.0),
+                "cpu.throttled": Sample(throttled),
+            },
+            "pod:hog": milli(hog_milli),
+            "pod:calm": milli(50.0),
+        },
+        knobs=("cpu.quota", "freeze"),
+        enforce=enforce,
+    )
+
+
+def trouble(seconds: int = 90, begin: int = 40) -> Iterator[Frame]:
+    """Quiet, then a hog that makes the victim wait."""
+    for second in range(seconds):
+        bad = second >= begin
+        yield frame(second, hog_milli=2500.0 if bad else 100.0, wait=40.0 if bad else 0.5)
+
+
+def config(**rules: Rule) -> InterferenceConfig:
+    return InterferenceConfig(enabled=True, rules=rules, settle_s=10, responses=ResponseConfig(effect_s=5))
+
+
+def judged(brain: Brain, scene: Iterator[Frame]) -> list[Judgement]:
+    return [brain.at_once(one) for one in scene]
+
+
+def words(judgements: list[Judgement]) -> list[str]:
+    return [f"{change.turn}: {change.words}" for one in judgements for change in one.changes]
+
+
+def test_a_hog_is_found_named_and_squeezed() -> None:
+    brain = Brain(config(cpu=ENFORCED))
+    judgements = judged(brain, trouble())
+    (begun,) = [finding for one in judgements for finding in one.begun]
+    assert (begun.rule, begun.title, begun.suspects[0].title) == ("cpu", "ns/web", "ns/hog")
+    asked = [one.measures.squeezed for one in judgements if one.measures.squeezed]
+    assert set(asked[0]) == {"hog"}
+    assert words(judgements)[0].startswith("applied: hold: BE stays at ")
+    assert words(judgements)[1].startswith("applied: squeeze ns/hog: CPU 2500 -> ")
+    assert words(judgements)[2].startswith("undone: squeeze ns/hog"), "nothing changes in these frames"
+    first = next(number for number, one in enumerate(judgements) if one.begun)
+    assert 40 <= first <= 52, "five windows of two seconds"
+
+
+def test_well_again_it_is_over_and_everything_is_given_back() -> None:
+    brain = Brain(replace(config(cpu=ENFORCED), responses=ResponseConfig(effect_s=5, recover_s=5, recover_percent=50)))
+    judged(brain, trouble())
+    calm = judged(brain, (frame(90 + second, hog_milli=300.0, wait=0.5) for second in range(120)))
+    assert [finding.title for one in calm for finding in one.over] == ["ns/web"]
+    assert calm[-1].measures == Measures()
+    assert {finding.verdict for finding in calm[-1].findings if finding.rule == "cpu"} == {Verdict.OK}
+
+
+def test_its_own_quota_is_nobodys_fault() -> None:
+    brain = Brain(config(cpu=ENFORCED))
+    own = (
+        frame(second, hog_milli=2500.0, wait=40.0, throttled=60.0 if second > 40 else 0.0)
+        if second > 40
+        else frame(second, hog_milli=100.0, wait=0.5)
+        for second in range(90)
+    )
+    judgements = judged(brain, own)
+    assert not [finding for one in judgements for finding in one.begun]
+    assert judgements[-1].measures == Measures()
+
+
+def test_shadow_is_the_default_and_touches_nothing() -> None:
+    brain = Brain(config())
+    judgements = judged(brain, trouble())
+    assert [finding.rule for one in judgements for finding in one.begun] == ["cpu"]
+    assert any(change.shadow for one in judgements for change in one.changes)
+    assert all(one.measures == Measures() for one in judgements)
+
+
+def test_on_a_node_that_only_observes_every_rule_is_in_shadow() -> None:
+    brain = Brain(config(cpu=ENFORCED))
+    judgements = judged(brain, (replace(one, enforce=False) for one in trouble()))
+    assert all(one.measures == Measures() for one in judgements)
+    assert brain.ladder.useless == {}
+
+
+def test_nothing_is_done_before_there_is_a_past() -> None:
+    brain = Brain(replace(config(cpu=ENFORCED), settle_s=80))
+    judgements = judged(brain, trouble())
+    assert [one for one in judgements if one.begun]
+    assert not [one for one in judgements if one.changes and one.at_s < 1080]
+
+
+def test_off_and_disabled_watch_nothing() -> None:
+    off = Brain(config(**{name: Rule(mode=RuleMode.OFF) for name in SHIPPED}))
+    assert off.wanted() == frozenset()
+    disabled = Brain(InterferenceConfig(rules={"cpu": ENFORCED}))
+    assert disabled.wanted() == frozenset()
+    assert judged(disabled, trouble())[-1].findings == ()
+
+
+def test_only_the_signals_that_somebody_goes_by_are_asked_for() -> None:
+    brain = Brain(config(**{name: Rule(mode=RuleMode.OFF) for name in SHIPPED if name != "cpu"}))
+    assert {"cpu.wait", "cpu.delay", "cpu.use", "be.budget"} <= brain.wanted()
+    assert "memory.pressure" not in brain.wanted()
+
+
+def test_a_rule_of_a_shipped_name_changes_only_what_it_says() -> None:
+    rules = effective({"cpu": Rule(mode=RuleMode.ENFORCE, responses=(Response.FREEZE,))})
+    assert rules["cpu"].when == SHIPPED["cpu"].when
+    assert rules["cpu"].responses == (Response.FREEZE,)
+    assert rules["memory"] == SHIPPED["memory"]
+
+
+def test_a_rule_without_detectors_and_without_a_shipped_name_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"rules\.mine: it has no detectors"):
+        InterferenceConfig(rules={"mine": Rule()})
+    with pytest.raises(ValueError, match="is no name of a rule"):
+        InterferenceConfig(rules={"my rule": Rule(when=SHIPPED["cpu"].when)})
+
+
+def both(entry: DetectorEntry) -> Rule:
+    return Rule(mode=RuleMode.ENFORCE, when=((DetectorEntry(run_queue=RunQueueConfig()), entry),))
+
+
+def test_in_a_group_all_must_agree() -> None:
+    busy = DetectorEntry(threshold=ThresholdConfig(signal="cpu.use", above=10_000.0))
+    brain = Brain(config(mine=both(busy), cpu=Rule(mode=RuleMode.OFF)))
+    assert not [one for one in judged(brain, trouble()) if one.begun]
+
+
+def test_between_groups_one_is_enough_and_one_that_cannot_answer_takes_no_part() -> None:
+    missing = DetectorEntry(threshold=ThresholdConfig(signal="service.latency", above=10.0))
+    rule = Rule(mode=RuleMode.ENFORCE, when=((missing,), (DetectorEntry(run_queue=RunQueueConfig()),)))
+    judgements = judged(Brain(config(mine=rule, cpu=Rule(mode=RuleMode.OFF))), trouble())
+    assert [finding.rule for one in judgements for finding in one.begun] == ["mine"]
+    alone = Brain(config(mine=Rule(when=((missing,),)), cpu=Rule(mode=RuleMode.OFF)))
+    verdicts = {finding.verdict for finding in judged(alone, trouble())[-1].findings if finding.rule == "mine"}
+    assert verdicts == {Verdict.UNKNOWN}
+
+
+def test_who_is_watched_can_be_chosen() -> None:
+    none = Rule(victims=Victims(namespaces=("other-*",)), when=SHIPPED["cpu"].when)
+    assert not [one for one in judged(Brain(config(mine=none)), trouble()) if "mine" in {f.rule for f in one.findings}]
+
+
+def test_a_reload_ends_what_was_in_force_by_a_rule_that_is_gone() -> None:
+    brain = Brain(config(cpu=ENFORCED))
+    judged(brain, trouble())
+    brain.configure(config(cpu=Rule(mode=RuleMode.OFF)))
+    after = brain.at_once(frame(91, hog_milli=2500.0, wait=40.0))
+    assert after.measures == Measures()
+    assert after.changes
+
+
+def test_a_recording_gives_the_same_judgements() -> None:
+    scene = list(trouble())
+    packer, file = Packer(), io.BytesIO()
+    file.write(HEAD)
+    for number, one in enumerate(scene):
+        packer.add(one)
+        if number % 7 == 0:
+            file.write(packer.block())
+    file.write(packer.block())
+    file.seek(0)
+    back = list(frames(file, "x.rec"))
+    assert back == scene
+    live, again = judged(Brain(config(cpu=ENFORCED)), iter(scene)), judged(Brain(config(cpu=ENFORCED)), iter(back))
+    assert live == again
+
+
+def test_what_was_useless_is_remembered_over_a_restart() -> None:
+    brain = Brain(config(cpu=ENFORCED))
+    judged(brain, trouble(200))
+    kept = brain.remember()
+    assert kept.useless, "the squeeze of the hog changed nothing in these frames"
+    back = msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=Remembered)
+    assert Brain(config(cpu=ENFORCED), back).ladder.useless == kept.useless

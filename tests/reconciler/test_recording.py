@@ -1,0 +1,178 @@
+"""Recordings: exact, small, readable block by block, and never more than the disk was promised."""
+
+import io
+import os
+import zlib
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from cgroupfs.errors import InputError
+from reconciler.interference import RecordConfig
+from reconciler.recorder import Recorder
+from reconciler.recording import HEAD, Packer, frames, pack
+from state.evidence import Frame, PodFacts, Sample
+from state.model import PodClass, Resources
+
+number = st.floats(allow_nan=False, allow_infinity=False)
+names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=8)
+samples = st.dictionaries(
+    names, st.dictionaries(names, st.builds(Sample, number, number, number), max_size=4), max_size=4
+)
+pods = st.dictionaries(
+    names,
+    st.builds(
+        PodFacts,
+        uid=st.just(""),
+        title=names,
+        pod_class=st.sampled_from(PodClass),
+        group=names,
+        labels=st.dictionaries(names, names, max_size=2),
+        requests=st.builds(Resources, cpu_milli=st.none() | st.integers(0, 10**6)),
+        created_s=number,
+    ),
+    max_size=3,
+).map(lambda found: {uid: replace(one, uid=uid) for uid, one in found.items()})
+a_frame = st.builds(
+    Frame,
+    at_s=number,
+    wall_s=number,
+    pods=pods,
+    samples=samples,
+    knobs=st.lists(names, max_size=2).map(tuple),
+    disks=st.lists(names, max_size=2).map(tuple),
+    enforce=st.booleans(),
+)
+
+
+def recorded(parts: list[list[Frame]]) -> bytes:
+    packer, blocks = Packer(), [HEAD]
+    for part in parts:
+        for one in part:
+            packer.add(one)
+        blocks.append(packer.block())
+    return b"".join(blocks)
+
+
+def read(data: bytes) -> list[Frame]:
+    return list(frames(io.BytesIO(data), "x.rec"))
+
+
+@given(st.lists(st.lists(a_frame, max_size=4), max_size=3))
+def test_what_is_read_is_what_was_written(parts: list[list[Frame]]) -> None:
+    assert read(recorded(parts)) == [one for part in parts for one in part]
+
+
+@given(st.lists(st.lists(a_frame, min_size=1, max_size=3), min_size=1, max_size=3), st.data())
+def test_a_torn_file_ends_with_its_last_whole_block(parts: list[list[Frame]], data: st.DataObject) -> None:
+    whole = recorded(parts)
+    cut = data.draw(st.integers(len(HEAD), len(whole)))
+    told = read(whole[:cut])
+    every = [one for part in parts for one in part]
+    assert told == every[: len(told)]
+    ends = [0]
+    for part in parts:
+        ends.append(ends[-1] + len(part))
+    assert len(told) in ends
+
+
+def test_each_block_can_be_read_alone() -> None:
+    pod = PodFacts(uid="a", title="ns/a", pod_class=PodClass.SHARED, group="/a")
+    first = Frame(at_s=1.0, wall_s=1.0, pods={"a": pod}, knobs=("freeze",))
+    second = replace(first, at_s=2.0)
+    packer = Packer()
+    packer.add(first)
+    packer.block()
+    packer.add(second)
+    assert read(HEAD + packer.block()) == [second]
+
+
+def test_a_pod_that_does_not_change_stands_once_in_a_block() -> None:
+    pod = PodFacts(uid="a", title="ns/a", pod_class=PodClass.SHARED, group="/a", labels={"l": "x" * 50})
+    packer = Packer()
+    for second in range(30):
+        packer.add(Frame(at_s=second, wall_s=second, pods={"a": pod}))
+    body = zlib.decompress(packer.block()[8:])
+    assert body.count(b"x" * 50) == 1
+
+
+@pytest.mark.parametrize("head", [b"", b"\x1f\x8b\x08\x00", b"bypassd-recording 2\n", b"apiVersion: v1\n"])
+def test_another_file_is_told_by_name(head: bytes) -> None:
+    with pytest.raises(InputError, match=r"x\.rec"):
+        read(head + b"\0" * 20)
+
+
+def test_a_block_that_is_no_frames_is_an_error_and_a_length_that_cannot_be_is_the_end() -> None:
+    with pytest.raises(InputError, match="frames of version 1"):
+        read(HEAD + pack(b"\x93\x01\x02\x03"))
+    assert read(HEAD + b"\xff" * 40) == []
+
+
+# The recorder
+
+
+def a_second(second: float) -> Frame:
+    return Frame(at_s=second, wall_s=1.7e9 + second, samples={"node": {"load.1": Sample(second)}})
+
+
+async def test_a_night_in_files_of_an_hour_reads_back_in_order(tmp_path: Path) -> None:
+    config, recorder = RecordConfig(directory=str(tmp_path / "rec"), file_s=100), Recorder()
+    for second in range(250):
+        recorder.add(config, a_second(second))
+        if second % 50 == 0:
+            await trio.sleep(0.02)
+    await recorder.aclose()
+    names = sorted(os.listdir(config.directory or ""))
+    assert len(names) == 3
+    assert all(os.stat(tmp_path / "rec" / name).st_mode & 0o777 == 0o600 for name in names)
+    told = [one for name in names for one in frames(io.BytesIO((tmp_path / "rec" / name).read_bytes()), name)]
+    assert [one.at_s for one in told] == list(range(250))
+    assert (recorder.lost, recorder.problem) == (0, None)
+
+
+async def test_the_oldest_recordings_make_room(tmp_path: Path) -> None:
+    config, recorder = RecordConfig(directory=str(tmp_path), max_bytes=1 << 20, file_s=60), Recorder()
+    for number_, size in enumerate((600_000, 600_000, 300_000)):
+        (tmp_path / f"bypassd-20200101T00000{number_}Z.rec").write_bytes(b"x" * size)
+    (tmp_path / "mine.rec").write_bytes(b"x" * (2 << 20))
+    recorder.add(config, a_second(0))
+    await recorder.aclose()
+    left = {path.name for path in tmp_path.iterdir()}
+    # The newest may grow as large as the largest there is, so that the oldest go first and one file must be left over.
+    assert "mine.rec" in left, "what is not ours stays"
+    assert "bypassd-20200101T000000Z.rec" not in left
+    assert any(name.startswith("bypassd-20231114") for name in left)
+    ours = sum((tmp_path / name).stat().st_size for name in left if name != "mine.rec")
+    assert ours <= config.max_bytes
+
+
+async def test_a_disk_that_refuses_is_said_once_and_costs_the_block_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("no directory")
+    config, recorder = RecordConfig(directory=str(blocked / "rec"), file_s=60), Recorder()
+    for second in range(200):
+        recorder.add(config, a_second(second))
+        await trio.sleep(0.001)
+    await recorder.aclose()
+    assert recorder.lost >= 4
+    assert recorder.problem is not None
+    assert len([one for one in caplog.records if "cannot be written" in one.message]) <= recorder.lost
+    blocked.unlink()
+    for second in range(200, 300):
+        recorder.add(config, a_second(second))
+    await recorder.aclose()
+    assert os.listdir(blocked / "rec")
+
+
+async def test_switched_off_nothing_is_kept() -> None:
+    recorder = Recorder()
+    for second in range(100):
+        recorder.add(RecordConfig(), a_second(second))
+    await recorder.aclose()
+    assert (recorder.written, recorder.lost) == (0, 0)
