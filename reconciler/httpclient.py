@@ -75,11 +75,17 @@ class Peer(Struct, frozen=True, kw_only=True):
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What a peer answered, whatever it means. Header names are in small letters; ``body`` may have been cut."""
+    """What a peer answered, whatever it means. Header names are in small letters; ``body`` may have been cut.
+
+    ``seconds``: from the sending of the request to the end of the answer; ``connect_s``: what it took before that to
+    make a connection, 0.0 where one was there.
+    """
 
     status: int
     headers: Mapping[str, str] = {}
     body: bytes = b""
+    seconds: float = 0.0
+    connect_s: float = 0.0
 
     @property
     def good(self) -> bool:
@@ -182,7 +188,18 @@ class HttpSession:
         token = self._read_token()
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        extensions = {"sni_hostname": self._peer.server_name} if self._peer.server_name else {}
+        began, connecting = trio.current_time(), 0.0
+
+        async def trace(event: str, _: object) -> None:
+            nonlocal began, connecting
+            if event.startswith("connection.connect_") and event.endswith(".started"):
+                connecting = trio.current_time()
+            elif event.endswith(".send_request_headers.started"):
+                began = trio.current_time()
+
+        extensions: dict[str, object] = {"trace": trace}
+        if self._peer.server_name:
+            extensions["sni_hostname"] = self._peer.server_name
         try:
             async with client.stream(
                 request.method, request.path, content=request.body, headers=headers, extensions=extensions
@@ -193,7 +210,13 @@ class HttpSession:
                 if not whole and answer.is_success and most is not None:
                     raise self._error(f"{what}the answer is longer than {most >> 20} MiB")
                 told = {name.lower(): value for name, value in answer.headers.items()}
-                return Answer(status=answer.status_code, headers=told, body=body)
+                return Answer(
+                    status=answer.status_code,
+                    headers=told,
+                    body=body,
+                    seconds=trio.current_time() - began,
+                    connect_s=began - connecting if connecting else 0.0,
+                )
         except httpx2.HTTPError as exc:
             await self.aclose()
             raise self._error(f"{what}{_reason(exc)}") from exc

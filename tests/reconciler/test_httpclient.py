@@ -41,3 +41,18 @@ async def test_a_path_that_holds_a_secret_is_in_no_message(nursery: trio.Nursery
             await session.exchange("POST", "/key-of-mine", b"", shown="")
     assert str(caught.value) == f"x: http://127.0.0.1:{port}: POST: no answer within 0.1 s"
     nursery.cancel_scope.cancel()
+
+
+async def test_an_exchange_is_timed_apart_from_the_making_of_its_connection(nursery: trio.Nursery) -> None:
+    server = HttpPeer([Reply(b"1", hang_s=0.05), Reply(b"2")])
+    port = await nursery.start(server.serve)
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}")) as session:
+        began = trio.current_time()
+        first = await session.exchange("GET", "/")
+        took_s = trio.current_time() - began
+        second = await session.exchange("GET", "/")
+    assert 0.05 <= first.seconds <= took_s
+    assert 0 < first.connect_s <= took_s - first.seconds
+    assert second.connect_s == 0.0
+    assert 0 < second.seconds
+    nursery.cancel_scope.cancel()
