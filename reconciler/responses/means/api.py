@@ -125,10 +125,6 @@ class ApiWay:
             return "its name is not known"
         return self._api.unreachable()
 
-    async def aclose(self) -> None:
-        """Close the connection."""
-        await self._api.aclose()
-
     async def end(self, work: Work) -> Result:
         """See the module's text."""
         if work.resumed is not Step.WAIT:
@@ -152,6 +148,7 @@ class ApiWay:
         rules, case = self._config.api, work.case
         begun, wait_s, words = trio.current_time() - work.elapsed_s(), rules.first_wait_s, ""
         while True:
+            work.check()
             try:
                 reply = await self._once(work)
             except SourceError as exc:

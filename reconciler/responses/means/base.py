@@ -60,6 +60,9 @@ class Work(Protocol):
         that was `resumed` keeps its time, see `elapsed_s`.
         """
 
+    def check(self) -> None:
+        """Does not return either when nothing more may be done; for acts that are repeated within one step."""
+
     def elapsed_s(self) -> float:
         """Time since the present step was first journalled, also by an earlier run of the daemon."""
 
@@ -85,6 +88,3 @@ class Way(Protocol):
 
         Errors: none; whatever goes wrong is the result's detail.
         """
-
-    async def aclose(self) -> None:
-        """Give back what it holds."""

@@ -37,11 +37,6 @@ class CriWay:
         """Where no socket was found, or CRI is switched off."""
         return "there is no CRI socket" if self._client is None else None
 
-    async def aclose(self) -> None:
-        """Drop the connection."""
-        if self._client is not None:
-            await self._client.aclose()
-
     async def end(self, work: Work) -> Result:
         """See the module's text."""
         assert self._client is not None

@@ -52,9 +52,6 @@ class SignalWay:
             return Result(outcome=None, detail=left)
         return Result(outcome=Outcome.DONE, detail="it was killed by SIGKILL")
 
-    async def aclose(self) -> None:
-        """Nothing is held."""
-
     async def _terminate(self, work: Work) -> bool:
         """SIGTERM, once to each process that was there at first: helpers that they start to end well are spared.
 
