@@ -30,7 +30,7 @@ from state.reader import read_history
 _HISTORY: Final = 200
 _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
-    *("headroom", "sides", "alerts", "problems"),
+    *("headroom", "sides", "alerts", "interference", "problems"),
 )
 
 
@@ -98,6 +98,7 @@ class Show:
             pods=[self._pod(pod) for pod in pods_in_order(self._agent)] if "pods" in wanted else [],
             sources=[asdict(status) for status in statuses],
             alerts=agent.telling.facts(),
+            interference=agent.watching.facts() if "interference" in wanted else {},
             problems=self._problems(),
         )
         found["agent"] = {**_mapping(found["agent"]), **self._agent_facts()}

@@ -20,6 +20,7 @@ Shape (``schema`` 1; keys are added, never renamed or removed within one schema 
 ``history``     newest first: ``seq`` and the fields of `state.entry.Event`
 ``sources``     sources of knowledge with their ages (empty from the store)
 ``alerts``      ``sinks`` with their counts, ``stored`` (some sink has yet to take them), ``recent``, newest first
+``interference``  who suffers and what is done about it (empty from the store, and while nothing is watched)
 ``problems``    messages for a person
 ==============  =======================================================================================================
 
@@ -114,6 +115,7 @@ def document(
     pods: Iterable[Row] = (),
     sources: Iterable[Row] = (),
     alerts: Row | None = None,
+    interference: Row | None = None,
     problems: Iterable[str] = (),
 ) -> dict[str, object]:
     """The whole document from plain values. ``meta``: the store's, with ``agent_version``, ``node``, ``boot_id``."""
@@ -138,6 +140,7 @@ def document(
         "history": [_whole(EVENT_DEFAULTS, row) for row in history],
         "sources": [dict(row) for row in sources],
         "alerts": dict(alerts or {"sinks": [], "stored": [], "recent": []}),
+        "interference": dict(interference or {}),
         "problems": list(problems),
     }
 

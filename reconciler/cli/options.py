@@ -74,6 +74,17 @@ def _capture(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="between the two readings of CPU use")
 
 
+def _simulate(parser: argparse.ArgumentParser) -> None:
+    records = parser.add_argument(
+        "--record", metavar="FILE", action="append", required=True, help="a recording; may be repeated"
+    )
+    against = parser.add_argument("--against", metavar="FILE", help="another configuration to compare --config with")
+    for action in (records, against):
+        vars(action)["complete"] = _FILES
+    parser.add_argument("--from", dest="begin", metavar="TIME", help="report from here: 2026-11-21T03:00")
+    parser.add_argument("--to", dest="end", metavar="TIME", help="up to here")
+
+
 def _plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--machine", metavar="TEXT", help="a machine in words, see below; instead of --root")
     pods = parser.add_argument("--pods", metavar="FILE", help="the pods on it: a YAML list, or kubectl's JSON")
@@ -107,6 +118,8 @@ COMMANDS: Final = (
     Command("headroom", "how much CPU and memory BE pods may be promised", "headroom"),
     Command("alerts", "sinks of alerts, what has yet to be told, and what was told lately", "alerts"),
     Command("alert", "try the sinks of alerts, through the daemon or without one", "alert", add=_alert),
+    Command("interference", "who suffers from whom, and what is done about it", "interference"),
+    Command("simulate", "what a configuration would have done with a recording", "simulate", add=_simulate),
     Command("reload", "have the daemon read its configuration again", "reload"),
     Command("doctor", "what this node offers and lacks, with the fix for each lack", "doctor"),
     Command("capture", "all that the agent reads on this node, secrets masked", "capture", add=_capture),

@@ -75,7 +75,7 @@ def test_the_version_and_every_commands_help(run: Run) -> None:
     assert run("--version").out == f"bypassctl {__version__}\n"
     out = run("--help").out
     for command in COMMANDS:
-        assert f"    {command.name} " in out
+        assert f"    {command.name} " in out or f"    {command.name}\n" in out
         assert run(command.name, "--help").code == 0
 
 

@@ -1,0 +1,107 @@
+"""``bypassctl interference``: who suffers from whom, by what evidence, and what is being done about it."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Final
+
+from reconciler.cli import words
+from reconciler.cli.document import Row, fetch
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.output import emit
+from reconciler.cli.screen import Block, Cell, Mark, Table, blank, head, line, show
+
+_STYLES: Final = {"interfered": "bad", "suspect": "warn", "unknown": "dim", "ok": "ok"}
+_MOST_UNKNOWN: Final = 5
+
+
+def run(options: Namespace) -> int:
+    """Show it. `Exit.NOT_OK` while somebody suffers. Errors: `CliError` when nothing is watched, or no daemon runs."""
+    found = fetch(options, ("interference",), say=False)
+    if not found.live:
+        raise CliError(f"{found.down}; what it sees is known to a running daemon only", Exit.UNREACHABLE)
+    seen: Row = found.body.get("interference") or {}
+    if not seen:
+        raise CliError("nothing is watched: interference.enabled is false", Exit.NOT_FOUND)
+    if options.output == "table":
+        show(_blocks(seen))
+    else:
+        emit({"interference": seen}, options.output)
+    return Exit.NOT_OK if any(one["verdict"] == "interfered" for one in seen["findings"]) else Exit.OK
+
+
+def _blocks(seen: Row) -> Iterator[Block]:
+    yield Table(("RULE", "MODE", "OK", "SUSPECT", "INTERFERED", "UNKNOWN", "MAY"), list(_rules(seen)), _NUMBERS)
+    suffering = [one for one in seen["findings"] if one["verdict"] in {"interfered", "suspect"}]
+    for one in sorted(suffering, key=lambda one: (one["verdict"] != "interfered", -one["severity"], one["title"])):
+        yield blank()
+        yield from _finding(one)
+    climbs = [one for one in seen["ladder"] if one["steps"]]
+    if climbs:
+        yield blank()
+        yield head("What is being done")
+        yield Table(("FOR", "RULE", "SINCE", "", "STEP"), [row for climb in climbs for row in _steps(climb)])
+    yield from _unknown(seen)
+    yield from _signals(seen)
+
+
+_NUMBERS: Final = frozenset({2, 3, 4, 5})
+
+
+def _rules(seen: Row) -> Iterator[tuple[Cell, ...]]:
+    for name, rule in seen["rules"].items():
+        counts = seen["verdicts"].get(name, {})
+        mode: Cell = Mark(rule["mode"], "ok" if rule["mode"] == "enforce" else "dim")
+        cells = [_count(counts, verdict) for verdict in ("ok", "suspect", "interfered", "unknown")]
+        yield (name, mode, *cells, ", ".join(rule["responses"]) or "nothing but tell")
+
+
+def _count(counts: Row, verdict: str) -> Cell:
+    count = counts.get(verdict, 0)
+    return Mark(str(count), _STYLES[verdict]) if count else Mark("-", "dim")
+
+
+def _finding(one: Row) -> Iterator[Block]:
+    since = words.span(one["for_s"])
+    yield line(
+        Mark(one["verdict"], _STYLES[one["verdict"]]),
+        f" {one['title']}",
+        Mark(f"  rule {one['rule']}, for {since}, severity {one['severity']:.2f}", "dim"),
+    )
+    for text in one["evidence"]:
+        yield line(text, indent=2)
+    rows = [(f"{suspect['score']:.2f}", suspect["title"], suspect["reason"]) for suspect in one["suspects"]]
+    if rows:
+        yield Table(("  SCORE", "SUSPECT", "WHY"), rows, frozenset({0}))
+    else:
+        yield line(Mark("no suspect: nobody else used it", "dim"), indent=2)
+
+
+def _steps(climb: Row) -> Iterator[tuple[Cell, ...]]:
+    for step in climb["steps"]:
+        state = "would" if climb["shadow"] else "in force" if step["judged"] else "is judged soon"
+        yield climb["title"], climb["rule"], words.span(step["for_s"]), Mark(state, "dim"), step["words"]
+
+
+def _unknown(seen: Row) -> Iterator[Block]:
+    unknown = [one for one in seen["findings"] if one["verdict"] == "unknown"]
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for one in unknown:
+        reasons.setdefault((one["rule"], "; ".join(one["evidence"])), []).append(one["title"])
+    if reasons:
+        yield blank()
+        yield head("Unknown, so neither well nor interfered")
+        rows = []
+        for (rule, why), titles in sorted(reasons.items(), key=lambda item: -len(item[1]))[:_MOST_UNKNOWN]:
+            whose = titles[0] if len(titles) == 1 else f"{titles[0]} and {len(titles) - 1} more"
+            rows.append((rule, whose, why))
+        yield Table(("RULE", "PODS", "WHY"), rows)
+        if len(reasons) > _MOST_UNKNOWN:
+            yield line(Mark(f"and {len(reasons) - _MOST_UNKNOWN} more reasons: -o json has all", "dim"))
+
+
+def _signals(seen: Row) -> Iterator[Block]:
+    problems = seen["signals"]["problems"]
+    if problems:
+        yield blank()
+        yield head("Signals that cannot be had here")
+        yield Table(("SIGNAL", "WHY"), sorted(problems.items()))

@@ -1,0 +1,96 @@
+"""What ``bypassctl simulate`` shows on the screen: incidents, responses and evictions in the order of time."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+from reconciler.cli import words
+from reconciler.cli.screen import Block, Cell, Mark, Table, blank, head, line
+
+_MOST: Final = 40
+"""Rows of a table; ``-o json`` has all."""
+
+
+def blocks(document: dict[str, Any]) -> Iterator[Block]:
+    """The report."""
+    span = document["end_s"] - document["begin_s"]
+    yield line(
+        Mark(f"{words.clock(document['begin_s'])} to {words.clock(document['end_s'])}", "head"),
+        f"  {words.span(span)} in {document['frames']} frames, judged in {words.span(document['took_s'])}",
+    )
+    if document["gaps"]:
+        yield line(Mark(f"{words.plural(document['gaps'], 'gap')}: the past was begun anew after each", "dim"))
+    yield blank()
+    yield from _summary(document)
+    yield from _incidents(document["incidents"])
+    yield from _responses(document["responses"])
+    yield from _evictions(document["evictions"])
+
+
+def _summary(document: dict[str, Any]) -> Iterator[Block]:
+    against: dict[str, Any] | None = document.get("against")
+    counts = _counts(document)
+    others = _counts(against) if against is not None else {}
+    rows: list[tuple[Cell, ...]] = []
+    for what in sorted(counts.keys() | others.keys()):
+        mine, theirs = counts.get(what, 0), others.get(what, 0)
+        row: tuple[Cell, ...] = (what, str(mine))
+        rows.append(row if against is None else (*row, str(theirs), f"{mine - theirs:+d}" if mine != theirs else ""))
+    if not rows:
+        yield line("Nothing would have been found, and nothing done.")
+    columns = ("WHAT", "TIMES") if against is None else ("WHAT", "TIMES", "AGAINST", "")
+    yield Table(columns, rows, frozenset({1, 2}))
+
+
+def _counts(document: dict[str, Any]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for incident in document["incidents"]:
+        counts[f"found by rule {incident['rule']}"] += 1
+    for response in document["responses"]:
+        if response["turn"] == "applied":
+            counts[f"would {response['words'].split(' ')[0].rstrip(':')} ({response['rule']})"] += 1
+    for eviction in document["evictions"]:
+        counts[f"would evict ({eviction['cause']})"] += 1
+    return counts
+
+
+def _incidents(incidents: list[dict[str, Any]]) -> Iterator[Block]:
+    if not incidents:
+        return
+    yield blank()
+    yield head("Who suffered")
+    rows: list[tuple[Cell, ...]] = []
+    for one in incidents[:_MOST]:
+        first = one["suspects"][0] if one["suspects"] else None
+        suspect = "-" if first is None else f"{first['title']} ({first['score']:.2f})"
+        lasted = words.span(one["for_s"]) if one["over"] else f"{words.span(one['for_s'])} and on"
+        rows.append((words.clock(one["at"]), one["rule"], one["victim"], lasted, suspect, "; ".join(one["evidence"])))
+    yield Table(("AT", "RULE", "VICTIM", "FOR", "SUSPECT", "EVIDENCE"), rows)
+    yield from _more(len(incidents))
+
+
+def _responses(responses: list[dict[str, Any]]) -> Iterator[Block]:
+    if not responses:
+        return
+    yield blank()
+    yield head("What would have been done")
+    rows = [(words.clock(one["at"]), one["victim"], one["turn"], one["words"]) for one in responses[:_MOST]]
+    yield Table(("AT", "FOR", "", "STEP"), rows)
+    yield from _more(len(responses))
+
+
+def _evictions(evictions: list[dict[str, Any]]) -> Iterator[Block]:
+    if not evictions:
+        return
+    yield blank()
+    yield head("Who would have been evicted")
+    for one in evictions[:_MOST]:
+        yield line(f"{words.clock(one['at'])}  {one['pod']}", Mark(f"  {one['cause']}: {one['evidence']}", "dim"))
+        for text in one["ranking"]:
+            yield line(Mark(text, "dim"), indent=10)
+    yield from _more(len(evictions))
+
+
+def _more(count: int) -> Iterator[Block]:
+    if count > _MOST:
+        yield line(Mark(f"and {count - _MOST} more: -o json has all", "dim"))

@@ -1,0 +1,200 @@
+"""``bypassctl simulate``: a recording, judged by a configuration: who would have been found, and what would be done.
+
+Rules judge as they do in the daemon. What they would have done had no effect on what was recorded, so that every rule
+runs in shadow and every eviction as a dry run, whatever the configuration's modes say.
+"""
+
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from reconciler import configfile
+from reconciler.binder import ConfigError
+from reconciler.brain import Brain, Judgement
+from reconciler.cli import places
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.output import emit
+from reconciler.cli.screen import show
+from reconciler.cli.simscreen import blocks
+from reconciler.config import Config
+from reconciler.recording import frames
+from reconciler.responses.eviction.plan import Decision, Memory, decide
+from state.evidence import Frame, Verdict
+
+SCHEMA: Final = 1
+_GAP_S: Final = 60.0
+"""Frames further apart belong to two runs: the second starts without a past, as the daemon did."""
+
+
+class Report(Struct, kw_only=True):
+    """What one configuration made of the recording. Plain values; times are seconds since the epoch."""
+
+    incidents: list[dict[str, Any]]
+    responses: list[dict[str, Any]]
+    evictions: list[dict[str, Any]]
+    unknown: dict[str, int]
+    frames: int = 0
+    begin_s: float = 0.0
+    end_s: float = 0.0
+    gaps: int = 0
+    took_s: float = 0.0
+
+
+def run(options: Namespace) -> int:
+    """Replay and report. Errors: `CliError` for a bad configuration, a bad time, or an unreadable recording."""
+    tried = _load(options, places.config_path(options))
+    against = None if options.against is None else _load(options, options.against)
+    begin, end = _time(options.begin), _time(options.end)
+    report = replay(tried, _frames(options.record), begin, end)
+    if not report.frames:
+        raise CliError("no frame of the recordings lies in that time", Exit.NOT_FOUND)
+    document: dict[str, Any] = {"schema": SCHEMA, "kind": "bypassd-simulation", **_plain(report)}
+    if against is not None:
+        document["against"] = _plain(replay(against, _frames(options.record), begin, end))
+    if options.output == "table":
+        show(blocks(document))
+    else:
+        emit(document, options.output)
+    return Exit.OK
+
+
+def replay(config: Config, recorded: Iterator[Frame], begin: float | None, end: float | None) -> Report:
+    """Judge frame by frame; what lies before ``begin`` only makes the past."""
+    began = time.process_time()
+    report = Report(incidents=[], responses=[], evictions=[], unknown={})
+    run = _Run(config, report)
+    for frame in recorded:
+        if end is not None and frame.wall_s > end:
+            break
+        run.take(frame, told=begin is None or frame.wall_s >= begin)
+    run.finish()
+    report.took_s = time.process_time() - began
+    return report
+
+
+class _Run:
+    def __init__(self, config: Config, report: Report) -> None:
+        self._config, self._report = config, report
+        self._interference = replace(config.interference, enabled=True)
+        self._brain = Brain(self._interference)
+        self._evictions: Memory | None = None
+        self._last: Frame | None = None
+        self._open: dict[tuple[str, str], dict[str, Any]] = {}
+        self._would: dict[str, dict[str, Any]] = {}
+        self._unknown: Counter[str] = Counter()
+
+    def take(self, frame: Frame, *, told: bool) -> None:
+        if self._last is not None and not 0 < frame.at_s - self._last.at_s <= _GAP_S:
+            self._report.gaps += 1
+            self.finish()
+            self._brain, self._evictions = Brain(self._interference, self._brain.remember()), None
+        self._last = frame
+        shadow = replace(frame, enforce=False)
+        judgement = self._brain.at_once(shadow)
+        decision, self._evictions = decide(
+            self._config.eviction,
+            shadow,
+            self._brain.history,
+            self._evictions,
+            named=judgement.named,
+            observe=True,
+        )
+        if told:
+            self._tell(frame, judgement, decision)
+
+    def finish(self) -> None:
+        """What is still open ends with the recording."""
+        if self._last is not None:
+            for incident in self._open.values():
+                incident["for_s"] = round(self._last.wall_s - incident["at"], 1)
+                incident["over"] = False
+        self._open.clear()
+        self._would.clear()
+        self._report.unknown = dict(self._unknown)
+
+    def _tell(self, frame: Frame, judgement: Judgement, decision: Decision) -> None:
+        report = self._report
+        report.begin_s = report.begin_s or frame.wall_s
+        report.end_s, report.frames = frame.wall_s, report.frames + 1
+        for finding in judgement.begun:
+            incident = {
+                "at": frame.wall_s,
+                "rule": finding.rule,
+                "victim": finding.title,
+                "evidence": list(finding.evidence),
+                "suspects": [
+                    {"title": one.title, "score": one.score, "reason": one.reason} for one in finding.suspects
+                ],
+                "for_s": None,
+                "over": True,
+            }
+            self._open[finding.rule, finding.victim] = incident
+            report.incidents.append(incident)
+        for finding in judgement.over:
+            if (known := self._open.pop((finding.rule, finding.victim), None)) is not None:
+                known["for_s"] = round(frame.wall_s - known["at"], 1)
+        self._unknown.update(one.rule for one in judgement.findings if one.verdict is Verdict.UNKNOWN)
+        report.responses += [
+            {"at": frame.wall_s, "rule": one.rule, "victim": one.title, "turn": one.turn.value, "words": one.words}
+            for one in judgement.changes
+        ]
+        self._told_evictions(frame, decision)
+
+    def _told_evictions(self, frame: Frame, decision: Decision) -> None:
+        """A dry run wants the same pod again and again, as it never goes: told once, until it is wanted no more."""
+        wanted = {order.uid: order for order in decision.would}
+        for uid in self._would.keys() - wanted.keys():
+            del self._would[uid]
+        for uid, order in wanted.items():
+            if uid not in self._would:
+                self._would[uid] = {
+                    "at": frame.wall_s,
+                    "pod": order.title,
+                    "cause": order.cause,
+                    "evidence": order.evidence,
+                    "frees": dict(order.frees),
+                    "ranking": list(order.ranking),
+                }
+                self._report.evictions.append(self._would[uid])
+
+
+def _frames(paths: Sequence[str]) -> Iterator[Frame]:
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                yield from frames(file, path)
+        except OSError as exc:
+            raise CliError(f"{path}: {exc.strerror}", Exit.UNREACHABLE) from exc
+
+
+def _load(options: Namespace, path: str) -> Config:
+    required = options.config is not None or path == options.against
+    try:
+        return configfile.load(path, required=required).config
+    except ConfigError as exc:
+        raise CliError(str(exc), Exit.USAGE) from exc
+
+
+def _time(text: str | None) -> float | None:
+    """Local time as people write it, or seconds since the epoch. Errors: `CliError`."""
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    for form in ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%d"):
+        try:
+            return time.mktime(time.strptime(text, form))
+        except ValueError:
+            continue
+    raise CliError(f"{text!r}: expected a time such as 2026-11-21T03:00, or seconds since the epoch", Exit.USAGE)
+
+
+def _plain(report: Report) -> dict[str, Any]:
+    return {name: getattr(report, name) for name in report.__struct_fields__}

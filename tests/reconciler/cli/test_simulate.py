@@ -1,0 +1,117 @@
+"""A recording and a configuration: the report of who would have been found and what would have been done."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from reconciler.cli.exits import Exit
+from reconciler.recording import HEAD, Packer
+from state.evidence import Frame
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.test_brain import frame, trouble
+
+CONFIG = """\
+interference:
+  settle_s: 10s
+  rules:
+    cpu: {mode: enforce, responses: [hold, squeeze, evict]}
+    memory: {mode: off}
+    io: {mode: off}
+    cache: {mode: off}
+"""
+
+
+def record(path: Path, frames: list[Frame]) -> str:
+    packer, out = Packer(), io.BytesIO()
+    for one in frames:
+        packer.add(one)
+        if len(packer) == 30:
+            out.write(packer.block())
+    path.write_bytes(HEAD + out.getvalue() + packer.block())
+    return str(path)
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> str:
+    return record(tmp_path / "a.rec", list(trouble()))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "new.yaml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def test_a_recording_tells_who_would_have_been_found_and_what_would_have_been_done(
+    run: Run, recording: str, config: str
+) -> None:
+    ran = run("simulate", "--record", recording, "--config", config)
+    assert (ran.code, ran.err) == (Exit.OK, "")
+    assert "90 frames" in ran.out
+    assert "found by rule cpu" in ran.out
+    assert "ns/web" in ran.out
+    assert "ns/hog" in ran.out
+    assert "squeeze ns/hog: CPU 2500 ->" in ran.out
+
+
+def test_as_json_every_incident_has_its_evidence_and_suspects(run: Run, recording: str, config: str) -> None:
+    told = json.loads(run("simulate", "--record", recording, "--config", config, "-o", "json").out)
+    (incident,) = told["incidents"]
+    assert incident["victim"] == "ns/web"
+    assert incident["suspects"][0]["title"] == "ns/hog"
+    assert incident["evidence"]
+    assert incident["over"] is False
+    assert [one["turn"] for one in told["responses"]][:2] == ["applied", "applied"]
+    assert not [one for one in told["responses"] if one["turn"] in {"undone", "helped"}], "it had no effect to judge by"
+
+
+def test_two_configurations_side_by_side(run: Run, recording: str, config: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(CONFIG.replace("{mode: enforce, responses: [hold, squeeze, evict]}", "{mode: off}"))
+    ran = run("simulate", "--record", recording, "--config", config, "--against", str(other))
+    line = next(line for line in ran.out.splitlines() if line.startswith("found by rule cpu"))
+    assert line.split()[-3:] == ["1", "0", "+1"]
+
+
+def test_a_gap_begins_a_new_past(run: Run, config: str, tmp_path: Path) -> None:
+    first = [frame(second, hog_milli=100.0, wait=0.5) for second in range(30)]
+    later = [frame(3600 + second, hog_milli=2500.0, wait=40.0) for second in range(30)]
+    path = record(tmp_path / "gap.rec", first + later)
+    told = json.loads(run("simulate", "--record", path, "--config", config, "-o", "json").out)
+    assert told["gaps"] == 1
+
+
+def test_only_a_part_is_reported_and_the_rest_makes_the_past(run: Run, recording: str, config: str) -> None:
+    begin = 1.7e9 + 80
+    told = json.loads(
+        run("simulate", "--record", recording, "--config", config, "--from", str(begin), "-o", "json").out
+    )
+    assert (told["frames"], told["incidents"]) == (10, [])
+    nothing = run("simulate", "--record", recording, "--config", config, "--from", "2030-01-01")
+    assert nothing.code == Exit.NOT_FOUND
+    wrong = run("simulate", "--record", recording, "--config", config, "--to", "yesterday")
+    assert wrong.code == Exit.USAGE
+    assert "'yesterday': expected a time" in wrong.err
+
+
+def test_what_cannot_be_read_is_said_with_its_name(run: Run, config: str, tmp_path: Path) -> None:
+    missing = run("simulate", "--record", str(tmp_path / "none.rec"), "--config", config)
+    assert missing.code == Exit.UNREACHABLE
+    assert "none.rec: No such file" in missing.err
+    other = tmp_path / "x.rec"
+    other.write_bytes(b"\x7fELF")
+    assert "x.rec" in run("simulate", "--record", str(other), "--config", config).err
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("interference: {rules: {cpu: {mode: enforced}}}\n")
+    ran = run("simulate", "--record", str(other), "--config", str(bad))
+    assert ran.code == Exit.USAGE
+    assert "bad.yaml:1:" in ran.err
+    assert "did you mean 'enforce'?" in ran.err
+
+
+def test_nothing_found_is_said(run: Run, config: str, tmp_path: Path) -> None:
+    path = record(tmp_path / "calm.rec", [frame(second, hog_milli=100.0, wait=0.5) for second in range(60)])
+    assert "Nothing would have been found" in run("simulate", "--record", path, "--config", config).out
