@@ -21,9 +21,7 @@ HOLDS: Final = "holds"
 META: Final = "meta"
 EVICTIONS: Final = "evictions"
 """Evictions under way and lately ended, by order."""
-ALERTS: Final = "alerts"
-"""Alerts that some sink has yet to take."""
-KEYED: Final = (FILES, SETTINGS, ASSIGNMENTS, HOLDS, META, EVICTIONS, ALERTS)
+KEYED: Final = (FILES, SETTINGS, ASSIGNMENTS, HOLDS, META, EVICTIONS)
 BOOT_BOUND: Final = (FILES, SETTINGS)
 """Tables about cgroups, which do not outlive a boot."""
 
@@ -35,7 +33,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         *(_KEYED_TABLE.format(table) for table in (FILES, SETTINGS, ASSIGNMENTS, HOLDS, META)),
         "CREATE TABLE history (seq INTEGER PRIMARY KEY AUTOINCREMENT, row BLOB NOT NULL)",
     ),
-    (_KEYED_TABLE.format(EVICTIONS), _KEYED_TABLE.format(ALERTS)),
+    (_KEYED_TABLE.format(EVICTIONS),),
 )
 VERSION: Final = len(MIGRATIONS)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from reconciler.responses.eviction.spared import SparedConfig
+from reconciler.responses.means.config import EvictionMeans
 from state.model import PodClass
 
 _GI: Final = 1 << 30
@@ -375,6 +376,7 @@ class EvictionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     triggers: TriggersConfig = TriggersConfig()
     spared: SparedConfig = SparedConfig()
     limits: LimitsConfig = LimitsConfig()
+    means: EvictionMeans = EvictionMeans()
 
     def __post_init__(self) -> None:
         if PodClass.SYSTEM in self.classes:

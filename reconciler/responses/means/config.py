@@ -35,10 +35,9 @@ class NoticeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     kind: Annotated[
         NoticeKind,
         Meta(
-            description="volume: a file in an emptyDir volume of the pod; signal: to the main process of each "
-            "container, where it handles that one; command: a program on the node, with the notice as JSON on its "
-            "standard input. A pod can choose another by the annotation bypassd/eviction-notice: none, volume:NAME or "
-            "signal:NAME"
+            description="not at all, by a file in an emptyDir volume of the pod, by a signal to the main process of "
+            "each container that handles it, or by a program on the node with the notice as JSON on its standard "
+            "input. A pod can choose by the annotation bypassd/eviction-notice, as none, volume:NAME or signal:NAME"
         ),
     ] = NoticeKind.NONE
     wait_s: Annotated[
@@ -99,7 +98,7 @@ class ApiMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hard_over_budget: Annotated[
         bool,
         Meta(
-            description="true: a hard trigger ends a pod by the next means when its disruption budget keeps refusing. "
+            description="a hard trigger ends a pod by the next means when its disruption budget keeps refusing. "
             "That breaks the promise that the budget is"
         ),
     ] = False
@@ -133,8 +132,8 @@ class EvictionMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     order: Annotated[
         tuple[Means, ...],
         Meta(
-            description="api: the Eviction of policy/v1; cri: the runtime stops the containers; signal: SIGTERM, and "
-            "SIGKILL after the grace"
+            description="an Eviction of the API server (api), a stop of the containers by the runtime (cri), SIGTERM "
+            "and after the grace SIGKILL (signal)"
         ),
     ] = (Means.API, Means.CRI, Means.SIGNAL)
     at_once: Annotated[int, Meta(ge=1, le=32, description="pods that are being ended at the same time")] = 2
