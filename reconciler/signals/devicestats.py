@@ -132,23 +132,3 @@ def whole_disks(root: str = "/") -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(sorted(name for name in names if devices.counts(name)))
-
-
-def whole_disks(root: str = "/") -> tuple[str, ...]:
-    """``major:minor`` of the disks that have nothing below them, in order; none when /sys cannot be read."""
-    base = f"{root.rstrip('/')}/sys/block"
-    devices = Devices(root)
-    found = []
-    try:
-        names = os.listdir(base)
-    except OSError:
-        return ()
-    for name in names:
-        try:
-            with open(f"{base}/{name}/dev", encoding="ascii") as file:
-                device = file.read().strip()
-        except OSError:
-            continue
-        if devices.counts(device):
-            found.append(device)
-    return tuple(sorted(found, key=lambda one: tuple(map(int, one.split(":")))))

@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple, Protocol, final
 
-from cgroupfs.files import REAL, FileOps
+from cgroupfs.files import REAL
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.kept import Places, Reads
 from cgroupfs.naming import QosClass
-from reconciler.signals.growth import Growth, numbers
+from reconciler.signals.growth import Growth, number
 from reconciler.signals.readers import Scene, Sheet
 from reconciler.slices import Slices
 from state.model import ContainerKind, NodeView, Pod
@@ -55,6 +56,21 @@ class _Stat(NamedTuple):
     cpu_ns: int | None
 
 
+_UNLIMITED: Final = "nr_periods 0\nnr_throttled 0\n"
+
+
+def parse_cpu_stat(text: str) -> _Stat:
+    """v1's (nanoseconds) or v2's (microseconds)."""
+    usec = number(text, "usage_usec")
+    cpu_ns = None if usec is None else usec * 1000
+    if text.startswith(_UNLIMITED):
+        return _Stat(0, 0, 0, cpu_ns)
+    throttled_ns = number(text, "throttled_time")
+    if throttled_ns is None:
+        throttled_ns = (number(text, "throttled_usec") or 0) * 1000
+    return _Stat(number(text, "nr_periods") or 0, number(text, "nr_throttled") or 0, throttled_ns, cpu_ns)
+
+
 class Quotas(Protocol):
     """Who can tell a pod's throttling."""
 
@@ -70,13 +86,14 @@ class PodCpu:
     signals: Collection[str] = SIGNALS
 
     def __init__(
-        self, hierarchy: Hierarchy, *, files: FileOps = REAL, clock: Callable[[], float] = time.monotonic
+        self, hierarchy: Hierarchy, *, files: Reads = REAL, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._hierarchy = hierarchy
         self._files = files
         self._clock = clock
         self._usage_v1 = hierarchy.version("cpuacct") == 1
-        self._bandwidth = "cpu" if hierarchy.version("cpu") == 1 else UNIFIED if hierarchy.version(UNIFIED) else None
+        self._accounts = Places(hierarchy, "cpuacct")
+        bandwidth = "cpu" if hierarchy.version("cpu") == 1 else UNIFIED
+        self._groups = Places(hierarchy, bandwidth) if hierarchy.version(bandwidth) is not None else None
         self._use = Growth()
         self._quota = Growth()
         self._throttling: dict[str, Throttling] = {}
@@ -103,36 +120,34 @@ class PodCpu:
             stat = self._stat(pod.group.path)
             cpu_ns = self._cpuacct_ns(pod.group.path) if self._usage_v1 else stat.cpu_ns if stat is not None else None
             grew = self._use.grown(pod.group.inode or pod.group.path, at_s, (cpu_ns,))
-            if grew is not None and (rate := grew.rate(0)) is not None:
-                sheet.put(subject, "cpu.use", rate / 1e6)
             share, own_ns, sure = self._own(pod, at_s, stat)
-            if grew is not None and self._bandwidth is not None:
-                throttling[uid] = Throttling(grew.interval_s, own_ns, above[pod.qos], sure)
-            if grew is not None and sure and self._bandwidth is not None:
-                sheet.put(subject, "cpu.throttled", share)
-                sheet.put(subject, "cpu.throttled_milli", own_ns / grew.interval_s / 1e6)
+            if grew is not None:
+                rate = grew.rate(0)
+                values = {"cpu.use": None if rate is None else rate / 1e6}
+                if self._groups is not None:
+                    throttling[uid] = Throttling(grew.interval_s, own_ns, above[pod.qos], sure)
+                    if sure:
+                        values["cpu.throttled"] = share
+                        values["cpu.throttled_milli"] = own_ns / grew.interval_s / 1e6
+                sheet.enter(subject, values)
             await slices.checkpoint()
         self._throttling = throttling
-        self._problems = {} if self._bandwidth else dict.fromkeys(SIGNALS[1:], "no cpu controller is mounted")
+        self._problems = {} if self._groups is not None else dict.fromkeys(SIGNALS[1:], "no cpu controller is mounted")
 
     def _cpuacct_ns(self, path: str) -> int | None:
         try:
-            return int(self._files.read(self._hierarchy.directory("cpuacct", path), "cpuacct.usage"))
+            return int(self._files.read(self._accounts(path), "cpuacct.usage"))
         except (OSError, ValueError):
             return None
 
     def _stat(self, path: str) -> _Stat | None:
-        if self._bandwidth is None:
+        if self._groups is None:
             return None
         try:
-            stat = numbers(self._files.read(self._hierarchy.directory(self._bandwidth, path), "cpu.stat"))
+            text = self._files.read(self._groups(path), "cpu.stat")
         except OSError:
             return None
-        throttled_ns = stat.get("throttled_time", stat.get("throttled_usec", 0) * 1000)
-        usec = stat.get("usage_usec")
-        return _Stat(
-            stat.get("nr_periods", 0), stat.get("nr_throttled", 0), throttled_ns, None if usec is None else usec * 1000
-        )
+        return parse_cpu_stat(text)
 
     def _above(self, view: NodeView) -> Mapping[QosClass, int]:
         """What the directories above the pods stopped, in ns of the pass, by the pods' QoS class."""

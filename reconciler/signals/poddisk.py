@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, final
 
-from cgroupfs.files import REAL, FileOps
+from cgroupfs.files import REAL
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.kept import Places, Reads
 from reconciler.signals.devicestats import Devices, Io, blkio, parse_io_stat
 from reconciler.signals.growth import Growth
 from reconciler.signals.readers import Scene, Sheet
@@ -20,6 +21,7 @@ NAME: Final = "disk"
 SIGNALS: Final = ("disk.read", "disk.write", "disk.ops")
 _BYTES: Final = "blkio.throttle.io_service_bytes"
 _OPS: Final = "blkio.throttle.io_serviced"
+_EMPTY: Final = ("", "Total 0\n")
 _NONE: Final = "no blkio or io controller is mounted"
 _NOT_HERE: Final = "the pods' groups have no disk counters here"
 
@@ -36,10 +38,10 @@ class PodDisk:
         hierarchy: Hierarchy,
         *,
         root: str = "/",
-        files: FileOps = REAL,
+        files: Reads = REAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._hierarchy = hierarchy
+        self._places = Places(hierarchy, "blkio" if hierarchy.version("blkio") == 1 else UNIFIED)
         self._v1 = hierarchy.version("blkio") == 1
         self._unified = hierarchy.version("io") == 2
         self._files = files
@@ -68,9 +70,8 @@ class PodDisk:
             if found is not None:
                 told = True
                 grew = self._grew.grown(pod.group.inode or pod.group.path, self._clock(), tuple(found))
-                for index, signal in enumerate(SIGNALS):
-                    if grew is not None and (rate := grew.rate(index)) is not None:
-                        sheet.put(f"pod:{uid}", signal, rate)
+                if grew is not None:
+                    sheet.enter(f"pod:{uid}", {signal: grew.rate(index) for index, signal in enumerate(SIGNALS)})
             await slices.checkpoint()
         self._problems = dict.fromkeys(SIGNALS, _NOT_HERE) if scene.view.pods and not told else {}
 
@@ -78,8 +79,7 @@ class PodDisk:
         path = pod.group.path
         try:
             if not self._v1:
-                directory = self._hierarchy.directory(UNIFIED, path)
-                return self._sum(parse_io_stat(self._files.read(directory, "io.stat")))
+                return self._sum(parse_io_stat(self._files.read(self._places(path), "io.stat")))
             if self._recursive:
                 try:
                     return self._blkio(path, "_recursive")
@@ -96,10 +96,10 @@ class PodDisk:
         return total
 
     def _blkio(self, path: str, kind: str) -> Io:
-        directory = self._hierarchy.directory("blkio", path)
+        directory = self._places(path)
         served = self._files.read(directory, f"{_BYTES}{kind}")
         # Most groups have never had a request of their own: the counts are empty then.
-        if not served.strip() or served.strip() == "Total 0":
+        if served in _EMPTY:
             return Io()
         return self._sum(blkio(served, self._files.read(directory, f"{_OPS}{kind}")))
 

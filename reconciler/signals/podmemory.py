@@ -10,47 +10,50 @@ Source: kernel documentation, admin-guide/cgroup-v1/memory and admin-guide/cgrou
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from cgroupfs.codecs import LIMIT_V1, LIMIT_V2
-from cgroupfs.files import REAL, FileOps
+from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.signals.growth import Grown, Growth, numbers
+from cgroupfs.kept import Places, Reads
+from reconciler.signals.growth import Grown, Growth, number
 from reconciler.signals.readers import Scene, Sheet
 from reconciler.signals.vmstat import VmStat
 from reconciler.slices import Slices
 from state.evidence import NODE
-from state.model import GroupRef, Pod
+from state.model import ContainerKind, GroupRef, Pod
 
 NAME: Final = "memory"
 _FROM_STAT: Final = ("memory.rss", "memory.limit", "memory.refaults", "memory.scanned")
 SIGNALS: Final = ("memory.use", *_FROM_STAT, "memory.high_events", "oom.kills")
-_REFAULTS: Final = (
-    ("workingset_refault_anon", "workingset_refault_file"),
-    ("workingset_refault",),
-    ("total_workingset_refault_anon", "total_workingset_refault_file"),
-    ("total_workingset_refault",),
-)
 _UNTOLD: Final = {
     "memory.refaults": "this kernel does not count refaults by group",
     "memory.scanned": "cgroup v1 does not count by group what reclaim looks at",
 }
 
 
-def refaults(stat: Mapping[str, int]) -> int | None:
-    """Pages that came back, of a group and all below it: one counter before 5.9, then two."""
-    # v1 has both the group's own and the whole subtree's; v2's are the subtree's.
-    choices = _REFAULTS[2:] if "total_rss" in stat else _REFAULTS[:2]
-    for names in choices:
-        found = [stat[name] for name in names if name in stat]
-        if found:
-            return sum(found)
-    return None
+class Stat(NamedTuple):
+    """What is used of ``memory.stat``, of the group and all below it; None: this kernel does not tell.
+
+    ``limit``: as v1 writes it, of all levels the least.
+    """
+
+    anonymous: int | None
+    refaults: int | None
+    scanned: int | None
+    limit: int | None
 
 
-def scanned(stat: Mapping[str, int]) -> int | None:
-    """Pages that reclaim looked at; v2 only."""
-    return stat.get("pgscan")
+def parse_memory_stat(text: str) -> Stat:
+    """v1 has the group's own numbers and the whole subtree's (``total_``); v2's are the subtree's."""
+    prefix = "total_" if "total_rss " in text else ""
+    anonymous = number(text, "total_rss") if prefix else number(text, "anon")
+    split = [number(text, f"{prefix}workingset_refault_{kind}") for kind in ("anon", "file")]
+    # One counter before 5.9, then two.
+    came = sum(one or 0 for one in split) if split != [None, None] else number(text, f"{prefix}workingset_refault")
+    # v2 only.
+    scanned = None if prefix else number(text, "pgscan")
+    return Stat(anonymous, came, scanned, number(text, "hierarchical_memory_limit"))
 
 
 @final
@@ -65,11 +68,12 @@ class PodMemory:
         hierarchy: Hierarchy,
         counters: VmStat,
         *,
-        files: FileOps = REAL,
+        files: Reads = REAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._hierarchy = hierarchy
+        self._places = Places(hierarchy, "memory")
         self._version = hierarchy.version("memory")
+        self._use = "memory.usage_in_bytes" if self._version == 1 else "memory.current"
         self._counters = counters
         self._files = files
         self._clock = clock
@@ -94,45 +98,44 @@ class PodMemory:
         for growth in (self._stat, self._events, self._kills):
             growth.turn()
         killed = "oom.kills" in wanted and self._node_killed(sheet, now)
+        stat_wanted = not wanted.isdisjoint(_FROM_STAT)
         slices = Slices()
         for pod in scene.view.pods.values():
             subject = f"pod:{pod.uid}"
-            directory = self._hierarchy.directory("memory", pod.group.path)
+            directory = self._places(pod.group.path)
+            values: dict[str, float | None] = {}
             if "memory.use" in wanted:
-                use = self._number(directory, "memory.usage_in_bytes" if self._version == 1 else "memory.current")
-                if use is not None:
-                    sheet.put(subject, "memory.use", use)
-            if wanted.intersection(_FROM_STAT):
-                self._read_stat(subject, directory, pod.group, wanted, sheet)
-            if "memory.high_events" in wanted and (grew := self._limits_hit(pod)) is not None:
-                sheet.put(subject, "memory.high_events", grew)
+                values["memory.use"] = self._number(directory, self._use)
+            if stat_wanted:
+                self._read_stat(directory, pod.group, wanted, values)
+            if "memory.high_events" in wanted:
+                values["memory.high_events"] = self._limits_hit(pod)
             if "oom.kills" in wanted:
-                self._read_kills(subject, pod, sheet, killed=killed)
+                values["oom.kills"] = self._read_kills(pod, killed=killed)
+            sheet.enter(subject, values)
             await slices.checkpoint()
 
-    def _read_stat(self, subject: str, directory: str, group: GroupRef, wanted: set[str], sheet: Sheet) -> None:
+    def _read_stat(self, directory: str, group: GroupRef, wanted: set[str], values: dict[str, float | None]) -> None:
         try:
-            stat = numbers(self._files.read(directory, "memory.stat"))
+            stat = parse_memory_stat(self._files.read(directory, "memory.stat"))
         except OSError:
             return
-        anonymous = stat.get("total_rss", stat.get("anon"))
-        if anonymous is not None:
-            sheet.put(subject, "memory.rss", anonymous)
-        if "memory.limit" in wanted and (limit := self._limit(directory, stat)) is not None:
-            sheet.put(subject, "memory.limit", limit)
-        counts = (refaults(stat), scanned(stat))
-        grew = self._stat.grown(_key(group), self._clock(), counts)
-        for index, signal in enumerate(("memory.refaults", "memory.scanned")):
-            if counts[index] is None:
-                self._problems[signal] = _UNTOLD[signal]
-            elif grew is not None and (rate := grew.rate(index)) is not None:
-                sheet.put(subject, signal, rate)
+        values["memory.rss"] = stat.anonymous
+        if "memory.limit" in wanted:
+            values["memory.limit"] = self._limit(directory, stat)
+        if stat.refaults is None:
+            self._problems["memory.refaults"] = _UNTOLD["memory.refaults"]
+        if stat.scanned is None:
+            self._problems["memory.scanned"] = _UNTOLD["memory.scanned"]
+        grew = self._stat.grown(_key(group), self._clock(), (stat.refaults, stat.scanned))
+        if grew is not None:
+            values["memory.refaults"], values["memory.scanned"] = grew.rate(0), grew.rate(1)
 
-    def _limit(self, directory: str, stat: Mapping[str, int]) -> int | None:
+    def _limit(self, directory: str, stat: Stat) -> int | None:
         """What binds the pod; v1 tells the least of all levels. None: nothing does, or it is not known."""
         try:
             if self._version == 1:
-                value = LIMIT_V1.decode(str(stat.get("hierarchical_memory_limit", -1)))
+                value = LIMIT_V1.decode(str(-1 if stat.limit is None else stat.limit))
             else:
                 value = LIMIT_V2.decode(self._files.read(directory, "memory.max"))
         except (OSError, ValueError):
@@ -143,14 +146,14 @@ class PodMemory:
         """Per second. v2: reaching memory.high or memory.max, of the pod and all in it."""
         if self._version == 2:
             try:
-                events = numbers(self._files.read(self._hierarchy.directory("memory", pod.group.path), "memory.events"))
+                text = self._files.read(self._places(pod.group.path), "memory.events")
             except OSError:
                 return None
-            counts = (events.get("high", 0) + events.get("max", 0),)
+            counts = ((number(text, "high") or 0) + (number(text, "max") or 0),)
             return _rate(self._events.grown(_key(pod.group), self._clock(), counts))
         total: float | None = None
         for group in _groups(pod):
-            hit = self._number(self._hierarchy.directory("memory", group.path), "memory.failcnt")
+            hit = self._number(self._places(group.path), "memory.failcnt")
             rate = _rate(self._events.grown(_key(group), self._clock(), (hit,)))
             if rate is not None:
                 total = (total or 0.0) + rate
@@ -164,7 +167,7 @@ class PodMemory:
             sheet.put(NODE, "oom.kills", count - before)
         return count is None or count != before
 
-    def _read_kills(self, subject: str, pod: Pod, sheet: Sheet, *, killed: bool) -> None:
+    def _read_kills(self, pod: Pod, *, killed: bool) -> int | None:
         """Kills in the pod since the pass before. A container that came since then began at none."""
         total, known = 0, False
         # v2 counts for the subtree: the containers' own counts are in the pod's.
@@ -174,10 +177,10 @@ class PodMemory:
                 self._kills.carry(key)
                 known = True
                 continue
-            directory = self._hierarchy.directory("memory", group.path)
+            directory = self._places(group.path)
             file = "memory.oom_control" if self._version == 1 else "memory.events"
             try:
-                count = numbers(self._files.read(directory, file)).get("oom_kill")
+                count = number(self._files.read(directory, file), "oom_kill")
             except OSError:
                 continue
             if count is None:
@@ -190,8 +193,7 @@ class PodMemory:
                 total += grew.by[0] or 0
             elif first and group is not pod.group and self._kills.knew(_key(pod.group)):
                 total += count
-        if known:
-            sheet.put(subject, "oom.kills", total)
+        return total if known else None
 
     def _number(self, directory: str, file: str) -> int | None:
         try:
@@ -205,7 +207,8 @@ def _key(group: GroupRef) -> int | str:
 
 
 def _groups(pod: Pod) -> tuple[GroupRef, ...]:
-    return (pod.group, *(container.group for container in pod.containers))
+    """The pod's own and its containers', but for the sandbox, which the runtime gives no limit."""
+    return (pod.group, *(one.group for one in pod.containers if one.kind is not ContainerKind.SANDBOX))
 
 
 def _rate(grew: Grown | None) -> float | None:

@@ -126,7 +126,9 @@ class PoolReader:
         except (OSError, ValueError) as exc:
             # The kernel has no such file where it was built without it, as some clouds' are.
             self._problems = dict.fromkeys(
-                sorted(_WAITING), f"/proc/schedstat: {exc}; the pools' waiting is the sum over their pods"
+                sorted(_WAITING),
+                f"/proc/schedstat: {exc.strerror if isinstance(exc, OSError) else exc}; the pools' waiting is the sum "
+                "over their pods",
             )
             self._cpus = {}
             return

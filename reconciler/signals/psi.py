@@ -14,11 +14,12 @@ never blamed for a quota. The share of the pressure that throttling does not exp
 
 import errno
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, final
 
-from cgroupfs.files import REAL, FileOps
+from cgroupfs.files import REAL
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.kept import Reads
 from cgroupfs.pressure import Resource
 from reconciler.signals.growth import Grown, Growth
 from reconciler.signals.podcpu import Quotas
@@ -29,7 +30,9 @@ from state.model import GroupRef, Pod
 
 NAME: Final = "psi"
 SIGNALS: Final = tuple(f"{resource}.pressure{full}" for resource in Resource for full in ("", "_full"))
-_FULL_OF_CPU: Final = "cpu.pressure_full"
+_FILE: Final = {resource: f"{resource}.pressure" for resource in Resource}
+_SOME: Final = _FILE
+_FULL: Final = {resource: f"{resource}.pressure_full" for resource in Resource}
 _LOOK_AGAIN_S: Final = 30.0
 _MISSING_AGAIN_S: Final = 5.0
 _LEAST: Final = 0.1
@@ -64,16 +67,12 @@ class Totals(NamedTuple):
 
 
 def parse_totals(text: str) -> Totals:
-    """The totals of a pressure file. Errors: `ValueError` when there is no ``some`` line with one."""
-    found: dict[str, int] = {}
-    for line in text.splitlines():
-        which, _, rest = line.partition(" ")
-        total = rest.rpartition(" total=")[2]
-        if total.isdecimal():
-            found[which] = int(total)
-    if "some" not in found:
+    """The totals of a pressure file. Errors: `ValueError` when it does not begin with a ``some`` line that has one."""
+    first, _, second = text.partition("\n")
+    some, full = first.rpartition(" total=")[2], second.rstrip("\n").rpartition(" total=")[2]
+    if not first.startswith("some ") or not some.isdecimal():
         raise ValueError(f"no total of some in {text[:80]!r}")
-    return Totals(found["some"], found.get("full"))
+    return Totals(int(some), int(full) if second.startswith("full ") and full.isdecimal() else None)
 
 
 class _Place(NamedTuple):
@@ -96,7 +95,7 @@ class Psi:
         *,
         private: Groups | None = None,
         root: str = "/",
-        files: FileOps = REAL,
+        files: Reads = REAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hierarchy = hierarchy
@@ -119,7 +118,8 @@ class Psi:
     async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
         self._grew.turn()
         self._problems = {}
-        wanted = [one for one in Resource if {f"{one}.pressure", f"{one}.pressure_full"} & set(scene.wanted)]
+        asked = set(scene.wanted)
+        wanted = [one for one in Resource if {_SOME[one], _FULL[one]} & asked]
         pods = scene.view.pods
         if self._private is not None:
             self._private.update(pods, now)
@@ -133,15 +133,14 @@ class Psi:
             if place.directory is None:
                 missing += bool(pod.containers)
                 continue
-            told = [self._read_pod(pod, place.directory, resource, sheet) for resource in wanted]
-            if not all(told):
+            if not self._read_pod(pod, place.directory, wanted, sheet):
                 # Its group may be gone or another one's now: the next pass looks where it is.
                 del places[uid]
             await slices.checkpoint()
         self._places = places
         if missing and missing == sum(1 for pod in pods.values() if pod.containers):
             for resource in wanted:
-                for signal in (f"{resource}.pressure", f"{resource}.pressure_full"):
+                for signal in (_SOME[resource], _FULL[resource]):
                     self._problems.setdefault(signal, _REMEDY["pods"])
 
     def _read_node(self, resource: Resource, sheet: Sheet) -> None:
@@ -149,25 +148,35 @@ class Psi:
         if totals is None:
             return
         grew = self._grew.grown(("node", resource), self._clock(), tuple(totals))
-        some, full = _percents(grew)
-        if some is not None:
-            sheet.put(NODE, f"{resource}.pressure", some)
-        # The node as a whole has none of the CPU: the line is there, and always zero.
-        if full is not None and resource is not Resource.CPU:
-            sheet.put(NODE, f"{resource}.pressure_full", full)
+        if grew is not None:
+            # The node as a whole has no full one of the CPU: the line is there, and always zero.
+            full = None if resource is Resource.CPU else _percent(grew, 1)
+            sheet.enter(NODE, {_SOME[resource]: _percent(grew, 0), _FULL[resource]: full})
 
-    def _read_pod(self, pod: Pod, directory: str, resource: Resource, sheet: Sheet) -> bool:
-        totals = self._totals(directory, f"{resource}.pressure", resource)
-        if totals is None:
+    def _read_pod(self, pod: Pod, directory: str, wanted: Sequence[Resource], sheet: Sheet) -> bool:
+        counts: list[int | None] = []
+        at_s = self._clock()
+        for resource in wanted:
+            totals = self._totals(directory, _FILE[resource], resource)
+            counts += (None, None) if totals is None else totals
+        if not any(count is not None for count in counts):
             return False
-        key = (pod.group.inode or pod.uid, directory, resource)
-        some, full = _percents(self._grew.grown(key, self._clock(), tuple(totals)))
-        for signal, percent in ((f"{resource}.pressure", some), (f"{resource}.pressure_full", full)):
-            if percent is not None:
-                value, sure = self._without_quota(pod.uid, percent) if resource is Resource.CPU else (percent, 1.0)
-                sheet.put(f"pod:{pod.uid}", signal, value, confidence=sure)
-        if resource is Resource.CPU and totals.full_us is None:
-            self._problems[_FULL_OF_CPU] = _REMEDY["full"]
+        grew = self._grew.grown((pod.group.inode or pod.uid, directory, len(wanted)), at_s, tuple(counts))
+        if grew is None:
+            return True
+        values: dict[str, float | None] = {}
+        for index, resource in enumerate(wanted):
+            some, full = (_percent(grew, 2 * index), _percent(grew, 2 * index + 1))
+            if resource is not Resource.CPU:
+                values[_SOME[resource]], values[_FULL[resource]] = some, full
+                continue
+            for signal, percent in ((_SOME[resource], some), (_FULL[resource], full)):
+                if percent is not None:
+                    value, sure = self._without_quota(pod.uid, percent)
+                    sheet.put(f"pod:{pod.uid}", signal, value, confidence=sure)
+            if full is None and some is not None:
+                self._problems[_FULL[resource]] = _REMEDY["full"]
+        sheet.enter(f"pod:{pod.uid}", values)
         return True
 
     def _without_quota(self, uid: str, percent: float) -> tuple[float, float]:
@@ -184,7 +193,7 @@ class Psi:
             self._problems[f"{resource}.pressure"] = f"{directory}/{file}: {exc}"
         except OSError as exc:
             if directory == self._node or exc.errno in {errno.EOPNOTSUPP, errno.ENOSYS}:
-                for signal in (f"{resource}.pressure", f"{resource}.pressure_full"):
+                for signal in (_SOME[resource], _FULL[resource]):
                     self._problems[signal] = _REMEDY["boot"]
         return None
 
@@ -237,9 +246,7 @@ class Psi:
             return False
 
 
-def _percents(grew: Grown | None) -> tuple[float | None, float | None]:
+def _percent(grew: Grown, index: int) -> float | None:
     """Stall in percent of the time between two readings. Reading takes time, too: a little more than all is all."""
-    if grew is None:
-        return None, None
-    some, full = (None if (rate := grew.rate(index)) is None else min(100.0, rate / 1e4) for index in (0, 1))
-    return some, full
+    rate = grew.rate(index)
+    return None if rate is None else min(100.0, rate / 1e4)

@@ -37,6 +37,13 @@ class Sheet:
         if known is None or confidence > known.confidence:
             here[signal] = Sample(value, age_s, confidence)
 
+    def enter(self, subject: str, values: Mapping[str, float | None]) -> None:
+        """Enter several that are measured as their names say; None: not known."""
+        here = self.samples.setdefault(subject, {})
+        for signal, value in values.items():
+            if value is not None and ((known := here.get(signal)) is None or known.confidence < 1.0):
+                here[signal] = Sample(value)
+
     def get(self, subject: str, signal: str) -> float | None:
         """What has been entered so far."""
         sample = self.samples.get(subject, {}).get(signal)

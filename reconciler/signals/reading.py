@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.kept import KeptFiles, Reads
 from cgroupfs.private import private_tree
 from reconciler.signals.podcpu import PodCpu
 from reconciler.signals.processes import PodProcesses
@@ -81,6 +82,24 @@ class Shared:
         self._processes: PodProcesses | None = None
         self._cpu: PodCpu | None = None
         self.vmstat = VmStat(means.root, means.files)
+        self._kept = KeptFiles() if means.files is REAL else None
+        self._pass: float | None = None
+
+    @property
+    def kept(self) -> Reads:
+        """For control files that are read in every pass."""
+        return self.means.files if self._kept is None else self._kept
+
+    def begin(self, now: float) -> None:
+        """A reader is about to read in the pass ``now``."""
+        if now != self._pass and self._kept is not None:
+            self._kept.turn()
+        self._pass = now
+
+    def close(self) -> None:
+        """Give back what is kept open; whoever reads on opens it again."""
+        if self._kept is not None:
+            self._kept.close()
 
     @property
     def processes(self) -> PodProcesses:
@@ -91,7 +110,7 @@ class Shared:
     @property
     def cpu(self) -> PodCpu:
         if self._cpu is None:
-            self._cpu = PodCpu(self.means.hierarchy, files=self.means.files)
+            self._cpu = PodCpu(self.means.hierarchy, files=self.kept)
         return self._cpu
 
 
@@ -108,6 +127,7 @@ class Metered:
 
     async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
         spent: list[float] = []
+        self.shared.begin(now)
         try:
             await _stepwise(self.reader.read(scene, sheet, now), spent)
         finally:
@@ -117,6 +137,7 @@ class Metered:
         return self.reader.problems()
 
     async def aclose(self) -> None:
+        self.shared.close()
         await self.reader.aclose()
 
 
@@ -137,19 +158,19 @@ def _psi(shared: Shared) -> Reader:
     means = shared.means
     tree = private_tree(means.hierarchy) if means.root == "/" else None
     groups = PrivateGroups(tree, shared.processes, wanted=means.private_cgroup2) if tree is not None else None
-    return Psi(means.hierarchy, shared.cpu, private=groups, root=means.root, files=means.files)
+    return Psi(means.hierarchy, shared.cpu, private=groups, root=means.root, files=shared.kept)
 
 
 def _memory(shared: Shared) -> Reader:
     from reconciler.signals.podmemory import PodMemory  # noqa: PLC0415
 
-    return PodMemory(shared.means.hierarchy, shared.vmstat, files=shared.means.files)
+    return PodMemory(shared.means.hierarchy, shared.vmstat, files=shared.kept)
 
 
 def _disk(shared: Shared) -> Reader:
     from reconciler.signals.poddisk import PodDisk  # noqa: PLC0415
 
-    return PodDisk(shared.means.hierarchy, root=shared.means.root, files=shared.means.files)
+    return PodDisk(shared.means.hierarchy, root=shared.means.root, files=shared.kept)
 
 
 def _net(shared: Shared) -> Reader:

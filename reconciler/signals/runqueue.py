@@ -13,7 +13,7 @@ Units: nanoseconds inside. Source: kernel documentation, accounting/taskstats an
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, final
 
 from cgroupfs.errors import SourceError
@@ -25,6 +25,7 @@ from reconciler.signals.processes import OUTSIDE, PodProcesses
 from reconciler.signals.readers import Scene, Sheet
 from reconciler.signals.taskstats import Delays, Taskstats
 from reconciler.slices import Slices
+from state.model import Pod
 
 NAME: Final = "runqueue"
 SIGNALS: Final = ("cpu.wait", "cpu.wait_milli", "cpu.wait_own", "cpu.delay")
@@ -33,6 +34,8 @@ _QUIET: Final = 0.5
 _LEAST: Final = 0.1
 _ESTIMATE: Final = 0.8
 _TRY_AGAIN_S: Final = 60.0
+_AT_ONCE: Final = 16
+"""Pods whose processes are asked for together."""
 
 
 class Delayed(Protocol):
@@ -70,9 +73,12 @@ def own_wait_ns(run_ns: int, wait_ns: int, interval_s: float, throttled_cpus: fl
 
 
 class _Sum(NamedTuple):
-    run_ns: int = 0
-    wait_ns: int = 0
-    switches: int = 0
+    """``complete`` False: a process that was listed has ended."""
+
+    run_ns: int
+    wait_ns: int
+    switches: int
+    complete: bool
 
 
 @final
@@ -121,21 +127,23 @@ class RunQueue:
         slices = Slices()
         before, self._before = self._before, {}
         self._processes.keep(scene.view.pods.keys())
+        pods = list(scene.view.pods.values())
         seen = False
-        for uid, pod in scene.view.pods.items():
-            pids = self._processes.of(pod, now)
+        for begin in range(0, len(pods), _AT_ONCE):
+            together = {pod.uid: self._processes.of(pod, now) for pod in pods[begin : begin + _AT_ONCE]}
+            seen = seen or any(together.values())
             at_s = self._clock()
-            found = self._ask(pids, at_s)
-            if found is not None:
-                seen = seen or bool(pids)
-                interval_s = at_s - before.get(uid, at_s)
-                self._before[uid] = at_s if interval_s >= SHORTEST_S or uid not in before else before[uid]
-                sums, complete = found
-                if not complete:
-                    self._processes.ended(uid)
-                if pids and interval_s >= SHORTEST_S:
-                    cpus = len(pod_cpus(pod, scene.view, scene.pools))
-                    self._enter(sheet, uid, self._without_quota(uid, sums, interval_s, cpus))
+            found = self._ask(together, at_s)
+            for pod in pods[begin : begin + _AT_ONCE]:
+                known = found.get(pod.uid)
+                if known is None:
+                    continue
+                interval_s = at_s - before.get(pod.uid, at_s)
+                self._before[pod.uid] = at_s if interval_s >= SHORTEST_S else before.get(pod.uid, at_s)
+                if not known.complete:
+                    self._processes.ended(pod.uid)
+                if interval_s >= SHORTEST_S:
+                    self._enter(sheet, pod.uid, self._without_quota(pod, scene, known, interval_s))
             await slices.checkpoint()
         if self._processes.outside and not seen:
             self._problems |= dict.fromkeys(SIGNALS, OUTSIDE)
@@ -151,24 +159,30 @@ class RunQueue:
         except SourceError as exc:
             self._problems = dict.fromkeys(SIGNALS, f"{exc}; schedstat of each thread is read instead")
 
-    def _ask(self, pids: Sequence[int], at_s: float) -> tuple[_Sum, bool] | None:
-        """What they did since the pass before, and whether all of them still are. None: not to be had."""
+    def _ask(self, pids: Mapping[str, Sequence[int]], at_s: float) -> dict[str, _Sum]:
+        """What the processes of each pod did since the pass before; pods of which nothing is known are missing."""
+        found: dict[str, _Sum] = {}
         if self._socket is None:
-            return self._by_thread(pids, at_s)
+            for uid, own in pids.items():
+                if (one := self._by_thread(own, at_s)) is not None:
+                    found[uid] = one
+            return found
         try:
-            answers = self._socket.ask(pids)
+            answers = self._socket.ask([pid for own in pids.values() for pid in own])
         except (OSError, ValueError) as exc:
             # Their rights were taken, or memory is short; the next pass decides anew.
             self._close()
             self._problems = dict.fromkeys(SIGNALS, f"taskstats: {exc}")
-            return None
-        total = _Sum()
-        for pid, one in answers.items():
-            total = self._add(total, pid, at_s, one)
-        return total, len(answers) == len(pids)
+            return found
+        for uid, own in pids.items():
+            if own:
+                told = [(pid, answers[pid]) for pid in own if pid in answers]
+                found[uid] = self._sum(told, at_s, complete=len(told) == len(own))
+        return found
 
-    def _by_thread(self, pids: Sequence[int], at_s: float) -> tuple[_Sum, bool] | None:
-        total, alive, told = _Sum(), 0, False
+    def _by_thread(self, pids: Sequence[int], at_s: float) -> _Sum | None:
+        told: list[tuple[object, Delays]] = []
+        alive = 0
         for pid in pids:
             try:
                 tids = self._files.groups(f"{self._proc}/{pid}/task")
@@ -178,28 +192,31 @@ class RunQueue:
             for tid in tids:
                 try:
                     text = self._files.read(f"{self._proc}/{pid}/task/{tid}", "schedstat")
-                    one = parse_schedstat(text)
+                    told.append(((pid, tid), parse_schedstat(text)))
                 except (OSError, ValueError):
                     continue
-                told = True
-                total = self._add(total, (pid, tid), at_s, one)
         if alive and not told:
             self._problems = dict.fromkeys(SIGNALS, "this kernel keeps no run queue times (CONFIG_SCHED_INFO)")
-            return None
-        return total, alive == len(pids)
+        return self._sum(told, at_s, complete=alive == len(pids)) if told else None
 
-    def _add(self, total: _Sum, key: object, at_s: float, one: Delays) -> _Sum:
-        grew = self._grew.grown(key, at_s, tuple(one))
-        if grew is None or None in grew.by:
-            # New, or another one by this number now: what it did before is not of this interval.
-            return total
-        run_ns, wait_ns, switches = (count or 0 for count in grew.by)
-        return _Sum(total.run_ns + run_ns, total.wait_ns + wait_ns, total.switches + switches)
+    def _sum(self, told: Iterable[tuple[object, Delays]], at_s: float, *, complete: bool) -> _Sum:
+        run_ns = wait_ns = switches = 0
+        for key, one in told:
+            grew = self._grew.grown(key, at_s, one)
+            if grew is None:
+                continue
+            ran, waited, turns = grew.by
+            # A number that went back is another process by this pid: what it did before is not of this interval.
+            if ran is not None and waited is not None and turns is not None:
+                run_ns, wait_ns, switches = run_ns + ran, wait_ns + waited, switches + turns
+        return _Sum(run_ns, wait_ns, switches, complete)
 
-    def _without_quota(self, uid: str, sums: _Sum, interval_s: float, cpus: int) -> Waited:
-        throttling = self._quotas.throttling(uid) if self._quotas is not None else None
-        stopped = throttling.cpus if throttling is not None else 0.0
-        own_ns = own_wait_ns(sums.run_ns, sums.wait_ns, interval_s, stopped, cpus)
+    def _without_quota(self, pod: Pod, scene: Scene, sums: _Sum, interval_s: float) -> Waited:
+        throttling = self._quotas.throttling(pod.uid) if self._quotas is not None else None
+        own_ns = 0
+        if throttling is not None and throttling.cpus:
+            cpus = len(pod_cpus(pod, scene.view, scene.pools))
+            own_ns = own_wait_ns(sums.run_ns, sums.wait_ns, interval_s, throttling.cpus, cpus)
         return Waited(interval_s, sums.run_ns, sums.wait_ns, own_ns, sums.switches)
 
     def _enter(self, sheet: Sheet, uid: str, waited: Waited) -> None:

@@ -5,6 +5,7 @@
     churn N     N pods made and removed as fast as the kernel allows: nothing missed, nothing left behind
     plan        one whole plan: CPU time and memory at 256 CPUs and 500 pods, and how both grow
     memory N    N windows of an online pod's allocations alone and N beside BE pods that allocate without end
+    signals N   what one second's sampling of all signals costs: N pods, and pods of 2000 threads together
     movement N  N random lives of pools on each of some machines: CPUs moved by ours and by packing from scratch
 
 Figures, not tests: they are printed, with the machine's own noise in them.
@@ -21,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from tests.bench import memory, movement, planning
+from tests.bench import memory, movement, planning, signals
 from tests.bench.node import KUBEPODS, MOUNT, BenchNode
 from tests.e2e.agent import Agent
 from tests.e2e.baseline.run import WatchWrite
@@ -269,7 +270,7 @@ def _until(done: "object", within_s: float = 20.0) -> float | None:
 def main() -> int:
     """Run one measurement and print it: as JSON, movement as a table."""
     options = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").splitlines()[0])
-    options.add_argument("what", choices=("idle", "starts", "churn", "memory", "movement", "plan"))
+    options.add_argument("what", choices=("idle", "starts", "churn", "memory", "movement", "plan", "signals"))
     options.add_argument(
         "count", type=int, nargs="?", default=0, help="of pods, containers, windows or lives; none for plan"
     )
@@ -286,6 +287,9 @@ def main() -> int:
         return 2
     if given.what == "memory":
         print(json.dumps(memory.run(given.count or 15, 1.5), indent=2))
+        return 0
+    if given.what == "signals":
+        print(json.dumps(signals.run(given.count or 110, int(given.seconds)), indent=2))
         return 0
     with BenchNode(tempfile.mkdtemp(prefix="bypassd-bench-")) as node:
         if given.what == "idle":
