@@ -19,6 +19,13 @@ M = TypeVar("M", bound=Struct)
 STALE_S: Final = 3.0
 """A sample counts as fresh for this many sample intervals."""
 
+_SLOW: Final[Mapping[str, float]] = {
+    **dict.fromkeys(("cpi", "llc.misses"), 130.0),
+    **dict.fromkeys(("llc.occupancy", "memory.bandwidth", "service.latency"), 30.0),
+    **dict.fromkeys(("fs.available", "fs.size", "fs.inodes_free", "fs.inodes", "fs.use", "fs.inodes_use"), 30.0),
+}
+"""Signals that are not measured each sample interval, whatever that is: for how long their samples count as fresh."""
+
 
 class Sight(Struct, frozen=True, kw_only=True):
     """What a detector sees of one victim at one moment.
@@ -39,7 +46,11 @@ class Sight(Struct, frozen=True, kw_only=True):
 
     def value(self, signal: str, subject: str | None = None) -> float | None:
         """The victim's (or another subject's) newest sample; None: missing or too old, which is unknown."""
-        return self.history.fresh(subject or self.subject, signal, self.now, self.fresh_s)
+        return self.history.fresh(subject or self.subject, signal, self.now, self.patience_s(signal))
+
+    def patience_s(self, signal: str) -> float:
+        """How old a sample of this signal may be to count as now."""
+        return max(self.fresh_s, _SLOW.get(signal, 0.0))
 
 
 class Detector(Struct, Generic[C, M], frozen=True, kw_only=True):

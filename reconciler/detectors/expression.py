@@ -59,7 +59,8 @@ def judge(config: ExpressionConfig, sight: Sight, memory: Hold | None) -> tuple[
         what = f"no fresh {_name(lacking[0])}" if lacking else f"it has no value yet: {config.when}"
         return unknown(f"{what} ({told})"), paused(memory, sight.now)
     cleared = not bad if not config.clear else bool(truth(parse(config.clear), sight))
-    held = step(memory, _measured(named, sight), config, breached=bad, cleared=cleared, look_s=sight.fresh_s)
+    look_s = max(sight.patience_s(ref.signal) for ref in named)
+    held = step(memory, _measured(named, sight), config, breached=bad, cleared=cleared, look_s=look_s)
     text = f"{told}; bad when {config.when}"
     if held.verdict is Verdict.SUSPECT and held.since_s is not None:
         text += f" ({number(held.at_s - held.since_s)} of {number(config.for_s)} s)"

@@ -12,7 +12,7 @@ from reconciler.detectors.base import Sight
 from reconciler.detectors.formula_tree import Binary, Call, Node, Number, Over, Ref, Unary
 from reconciler.detectors.subjects import subject_of
 from reconciler.detectors.threshold import severity
-from reconciler.detectors.windows import interval_s, seen
+from reconciler.detectors.windows import seen, spacing_s
 
 _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
     "<": lambda left, right: left < right,
@@ -94,7 +94,8 @@ def _over(node: Over, sight: Sight) -> float | None:
         points = series.tail(sight.now - node.seconds) if series is not None else []
         span = points[-1][0] - points[0][0] if points else 0.0
         # The sample before the window may be long gone by.
-        if not node.seconds - interval_s(sight) <= span <= node.seconds + sight.fresh_s or span <= 0:
+        least = node.seconds - spacing_s(sight, node.ref.signal)
+        if span <= 0 or not least <= span <= node.seconds + sight.patience_s(node.ref.signal):
             return None
         return (points[-1][1] - points[0][1]) / span
     window = seen(sight, subject, node.ref.signal, node.seconds)

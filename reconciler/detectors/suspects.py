@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from cgroupfs.cpuset import CpuSet
 from reconciler.detectors.base import Sight
 from reconciler.detectors.moments import of
-from reconciler.detectors.windows import interval_s
+from reconciler.detectors.windows import spacing_s
 from reconciler.detectors.words import amount, number
 from state.evidence import NODE, PodFacts, Resource, Suspect
 
@@ -169,7 +169,7 @@ def _used(sight: Sight, subject: str, part: _Part, symptom: _Symptom | None, win
             used = max(0.0, points[-1][1] - min(value for _, value in points))
         else:
             inside = (
-                [value for _, value in _paired(symptom.bad, points, interval_s(sight))]
+                [value for _, value in _paired(symptom.bad, points, spacing_s(sight, signal))]
                 if symptom is not None and symptom.bad
                 else [value for at, value in points if at > sight.now - window_s]
             )
@@ -243,9 +243,9 @@ def _together(sight: Sight, subject: str, part: _Part, symptom: _Symptom) -> lis
             continue
         points = tuple(series)
         measured = True
-        begun = points[0][0] - interval_s(sight)
+        begun = points[0][0] - spacing_s(sight, signal)
         before = [(at, 0.0) for at, _ in symptom.points if at <= begun]
-        values = _by_time(symptom.points, [*before, *points], interval_s(sight))
+        values = _by_time(symptom.points, [*before, *points], spacing_s(sight, signal))
         sums = [(at, total + values[at]) for at, total in sums if at in values]
     levels = dict(symptom.points)
     return [(levels[at], total) for at, total in sums] if measured else []

@@ -7,6 +7,8 @@ from msgspec import Meta, Struct
 from reconciler.detectors.base import registered
 from reconciler.detectors.cpi import DETECTOR as CPI
 from reconciler.detectors.cpi import CpiConfig
+from reconciler.detectors.ewma import DETECTOR as EWMA
+from reconciler.detectors.ewma import EwmaConfig
 from reconciler.detectors.expression import DETECTOR as EXPRESSION
 from reconciler.detectors.expression import ExpressionConfig
 from reconciler.detectors.pressure import DETECTOR as PRESSURE
@@ -29,6 +31,9 @@ class DetectorEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
     cpi: Annotated[
         CpiConfig | None, Meta(description="instructions take more cycles than this workload's usually do")
+    ] = None
+    ewma: Annotated[
+        EwmaConfig | None, Meta(description="a signal is far from where its recent past says it should be")
     ] = None
     expression: Annotated[
         ExpressionConfig | None, Meta(description="an expression over signals is true for a while")
@@ -53,4 +58,4 @@ class DetectorEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return found
 
 
-DETECTORS: Final = registered(DetectorEntry, (THRESHOLD, PRESSURE, RUN_QUEUE, CPI, EXPRESSION))
+DETECTORS: Final = registered(DetectorEntry, (THRESHOLD, PRESSURE, RUN_QUEUE, CPI, EWMA, EXPRESSION))

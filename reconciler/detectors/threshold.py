@@ -83,7 +83,7 @@ def judge(config: ThresholdConfig, sight: Sight, memory: Hold | None) -> tuple[O
     beyond = (value - limit) * config.sign
     cleared = (value - clear) * config.sign <= 0
     at = measured_s(sight, subject, config.signal)
-    held = step(memory, at, config, breached=beyond > 0, cleared=cleared, look_s=sight.fresh_s)
+    held = step(memory, at, config, breached=beyond > 0, cleared=cleared, look_s=sight.patience_s(config.signal))
     resource = config.resource or resource_of(config.signal)
     side = "above" if config.sign > 0 else "below"
     text = f"{shown(config.signal, value)}, bad {side} {amount(limit, SIGNALS[config.signal].unit)}"

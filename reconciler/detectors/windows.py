@@ -27,6 +27,11 @@ def interval_s(sight: Sight) -> float:
     return sight.fresh_s / STALE_S
 
 
+def spacing_s(sight: Sight, signal: str) -> float:
+    """The same of one signal: some are not measured in each interval."""
+    return sight.patience_s(signal) / STALE_S
+
+
 def over(points: Iterable[tuple[float, float]], start: float, end: float, fresh_s: float) -> Window | None:
     """The window ``start < at <= end`` of ``points`` (the oldest first); None without a sample in it.
 
@@ -66,11 +71,12 @@ def seen(sight: Sight, subject: str | None, signal: str, length_s: float, ago_s:
 
     A window that is shorter than the sample interval is as long as that.
     """
-    length = max(length_s, interval_s(sight))
+    spacing = spacing_s(sight, signal)
+    length = max(length_s, spacing)
     end = sight.now - ago_s
-    found = over(past(sight, subject, signal, ago_s + length), end - length, end, sight.fresh_s)
+    found = over(past(sight, subject, signal, ago_s + length), end - length, end, sight.patience_s(signal))
     # The newest sample may be almost one interval old: that part of the window is no gap.
-    return None if found is None or found.seen_s < COVERED * length - interval_s(sight) else found
+    return None if found is None or found.seen_s < COVERED * length - spacing else found
 
 
 def mean(sight: Sight, subject: str | None, signal: str, length_s: float, ago_s: float = 0.0) -> float | None:

@@ -73,6 +73,14 @@ def test_a_pause_of_the_daemon_is_no_time_in_breach() -> None:
     assert verdicts([opinion]) == "s"
 
 
+def test_what_is_measured_once_a_minute_is_not_stale_in_between() -> None:
+    values = [3.0 if at % 60 == 0 and at < 200 else None for at in range(400)]
+    found = verdicts(run(values, 400, "cpi", above=2.0, for_s=100))
+    assert found[:120] == "s" * 120  # two samples, 60 s apart
+    assert found[120:311] == "i" * 191
+    assert set(found[311:]) == {"u"}
+
+
 def test_evidence_has_number_limit_and_time() -> None:
     assert run(9.25, 2)[1].evidence == "cpu.wait 9.25 %, bad above 5 % (1 of 2 s)"
     node = run(2 << 30, 1, "memory.available", NODE, above=None, below=4.0 * (1 << 30))

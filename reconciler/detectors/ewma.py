@@ -1,0 +1,153 @@
+"""ewma: the newest sample of a signal lies far from where its recent past says it should.
+
+Expected is an exponentially weighted mean of the samples before (decay 2 / (N + 1), started with the mean of the first
+ten), the deviation is theirs around it. Outliers in a row are interference; a level that lasts ``relearn_s`` is the new
+normal.
+
+Source: Caelus (three sigma around an EWMA). Where we differ, each of it a fault there: the sample under test, and those
+of the same run of outliers, are in neither mean nor deviation (with it inside, no single spike can ever be found at the
+default of 11 samples: for a flat line the test is ``(1-d)^2 > 9/N ((1-d)^2 + (N-1) d^2)``); and the deviation has a
+floor, without which a flat line finds outliers in rounding.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal, NamedTuple
+
+from msgspec import Meta, Struct
+
+from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.moments import of
+from reconciler.detectors.subjects import subject_of, whose
+from reconciler.detectors.threshold import severity
+from reconciler.detectors.windows import measured_s
+from reconciler.detectors.words import amount, gap_of, number, resource_of, shown
+from reconciler.signals.catalog import SIGNALS
+from state.evidence import Opinion, Resource, Verdict
+
+_FIRST: Final = 10
+_LEAST: Final = 11
+
+
+class EwmaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which signal, and how far out is an outlier."""
+
+    signal: Annotated[str, Meta(description="a signal of the catalog (docs/detectors.md)")] = "cpu.wait"
+    of: Annotated[
+        str | None,
+        Meta(description="whose: victim, node, pool (the victim's), numa:N, fs:NAME; left out: whoever has it"),
+    ] = None
+    samples: Annotated[int, Meta(ge=_LEAST, le=110, description="samples that make the past (N)")] = 30
+    sigmas: Annotated[float, Meta(ge=1, le=20, description="deviations from the mean that are out")] = 3.0
+    direction: Annotated[Literal["up", "down", "both"], Meta(description="on which side is out")] = "up"
+    floor_fraction: Annotated[
+        float, Meta(ge=0.001, le=10, description="the deviation counts as at least this share of the mean")
+    ] = 0.1
+    floor: Annotated[
+        float, Meta(ge=0, description="and as at least this, in the signal's unit; for signals around zero")
+    ] = 0.0
+    times: Annotated[int, Meta(ge=1, le=60, description="outliers in a row that are interference")] = 3
+    relearn_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=3600,
+            description="outliers in a row for this long are the new normal; 120 samples are kept, so sooner at times",
+        ),
+    ] = 60.0
+    resource: Annotated[
+        Resource | None, Meta(description="what the victim lacks then; left out: told by the signal's name")
+    ] = None
+
+    def __post_init__(self) -> None:
+        whose(self.signal, self.of)
+
+
+class EwmaMemory(Struct, frozen=True, kw_only=True):
+    """``run`` outliers in a row since ``since_s``. ``at_s``: the newest sample seen.
+
+    ``from_s``: what is older was another normal.
+    """
+
+    at_s: float
+    run: int = 0
+    since_s: float = 0.0
+    from_s: float = 0.0
+
+
+class Expected(NamedTuple):
+    """Where the next sample should be."""
+
+    mean: float
+    sigma: float
+
+
+def expected(values: Sequence[float]) -> Expected:
+    """Mean and deviation of the samples before the one under test; there is at least one."""
+    first = values[:_FIRST]
+    mean = sum(first) / len(first)
+    decay = 2 / (len(values) + 1)
+    for value in values[_FIRST:]:
+        mean = value * decay + mean * (1 - decay)
+    around = of(values)
+    # Around the weighted mean, not their own: what it lags behind is part of what it does not know.
+    return Expected(mean, math.hypot(around.sigma, around.mean - mean))
+
+
+def judge(config: EwmaConfig, sight: Sight, memory: EwmaMemory | None) -> tuple[Opinion, EwmaMemory]:
+    """Test the newest sample."""
+    subject = subject_of(sight, whose(config.signal, config.of))
+    at = measured_s(sight, subject, config.signal)
+    if memory is None or not 0 <= at - memory.at_s <= sight.patience_s(config.signal):
+        # After a gap nobody knows whether outliers were in a row.
+        memory = EwmaMemory(at_s=float("-inf"), from_s=memory.from_s if memory is not None else 0.0)
+    value = sight.value(config.signal, subject) if subject is not None else None
+    if value is None:
+        text = "the victim is in no pool" if subject is None else f"no fresh {config.signal} of {subject}"
+        return unknown(text), memory
+    start = memory.since_s if memory.run else at
+    past = _past(config, sight, subject, memory.from_s, start)
+    if len(past) < _LEAST:
+        text = f"{config.signal}: {len(past)} of {_LEAST} samples of the past"
+        return unknown(text), EwmaMemory(at_s=at, from_s=memory.from_s)
+    usual = expected(past)
+    sigma = max(usual.sigma, config.floor_fraction * abs(usual.mean), config.floor)
+    distance = value - usual.mean
+    distance = {"up": distance, "down": -distance, "both": abs(distance)}[config.direction]
+    bound = config.sigmas * sigma
+    # A sample seen twice is one outlier.
+    run = memory.run + (at != memory.at_s) if distance > bound else 0
+    unit = SIGNALS[config.signal].unit
+    text = f"{shown(config.signal, value)}, usually {amount(usual.mean, unit)} ± {amount(sigma, unit)}"
+    resource = config.resource or resource_of(config.signal)
+    if run and at - start >= config.relearn_s:
+        text += f"; for {number(at - start)} s, so it is the new normal"
+        after = EwmaMemory(at_s=at, from_s=start)
+        return Opinion(verdict=Verdict.OK, evidence=text, resource=resource), after
+    if run > 1:
+        text += f"; {run} in a row"
+    verdict = Verdict.INTERFERED if run >= config.times else Verdict.SUSPECT if run else Verdict.OK
+    return Opinion(
+        verdict=verdict,
+        evidence=text,
+        resource=resource,
+        severity=severity(max(0.0, distance), bound),
+        gap=gap_of(resource, config.signal, distance - bound) if run else None,
+    ), EwmaMemory(at_s=at, run=run, since_s=start if run else at, from_s=memory.from_s)
+
+
+def _past(config: EwmaConfig, sight: Sight, subject: str | None, from_s: float, before_s: float) -> list[float]:
+    """The newest ``samples`` of the past that are not under test, the oldest first."""
+    series = sight.history.series(subject, config.signal) if subject is not None else None
+    points = () if series is None else tuple(series)
+    return [value for at, value in points if from_s <= at < before_s][-config.samples :]
+
+
+DETECTOR = Detector(
+    name="ewma",
+    summary="a signal is far from where its recent past says it should be",
+    config_type=EwmaConfig,
+    memory_type=EwmaMemory,
+    signals=lambda config: (config.signal,),
+    judge=judge,
+)

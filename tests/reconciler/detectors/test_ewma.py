@@ -1,0 +1,112 @@
+import random
+from typing import Any
+
+import pytest
+
+from reconciler.detectors.ewma import DETECTOR, EwmaConfig, expected
+from state.evidence import NODE, Opinion, Resource
+from tests.reconciler.detectors.scene import VICTIM, Scene, Values, judged, verdicts
+
+
+def run(values: Values, steps: int, **config: Any) -> list[Opinion]:
+    made = EwmaConfig(**{"signal": "cpu.wait", **config})
+    return judged(DETECTOR, made, Scene({VICTIM: {"cpu.wait": values}}), steps)
+
+
+def peers_test_fires(values: list[float], count: int) -> bool:
+    """The peer's: the newest sample is part of mean and deviation."""
+    decay = 2 / (count + 1)
+    mean = sum(values[:10]) / 10
+    for value in values[10:]:
+        mean = value * decay + mean * (1 - decay)
+    sigma: float = (sum((value - mean) ** 2 for value in values[-count:]) / count) ** 0.5
+    return abs(values[-1] - mean) > 3 * sigma
+
+
+@pytest.mark.parametrize("count", [11, 12])
+@pytest.mark.parametrize("height", [2.0, 100.0, 1e6])
+def test_a_spike_on_a_flat_line_is_found_at_the_least_number_of_samples(count: int, height: float) -> None:
+    values = [1.0] * (count - 1) + [height]
+    assert not peers_test_fires(values, count)  # the flaw of the peer
+    found = verdicts(run([1.0, *values], count + 1, samples=11))
+    assert found == "u" * 11 + "o" * (count - 11) + "s"
+
+
+def test_a_flat_line_finds_nothing_in_rounding() -> None:
+    values = [1.0] * 20 + [1.0000001] * 20
+    assert set(verdicts(run(values, 40))[11:]) == {"o"}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_is_hardly_ever_out_three_times_in_a_row(seed: int) -> None:
+    made = random.Random(seed)
+    assert "i" not in verdicts(run([made.gauss(10, 2) for _ in range(500)], 500))
+
+
+def test_a_step_is_found_each_time_until_it_is_the_new_normal() -> None:
+    made = random.Random(2)
+    values = [made.gauss(5, 0.3) + (20 if at >= 50 else 0) for at in range(160)]
+    opinions = run(values, 160, relearn_s=40)
+    found = verdicts(opinions)
+    assert found[50:53] == "ssi"
+    assert set(found[52:90]) == {"i"}  # the outliers do not become part of what they are compared with
+    assert set(found[91:]) == {"o"}
+    assert opinions[90].evidence.endswith("; for 40 s, so it is the new normal")
+    assert opinions[60].evidence.endswith("; 11 in a row")
+
+
+def test_what_lasts_longer_than_the_kept_past_is_the_new_normal_too() -> None:
+    found = verdicts(run(lambda at: 5.0 if at < 50 else 25.0, 400, relearn_s=3600))
+    assert found[100] == "i"
+    assert found[-1] == "o"
+
+
+def test_recovery_is_seen_at_once() -> None:
+    values = [5.0] * 30 + [50.0] * 10 + [5.0] * 10
+    assert verdicts(run(values, 50))[30:] == "ss" + "i" * 8 + "o" * 10
+
+
+@pytest.mark.parametrize(("direction", "up", "down"), [("up", "s", "o"), ("down", "o", "s"), ("both", "s", "s")])
+def test_direction(direction: str, up: str, down: str) -> None:
+    flat = [100.0] * 20
+    assert verdicts(run([*flat, 180], 21, direction=direction))[-1] == up
+    assert verdicts(run([*flat, 20], 21, direction=direction))[-1] == down
+
+
+def test_floors_widen_what_is_usual() -> None:
+    values = [0.0] * 20 + [4.0]
+    assert verdicts(run(values, 21))[-1] == "s"
+    assert verdicts(run(values, 21, floor=2.0))[-1] == "o"
+    assert verdicts(run([10.0] * 20 + [14], 21, floor_fraction=0.5))[-1] == "o"
+
+
+def test_gaps_break_a_row_and_a_sample_seen_twice_counts_once() -> None:
+    values: list[float | None] = [5.0] * 20 + [50, None, None, 50] + [None] * 5 + [50, 50]
+    found = verdicts(run(values, len(values)))
+    assert found[20:24] == "ssss"  # two outliers, the first seen three times
+    assert found[24:29] == "sssuu"
+    assert "i" not in found
+
+
+def test_fewer_samples_than_eleven_are_unknown() -> None:
+    assert verdicts(run(1.0, 14)) == "u" * 11 + "ooo"
+
+
+def test_evidence_and_gap() -> None:
+    config = EwmaConfig(signal="memory.available", of="node", direction="down")
+    scene = Scene({NODE: {"memory.available": lambda at: float((100 if at < 20 else 40) << 20)}})
+    last = judged(DETECTOR, config, scene, 21)[-1]
+    assert last.evidence == "memory.available 40 MiB, usually 100 MiB ± 10 MiB"
+    assert (last.resource, last.gap, last.severity) == (Resource.MEMORY, 30 << 20, 2.0)
+
+
+def test_mean_follows_and_deviation_is_around_it() -> None:
+    assert expected([3.0]).mean == 3
+    usual = expected([1.0] * 10 + [2.0])
+    assert usual.mean == pytest.approx(1 + 2 / 12)
+    assert usual.sigma**2 == pytest.approx((10 * (2 / 12) ** 2 + (10 / 12) ** 2) / 11)
+
+
+def test_an_unknown_signal_is_refused() -> None:
+    with pytest.raises(ValueError, match="no signal is named 'cpu'"):
+        EwmaConfig(signal="cpu")
