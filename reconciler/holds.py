@@ -8,9 +8,10 @@ from cgroupfs.knobs import CATALOG
 from reconciler.actuators.cookies import KNOB as COOKIE
 from reconciler.policies.cache import KNOB as RESCTRL_GROUP
 from reconciler.policies.oom_score import KNOB as OOM_SCORE
+from reconciler.policies.watermarks import KNOBS as MARKS
 from state.model import Hold
 
-_KNOBS: Final = frozenset({*CATALOG, COOKIE, RESCTRL_GROUP, OOM_SCORE})
+_KNOBS: Final = frozenset({*CATALOG, COOKIE, RESCTRL_GROUP, OOM_SCORE, *MARKS})
 _EXPECTED = "node, pod:UID, knob:NAME, file:/GROUP/PATH or file:/GROUP/PATH:KNOB"
 
 

@@ -25,7 +25,13 @@ from state.ledger import Ledger
 from state.schema import META
 from state.store import Store, boot_id
 
-ROWS: Final = {"cores": "core_cookies", "network": "network_roots", "oom": "oom_scores", "cache": "resctrl"}
+ROWS: Final = {
+    "cores": "core_cookies",
+    "network": "network_roots",
+    "oom": "oom_scores",
+    "cache": "resctrl",
+    "marks": "watermarks",
+}
 """Rows of the store's META table by which an earlier run's traces are known; a test holds the modules to them."""
 
 
@@ -57,6 +63,11 @@ def build(config: Config, place: Place, store: Store, means: Means) -> tuple[Sid
         from reconciler.actuators.oom_score import OomScores  # noqa: PLC0415
 
         return OomScores(place.hierarchy, store, means.store_lane, root=place.root, files=means.files)
+
+    def watermarks() -> SideActuator:
+        from reconciler.actuators.watermarks import Watermarks  # noqa: PLC0415
+
+        return Watermarks(store, means.store_lane, root=place.root, files=means.files)
 
     def core_sched() -> SideActuator:
         from reconciler.actuators.core_sched import CoreSched  # noqa: PLC0415
@@ -100,6 +111,7 @@ def build(config: Config, place: Place, store: Store, means: Means) -> tuple[Sid
     sides: list[SideActuator] = []
     if place.hierarchy.version("memory") is not None:
         sides.append(lazily("memory_reclaim", reclaim, lambda now: now.pools.memory.reclaim is not None))
+    sides.append(lazily("watermarks", watermarks, lambda now: now.pools.memory.watermarks is not None, "marks"))
     if _is_this_machine(config.node.root):
         sides.append(lazily("oom_score", oom_scores, lambda now: now.pools.memory.oom is not None, "oom"))
         sides.append(lazily("core_sched", core_sched, lambda now: now.pools.cores is not None, "cores"))
@@ -115,8 +127,11 @@ def cache_use(sides: Iterable[SideActuator]) -> CacheUse | None:
 
 async def restore_without_daemon(root: str, store: Store, only: str | None) -> Sequence[Undone]:
     """Undo what they left on this node, as the store and marks of ours tell. Errors: none; they are in the answer."""
+    from reconciler.actuators.watermarks import restore_marks  # noqa: PLC0415
+
+    marks = restore_marks(store, root=root) if only is None else []
     if not _is_this_machine(root):
-        return ()
+        return marks
     from reconciler.actuators.cookiestore import restore_cookies  # noqa: PLC0415
     from reconciler.actuators.network import restore_trees  # noqa: PLC0415
     from reconciler.actuators.prctl import RealPrctl  # noqa: PLC0415
@@ -124,6 +139,7 @@ async def restore_without_daemon(root: str, store: Store, only: str | None) -> S
     from reconciler.actuators.tc import RealTc  # noqa: PLC0415
 
     return [
+        *marks,
         *restore_cookies(RealPrctl(), store, only),
         *_restore_scores(root, store, only),
         *restore_resctrl(root, store, only),

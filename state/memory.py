@@ -80,6 +80,14 @@ class OomWish(Struct, frozen=True, kw_only=True):
     sweep_s: float = 10.0
 
 
+class WatermarkWish(Struct, frozen=True, kw_only=True):
+    """What is wanted of the kernel's memory marks, in ten-thousandths of the memory; None: left alone."""
+
+    dry_run: bool = False
+    scale_factor: int | None = None
+    min_free_factor: int | None = None
+
+
 class Protection(Struct, frozen=True, kw_only=True):
     """What a directory must hold of both protections so that those below it count."""
 
@@ -93,7 +101,7 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
     ``reclaimed_high_bytes``: up to where all that lives below the besteffort directory may use memory unhindered;
     ``reclaimed_max_bytes``: its limit; None: nothing is wanted. ``protected``: by group path of a QoS directory.
     ``reclaim``: whether and how memory is taken from BE containers; None: it is not. ``oom``: the same of their
-    processes' ``oom_score_adj``.
+    processes' ``oom_score_adj``. ``watermarks``: the same of the marks below which the kernel reclaims.
     """
 
     reclaimed_high_bytes: int | None = None
@@ -101,3 +109,4 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
     protected: Mapping[str, Protection] = {}
     reclaim: ReclaimWish | None = None
     oom: OomWish | None = None
+    watermarks: WatermarkWish | None = None

@@ -59,6 +59,8 @@ from reconciler.policies.responses import POLICY as RESPONSES
 from reconciler.policies.responses import ResponsesConfig
 from reconciler.policies.shared import POLICY as SHARED
 from reconciler.policies.shared import SharedConfig
+from reconciler.policies.watermarks import POLICY as WATERMARKS
+from reconciler.policies.watermarks import WatermarksConfig
 
 
 class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +89,7 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     memory_reclaim: MemoryReclaimConfig = MemoryReclaimConfig()
     oom_score: OomScoreConfig = OomScoreConfig()
     numa_memory: NumaMemoryConfig = NumaMemoryConfig()
+    watermarks: WatermarksConfig = WatermarksConfig()
     core_sched: CoreSchedConfig = CoreSchedConfig()
     cache: CacheConfig = CacheConfig()
 
@@ -121,6 +124,6 @@ POLICIES: Final = registered(
             NETWORK,
         ),
         *(PINNED, NORMALISE, BURST, IDLE_CLASS, GROUP_IDENTITY, QOS_LEVEL, BE_MEMORY, MEMORY_QOS, CORE_SCHED),
-        *(CACHE, MEMORY_RECLAIM, OOM_SCORE, NUMA_MEMORY),
+        *(CACHE, MEMORY_RECLAIM, OOM_SCORE, NUMA_MEMORY, WATERMARKS),
     ),
 )

@@ -71,6 +71,7 @@ def test_the_shipped_table_names_every_policy_in_the_order_of_taking() -> None:
         "memory_reclaim",
         "oom_score",
         "numa_memory",
+        "watermarks",
     ]
 
 
