@@ -53,8 +53,8 @@ def incident_id(kind: Kind, key: str, first_s: float) -> str:
 
 def stamp(at_s: float) -> str:
     """RFC 3339 in UTC with milliseconds, as every sink writes times."""
-    whole = int(at_s // 1)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{int((at_s - whole) * 1000):03d}Z"
+    whole_s, milli = divmod(round(at_s * 1000), 1000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole_s))}.{milli:03d}Z"
 
 
 @final

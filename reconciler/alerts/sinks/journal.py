@@ -134,6 +134,7 @@ def write(journal: socket.socket, path: str, entry: bytes) -> None:
         try:
             with contextlib.closing(os.fdopen(os.dup(fd), "wb")) as file:
                 file.write(entry)
+            os.lseek(fd, 0, os.SEEK_SET)
             fcntl.fcntl(fd, _F_ADD_SEALS, _ALL_SEALS)
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
             journal.sendmsg([], [rights], 0, path)

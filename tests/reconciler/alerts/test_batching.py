@@ -164,10 +164,10 @@ class Boxes(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.incidents = Incidents(600.0)
-        self.rules = Rules(
+        self.wishes = Rules(
             minimum=Severity.INFO, batch_size=3, batch_delay_s=5, repeat_s=60, per_minute=3, most=6, resend_s=30
         )
-        self.outbox = Outbox("s", self.rules)
+        self.outbox = Outbox("s", self.wishes)
         self.durable: dict[str, int] = {}
         self.seen: dict[str, int] = {}
         self.offered = 0
@@ -199,7 +199,7 @@ class Boxes(RuleBasedStateMachine):
     @rule(good=st.sampled_from(["landed", "failed", "gave up"]))
     def tell(self, good: str) -> None:
         batch = self.outbox.take(self.now)
-        assert len(batch) <= self.rules.batch_size
+        assert len(batch) <= self.wishes.batch_size
         if good == "landed":
             self._seen(batch)
             self.outbox.landed(self.now)

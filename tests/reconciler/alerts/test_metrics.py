@@ -1,0 +1,73 @@
+"""Alerts in the metrics, and the example of alert rules: it names no metric that there is not."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+from reconciler.alerts.telling import AlertNumbers, SinkNumbers
+from reconciler.exposition import render
+from reconciler.metrics import MetricsSnapshot, PodMetrics
+from reconciler.supervisor import ComponentStatus, Health
+from state.model import SourceStatus
+
+RULES = Path(__file__).parents[3] / "deploy/alert-rules.yaml"
+NUMBERS = AlertNumbers(
+    told={("store", "critical"): 2},
+    sinks={
+        "oncall": SinkNumbers(
+            outcomes={"told": 5, "ignored": 0, "folded": 1, "dropped": 0, "failed": 2},
+            waiting=3,
+            late_s=1.5,
+            failing=True,
+        )
+    },
+    stored=4,
+)
+
+
+def scraped(numbers: AlertNumbers) -> str:
+    pod = PodMetrics(uid="u", namespace="n", name="p", pod_class="shared", source="cri", cpus=1, quota_milli=1)
+    snapshot = MetricsSnapshot(
+        version="1",
+        mode="enforce",
+        pods=(pod,),
+        sources=(SourceStatus(name="cri", ok=True, age_s=1.0),),
+        components=(ComponentStatus(name="web", health=Health.RUNNING),),
+        budget_milli=1,
+        alerts=numbers,
+    )
+    return render(snapshot)[0].decode()
+
+
+def test_alerts_are_counted_by_kind_and_by_sink() -> None:
+    lines = scraped(NUMBERS).splitlines()
+    for line in (
+        'bypassd_alerts_total{kind="store",severity="critical"} 2.0',
+        "bypassd_alerts_stored 4.0",
+        'bypassd_alert_sink_alerts_total{outcome="folded",sink="oncall"} 1.0',
+        'bypassd_alert_sink_alerts_total{outcome="told",sink="oncall"} 5.0',
+        'bypassd_alert_sink_waiting{sink="oncall"} 3.0',
+        'bypassd_alert_sink_late_seconds{sink="oncall"} 1.5',
+        'bypassd_alert_sink_failing{sink="oncall"} 1.0',
+    ):
+        assert line in lines
+
+
+def test_without_sinks_there_are_no_series_of_sinks() -> None:
+    assert "bypassd_alert_sink" not in scraped(AlertNumbers())
+
+
+def test_the_example_rules_are_well_formed_and_true_to_the_metrics_names() -> None:
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    known = set(re.findall(r"^(?:# TYPE )?((?:bypassd|process)_[a-z_]+)", scraped(NUMBERS), re.MULTILINE))
+    names = [rule["alert"] for group in groups for rule in group["rules"]]
+    assert len(set(names)) == len(names) >= 8
+    for group in groups:
+        for rule in group["rules"]:
+            used = set(re.findall(r"\b(?:bypassd|process)_[a-z_]+\b", rule["expr"]))
+            assert used, rule["alert"]
+            assert used <= known, (rule["alert"], used - known)
+            assert rule["labels"]["severity"] in {"info", "warning", "critical"}
+            assert rule["annotations"]["summary"]
+            assert rule["expr"].count("(") == rule["expr"].count(")")

@@ -1,0 +1,343 @@
+"""The sinks that speak HTTP, against servers that answer well, badly, late, or not at all."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from reconciler.alerts import config as given
+from reconciler.alerts.alert import Kind, Severity
+from reconciler.alerts.config import SINKS, EventApi
+from reconciler.alerts.notice import Incidents, Notice
+from reconciler.alerts.sinks import TABLE, build
+from reconciler.alerts.sinks.alertmanager import AlertmanagerSink
+from reconciler.alerts.sinks.base import Setup, Sink, SinkError
+from reconciler.alerts.sinks.http import retry_after_s
+from reconciler.apiserver import ApiServer
+from tests.fakes.http_peer import HttpPeer, Reply
+from tests.reconciler.alerts.making import alert, notice
+
+POD = {"namespace": "shop", "pod": "web-0", "uid": "u-1"}
+
+
+def sink(how: str, section: Any, *, timeout_s: float = 2.0, **more: Any) -> Sink:
+    sections: dict[str, Any] = {how: section}
+    config = given.Sink(timeout_s=timeout_s, **sections)
+    return build(Setup(name="s", config=config, node="n1", **more))
+
+
+async def sent(made: Sink, *notices: Notice) -> SinkError | None:
+    """Send, and close; the error."""
+    try:
+        await made.send(notices)
+    except SinkError as exc:
+        return exc
+    finally:
+        await made.aclose()
+    return None
+
+
+def test_every_section_of_the_configuration_has_a_sink_and_the_other_way_round() -> None:
+    assert list(TABLE) == list(SINKS)
+    assert set(SINKS) <= set(given.Sink.__struct_fields__)
+
+
+@pytest.mark.parametrize("how", ["webhook", "alertmanager"])
+@pytest.mark.parametrize(
+    ("reply", "words", "wait_s", "permanent"),
+    [
+        (Reply(status="429 Slow"), "it answered 429", None, False),
+        (Reply(status="429 Slow", headers=("Retry-After: 17",)), "it answered 429", 17.0, False),
+        (Reply(b"on fire", status="500 Oh"), "it answered 500 on fire", None, False),
+        (Reply(b"bad label", status="400 No"), "it answered 400 bad label", None, True),
+        (Reply(status="302 Else", headers=("Location: http://127.0.0.1:1/",)), "it answered 302", None, False),
+        (Reply(raw=b""), "disconnected", None, False),
+        (Reply(hang_s=60), "no answer within 0.3 s", None, False),
+    ],
+)
+async def test_what_a_server_answers_is_one_clear_error_without_the_urls_secrets(
+    nursery: trio.Nursery, how: str, reply: Reply, words: str, wait_s: float | None, permanent: bool
+) -> None:
+    port = await nursery.start(HttpPeer([reply]).serve)
+    url = f"http://me:pass-word@127.0.0.1:{port}/hook-key?token=query-key"
+    section = given.Webhook(url=url) if how == "webhook" else given.Alertmanager(urls=(url.partition("?")[0],))
+    error = await sent(sink(how, section, timeout_s=0.3 if reply.hang_s else 10.0), notice())
+    assert error is not None
+    assert words in str(error)
+    assert f"http://127.0.0.1:{port}" in str(error)
+    assert not [secret for secret in ("pass-word", "hook-key", "query-key") if secret in str(error)]
+    assert (error.retry_after_s, error.permanent) == (wait_s, permanent)
+    nursery.cancel_scope.cancel()
+
+
+async def test_nobody_there_is_an_error_and_the_sink_works_when_there_is(nursery: trio.Nursery) -> None:
+    server = HttpPeer([Reply()])
+    port = await nursery.start(server.serve)
+    made = sink("webhook", given.Webhook(url="http://127.0.0.1:1/x"))
+    error = await sent(made, notice())
+    assert error is not None
+    assert "refused" in str(error)
+    assert await sent(sink("webhook", given.Webhook(url=f"http://127.0.0.1:{port}/x")), notice()) is None
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_webhook_gets_our_document_and_the_configured_method_headers_and_credentials(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    server = HttpPeer([Reply()])
+    port = await nursery.start(server.serve)
+    (tmp_path / "key").write_text("from-file\n")
+    (tmp_path / "url").write_text(f"http://me:pw@127.0.0.1:{port}/a/b?c=d\n")
+    section = given.Webhook(
+        url_file=str(tmp_path / "url"),
+        method="PUT",
+        headers={"X-Team": "core"},
+        header_files={"X-Key": str(tmp_path / "key")},
+    )
+    incidents = Incidents(3600)
+    incidents.take(alert(labels=POD))
+    made = incidents.take(alert(labels=POD, at_s=1001.5, details={"why": "PSI"}))
+    assert await sent(sink("webhook", section), made, notice("two")) is None
+    (request,) = server.requests
+    assert request[""] == "PUT /a/b?c=d HTTP/1.1"
+    assert (request["x-team"], request["x-key"], request["authorization"]) == ("core", "from-file", "Basic bWU6cHc=")
+    body = json.loads(server.bodies[0])
+    assert (body["version"], body["node"], len(body["alerts"])) == (1, "n1", 2)
+    assert body["alerts"][0] == {
+        "id": made.id,
+        "kind": "eviction-done",
+        "key": "k",
+        "status": "firing",
+        "severity": "warning",
+        "summary": "about k",
+        "labels": POD,
+        "details": {"why": "PSI"},
+        "count": 2,
+        "first_s": 1000.0,
+        "last_s": 1001.5,
+    }
+    nursery.cancel_scope.cancel()
+
+
+async def test_files_with_secrets_are_read_at_each_request_and_a_missing_one_is_told(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    server = HttpPeer([Reply()])
+    port = await nursery.start(server.serve)
+    url = tmp_path / "url"
+    made = sink("webhook", given.Webhook(url_file=str(url)))
+    error = await sent(made, notice())
+    assert str(error) == f"{url}: cannot be read: No such file or directory"
+    url.write_text("ftp://secret-place")
+    error = await sent(made, notice())
+    assert str(error) == f"{url}: expected http://HOST[:PORT][/PATH] or https://…"
+    for path in ("/one", "/two"):
+        url.write_text(f"http://127.0.0.1:{port}{path}")
+        assert await sent(made, notice()) is None
+    assert [one[""] for one in server.requests] == ["POST /one HTTP/1.1", "POST /two HTTP/1.1"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_template_of_one_alert_takes_one_at_a_time_and_escapes_whatever_the_words_are(
+    nursery: trio.Nursery,
+) -> None:
+    server = HttpPeer([Reply()])
+    port = await nursery.start(server.serve)
+    text = '{"text": "$${x} ${summary} on ${node}: ${labels.pod}${labels.none}", "n": ${count}, "all": ${labels}}'
+    made = sink("webhook", given.Webhook(url=f"http://127.0.0.1:{port}/", template=text))
+    assert made.most == 1
+    hostile = 'a "quote", a \\ and a\nline'
+    assert await sent(made, notice(summary=hostile, labels=POD)) is None
+    assert json.loads(server.bodies[0]) == {"text": f"${{x}} {hostile} on n1: web-0", "n": 1, "all": POD}
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_template_of_many_takes_them_together(nursery: trio.Nursery) -> None:
+    server = HttpPeer([Reply()])
+    port = await nursery.start(server.serve)
+    plain = given.Webhook(url=f"http://127.0.0.1:{port}/", content_type="text/plain", template="${total}:\n${text}")
+    made = sink("webhook", plain)
+    assert made.most is None
+    assert await sent(made, notice("a"), notice("b", severity=Severity.CRITICAL, resolved=True)) is None
+    assert server.bodies[0].decode() == "2:\nwarning: about a\ncritical: resolved: about b"
+    assert server.requests[0]["content-type"] == "text/plain"
+    nursery.cancel_scope.cancel()
+
+
+# Alertmanager
+
+
+def manager(**more: Any) -> AlertmanagerSink:
+    config = given.Sink(alertmanager=given.Alertmanager(urls=("http://am:9093/base",), **more))
+    return AlertmanagerSink(Setup(name="s", config=config, node="n1"))
+
+
+def test_labels_identify_an_alert_and_stay_the_same_to_its_end() -> None:
+    incidents, made = Incidents(3600), manager(generator_url="http://n1/")
+    first = made.entry(incidents.take(alert("v", Kind.INTERFERENCE, labels={**POD, "a b/c": "x", "9": "y"})), 2000.0)
+    end = made.entry(incidents.take(alert("v", Kind.CLEARED, labels={"pod": "other"}, at_s=1500.0)), 2000.0)
+    assert (
+        first["labels"]
+        == end["labels"]
+        == {
+            **POD,
+            "a_b_c": "x",
+            "_9": "y",
+            "alertname": "BypassdInterference",
+            "severity": "warning",
+            "node": "n1",
+            "key": "v",
+        }
+    )
+    assert (first["startsAt"], first["endsAt"]) == ("1970-01-01T00:16:40.000Z", "1970-01-01T00:37:20.000Z")
+    assert (end["startsAt"], end["endsAt"]) == (first["startsAt"], "1970-01-01T00:25:00.000Z")
+    assert first["generatorURL"] == "http://n1/"
+
+
+def test_an_event_is_active_for_its_time_and_an_end_never_comes_before_its_beginning() -> None:
+    made = manager(event_s=900.0)
+    assert made.entry(notice(), 1000.0)["endsAt"] == "1970-01-01T00:31:40.000Z"
+    over = made.entry(notice(resolved=True), 1000.0)
+    assert (over["startsAt"], over["endsAt"]) == ("1970-01-01T00:16:40.000Z", "1970-01-01T00:16:40.001Z")
+
+
+async def test_all_instances_are_told_and_one_that_takes_it_is_enough(
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, bad = HttpPeer([Reply()]), HttpPeer([Reply(status="500 No")])
+    ports = [await nursery.start(one.serve) for one in (good, bad)]
+    section = given.Alertmanager(urls=tuple(f"http://127.0.0.1:{port}/am/" for port in ports))
+    made = sink("alertmanager", section)
+    assert [await sent(made, notice()) for _ in range(2)] == [None, None]
+    assert [one[""] for one in good.requests] == ["POST /am/api/v2/alerts HTTP/1.1"] * 2
+    assert len(bad.requests) == 2
+    assert [one.message for one in caplog.records] == ["one Alertmanager of several does not take alerts"]
+    good.replies = [Reply(status="503 No", headers=("Retry-After: 9",))]
+    error = await sent(made, notice())
+    assert error is not None
+    assert ("answered 503" in str(error), "answered 500" in str(error), error.retry_after_s) == (True, True, 9.0)
+    nursery.cancel_scope.cancel()
+
+
+# Kubernetes
+
+
+async def events(
+    nursery: trio.Nursery, replies: Sequence[Reply], *notices: Notice, api: EventApi = EventApi.CORE
+) -> tuple[list[tuple[str, Any]], SinkError | None]:
+    """What the API server was asked, and the error."""
+    server = HttpPeer(list(replies))
+    port = await nursery.start(server.serve)
+    address = ApiServer(server=f"http://127.0.0.1:{port}")
+    timeout_s = 0.5 if replies[0].hang_s else 10.0
+    made = sink("kubernetes", given.Kubernetes(api=api), apiserver=address, timeout_s=timeout_s)
+    error = await sent(made, *notices)
+    words = [one[""].removesuffix(" HTTP/1.1") for one in server.requests]
+    nursery.cancel_scope.cancel()
+    return [(word, json.loads(body)) for word, body in zip(words, server.bodies, strict=True)], error
+
+
+async def test_an_event_on_the_pod_names_it_by_uid(nursery: trio.Nursery) -> None:
+    made = notice(labels=POD)
+    [(asked, body)], error = await events(nursery, [Reply(b"{}", status="201 Created")], made)
+    assert (asked, error) == ("POST /api/v1/namespaces/shop/events", None)
+    assert body == {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"web-0.{made.id}", "namespace": "shop"},
+        "involvedObject": {"kind": "Pod", "namespace": "shop", "name": "web-0", "uid": "u-1", "apiVersion": "v1"},
+        "reason": "EvictionDone",
+        "message": "about k",
+        "type": "Warning",
+        "count": 1,
+        "firstTimestamp": "1970-01-01T00:16:40Z",
+        "lastTimestamp": "1970-01-01T00:16:40Z",
+        "source": {"component": "bypassd", "host": "n1"},
+        "reportingComponent": "bypassd",
+        "reportingInstance": "n1",
+    }
+
+
+async def test_an_event_without_a_pod_is_on_the_node_and_an_end_is_one_of_its_own(nursery: trio.Nursery) -> None:
+    made = notice(kind=Kind.STORE, resolved=True)
+    [(asked, body)], _ = await events(nursery, [Reply(status="201 Created")], made, api=EventApi.EVENTS)
+    assert asked == "POST /apis/events.k8s.io/v1/namespaces/default/events"
+    assert body["regarding"] == {"kind": "Node", "name": "n1", "uid": "n1", "apiVersion": "v1"}
+    assert (body["metadata"]["name"], body["reason"], body["type"]) == (f"n1.{made.id}-over", "StoreResolved", "Normal")
+    assert (body["eventTime"], body["note"], "series" in body) == ("1970-01-01T00:16:40.000000Z", "about k", False)
+
+
+@pytest.mark.parametrize(
+    ("api", "change"),
+    [
+        (EventApi.CORE, {"count": 2, "lastTimestamp": "1970-01-01T00:16:41Z", "message": "about k"}),
+        (EventApi.EVENTS, {"series": {"count": 2, "lastObservedTime": "1970-01-01T00:16:41.000000Z"}}),
+    ],
+)
+async def test_more_of_the_same_counts_the_event_up_and_one_that_has_expired_is_made_anew(
+    nursery: trio.Nursery, api: EventApi, change: object
+) -> None:
+    incidents = Incidents(3600)
+    incidents.take(alert())
+    again = incidents.take(alert(at_s=1001.0))
+    asked, error = await events(nursery, [Reply(status="404 Gone"), Reply(status="201 Made")], again, api=api)
+    assert [one.partition(" ")[0] for one, _ in asked] == ["PATCH", "POST"]
+    assert (asked[0][0].endswith(f"/events/n1.{again.id}"), asked[0][1], error) == (True, change, None)
+
+
+async def test_one_that_is_there_already_after_a_crash_is_counted_and_not_made_twice(nursery: trio.Nursery) -> None:
+    asked, error = await events(nursery, [Reply(status="409 Conflict"), Reply(b"{}")], notice())
+    assert ([one.partition(" ")[0] for one, _ in asked], error) == (["POST", "PATCH"], None)
+
+
+@pytest.mark.parametrize(
+    ("reply", "words", "wait_s", "permanent"),
+    [
+        (Reply(status="404 No"), "the namespace is gone", None, True),
+        (Reply(status="401 No"), "it answered 401", None, False),
+        (Reply(status="500 No"), "it answered 500", None, False),
+        (Reply(hang_s=60), "no answer within 0.5 s", None, False),
+        (
+            Reply(b'{"kind":"Status","message":"later","details":{"retryAfterSeconds":7}}', status="429 Slow"),
+            "it answered 429 later",
+            7.0,
+            False,
+        ),
+        (
+            Reply(
+                b'{"kind":"Status","reason":"Forbidden","details":{"causes":[{"reason":"NamespaceTerminating"}]}}',
+                status="403 No",
+            ),
+            "the namespace is gone",
+            None,
+            True,
+        ),
+    ],
+)
+async def test_what_the_api_server_refuses(
+    nursery: trio.Nursery, reply: Reply, words: str, wait_s: float | None, permanent: bool
+) -> None:
+    _, error = await events(nursery, [reply], notice())
+    assert error is not None
+    assert words in str(error)
+    assert (error.retry_after_s, error.permanent) == (wait_s, permanent)
+
+
+@pytest.mark.parametrize(
+    ("text", "wait_s"),
+    [
+        (None, None),
+        ("120", 120.0),
+        (" 5 ", 5.0),
+        ("99999999", 3600.0),
+        ("Thu, 01 Jan 1970 00:17:10 GMT", 30.0),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+        ("soon", None),
+        ("-3", None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date_and_bounded(text: str | None, wait_s: float | None) -> None:
+    assert retry_after_s(text, 1000.0) == wait_s

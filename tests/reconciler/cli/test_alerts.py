@@ -1,0 +1,131 @@
+"""bypassctl alert test and bypassctl alerts: through the daemon, from the store, with nothing but a configuration."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from reconciler.alerts.alert import Alert, Kind
+from reconciler.alerts.config import AlertsConfig, Command, Sink
+from reconciler.alerts.telling import Ground, Telling
+from reconciler.apiserver import ApiServer
+from reconciler.cli.exits import Exit
+from state.store import Store
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.fakedaemon import FakeDaemon
+
+KNOWN: dict[str, Any] = {
+    "id": "ab-1",
+    "kind": "eviction-done",
+    "key": "k",
+    "status": "firing",
+    "severity": "warning",
+    "summary": "ci/batch-7 was\nevicted",
+    "labels": {},
+    "details": {},
+    "count": 2,
+    "first_s": 1.0,
+    "last_s": 1000.0,
+    "to": ["oncall"],
+}
+SINK = {
+    "sink": "oncall",
+    "kind": "webhook",
+    "problem": "it answered 500",
+    "waiting": 1,
+    "late_s": 3.0,
+    "told": 7,
+    "ignored": 0,
+    "folded": 0,
+    "dropped": 1,
+    "failed": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def person(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", "ana")
+
+
+def test_the_daemon_tests_its_sinks_and_a_bad_one_makes_the_exit_code(run: Run, daemon: FakeDaemon) -> None:
+    results = [
+        {"sink": "log", "kind": "journal", "ok": True, "detail": "taken", "seconds": 0.001},
+        {"sink": "oncall", "kind": "webhook", "ok": False, "detail": "http://h: it answered 500", "seconds": 0.25},
+    ]
+    daemon.answers["POST /alerts/test"] = (200, {"sinks": results})
+    ran = run("alert", "test", "--socket", daemon.socket)
+    assert (ran.code, ran.err) == (Exit.NOT_OK, "")
+    assert [line.split() for line in ran.out.splitlines()] == [
+        ["SINK", "KIND", "TIME", "DETAIL"],
+        ["log", "journal", "ok", "1.0", "ms", "taken"],
+        ["oncall", "webhook", "bad", "250", "ms", "http://h:", "it", "answered", "500"],
+    ]
+    assert daemon.asked[-1] == ("POST /alerts/test", {"sink": None, "by": "ana"})
+    daemon.answers["POST /alerts/test"] = (200, {"sinks": results[:1]})
+    ran = run("alert", "test", "--sink", "log", "-o", "json", "--socket", daemon.socket)
+    assert (ran.code, json.loads(ran.out)) == (Exit.OK, {"sinks": results[:1]})
+
+
+def test_no_such_sink_is_a_usage_error_in_the_daemons_words(run: Run, daemon: FakeDaemon) -> None:
+    daemon.answers["POST /alerts/test"] = (400, {"error": "sink: 'x': expected one of log"})
+    ran = run("alert", "test", "--sink", "x", "--socket", daemon.socket)
+    assert (ran.code, ran.err) == (Exit.USAGE, "bypassctl: the daemon: sink: 'x': expected one of log\n")
+
+
+def test_without_a_daemon_the_sinks_are_built_from_the_configuration(run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"http: {{socket: {tmp_path}/none}}\n"
+        f"node: {{root: {tmp_path}}}\n"
+        "alerts: {sinks: {lines: {file: {path: /alerts}}, bad: {command: {argv: [/nowhere/tell]}}}}\n"
+    )
+    ran = run("alert", "test", "--config", str(config))
+    assert ran.code == Exit.NOT_OK
+    assert "the sinks are tried from here, as configured" in ran.err
+    assert "/nowhere/tell: cannot be run: ENOENT" in ran.out
+    assert json.loads((tmp_path / "alerts").read_text())["kind"] == "test"
+    assert run("alert", "test", "--sink", "lines", "--config", str(config)).code == Exit.OK
+    ran = run("alert", "test", "--sink", "linse", "--config", str(config))
+    assert (ran.code, ran.err.splitlines()[-1]) == (Exit.USAGE, "bypassctl: sink: 'linse': expected one of lines, bad")
+    config.write_text("alerts: {sinks: {x: {}}}")
+    assert run("alert", "test", "--config", str(config), "--socket", f"{tmp_path}/none").code == Exit.USAGE
+
+
+def test_alerts_are_shown_with_their_sinks_and_newest_first(run: Run, daemon: FakeDaemon) -> None:
+    over = {**KNOWN, "id": "ab-2", "last_s": 2000.0, "status": "resolved", "to": [], "count": 1}
+    daemon.document["alerts"] = {"sinks": [SINK], "stored": [KNOWN], "recent": [over, KNOWN]}
+    ran = run("alerts", "--socket", daemon.socket)
+    lines = ran.out.splitlines()
+    assert (ran.code, len(lines)) == (Exit.OK, 6)
+    assert lines[1].split() == ["oncall", "webhook", "bad", "7", "1", "3", "it", "answered", "500"]
+    assert lines[4].endswith("eviction-done  1      -          over: ci/batch-7 was evicted")
+    assert lines[5].endswith("eviction-done  2      oncall     ci/batch-7 was evicted")
+    ran = run("alerts", "-o", "json", "--socket", daemon.socket)
+    assert json.loads(ran.out)["alerts"]["stored"][0]["id"] == "ab-1"
+
+
+def test_a_real_daemon_without_sinks_says_so(run: Run, daemon: FakeDaemon) -> None:
+    ran = run("alerts", "--socket", daemon.socket)
+    assert ran.out == "no sinks are configured (alerts.sinks); alerts are in the daemon's log\n"
+
+
+def test_with_the_daemon_down_the_store_tells_what_has_yet_to_be_told(run: Run, tmp_path: Path) -> None:
+    path = str(tmp_path / "state.db")
+    config = AlertsConfig(sinks={"pager": Sink(command=Command(argv=("/bin/false",)))}, labels={"cluster": "east"})
+
+    async def left() -> None:
+        store = Store(path)
+        one = Telling(config, store, trio.CapacityLimiter(1), ground=Ground(node="n"), apiserver=ApiServer())
+        await one.keep(Alert(kind=Kind.CLEARED, key="v", summary="it is over", at_s=1700000000.0, durable=True))
+        store.close()
+
+    trio.run(left)
+    words = ("--store", path, "--socket", str(tmp_path / "none"))
+    ran = run("alerts", *words)
+    assert ran.code == Exit.OK
+    assert "pager" in ran.out
+    assert "over: it is over" in ran.out
+    (row,) = json.loads(run("alerts", "-o", "json", *words).out)["alerts"]["stored"]
+    assert (row["labels"], row["to"], row["status"]) == ({"cluster": "east"}, ["pager"], "resolved")
