@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reconciler.detectors.base import STALE_S, Sight
-from reconciler.detectors.evaluate import Watch, evaluate
+from reconciler.detectors.evaluate import Ready, Watch, evaluate, ready
 from reconciler.detectors.rule import Rule, RuleMode, effective
 from reconciler.detectors.suspects import SIGNALS as SUSPECT_SIGNALS
 from reconciler.detectors.suspects import rank
@@ -73,6 +73,7 @@ class Brain:
         """Go by another configuration from the next frame on; what is in force by rules that are gone ends there."""
         self.config = config
         self.rules: Mapping[str, Rule] = effective(config.rules) if config.enabled else {}
+        self._ready = [ready(name, rule) for name, rule in self.rules.items()]
         places = {(name, place) for name, rule in self.rules.items() for place in _places(rule)}
         known = {(key.split(" ", 2)[0], key.split(" ", 2)[1]) for key in self._learned} - places
         self._learned = {
@@ -90,18 +91,13 @@ class Brain:
         if self._first_s is None:
             self._first_s = frame.at_s
         watches: dict[tuple[str, str], Watch] = {}
+        sights: dict[str, Sight] = {}
         ascents: list[Ascent] = []
-        for name, rule in self.rules.items():
+        for asked in self._ready:
+            name, rule = asked.name, asked.rule
             findings: list[Finding] = []
-            for subject, pod in _victims(rule, frame):
-                findings.append(
-                    self._judge(
-                        name,
-                        rule,
-                        Sight(subject=subject, pod=pod, frame=frame, history=self.history, fresh_s=self.fresh_s),
-                        watches,
-                    )
-                )
+            for sight in self._sights(rule, frame, sights):
+                findings.append(self._judge(asked, sight, watches))
                 yield
             # Steps that nobody writes cannot help: they are not to be judged by that.
             shadow = rule.mode is not RuleMode.ENFORCE or not frame.enforce
@@ -149,9 +145,23 @@ class Brain:
         asked = {signal for entry in entries for signal in DETECTORS[entry.name].signals(entry.config)}
         return frozenset(asked | set(SUSPECT_SIGNALS) | set(STEP_SIGNALS))
 
-    def _judge(self, name: str, rule: Rule, sight: Sight, watches: dict[tuple[str, str], Watch]) -> Finding:
-        seen = evaluate(name, rule, sight, self._watches.get((name, sight.subject)), self._learned)
-        watches[name, sight.subject] = seen.watch
+    def _sights(self, rule: Rule, frame: Frame, known: dict[str, Sight]) -> Iterable[Sight]:
+        """The rule's victims; ``known`` are those of other rules, which see the same."""
+        subjects: list[tuple[str, PodFacts | None]] = [(NODE, None)] if rule.victims.node else []
+        # In an order that a recording has as well: who comes first may take the suspect that two would take.
+        subjects += [(pod.subject, pod) for _, pod in sorted(frame.pods.items()) if rule.victims.match(pod)]
+        for subject, pod in subjects:
+            sight = known.get(subject)
+            if sight is None:
+                sight = known[subject] = Sight(
+                    subject=subject, pod=pod, frame=frame, history=self.history, fresh_s=self.fresh_s
+                )
+            yield sight
+
+    def _judge(self, asked: Ready, sight: Sight, watches: dict[tuple[str, str], Watch]) -> Finding:
+        place = asked.name, sight.subject
+        seen = evaluate(asked, sight, self._watches.get(place), self._learned)
+        watches[place] = seen.watch
         for key, memory in seen.learned.items():
             self._learned.pop(key, None)  # the newest stand last
             self._learned[key] = memory
@@ -159,7 +169,7 @@ class Brain:
             del self._learned[next(iter(self._learned))]
         if seen.finding.verdict in {Verdict.OK, Verdict.UNKNOWN}:
             return seen.finding
-        return replace(seen.finding, suspects=rank(sight, seen.finding.resource, rule.window_s))
+        return replace(seen.finding, suspects=rank(sight, seen.finding.resource, asked.rule.window_s))
 
     def _transitions(self, every: Sequence[Finding]) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
         active: dict[tuple[str, str], Finding] = {}
@@ -180,15 +190,6 @@ class Brain:
         over += [replace(gone, verdict=Verdict.UNKNOWN, evidence=("it is gone",)) for gone in self._active.values()]
         self._active = active
         return tuple(begun), tuple(over)
-
-
-def _victims(rule: Rule, frame: Frame) -> Iterable[tuple[str, PodFacts | None]]:
-    if rule.victims.node:
-        yield NODE, None
-    for uid in sorted(frame.pods):
-        pod = frame.pods[uid]
-        if rule.victims.match(pod):
-            yield pod.subject, pod
 
 
 def _named(changes: Iterable[Change], findings: Iterable[Finding]) -> Iterable[Named]:

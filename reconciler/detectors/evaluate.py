@@ -7,15 +7,16 @@ several proofs of which a node has one. What was found stays at least suspected 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from reconciler.detectors.base import Sight, signature
+from reconciler.detectors.base import AnyDetector, Sight, signature
 from reconciler.detectors.rule import Rule
-from reconciler.detectors.table import DETECTORS, DetectorEntry
+from reconciler.detectors.table import DETECTORS
 from state.evidence import Finding, Opinion, Resource, Verdict
 
-_BADNESS = {Verdict.UNKNOWN: 0, Verdict.OK: 1, Verdict.SUSPECT: 2, Verdict.INTERFERED: 3}
+_BADNESS: Final = {Verdict.UNKNOWN: 0, Verdict.OK: 1, Verdict.SUSPECT: 2, Verdict.INTERFERED: 3}
 
 
 class Watch(Struct, frozen=True, kw_only=True):
@@ -38,66 +39,100 @@ class Seen(Struct, frozen=True, kw_only=True):
     learned: Mapping[str, Struct]
 
 
+class Part(NamedTuple):
+    """One detector of a rule. ``place``: ``group.entry``, by which its memory is kept."""
+
+    place: str
+    detector: AnyDetector
+    config: Struct
+
+
+class Ready(NamedTuple):
+    """A rule as it is asked many times a second: its detectors looked up."""
+
+    name: str
+    rule: Rule
+    groups: tuple[tuple[Part, ...], ...]
+
+
+def ready(name: str, rule: Rule) -> Ready:
+    """Look up its detectors."""
+    groups = tuple(
+        tuple(Part(f"{number}.{position}", DETECTORS[entry.name], entry.config) for position, entry in enumerate(group))
+        for number, group in enumerate(rule.when)
+    )
+    return Ready(name, rule, groups)
+
+
 def learned_key(rule: str, place: str, sight: Sight) -> str:
     """Under which a durable detector's memory is kept: by workload."""
     whose = signature(sight.pod) if sight.pod is not None else sight.subject
     return f"{rule} {place} {whose}"
 
 
-def evaluate(name: str, rule: Rule, sight: Sight, watch: Watch | None, learned: Mapping[str, Struct]) -> Seen:
+def evaluate(asked: Ready, sight: Sight, watch: Watch | None, learned: Mapping[str, Struct]) -> Seen:
     """What the rule says of this victim now."""
-    watch = watch or Watch(since_s=sight.now)
-    asked = _Asked(name, sight, watch, learned)
-    groups = [
-        [asked.opinion(f"{number}.{position}", entry) for position, entry in enumerate(group)]
-        for number, group in enumerate(rule.when)
-    ]
-    best = max(groups, key=lambda opinions: (_BADNESS[_group(opinions)], max(one.severity for one in opinions)))
-    verdict = _group(best)
+    now, rule = sight.frame.at_s, asked.rule
+    watch = watch or Watch(since_s=now)
+    asking = _Asking(asked.name, sight, watch, learned)
+    best: list[Opinion] = []
+    verdict, rank = Verdict.UNKNOWN, (-1, 0.0)
+    for group in asked.groups:
+        opinions = [asking.opinion(part) for part in group]
+        this = _group(opinions)
+        worst = _BADNESS[this], max([one.severity for one in opinions])
+        if worst > rank:
+            best, verdict, rank = opinions, this, worst
     found_s = watch.found_s
     if verdict is Verdict.INTERFERED:
-        found_s = sight.now
+        found_s = now
     elif found_s is not None and verdict is Verdict.OK:
-        if sight.now - found_s < rule.clear_s:
+        if now - found_s < rule.clear_s:
             verdict = Verdict.SUSPECT
         else:
             found_s = None
-    since_s = watch.since_s if verdict is watch.verdict else sight.now
+    since_s = watch.since_s if verdict is watch.verdict else now
     finding = Finding(
-        rule=name,
+        rule=asked.name,
         victim=sight.subject,
         title=sight.pod.title if sight.pod is not None else "the node",
         verdict=verdict,
         since_s=since_s,
-        evidence=tuple(dict.fromkeys(text for opinion in best for text in _words(opinion))),
+        evidence=tuple(dict.fromkeys([text for opinion in best for text in _words(opinion)])),
         resource=rule.resource or _lacking(best),
-        severity=max(opinion.severity for opinion in best),
+        severity=rank[1],
         gap=next((opinion.gap for opinion in best if opinion.gap is not None), None),
     )
-    after = Watch(details=asked.details, verdict=verdict, since_s=since_s, found_s=found_s)
-    return Seen(finding=finding, watch=after, learned=asked.learned)
+    after = Watch(details=asking.details, verdict=verdict, since_s=since_s, found_s=found_s)
+    return Seen(finding=finding, watch=after, learned=asking.learned)
 
 
-class _Asked:
+class _Asking:
     """Asks detectors about one victim, and collects what they want to remember."""
 
+    __slots__ = ("_known", "_rule", "_sight", "_watch", "details", "learned")
+
     def __init__(self, rule: str, sight: Sight, watch: Watch, learned: Mapping[str, Struct]) -> None:
-        self._rule, self._sight, self._watch, self._learned = rule, sight, watch, learned
+        self._rule, self._sight, self._watch, self._known = rule, sight, watch, learned
         self.details: dict[str, Struct] = {}
         self.learned: dict[str, Struct] = {}
 
-    def opinion(self, place: str, entry: DetectorEntry) -> Opinion:
-        detector = DETECTORS[entry.name]
-        key = learned_key(self._rule, place, self._sight) if detector.durable else place
-        known = (self._learned if detector.durable else self._watch.details).get(key)
+    def opinion(self, part: Part) -> Opinion:
+        place, detector, config = part
+        if detector.durable:
+            key, before, after = learned_key(self._rule, place, self._sight), self._known, self.learned
+        else:
+            key, before, after = place, self._watch.details, self.details
+        known = before.get(key)
         # A reload may have put another detector in this place.
         memory = known if isinstance(known, detector.memory_type) else None
-        opinion, memory = detector.judge(entry.config, self._sight, memory)
-        (self.learned if detector.durable else self.details)[key] = memory
+        opinion, after[key] = detector.judge(config, self._sight, memory)
         return opinion
 
 
 def _group(opinions: Sequence[Opinion]) -> Verdict:
+    if len(opinions) == 1:
+        return opinions[0].verdict
     verdicts = {opinion.verdict for opinion in opinions}
     for verdict in (Verdict.OK, Verdict.UNKNOWN, Verdict.SUSPECT):
         if verdict in verdicts:
