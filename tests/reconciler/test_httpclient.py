@@ -1,7 +1,11 @@
 """Exchanges of any method and status; what `get` does is tested with the kubelet's list."""
 
+import ssl
+from pathlib import Path
+
 import pytest
 import trio
+import trustme
 
 from cgroupfs.errors import SourceError
 from reconciler.httpclient import HttpSession, Peer
@@ -56,3 +60,28 @@ async def test_an_exchange_is_timed_apart_from_the_making_of_its_connection(nurs
     assert second.connect_s == 0.0
     assert second.seconds > 0
     nursery.cancel_scope.cancel()
+
+
+async def test_sessions_that_trust_the_same_share_one_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ssl.SSLContext] = []
+    real = ssl.create_default_context
+
+    def counted(**given: str | None) -> ssl.SSLContext:
+        made.append(real(**given))  # type: ignore[arg-type]  # passed on as it came
+        return made[-1]
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    ca = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(str(ca))
+    peers = [Peer(name="x", url=f"https://127.0.0.1:{port}", ca_file=str(ca), timeout_s=1) for port in (1, 2, 1)]
+    sessions = [HttpSession(peer) for peer in peers]
+    for session in sessions:
+        with pytest.raises(SourceError, match="refused"):
+            await session.exchange("GET", "/")
+        await session._open()
+    assert len(made) == 1
+    trustme.CA().cert_pem.write_to_path(str(ca))
+    await sessions[0]._open()
+    assert len(made) == 2
+    for session in sessions:
+        await session.aclose()
