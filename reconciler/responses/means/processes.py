@@ -103,7 +103,10 @@ class Processes:
         """Send ``number`` to every member, once; to how many. ``only``: those ids with those start times."""
         slices, done = Slices(), set[int]()
         for group in tree.groups():
-            listed = [pid for pid in group.pids() if pid not in done and (only is None or pid in only)]
+            pids = group.pids()
+            if self._ourselves in pids:
+                raise OwnPodError("this daemon runs in it")
+            listed = [pid for pid in pids if pid not in done and (only is None or pid in only)]
             for first in range(0, len(listed), _BATCH):
                 done |= self._signal_some(group, listed[first : first + _BATCH], number, only)
                 await slices.checkpoint()
@@ -115,8 +118,6 @@ class Processes:
         try:
             # Only now: see the module's text.
             members = set(group.pids()) if held else set()
-            if self._ourselves in members:
-                raise OwnPodError("this daemon runs in it")
             sent = set[int]()
             for one in held:
                 wanted = only is None or only.get(one.pid) == one.stat.start

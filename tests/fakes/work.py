@@ -1,0 +1,56 @@
+"""A case for one means alone: what it journals is a list, what it may touch is real."""
+
+import time
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from cgroupfs.subtree import Subtree
+from reconciler.responses.means.processes import Processes, emptied, thaw
+from state.eviction import Case, Step
+
+
+class FakeWork:
+    """`Work` without an evictor around it."""
+
+    def __init__(
+        self,
+        case: Case,
+        tree: Subtree,
+        *,
+        grace_s: float = 1.0,
+        processes: Processes | None = None,
+        resumed: Step | None = None,
+        before: Callable[[Step], None] = lambda _: None,
+    ) -> None:
+        self.case = case
+        self.tree = tree
+        self.grace_s = grace_s
+        self.processes = processes or Processes()
+        self.resumed = resumed
+        self.steps: list[Step] = []
+        self.checks = 0
+        self._before = before
+
+    async def step(self, step: Step, *, accepted: bool = False, pid_starts: Mapping[int, int] | None = None) -> None:
+        self._before(step)
+        if self.resumed is step:
+            self.resumed = None
+            return
+        self.steps.append(step)
+        starts = self.case.pid_starts if pid_starts is None else {str(pid): at for pid, at in pid_starts.items()}
+        self.case = replace(
+            self.case, step=step, step_s=time.time(), accepted=accepted or self.case.accepted, pid_starts=starts
+        )
+
+    def check(self) -> None:
+        self.checks += 1
+
+    def elapsed_s(self) -> float:
+        return max(0.0, time.time() - self.case.step_s)
+
+    async def thaw(self) -> None:
+        await thaw(self.tree)
+
+    async def emptied(self, within_s: float) -> bool:
+        return await emptied(self.tree, within_s)

@@ -1,0 +1,246 @@
+"""Ending real processes by signals: all of the pod's, none of anybody else's, also while they fork or stand still."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from cgroupfs.subtree import Group, Subtree
+from reconciler.responses.means import signal as way
+from reconciler.responses.means.config import EvictionMeans
+from reconciler.responses.means.processes import OwnPodError, Processes, Stat, read_stat
+from reconciler.responses.means.signal import SignalWay
+from state.eviction import Case, Outcome, Step
+from tests.fakes.victims import FORKS, IGNORES_TERM, Victim, a_victim, an_order
+from tests.fakes.work import FakeWork
+
+pytestmark = pytest.mark.kernel
+CONFIG = EvictionMeans(kill_s=15.0)
+
+
+@pytest.fixture
+def victim() -> Iterator[Victim]:
+    with a_victim("signal") as one:
+        yield one
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["/bin/sleep", "999"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+async def end(victim: Victim, *, grace_s: float = 1.0, kill_s: float = 15.0) -> tuple[FakeWork, Outcome | None, str]:
+    with Subtree.open(victim.hierarchy, victim.group) as tree:
+        work = FakeWork(Case(order=an_order(victim), target=victim.target), tree, grace_s=grace_s)
+        result = await SignalWay(EvictionMeans(kill_s=kill_s)).end(work)
+    return work, result.outcome, result.detail
+
+
+async def test_who_heeds_sigterm_is_not_killed(victim: Victim, bystander: subprocess.Popen[bytes]) -> None:
+    ours = [victim.sleep(), victim.sleep()]
+    work, outcome, _ = await end(victim, grace_s=10.0)
+    assert outcome is Outcome.DONE
+    assert work.steps == [Step.TERMINATE]
+    assert [process.wait() for process in ours] == [-signal.SIGTERM] * 2
+    assert victim.empty()
+    assert bystander.poll() is None
+
+
+async def test_who_ignores_sigterm_gets_the_grace_and_then_sigkill(victim: Victim) -> None:
+    stubborn = victim.python(IGNORES_TERM)
+    begun = time.monotonic()
+    work, outcome, detail = await end(victim, grace_s=0.5)
+    assert (outcome, work.steps) == (Outcome.DONE, [Step.TERMINATE, Step.KILL])
+    assert "SIGKILL" in detail
+    assert time.monotonic() - begun >= 0.5
+    assert stubborn.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("how", ["cgroup.kill", "loop", "freezer"])
+async def test_a_fork_bomb_ends_and_nothing_stays_frozen(
+    victim: Victim, how: str, monkeypatch: pytest.MonkeyPatch, bystander: subprocess.Popen[bytes]
+) -> None:
+    victim.limit(100)
+    victim.python(FORKS)
+    stops: list[bool] = []
+    real = Subtree.stop
+
+    def stop(tree: Subtree) -> bool:
+        stops.append(real(tree))
+        return stops[-1]
+
+    monkeypatch.setattr(Subtree, "stop", stop)
+    if how != "cgroup.kill":
+        monkeypatch.setattr(Subtree, "kill", lambda _: False)
+        monkeypatch.setattr(way, "_LOOPS", 1 if how == "freezer" else 1000)
+    _, outcome, detail = await end(victim, grace_s=0.1)
+    assert outcome is Outcome.DONE, detail
+    assert victim.empty()
+    assert victim.frozen() == victim.frozen("/c") == "THAWED"
+    # On a busy machine the killed may need more than one round to be gone, and a later one stops them.
+    assert (set(stops) == {True}) if how == "freezer" else (how != "loop" or stops == [])
+    assert bystander.poll() is None
+
+
+@pytest.mark.parametrize("below", ["", "/c"])
+async def test_a_frozen_v1_group_is_let_go_before_it_is_signalled(victim: Victim, below: str) -> None:
+    if victim.hierarchy.version("freezer") != 1:
+        pytest.skip("needs the freezer of cgroup v1")
+    process = victim.sleep()
+    victim.freeze(below)
+    process.terminate()
+    process.kill()
+    await trio.sleep(0.1)
+    assert process.poll() is None  # a frozen v1 group swallows both
+    _, outcome, _ = await end(victim, grace_s=5.0)
+    assert outcome is Outcome.DONE
+    assert victim.frozen(below) == "THAWED"
+
+
+async def test_helpers_that_are_started_to_end_well_get_no_sigterm(victim: Victim) -> None:
+    script = (
+        "trap '/bin/sleep 0.4; echo $?; exit 0' TERM; echo ready; while :; do /bin/sleep 0.05; done"  # sh waits for it
+    )
+    process = victim.run("/bin/sh", "-c", script)
+    assert process.stdout is not None
+    process.stdout.readline()
+    work, outcome, _ = await end(victim, grace_s=10.0)
+    assert (outcome, work.steps) == (Outcome.DONE, [Step.TERMINATE])
+    assert process.stdout.read() == b"0\n"
+
+
+async def test_taken_up_again_only_those_that_were_there_at_first_are_terminated(victim: Victim) -> None:
+    first = victim.sleep()
+    stat = read_stat(first.pid)
+    assert stat is not None
+    later = victim.sleep()
+    with Subtree.open(victim.hierarchy, victim.group) as tree:
+        case = Case(
+            order=an_order(victim),
+            target=victim.target,
+            step=Step.TERMINATE,
+            step_s=time.time() - 0.7,
+            pid_starts={str(first.pid): stat.start, str(later.pid): stat.start - 1},
+        )
+        work = FakeWork(case, tree, grace_s=1.0, resumed=Step.TERMINATE)
+        begun = time.monotonic()
+        result = await SignalWay(CONFIG).end(work)
+    assert result.outcome is Outcome.DONE
+    assert work.steps == [Step.KILL]  # what was journalled keeps its time
+    assert (first.wait(), later.wait()) == (-signal.SIGTERM, -signal.SIGKILL)
+    assert time.monotonic() - begun < 0.9  # 0.3 s are left of the grace
+
+
+async def test_a_pid_that_somebody_else_has_by_now_is_not_signalled(
+    victim: Victim, bystander: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group lists a process; before we have hold of it, it ends and its id goes to a stranger."""
+    process = victim.sleep()
+    real = Group.pids
+    looks: list[list[int]] = []
+
+    def pids(group: Group) -> list[int]:
+        if process.pid not in (found := real(group)):
+            return found
+        # Every first look at a group is followed by one when the listed ones are held.
+        looks.append(found if len(looks) % 2 else [bystander.pid])
+        return looks[-1]
+
+    monkeypatch.setattr(Group, "pids", pids)
+    with Subtree.open(victim.hierarchy, victim.group) as tree:
+        assert await Processes().signal(tree, signal.SIGKILL) == 0
+    assert looks[:2] == [[bystander.pid], [process.pid]]
+    assert bystander.poll() is None
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
+async def test_another_process_under_a_known_id_is_not_signalled(victim: Victim, pidfd: bool) -> None:
+    process = victim.sleep()
+    stat = read_stat(process.pid)
+    assert stat is not None
+    ours = Processes()
+    ours._pidfd = pidfd
+    with Subtree.open(victim.hierarchy, victim.group) as tree:
+        assert await ours.signal(tree, signal.SIGTERM, {process.pid: stat.start + 1}) == 0
+        assert await ours.signal(tree, signal.SIGTERM, {process.pid: stat.start}) == 1
+    assert process.wait() == -signal.SIGTERM
+
+
+async def test_ourselves_process_1_and_kernel_threads_are_never_signalled(victim: Victim, tmp_path: Path) -> None:
+    process = victim.sleep()
+    with Subtree.open(victim.hierarchy, victim.group) as tree:
+        ours = Processes(ourselves=process.pid)
+        with pytest.raises(OwnPodError):
+            await ours.members(tree)
+        with pytest.raises(OwnPodError):
+            await ours.signal(tree, signal.SIGKILL)
+        directory = tmp_path / str(process.pid)
+        directory.mkdir()
+        fields = ["S", "2", *["0"] * 4, str(0x00200040), *["0"] * 12, "77", *["0"] * 10]
+        (directory / "stat").write_text(f"{process.pid} (vhost (1) x) {' '.join(fields)}\n")
+        thread = Processes(str(tmp_path))
+        assert read_stat(process.pid, str(tmp_path)) == Stat("vhost (1) x", "S", 2, 0x00200040, 77)
+        assert await thread.signal(tree, signal.SIGKILL) == 0
+    assert process.poll() is None
+    assert Processes()._hold(1) is None
+
+
+async def test_who_does_not_die_is_named_with_what_he_waits_for(
+    victim: Victim, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    process = victim.sleep()
+    stat = Path(f"/proc/{process.pid}/stat").read_text()
+    directory = tmp_path / str(process.pid)
+    directory.mkdir()
+    (directory / "stat").write_text(stat.replace(") S", ") D").replace(") R", ") D"))
+    (directory / "wchan").write_text("nfs_wait_bit_killable")
+    monkeypatch.setattr(Subtree, "kill", lambda _: False)
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: None)
+    with Subtree.open(victim.hierarchy, victim.group) as tree:
+        work = FakeWork(
+            Case(order=an_order(victim), target=victim.target), tree, grace_s=0.1, processes=Processes(str(tmp_path))
+        )
+        result = await SignalWay(EvictionMeans(kill_s=1.0)).end(work)
+    assert result.outcome is None
+    assert result.detail == f"these live 1 s after SIGKILL: {process.pid} (sleep, D, in nfs_wait_bit_killable)"
+
+
+async def test_a_frozen_group_above_the_pod_is_named(victim: Victim) -> None:
+    if victim.hierarchy.version("freezer") != 1:
+        pytest.skip("needs the freezer of cgroup v1")
+    process = victim.sleep()
+    victim.freeze()
+    try:
+        with Subtree.open(victim.hierarchy, f"{victim.group}/c") as tree:
+            case = Case(order=an_order(victim), target=victim.target)
+            result = await SignalWay(EvictionMeans(kill_s=1.0)).end(FakeWork(case, tree, grace_s=0.1))
+        assert result.outcome is None
+        assert result.detail.startswith("a group above it is stopped")
+        assert f"{process.pid} (sleep" in result.detail
+    finally:
+        victim.end()
+
+
+async def test_a_group_of_the_same_name_that_came_later_is_left_alone(victim: Victim) -> None:
+    inodes = victim.target.inodes
+    for controller in ("cpu", "memory", "pids", "freezer", "unified"):
+        os.rmdir(victim.directory(controller))
+        os.rmdir(victim.directory(controller, ""))
+    # The kernel gives a new group a new number.
+    for controller in ("cpu", "memory", "pids", "freezer", "unified"):
+        os.makedirs(victim.directory(controller))
+    process = victim.sleep()
+    with Subtree.open(victim.hierarchy, victim.group, inodes) as tree:
+        assert not tree.exists
+        assert not tree.populated()
+        assert not tree.kill()
+        assert await Processes().signal(tree, signal.SIGKILL) == 0
+    assert process.poll() is None
