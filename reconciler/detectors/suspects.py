@@ -18,13 +18,13 @@ by correlation alone, so that of a pod with 2 CPUs and one with 0.02 that follow
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Final, NamedTuple
 
-from cgroupfs.cpuset import CpuSet
 from reconciler.detectors.base import Sight
 from reconciler.detectors.moments import of
+from reconciler.detectors.neighbours import overlap
 from reconciler.detectors.windows import spacing_s
 from reconciler.detectors.words import amount, number
 from state.evidence import NODE, PodFacts, Resource, Suspect
@@ -98,10 +98,10 @@ def rank(sight: Sight, resource: Resource, window_s: float) -> tuple[Suspect, ..
     uses: list[dict[str, float]] = []
     for part in parts:
         found: dict[str, float] = {}
-        for uid, overlap in overlaps.items():
+        for uid, near in overlaps.items():
             used = _used(sight, sight.frame.pods[uid].subject, part, symptom, window_s)
-            if used is not None and used * overlap > 0:
-                found[uid] = used * overlap
+            if used is not None and used * near > 0:
+                found[uid] = used * near
         uses.append(found)
     shares = _shares(parts, uses)
     own, excuse = _own(sight, resource, window_s)
@@ -126,21 +126,14 @@ def rank(sight: Sight, resource: Resource, window_s: float) -> tuple[Suspect, ..
 def _candidates(sight: Sight, resource: Resource) -> dict[str, float]:
     """Every other pod with the part of its CPUs that the victim runs on, too; 1.0 where CPUs do not matter."""
     found: dict[str, float] = {}
-    ours = _mask(sight.pod.cpus) if sight.pod is not None and resource is Resource.CPU else 0
+    ours = sight.pod.cpus if sight.pod is not None and resource is Resource.CPU else ""
     for uid, pod in sight.frame.pods.items():
         if sight.pod is not None and uid == sight.pod.uid:
             continue
-        theirs = _mask(pod.cpus)
-        # Not known where one of them runs: it may be anywhere.
-        overlap = (ours & theirs).bit_count() / theirs.bit_count() if ours and theirs else 1.0
-        if overlap:
-            found[uid] = overlap
+        part = overlap(ours, pod.cpus)
+        if part:
+            found[uid] = part
     return found
-
-
-@lru_cache(maxsize=512)
-def _mask(cpus: str) -> int:
-    return CpuSet.parse(cpus).mask
 
 
 def _symptom(sight: Sight, resource: Resource, window_s: float) -> _Symptom | None:
@@ -180,13 +173,19 @@ def _used(sight: Sight, subject: str, part: _Part, symptom: _Symptom | None, win
 
 def _paired(base: Points, other: Points, within_s: float) -> list[tuple[float, float]]:
     """(value of ``base``, value of ``other``) measured at about the same time; both have the oldest first."""
+    # Most readers of one frame measure at the same moment: only for the others the nearest is looked for.
+    exact = dict(other)
+    times: list[float] = []
     found: list[tuple[float, float]] = []
-    place = 0
     for at, value in base:
-        while place + 1 < len(other) and abs(other[place + 1][0] - at) <= abs(other[place][0] - at):
-            place += 1
-        if other and abs(other[place][0] - at) < within_s:
-            found.append((value, other[place][1]))
+        if at in exact:
+            found.append((value, exact[at]))
+            continue
+        times = times or [one for one, _ in other]
+        place = bisect_left(times, at)
+        near = min(other[max(0, place - 1) : place + 1], key=lambda one: abs(one[0] - at), default=None)
+        if near is not None and abs(near[0] - at) < within_s:
+            found.append((value, near[1]))
     return found
 
 

@@ -4,13 +4,21 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from reconciler.detectors.bandwidth import DETECTOR as BANDWIDTH
+from reconciler.detectors.bandwidth import BandwidthConfig
 from reconciler.detectors.base import registered
+from reconciler.detectors.cache import DETECTOR as CACHE
+from reconciler.detectors.cache import CacheConfig
 from reconciler.detectors.cpi import DETECTOR as CPI
 from reconciler.detectors.cpi import CpiConfig
 from reconciler.detectors.ewma import DETECTOR as EWMA
 from reconciler.detectors.ewma import EwmaConfig
 from reconciler.detectors.expression import DETECTOR as EXPRESSION
 from reconciler.detectors.expression import ExpressionConfig
+from reconciler.detectors.idle_cores import DETECTOR as IDLE_CORES
+from reconciler.detectors.idle_cores import IdleCoresConfig
+from reconciler.detectors.memory_events import DETECTOR as MEMORY_EVENTS
+from reconciler.detectors.memory_events import MemoryEventsConfig
 from reconciler.detectors.pressure import DETECTOR as PRESSURE
 from reconciler.detectors.pressure import PressureConfig
 from reconciler.detectors.run_queue import DETECTOR as RUN_QUEUE
@@ -31,6 +39,21 @@ class DetectorEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
     cpi: Annotated[
         CpiConfig | None, Meta(description="instructions take more cycles than this workload's usually do")
+    ] = None
+    idle_cores: Annotated[
+        IdleCoresConfig | None,
+        Meta(description="too little CPU time is idle in the victim's pool, and BE work uses some of it"),
+    ] = None
+    memory_events: Annotated[
+        MemoryEventsConfig | None,
+        Meta(description="killed for lack of memory, or reading back what reclaim took while the node is short"),
+    ] = None
+    cache: Annotated[
+        CacheConfig | None, Meta(description="more cache misses than usual, and a part of the cache lost to others")
+    ] = None
+    bandwidth: Annotated[
+        BandwidthConfig | None,
+        Meta(description="memory bandwidth is near its peak, or the victim's share of it has collapsed"),
     ] = None
     ewma: Annotated[
         EwmaConfig | None, Meta(description="a signal is far from where its recent past says it should be")
@@ -58,4 +81,7 @@ class DetectorEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return found
 
 
-DETECTORS: Final = registered(DetectorEntry, (THRESHOLD, PRESSURE, RUN_QUEUE, CPI, EWMA, EXPRESSION))
+DETECTORS: Final = registered(
+    DetectorEntry,
+    (THRESHOLD, PRESSURE, RUN_QUEUE, CPI, IDLE_CORES, MEMORY_EVENTS, CACHE, BANDWIDTH, EWMA, EXPRESSION),
+)

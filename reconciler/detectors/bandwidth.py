@@ -1,0 +1,88 @@
+"""bandwidth: memory traffic is near what the machine can do, or the victim gets much less of it than usual.
+
+Near: the node's traffic against a peak that somebody has measured (``peak_bps``; there is none to be read). Collapse:
+the victim moves less than half of its usual bytes while it runs as much as usual. Both count only while BE work moves a
+part of the bytes worth naming.
+
+Source: Heracles (DRAM bandwidth above 90 % of peak takes cores from BE work). The collapse is for machines whose peak
+nobody knows.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.hold import Hold, Timing, paused, step
+from reconciler.detectors.neighbours import be_use, collapsed
+from reconciler.detectors.windows import measured_s
+from reconciler.detectors.words import amount, number
+from state.evidence import NODE, Opinion, Resource
+
+_SIGNAL: Final = "memory.bandwidth"
+
+
+class BandwidthConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is near the peak, and what a collapse."""
+
+    peak_bps: Annotated[
+        int, Meta(ge=0, description="what the node's memory can move in a second; 0: not known, only a collapse counts")
+    ] = 0
+    limit_percent: Annotated[int, Meta(ge=10, le=100, description="traffic above this share of the peak is near")] = 90
+    left_percent: Annotated[
+        int, Meta(ge=5, le=95, description="the victim's traffic below this share of its usual one is a collapse")
+    ] = 50
+    be_percent: Annotated[int, Meta(ge=0, le=100, description="BE work must move at least this share of the bytes")] = (
+        20
+    )
+
+
+def judge(config: BandwidthConfig, sight: Sight, memory: Hold | None) -> tuple[Opinion, Hold]:
+    """Compare with the peak and with the own past."""
+    total = sight.value(_SIGNAL, NODE)
+    own = sight.value(_SIGNAL) if sight.pod is not None else None
+    be = be_use(sight, _SIGNAL)
+    fallen = collapsed(sight, _SIGNAL, config.left_percent / 100) if sight.pod is not None else None
+    near = total / (config.peak_bps * config.limit_percent / 100) if total is not None and config.peak_bps else None
+    if near is None and fallen is None:
+        what = "its own share" if not config.peak_bps else "the node's or its own share"
+        return unknown(f"not enough of {_SIGNAL} to judge {what}"), paused(memory, sight.now)
+    if be is None:
+        return unknown(f"no fresh {_SIGNAL} of BE pods"), paused(memory, sight.now)
+    told: list[str] = []
+    degree = near or 0.0
+    if near is not None and total is not None:
+        told.append(f"the node moves {amount(total, 'bytes/s')} of {amount(config.peak_bps, 'bytes/s')}")
+    if fallen is not None:
+        change, down = fallen
+        told.append(f"the victim {amount(change.now, 'bytes/s')}, usually {amount(change.usual, 'bytes/s')}")
+        if down or near is None:
+            degree = max(degree, min(1000.0, config.left_percent / 100 / max(change.ratio, 1e-3)))
+    whole = total if total is not None else be + (own or 0.0)
+    share = 100 * be / whole if whole > 0 else 0.0
+    told.append(f"BE work {number(share)} % of all")
+    bad = (near is not None and near > 1) or (fallen is not None and fallen[1])
+    blamed = share >= config.be_percent
+    at = max(
+        (measured_s(sight, one, _SIGNAL) for one in (sight.subject, NODE) if sight.value(_SIGNAL, one) is not None),
+        default=sight.now,
+    )
+    held = step(
+        memory, at, config, breached=bad and blamed, cleared=not (bad and blamed), look_s=sight.patience_s(_SIGNAL)
+    )
+    return Opinion(
+        verdict=held.verdict,
+        evidence=", ".join(told),
+        resource=Resource.CACHE,
+        severity=degree if blamed else 0.0,
+    ), held
+
+
+DETECTOR = Detector(
+    name="bandwidth",
+    summary="memory bandwidth is near its peak, or the victim's share of it has collapsed",
+    config_type=BandwidthConfig,
+    memory_type=Hold,
+    signals=lambda _: (_SIGNAL, "cpu.use"),
+    judge=judge,
+)

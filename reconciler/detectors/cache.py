@@ -1,0 +1,83 @@
+"""cache: the victim misses the last-level cache more than usual, and has lost its part of it to others.
+
+Two signs: misses for each 1000 instructions above a multiple of what is usual for this pod, and a part of the cache
+that has collapsed while the pod runs as much as usual and BE work holds a part worth naming. Where both are measured
+both must agree; one alone is a suspicion.
+
+Source: rubik's dynCache (misses decide); its fixed limit of misses tells a scanning program from no other, so here the
+pod's own past is the measure.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.hold import Hold, Timing, paused, step
+from reconciler.detectors.neighbours import be_use, change, collapsed
+from reconciler.detectors.windows import measured_s
+from reconciler.detectors.words import amount, number
+from state.evidence import Opinion, Resource, Verdict
+
+_MISSES: Final = "llc.misses"
+_OCCUPANCY: Final = "llc.occupancy"
+
+
+class CacheConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many more misses, how much less of the cache."""
+
+    rise_percent: Annotated[
+        int, Meta(ge=105, le=10_000, description="misses above this share of the usual ones are too many")
+    ] = 150
+    misses: Annotated[
+        float, Meta(ge=0, le=1000, description="fewer misses for 1000 instructions than this hurt nobody")
+    ] = 2.0
+    left_percent: Annotated[
+        int, Meta(ge=5, le=95, description="less of the cache than this share of the usual one is a collapse")
+    ] = 50
+    be_percent: Annotated[
+        int, Meta(ge=0, le=100, description="BE work must hold at least this share of what it and the victim hold")
+    ] = 30
+
+
+def judge(config: CacheConfig, sight: Sight, memory: Hold | None) -> tuple[Opinion, Hold]:
+    """Weigh the two signs."""
+    told: list[str] = []
+    degrees: list[float] = []
+    signs: list[bool] = []
+    missed = change(sight, _MISSES)
+    if missed is not None:
+        limit = max(config.misses, missed.usual * config.rise_percent / 100)
+        told.append(f"misses {number(missed.now)} of 1000, usually {number(missed.usual)}")
+        signs.append(missed.now > limit)
+        degrees.append(min(1000.0, missed.now / limit) if limit > 0 else float(missed.now > 0))
+    held_by_be = be_use(sight, _OCCUPANCY)
+    fallen = collapsed(sight, _OCCUPANCY, config.left_percent / 100)
+    if fallen is not None and held_by_be is not None:
+        part, down = fallen
+        both = held_by_be + part.now
+        share = 100 * held_by_be / both if both > 0 else 0.0
+        told.append(
+            f"holds {amount(part.now, 'bytes')} of the cache, usually {amount(part.usual, 'bytes')}; "
+            f"BE work {amount(held_by_be, 'bytes')}"
+        )
+        signs.append(down and share >= config.be_percent)
+        degrees.append(min(1000.0, config.left_percent / 100 / max(part.ratio, 1e-3)))
+    if not signs:
+        return unknown(f"too little of {_MISSES} and {_OCCUPANCY}"), paused(memory, sight.now)
+    at = max(measured_s(sight, sight.subject, one) for one in (_MISSES, _OCCUPANCY) if sight.value(one) is not None)
+    held = step(memory, at, config, breached=all(signs), cleared=not any(signs), look_s=sight.patience_s(_MISSES))
+    verdict = held.verdict
+    if verdict is Verdict.OK and any(signs):
+        verdict = Verdict.SUSPECT
+    return Opinion(verdict=verdict, evidence=", ".join(told), resource=Resource.CACHE, severity=min(degrees)), held
+
+
+DETECTOR = Detector(
+    name="cache",
+    summary="more cache misses than usual, and a part of the cache lost to others",
+    config_type=CacheConfig,
+    memory_type=Hold,
+    signals=lambda _: (_MISSES, _OCCUPANCY, "cpu.use"),
+    judge=judge,
+)

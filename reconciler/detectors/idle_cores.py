@@ -1,0 +1,86 @@
+"""idle_cores: less CPU time is idle in the victim's pool than a burst of it would need, and BE work uses some of it.
+
+Source: PerfIso (keep B cores idle always); the sizes are those of the policy ``idle_buffer``, which keeps to them ten
+times a second. This detector says that it could not, or is off. Where we differ: a pool that its own pods fill up is
+busy, not disturbed.
+"""
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.hold import Hold, Timing, paused, step
+from reconciler.detectors.neighbours import be_use
+from reconciler.detectors.subjects import POOL, subject_of
+from reconciler.detectors.threshold import severity
+from reconciler.detectors.windows import measured_s
+from reconciler.detectors.words import number
+from state.evidence import NODE, Opinion
+
+_IDLE: Final = "cpu.idle"
+
+
+class IdleCoresConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much is to be idle, and how much of the rest must be BE work."""
+
+    for_s: Annotated[float, Meta(ge=0, le=86400, description="the shortage must have lasted for this long")] = 3.0
+    clear_s: Annotated[
+        float, Meta(ge=0, le=86400, description="and must have been over for this long before all is well again")
+    ] = 10.0
+    buffer_milli: Annotated[
+        int, Meta(ge=0, le=8_192_000, description="thousandths of a CPU that are to be idle; the larger of both holds")
+    ] = 250
+    buffer_percent: Annotated[
+        int, Meta(ge=0, le=90, description="share of the pool's CPUs that is to be idle; the larger of both holds")
+    ] = 10
+    be_percent: Annotated[
+        int, Meta(ge=0, le=100, description="BE work must use at least this share of the victim's CPUs")
+    ] = 5
+
+
+def judge(config: IdleCoresConfig, sight: Sight, memory: Hold | None) -> tuple[Opinion, Hold]:
+    """Compare what is idle with what is to be."""
+    subject = subject_of(sight, POOL) if sight.pod is not None else NODE
+    idle = sight.value(_IDLE, subject) if subject is not None else None
+    use = sight.value("cpu.use", subject) if subject is not None else None
+    if subject is None or idle is None or use is None:
+        what = "the victim is in no pool" if subject is None else f"no fresh {_IDLE} of {subject}"
+        return unknown(what), paused(memory, sight.now)
+    top = idle + use
+    buffer = max(float(config.buffer_milli), top * config.buffer_percent / 100)
+    short = buffer - idle
+    be = be_use(sight, "cpu.use", near=True)
+    where = "the node" if subject == NODE else subject
+    text = f"{number(idle)} milli-CPU idle of {number(top)} in {where}, {number(buffer)} are to be"
+    if short > 0 and be is None:
+        return unknown(f"{text}; no fresh cpu.use of BE pods"), paused(memory, sight.now)
+    least = top * config.be_percent / 100
+    blamed = be is not None and be >= least
+    if be is not None:
+        text += f"; BE work uses {number(be)} milli-CPU there"
+    held = step(
+        memory,
+        measured_s(sight, subject, _IDLE),
+        config,
+        breached=short > 0 and blamed,
+        # Without BE work there is nothing left to take.
+        cleared=short <= 0 or not blamed,
+        look_s=sight.fresh_s,
+    )
+    if short > 0 and not blamed:
+        text += ": online work fills it"
+    gap = min(short, be or 0.0) if short > 0 and blamed else None
+    return Opinion(
+        verdict=held.verdict, evidence=text, severity=severity(idle, buffer, -1) if blamed else 0.0, gap=gap
+    ), held
+
+
+DETECTOR = Detector(
+    name="idle_cores",
+    summary="too little CPU time is idle in the victim's pool, and BE work uses some of it",
+    config_type=IdleCoresConfig,
+    memory_type=Hold,
+    signals=lambda _: (_IDLE, "cpu.use"),
+    judge=judge,
+)

@@ -1,0 +1,88 @@
+"""What BE pods do beside a victim, and whether the victim's share of something has collapsed. Pure.
+
+Detectors that see a shortage ask here whether any BE work takes part in it: what the victim and other online pods do
+to themselves is nobody's interference.
+"""
+
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.detectors.base import Sight
+from reconciler.detectors.windows import spacing_s
+
+RECENT_S: Final = 10.0
+_BEFORE: Final = 10
+"""Samples before the recent ones that make a past."""
+
+
+@lru_cache(maxsize=512)
+def cpu_mask(cpus: str) -> int:
+    """A CPU list as bits; 0: not known."""
+    return CpuSet.parse(cpus).mask
+
+
+def overlap(ours: str, theirs: str) -> float:
+    """The part of their CPUs that is ours, too; 1.0 where one of them is not known: they may be anywhere."""
+    our, their = cpu_mask(ours), cpu_mask(theirs)
+    return (our & their).bit_count() / their.bit_count() if our and their else 1.0
+
+
+def be_use(sight: Sight, signal: str, *, near: bool = False) -> float | None:
+    """What all BE pods have of a signal together now; None: there are some, and it is measured of none of them.
+
+    ``near``: by the part of each pod's CPUs that the victim runs on.
+    """
+    total = 0.0
+    measured = missing = False
+    for uid, pod in sight.frame.pods.items():
+        if pod.pod_class.online or (sight.pod is not None and uid == sight.pod.uid):
+            continue
+        value = sight.value(signal, pod.subject)
+        if value is None:
+            missing = True
+            continue
+        measured = True
+        total += value * (overlap(sight.pod.cpus, pod.cpus) if near and sight.pod is not None else 1.0)
+    return None if missing and not measured else total
+
+
+class Change(NamedTuple):
+    """The last 10 s of a signal against what was usual before (the median of the kept past)."""
+
+    now: float
+    usual: float
+
+    @property
+    def ratio(self) -> float:
+        """1.0: as usual."""
+        return self.now / self.usual if self.usual > 0 else 1.0
+
+
+def change(sight: Sight, signal: str) -> Change | None:
+    """How a signal of the victim has changed; None: no fresh sample, or too little of a past."""
+    series = sight.history.series(sight.subject, signal)
+    newest = sight.value(signal)
+    if series is None or newest is None:
+        return None
+    since = sight.now - max(RECENT_S, spacing_s(sight, signal))
+    points = tuple(series)
+    before = sorted(value for at, value in points if at <= since)
+    if len(before) < _BEFORE:
+        return None
+    recent = [value for at, value in points if at > since] or [newest]
+    return Change(sum(recent) / len(recent), before[len(before) // 2])
+
+
+def collapsed(sight: Sight, signal: str, left_fraction: float) -> tuple[Change, bool] | None:
+    """Whether the victim gets less than ``left_fraction`` of what it usually has, while it works as much as ever.
+
+    None: cannot be told. A victim that uses less than 80 % of its usual CPU time has less to do.
+    """
+    found, work = change(sight, signal), change(sight, "cpu.use")
+    if found is None or work is None:
+        return None
+    return found, found.ratio < left_fraction and work.ratio >= _WORKS
+
+
+_WORKS: Final = 0.8
