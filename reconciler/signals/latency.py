@@ -1,0 +1,192 @@
+"""`service.latency` of pods: what programs, HTTP requests and services' own metrics tell, each asked at its own pace.
+
+Every target has a task of its own, so that a slow or hanging one delays no other, and reading takes what they have told
+by now. A sample grows old until the next one; a target that fails is unknown at once, says why, and is asked less and
+less often until it answers again. Where an answer is of several pods together, each of them has it, half sure.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, NamedTuple, final
+from zlib import crc32
+
+import trio
+
+from cgroupfs.errors import SourceError
+from reconciler.signals.probe_config import Probe
+from reconciler.signals.probe_source import Measured, ProbeSource
+from reconciler.signals.probe_targets import Target, TargetKey, Targets, targets_of
+from reconciler.signals.readers import Scene, Sheet
+from state.evidence import pod_subject
+
+SIGNAL: Final = "service.latency"
+LONGEST_WAIT_S: Final = 60.0
+"""A failing target is asked at least this often, if its interval is not longer."""
+_KEPT: Final = 3.0
+"""A sample counts for this many intervals: one lost answer is nothing to be alarmed about."""
+_SPREAD_S: Final = 5.0
+_TOGETHER: Final = 0.5
+_CLOSE_S: Final = 2.0
+_TOLD: Final = 3
+
+Make = Callable[[Target, trio.CapacityLimiter], ProbeSource]
+
+
+class _Told(NamedTuple):
+    measured: Measured
+    at_s: float
+
+
+class _Running(NamedTuple):
+    target: Target
+    scope: trio.CancelScope
+
+
+def source_of(target: Target, slots: trio.CapacityLimiter) -> ProbeSource:
+    """The one for the target's kind; what it needs is imported here, for a node pays for the kinds that it uses."""
+    match target.probe.kind:
+        case "command":
+            from reconciler.signals.probe_command import CommandSource  # noqa: PLC0415
+
+            return CommandSource(target, slots)
+        case "http":
+            from reconciler.signals.probe_http import HttpSource  # noqa: PLC0415
+
+            return HttpSource(target)
+        case _:
+            from reconciler.signals.probe_prometheus import PrometheusSource  # noqa: PLC0415
+
+            return PrometheusSource(target)
+
+
+@final
+class LatencyReader:
+    """`TaskReader`; see the module's text. Nobody is asked before somebody wants the signal."""
+
+    name = "latency"
+    signals: Collection[str] = (SIGNAL,)
+
+    def __init__(
+        self,
+        probes: Mapping[str, Probe],
+        *,
+        commands: int = 4,
+        make: Make = source_of,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``commands``: how many programs run at once. ``clock``: the one that `read` is told."""
+        self._probes = probes
+        self._make = make
+        self._clock = clock
+        self._slots = trio.CapacityLimiter(commands)
+        self._targets = Targets()
+        self._changed = trio.Event()
+        self._running: dict[TargetKey, _Running] = {}
+        self._told: dict[TargetKey, _Told] = {}
+        self._failures: dict[TargetKey, str] = {}
+
+    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+        """Enter what was told, and take note of whom to ask."""
+        targets = targets_of(self._probes, scene.view) if SIGNAL in scene.wanted else Targets()
+        if targets != self._targets:
+            self._targets = targets
+            self._changed.set()
+        for key, told in self._told.items():
+            target = targets.targets.get(key)
+            age_s = max(0.0, now - told.at_s)
+            if target is None or told.measured.ms is None or age_s > _kept_s(target.probe):
+                continue
+            sure = told.measured.confidence * (_TOGETHER if len(target.uids) > 1 else 1.0)
+            for uid in target.uids:
+                sheet.put(pod_subject(uid), SIGNAL, told.measured.ms, age_s=age_s, confidence=sure)
+
+    def problems(self) -> Mapping[str, str]:
+        """See `Reader`: the first few of those who do not answer."""
+        known = {**self._targets.problems, **self._failures}
+        words = [known[key] for key in sorted(known)]
+        if not words:
+            return {}
+        more = f"; and {len(words) - _TOLD} more" if len(words) > _TOLD else ""
+        return {SIGNAL: "; ".join(words[:_TOLD]) + more}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep a task for each target until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                task_status.started()
+                while True:
+                    self._changed = trio.Event()
+                    self._arrange(nursery)
+                    await self._changed.wait()
+        finally:
+            for known in (self._running, self._told, self._failures):
+                known.clear()
+
+    async def aclose(self) -> None:
+        """Nothing is held outside `run`."""
+
+    def _arrange(self, nursery: trio.Nursery) -> None:
+        """Start what is new, end what is gone, and start anew what is asked differently now."""
+        targets = self._targets.targets
+        for key, running in list(self._running.items()):
+            target = targets.get(key)
+            if target is None or _asked(target) != _asked(running.target):
+                running.scope.cancel(reason="it is asked no more, or differently")
+                del self._running[key]
+                self._told.pop(key, None)
+                self._failures.pop(key, None)
+        for key, target in targets.items():
+            if key not in self._running:
+                scope = trio.CancelScope()
+                self._running[key] = _Running(target, scope)
+                nursery.start_soon(self._repeat, target, scope, name=target.title)
+
+    async def _repeat(self, target: Target, scope: trio.CancelScope) -> None:
+        with scope:
+            source = self._make(target, self._slots)
+            try:
+                await trio.sleep(_first_s(target))
+                failures = 0
+                while True:
+                    began = trio.current_time()
+                    failures = 0 if await self._once(target, source, scope) else failures + 1
+                    await trio.sleep_until(began + wait_s(target.probe, failures))
+            finally:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
+                    await source.aclose()
+
+    async def _once(self, target: Target, source: ProbeSource, scope: trio.CancelScope) -> bool:
+        """One measurement; whether it succeeded."""
+        try:
+            measured = await source.measure()
+        except SourceError as exc:
+            if not scope.cancel_called:
+                self._told.pop(target.key, None)
+                self._failures[target.key] = str(exc)
+            return False
+        if not scope.cancel_called:
+            self._failures.pop(target.key, None)
+            if measured.ms is not None:
+                self._told[target.key] = _Told(measured, self._clock())
+        return True
+
+
+def wait_s(probe: Probe, failures: int) -> float:
+    """From the beginning of one measurement to the next: twice as long after each failure, within bounds. Pure."""
+    longest = max(LONGEST_WAIT_S, probe.interval_s)
+    return float(min(longest, probe.interval_s * 2 ** min(failures, 16)))
+
+
+def _first_s(target: Target) -> float:
+    """Spread out, so that a start does not ask everybody at the same time; the same for a target each time."""
+    share = crc32(f"{target.key.probe}/{target.key.uid}".encode()) % 1000 / 1000
+    return share * min(target.probe.interval_s, _SPREAD_S)
+
+
+def _kept_s(probe: Probe) -> float:
+    return _KEPT * probe.interval_s + probe.timeout_s
+
+
+def _asked(target: Target) -> object:
+    """What makes two targets the same question: whose answer it is may change without a new one."""
+    return target.probe, target.argv, target.url

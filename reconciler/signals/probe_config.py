@@ -1,0 +1,227 @@
+"""What can be set about the probes that measure a service's latency: named, each with one section for its kind."""
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from reconciler.alerts.config import Trust
+from reconciler.alerts.secrets import MASK, check_url, masked_url
+from reconciler.rules import LabelSelector
+
+KINDS: Final = ("command", "http", "prometheus")
+"""Each a section of `Probe`."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_HEADER: Final = re.compile(r"[A-Za-z0-9_-]+")
+_SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key", "x-auth-token"})
+PLACEHOLDER: Final = re.compile(r"\{(?:(ip|name|namespace|uid)|(label|annotation):([^{}]+))\}")
+"""What stands for something of the pod: ``{ip}``, ``{label:app}``, ``{annotation:prometheus.io/port}``."""
+
+# The pod's author chooses labels and annotations: they may name a port or a path, never the machine that is asked (and
+# perhaps shown a token).
+_URL: Final = re.compile(r"(\w+)://((?:\{[^{}]*\}|[^/?#{}])*)(.*)", re.DOTALL)
+_HOST: Final = re.compile(r"(?:\{ip\}|[^{}/:@]+|\[[0-9a-fA-F:.]+\])(?::(?:\d+|\{(?:label|annotation):[^{}]+\}))?")
+
+
+class LatencyUnit(StrEnum):
+    """What a number that a probe reads counts."""
+
+    S = "s"
+    MS = "ms"
+    US = "us"
+    NS = "ns"
+
+    @property
+    def milliseconds(self) -> float:
+        """How many one of it is."""
+        return {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}[self.value]
+
+
+class CommandProbe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A program of yours that prints a number, or JSON with one in it. No shell; its process group ends in time."""
+
+    argv: Annotated[
+        tuple[str, ...],
+        Meta(description="program (absolute path) and arguments, which may have placeholders such as {ip}"),
+    ]
+    user: Annotated[
+        str | None, Meta(description="user name or number that it runs as; null: nobody, where bypassd is root")
+    ] = None
+    field: Annotated[
+        str | None, Meta(description="where in the JSON the number is, such as latency.p99; null: the output is one")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if not self.argv or not self.argv[0].startswith("/") or PLACEHOLDER.search(self.argv[0]):
+            raise ValueError("argv: expected a program's absolute path, then its arguments")
+        if any("\0" in word for word in self.argv):
+            raise ValueError("argv: a word cannot hold a NUL character")
+        for word in self.argv:
+            _check_placeholders("argv", word)
+
+    def __repr__(self) -> str:
+        return f"CommandProbe({self.argv[0]!r}, {len(self.argv) - 1} arguments)"
+
+
+class _Asked(Trust, frozen=True, kw_only=True):
+    """What is asked over HTTP, and how."""
+
+    url: Annotated[
+        str,
+        Meta(description="such as http://{ip}:8080/ping; {ip}, {name}, {label:KEY}, {annotation:KEY} are the pod's"),
+    ]
+    headers: Annotated[Mapping[str, str], Meta(description="headers of each request; values are never shown")] = {}
+    header_files: Annotated[
+        Mapping[str, str], Meta(description="headers whose values are in these files, read at each request")
+    ] = {}
+
+    def __post_init__(self) -> None:
+        self._check()
+        _check_placeholders("url", self.url)
+        check_url("url", PLACEHOLDER.sub("1", self.url))
+        _, host, _ = url_parts(self.url)
+        if "@" in host:
+            raise ValueError("url: credentials do not belong here; use token_file, or header_files for Authorization")
+        if not _HOST.fullmatch(host):
+            raise ValueError("url: the host is {ip} or a name; labels and annotations may stand for the port only")
+        for name, text in self.headers.items():
+            if not _HEADER.fullmatch(name) or "\n" in text or "\r" in text:
+                raise ValueError(f"headers: {name!r} is no header's name, or its value has more than one line")
+            if name.lower() in _SECRET_HEADERS:
+                raise ValueError(f"headers: {name} is a secret; put it into a file and name that in header_files")
+        for name, path in self.header_files.items():
+            if not _HEADER.fullmatch(name) or not path.startswith("/"):
+                raise ValueError(f"header_files: {name}: expected a header's name and an absolute path; got {path!r}")
+        if both := {name.lower() for name in self.headers} & {name.lower() for name in self.header_files}:
+            raise ValueError(f"headers and header_files both give {', '.join(sorted(both))}")
+
+    def __repr__(self) -> str:
+        headers = dict.fromkeys((*self.headers, *self.header_files), MASK)
+        return f"{type(self).__name__}(url={masked_url(PLACEHOLDER.sub('1', self.url))}, headers={headers})"
+
+
+class HttpProbe(_Asked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A GET request: how long the answer takes, or a number in it."""
+
+    measure: Annotated[
+        Literal["time", "value"], Meta(description="time: until the whole answer is here; value: a number in it")
+    ] = "time"
+    field: Annotated[
+        str | None, Meta(description="where in the JSON the number is; null: the whole answer is the number")
+    ] = None
+    statuses: Annotated[
+        tuple[int, ...], Meta(description="answers that count; empty: 200 to 399 for time, 200 to 299 for value")
+    ] = ()
+    connect: Annotated[
+        bool, Meta(description="each request makes a connection of its own, and the time for that counts")
+    ] = False
+    count_late: Annotated[
+        bool,
+        Meta(description="an answer that does not come in time counts as timeout_s, half sure, and not as unknown"),
+    ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.measure == "time" and self.field is not None:
+            raise ValueError("field: only with measure: value")
+        if self.measure == "value" and (self.connect or self.count_late):
+            raise ValueError("connect and count_late: only with measure: time")
+
+    def counts(self, status: int) -> bool:
+        """Whether an answer with this status tells the latency."""
+        if self.statuses:
+            return status in self.statuses
+        return 200 <= status < (400 if self.measure == "time" else 300)
+
+
+class PrometheusProbe(_Asked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A metric that the service itself exports in Prometheus' text format."""
+
+    select: Annotated[
+        str, Meta(description='metric and labels as in PromQL: http_request_duration_seconds{path="/cart",code!~"5.."}')
+    ]
+    read: Annotated[
+        Literal["quantile", "mean", "gauge"],
+        Meta(
+            description="quantile of a histogram (since the last scrape) or a summary; mean: their sum by their count "
+            "since the last scrape; gauge: the value, of several the highest"
+        ),
+    ] = "quantile"
+    quantile: Annotated[float, Meta(gt=0, le=1, description="which one, such as 0.99")] = 0.99
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        from reconciler.signals.promtext import parse_selector  # noqa: PLC0415  (only who has such a probe pays)
+
+        parse_selector(self.select)
+
+
+class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the latency of some pods is measured: exactly one of the last three sections says how.
+
+    With a placeholder in it each pod is asked on its own; without one the answer is of all the pods together.
+    """
+
+    namespaces: Annotated[tuple[str, ...], Meta(description="pods of these namespaces (globs); empty: of any")] = ()
+    pods: Annotated[tuple[str, ...], Meta(description="pods of these names (globs); empty: any")] = ()
+    labels: Annotated[LabelSelector, Meta(description="and with these labels")] = LabelSelector()
+    interval_s: Annotated[float, Meta(ge=0.2, le=3600, description="asked this often")] = 5.0
+    timeout_s: Annotated[float, Meta(ge=0.01, le=60, description="one whole measurement")] = 2.0
+    unit: Annotated[
+        LatencyUnit | None, Meta(description="of the number that is read; null: s for prometheus, ms otherwise")
+    ] = None
+    command: CommandProbe | None = None
+    http: HttpProbe | None = None
+    prometheus: PrometheusProbe | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in KINDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"expected exactly one of {', '.join(KINDS)}; got {', '.join(given) or 'none'}")
+        if not self.namespaces and not self.pods and self.labels.empty:
+            raise ValueError("a probe needs namespaces, pods or labels: whose latency is it?")
+        if self.http is not None and self.http.measure == "time" and self.unit is not None:
+            raise ValueError("unit: an answer's time needs none")
+
+    @property
+    def kind(self) -> str:
+        """The name of the one section that is given."""
+        return next(name for name in KINDS if getattr(self, name) is not None)
+
+    @property
+    def per_pod(self) -> bool:
+        """Whether what is asked depends on the pod."""
+        texts = self.command.argv if self.command is not None else ()
+        asked = self.http or self.prometheus
+        return any(PLACEHOLDER.search(text) for text in (*texts, asked.url if asked is not None else ""))
+
+    @property
+    def factor(self) -> float:
+        """Milliseconds in one of what is read."""
+        unit = self.unit or (LatencyUnit.S if self.prometheus is not None else LatencyUnit.MS)
+        return unit.milliseconds
+
+
+def url_parts(url: str) -> tuple[str, str, str]:
+    """Scheme, host with port, and the rest, of a URL whose placeholders may have slashes in them."""
+    found = _URL.fullmatch(url)
+    return (found[1], found[2], found[3]) if found is not None else ("", "", "")
+
+
+def check_names(probes: Mapping[str, Probe]) -> None:
+    """Errors: `ValueError` for a probe's name that a message or a metric could not show."""
+    for name in probes:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"probes: {name!r} is no name of a probe; expected letters, digits, dots, _ and -")
+
+
+def _check_placeholders(setting: str, text: str) -> None:
+    rest = PLACEHOLDER.sub("", text)
+    if setting == "url" and ("{" in rest or "}" in rest):
+        raise ValueError(
+            f"{setting}: expected the placeholders {{ip}}, {{name}}, {{namespace}}, {{uid}}, {{label:KEY}} and "
+            f"{{annotation:KEY}}; got {text!r}"
+        )

@@ -1,0 +1,122 @@
+"""A probe that is a GET request: how long the answer took, or the number that it is.
+
+One connection for each target is kept, so that what is timed is the service and not the making of a connection; with
+``connect`` each request makes its own, and that counts. The body is read to its end either way.
+"""
+
+from collections.abc import Mapping
+from typing import Final, final
+
+import trio
+
+from cgroupfs.errors import SourceError
+from reconciler.alerts.secrets import MASK, split_url
+from reconciler.httpclient import Answer, HttpSession, Peer
+from reconciler.signals.probe_config import HttpProbe, PrometheusProbe
+from reconciler.signals.probe_source import Measured, failed, number_in
+from reconciler.signals.probe_targets import Target
+
+_MOST_VALUE: Final = 64 * 1024
+_LONGEST_HEADER: Final = 64 * 1024
+_LATE: Final = 0.5
+"""Confidence of a time that is only known to be at least this."""
+
+
+@final
+class Asker:
+    """One URL with its credentials: a kept connection."""
+
+    def __init__(self, target: Target, config: HttpProbe | PrometheusProbe) -> None:
+        base, self._path, _ = split_url(target.url)
+        self._config = config
+        self._title = target.title
+        self.url = f"{base}{self._path.partition('?')[0]}" + (f"?{MASK}" if "?" in self._path else "")
+        self._session = HttpSession(
+            Peer(
+                name=target.title,
+                url=base,
+                token_file=config.token_file,
+                ca_file=config.ca_file,
+                cert_file=config.cert_file,
+                key_file=config.key_file,
+                server_name=config.server_name,
+                insecure=config.insecure_skip_verify,
+                timeout_s=target.probe.timeout_s,
+            )
+        )
+
+    async def get(self, headers: Mapping[str, str], most: int) -> Answer:
+        """One request. Errors: `SourceError`."""
+        given = {"Accept": "*/*", **headers, **self._config.headers, **self._read_headers()}
+        shown = self.url.partition("://")[2].partition("/")[2]
+        return await self._session.exchange("GET", self._path, None, given, most=most, shown=f"/{shown}")
+
+    def _read_headers(self) -> dict[str, str]:
+        """Of small files, read anew each time: secrets are renewed by replacing them."""
+        found: dict[str, str] = {}
+        for name, path in self._config.header_files.items():
+            try:
+                with open(path, "rb") as file:
+                    text = file.read(_LONGEST_HEADER).strip().decode("latin-1")
+            except OSError as exc:
+                raise failed(self._title, f"cannot read {path} for {name}: {exc.strerror}") from exc
+            if not text.isprintable():
+                raise failed(self._title, f"{path} has more than one line, and so is no value for {name}")
+            found[name] = text
+        return found
+
+    def refused(self, answer: Answer) -> SourceError:
+        """The error for an answer that does not count."""
+        words = f" {answer.words}" if answer.words else ""
+        return failed(self._title, f"{self.url}: it answered {answer.status}{words}")
+
+    def wrong(self, exc: ValueError) -> SourceError:
+        """The error for an answer without a number."""
+        return failed(self._title, f"{self.url}: {exc}")
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._session.aclose()
+
+
+@final
+class HttpSource:
+    """`ProbeSource`."""
+
+    def __init__(self, target: Target) -> None:
+        config = target.probe.http
+        assert config is not None
+        self._config = config
+        self._probe = target.probe
+        self._asker = Asker(target, config)
+
+    async def measure(self) -> Measured:
+        """Ask once. Errors: `SourceError`."""
+        if self._config.measure == "value":
+            return await self._value()
+        try:
+            answer = await self._asker.get({"Connection": "close"} if self._config.connect else {}, most=200)
+        except SourceError as exc:
+            if self._config.count_late and isinstance(exc.__cause__, trio.TooSlowError):
+                return Measured(self._probe.timeout_s * 1e3, _LATE)
+            raise
+        if not self._config.counts(answer.status):
+            raise self._asker.refused(answer)
+        seconds = answer.seconds + (answer.connect_s if self._config.connect else 0.0)
+        return Measured(seconds * 1e3)
+
+    async def _value(self) -> Measured:
+        accept = "application/json" if self._config.field is not None else "text/plain, */*"
+        answer = await self._asker.get({"Accept": accept}, most=_MOST_VALUE)
+        if not self._config.counts(answer.status):
+            raise self._asker.refused(answer)
+        try:
+            if len(answer.body) >= _MOST_VALUE:
+                raise ValueError(f"the answer is longer than {_MOST_VALUE >> 10} KiB")  # noqa: TRY301
+            return Measured(number_in(answer.body, self._config.field) * self._probe.factor)
+        except ValueError as exc:
+            raise self._asker.wrong(exc) from exc
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._asker.aclose()

@@ -1,0 +1,148 @@
+"""A probe that is a metric: the service's own histogram, summary or gauge, scraped where the pod exports it.
+
+A histogram's counters only grow, so a quantile is of what came between two scrapes; the first scrape tells nothing.
+Series that match are added up, each after its own restart is accounted for. Between scrapes without a request there is
+nothing to tell: the sample then grows old, and the service's latency is unknown.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final, final
+
+import trio
+
+from reconciler.signals.probe_http import Asker
+from reconciler.signals.probe_source import Measured
+from reconciler.signals.probe_targets import Target
+from reconciler.signals.promtext import Histogram, Labels, Series, grown, histogram, parse_selector, quantile, series_of
+
+_MOST: Final = 16 << 20
+_ACCEPT: Final = "text/plain;version=0.0.4;q=1,*/*;q=0.1"
+_IN_LOOP: Final = 64 * 1024
+"""Longer texts are read in a thread."""
+_LEAST_SURE: Final = 0.1
+_BEYOND: Final = 0.5
+"""Confidence of a quantile beyond the last finite bucket: it is at least that bound."""
+
+
+@final
+class PrometheusSource:
+    """`ProbeSource`. Keeps the counters of the last scrape."""
+
+    def __init__(self, target: Target) -> None:
+        config = target.probe.prometheus
+        assert config is not None
+        self._config = config
+        self._factor = target.probe.factor
+        self._asker = Asker(target, config)
+        self._selector = parse_selector(config.select)
+        self._before: dict[Labels, dict[float, float]] | None = None
+
+    async def measure(self) -> Measured:
+        """Scrape once. Errors: `SourceError`."""
+        answer = await self._asker.get({"Accept": _ACCEPT}, most=_MOST)
+        if not answer.good:
+            raise self._asker.refused(answer)
+        try:
+            if len(answer.body) >= _MOST:
+                raise ValueError(f"the answer is longer than {_MOST >> 20} MiB")  # noqa: TRY301  # told as the others
+            if len(answer.body) > _IN_LOOP:
+                found = await trio.to_thread.run_sync(self._series, answer.body)
+            else:
+                found = self._series(answer.body)
+            return self._told(found)
+        except ValueError as exc:
+            raise self._asker.wrong(exc) from exc
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._asker.aclose()
+
+    def _series(self, body: bytes) -> list[Series]:
+        name = self._selector.name
+        names = {
+            "gauge": (name,),
+            "mean": (f"{name}_sum", f"{name}_count"),
+            "quantile": (f"{name}_bucket", name),
+        }[self._config.read]
+        return [one for one in series_of(body, names) if self._selector.fits(one.labels)]
+
+    def _told(self, found: list[Series]) -> Measured:
+        if not found:
+            raise ValueError(f"it has no series {self._config.select} to read a {self._config.read} from")
+        match self._config.read:
+            case "gauge":
+                return self._highest([one.value for one in found])
+            case "mean":
+                return self._mean(found)
+        buckets = [one for one in found if one.name.endswith("_bucket") and "le" in one.labels]
+        if buckets:
+            return self._quantile(buckets)
+        wanted = self._config.quantile
+        ready = [one.value for one in found if _number(one.labels.get("quantile", "")) == wanted]
+        if not ready:
+            raise ValueError(f"{self._config.select} is neither a histogram nor a summary with the quantile {wanted:g}")
+        return self._highest(ready)
+
+    def _highest(self, values: list[float]) -> Measured:
+        known = [value for value in values if not math.isnan(value)]
+        if not known:
+            return Measured(None)
+        value = max(known)
+        if value < 0 or math.isinf(value):
+            raise ValueError(f"{self._config.select} is {value:g}, which is no time")
+        return Measured(value * self._factor)
+
+    def _mean(self, found: list[Series]) -> Measured:
+        now: dict[Labels, dict[float, float]] = {}
+        for one in found:
+            now.setdefault(_key(one.labels), {})[float(one.name.endswith("_sum"))] = one.value
+        more = self._since(now)
+        if more is None:
+            return Measured(None)
+        count, total = more.get(0.0, 0.0), more.get(1.0, 0.0)
+        return Measured(total / count * self._factor) if count > 0 and total >= 0 else Measured(None)
+
+    def _quantile(self, found: list[Series]) -> Measured:
+        now: dict[Labels, dict[float, float]] = {}
+        for one in found:
+            bound = _number(one.labels["le"])
+            if not math.isnan(bound):
+                now.setdefault(_key(one.labels, "le"), {})[bound] = one.value
+        more = self._since(now)
+        if more is None:
+            return Measured(None)
+        hist = histogram(more)
+        if hist is None:
+            raise ValueError(f'{self._config.select} has no bucket le="+Inf", or no other')
+        value = quantile(hist, self._config.quantile)
+        return Measured(None) if value is None else Measured(value * self._factor, self._sure(hist))
+
+    def _since(self, now: dict[Labels, dict[float, float]]) -> dict[float, float] | None:
+        """What the counters of all series grew by since the last scrape; None at the first."""
+        before, self._before = self._before, now
+        if before is None:
+            return None
+        total: dict[float, float] = {}
+        for key, counts in now.items():
+            for bound, count in grown(before.get(key), counts).items():
+                total[bound] = total.get(bound, 0.0) + count
+        return total
+
+    def _sure(self, hist: Histogram) -> float:
+        """A high quantile of few requests is the slowest of them, and says little of the next."""
+        q = self._config.quantile
+        slower = hist.total * (1.0 - q) if q < 1 else hist.total
+        sure = max(_LEAST_SURE, min(1.0, slower))
+        return sure * _BEYOND if q * hist.total > hist.counts[-2] else sure
+
+
+def _key(labels: Mapping[str, str], but: str = "") -> Labels:
+    return frozenset((name, value) for name, value in labels.items() if name != but)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -1,0 +1,75 @@
+"""What every kind of probe has in common: one measurement of one target at a time, and the number in its answer."""
+
+import math
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from cgroupfs.errors import SourceError
+
+_LONGEST_SHOWN: Final = 80
+
+
+class Measured(NamedTuple):
+    """What one measurement told. ``ms`` None: nothing happened that could be measured; that is no failure."""
+
+    ms: float | None
+    confidence: float = 1.0
+
+
+class ProbeSource(Protocol):
+    """One target, asked again and again."""
+
+    async def measure(self) -> Measured:
+        """Ask once, within the probe's own time. Errors: `SourceError`, whose text is for a person."""
+
+    async def aclose(self) -> None:
+        """Give back what is kept between measurements."""
+
+
+def number_in(body: bytes, field: str | None) -> float:
+    """The number that a body is, or that stands at ``field`` (``latency.p99``, ``0.value``) of its JSON.
+
+    Errors: `ValueError` in words for a person; also for a number that cannot be a time (negative, infinite).
+    """
+    found: Any  # somebody else's JSON
+    if field is None:
+        found = body.decode(errors="replace").strip()
+    else:
+        try:
+            found = msgspec.json.decode(body)
+        except (msgspec.MsgspecError, RecursionError, UnicodeError) as exc:
+            raise ValueError(f"expected JSON; got {_shown(body.decode(errors='replace'))}") from exc
+        for key in field.split("."):
+            found = _inside(found, key, field)
+    if isinstance(found, bool) or not isinstance(found, str | int | float):
+        raise ValueError(f"expected a number{_at(field)}; got {_shown(str(found))}")  # noqa: TRY004  # bad input
+    try:
+        value = float(found)
+    except (ValueError, OverflowError) as exc:
+        raise ValueError(f"expected a number{_at(field)}; got {_shown(str(found))}") from exc
+    if not math.isfinite(value) or value < 0 or (isinstance(found, str) and "_" in found):
+        raise ValueError(f"expected a time{_at(field)}; got {_shown(str(found))}")
+    return value
+
+
+def _inside(found: Any, key: str, field: str) -> Any:
+    if isinstance(found, dict) and key in found:
+        return found[key]
+    if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+        return found[int(key)]
+    raise ValueError(f"its JSON has no {field!r}: there is no {key!r}")
+
+
+def _at(field: str | None) -> str:
+    return "" if field is None else f" at {field!r}"
+
+
+def _shown(text: str) -> str:
+    words = " ".join(text.split())
+    return repr(words if len(words) <= _LONGEST_SHOWN else f"{words[: _LONGEST_SHOWN - 3]}...") if words else "nothing"
+
+
+def failed(title: str, words: str) -> SourceError:
+    """The error of `ProbeSource.measure`."""
+    return SourceError(title, words)

@@ -1,0 +1,125 @@
+"""Whom a probe asks: the pods it is of, and what it asks with the pods' own words filled in. Pure."""
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from reconciler.rules import any_glob
+from reconciler.signals.probe_config import (
+    PLACEHOLDER,
+    CommandProbe,
+    HttpProbe,
+    Probe,
+    PrometheusProbe,
+    url_parts,
+)
+from state.model import NodeView, Pod
+
+# What a pod's author wrote becomes part of a URL or an argument: nothing that could end the part it stands in.
+_URL_WORD: Final = re.compile(r"[A-Za-z0-9._~/-]{1,253}")
+_PORT: Final = re.compile(r"\d{1,5}")
+_ARGUMENT: Final = re.compile(r"[^\x00-\x1f\x7f]{0,1024}")
+
+
+class TargetKey(NamedTuple):
+    """One measurement that is repeated. ``uid`` empty: of all the probe's pods together."""
+
+    probe: str
+    uid: str
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """What is asked. ``uids``: the pods that the answer is of; ``title`` for messages."""
+
+    key: TargetKey
+    title: str
+    probe: Probe
+    uids: tuple[str, ...]
+    argv: tuple[str, ...] = ()
+    url: str = ""
+
+
+class Targets(Struct, frozen=True, kw_only=True):
+    """All of them, and why some pods are not asked, by target."""
+
+    targets: Mapping[TargetKey, Target] = {}
+    problems: Mapping[TargetKey, str] = {}
+
+
+def selected(probe: Probe, pod: Pod) -> bool:
+    """Whether a probe is of this pod; one whose labels nobody has told fits no probe that asks for labels."""
+    if not probe.labels.empty and not (pod.classification.certain and probe.labels.matches(pod.labels)):
+        return False
+    return any_glob(probe.namespaces, pod.namespace) and any_glob(probe.pods, pod.name)
+
+
+def targets_of(probes: Mapping[str, Probe], view: NodeView) -> Targets:
+    """What is to be asked on this node now."""
+    targets: dict[TargetKey, Target] = {}
+    problems: dict[TargetKey, str] = {}
+    for name, probe in probes.items():
+        pods = [pod for uid, pod in sorted(view.pods.items()) if selected(probe, pod)]
+        if not pods:
+            continue
+        if not probe.per_pod:
+            key = TargetKey(name, "")
+            uids = tuple(pod.uid for pod in pods)
+            targets[key] = filled(Target(key=key, title=f"probe {name}", probe=probe, uids=uids), None)
+            continue
+        for pod in pods:
+            key = TargetKey(name, pod.uid)
+            title = f"probe {name}, pod {pod.title}"
+            try:
+                targets[key] = filled(Target(key=key, title=title, probe=probe, uids=(pod.uid,)), pod)
+            except ValueError as exc:
+                problems[key] = f"{title}: {exc}"
+    return Targets(targets=targets, problems=problems)
+
+
+def filled(target: Target, pod: Pod | None) -> Target:
+    """With the pod's words in the place of placeholders. Errors: `ValueError` says which one has no usable value."""
+    probe = target.probe
+    if probe.command is not None:
+        return replace(target, argv=_arguments(probe.command, pod))
+    asked = probe.http or probe.prometheus
+    assert asked is not None
+    return replace(target, url=_url(asked, pod))
+
+
+def _arguments(command: CommandProbe, pod: Pod | None) -> tuple[str, ...]:
+    if pod is None:
+        return command.argv
+    words = []
+    for text in command.argv:
+        word = PLACEHOLDER.sub(lambda found: _value(found, pod, _ARGUMENT), text)
+        if word.startswith("-") and not text.startswith("-"):
+            raise ValueError(f"{text} would read as an option: {word!r}")
+        words.append(word)
+    return tuple(words)
+
+
+def _url(asked: HttpProbe | PrometheusProbe, pod: Pod | None) -> str:
+    if pod is None:
+        return asked.url
+    scheme, host, tail = url_parts(asked.url)
+    if pod.ip is not None and ":" in pod.ip:
+        host = host.replace("{ip}", f"[{pod.ip}]")
+    host = PLACEHOLDER.sub(lambda found: _value(found, pod, None if found[1] == "ip" else _PORT), host)
+    return f"{scheme}://{host}{PLACEHOLDER.sub(lambda found: _value(found, pod, _URL_WORD), tail)}"
+
+
+def _value(found: re.Match[str], pod: Pod, allowed: re.Pattern[str] | None) -> str:
+    word, table, key = found[1], found[2], found[3]
+    if word is not None:
+        value = {"ip": pod.ip, "name": pod.name, "namespace": pod.namespace, "uid": pod.uid}[word]
+    else:
+        value = (pod.labels if table == "label" else pod.annotations).get(key)
+    if value is None:
+        why = "; the kubelet's pod list tells it once the pod has one" if word == "ip" else ""
+        raise ValueError(f"{found[0]} has no value{why}")
+    if allowed is not None and not allowed.fullmatch(value):
+        raise ValueError(f"{found[0]} is {value[:60]!r}, which cannot stand there")
+    return value
