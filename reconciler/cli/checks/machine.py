@@ -14,6 +14,7 @@ from reconciler.cli import words
 from reconciler.cli.asking import release
 from reconciler.cli.checks.devices import devices
 from reconciler.cli.checks.finding import Finding, State
+from reconciler.cli.checks.memory import memory
 from reconciler.cli.nodeview import NodeView, has_capability, read_text
 from resctrl.capability import Status, read_capability
 from resctrl.groups import Groups
@@ -37,6 +38,7 @@ def machine(node: NodeView) -> Iterator[Finding]:
     yield _psi(node)
     yield _pmu(node)
     yield _resctrl(node)
+    yield from memory(node)
     yield from devices(node)
 
 

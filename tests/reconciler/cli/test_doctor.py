@@ -25,12 +25,15 @@ from tests.reconciler.cli.livenode import LiveNode
 
 PSI = "some avg10=0.00 avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"
 
+MEMINFO = "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"
+
 
 @pytest.fixture
 def good(live: LiveNode) -> LiveNode:
     """A node that has it all."""
     live.put("proc/sys/kernel/osrelease", "6.1.0-28-amd64\n")
     live.put("proc/pressure/cpu", PSI)
+    live.put("proc/meminfo", MEMINFO)
     live.put("proc/self/status", "CapEff:\t000001ffffffffff\n")
     live.put("sys/fs/cgroup/cpuacct/kubepods/cpu.pressure", PSI)
     live.put("sys/bus/event_source/devices/cpu/type", "4\n")
