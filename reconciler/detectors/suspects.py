@@ -18,16 +18,15 @@ by correlation alone, so that of a pod with 2 CPUs and one with 0.02 that follow
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from reconciler.detectors.base import Sight
-from reconciler.detectors.moments import of
 from reconciler.detectors.neighbours import overlap
+from reconciler.detectors.rhythm import Symptom, paired, rhythm, symptom_of
 from reconciler.detectors.windows import spacing_s
 from reconciler.detectors.words import amount, number
-from state.evidence import NODE, PodFacts, Resource, Suspect
+from state.evidence import PodFacts, Resource, Suspect
 
 SIGNALS: Final = (
     *("cpu.use", "cpu.throttled", "memory.use", "memory.limit", "memory.refaults"),
@@ -37,8 +36,6 @@ SIGNALS: Final = (
 
 MOST: Final = 10
 """Suspects told, and pods whose use is followed through time."""
-
-Points = Sequence[tuple[float, float]]
 
 
 class _Part(NamedTuple):
@@ -70,28 +67,10 @@ _PARTS: Final[Mapping[Resource, tuple[_Part, ...]]] = {
     Resource.NETWORK: (_Part(("net.receive", "net.transmit"), 1.0, 100e3, "bytes/s", "moved"),),
 }
 
-_SYMPTOMS: Final[Mapping[Resource, tuple[tuple[str, float | None], ...]]] = {
-    Resource.CPU: (("cpu.wait", 5.0), ("cpu.pressure", 10.0), ("cpi", None)),
-    Resource.MEMORY: (("memory.pressure", 5.0), ("memory.refaults", None)),
-    Resource.IO: (("io.pressure", 5.0), ("disk.delay", 20.0)),
-    Resource.CACHE: (("cpi", None), ("llc.misses", None), ("cpu.wait", 5.0), ("cpu.pressure", 10.0)),
-    Resource.NETWORK: (("service.latency", None),),
-}
-"""By which the victim's suffering is told, the first that is measured, and from which value on it is suffering. None:
-from the median of the kept past on."""
-
-
-class _Symptom(NamedTuple):
-    signal: str
-    points: Points
-    limit: float
-    bad: Points
-    """When it suffered, within the window; empty: all of the window."""
-
 
 def rank(sight: Sight, resource: Resource, window_s: float) -> tuple[Suspect, ...]:
     """The pods that may be why the victim lacks ``resource``, the likeliest first; empty: none can be told."""
-    symptom = _symptom(sight, resource, window_s)
+    symptom = symptom_of(sight, resource, window_s)
     parts = _PARTS[resource]
     overlaps = _candidates(sight, resource)
     # By part, by pod.
@@ -108,7 +87,7 @@ def rank(sight: Sight, resource: Resource, window_s: float) -> tuple[Suspect, ..
     suspects: list[Suspect] = []
     for uid in sorted(shares, key=lambda one: (-shares[one], one))[:MOST]:
         pod = sight.frame.pods[uid]
-        time, rhythm = _time(sight, pod, parts, symptom)
+        time, words = _time(sight, pod, parts, symptom)
         score = min(1.0, max(0.0, shares[uid] * time * own))
         told = [
             f"{part.words} {amount(used[uid], part.unit)} ({_percent(used[uid], used)} of what others did)"
@@ -116,7 +95,7 @@ def rank(sight: Sight, resource: Resource, window_s: float) -> tuple[Suspect, ..
             if used.get(uid, 0.0) >= part.least
         ]
         where = _where(sight, resource, overlaps[uid])
-        reason = ", ".join(told) + where + rhythm + excuse
+        reason = ", ".join(told) + where + words + excuse
         if pod.pod_class.online:
             reason += "; online: told only"
         suspects.append(Suspect(uid=uid, title=pod.title, score=round(score, 3), reason=reason))
@@ -136,21 +115,7 @@ def _candidates(sight: Sight, resource: Resource) -> dict[str, float]:
     return found
 
 
-def _symptom(sight: Sight, resource: Resource, window_s: float) -> _Symptom | None:
-    for signal, limit in _SYMPTOMS[resource]:
-        for subject in dict.fromkeys((sight.subject, NODE)):
-            if sight.value(signal, subject) is None:
-                continue
-            series = sight.history.series(subject, signal)
-            points = tuple(series) if series is not None else ()
-            values = sorted(value for _, value in points)
-            bar = values[len(values) // 2] if limit is None else limit
-            bad = tuple(point for point in points if point[1] > bar and point[0] > sight.now - window_s)
-            return _Symptom(signal, points, bar, bad)
-    return None
-
-
-def _used(sight: Sight, subject: str, part: _Part, symptom: _Symptom | None, window_s: float) -> float | None:
+def _used(sight: Sight, subject: str, part: _Part, symptom: Symptom | None, window_s: float) -> float | None:
     """What a pod used while the victim suffered; None: not measured."""
     total: float | None = None
     for signal in part.signals:
@@ -162,31 +127,13 @@ def _used(sight: Sight, subject: str, part: _Part, symptom: _Symptom | None, win
             used = max(0.0, points[-1][1] - min(value for _, value in points))
         else:
             inside = (
-                [value for _, value in _paired(symptom.bad, points, spacing_s(sight, signal))]
+                [value for _, value in paired(symptom.bad, points, spacing_s(sight, signal))]
                 if symptom is not None and symptom.bad
                 else [value for at, value in points if at > sight.now - window_s]
             )
             used = sum(inside) / len(inside) if inside else 0.0
         total = used if total is None else total + used
     return total
-
-
-def _paired(base: Points, other: Points, within_s: float) -> list[tuple[float, float]]:
-    """(value of ``base``, value of ``other``) measured at about the same time; both have the oldest first."""
-    # Most readers of one frame measure at the same moment: only for the others the nearest is looked for.
-    exact = dict(other)
-    times: list[float] = []
-    found: list[tuple[float, float]] = []
-    for at, value in base:
-        if at in exact:
-            found.append((value, exact[at]))
-            continue
-        times = times or [one for one, _ in other]
-        place = bisect_left(times, at)
-        near = min(other[max(0, place - 1) : place + 1], key=lambda one: abs(one[0] - at), default=None)
-        if near is not None and abs(near[0] - at) < within_s:
-            found.append((value, near[1]))
-    return found
 
 
 def _shares(parts: Sequence[_Part], uses: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -205,84 +152,14 @@ def _shares(parts: Sequence[_Part], uses: Sequence[Mapping[str, float]]) -> dict
     return {uid: share / most for uid, share in shares.items() if uid in active}
 
 
-def _time(sight: Sight, pod: PodFacts, parts: Sequence[_Part], symptom: _Symptom | None) -> tuple[float, str]:
-    """How well use and suffering go together, 0-1, and words for it; 1.0 where nothing can be told."""
-    if symptom is None:
-        return 1.0, ""
-    for part in parts:
-        if part.growth:
-            continue
-        pairs = _together(sight, pod.subject, part, symptom)
-        if len(pairs) < _PAIRS:
-            continue
-        factors = [(1 + correlation(pairs, symptom.limit)) / 2]
-        words = f"; with {symptom.signal}: {number(2 * factors[0] - 1)}"
-        if _varies([value for value, _ in pairs]):
-            # A pod that does the same all the time is no reason for what comes and goes.
-            same = pearson(pairs) if _varies([use for _, use in pairs]) else 0.0
-            factors.append((1 + same) / 2)
-            words += f" (CPI²), {number(same)} (Pearson)"
-        else:
-            words += " (CPI²)"
-        return sum(factors) / len(factors), words
+def _time(sight: Sight, pod: PodFacts, parts: Sequence[_Part], symptom: Symptom | None) -> tuple[float, str]:
+    """The factor of time and words for it; 1.0 where nothing can be told."""
+    if symptom is not None:
+        for part in parts:
+            found = None if part.growth else rhythm(sight, pod.subject, part.signals, symptom)
+            if found is not None:
+                return found[0], f"; {found[1]}"
     return 1.0, ""
-
-
-_PAIRS: Final = 8
-"""Fewer moments tell nothing about a rhythm."""
-
-
-def _together(sight: Sight, subject: str, part: _Part, symptom: _Symptom) -> list[tuple[float, float]]:
-    """(symptom, use) at each moment of the past; a pod that was not there yet used nothing."""
-    sums: list[tuple[float, float]] = [(at, 0.0) for at, _ in symptom.points]
-    measured = False
-    for signal in part.signals:
-        series = sight.history.series(subject, signal)
-        if series is None:
-            continue
-        points = tuple(series)
-        measured = True
-        begun = points[0][0] - spacing_s(sight, signal)
-        before = [(at, 0.0) for at, _ in symptom.points if at <= begun]
-        values = _by_time(symptom.points, [*before, *points], spacing_s(sight, signal))
-        sums = [(at, total + values[at]) for at, total in sums if at in values]
-    levels = dict(symptom.points)
-    return [(levels[at], total) for at, total in sums] if measured else []
-
-
-def _by_time(base: Points, other: Points, within_s: float) -> dict[float, float]:
-    return dict(_paired([(at, at) for at, _ in base], other, within_s))
-
-
-def correlation(pairs: Sequence[tuple[float, float]], limit: float) -> float:
-    """CPI²'s antagonist correlation of (symptom, use) pairs, -1 to 1: positive when use falls into the bad time."""
-    total = math.fsum(use for _, use in pairs)
-    if total <= 0:
-        return 0.0
-    found = 0.0
-    for level, use in pairs:
-        if level > limit:
-            found += use / total * (1 - limit / level if limit > 0 else 1.0)
-        elif limit > 0:
-            found += use / total * max(-1.0, level / limit - 1)
-    return max(-1.0, min(1.0, found))
-
-
-def pearson(pairs: Sequence[tuple[float, float]]) -> float:
-    """Pearson's correlation coefficient; 0.0 where one side does not vary."""
-    first, second = of([one for one, _ in pairs]), of([other for _, other in pairs])
-    if not first.variance or not second.variance:
-        return 0.0
-    joint = math.fsum((one - first.mean) * (other - second.mean) for one, other in pairs) / len(pairs)
-    return max(-1.0, min(1.0, joint / (first.sigma * second.sigma)))
-
-
-def _varies(values: Sequence[float]) -> bool:
-    moments = of(values)
-    return moments.sigma > _FLAT * abs(moments.mean)
-
-
-_FLAT: Final = 0.1
 
 
 def _own(sight: Sight, resource: Resource, window_s: float) -> tuple[float, str]:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.detectors.suspects import MOST, SIGNALS, correlation, pearson, rank
+from reconciler.detectors.rhythm import correlation, pearson
+from reconciler.detectors.suspects import MOST, SIGNALS, rank
 from reconciler.signals import catalog
 from state.evidence import NODE, PodFacts, Resource, Suspect
 from state.model import PodClass, Resources
@@ -63,6 +64,18 @@ def test_a_rhythm_is_followed() -> None:
     victim: dict[str, Values] = {"cpu.wait": lambda at: 15 if burst(at) else 0.2}
     found = ranked([be(uid) for uid in uses], uses, victim=victim)
     assert names(found) == ["in step", "steady"]
+
+
+def test_waiting_that_is_much_for_this_victim_alone_is_followed_too() -> None:
+    made = random.Random(4)
+    wait = [made.gauss(0.3, 0.05) + (2.0 if at >= 80 else 0.0) for at in range(STEPS)]
+    uses: dict[str, dict[str, Values]] = {
+        "began": {"cpu.use": lambda at: 900 if at >= 80 else 5},
+        "steady": {"cpu.use": 900},
+    }
+    found = ranked([be("began"), be("steady")], uses, victim={"cpu.wait": wait})
+    assert names(found) == ["began", "steady"]
+    assert found[0].score > 0.8
 
 
 def test_one_that_came_with_the_trouble_is_compared_with_the_time_before_it() -> None:
