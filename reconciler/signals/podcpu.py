@@ -20,7 +20,7 @@ from cgroupfs.files import REAL
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.kept import Places, Reads
 from cgroupfs.naming import QosClass
-from reconciler.signals.growth import Growth, number
+from reconciler.signals.growth import Growth, needles, pick
 from reconciler.signals.readers import Scene, Sheet
 from reconciler.slices import Slices
 from state.model import ContainerKind, NodeView, Pod
@@ -57,18 +57,18 @@ class _Stat(NamedTuple):
 
 
 _UNLIMITED: Final = "nr_periods 0\nnr_throttled 0\n"
+_OF_STAT: Final = needles("nr_periods", "nr_throttled", "throttled_time", "throttled_usec", "usage_usec")
 
 
 def parse_cpu_stat(text: str) -> _Stat:
     """v1's (nanoseconds) or v2's (microseconds)."""
-    usec = number(text, "usage_usec")
-    cpu_ns = None if usec is None else usec * 1000
     if text.startswith(_UNLIMITED):
-        return _Stat(0, 0, 0, cpu_ns)
-    throttled_ns = number(text, "throttled_time")
+        # v1, and never a quota: most groups.
+        return _Stat(0, 0, 0, None)
+    periods, hit, throttled_ns, throttled_us, usage_us = pick(text, _OF_STAT)
     if throttled_ns is None:
-        throttled_ns = (number(text, "throttled_usec") or 0) * 1000
-    return _Stat(number(text, "nr_periods") or 0, number(text, "nr_throttled") or 0, throttled_ns, cpu_ns)
+        throttled_ns = (throttled_us or 0) * 1000
+    return _Stat(periods or 0, hit or 0, throttled_ns, None if usage_us is None else usage_us * 1000)
 
 
 class Quotas(Protocol):

@@ -16,7 +16,7 @@ from cgroupfs.codecs import LIMIT_V1, LIMIT_V2
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.kept import Places, Reads
-from reconciler.signals.growth import Grown, Growth, number
+from reconciler.signals.growth import Grown, Growth, needles, pick
 from reconciler.signals.readers import Scene, Sheet
 from reconciler.signals.vmstat import VmStat
 from reconciler.slices import Slices
@@ -26,6 +26,8 @@ from state.model import ContainerKind, GroupRef, Pod
 NAME: Final = "memory"
 _FROM_STAT: Final = ("memory.rss", "memory.limit", "memory.refaults", "memory.scanned")
 SIGNALS: Final = ("memory.use", *_FROM_STAT, "memory.high_events", "oom.kills")
+_LIMITS: Final = needles("high", "max")
+_KILLS: Final = needles("oom_kill")
 _UNTOLD: Final = {
     "memory.refaults": "this kernel does not count refaults by group",
     "memory.scanned": "cgroup v1 does not count by group what reclaim looks at",
@@ -44,16 +46,18 @@ class Stat(NamedTuple):
     limit: int | None
 
 
-def parse_memory_stat(text: str) -> Stat:
+_NAMES: Final = ("workingset_refault_anon", "workingset_refault_file", "workingset_refault")
+_V1: Final = needles("total_rss", "hierarchical_memory_limit", *(f"total_{name}" for name in _NAMES))
+_V2: Final = needles("anon", "pgscan", *_NAMES)
+
+
+def parse_memory_stat(text: str, version: int) -> Stat:
     """v1 has the group's own numbers and the whole subtree's (``total_``); v2's are the subtree's."""
-    prefix = "total_" if "total_rss " in text else ""
-    anonymous = number(text, "total_rss") if prefix else number(text, "anon")
-    split = [number(text, f"{prefix}workingset_refault_{kind}") for kind in ("anon", "file")]
+    anonymous, other, anon, file, both = pick(text, _V1 if version == 1 else _V2)
     # One counter before 5.9, then two.
-    came = sum(one or 0 for one in split) if split != [None, None] else number(text, f"{prefix}workingset_refault")
-    # v2 only.
-    scanned = None if prefix else number(text, "pgscan")
-    return Stat(anonymous, came, scanned, number(text, "hierarchical_memory_limit"))
+    came = both if anon is None and file is None else (anon or 0) + (file or 0)
+    scanned, limit = (None, other) if version == 1 else (other, None)
+    return Stat(anonymous, came, scanned, limit)
 
 
 @final
@@ -117,7 +121,7 @@ class PodMemory:
 
     def _read_stat(self, directory: str, group: GroupRef, wanted: set[str], values: dict[str, float | None]) -> None:
         try:
-            stat = parse_memory_stat(self._files.read(directory, "memory.stat"))
+            stat = parse_memory_stat(self._files.read(directory, "memory.stat"), self._version or 0)
         except OSError:
             return
         values["memory.rss"] = stat.anonymous
@@ -149,7 +153,8 @@ class PodMemory:
                 text = self._files.read(self._places(pod.group.path), "memory.events")
             except OSError:
                 return None
-            counts = ((number(text, "high") or 0) + (number(text, "max") or 0),)
+            high, most = pick(text, _LIMITS)
+            counts = ((high or 0) + (most or 0),)
             return _rate(self._events.grown(_key(pod.group), self._clock(), counts))
         total: float | None = None
         for group in _groups(pod):
@@ -180,7 +185,7 @@ class PodMemory:
             directory = self._places(group.path)
             file = "memory.oom_control" if self._version == 1 else "memory.events"
             try:
-                count = number(self._files.read(directory, file), "oom_kill")
+                count = pick(self._files.read(directory, file), _KILLS)[0]
             except OSError:
                 continue
             if count is None:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, final
 
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from state.model import GroupRef, Pod
+from state.model import ContainerKind, Pod
 
 _EVERY_S: Final = 5.0
 _DEEPEST: Final = 8
@@ -19,7 +19,7 @@ OUTSIDE: Final = "its processes are outside of this PID namespace: bypassd needs
 
 
 class _Listed(NamedTuple):
-    groups: tuple[GroupRef, ...]
+    pod: Pod
     pids: tuple[int, ...]
     again_at: float
 
@@ -36,15 +36,24 @@ class PodProcesses:
         """Some process was listed as 0: it cannot be named from here."""
 
     def of(self, pod: Pod, now: float) -> tuple[int, ...]:
-        """The pids of all its processes, nested groups included, in no order; empty when it has none or is gone."""
-        groups = (pod.group, *(container.group for container in pod.containers))
+        """The pids of its containers' processes, in nested groups too, in no order; empty when it has none or is gone.
+
+        A sandbox's process sleeps all its life; a pod that has nothing else has none.
+        """
         known = self._listed.get(pod.uid)
-        if known is not None and known.pids and known.groups == groups and now < known.again_at:
+        if (
+            known is not None
+            and known.pids
+            and now < known.again_at
+            and (known.pod is pod or same_groups(known.pod, pod))
+        ):
             return known.pids
-        pids = tuple(dict.fromkeys(self._below(self._hierarchy.trigger_directory(pod.group.path), 0)))
+        sandboxes = {one.group.path.rpartition("/")[2] for one in pod.containers if one.kind is ContainerKind.SANDBOX}
+        top = self._hierarchy.trigger_directory(pod.group.path)
+        pids = tuple(dict.fromkeys(self._below(top, 0, sandboxes)))
         # Not all in one pass: a fifth of the pods each second.
         again_at = now + _EVERY_S * (0.8 + 0.4 * (hash(pod.uid) % 1000) / 1000)
-        self._listed[pod.uid] = _Listed(groups, pids, again_at)
+        self._listed[pod.uid] = _Listed(pod, pids, again_at)
         return pids
 
     def of_group(self, path: str) -> tuple[int, ...]:
@@ -61,7 +70,7 @@ class PodProcesses:
         for uid in self._listed.keys() - set(uids):
             del self._listed[uid]
 
-    def _below(self, directory: str, depth: int) -> Iterator[int]:
+    def _below(self, directory: str, depth: int, without: Collection[str] = ()) -> Iterator[int]:
         try:
             text = self._files.read(directory, "cgroup.procs")
         except OSError:
@@ -78,4 +87,11 @@ class PodProcesses:
         except OSError:
             return
         for name in inner:
+            if name in without:
+                continue
             yield from self._below(f"{directory}/{name}", depth + 1)
+
+
+def same_groups(one: Pod, other: Pod) -> bool:
+    """Whether two looks at a pod have found the same directories."""
+    return one.group == other.group and [a.group for a in one.containers] == [b.group for b in other.containers]

@@ -23,10 +23,11 @@ from cgroupfs.kept import Reads
 from cgroupfs.pressure import Resource
 from reconciler.signals.growth import Grown, Growth
 from reconciler.signals.podcpu import Quotas
+from reconciler.signals.processes import same_groups
 from reconciler.signals.readers import Scene, Sheet
 from reconciler.slices import Slices
 from state.evidence import NODE
-from state.model import GroupRef, Pod
+from state.model import Pod
 
 NAME: Final = "psi"
 SIGNALS: Final = tuple(f"{resource}.pressure{full}" for resource in Resource for full in ("", "_full"))
@@ -77,7 +78,7 @@ def parse_totals(text: str) -> Totals:
 
 class _Place(NamedTuple):
     directory: str | None
-    groups: tuple[GroupRef, ...]
+    pod: Pod
     again_at: float
 
 
@@ -199,14 +200,13 @@ class Psi:
 
     def _place(self, pod: Pod, now: float) -> _Place:
         """Where this pod's files are; looked up anew when its groups change, and now and then where there are none."""
-        groups = (pod.group, *(container.group for container in pod.containers))
         known = self._places.get(pod.uid)
-        if known is not None and known.groups == groups and now < known.again_at:
+        if known is not None and now < known.again_at and (known.pod is pod or same_groups(known.pod, pod)):
             if known.directory is None and self._private is not None:
                 return known._replace(directory=self._private.directory(pod.uid))
             return known
         found = self._find(pod)
-        return _Place(found, groups, now + (_MISSING_AGAIN_S if found is None else _LOOK_AGAIN_S))
+        return _Place(found, pod, now + (_MISSING_AGAIN_S if found is None else _LOOK_AGAIN_S))
 
     def _find(self, pod: Pod) -> str | None:
         path = pod.group.path

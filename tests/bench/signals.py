@@ -14,6 +14,8 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import inode_of
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.naming import QosClass
+from reconciler.brain import Brain
+from reconciler.interference import InterferenceConfig
 from reconciler.signals.catalog import SIGNALS
 from reconciler.signals.readers import Scene, Sheet
 from reconciler.signals.reading import Means, Metered, build, costs
@@ -124,7 +126,12 @@ def pods() -> Iterator[Pods]:
         made.close()
 
 
-def scene(made: Pods) -> Scene:
+def default_signals() -> tuple[str, ...]:
+    """Those that the rules that ship want, with the evidence against suspects and the steps of the ladder."""
+    return tuple(sorted(Brain(InterferenceConfig(enabled=True)).wanted()))
+
+
+def scene(made: Pods, wanted: tuple[str, ...]) -> Scene:
     """The pods on this machine's CPUs, BE and shared ones on all of them."""
     online = CpuSet(range(os.cpu_count() or 1))
     view = NodeView(
@@ -138,13 +145,13 @@ def scene(made: Pods) -> Scene:
     pools = Pools(
         online_cpus=online, reserved=CpuSet(), dedicated={}, shared=online, reclaimed=online, budget_milli=1000
     )
-    return Scene(view=view, pools=pools, wanted=tuple(SIGNALS))
+    return Scene(view=view, pools=pools, wanted=wanted)
 
 
-async def measure(made: Pods, seconds: int) -> dict[str, object]:
+async def measure(made: Pods, seconds: int, wanted: tuple[str, ...]) -> dict[str, object]:
     """One pass a second, as the daemon does it."""
-    readers = build(tuple(SIGNALS), Means(hierarchy=made.hierarchy, filesystems={"nodefs": "/var", "imagefs": "/usr"}))
-    here = scene(made)
+    readers = build(wanted, Means(hierarchy=made.hierarchy, filesystems={"nodefs": "/var", "imagefs": "/usr"}))
+    here = scene(made, wanted)
     try:
         for _ in range(_WARM_UP):
             await _pass(readers, here)
@@ -181,12 +188,14 @@ async def _pass(readers: tuple[Metered, ...], here: Scene) -> int:
 
 def run(count: int, seconds: int) -> dict[str, object]:
     """``count`` pods of one process a container; then pods of `THREADS` threads together."""
+    default, everything = default_signals(), tuple(SIGNALS)
     with pods() as made:
         for number in range(count):
             made.add(number, ["sleep", "10000"])
-        many = trio.run(measure, made, seconds)
+        many = trio.run(measure, made, seconds, default)
+        most = trio.run(measure, made, seconds, everything)
     with pods() as made:
         for number in range(_THREADED_PODS):
             made.add(number, [sys.executable, "-c", _THREADS_OF, str(THREADS // _THREADED_PODS)], wait=True)
-        threads = trio.run(measure, made, seconds)
-    return {"pods": many, "threads": {"threads": THREADS, **threads}}
+        threads = trio.run(measure, made, seconds, default)
+    return {"default": many, "every signal": most, f"default, {THREADS} threads": threads}
