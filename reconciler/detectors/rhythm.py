@@ -47,9 +47,12 @@ def symptom_of(sight: Sight, resource: Resource, window_s: float) -> Symptom | N
             series = sight.history.series(subject, signal)
             points = tuple(series) if series is not None else ()
             window = [point for point in points if point[0] > sight.now - window_s]
-            if limit is None or all(value <= limit for _, value in window):
-                limit = sorted(value for _, value in points)[len(points) // 2]  # noqa: PLW2901  # of this victim
-            return Symptom(signal, points, limit, tuple(point for point in window if point[1] > limit))
+            most = max((value for _, value in window), default=0.0)
+            if limit is not None and most > limit:
+                return Symptom(signal, points, limit, tuple(point for point in window if point[1] > limit))
+            median = sorted(value for _, value in points)[len(points) // 2]
+            # Half of all noise is above the median: what is bad is well above it.
+            return Symptom(signal, points, median, tuple(point for point in window if point[1] > (median + most) / 2))
     return None
 
 
