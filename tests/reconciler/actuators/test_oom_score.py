@@ -4,13 +4,14 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
-from cgroupfs.files import REAL
+from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.oom_score import ROW, OomScores, restore_scores
 from reconciler.actuators.side import Situation
@@ -150,6 +151,56 @@ async def test_a_crash_loses_nothing_and_a_changed_wish_keeps_the_original(live:
     assert [one.undo for one in restore_scores(live.hierarchy, live.store, "be")] == [Undo.RESTORED]
     assert (score(pid), score(late)) == (100, 200)
     assert restore_scores(live.hierarchy, live.store) == []
+
+
+class Killed(BaseException):
+    """The agent ends here, as by SIGKILL."""
+
+
+class Mortal:
+    """What is asked of another goes on to it, until the agent is killed before one more change."""
+
+    def __init__(self, real: object, method: str, left: list[int]) -> None:
+        self._real = real
+        self._method = method
+        self._left = left
+
+    def __getattr__(self, name: str) -> Any:  # whatever the other has
+        return self._change if name == self._method else getattr(self._real, name)
+
+    def _change(self, *given: object) -> object:
+        if not self._left[0]:
+            raise Killed
+        self._left[0] -= 1
+        return getattr(self._real, self._method)(*given)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("daemon", [True, False], ids=["by the next daemon", "without a daemon"])
+async def test_killed_at_any_step_each_process_gets_its_own_back(live: Live, daemon: bool) -> None:
+    pids = {live.process(100): 100, live.process(300): 300, live.process(100): 100}
+    steps = 0
+    while True:
+        left = [steps]
+        files, store = Mortal(REAL, "write", left), Mortal(live.store, "apply", left)
+        live.actuator = OomScores(
+            live.hierarchy, cast(Store, store), trio.CapacityLimiter(1), files=cast(FileOps, files)
+        )
+        ended = True
+        try:
+            await live.sweep(wish=MemoryWish(oom_priority=-1))
+            await live.sweep(wish=MemoryWish(oom_priority=-50))
+        except Killed:
+            ended = False
+        live.crash()
+        done = await live.actuator.restore() if daemon else restore_scores(live.hierarchy, live.store)
+        assert all(one.ok for one in done), (steps, done)
+        assert {pid: score(pid) for pid in pids} == pids, f"killed after {steps} changes"
+        assert ROW.read(live.store).containers == {}
+        if ended:
+            break
+        steps += 1
+    assert steps == 2 + 2 * len(pids), "two rows, and each process twice"
 
 
 @pytest.mark.kernel
