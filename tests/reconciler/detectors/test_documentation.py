@@ -1,0 +1,50 @@
+"""docs/detectors.md says what there is: every detector, every signal, and examples that are read as written."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from reconciler.binder import Text, bind
+from reconciler.config import Config
+from reconciler.detectors.table import DETECTORS, DetectorEntry
+from reconciler.signals.catalog import SIGNALS
+
+PAGE: Final = (Path(__file__).parents[3] / "docs" / "detectors.md").read_text()
+
+
+class _Entries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    entries: tuple[DetectorEntry, ...] = ()
+
+
+def test_every_detector_has_a_section_with_an_example_that_is_read() -> None:
+    sections = dict(re.findall(r"^## ([a-z_]+)\n(.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL))
+    assert list(sections) == list(DETECTORS)
+    for name, text in sections.items():
+        example = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
+        assert example is not None, name
+        bound = bind(_Entries, [Text("example", f"entries:\n{example[1]}")])
+        assert [entry.name for entry in bound.value.entries] == [name]
+
+
+def test_the_example_of_a_rule_is_read() -> None:
+    example = re.search(r"```yaml\n(interference:.*?)```", PAGE, re.DOTALL)
+    assert example is not None
+    rule = bind(Config, [Text("example", example[1])]).value.interference.rules["slow-search"]
+    assert [[entry.name for entry in group] for group in rule.when] == [["run_queue"], ["threshold", "pressure"]]
+
+
+def test_the_table_of_signals_is_the_catalog() -> None:
+    rows = re.findall(
+        r"^\| `([a-z0-9_.]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", PAGE.partition("## Signals")[2], re.MULTILINE
+    )
+    assert rows == [(one.name, one.unit, ", ".join(one.of), one.summary) for one in SIGNALS.values()]
+
+
+def test_numbers_of_the_text_are_the_defaults() -> None:
+    for name, shown in re.findall(r"`([a-z_]+)` \((\d+)(?: s| %)?\)", PAGE):
+        values = {
+            getattr(one.config_type(), name) for one in DETECTORS.values() if name in one.config_type.__struct_fields__
+        }
+        assert not values or float(shown) in values, (name, shown)
