@@ -1,0 +1,277 @@
+"""Evictions through an API server that answers, refuses, fails and hangs."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.subtree import Subtree
+from reconciler.apiserver import ApiServer
+from reconciler.httpclient import Answer
+from reconciler.kubeapi import KubeApi
+from reconciler.responses.means.api import ApiWay, Said, judge
+from reconciler.responses.means.base import Result
+from reconciler.responses.means.config import ApiMeans, EvictionMeans
+from state.eviction import Case, Order, Outcome, Step, Target
+from tests.fakes.http_peer import HttpPeer, Reply
+from tests.fakes.work import FakeWork
+
+UID = "33333333-3333-4333-8333-333333333333"
+CONFIG = EvictionMeans(margin_s=0.4, api=ApiMeans(refused_s=0.5, failing_s=0.3, first_wait_s=0.1, longest_wait_s=0.2))
+ORDER = Order(
+    id="o", uid=UID, title="shop/web-1", namespace="shop", name="web-1", owner=None, cause="x", evidence="y", grace_s=7
+)
+
+
+def listed(version: str) -> Reply:
+    resources = [{"name": "pods"}, {"name": "pods/eviction", "kind": "Eviction", "group": "policy", "version": version}]
+    return Reply(json.dumps({"kind": "APIResourceList", "resources": resources}).encode())
+
+
+def status(code: int, reason: str, message: str = "", *headers: str, **details: Any) -> Reply:
+    body = {"kind": "Status", "reason": reason, "message": message, "details": details}
+    return Reply(json.dumps(body).encode(), status=f"{code} {reason}", headers=headers)
+
+
+BUDGET = {"causes": [{"reason": "DisruptionBudget", "message": "needs 2 healthy pods and has 2"}]}
+CREATED = Reply(b'{"kind":"Status","status":"Success"}', status="201 Created")
+
+
+class Pod:
+    """A group that is a plain directory: its processes are what stands in the file."""
+
+    def __init__(self, directory: Path) -> None:
+        self.procs = directory / "cgroup.procs"
+        self.procs.write_text("4242\n")
+        self.tree = Subtree({"x": (os.open(directory, os.O_RDONLY | os.O_DIRECTORY), 1)})
+
+    def end(self) -> None:
+        self.procs.write_text("")
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Pod]:
+    one = Pod(tmp_path)
+    yield one
+    one.tree.close()
+
+
+async def evict(
+    nursery: trio.Nursery, pod: Pod, *replies: Reply, config: EvictionMeans = CONFIG, order: Order = ORDER, **more: Any
+) -> tuple[Result, HttpPeer, FakeWork]:
+    server = HttpPeer(list(replies))
+    port = await nursery.start(server.serve)
+    api = KubeApi(ApiServer(server=f"http://127.0.0.1:{port}", timeout_s=0.1))
+    work = FakeWork(Case(order=order, target=Target(grace_s=9.0)), pod.tree, grace_s=0.3, **more)
+    result = await ApiWay(config, api).end(work)
+    await api.aclose()
+    nursery.cancel_scope.cancel()
+    return result, server, work
+
+
+async def test_an_accepted_eviction_is_done_when_nobody_is_left(nursery: trio.Nursery, pod: Pod) -> None:
+    def step(step: Step) -> None:
+        if step is Step.WAIT:
+            pod.end()
+
+    result, server, work = await evict(nursery, pod, listed("v1"), CREATED, before=step)
+    assert result.outcome is Outcome.DONE
+    assert (work.steps, work.case.accepted) == ([Step.ASK, Step.WAIT], True)
+    assert [one[""] for one in server.requests] == [
+        "GET /api/v1 HTTP/1.1",
+        "POST /api/v1/namespaces/shop/pods/web-1/eviction HTTP/1.1",
+    ]
+    assert json.loads(server.bodies[1]) == {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": "web-1", "namespace": "shop"},
+        "deleteOptions": {"preconditions": {"uid": UID}, "gracePeriodSeconds": 1},
+    }
+
+
+async def test_a_pods_own_grace_is_not_spoken_of_where_nothing_shortens_it(nursery: trio.Nursery, pod: Pod) -> None:
+    pod.end()
+    server = HttpPeer([listed("v1"), CREATED])
+    port = await nursery.start(server.serve)
+    api = KubeApi(ApiServer(server=f"http://127.0.0.1:{port}"))
+    case = Case(order=replace(ORDER, grace_s=None), target=Target(grace_s=9.0))
+    await ApiWay(CONFIG, api).end(FakeWork(case, pod.tree, grace_s=9.0))
+    await api.aclose()
+    assert json.loads(server.bodies[1])["deleteOptions"] == {"preconditions": {"uid": UID}}
+    nursery.cancel_scope.cancel()
+
+
+async def test_an_accepted_one_that_lives_on_is_left_to_the_next_means(nursery: trio.Nursery, pod: Pod) -> None:
+    result, _, work = await evict(nursery, pod, listed("v1"), CREATED)
+    assert (result.outcome, work.case.accepted) == (None, True)
+    assert result.detail == "accepted, but the pod is alive 0.7 s later"
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1"])
+async def test_the_core_groups_list_tells_which_version_evicts(nursery: trio.Nursery, pod: Pod, version: str) -> None:
+    pod.end()
+    _, server, _ = await evict(nursery, pod, listed(version), CREATED)
+    assert json.loads(server.bodies[1])["apiVersion"] == f"policy/{version}"
+
+
+@pytest.mark.parametrize(
+    "unlisted",
+    [status(403, "Forbidden"), Reply(b"{}"), Reply(b"[1]"), Reply(b'{"resources":[{"name":"pods/eviction"}]}')],
+)
+async def test_where_the_list_does_not_tell_the_version_is_found_by_trying(
+    nursery: trio.Nursery, pod: Pod, unlisted: Reply
+) -> None:
+    pod.end()
+    wrong = status(400, "BadRequest", 'no kind "Eviction" is registered for version "policy/v1"')
+    result, server, _ = await evict(nursery, pod, unlisted, wrong, CREATED)
+    assert result.outcome is Outcome.DONE
+    assert [json.loads(body)["apiVersion"] for body in server.bodies[1:]] == ["policy/v1", "policy/v1beta1"]
+
+
+@pytest.mark.parametrize("header", [("Retry-After: 0",), ()])
+async def test_a_disruption_budget_is_asked_again_until_it_gives_way(
+    nursery: trio.Nursery, pod: Pod, header: tuple[str, ...]
+) -> None:
+    refusal = status(429, "TooManyRequests", "Cannot evict pod", *header, **BUDGET)
+    begun = trio.current_time()
+
+    def step(step: Step) -> None:
+        if step is Step.WAIT:
+            pod.end()
+
+    result, server, work = await evict(nursery, pod, listed("v1"), refusal, refusal, CREATED, before=step)
+    assert result.outcome is Outcome.DONE
+    assert len(server.requests) == 4
+    assert work.checks == 3  # a person may have held it in between
+    waited = trio.current_time() - begun
+    assert waited < 0.3 if header else waited >= 0.3
+
+
+async def test_a_budget_that_asks_for_more_time_than_it_gets_has_refused(nursery: trio.Nursery, pod: Pod) -> None:
+    refusal = status(429, "TooManyRequests", "Cannot evict pod", "Retry-After: 10", **BUDGET)
+    patient = replace(CONFIG, api=ApiMeans(refused_s=5.0, longest_wait_s=30.0))
+    result, server, _ = await evict(nursery, pod, listed("v1"), refusal, config=patient)
+    assert result.outcome is Outcome.REFUSED
+    assert result.detail == "its disruption budget refuses: asked for 5 s; it answered 429 Cannot evict pod"
+    assert len(server.requests) == 2
+
+
+async def test_only_a_hard_trigger_that_was_allowed_to_passes_over_a_budget(nursery: trio.Nursery, pod: Pod) -> None:
+    refusal = status(429, "TooManyRequests", "Cannot evict pod", **BUDGET)
+    over = replace(CONFIG, api=replace(CONFIG.api, hard_over_budget=True))
+    outcomes = []
+    for config, forced in ((CONFIG, True), (over, False), (over, True)):
+        async with trio.open_nursery() as inner:
+            result, _, _ = await evict(
+                inner, pod, listed("v1"), refusal, config=config, order=replace(ORDER, forced=forced)
+            )
+        outcomes.append(result.outcome)
+    assert outcomes == [Outcome.REFUSED, Outcome.REFUSED, None]
+    nursery.cancel_scope.cancel()
+
+
+async def test_several_budgets_for_one_pod_refuse_at_once(nursery: trio.Nursery, pod: Pod) -> None:
+    several = status(500, "InternalError", "This pod has more than one PodDisruptionBudget, which the API does not...")
+    result, server, _ = await evict(nursery, pod, listed("v1"), several)
+    assert (result.outcome, len(server.requests)) == (Outcome.REFUSED, 2)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        status(404, "NotFound", 'pods "web-1" not found', kind="pods", name="web-1"),
+        status(409, "Conflict", "the UID in the precondition (1) does not match the UID in record (2)"),
+    ],
+)
+async def test_a_pod_that_the_api_server_no_longer_has_is_waited_for(
+    nursery: trio.Nursery, pod: Pod, answer: Reply
+) -> None:
+    async def kubelet() -> None:
+        await trio.sleep(0.3)
+        pod.end()
+
+    nursery.start_soon(kubelet)
+    result, _, work = await evict(nursery, pod, listed("v1"), answer)
+    assert (result.outcome, work.steps) == (Outcome.GONE, [Step.ASK])
+
+
+async def test_one_that_the_api_server_does_not_have_and_that_lives_is_left_to_the_next_means(
+    nursery: trio.Nursery, pod: Pod
+) -> None:
+    answer = status(404, "NotFound", "no", kind="pods")
+    result, _, _ = await evict(nursery, pod, listed("v1"), answer)
+    assert (result.outcome, result.detail) == (
+        None,
+        "the API server has no such pod, but it lives (it answered 404 no)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (status(500, "InternalError", "etcd is gone"), "asked for 0.3 s; it answered 500 etcd is gone"),
+        (status(409, "Conflict", "the object has been modified"), "it answered 409"),
+        (Reply(b"Too many requests, please try again later.", status="429 Too Many"), "it answered 429 Too many"),
+        (Reply(hang_s=60), "no answer within 0.1 s"),
+        (Reply(raw=b""), "API server: http://127.0.0.1"),
+    ],
+)
+async def test_an_api_server_that_fails_is_asked_for_a_while(
+    nursery: trio.Nursery, pod: Pod, answer: Reply, words: str
+) -> None:
+    result, server, _ = await evict(nursery, pod, listed("v1"), answer)
+    assert result.outcome is None
+    assert words in result.detail
+    assert len(server.requests) > 2
+
+
+async def test_one_that_hangs_and_then_answers_evicts(nursery: trio.Nursery, pod: Pod) -> None:
+    pod.end()
+    result, _, _ = await evict(nursery, pod, Reply(hang_s=60), listed("v1"), CREATED)
+    assert result.outcome in {Outcome.DONE, Outcome.GONE}
+
+
+@pytest.mark.parametrize("code", [401, 403, 422])
+async def test_who_may_not_evict_goes_on_at_once(nursery: trio.Nursery, pod: Pod, code: int) -> None:
+    result, server, _ = await evict(nursery, pod, listed("v1"), status(code, "Forbidden", "you may not"))
+    assert (result.outcome, result.detail) == (None, f"it answered {code} you may not")
+    assert len(server.requests) == 2
+
+
+async def test_taken_up_while_waiting_it_is_not_asked_again(nursery: trio.Nursery, pod: Pod) -> None:
+    pod.end()
+    result, server, work = await evict(nursery, pod, CREATED, resumed=Step.WAIT)
+    assert (result.outcome, server.requests, work.steps) == (Outcome.DONE, [], [])
+
+
+async def test_a_pod_that_ends_while_a_budget_refuses_is_gone(nursery: trio.Nursery, pod: Pod) -> None:
+    async def itself() -> None:
+        await trio.sleep(0.25)
+        pod.end()
+
+    nursery.start_soon(itself)
+    result, _, _ = await evict(nursery, pod, listed("v1"), status(429, "TooManyRequests", "no", **BUDGET))
+    assert result.outcome is Outcome.GONE
+
+
+def test_static_and_nameless_pods_are_no_matter_for_the_api_server() -> None:
+    way = ApiWay(CONFIG, KubeApi(ApiServer(server="http://127.0.0.1:1")))
+    assert way.unusable(Case(order=ORDER)) is None
+    assert "static" in (way.unusable(Case(order=ORDER, target=Target(static=True))) or "")
+    assert "name" in (way.unusable(Case(order=replace(ORDER, name=None))) or "")
+    off = ApiWay(CONFIG, KubeApi(ApiServer(enabled=False)))
+    assert "enabled is false" in (off.unusable(Case(order=ORDER)) or "")
+
+
+def test_a_wait_is_read_from_the_header_or_the_status() -> None:
+    body = json.dumps({"kind": "Status", "details": {"retryAfterSeconds": 9}}).encode()
+    assert judge(Answer(status=429, body=body)).wait_s == 9
+    assert judge(Answer(status=429, body=body, headers={"retry-after": "3"})).wait_s == 3
+    assert judge(Answer(status=429, body=body, headers={"retry-after": "Wed, 21 Oct"})).wait_s == 9
+    assert judge(Answer(status=429, body=b"")).wait_s is None
+    assert judge(Answer(status=302, body=b"")).said is Said.NOT_ALLOWED

@@ -1,0 +1,161 @@
+"""Ending a pod through a runtime: all its containers with their grace, then its sandbox."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cgroupfs.subtree import Subtree
+from reconciler.responses.means.config import EvictionMeans
+from reconciler.responses.means.cri import CriWay
+from reconciler.sources.cri import CriClient
+from reconciler.sources.criapi import cri_pb2
+from state.eviction import Case, Order, Outcome, Step, Target
+from tests.fakes.cri_runtime import FakeRuntime
+from tests.fakes.work import FakeWork
+
+UID = "33333333-3333-4333-8333-333333333333"
+SANDBOX = "43e0f39a54e822c3ee834d53d8a26947f6ba0abcf7b2966ad48e4a8e3f19f5b0"
+CONFIG = EvictionMeans(margin_s=0.5)
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory whose path is short enough for a unix socket."""
+    path = tempfile.mkdtemp(prefix="bypassd-cri-")
+    yield Path(path)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def runtime(place: Path) -> Iterator[FakeRuntime]:
+    """It ends a pod's processes with the sandbox; ``stops`` are the orders that it got."""
+    with FakeRuntime(place / "c.sock") as fake:
+        yield fake
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Subtree]:
+    (tmp_path / "cgroup.procs").write_text("4242\n")
+    with Subtree({"x": (os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY), 1)}) as one:
+        yield one
+
+
+def order(grace_s: float | None = None) -> Order:
+    return Order(
+        id="o", uid=UID, title="t", namespace="n", name="p", owner=None, cause="", evidence="", grace_s=grace_s
+    )
+
+
+def recording(runtime: FakeRuntime, tmp_path: Path, *, ends: bool = True) -> list[tuple[str, int]]:
+    stops: list[tuple[str, int]] = []
+
+    def on_stop(identifier: str, grace: int) -> None:
+        stops.append((identifier, grace))
+        if grace == -1 and ends:
+            (tmp_path / "cgroup.procs").write_text("")
+
+    runtime.on_stop = on_stop
+    return stops
+
+
+def ids(runtime: FakeRuntime) -> set[str]:
+    return {one.id for one in runtime.containers if one.pod_sandbox_id == SANDBOX}
+
+
+@pytest.mark.parametrize(
+    ("own", "ordered", "used"), [(None, None, 2), (40.0, None, 40), (40.0, 7.0, 7), (1.0, 7.0, 1), (None, 1.0, 1)]
+)
+async def test_all_containers_get_their_grace_and_then_the_sandbox_goes(
+    runtime: FakeRuntime, tree: Subtree, tmp_path: Path, own: float | None, ordered: float | None, used: int
+) -> None:
+    stops = recording(runtime, tmp_path)
+    work = FakeWork(Case(order=order(ordered), target=Target(grace_s=own)), tree)
+    async with CriClient(str(runtime.socket)) as cri:
+        result = await CriWay(CONFIG, cri).end(work)
+    assert (result.outcome, work.steps) == (Outcome.DONE, [Step.STOP])
+    assert set(stops[:-1]) == {(one, used) for one in ids(runtime)}
+    assert len(stops) == 3
+    assert stops[-1] == (SANDBOX, -1)
+
+
+async def test_taken_up_again_only_what_is_left_of_the_grace_is_given(
+    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+) -> None:
+    stops = recording(runtime, tmp_path)
+    case = Case(order=order(), target=Target(grace_s=30.0), step=Step.STOP)  # long ago
+    work = FakeWork(case, tree, resumed=Step.STOP)
+    async with CriClient(str(runtime.socket)) as cri:
+        result = await CriWay(CONFIG, cri).end(work)
+    assert (result.outcome, work.steps) == (Outcome.DONE, [])
+    assert set(stops[:-1]) == {(one, 0) for one in ids(runtime)}
+
+
+async def test_a_container_that_cannot_be_stopped_does_not_keep_the_sandbox_from_it(
+    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+) -> None:
+    stops = recording(runtime, tmp_path)
+    before = runtime.on_stop
+
+    def on_stop(identifier: str, grace: int) -> None:
+        if grace >= 0:
+            raise KeyError(identifier)
+        before(identifier, grace)
+
+    runtime.on_stop = on_stop
+    async with CriClient(str(runtime.socket)) as cri:
+        result = await CriWay(CONFIG, cri).end(FakeWork(Case(order=order()), tree))
+    assert (result.outcome, stops) == (Outcome.DONE, [(SANDBOX, -1)])
+
+
+async def test_processes_that_outlive_what_the_runtime_says_are_left_to_the_next_means(
+    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+) -> None:
+    recording(runtime, tmp_path, ends=False)
+    async with CriClient(str(runtime.socket)) as cri:
+        result = await CriWay(CONFIG, cri).end(FakeWork(Case(order=order()), tree))
+    assert (result.outcome, result.detail) == (None, "the runtime says that it is stopped, but processes live")
+
+
+async def test_a_runtime_without_the_pod_that_refuses_or_hangs_is_followed_by_the_next_means(
+    runtime: FakeRuntime, tree: Subtree
+) -> None:
+    details = []
+    async with CriClient(str(runtime.socket), timeout_s=0.3) as cri:
+        way = CriWay(CONFIG, cri)
+        runtime.hang_s = 1.0
+        details.append((await way.end(FakeWork(Case(order=order()), tree))).detail)
+        runtime.hang_s = 0.0
+        runtime.refusal = (grpc.StatusCode.INTERNAL, "shim is dead")
+        details.append((await way.end(FakeWork(Case(order=order()), tree))).detail)
+        runtime.refusal = None
+        runtime.sandboxes.clear()
+        for container in runtime.containers:
+            container.state = cri_pb2.CONTAINER_EXITED
+        details.append((await way.end(FakeWork(Case(order=order()), tree))).detail)
+    assert "no answer within 0.3 s" in details[0]
+    assert "INTERNAL: shim is dead" in details[1]
+    assert details[2] == "the runtime does not know the pod"
+
+
+async def test_a_stop_that_hangs_ends_after_the_grace_and_the_margin(
+    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+) -> None:
+    recording(runtime, tmp_path, ends=False)
+    async with CriClient(str(runtime.socket)) as cri:
+        pod = await cri.pod(UID)
+        assert pod is not None
+        runtime.hang_s = 0.7
+        problems = await CriWay(EvictionMeans(margin_s=0.2), cri)._stop(
+            cri, pod, FakeWork(Case(order=order(0.1), target=Target(grace_s=0.1)), tree)
+        )
+    assert len(problems) == len(ids(runtime))
+    assert all("StopContainer: no answer within" in one for one in problems)
+
+
+def test_without_a_socket_it_is_not_tried() -> None:
+    assert CriWay(CONFIG, None).unusable(Case(order=order())) == "there is no CRI socket"
