@@ -108,7 +108,8 @@ def _url(asked: HttpProbe | PrometheusProbe, pod: Pod | None) -> str:
     if pod.ip is not None and ":" in pod.ip:
         host = host.replace("{ip}", f"[{pod.ip}]")
     host = PLACEHOLDER.sub(lambda found: _value(found, pod, None if found[1] == "ip" else _PORT), host)
-    return f"{scheme}://{host}{PLACEHOLDER.sub(lambda found: _value(found, pod, _URL_WORD), tail)}"
+    # Paths are often written with their first slash, which stands here already.
+    return f"{scheme}://{host}{PLACEHOLDER.sub(lambda found: _value(found, pod, _URL_WORD).lstrip('/'), tail)}"
 
 
 def _value(found: re.Match[str], pod: Pod, allowed: re.Pattern[str] | None) -> str:
