@@ -33,6 +33,7 @@ from state.eviction import Case, Means, Outcome, Step
 
 _LOCAL: Final = frozenset({Means.CRI, Means.SIGNAL})
 """Means that the kubelet does not know of: it may start the pod again."""
+_LOOK_S: Final = 0.25
 _BEFORE_ACTS: Final = frozenset({Step.PLANNED, Step.NOTICE})
 
 
@@ -274,8 +275,8 @@ class Handling:
             while self.tree.exists:
                 if await anyone(self.tree):
                     return True
-                await trio.sleep(0.25)
-        return False
+                await trio.sleep(_LOOK_S)
+        return await anyone(self.tree)
 
     async def _count_return(self) -> None:
         rounds = self._case.rounds + 1

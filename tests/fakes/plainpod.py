@@ -1,0 +1,126 @@
+"""A pod whose groups are plain directories: who is in it is what stands in the files. For any machine, and quick."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import trio
+
+from cgroupfs.hierarchy import FREEZER, Hierarchy, Mode, Mount
+from reconciler.responses.means.base import Result, Work
+from state.eviction import Case, Means, Order, Outcome, Step
+from state.evidence import PodFacts
+from state.model import PodClass
+
+
+class PlainNode:
+    """One v1 hierarchy below ``directory``."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        mount = Mount(directory=str(directory), version=1, controllers=("cpu", FREEZER))
+        self.hierarchy = Hierarchy(root="/", mode=Mode.V1, controllers={"cpu": mount, FREEZER: mount})
+        self.pods: dict[str, PodFacts] = {}
+
+    def add(self, uid: str, *, grace_s: float = 0.2, annotations: dict[str, str] | None = None) -> "PlainPod":
+        pod = PlainPod(self.directory / f"pod{uid}")
+        self.pods[uid] = PodFacts(
+            uid=uid,
+            title=f"shop/{uid}",
+            pod_class=PodClass.RECLAIMED,
+            group=f"/pod{uid}",
+            namespace="shop",
+            grace_s=grace_s,
+            annotations=annotations or {},
+        )
+        return pod
+
+
+class PlainPod:
+    """One pod, with one process in it at first."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir()
+        self._procs, self._freezer = directory / "cgroup.procs", directory / "freezer.state"
+        self._freezer.write_text("THAWED\n")
+        self.directory = directory
+        self.live(4_000_001)  # above what a kernel gives
+
+    def live(self, *pids: int) -> None:
+        self._procs.write_text("".join(f"{pid}\n" for pid in pids))
+
+    def end(self) -> None:
+        self.live()
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._procs.read_text())
+
+    def freeze(self) -> None:
+        self._freezer.write_text("FROZEN\n")
+
+    @property
+    def frozen(self) -> bool:
+        return self._freezer.read_text().strip() != "THAWED"
+
+
+class ScriptedWay:
+    """Does what the script says, each time it is tried; ``log`` are the pods it was tried on."""
+
+    def __init__(self, means: Means, *script: Callable[[Work], Result], unusable: str | None = None) -> None:
+        self._means = means
+        self.script: Sequence[Callable[[Work], Result]] = script
+        self.why = unusable
+        self.log: list[str] = []
+        self.resumed: list[Step | None] = []
+        self.at_once = 0
+        self.most_at_once = 0
+        self.takes_s = 0.0
+
+    @property
+    def means(self) -> Means:
+        return self._means
+
+    def unusable(self, case: Case) -> str | None:
+        return self.why
+
+    async def end(self, work: Work) -> Result:
+        self.log.append(work.case.order.uid)
+        self.resumed.append(work.resumed)
+        await work.step(Step.STOP)
+        self.at_once += 1
+        self.most_at_once = max(self.at_once, self.most_at_once)
+        await trio.sleep(self.takes_s)
+        self.at_once -= 1
+        act = self.script[min(len(self.log), len(self.script)) - 1]
+        return act(work)
+
+
+def ends(pod: PlainPod) -> Callable[[Work], Result]:
+    """The way that works."""
+
+    def act(_: Work) -> Result:
+        pod.end()
+        return Result(outcome=Outcome.DONE, detail="it is over")
+
+    return act
+
+
+def fails(words: str) -> Callable[[Work], Result]:
+    """The way that does not."""
+    return lambda _: Result(outcome=None, detail=words)
+
+
+def order_for(uid: str, **more: object) -> Order:
+    values: dict[str, object] = {
+        "id": f"1-{uid}",
+        "uid": uid,
+        "title": f"shop/{uid}",
+        "namespace": "shop",
+        "name": uid,
+        "owner": None,
+        "cause": "node_memory",
+        "evidence": "memory 91 %",
+        "ranking": ("it: because",),
+    }
+    make: Callable[..., Order] = Order
+    return make(**{**values, **more})
