@@ -247,6 +247,7 @@ class Agent:
             ],
             [Component(name="reconciler", run=self.reconciler.run, essential=True)],
             [Component(name=side.name, run=side.run) for side in self.sides],
+            [Component(name=watching.NAME, run=self.watching.run)],
             [
                 Component(name="ticker", run=self.ticker.run),
                 Component(name="memory headroom", run=self.memory_headroom.run),

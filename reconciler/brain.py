@@ -28,6 +28,7 @@ from state.evidence import NODE, Finding, Frame, PodFacts, Verdict
 from state.measures import Measures
 
 _LOG: Final = logging.getLogger(__name__)
+_NOBODY: Final = "no pod is likely to be the cause"
 _LEARNED_MOST: Final = 2000
 """Workloads' memories kept at most; those not seen for longest go first."""
 
@@ -169,7 +170,11 @@ class Brain:
             del self._learned[next(iter(self._learned))]
         if seen.finding.verdict in {Verdict.OK, Verdict.UNKNOWN}:
             return seen.finding
-        return replace(seen.finding, suspects=rank(sight, seen.finding.resource, asked.rule.window_s))
+        finding = replace(seen.finding, suspects=rank(sight, seen.finding.resource, asked.rule.window_s))
+        likely = any(one.score >= self.config.responses.min_score for one in finding.suspects)
+        if finding.verdict is Verdict.INTERFERED and asked.rule.needs_suspect and not likely:
+            return replace(finding, verdict=Verdict.SUSPECT, evidence=(*finding.evidence, _NOBODY))
+        return finding
 
     def _transitions(self, every: Sequence[Finding]) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
         active: dict[tuple[str, str], Finding] = {}

@@ -67,6 +67,12 @@ class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Response.HOLD,
         Response.SQUEEZE,
     )
+    needs_suspect: Annotated[
+        bool,
+        Meta(
+            description="without a pod that used what is lacking, the victim is suspect at most: nobody to blame but it"
+        ),
+    ] = True
     clear_s: Annotated[float, Meta(ge=0, le=3600, description="nothing is found for this long before it is over")] = 5.0
     window_s: Annotated[
         float, Meta(ge=2, le=120, description="how far back suspects are looked at, from the newest sample")

@@ -16,6 +16,7 @@ from typing import Final
 HERE: Final = Path(__file__).parent
 SOURCES: Final = {
     "app": HERE / "images" / "app.c",
+    "disturb": HERE.parent / "node" / "disturb.c",
     "load": HERE.parent / "node" / "load.c",
     "memory": HERE.parent / "node" / "memory.c",
     "watchwrite": HERE / "baseline" / "watchwrite.c",

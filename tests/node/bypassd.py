@@ -201,14 +201,14 @@ class BypassdProcess(Agent):
 
     def view(self) -> View:
         """Errors: `AgentFailed` when it does not answer."""
-        document = json.loads(self._ask("GET", f"/state?section={SECTIONS}"))
-        return view_of(document, numbers_of(self._ask("GET", "/metrics").decode()))
+        document = json.loads(self.ask("GET", f"/state?section={SECTIONS}"))
+        return view_of(document, numbers_of(self.ask("GET", "/metrics").decode()))
 
     def restore(self) -> Undoing:
         """Put every file back. Errors: `AgentFailed`."""
-        return undoing_of(json.loads(self._ask("POST", "/restore", {"by": "the end of the demo"})))
+        return undoing_of(json.loads(self.ask("POST", "/restore", {"by": "the end of the demo"})))
 
-    def _ask(self, method: str, path: str, body: object = None) -> bytes:
+    def ask(self, method: str, path: str, body: object = None) -> bytes:
         connection = _UnixConnection(self.http_socket)
         try:
             text = json.dumps(body).encode() if body is not None else None

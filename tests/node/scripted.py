@@ -23,9 +23,12 @@ ROOT: Final = Path(__file__).parents[2]
 WORK: Final = str(Path(__file__).with_name("work.py"))
 PAUSE_SHARES: Final = 2
 _CRI: Final = "io.kubernetes.cri."
-_COMPILED: Final = "memory"
-_COMPILED_MODES: Final = frozenset({"touch", "grow"})
-"""What is measured to the microsecond, or must not have an interpreter's memory beside its own: tests/node/memory.c."""
+_COMPILED: Final = {
+    **dict.fromkeys(("touch", "grow"), "memory"),
+    **dict.fromkeys(("think", "reread", "fetch", "spin", "hoard", "flood"), "disturb"),
+}
+"""What is measured to the microsecond, or must not have an interpreter's memory beside its own, by mode: the program of
+this directory that has it."""
 
 
 def arguments(run: Sequence[str], out: str) -> list[str]:
@@ -107,7 +110,8 @@ class ScriptedNode(EmbeddedNode):
         out, cid = self.out_directory(pod.spec, spec.name), secrets.token_hex(32)
         shutil.rmtree(out, ignore_errors=True)
         os.makedirs(out)
-        begin = [str(program(_COMPILED))] if spec.run[0] in _COMPILED_MODES else [sys.executable, "-S", WORK]
+        compiled = _COMPILED.get(spec.run[0])
+        begin = [str(program(compiled))] if compiled is not None else [sys.executable, "-S", WORK]
         words = [*begin, *arguments(spec.run, out)]
         asked = resources(spec, self.cpus.cpus_of(pod.spec, spec.name))
         self._start_container(pod.spec, pod.sandbox, cid, spec, words, asked)

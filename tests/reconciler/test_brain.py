@@ -125,6 +125,24 @@ def test_its_own_quota_is_nobodys_fault() -> None:
     assert judgements[-1].measures == Measures()
 
 
+def test_whom_no_pod_can_have_disturbed_is_no_victim_of_one() -> None:
+    alone = (
+        replace(one, pods={"web": PODS["web"]}, samples={key: one.samples[key] for key in (NODE, "pod:web")})
+        for one in trouble()
+    )
+    judgements = judged(Brain(config(cpu=ENFORCED)), alone)
+    assert not [finding for one in judgements for finding in one.begun]
+    (last,) = [finding for finding in judgements[-1].findings if finding.rule == "cpu"]
+    assert last.verdict is Verdict.SUSPECT
+    assert last.evidence[-1] == "no pod is likely to be the cause"
+    told = Rule(mode=RuleMode.ENFORCE, needs_suspect=False)
+    alone = (
+        replace(one, pods={"web": PODS["web"]}, samples={key: one.samples[key] for key in (NODE, "pod:web")})
+        for one in trouble()
+    )
+    assert [one for one in judged(Brain(config(cpu=told)), alone) if one.begun]
+
+
 def test_shadow_is_the_default_and_touches_nothing() -> None:
     brain = Brain(config())
     judgements = judged(brain, trouble())
