@@ -1,9 +1,10 @@
 """run_queue: tasks of the victim wait for a CPU while its own quota lets them run.
 
 Time is cut into windows of 2 s. A window is bad when the waiting's share of waiting and running is above mean +
-3 sigma of the victim's own healthy past, or above a fixed limit, and each wait took more than 1 ms. Three bad ones of
-the last five are interference. A window in which the victim's own quota stopped it counts for nothing: a throttled task
-waits in the run queue as well, and no neighbour is to blame for that.
+3 sigma of the victim's own healthy past, or above a fixed limit, and each wait took more than 1 ms, or 0.2 ms where
+waiting is more than 20 %: a service with requests of 0.2 ms never waits for 1 ms on average, and is four times slower
+all the same. Three bad ones of the last five are interference. A window in which the victim's own quota stopped it
+counts for nothing: a throttled task waits in the run queue as well, and no neighbour is to blame for that.
 
 Source: Netflix's run-queue latency (always told together with throttling); peers have nothing of the kind. The past is
 learned from all windows but those of confirmed interference, see `moments`; what lasts ``relearn_s`` is the new normal
@@ -28,6 +29,7 @@ _KEEP: Final = 900.0
 _SIGMA_SHARE: Final = 0.1
 _SIGMA_LEAST: Final = 0.3
 """The deviation counts as at least this share of the mean and this many points: a flat line is not that exact."""
+_SHORTER: Final = 5
 _SLACK: Final = 0.5
 """A window is judged when at least this part of it was seen."""
 
@@ -46,6 +48,9 @@ class RunQueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         Meta(ge=0, le=10_000_000, description="a window is bad only if a task waited longer than this on average"),
     ] = 1000.0
+    severe_percent: Annotated[
+        float, Meta(ge=0, le=100, description="above this share of waiting a fifth of delay_us is long enough")
+    ] = 20.0
     window_s: Annotated[float, Meta(ge=0.1, le=60, description="length of a window")] = 2.0
     windows: Annotated[int, Meta(ge=1, le=20, description="this many of the last windows are looked at")] = 5
     bad: Annotated[int, Meta(ge=1, le=20, description="this many bad ones of them are interference")] = 3
@@ -146,7 +151,7 @@ def judge(config: RunQueueConfig, sight: Sight, memory: RunQueueMemory | None) -
 
 def _opinion(config: RunQueueConfig, sight: Sight, seen: list[_Seen], limit: float) -> Opinion:
     high = [_details(config, sight, window) for window in seen if window.wait > limit]
-    high = [one for one in high if one.delay is None or one.delay > config.delay_us]
+    high = [one for one in high if _hurts(config, one)]
     own = [one for one in high if one.throttled is not None and one.throttled > config.throttled_percent]
     untold = [one for one in high if one.throttled is None or (one.delay is None and one not in own)]
     bad = [one for one in high if one not in own and one not in untold]
@@ -178,6 +183,13 @@ def _opinion(config: RunQueueConfig, sight: Sight, seen: list[_Seen], limit: flo
         # What was not measured could make it interference.
         return unknown(f"{text}; only {len(seen)} of {config.windows} windows were measured")
     return Opinion(verdict=verdict, evidence=text, severity=severity(wait, limit), gap=gap)
+
+
+def _hurts(config: RunQueueConfig, one: _Bad) -> bool:
+    """Whether somebody notices: long waits, or shorter ones that are a large part of short requests."""
+    if one.delay is None:
+        return True
+    return one.delay > config.delay_us / (_SHORTER if one.wait > config.severe_percent else 1)
 
 
 def _limit(config: RunQueueConfig, healthy: Moments) -> float:
