@@ -23,7 +23,7 @@ class Measures(Struct, frozen=True, kw_only=True):
     """What responses ask of the plan at this moment; policies turn it into settings, so all of it can be restored.
 
     ``budget_milli``: what BE may have together at most, None: as the policies say. ``squeezed``, ``frozen`` (with the
-    reason) by pod uid. ``cache_percent``: the most of caches and of memory bandwidth that BE may have.
+    reason) by pod uid. ``cache_percent``: what BE keeps of its share of caches and memory bandwidth.
     """
 
     budget_milli: int | None = None

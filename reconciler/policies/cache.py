@@ -94,8 +94,11 @@ class CacheConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def carve(view: NodeView, pools: Pools, previous: Pools | None, config: CacheConfig) -> Pools:
-    """Say what is wanted; what the machine offers is the actuator's knowledge."""
-    del view, previous
+    """Say what is wanted; what the machine offers is the actuator's knowledge.
+
+    A response to interference leaves BE a part of its share only.
+    """
+    del previous
     wish = CacheWish(
         dedicated=config.dedicated,
         shared=config.shared,
@@ -117,7 +120,31 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: CacheCon
         sweep_s=config.sweep_s,
         dry_run=config.dry_run,
     )
-    return replace(pools, cache=wish, reasons={**pools.reasons, NAME: _reason(wish)})
+    reason = _reason(wish)
+    part = view.measures.cache_percent
+    if part is not None:
+        wish = reduced(wish, part)
+        reason = f"{_reason(wish)}, {part} % of its share: {view.measures.cache_reason}"
+    return replace(pools, cache=wish, reasons={**pools.reasons, NAME: reason})
+
+
+def reduced(wish: CacheWish, percent: int) -> CacheWish:
+    """The same with so much of BE's share, whatever its mode: at least one percent of ways and of bandwidth."""
+
+    def part(of: int) -> int:
+        return max(1, of * percent // 100)
+
+    share, levels = wish.reclaimed, wish.levels
+    width = share.cat_range_end_percent - share.cat_range_start_percent
+    return replace(
+        wish,
+        reclaimed=replace(
+            share,
+            cat_range_end_percent=share.cat_range_start_percent + part(width),
+            mba_percent=part(share.mba_percent),
+        ),
+        levels=replace(levels, **{name: part(getattr(levels, name)) for name in levels.__struct_fields__}),
+    )
 
 
 def _reason(wish: CacheWish) -> str:

@@ -40,7 +40,7 @@ class PartitionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     percents: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=100)], ...],
-        Meta(description="the most of each that BE may have, step by step"),
+        Meta(description="what BE keeps of its share (percent), step by step"),
     ] = (50, 25, 10)
 
     def __post_init__(self) -> None:

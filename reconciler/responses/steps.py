@@ -37,7 +37,7 @@ class What(StrEnum):
 class Step(Struct, frozen=True, kw_only=True):
     """One change in force for one victim.
 
-    ``amount``: what is left to whom it concerns: thousandths of a CPU, bytes, bytes/s, percent of the caches; for a
+    ``amount``: what is left to whom it concerns: thousandths of a CPU, bytes, bytes/s, percent of its share of the caches; for a
     freeze, seconds. ``before``: what it had, same unit. ``severity``: how much the victim suffered when it was made.
     ``judged``: it helped, or is not to be judged.
     """
@@ -59,7 +59,7 @@ class Step(Struct, frozen=True, kw_only=True):
             case What.BUDGET:
                 return f"hold: BE stays at {self.amount:.0f} milli-CPU"
             case What.CACHE:
-                return f"partition: BE has at most {self.amount:.0f} % of the caches"
+                return f"partition: BE keeps {self.amount:.0f} % of its share of the caches"
             case What.RUN if self.response is Response.FREEZE:
                 return f"freeze {self.title} for at most {self.amount:g} s"
             case What.RUN:

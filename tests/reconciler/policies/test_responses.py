@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from cgroupfs.devices import DeviceLimits
 from reconciler.planner import plan
+from reconciler.policies.cache import CacheConfig, reduced
 from reconciler.policies.responses import ResponsesConfig
 from reconciler.policies.table import PoliciesConfig
 from state.measures import Measures, Squeeze
@@ -114,3 +115,17 @@ def test_switched_off_responses_reach_nobody() -> None:
     desired = plan(view, None, PoliciesConfig(responses=ResponsesConfig(enabled=False)))
     assert not [one for one in desired.settings.values() if one.policy == "responses"]
     assert desired.pools.budget_milli > 1
+
+
+def test_partitioning_leaves_be_a_part_of_its_share_of_the_caches_in_every_mode() -> None:
+    on = PoliciesConfig(cache=CacheConfig(enabled=True))
+    view = replace(node(pod("be")), measures=Measures(cache_percent=50, cache_reason="ns/web suffers (cache)"))
+    pools = plan(view, None, on).pools
+    assert pools.cache is not None
+    assert (pools.cache.reclaimed.cat_range_end_percent, pools.cache.reclaimed.mba_percent) == (15, 50)
+    assert (pools.cache.levels.low_cache_percent, pools.cache.levels.high_mba_percent) == (10, 25)
+    assert pools.reasons["cache"].endswith("50 % of its share: ns/web suffers (cache)")
+    whole = plan(node(pod("be")), None, on).pools.cache
+    assert whole is not None
+    assert whole.reclaimed.cat_range_end_percent == 30
+    assert reduced(whole, 1).reclaimed.cat_range_end_percent == 1, "never an empty range"
