@@ -37,9 +37,9 @@ class What(StrEnum):
 class Step(Struct, frozen=True, kw_only=True):
     """One change in force for one victim.
 
-    ``amount``: what is left to whom it concerns: thousandths of a CPU, bytes, bytes/s, percent of its share of the caches; for a
-    freeze, seconds. ``before``: what it had, same unit. ``severity``: how much the victim suffered when it was made.
-    ``judged``: it helped, or is not to be judged.
+    ``amount``: what is left to whom it concerns: thousandths of a CPU, bytes, bytes/s, percent of its share of the
+    caches; for a freeze, seconds. ``before``: what it had, same unit. ``severity``: how much the victim suffered as it
+    was made. ``judged``: it helped, or is not to be judged.
     """
 
     response: Response
