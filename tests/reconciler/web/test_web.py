@@ -22,7 +22,7 @@ from reconciler.supervisor import Supervisor
 from reconciler.web import server
 from reconciler.web.app import MAX_BODY, control_app, read_app
 from reconciler.web.components import components
-from reconciler.web.interface import HoldRequest, RestoreRequest
+from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
 from reconciler.web.server import WebError, WebServer, listen_tcp, listen_unix
 from tests.fakes.web import FakeControl, FakeShown
 
@@ -141,9 +141,10 @@ async def test_tcp_has_no_controls_at_all(tmp_path: Path) -> None:
             await site.tcp.post("/holds", json={"target": "node", "reason": "x", "by": "x"}),
             await site.tcp.delete("/holds/node"),
             await site.tcp.post("/restore"),
+            await site.tcp.post("/alerts/test"),
             await site.tcp.post("/reload"),
         ]
-        assert [answer.status_code for answer in answers] == [404, 404, 404, 404]
+        assert [answer.status_code for answer in answers] == [404] * 5
         assert (await site.tcp.post("/state")).status_code == 405
         assert site.control.told == []
 
@@ -158,6 +159,8 @@ async def test_errors_of_ours_are_their_one_message(tmp_path: Path) -> None:
         full = await site.unix.post("/restore", json={"pod_uid": "u1"})
         assert (full.status_code, full.json()) == (503, {"error": "the disk is full"})
         assert site.control.told[1:] == [RestoreRequest(), RestoreRequest(pod_uid="u1")]
+        assert (await site.unix.post("/alerts/test", json={"sink": "x", "by": "ana"})).json() == {"sinks": []}
+        assert site.control.told[-1] == AlertTest(sink="x", by="ana")
         bad = await site.unix.post("/reload")
         assert bad.status_code == 400
         assert bad.json() == {"error": "/c.yaml:1:2: mode: no", "problems": ["/c.yaml:1:2: mode: no"]}
@@ -393,7 +396,7 @@ def test_the_controls_are_routes_of_the_unix_sockets_app_only() -> None:
     reading = {getattr(route, "path", "") for route in read_app(shown).routes}
     controlling = {getattr(route, "path", "") for route in control_app(shown, FakeControl()).routes}
     assert reading == {"/healthz", "/readyz", "/metrics", "/state"}
-    assert controlling - reading == {"/holds", "/holds/{target:path}", "/restore", "/reload"}
+    assert controlling - reading == {"/holds", "/holds/{target:path}", "/restore", "/alerts/test", "/reload"}
 
 
 def test_a_hold_request_reads_back_as_it_was_written() -> None:

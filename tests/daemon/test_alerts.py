@@ -1,0 +1,65 @@
+"""The running daemon tells its sinks: what its parts say in words, a test on demand, a sink that comes by reload."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.daemon.node import DirectoryNode
+from tests.daemon.process import Daemon, bounded, wait_for
+from tests.daemon.test_foreign_writes import named
+from tests.daemon.writers import Scribe
+
+Make = Callable[..., Daemon]
+
+
+def test_a_persons_write_reaches_a_file_and_a_program_beside_the_log(
+    node: DirectoryNode, daemon: Make, tmp_path: Path
+) -> None:
+    pod = node.add("be")
+    program = tmp_path / "tell"
+    program.write_text(f"#!/bin/sh\ncat >> {tmp_path}/told; echo >> {tmp_path}/told\n")
+    program.chmod(0o755)
+    sinks = {
+        "lines": {"file": {"path": str(tmp_path / "alerts")}, "batch_delay_s": 0},
+        "program": {"command": {"argv": [str(program)]}, "batch_delay_s": 0},
+    }
+    one = daemon(alerts={"sinks": sinks, "labels": {"cluster": "east"}}).up()
+    named(one)
+    wait_for(lambda: bounded(node, pod.main), told=one.tail)
+    with Scribe("sh") as shell:
+        shell.write(node.path(pod.main.group, "cpuset", "cpuset.cpus"), "0-1")
+        wait_for(lambda: (tmp_path / "alerts").exists() and (tmp_path / "told").exists(), told=one.tail)
+    (row,) = [json.loads(text) for text in (tmp_path / "alerts").read_text().splitlines()]
+    assert (row["kind"], row["severity"], row["status"]) == ("other", "info", "firing")
+    assert row["labels"] | {"cluster": "east", "cause": "hold", "knob": "cpu.set", "uid": pod.uid} == row["labels"]
+    assert "by hand" in row["summary"] or "person" in row["summary"], row
+    (told,) = json.loads((tmp_path / "told").read_text())["alerts"]
+    assert told["id"] == row["id"]
+    alerts = one.state("alerts")["alerts"]
+    assert [sink["told"] for sink in alerts["sinks"]] == [1, 1]
+    assert alerts["recent"][0]["id"] == row["id"]
+    assert one.metric_sum("bypassd_alert_sink_alerts_total") == 2
+    assert one.alerts("hold") == 1
+    status, answer = one.call("POST", "/alerts/test", {"sink": "lines", "by": "ana"})
+    assert (status, [(sink["sink"], sink["ok"]) for sink in answer["sinks"]]) == (200, [("lines", True)])
+    assert "this is a test by ana" in (tmp_path / "alerts").read_text()
+    assert one.call("POST", "/alerts/test", {"sink": "none"})[0] == 400
+    assert one.stop() == 0
+
+
+def test_a_sink_comes_and_goes_by_reload_and_a_bad_one_is_a_problem(
+    node: DirectoryNode, daemon: Make, tmp_path: Path
+) -> None:
+    one = daemon().up()
+    assert one.call("POST", "/alerts/test", {})[0] == 400
+    assert one.state("alerts")["alerts"] == {"sinks": [], "stored": [], "recent": []}
+    one.configure(alerts={"sinks": {"bad": {"command": {"argv": ["/nowhere/tell"]}}}})
+    assert one.call("POST", "/reload")[0] == 200
+    status, answer = one.call("POST", "/alerts/test", {})
+    assert (status, answer["sinks"][0]["detail"]) == (200, "/nowhere/tell: cannot be run: ENOENT")
+    one.configure(alerts={"sinks": {}})
+    assert one.call("POST", "/reload")[0] == 200
+    wait_for(lambda: one.state("alerts")["alerts"]["sinks"] == [], told=one.tail)
+    one.configure(alerts={"sinks": {"x": {}}})
+    assert one.call("POST", "/reload")[0] == 503
+    assert one.said("expected exactly one of journal")
