@@ -26,6 +26,7 @@ from reconciler.instance import AlreadyRunningError, InstanceLock
 from reconciler.notify import Heartbeat, Notifier, Watchdog, watchdog_interval_s
 from reconciler.place import Place, wait_for_place
 from reconciler.show import Show
+from reconciler.slices import share_interpreter
 from reconciler.supervisor import Component, ComponentStatus, Health, Supervisor
 from reconciler.web import components as web
 from state.schema import NewerSchemaError
@@ -208,6 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(daemon: Daemon) -> int:
     log = logs.get("daemon")
     memory.one_arena()
+    share_interpreter()
     try:
         with InstanceLock(os.path.dirname(daemon.config.store.path)):
             trio.run(daemon.run)

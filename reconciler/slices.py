@@ -1,11 +1,26 @@
-"""Long work in the loop, a millisecond at a time: the hot lane's answer to the runtime waits no longer than that."""
+"""Long work a millisecond at a time: the hot lane's answer to the runtime waits no longer than that.
 
+In the loop it yields by itself (`Slices`). In worker threads Python does it: a thread that wants the interpreter waits
+until whoever has it makes a system call, or for the switch interval.
+"""
+
+import sys
 import time
 from typing import Final, final
 
 import trio
 
 _SLICE_S: Final = 0.001
+
+
+def share_interpreter() -> None:
+    """For the whole process: no thread keeps the loop waiting for longer than a slice; Python's own interval is 5 ms.
+
+    While 500 pods' resctrl was swept in a thread, the loop's timers came 5.3 ms late in the median (p99 7-11), and with
+    this 1.3 ms (p99 2-5). It costs nothing while only one thread wants to run. Single calls of C code (a sort, a union
+    of sets) are not interrupted.
+    """
+    sys.setswitchinterval(_SLICE_S)
 
 
 @final

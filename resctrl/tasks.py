@@ -20,6 +20,8 @@ from resctrl.files import GroupFiles
 PASSES: Final = 10
 MOST_WRITES: Final = 4096
 
+_AT_ONCE: Final = 1000
+
 Threads = Callable[[], Iterable[int]]
 
 
@@ -36,10 +38,23 @@ class Moved(Struct, frozen=True, kw_only=True):
     refused: Mapping[str, int] = {}
 
 
+def numbers(text: str) -> set[int]:
+    """The ids of a tasks file. Errors: `ValueError`.
+
+    In portions: between two of them other threads of this process get their turn, which one long conversion would keep
+    waiting (1 ms for 10,000 ids).
+    """
+    words = text.split()
+    found: set[int] = set()
+    for first in range(0, len(words), _AT_ONCE):
+        found.update(map(int, words[first : first + _AT_ONCE]))
+    return found
+
+
 def members(files: GroupFiles, directory: str) -> frozenset[int]:
     """The threads of a group, of a control group with those in its monitoring groups. Errors: `CgroupError`."""
     try:
-        return frozenset(map(int, files.read(directory, "tasks").split()))
+        return frozenset(numbers(files.read(directory, "tasks")))
     except OSError as exc:
         raise cgroup_error(f"{directory}/tasks", exc, "read") from exc
 

@@ -24,7 +24,7 @@ from resctrl.groups import DEFAULT, PREFIX, Groups
 from resctrl.monitor import Monitors
 from resctrl.mount import SOURCE, Mounter, RealMounter
 from resctrl.schemata import differing, format_schemata
-from resctrl.tasks import gather
+from resctrl.tasks import gather, numbers
 from state.store import Store
 
 _WRITTEN: Final = 2
@@ -173,7 +173,7 @@ def threads_of(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> set[in
     here = [(hierarchy.trigger_directory(path), 0)]
     for directory, depth in here:
         try:
-            found.update(map(int, files.read(directory, file).split()))
+            found |= numbers(files.read(directory, file))
             if depth < _DEEPEST:
                 here += [(f"{directory}/{name}", depth + 1) for name in files.groups(directory)]
         except OSError:

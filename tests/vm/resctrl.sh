@@ -5,7 +5,8 @@
 #
 # No machine at hand has to have them: this builds a QEMU from Debian's source whose emulated CPU offers them (see
 # resctrl_registers.py), once (half a gigabyte while it lasts; minutes). They store and do not enforce, so this proves
-# what files answer. Without arguments it runs the package's tests and the probe behind the recorded transcripts.
+# what files answer. Without arguments it runs the probe behind the recorded transcripts, and all tests that use a
+# real resctrl: the package's, and the agent's part with real programs.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 . "$here/lib.sh"
@@ -85,7 +86,7 @@ if [[ ! -e $program || $(cat "$place/stamp" 2>/dev/null) != "$stamp" ]]; then
 fi
 # The probe comes first: on the AMD machine the ids of groups that were removed before it are gone for good.
 if (($# == 0)); then
-    set -- -rs tests/fakes/test_resctrl_transcripts.py tests/resctrl
+    set -- -rs -s tests/fakes/test_resctrl_transcripts.py tests/resctrl tests/reconciler/actuators/test_resctrl_kernel.py
 fi
 # Two sockets, so that there are two caches.
 PATH=$place:$PATH BYPASSD_VM_REGISTERS=$machine BYPASSD_VM_CPU=$cpu BYPASSD_VM_CPUS=4,sockets=2,cores=2 \

@@ -14,10 +14,13 @@ from msgspec.structs import replace
 
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.resctrl import Resctrl
+from reconciler.actuators.resctrl_undo import ROW, Kept, restore_resctrl
 from reconciler.actuators.side import Situation
 from reconciler.planner import plan_pools
 from reconciler.policies.cache import CacheConfig
 from reconciler.policies.table import PoliciesConfig
+from reconciler.restore import Undo
+from reconciler.slices import share_interpreter
 from resctrl.capability import Capability, read_capability
 from resctrl.files import REAL
 from resctrl.tasks import members
@@ -28,6 +31,7 @@ from tests.cgroupfs.kernelgroup import kernel_groups
 from tests.fakes.resctrl_fuse import mounted
 from tests.fakes.resctrl_model import ResctrlModel
 from tests.fakes.resctrl_shapes import INTEL
+from tests.lag import Lag
 from tests.real_resctrl import ours
 from tests.reconciler.nodes import node, pod
 
@@ -136,9 +140,12 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
                 Path(there, file).write_text(Path(os.path.dirname(there), file).read_text())
         root = None if ours() else stack.enter_context(mounted(INTEL, (6, 12), tmp_path / "resctrl")).root
         world = Machine(tmp_path, hierarchy, group, root)
+        interval = sys.getswitchinterval()
+        share_interpreter()  # as the daemon does
         try:
             yield world
         finally:
+            sys.setswitchinterval(interval)
             world.kill()
             world.store.close()
             if ours():
@@ -171,31 +178,71 @@ async def test_a_fork_bomb_ends_up_in_its_group_whole(machine: Machine) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     machine.plan(machine.pod())
-    lags: list[float] = []
+    be, lag, passes = f"{machine.root}/bypassd-be", Lag(), list[float]()
 
-    async def measure() -> None:
-        while True:
-            due = trio.current_time() + 0.002
-            await trio.sleep_until(due)
-            lags.append(trio.current_time() - due)
+    async def sweep() -> None:
+        began = time.monotonic()
+        await machine.side.sweep()
+        passes.append(time.monotonic() - began)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(measure)
+        nursery.start_soon(lag.measure)
         process.stdin.write("go\n")
         process.stdin.flush()
         with trio.fail_after(300):
             while not await _said(process):
-                await machine.side.sweep()
+                await sweep()
             for _ in range(20):
-                await machine.side.sweep()
-                if not machine.side.problems() and machine.alive() <= members(REAL, f"{machine.root}/bypassd-be"):
+                await sweep()
+                if not machine.side.problems() and machine.alive() <= members(REAL, be):
                     break
         nursery.cancel_scope.cancel()
     assert machine.side.problems() == []
     alive = machine.alive()
     assert len(alive) >= 31
-    assert alive <= members(REAL, f"{machine.root}/bypassd-be")
-    print(f"the loop was late by {sorted(lags)[int(len(lags) * 0.99)] * 1000:.1f} ms (p99 of {len(lags)})")
+    assert alive <= members(REAL, be)
+    ours = lag.p99_ms(lag.ours)
+    print(
+        f"the loop was late by {lag.p99_ms(lag.all):.1f} ms, {ours:.1f} of it ours (p99 of {len(lag.all)}), "
+        f"{len(passes)} passes, the longest {max(passes):.2f} s"
+    )
+    assert ours < 20
+    # A second on a machine with time; the model's own reading of /proc takes most of it.
+    assert max(passes) < 60
+
+
+KILLED = """
+import os, sys
+from reconciler.actuators.resctrl_undo import ROW, Kept
+from resctrl.mount import RealMounter
+from state.store import Store
+store = Store(sys.argv[1], boot="boot-1")
+ROW.write(store, Kept(boot="boot-1", place="/sys/fs/resctrl"))
+if sys.argv[2] == "ours":
+    RealMounter().mount("/sys/fs/resctrl", [])
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("whose", ["ours", "another's"])
+def test_what_a_kill_right_after_mounting_left_is_taken_away_and_nobody_elses(tmp_path: Path, whose: str) -> None:
+    if not ours():
+        pytest.skip("REAL KERNEL TEST NOT RUN: resctrl is left alone outside of its virtual machine (make vm-resctrl)")
+    path = str(tmp_path / "state.db")
+    done = subprocess.run([sys.executable, "-c", KILLED, path, whose], check=False, cwd=Path(__file__).parents[3])
+    assert done.returncode == -9
+    if whose != "ours":
+        subprocess.run(["mount", "-t", "resctrl", "resctrl", "/sys/fs/resctrl"], check=True)
+    store = Store(path, boot="boot-1")
+    try:
+        assert os.path.ismount("/sys/fs/resctrl")
+        undone = restore_resctrl("/", store, None)
+        assert [one.file for one in undone if one.undo is Undo.RESTORED] == (["mount"] if whose == "ours" else [])
+        assert os.path.ismount("/sys/fs/resctrl") == (whose != "ours")
+        assert ROW.read(store) == Kept(boot="boot-1")
+    finally:
+        store.close()
+        subprocess.run(["umount", "/sys/fs/resctrl"], check=False, capture_output=True)
 
 
 async def _said(process: "subprocess.Popen[str]") -> bool:
