@@ -1,0 +1,114 @@
+"""A node for readers of signals: groups as plain directories in a temporary one, pods, scenes, a clock by hand."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.hierarchy import UNIFIED, Hierarchy, Mode, Mount
+from cgroupfs.naming import QosClass
+from reconciler.signals.catalog import SIGNALS
+from reconciler.signals.readers import Reader, Scene, Sheet
+from state.model import Classification, Container, ContainerKind, GroupRef, NodeView, Pod, PodClass, Pools, Resources
+from state.topology import Topology
+
+KUBEPODS = "/kubepods"
+V1 = ("cpu", "cpuacct", "cpuset", "memory", "blkio", "pids")
+V2 = ("cpu", "cpuset", "memory", "io", "pids", UNIFIED)
+
+
+class Tree:
+    """``version`` 1 or 2; ``unified``: a v1 node has a cgroup2 mount besides (hybrid)."""
+
+    def __init__(self, tmp_path: Path, version: int = 1, *, unified: bool = False) -> None:
+        self.root = tmp_path
+        self.now = 100.0
+        mounts: dict[str, Mount] = {}
+        if version == 1:
+            for name in V1:
+                directory = str(tmp_path / "cgroup" / name)
+                mounts[name] = Mount(directory=directory, version=1, controllers=(name,))
+        if version == 2 or unified:
+            names = V2 if version == 2 else (UNIFIED,)
+            mount = Mount(directory=str(tmp_path / "cgroup" / "unified"), version=2, controllers=names)
+            mounts |= dict.fromkeys(names, mount)
+        mode = Mode.V2 if version == 2 else Mode.HYBRID if unified else Mode.V1
+        self.hierarchy = Hierarchy(root="/", mode=mode, controllers=mounts)
+        (tmp_path / "proc").mkdir()
+
+    def clock(self) -> float:
+        """What readers take for the time."""
+        return self.now
+
+    def group(self, path: str) -> None:
+        """Make a group's directories."""
+        for mount in self.hierarchy.mounts():
+            os.makedirs(mount.path(path), exist_ok=True)
+
+    def put(self, controller: str, path: str, file: str, text: str) -> None:
+        """Write a control file."""
+        (Path(self.hierarchy.directory(controller, path)) / file).write_text(text)
+
+    def proc(self, file: str, text: str) -> None:
+        """Write a file below /proc."""
+        place = self.root / "proc" / file
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+
+    def pod(
+        self,
+        uid: str = "a",
+        *,
+        containers: int = 1,
+        sandbox: bool = False,
+        pod_class: PodClass = PodClass.SHARED,
+        qos: QosClass = QosClass.BURSTABLE,
+        requests: Resources | None = None,
+    ) -> Pod:
+        """A pod with its directories."""
+        path = f"{KUBEPODS}/{qos.directory}/pod{uid}"
+        made = []
+        for index in range(containers + sandbox):
+            cid = f"{uid}{index}".ljust(64, "0")
+            self.group(f"{path}/{cid}")
+            kind = ContainerKind.SANDBOX if sandbox and not index else ContainerKind.APP
+            made.append(Container(id=cid, group=self.ref(f"{path}/{cid}"), kind=kind, requests=requests or Resources()))
+        self.group(path)
+        return Pod(
+            uid=uid,
+            qos=qos,
+            group=self.ref(path),
+            containers=tuple(made),
+            classification=Classification(pod_class=pod_class, source="test"),
+        )
+
+    def ref(self, path: str) -> GroupRef:
+        """A group with its inode."""
+        return GroupRef(path=path, inode=os.stat(self.hierarchy.trigger_directory(path)).st_ino)
+
+
+def scene(tree: Tree, *pods: Pod, pools: Pools | None = None, wanted: Sequence[str] = (), cpus: int = 4) -> Scene:
+    """What there is to measure; by default everything is wanted."""
+    view = NodeView(
+        topology=Topology(online=CpuSet(range(cpus))),
+        versions=tree.hierarchy.versions(),
+        kubepods=KUBEPODS,
+        besteffort=f"{KUBEPODS}/besteffort",
+        burstable=f"{KUBEPODS}/burstable",
+        pods={pod.uid: pod for pod in pods},
+    )
+    return Scene(view=view, pools=pools, wanted=tuple(wanted or SIGNALS))
+
+
+def read(reader: Reader, here: Scene, now: float = 100.0, sheet: Sheet | None = None) -> Sheet:
+    """One pass of one reader."""
+    filled = sheet or Sheet()
+    trio.run(reader.read, here, filled, now)
+    return filled
+
+
+def values(sheet: Sheet, subject: str = "pod:a") -> dict[str, float]:
+    """The samples of one subject."""
+    return {signal: sample.value for signal, sample in sheet.samples.get(subject, {}).items()}

@@ -1,0 +1,134 @@
+import importlib
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from reconciler.signals import reading
+from reconciler.signals.catalog import SIGNALS
+from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.reading import Means, Metered, Shared, build, costs
+from tests.reconciler.signals.podtree import Tree, scene
+
+MODULES = {
+    "cpu": "podcpu",
+    "runqueue": "runqueue",
+    "psi": "psi",
+    "memory": "podmemory",
+    "disk": "poddisk",
+    "net": "podnet",
+    "node": "nodeload",
+    "nodememory": "nodememory",
+    "filesystems": "filesystems",
+    "pools": "pools",
+    "besteffort": "besteffort",
+}
+
+
+def _means(tmp_path: Path) -> Means:
+    return Means(hierarchy=Tree(tmp_path).hierarchy, root=str(tmp_path), filesystems={"nodefs": str(tmp_path)})
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_table_says_of_each_reader_what_its_module_says(name: str) -> None:
+    module = importlib.import_module(f"reconciler.signals.{MODULES[name]}")
+    assert name == module.NAME
+    assert set(reading._TABLE[name].signals) == set(module.SIGNALS)
+    assert set(module.SIGNALS) <= SIGNALS.keys()
+
+
+def test_only_what_is_wanted_is_made_with_what_it_rests_on(tmp_path: Path) -> None:
+    means = _means(tmp_path)
+    assert build((), means) == ()
+    assert [one.name for one in build(["oom.kills"], means)] == ["memory"]
+    assert [one.name for one in build(["cpu.delay"], means)] == ["cpu", "runqueue"]
+    assert [one.name for one in build(["io.pressure"], means)] == ["cpu", "psi"]
+    assert [one.name for one in build(["load.runnable"], means)] == ["cpu", "runqueue", "node", "pools"]
+    assert {one.name for one in build(tuple(SIGNALS), means)} >= MODULES.keys()
+
+
+def test_whoever_is_still_wanted_keeps_its_past_unless_the_means_are_others(tmp_path: Path) -> None:
+    means = _means(tmp_path)
+    before = build(["cpu.use", "oom.kills"], means)
+    after = build(["cpu.use", "cpu.delay"], _again(means), before)
+    kept = {one.name: one for one in before}
+    assert [one.name for one in after] == ["cpu", "runqueue", "node", "pools"]
+    assert after[0] is kept["cpu"]
+    other = build(["cpu.use"], _again(means, private_cgroup2=True), before)
+    assert other[0] is not kept["cpu"]
+
+
+def _again(means: Means, *, private_cgroup2: bool = False) -> Means:
+    return Means(
+        hierarchy=means.hierarchy,
+        root=means.root,
+        filesystems=dict(means.filesystems),
+        private_cgroup2=private_cgroup2,
+    )
+
+
+class Busy:
+    """A reader that works for a while, waits while others work, works again; it can fail or be cancelled."""
+
+    name = "busy"
+    signals: Collection[str] = ()
+
+    def __init__(self, wait: trio.Event | None = None, error: Exception | None = None) -> None:
+        self.wait, self.error = wait, error
+        self.cancelled = False
+
+    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+        _burn(0.02)
+        try:
+            if self.wait is not None:
+                await self.wait.wait()
+        except trio.Cancelled:
+            self.cancelled = True
+            raise
+        _burn(0.02)
+        if self.error is not None:
+            raise self.error
+
+    def problems(self) -> Mapping[str, str]:
+        return {}
+
+    async def aclose(self) -> None:
+        pass
+
+
+def _burn(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+async def test_a_reader_pays_for_its_own_steps_only(tmp_path: Path) -> None:
+    woken = trio.Event()
+    reader = Metered(Busy(woken), Shared(_means(tmp_path)))
+    (tmp_path / "other").mkdir()
+    here = scene(Tree(tmp_path / "other"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reader.read, here, Sheet(), 1.0)
+        await trio.testing.wait_all_tasks_blocked()
+        _burn(0.2)
+        woken.set()
+    assert costs([reader])["busy"].passes == 1
+    assert 0.04 <= reader.cost.cpu_s < 0.1
+
+
+async def test_errors_and_cancellation_pass_through(tmp_path: Path) -> None:
+    shared = Shared(_means(tmp_path))
+    (tmp_path / "other").mkdir()
+    here = scene(Tree(tmp_path / "other"))
+    with pytest.raises(ValueError, match="broken"):
+        await Metered(Busy(error=ValueError("broken")), shared).read(here, Sheet(), 1.0)
+    busy = Busy(trio.Event())
+    reader = Metered(busy, shared)
+    with trio.move_on_after(0.05) as scope:
+        await reader.read(here, Sheet(), 1.0)
+    assert scope.cancelled_caught
+    assert busy.cancelled
+    assert reader.cost.passes == 1

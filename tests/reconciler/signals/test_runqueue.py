@@ -1,0 +1,233 @@
+import os
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cgroupfs.errors import SourceError
+from reconciler.signals.podcpu import Throttling
+from reconciler.signals.processes import PodProcesses
+from reconciler.signals.runqueue import RunQueue, own_wait_ns, parse_schedstat
+from reconciler.signals.taskstats import Delays
+from tests.reconciler.signals.podtree import Tree, read, scene, values
+
+MS = 1_000_000
+SECOND = 1_000 * MS
+
+
+class Answers:
+    """A `Delayed` that answers what it is told; those that it does not know have ended."""
+
+    def __init__(self, known: Mapping[int, Delays] | None = None) -> None:
+        self.known = dict(known or {})
+        self.closed = False
+        self.error: OSError | None = None
+
+    def ask(self, pids: Sequence[int]) -> dict[int, Delays]:
+        if self.error is not None:
+            raise self.error
+        return {pid: self.known[pid] for pid in pids if pid in self.known}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Quota:
+    """A `Quotas` for all pods."""
+
+    def __init__(self, throttling: Throttling | None) -> None:
+        self.now = throttling
+
+    def throttling(self, uid: str) -> Throttling | None:
+        return self.now
+
+
+def _node(
+    tmp_path: Path, pids: str = "11\n12\n", throttling: Throttling | None = None
+) -> tuple[Tree, RunQueue, Answers]:
+    tree = Tree(tmp_path)
+    tree.pod()
+    tree.put("cpuset", tree.pod().containers[0].group.path, "cgroup.procs", pids)
+    answers = Answers()
+    processes = PodProcesses(tree.hierarchy)
+    reader = RunQueue(processes, Quota(throttling), root=str(tmp_path), taskstats=lambda: answers, clock=tree.clock)
+    return tree, reader, answers
+
+
+def test_waiting_and_running_of_all_processes(tmp_path: Path) -> None:
+    tree, reader, answers = _node(tmp_path)
+    answers.known = {11: Delays(SECOND, 0, 100), 12: Delays(0, 0, 0)}
+    assert values(read(reader, scene(tree, tree.pod()))) == {}
+    tree.now += 2.0
+    answers.known = {11: Delays(2 * SECOND, 500 * MS, 200), 12: Delays(500 * MS, 0, 50)}
+    found = values(read(reader, scene(tree, tree.pod()), 102.0))
+    assert found == {
+        "cpu.wait": pytest.approx(25.0),
+        "cpu.wait_milli": pytest.approx(250.0),
+        "cpu.wait_own": 0.0,
+        "cpu.delay": pytest.approx(500_000 / 150),
+    }
+
+
+def test_who_has_ended_is_listed_again_at_once_and_nobody_inherits_its_past(tmp_path: Path) -> None:
+    tree, reader, answers = _node(tmp_path)
+    pod = tree.pod()
+    answers.known = {11: Delays(SECOND, SECOND, 100), 12: Delays(SECOND, SECOND, 100)}
+    read(reader, scene(tree, pod))
+    tree.now += 1.0
+    tree.put("cpuset", pod.containers[0].group.path, "cgroup.procs", "11\n13\n")
+    answers.known = {11: Delays(SECOND + 900 * MS, SECOND + 100 * MS, 200), 13: Delays(SECOND, 9 * SECOND, 9)}
+    assert values(read(reader, scene(tree, pod), 101.0))["cpu.wait"] == pytest.approx(10.0)
+    tree.now += 1.0
+    assert values(read(reader, scene(tree, pod), 102.0))["cpu.wait"] == 0.0
+    # The newcomer counts from the pass on after the one that saw it first.
+    tree.now += 1.0
+    answers.known[13] = Delays(SECOND + 500 * MS, 9 * SECOND + 500 * MS, 10)
+    assert values(read(reader, scene(tree, pod), 103.0))["cpu.wait"] == pytest.approx(50.0)
+
+
+def test_another_process_by_the_same_number_is_no_negative_and_no_huge_wait(tmp_path: Path) -> None:
+    tree, reader, answers = _node(tmp_path, "11\n")
+    answers.known = {11: Delays(5 * SECOND, 5 * SECOND, 500)}
+    read(reader, scene(tree, tree.pod()))
+    tree.now += 1.0
+    answers.known = {11: Delays(6 * SECOND, 0, 5)}
+    sheet = read(reader, scene(tree, tree.pod()), 101.0)
+    assert values(sheet)["cpu.wait_milli"] == 0.0
+    assert sheet.samples["pod:a"]["cpu.wait"].confidence == 0.5
+
+
+def test_own_throttling_is_taken_off_and_told(tmp_path: Path) -> None:
+    throttling = Throttling(1.0, 790 * MS, 0)
+    tree, reader, answers = _node(tmp_path, "11\n", throttling)
+    answers.known = {11: Delays(0, 0, 0)}
+    read(reader, scene(tree, tree.pod()))
+    tree.now += 1.0
+    answers.known = {11: Delays(200 * MS, 800 * MS, 100)}
+    sheet = read(reader, scene(tree, tree.pod()), 101.0)
+    assert values(sheet)["cpu.wait_own"] == pytest.approx(790.0)
+    assert values(sheet)["cpu.wait_milli"] == pytest.approx(10.0)
+    assert sheet.samples["pod:a"]["cpu.wait"].confidence == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("run", "wait", "throttled", "cpus", "left"),
+    [
+        # Measured on 6.18 with 2 CPUs: spinners, their quota in CPUs, other spinners beside them.
+        (0.20, 0.80, 0.79, 2, 0.01),  # one, 0.2
+        (0.20, 3.80, 1.80, 2, 0.20),  # four, 0.2: what is left is their own company
+        (0.40, 3.60, 1.60, 2, 0.40),  # four, 0.4
+        (0.50, 1.50, 1.48, 2, 0.02),  # two, 0.5
+        (0.50, 1.50, 0.55, 2, 0.95),  # two, 0.5, beside two of a neighbour
+        (0.53, 0.47, 0.00, 2, 0.47),  # one without a quota beside three of a neighbour
+    ],
+)
+def test_what_was_measured_is_told_apart(run: float, wait: float, throttled: float, cpus: int, left: float) -> None:
+    own = own_wait_ns(int(run * SECOND), int(wait * SECOND), 1.0, throttled, cpus)
+    assert wait - own / SECOND == pytest.approx(left, abs=0.01)
+
+
+@given(
+    run=st.integers(0, 10 * SECOND),
+    wait=st.integers(0, 100 * SECOND),
+    throttled=st.floats(0, 64),
+    cpus=st.integers(0, 64),
+)
+def test_no_more_than_all_of_the_waiting_is_ever_taken_off(run: int, wait: int, throttled: float, cpus: int) -> None:
+    assert 0 <= own_wait_ns(run, wait, 1.0, throttled, cpus) <= wait
+
+
+def test_processes_that_are_not_known_lower_the_confidence(tmp_path: Path) -> None:
+    tree, reader, answers = _node(tmp_path, "11\n")
+    answers.known = {11: Delays(0, 0, 0)}
+    read(reader, scene(tree, tree.pod()))
+    tree.now += 1.0
+    answers.known = {11: Delays(200 * MS, 200 * MS, 10)}
+    sheet = read(reader, scene(tree, tree.pod()), 101.0)
+    assert sheet.samples["pod:a"]["cpu.wait"].confidence == 1.0
+    tree.now += 1.0
+    answers.known = {11: Delays(400 * MS, 400 * MS, 20)}
+    known = type(sheet)()
+    known.put("pod:a", "cpu.use", 800.0)
+    sheet = read(reader, scene(tree, tree.pod()), 102.0, known)
+    assert sheet.samples["pod:a"]["cpu.wait"].confidence == pytest.approx(0.25)
+
+
+def _threads(tree: Tree, pid: int, threads: Mapping[int, Delays]) -> None:
+    place = tree.root / "proc" / str(pid) / "task"
+    if place.exists():
+        for old in place.iterdir():
+            (old / "schedstat").unlink()
+            old.rmdir()
+    for tid, one in threads.items():
+        tree.proc(f"{pid}/task/{tid}/schedstat", f"{one.run_ns} {one.wait_ns} {one.switches}\n")
+
+
+def test_without_taskstats_threads_are_read_and_those_that_ended_drop_out(tmp_path: Path) -> None:
+    tree, _, _ = _node(tmp_path, "11\n")
+
+    def refuse() -> Answers:
+        raise SourceError("taskstats", "CAP_NET_ADMIN is needed")
+
+    reader = RunQueue(PodProcesses(tree.hierarchy), None, root=str(tmp_path), taskstats=refuse, clock=tree.clock)
+    _threads(tree, 11, {11: Delays(0, 0, 0), 12: Delays(7 * SECOND, 7 * SECOND, 70)})
+    read(reader, scene(tree, tree.pod()))
+    assert "CAP_NET_ADMIN" in reader.problems()["cpu.wait"]
+    tree.now += 1.0
+    _threads(tree, 11, {11: Delays(300 * MS, 100 * MS, 10), 13: Delays(SECOND, SECOND, 10)})
+    assert values(read(reader, scene(tree, tree.pod()), 101.0))["cpu.wait"] == pytest.approx(25.0)
+
+
+def test_a_refusal_in_between_is_a_problem_and_no_sample(tmp_path: Path) -> None:
+    tree, reader, answers = _node(tmp_path)
+    answers.known = {11: Delays(0, 0, 0), 12: Delays(0, 0, 0)}
+    read(reader, scene(tree, tree.pod()))
+    tree.now += 1.0
+    answers.error = PermissionError(1, "Operation not permitted")
+    assert values(read(reader, scene(tree, tree.pod()), 101.0)) == {}
+    assert "Operation not permitted" in reader.problems()["cpu.wait"]
+    assert answers.closed
+
+
+def test_processes_outside_of_this_pid_namespace_are_told(tmp_path: Path) -> None:
+    tree, reader, _ = _node(tmp_path, "0\n0\n")
+    assert values(read(reader, scene(tree, tree.pod()))) == {}
+    assert "hostPID" in reader.problems()["cpu.wait"]
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_line_of_schedstat_or_an_error(text: str) -> None:
+    try:
+        found = parse_schedstat(text)
+    except ValueError:
+        return
+    assert [int(word) for word in text.split()] == list(found)
+
+
+def test_nested_groups_count_and_sandboxes_do_not(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    pod = tree.pod(sandbox=True)
+    sandbox, app = pod.containers
+    tree.group(f"{app.group.path}/inner")
+    tree.put("cpuset", sandbox.group.path, "cgroup.procs", "1\n")
+    tree.put("cpuset", app.group.path, "cgroup.procs", "2\n")
+    tree.put("cpuset", f"{app.group.path}/inner", "cgroup.procs", "3\n4\n")
+    assert sorted(PodProcesses(tree.hierarchy).of(pod, 0.0)) == [2, 3, 4]
+
+
+def test_listings_are_kept_for_seconds_and_spread(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    processes = PodProcesses(tree.hierarchy)
+    pods = [tree.pod(f"u{random.random()}") for _ in range(40)]
+    for pod in pods:
+        tree.put("cpuset", pod.containers[0].group.path, "cgroup.procs", "5\n")
+        assert processes.of(pod, 0.0) == (5,)
+        os.unlink(Path(tree.hierarchy.directory("cpuset", pod.containers[0].group.path)) / "cgroup.procs")
+    assert all(processes.of(pod, 3.9) == (5,) for pod in pods)
+    again = [bool(processes.of(pod, 5.0)) for pod in pods]
+    assert any(again)
+    assert not all(again)
+    assert not any(processes.of(pod, 6.1) for pod in pods)
