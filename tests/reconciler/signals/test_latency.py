@@ -89,7 +89,8 @@ async def test_each_target_is_asked_at_its_own_pace_and_its_answer_grows_old(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     fake = Fake(ten)
-    bench = Bench(fake, {"slow": probe(), "fast": probe("http://svc/", interval_s=2.0)}, web(1))
+    fast = replace(probe("http://svc/", interval_s=2.0), pods=("db-*",))
+    bench = Bench(fake, {"slow": probe(), "fast": fast}, web(1), online("db-1"))
     await nursery.start(bench.reader.run)
     assert await bench.look() == {}
     await bench.sleep(30)
