@@ -122,10 +122,12 @@ int main(int argc, char **argv)
 			}
 	if (!strcmp(argv[2], "eat")) {
 		size_t size = (size_t)argument << 20;
-		char *memory = malloc(size);
+		/* Or the compiler sees that nobody reads it, and leaves all of it away. */
+		volatile char *memory = malloc(size);
 		if (!memory)
 			return 3;
-		memset(memory, 1, size);
+		for (size_t at = 0; at < size; at += 4096)
+			memory[at] = 1;
 	}
 	sleep_for_ever();
 }

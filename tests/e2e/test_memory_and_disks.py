@@ -1,0 +1,231 @@
+"""Memory and disk limits of real containers, on whichever cgroup version this machine has: held, kept, given back.
+
+What only cgroup v2 has (protections, memory.high, memory.reclaim) is proved here, in the virtual machine.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cgroupfs.codecs import PAGE
+from cgroupfs.errors import SourceError
+from reconciler.sources.disks import find_disk
+from tests.e2e.agent import eventually
+from tests.e2e.conftest import PodFactory, StartAgent
+from tests.e2e.kubelet import read
+from tests.e2e.mounts import hierarchies, pure_v2
+from tests.e2e.node import Node, Running, RunningPod
+from tests.e2e.pods import ContainerSpec, PodSpec, new_uid
+from tests.e2e.values import snapshot
+from tests.node.podserver import PodServer
+
+pytestmark = [pytest.mark.containerd, pytest.mark.core]
+
+MEGA = 1 << 20
+BATCH = 64 * MEGA
+HIGH = BATCH * 9 // 10 // PAGE * PAGE
+"""Half of the batch memory is asked for, so four fifths of the way to the limit is nine tenths of it."""
+REQUEST = 48 * MEGA
+POLICIES: dict[str, object] = {
+    "be_memory": {"enabled": True, "reserve_percent": 20, "hard_percent": 10},
+    "memory_qos": {"enabled": True, "reclaimed": {"throttling_percent": 80, "oom_group": True}},
+}
+V2 = pytest.mark.skipif(not pure_v2(), reason="REAL KERNEL TEST NOT RUN: no cgroup v2 with controllers")
+
+
+@pytest.fixture
+def listed() -> Iterator[PodServer]:
+    """A kubelet's read-only list of pods: who asks for how much memory."""
+    server = PodServer()
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def told(node: Node, server: PodServer) -> dict[str, object]:
+    """The agent's kubelet section, with that list."""
+    root = {"root_dir": node.kubelet_root, "config_file": f"{node.kubelet_root}/config.yaml"}
+    return {"kubelet": {**root, "endpoint": "http", "address": "127.0.0.1", "http_port": server.port}}
+
+
+def run(listed: PodServer, run_pod: PodFactory, spec: PodSpec) -> RunningPod:
+    listed.admit(spec)
+    pod = run_pod(spec)
+    for name, one in pod.containers.items():
+        listed.started(spec, name, one.id)
+    return pod
+
+
+def web() -> PodSpec:
+    container = ContainerSpec(cpu_request=250, memory_request=REQUEST)
+    return PodSpec(name="web", uid=new_uid(), containers=(container,))
+
+
+def batch(name: str, *, eats_mib: int = 0) -> PodSpec:
+    """A BE pod with batch memory, which its annotation tells before its first instruction."""
+    mode = ("eat", str(eats_mib)) if eats_mib else ("sleep",)
+    amounts = {
+        "requests": {"kubernetes.io/batch-memory": BATCH // 2},
+        "limits": {"kubernetes.io/batch-memory": BATCH},
+    }
+    return PodSpec(
+        name=name,
+        uid=new_uid(),
+        labels={"koordinator.sh/qosClass": "BE"},
+        annotations={"node.koordinator.sh/extended-resource-spec": json.dumps({"containers": {"main": amounts}})},
+        containers=(ContainerSpec(run=mode),),
+    )
+
+
+def memory(container: Running, file: str) -> str:
+    return container.read("memory", file)
+
+
+def limit(container: Running) -> str:
+    return memory(container, "memory.max" if pure_v2() else "memory.limit_in_bytes")
+
+
+def used(container: Running) -> int:
+    return int(memory(container, "memory.current" if pure_v2() else "memory.usage_in_bytes"))
+
+
+def alive(container: Running) -> bool:
+    return os.path.exists(f"/proc/{container.init_pid()}")
+
+
+def test_limits_are_there_hold_who_eats_more_and_are_given_back(
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, listed: PodServer
+) -> None:
+    online, calm = run(listed, run_pod, web()), run(listed, run_pod, batch("calm"))
+    before = snapshot(containerd_node)
+    daemon = agent(containerd_node, policies=POLICIES, **told(containerd_node, listed))
+    eventually("the BE pod has its batch limit", lambda: limit(calm["main"]) == str(BATCH), within_s=30)
+    besteffort = containerd_node.cgroups.directory("memory", containerd_node.cgroups.group("kubepods", "besteffort"))
+    bound = "memory.max" if pure_v2() else "memory.limit_in_bytes"
+    total = os.sysconf("SC_PHYS_PAGES") * PAGE
+    eventually(
+        "all BE work is bounded",
+        lambda: read(besteffort, bound) != "max" and int(read(besteffort, bound)) < total * 9 // 10,
+        within_s=30,
+    )
+    if pure_v2():
+        eventually("the request is protected", lambda: memory(online["main"], "memory.low") == str(REQUEST))
+        pod = containerd_node.cgroups.directory("memory", containerd_node.cgroups.pod_group(online.spec))
+        kubepods = containerd_node.cgroups.directory("memory", containerd_node.cgroups.group("kubepods"))
+        eventually(
+            "and counts in the directories above",
+            lambda: read(pod, "memory.low") == read(kubepods, "memory.low") == str(REQUEST),
+        )
+        assert int(read(besteffort, "memory.high")) < int(read(besteffort, bound))
+        assert memory(calm["main"], "memory.oom.group") == "1"
+    # More than it may have: the OOM killer takes it within its own group, and nobody else.
+    greedy = run(listed, run_pod, batch("greedy", eats_mib=3 * BATCH // MEGA))
+    eventually("the one that eats more than its limit is gone", lambda: not alive(greedy["main"]), within_s=60)
+    assert alive(online["main"])
+    assert alive(calm["main"])
+    containerd_node.remove_pod(greedy)
+    assert daemon.stop() == 0
+    after = {path: text for path, text in snapshot(containerd_node).items() if "memory" in path}
+    assert after == {path: before[path] for path in after}
+
+
+@V2
+def test_who_cannot_be_reclaimed_is_slowed_down_at_memory_high_and_lives(
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, listed: PodServer
+) -> None:
+    agent(containerd_node, policies=POLICIES, **told(containerd_node, listed))
+    pod = run(listed, run_pod, batch("between", eats_mib=(HIGH + BATCH) // 2 // MEGA - 1))
+    eventually("its memory.high is there", lambda: memory(pod["main"], "memory.high") == str(HIGH), within_s=30)
+
+    def hits() -> int:
+        rows = dict(line.split() for line in memory(pod["main"], "memory.events").splitlines())
+        assert rows["oom_kill"] == "0"
+        return int(rows["high"])
+
+    eventually("it has come to its bound", lambda: hits() > 0, within_s=60)
+    assert used(pod["main"]) <= BATCH
+    assert alive(pod["main"])
+
+
+@V2
+def test_a_limit_below_what_is_in_use_is_not_written_and_nobody_dies(
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, listed: PodServer
+) -> None:
+    pod = run(listed, run_pod, batch("early", eats_mib=2 * BATCH // MEGA))
+    eventually("it has eaten", lambda: used(pod["main"]) > BATCH * 3 // 2, within_s=30)
+    daemon = agent(containerd_node, **told(containerd_node, listed))
+
+    def standing() -> list[tuple[str, str]]:
+        found = daemon.pod(pod.spec.uid) or {"containers": []}
+        return [
+            (one["state"], one["detail"])
+            for container in found["containers"]
+            for one in container["settings"]
+            if one["knob"] == "memory.max"
+        ]
+
+    eventually("the agent says why not", lambda: any(state == "refused" for state, _ in standing()), within_s=60)
+    assert "no more can be reclaimed" in standing()[0][1]
+    assert limit(pod["main"]) == "max"
+    assert alive(pod["main"])
+
+
+@V2
+def test_page_cache_that_nobody_misses_is_taken(
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, listed: PodServer, tmp_path: Path
+) -> None:
+    pod = run(listed, run_pod, batch("reader"))
+    if not os.path.exists(f"{pod['main'].directory('memory')}/memory.pressure"):
+        pytest.skip("REAL KERNEL TEST NOT RUN: this kernel was started without pressure information")
+    file = tmp_path / "cache"
+    # Whoever reads a page first pays for it.
+    script = f'echo $$ >"$0" && head -c {48 * MEGA} /dev/zero >"{file}" && sync "{file}"'
+    subprocess.run(["/bin/sh", "-c", script, f"{pod['main'].directory('memory')}/cgroup.procs"], check=True)
+    before = used(pod["main"])
+    assert before > 40 * MEGA
+    wanted = {"enabled": True, "interval_s": 1, "probe_percent": 10, "pressure_percent": 50, "leave_bytes": 0}
+    policies = {"batch": {"memory": False}, "memory_reclaim": wanted}
+    daemon = agent(containerd_node, policies=policies, **told(containerd_node, listed))
+    eventually("its cache shrinks", lambda: used(pod["main"]) < before * 8 // 10, within_s=60)
+    counts = daemon.state("sides")["sides"]["memory_reclaim"]["counts"]
+    assert counts["bytes"] > 0, counts
+    assert alive(pod["main"])
+
+
+def test_be_containers_have_their_disk_limits_and_lose_them(
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, listed: PodServer
+) -> None:
+    try:
+        disk = find_disk(containerd_node.directory)
+    except SourceError as exc:
+        pytest.skip(f"REAL KERNEL TEST NOT RUN: {exc}")
+    first, online = run(listed, run_pod, batch("first")), run(listed, run_pod, web())
+    controller, file = ("io", "io.max") if pure_v2() else ("blkio", "blkio.throttle.write_bps_device")
+    if not pure_v2() and controller not in hierarchies():
+        pytest.skip("REAL KERNEL TEST NOT RUN: no blkio hierarchy")
+    if not os.path.exists(f"{first['main'].directory(controller)}/{file}"):
+        pytest.skip(f"REAL KERNEL TEST NOT RUN: containers have no {file} here")
+    rule = {"name": containerd_node.directory, "write_bps": 8 * MEGA}
+    policies = {"disk": {"enabled": True, "weight_be": None, "devices": [rule]}}
+
+    def shown(number: int) -> str:
+        return f"{disk.device} rbps=max wbps={number} riops=max wiops=max" if pure_v2() else f"{disk.device} {number}"
+
+    def limits(pod: RunningPod) -> str:
+        return pod["main"].read(controller, file)
+
+    daemon = agent(containerd_node, policies=policies, **told(containerd_node, listed))
+    eventually("one BE pod has all of it", lambda: limits(first) == shown(8 * MEGA), within_s=30)
+    second = run(listed, run_pod, batch("second"))
+    eventually("two have half each", lambda: limits(first) == limits(second) == shown(4 * MEGA), within_s=30)
+    assert limits(online) == ""
+    daemon.kill()
+    assert limits(first) == shown(4 * MEGA), "what was set stays"
+    assert daemon.control("restore").returncode == 0
+    assert limits(first) == limits(second) == ""
