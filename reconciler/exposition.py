@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import (
 
 from reconciler.metrics import HistogramValues, MetricsSnapshot, PodMetrics
 from reconciler.supervisor import Health
+from reconciler.watching import WatchNumbers
 from state.cache import CacheUse
 
 _POD = ("uid", "namespace", "pod")
@@ -38,6 +39,8 @@ class SnapshotCollector:
         yield from _writes(self._snapshot)
         yield from _parts(self._snapshot)
         yield from _alerts(self._snapshot)
+        if self._snapshot.watched is not None:
+            yield from _watched(self._snapshot.watched)
         if self._snapshot.cache is not None:
             yield from _cache(self._snapshot.cache, self._snapshot.cache_age_s)
         if self._snapshot.pods:
@@ -165,6 +168,20 @@ def _alerts(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauges("alert_sink_late_seconds", "How late the oldest waiting alert is.", ("sink",), late)
     failing = [((name,), float(one.failing)) for name, one in sinks]
     yield _gauges("alert_sink_failing", "1 while a sink does not take alerts.", ("sink",), failing)
+
+
+def _watched(now: WatchNumbers) -> Iterator[Metric]:
+    """Interference and evictions, where they are watched."""
+    verdicts = sorted(now.verdicts.items())
+    yield _gauges("interference_victims", "Watched pods by rule and verdict.", ("rule", "verdict"), verdicts)
+    yield _gauges("response_steps", "Responses in force.", ("response",), _single(now.steps))
+    changes = sorted(now.changes.items())
+    yield _counters("response_changes", "What happened on the ladder.", ("response", "turn"), changes)
+    reading = [((name,), value) for name, value in sorted(now.read_s.items())]
+    yield _counters("signal_read_seconds", "CPU time of reading signals.", ("reader",), reading)
+    yield _gauge("interference_pass_seconds", "CPU time of the last pass over all signals and rules.", now.pass_s)
+    yield _gauges("evictions", "Evictions of the last two hours by outcome.", ("outcome",), _single(now.orders))
+    yield _gauge("evictions_wanted", "Pods that a dry run wants evicted now.", now.would)
 
 
 def _cache(use: CacheUse, age_s: float | None) -> Iterator[Metric]:

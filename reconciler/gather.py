@@ -89,6 +89,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         started_at=agent.started_at,
         counters=counters(agent),
         cache=cache,
+        watched=agent.watching.numbers(),
         cache_age_s=time.monotonic() - cache.at_s if cache is not None and cache.at_s is not None else None,
     )
 

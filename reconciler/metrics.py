@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from reconciler.alerts.telling import AlertNumbers
 from reconciler.supervisor import ComponentStatus
+from reconciler.watching import WatchNumbers
 from state.cache import CacheUse
 from state.model import SourceStatus
 
@@ -202,6 +203,7 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     """Wall-clock seconds."""
     counters: CounterValues = CounterValues()
     cache: CacheUse | None = None
+    watched: WatchNumbers | None = None
     """None where nothing measures it."""
     cache_age_s: float | None = None
 

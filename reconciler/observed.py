@@ -1,12 +1,14 @@
 """The section ``interference`` of the state document: who suffers, by what evidence, what is being done about it."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 from msgspec import to_builtins
 
 from reconciler.brain import Judgement
 from reconciler.observer import Observer
-from reconciler.responses.ladder import Climb
+from reconciler.responses.ladder import Climb, in_force
+from reconciler.watching import WatchNumbers
 from state.evidence import Finding, Verdict
 from state.measures import Measures
 
@@ -35,6 +37,23 @@ def facts(observer: Observer) -> Mapping[str, object]:
             "problem": observer.recorder.problem,
         },
     }
+
+
+def numbers(observer: Observer) -> WatchNumbers:
+    """The same for the metrics."""
+    judgement = observer.judgement or Judgement(at_s=0.0)
+    cases = observer.cases()
+    return WatchNumbers(
+        verdicts={
+            (rule, verdict): count for rule, counts in _counts(judgement).items() for verdict, count in counts.items()
+        },
+        steps=Counter(step.response.value for _, step in in_force(observer.brain.ladder)),
+        changes=dict(observer.changes),
+        read_s=observer.costs(),
+        pass_s=observer.pass_s,
+        orders=Counter("open" if case.outcome is None else case.outcome.value for case in cases),
+        would=len(observer.decision.would),
+    )
 
 
 def _counts(judgement: Judgement) -> dict[str, dict[str, int]]:

@@ -8,6 +8,7 @@ CPI, what has not helped) is kept in the store now and then; everything else sta
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, final
 
@@ -116,6 +117,8 @@ class Observer:
         self._last: Frame | None = None
         self.judgement: Judgement | None = None
         self.decision = Decision()
+        self.changes: Counter[tuple[str, str]] = Counter()
+        """What happened on the ladder, by response and turn."""
         self.passes = 0
         self.pass_s = 0.0
         self.recorder = Recorder()
@@ -157,6 +160,9 @@ class Observer:
         self._publish(judgement.measures)
         for alert in alerts_of(judgement, frame):
             self._tell(alert)
+        for change in judgement.changes:
+            response = change.step.response.value if change.step is not None else ""
+            self.changes[response, f"would-{change.turn}" if change.shadow else change.turn.value] += 1
         self.judgement = judgement
         self.recorder.add(config.interference.record, frame)
         self.passes += 1
@@ -243,7 +249,7 @@ class Observer:
             frame,
             self.brain.history,
             self._evictions,
-            self._evictor.cases() if self._evictor is not None else (),
+            self.cases(),
             self._node.holds_now(),
             judgement.named,
             observe=not self._node.enforces(),
@@ -275,6 +281,10 @@ class Observer:
         self._saved = kept
 
     # For people
+
+    def cases(self) -> Sequence[Case]:
+        """Evictions under way, and the last that ended."""
+        return self._evictor.cases() if self._evictor is not None else ()
 
     def costs(self) -> dict[str, float]:
         """CPU seconds that each reader has taken so far."""

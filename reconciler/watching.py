@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, final
 
 import trio
+from msgspec import Struct
 
 from reconciler.alerts.alert import Alert
 from reconciler.config import Config
@@ -23,6 +24,23 @@ NAME: Final = "interference"
 def watched(config: Config) -> bool:
     """Whether anything is to be watched."""
     return config.interference.enabled or config.eviction.enabled or config.interference.record.directory is not None
+
+
+class WatchNumbers(Struct, frozen=True, kw_only=True):
+    """What is watched, in the metrics. Counts since the start, but ``verdicts`` and ``steps``, which are now.
+
+    ``verdicts``: victims by rule and verdict. ``steps`` in force by response. ``changes``: what happened on the ladder,
+    by response and turn (a rule in shadow has turns of its own, ``would-applied``). ``read_s``: CPU seconds by reader.
+    ``orders``: evictions by outcome, ``open`` for those under way; ``would``: pods that a dry run wants gone now.
+    """
+
+    verdicts: Mapping[tuple[str, str], int] = {}
+    steps: Mapping[str, int] = {}
+    changes: Mapping[tuple[str, str], int] = {}
+    read_s: Mapping[str, float] = {}
+    pass_s: float = 0.0
+    orders: Mapping[str, int] = {}
+    would: int = 0
 
 
 @final
@@ -73,6 +91,14 @@ class Watching:
             private_cgroup2=config.interference.private_cgroup2,
             filesystems={"nodefs": place.kubelet.root_dir, "imagefs": config.runtime.state_dir},
         )
+
+    def numbers(self) -> WatchNumbers | None:
+        """The metrics' part; None while nothing is watched."""
+        if self.observer is None:
+            return None
+        from reconciler.observed import numbers  # noqa: PLC0415
+
+        return numbers(self.observer)
 
     def facts(self) -> Mapping[str, object]:
         """The section of the state document; empty while nothing is watched."""

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from reconciler.exposition import render
 from reconciler.metrics import LATENCY_S, Counters, CounterValues, Histogram, MetricsSnapshot, PodMetrics, rss_bytes
 from reconciler.supervisor import ComponentStatus, Health
+from reconciler.watching import WatchNumbers
 from state.cache import CacheUse, Level, Use
 from state.model import SourceStatus
 
@@ -216,3 +217,24 @@ def test_resident_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     assert peak / 10 < rss_bytes() <= peak * 1.1
     assert rss_bytes(str(tmp_path)) == 0
+
+
+def test_what_is_watched_has_series_only_where_something_is() -> None:
+    nothing = scraped(full())
+    assert not [name for name, _ in nothing if "interference" in name or "response" in name or "eviction" in name]
+    watched = WatchNumbers(
+        verdicts={("cpu", "interfered"): 1, ("cpu", "ok"): 11},
+        steps={"squeeze": 1},
+        changes={("squeeze", "applied"): 3, ("squeeze", "would-applied"): 2},
+        read_s={"runqueue": 0.25},
+        pass_s=0.004,
+        orders={"done": 2, "open": 1},
+        would=1,
+    )
+    found = scraped(replace(full(), watched=watched))
+    assert found["bypassd_interference_victims", (("rule", "cpu"), ("verdict", "interfered"))] == 1
+    assert found["bypassd_response_steps", (("response", "squeeze"),)] == 1
+    assert found["bypassd_response_changes_total", (("response", "squeeze"), ("turn", "applied"))] == 3
+    assert found["bypassd_signal_read_seconds_total", (("reader", "runqueue"),)] == 0.25
+    assert found["bypassd_evictions", (("outcome", "open"),)] == 1
+    assert found["bypassd_evictions_wanted", ()] == 1
