@@ -41,7 +41,7 @@ search: setup ## the pure tests on examples that nobody has seen yet
 	BYPASSD_SEARCH=1 $(BIN)/python -m pytest -q -m "not kernel and not containerd"
 
 e2e: setup ## only the tests with real containers and with a kubelet that writes again, with their figures
-	BYPASSD_FULL=1 $(BIN)/python -m pytest -q -s tests/e2e tests/node/test_no_fight.py
+	BYPASSD_FULL=1 $(BIN)/python -m pytest -q -s tests/e2e tests/node/test_no_fight.py tests/node/test_memory.py
 
 vm: setup ## the core suite in whole machines: cgroup v2 with systemd names, and pure v1 (qemu; minutes)
 	tests/vm/run.sh v2
@@ -60,6 +60,7 @@ bench: setup ## what the daemon costs and how fast it is: idle, starts beside a 
 	$(BIN)/python -m tests.bench idle 500
 	$(BIN)/python -m tests.bench starts 45
 	$(BIN)/python -m tests.bench churn 1000
+	$(BIN)/python -m tests.bench memory 15
 
 protos: setup ## generate the CRI messages anew
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. reconciler/sources/criapi/cri.proto
