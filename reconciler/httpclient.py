@@ -220,7 +220,7 @@ class HttpSession:
                     seconds=trio.current_time() - began,
                     connect_s=began - connecting if connecting else 0.0,
                 )
-        except httpx2.HTTPError as exc:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
             await self.aclose()
             raise self._error(f"{what}{_reason(exc)}") from exc
 

@@ -116,7 +116,7 @@ class Gatherer:
         """The agent's own configuration and the operator's file of classes."""
         config = [os.path.join(self._root, "etc/bypassd/config.yaml"), *self._node.config_files]
         for path in config:
-            self.one(self._relative(path), masks.mask_config_text)
+            self.one(self._relative(path), masks.mask_own_config)
         if self._node.config.operator_file is not None:
             self.one(self._node.config.operator_file, masks.mask_config_text)
 

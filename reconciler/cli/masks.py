@@ -33,6 +33,7 @@ _PAIR: Final = re.compile(
     r"(?i)([\w.-]*(?:password|passwd|passphrase|secret|token|api[-_]?key|private[-_]?key|credential)s?[\"']?\s*[=:]\s*)"
     r"(?![/{\[]|[\"']/|true\b|false\b|null\b)(\"[^\"]*\"|'[^']*'|[^\s,;&]+)"
 )
+_ALERTS: Final = re.compile(r"[\"']?alerts[\"']?\s*:")
 _RANDOM: Final = re.compile(r"(?=[^ ]*[a-z])(?=[^ ]*[A-Z])(?=[^ ]*\d)[A-Za-z0-9+/_=-]{32,}")
 _LINE: Final = re.compile(
     r"(?im)^(\s*[\"']?[\w.-]*(?:password|passwd|secret|token|credential|auth|private_?key)[\"']?\s*[:=][ \t]*)"
@@ -111,6 +112,29 @@ def mask_config_text(text: str) -> str:
             continue
         lines.append(_LINE.sub(_kept_path, line))
     return mask_text("\n".join(lines) + ("\n" if text.endswith("\n") else ""))
+
+
+def mask_own_config(text: str) -> str:
+    """The agent's own configuration, without its sinks of alerts: their URLs and arguments are keys to somewhere.
+
+    Errors: `ValueError` when they are written so that they cannot be told from the rest: none of it is kept then.
+    """
+    lines: list[str] = []
+    inside = False
+    for line in text.splitlines():
+        if inside and (not line.strip() or line[0] in " \t#-"):
+            continue
+        inside = _ALERTS.match(line) is not None
+        lines.append("alerts: {}" if inside else line)
+    masked = mask_config_text("\n".join(lines) + ("\n" if text.endswith("\n") else ""))
+    if "alerts" in text:
+        try:
+            left = yaml.load(masked, Loader=yaml.CSafeLoader)
+        except yaml.YAMLError as exc:
+            raise ValueError("no YAML") from exc
+        if isinstance(left, dict) and left.get("alerts"):
+            raise ValueError("the sinks of alerts do not stand in lines of their own")
+    return masked
 
 
 def mask_devices(text: str) -> str:
