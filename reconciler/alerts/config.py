@@ -94,8 +94,8 @@ class Webhook(Trust, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name in (*self.headers, *self.header_files):
             if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
                 raise ValueError(f"headers: {name!r} is no header's name")
-        if any("\n" in text or "\r" in text for text in self.headers.values()):
-            raise ValueError("headers: a value has one line")
+        if not all(text.isascii() and text.isprintable() for text in self.headers.values()):
+            raise ValueError("headers: a value is one line of plain ASCII text")
         if both := {name.lower() for name in self.headers} & {name.lower() for name in self.header_files}:
             raise ValueError(f"headers and header_files both give {', '.join(sorted(both))}")
         for name, path in self.header_files.items():

@@ -21,6 +21,7 @@ MARGIN_S: Final = 5.0
 TELL_AFTER: Final = 3
 """So many failed tries, one after the other, are told to the other sinks."""
 _CLOSE_S: Final = 2.0
+_MOST_TRIED: Final = 4096
 
 
 @final
@@ -131,6 +132,9 @@ class Courier:
         given_up = [notice.id for notice in batch if self._is_hopeless(notice, exc, now)]
         for notice in batch:
             self._tries[notice.id] = self._tries.get(notice.id, 0) + 1
+        while len(self._tries) > _MOST_TRIED:
+            # Of alerts that were dropped meanwhile.
+            del self._tries[next(iter(self._tries))]
         if given_up:
             self.given_up += len(given_up)
             self._log.warning("alerts are given up", count=len(given_up), error=str(exc))

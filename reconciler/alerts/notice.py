@@ -17,6 +17,9 @@ from reconciler.alerts.alert import Alert, Kind
 
 MOST: Final = 4096
 """Incidents remembered; the one that was quiet for longest is forgotten first."""
+_LONGEST_NAME: Final = 1024
+_LONGEST_SUMMARY: Final = 4096
+_LONGEST_DETAIL: Final = 65536
 
 
 class Notice(Struct, frozen=True, kw_only=True):
@@ -43,6 +46,22 @@ class Notice(Struct, frozen=True, kw_only=True):
     def status(self) -> str:
         """In the words of Alertmanager's webhooks: ``firing`` or ``resolved``."""
         return "resolved" if self.over else "firing"
+
+
+def tidy(alert: Alert) -> Alert:
+    """The alert in texts that every sink can write, of bounded length; words may come from a process or a file name."""
+    return replace(
+        alert,
+        key=_text(alert.key, _LONGEST_NAME),
+        summary=_text(alert.summary, _LONGEST_SUMMARY),
+        labels={_text(name, _LONGEST_NAME): _text(text, _LONGEST_NAME) for name, text in alert.labels.items()},
+        details={_text(name, _LONGEST_NAME): _text(text, _LONGEST_DETAIL) for name, text in alert.details.items()},
+    )
+
+
+def _text(text: str, longest: int) -> str:
+    whole = text if text.isascii() else text.encode(errors="replace").decode()
+    return whole if len(whole) <= longest else f"{whole[: longest - 1]}…"
 
 
 def incident_id(kind: Kind, key: str, first_s: float) -> str:

@@ -3,6 +3,7 @@
 from typing import Final, NamedTuple
 
 MASK: Final = "***"
+_HOST: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789.-_:")
 
 
 class Url(NamedTuple):
@@ -22,9 +23,11 @@ def split_url(url: str) -> Url:
         port = parts.port
     except ValueError as exc:
         raise ValueError("expected http://HOST[:PORT][/PATH] or https://…") from exc
-    if parts.scheme not in {"http", "https"} or not parts.hostname or not url.isprintable() or " " in url:
+    name = parts.hostname or ""
+    plain = url.isascii() and url.isprintable() and " " not in url
+    if parts.scheme not in {"http", "https"} or not plain or not name or set(name) - _HOST:
         raise ValueError("expected http://HOST[:PORT][/PATH] or https://…")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    host = f"[{name}]" if ":" in name else name
     user = None
     if parts.username is not None:
         user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"

@@ -19,7 +19,7 @@ from reconciler.alerts.config import AlertsConfig
 from reconciler.alerts.config import Sink as SinkConfig
 from reconciler.alerts.courier import Courier, rules_of
 from reconciler.alerts.document import entry
-from reconciler.alerts.notice import Incidents, Notice
+from reconciler.alerts.notice import Incidents, Notice, tidy
 from reconciler.alerts.queue import DurableQueue
 from reconciler.alerts.sinks import build as build_sink
 from reconciler.alerts.sinks.base import Setup, Sink
@@ -81,7 +81,10 @@ class Teller:
             self._offer(notice)
 
     async def keep(self, alert: Alert) -> bool:
-        """As `tell`, but on return it is in the store; False when that takes no rows now, and it is in memory only."""
+        """As `tell`, but on return it is in the store; False when that takes no rows now, and it is in memory only.
+
+        Takes as long as the disk does.
+        """
         notice, fresh = self._take(alert, "")
         to = self._wanting(notice)
         if to and fresh:
@@ -215,7 +218,7 @@ class Teller:
     def _take(self, alert: Alert, besides: str) -> tuple[Notice, bool]:
         """The incident with this telling; False when this very telling is known."""
         labels = {**self._config.labels, **alert.labels}
-        alert = replace(alert, at_s=alert.at_s or self._clock(), labels=labels)
+        alert = tidy(replace(alert, at_s=alert.at_s or self._clock(), labels=labels))
         notice = self._incidents.take(alert, besides)
         fresh = self._recent.pop(notice.id, None) is not notice
         self._recent[notice.id] = notice

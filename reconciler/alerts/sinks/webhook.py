@@ -58,6 +58,6 @@ class WebhookSink(Plain):
         except (OSError, UnicodeDecodeError) as exc:
             why = exc.strerror if isinstance(exc, OSError) else "it is no text"
             raise SinkError(f"{path}: cannot be read: {why}") from exc
-        if not text or not text.isprintable():
-            raise SinkError(f"{path}: expected one line of text")
+        if not text or not text.isprintable() or not text.isascii():
+            raise SinkError(f"{path}: expected one line of plain ASCII text")
         return text

@@ -76,6 +76,8 @@ def test_no_secret_is_in_a_repr() -> None:
         ("sinks: {a: {kinds: [evictions], journal: }}", "expected one of interference"),
         ("sinks: {a: {alertmanager: {urls: []}}}", "expected one URL at least"),
         ("sinks: {a: {alertmanager: {urls: [am:9093]}}}", "urls: expected http://HOST"),
+        ("sinks: {a: {alertmanager: {urls: ['http://a<m']}}}", "urls: expected http://HOST"),
+        ("sinks: {a: {webhook: {url: 'http://h', headers: {X: ü}}}}", "one line of plain ASCII"),
         ("sinks: {a: {alertmanager: {urls: ['http://am'], cert_file: /c}}}", "cert_file and key_file go together"),
         ("sinks: {a: {webhook: {}}}", "expected exactly one of url, url_file"),
         ("sinks: {a: {webhook: {url: 'http://h', url_file: /u}}}", "expected exactly one of url, url_file"),

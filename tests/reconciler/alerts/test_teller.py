@@ -299,6 +299,19 @@ async def test_a_test_tells_each_sink_around_its_filters_and_says_what_came_of_i
     nursery.cancel_scope.cancel()
 
 
+async def test_words_that_no_sink_can_write_are_made_writable_and_bounded(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a")
+    await nursery.start(world.teller.run)
+    odd = alert("a\udcff", durable=True, summary="x" * 9999, details={"comm\udc80": "\udc80ü"})
+    assert await world.teller.keep(odd)
+    await settled(world)
+    (one,) = world.made["a"].notices
+    assert (one.alert.key, len(one.alert.summary), one.alert.details) == ("a?", 4096, {"comm?": "?ü"})
+    nursery.cancel_scope.cancel()
+
+
 async def test_the_teller_goes_on_with_everything_after_it_was_started_again(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

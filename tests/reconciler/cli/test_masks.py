@@ -135,3 +135,25 @@ def test_allocations_are_masked_without_the_whole_pods_and_read_as_before() -> N
     assert json.loads(masks.mask_allocations(sealed(secret, 1)))["checksum"] == 1
     old = '{"allocationEntries":{"u":{"main":{"cpu":"1"}}},"checksum":5}'
     assert masks.mask_allocations(old) == old
+
+
+def test_our_own_configuration_goes_without_its_sinks_of_alerts_and_is_still_one() -> None:
+    text = (
+        "mode: enforce\nalerts:\n  sinks:\n    chat:\n      webhook: {url: 'https://h/secret-1'}\n\n# a word\n"
+        "    run:\n      command:\n        argv: [/bin/x, secret-2]\nstore:\n  path: /s\n"
+    )
+    assert masks.mask_own_config(text) == "mode: enforce\nalerts: {}\nstore:\n  path: /s\n"
+    assert masks.mask_own_config("mode: observe\n") == "mode: observe\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{mode: enforce, alerts: {sinks: {a: {webhook: {url: http://h/k}}}}}\n",
+        " mode: x\n alerts: {a: 1}\n",
+        "alerts: [\nx: ]\n  - {",
+    ],
+)
+def test_a_configuration_whose_sinks_cannot_be_told_from_the_rest_is_left_out(text: str) -> None:
+    with pytest.raises(ValueError, match=r"lines of their own|no YAML"):
+        masks.mask_own_config(text)
