@@ -219,7 +219,7 @@ class Agent:
             alert=self.alert,
             headroom=self.headroom.kept,
         )
-        self.watching = watching.Watching(self, self.telling.tell, lambda: None)
+        self.watching = watching.Watching(self, self.telling)
         self._apply_config(config)
         self.refresh_holds()
 
@@ -319,6 +319,7 @@ class Agent:
             self.witness.status(),
             self.ticker.status(),
             *self.headroom.statuses(),
+            *self.watching.statuses(),
             self.hotplug.status(),
             *([self.disks.status()] if self.config.policies.disk.devices else []),
         ]

@@ -33,6 +33,7 @@ from reconciler.responses.eviction.plan import Decision, begun, decide, signals_
 from reconciler.responses.eviction.plan import Memory as EvictionMemory
 from reconciler.signals.devicestats import whole_disks
 from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.tasks import ReaderTasks
 from reconciler.signals.reading import Means, Metered, build, costs
 from reconciler.slices import Slices
 from reconciler.telling import alerts_of
@@ -86,6 +87,8 @@ class Evictor(Protocol):
 
     def cases(self) -> Sequence[Case]: ...
 
+    def ending(self) -> frozenset[str]: ...
+
 
 @final
 class Observer:
@@ -122,18 +125,22 @@ class Observer:
         self.passes = 0
         self.pass_s = 0.0
         self.recorder = Recorder()
+        self._tasks: ReaderTasks | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch until cancelled; then nothing is asked of the plan any more."""
         task_status.started()
         next_at = trio.current_time()
         try:
-            while True:
-                await self.look()
-                # A pass that took too long is not made up for.
-                next_at = max(next_at + self._node.config.interference.sample_s, trio.current_time())
-                await trio.sleep_until(next_at)
+            async with trio.open_nursery() as nursery:
+                self._tasks = ReaderTasks(nursery)
+                while True:
+                    await self.look()
+                    # A pass that took too long is not made up for.
+                    next_at = max(next_at + self._node.config.interference.sample_s, trio.current_time())
+                    await trio.sleep_until(next_at)
         finally:
+            self._tasks = None
             self._publish(Measures())
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_S):
                 await self._keep(self._clock())
@@ -157,7 +164,7 @@ class Observer:
                 break
             await slices.checkpoint()
         self._decide(config, frame, judgement)
-        self._publish(judgement.measures)
+        self._publish(self._allowed(judgement.measures))
         for alert in alerts_of(judgement, frame):
             self._tell(alert)
         for change in judgement.changes:
@@ -182,6 +189,8 @@ class Observer:
         self.brain.configure(config.interference)
         wanted = self.brain.wanted() | signals_of(config.eviction)
         before, self._readers = self._readers, build(wanted, self._means(config), self._readers)
+        if self._tasks is not None:
+            self._tasks.arrange(one.reader for one in self._readers)
         for reader in before:
             if reader not in self._readers:
                 await reader.aclose()
@@ -227,6 +236,14 @@ class Observer:
 
     # Acting
 
+    def _allowed(self, measures: Measures) -> Measures:
+        """Without freezing whom somebody is making end: a frozen process neither hears nor dies."""
+        ending = self._evictor.ending() if self._evictor is not None else frozenset[str]()
+        if not ending & measures.frozen.keys():
+            return measures
+        frozen = {uid: reason for uid, reason in measures.frozen.items() if uid not in ending}
+        return msgspec.structs.replace(measures, frozen=frozen)
+
     def _publish(self, measures: Measures) -> None:
         knowledge, dirty = self._node.knowledge, self._node.dirty
         before = knowledge.measures
@@ -256,9 +273,9 @@ class Observer:
         )
         for line in self.decision.news:
             _LOG.info("%s", line)
-        for order in self.decision.orders:
-            assert self._evictor is not None
-            self._evictor.submit(order)
+        if self._evictor is not None:
+            for order in self.decision.orders:
+                self._evictor.submit(order)
         self._last = frame
 
     # Remembering

@@ -3,22 +3,29 @@
 Switched on by a reload it begins, switched off it ends and takes back what it asked for.
 """
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, final
 
 import trio
 from msgspec import Struct
 
-from reconciler.alerts.alert import Alert
+from reconciler.alerts.telling import Telling
 from reconciler.config import Config
+from reconciler.peers import cri_socket
+from state.eviction import Order
+from state.evidence import PodFacts
+from state.model import SourceStatus
+from state.schema import EVICTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from reconciler.observer import Evictor, Node, Observer
+    from reconciler.observer import Node, Observer
+    from reconciler.responses.evictor import Evictor
     from reconciler.signals.reading import Means
 
 NAME: Final = "interference"
+_LOOK_S: Final = 5.0
+"""How soon it is noticed that the last eviction of an earlier run has ended."""
 
 
 def watched(config: Config) -> bool:
@@ -45,23 +52,32 @@ class WatchNumbers(Struct, frozen=True, kw_only=True):
 
 @final
 class Watching:
-    """See the module's text. ``evictor``: made when it is first needed."""
+    """See the module's text."""
 
-    def __init__(self, node: "Node", tell: "Callable[[Alert], None]", evictor: "Callable[[], Evictor | None]") -> None:
-        self._node, self._tell, self._evictor = node, tell, evictor
+    def __init__(self, node: "Node", telling: Telling) -> None:
+        self._node, self._telling = node, telling
         self._changed = trio.Event()
+        # Evictions that an earlier run began are ended or given up, whatever the configuration says now.
+        self._left = bool(node.store.rows(EVICTIONS))
         self.observer: Observer | None = None
+        self.evictor: Evictor | None = None
 
     def reconfigure(self) -> None:
         """The configuration is another one now."""
+        if self.evictor is not None:
+            self.evictor.reconfigure(self._node.config.eviction.means)
         self._changed.set()
+
+    def statuses(self) -> list[SourceStatus]:
+        """Of what can be out of order."""
+        return [] if self.evictor is None else [self.evictor.status()]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch while the configuration asks for it."""
         task_status.started()
         while True:
             self._changed = trio.Event()
-            if watched(self._node.config):
+            if self._left or watched(self._node.config):
                 await self._watch()
             else:
                 await self._changed.wait()
@@ -69,16 +85,66 @@ class Watching:
     async def _watch(self) -> None:
         from reconciler.observer import Observer  # noqa: PLC0415  # detectors, readers, the ladder: not on every node
 
-        self.observer = Observer(self._node, self._means, tell=self._tell, evictor=self._evictor())
         try:
             async with trio.open_nursery() as nursery:
+                if self._left or self._node.config.eviction.enabled:
+                    self.evictor = self._make_evictor()
+                    await nursery.start(self.evictor.run)
+                self.observer = Observer(self._node, self._means, tell=self._telling.tell, evictor=self.evictor)
                 nursery.start_soon(self.observer.run)
-                while watched(self._node.config):
-                    await self._changed.wait()
+                while not self._over():
+                    with trio.move_on_after(_LOOK_S):
+                        await self._changed.wait()
                     self._changed = trio.Event()
-                nursery.cancel_scope.cancel(reason="nothing is to be watched any more")
+                nursery.cancel_scope.cancel(reason="something else is to be watched now")
         finally:
-            self.observer = None
+            self.observer = self.evictor = None
+
+    def _over(self) -> bool:
+        """Whether this is to end: nothing is asked for any more, or an evictor is missing."""
+        if self.evictor is not None and any(case.open for case in self.evictor.cases()):
+            return False
+        self._left = False
+        if self.evictor is None and self._node.config.eviction.enabled:
+            return True
+        return not watched(self._node.config)
+
+    def _make_evictor(self) -> "Evictor":
+        from reconciler.kubeapi import KubeApi  # noqa: PLC0415
+        from reconciler.responses.evictor import Evictor  # noqa: PLC0415
+        from reconciler.sources.cri import CriClient  # noqa: PLC0415
+
+        node, place = self._node, self._node.place
+        config = node.config
+        socket = cri_socket(config.runtime, place.kubelet, place.root)
+        return Evictor(
+            config.eviction.means,
+            hierarchy=place.hierarchy,
+            store=node.store,
+            lane=node.store_lane,
+            stage=self._telling.stage,
+            api=KubeApi(config.apiserver, root=place.root, kubelets=place.kubelet.kubeconfig),
+            cri=None if socket is None else CriClient(socket, root=place.root, timeout_s=config.runtime.timeout_s),
+            kubelet_dir=os.path.join(place.root, place.kubelet.root_dir.lstrip("/")),
+            pods=self._pod,
+            forbidden=self._forbidden,
+        )
+
+    def _pod(self, uid: str) -> PodFacts | None:
+        from reconciler.podfacts import facts_of  # noqa: PLC0415
+
+        pod = self._node.knowledge.pods.get(uid)
+        return None if pod is None else facts_of(pod, None)
+
+    def _forbidden(self, order: Order) -> str | None:
+        """Why an eviction must not go on: what a person has said since it was ordered."""
+        config = self._node.config.eviction
+        if not config.enabled:
+            return "evictions are switched off"
+        if config.dry_run or not self._node.enforces():
+            return "evictions are a dry run now"
+        hold = self._node.holds_now().get("node") or self._node.holds_now().get(f"pod:{order.uid}")
+        return None if hold is None else f"held by {hold.by}: {hold.reason}"
 
     def _means(self, config: Config) -> "Means":
         from reconciler.signals.reading import Means  # noqa: PLC0415

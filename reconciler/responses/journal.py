@@ -27,7 +27,7 @@ _LONGEST_RETRY_S: Final = 30.0
 class Stage(Protocol):
     """Puts an alert into a batch of ours, to be stored together with it."""
 
-    def __call__(self, batch: Batch, alert: Alert) -> Callable[[], None]:
+    async def __call__(self, batch: Batch, alert: Alert) -> Callable[[], None]:
         """The answer is called once the batch is stored, and has the alert told."""
 
 
@@ -91,7 +91,7 @@ class Journal:
         batch = Batch()
         batch.put(EVICTIONS, case.order.id, row_of(case))
         # Once each: the very same alert staged again would be none.
-        stored = [self._stage(batch, alert) for alert in alerts]
+        stored = [await self._stage(batch, alert) for alert in alerts]
         pause_s = _RETRY_S
         while not await self._apply(batch):
             await trio.sleep(pause_s)

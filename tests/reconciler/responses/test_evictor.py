@@ -45,7 +45,7 @@ class Bench:
     def open_store(self, boot: str = "boot-1") -> None:
         self.store = Store(self.path, boot=boot, retry_s=0.0)
 
-    def stage(self, batch: Batch, alert: Alert) -> Callable[[], None]:
+    async def stage(self, batch: Batch, alert: Alert) -> Callable[[], None]:
         assert EVICTIONS in batch.rows
         return lambda: self.told.append(alert)
 
