@@ -8,6 +8,8 @@ from msgspec import Meta, Struct
 
 from reconciler.detectors.rule import SHIPPED, Rule
 from reconciler.responses.config import ResponseConfig
+from reconciler.signals.perf_config import PerfConfig
+from reconciler.signals.probe_config import Probe, check_names
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -43,10 +45,15 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
         Mapping[str, Rule],
         Meta(description=f"rules by name; those of the names {', '.join(SHIPPED)} change the shipped ones"),
     ] = {}
+    probes: Annotated[
+        Mapping[str, Probe], Meta(description="probes of services' latency by name, for the signal service.latency")
+    ] = {}
+    perf: PerfConfig = PerfConfig()
     responses: ResponseConfig = ResponseConfig()
     record: RecordConfig = RecordConfig()
 
     def __post_init__(self) -> None:
+        check_names(self.probes)
         for name, rule in self.rules.items():
             if not _NAME.fullmatch(name):
                 raise ValueError(f"rules: {name!r} is no name of a rule; expected letters, digits, dots, _ and -")

@@ -33,8 +33,8 @@ from reconciler.responses.eviction.plan import Decision, begun, decide, signals_
 from reconciler.responses.eviction.plan import Memory as EvictionMemory
 from reconciler.signals.devicestats import whole_disks
 from reconciler.signals.readers import Scene, Sheet
-from reconciler.signals.tasks import ReaderTasks
 from reconciler.signals.reading import Means, Metered, build, costs
+from reconciler.signals.tasks import ReaderTasks
 from reconciler.slices import Slices
 from reconciler.telling import alerts_of
 from state.eviction import Case, Order

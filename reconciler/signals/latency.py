@@ -19,7 +19,9 @@ from reconciler.signals.probe_targets import Target, TargetKey, Targets, targets
 from reconciler.signals.readers import Scene, Sheet
 from state.evidence import pod_subject
 
+NAME: Final = "latency"
 SIGNAL: Final = "service.latency"
+SIGNALS: Final = (SIGNAL,)
 LONGEST_WAIT_S: Final = 60.0
 """A failing target is asked at least this often, if its interval is not longer."""
 _KEPT: Final = 3.0
@@ -63,8 +65,8 @@ def source_of(target: Target, slots: trio.CapacityLimiter) -> ProbeSource:
 class LatencyReader:
     """`TaskReader`; see the module's text. Nobody is asked before somebody wants the signal."""
 
-    name = "latency"
-    signals: Collection[str] = (SIGNAL,)
+    name = NAME
+    signals: Collection[str] = SIGNALS
 
     def __init__(
         self,

@@ -33,6 +33,8 @@ from reconciler.signals.readers import Scene, Sheet
 from state.evidence import pod_subject
 from state.model import NodeView, Pod
 
+NAME: Final = "perf"
+SIGNALS: Final = ("cpi", "llc.misses")
 _AGAIN_S: Final = 600.0
 """What was refused for want of rights or descriptors is tried again this often: somebody may have seen to it."""
 _KEPT_PERIODS: Final = 3.0
@@ -56,8 +58,8 @@ class _Known(NamedTuple):
 class PerfReader:
     """`TaskReader`; see the module's text. Nothing is opened before somebody wants its signals."""
 
-    name = "perf"
-    signals: Collection[str] = ("cpi", "llc.misses")
+    name = NAME
+    signals: Collection[str] = SIGNALS
 
     def __init__(
         self,
@@ -175,7 +177,7 @@ class PerfReader:
             turn, self._calls, self._offer.events, finish, ended, begin, limiter=self._limiter
         )
         for key in finish:
-            del self._open[key]
+            self._open.pop(key, None)
         self._take(done, begin, now)
 
     async def _able(self, now: float) -> bool:

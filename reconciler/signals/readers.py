@@ -6,7 +6,7 @@ task of its own. It keys what it remembers by inode or start time, never by path
 """
 
 from collections.abc import Collection, Mapping
-from typing import Protocol, final
+from typing import Protocol, final, runtime_checkable
 
 import trio
 from msgspec import Struct
@@ -71,8 +71,9 @@ class Reader(Protocol):
         """Give back what it holds: file descriptors, mounts, groups of its own."""
 
 
+@runtime_checkable
 class TaskReader(Reader, Protocol):
     """One whose measuring takes its own time: a task does it, and `Reader.read` enters what that has told by now."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Measure what the last scene asked for, until cancelled; a component of its own, beside the observer's."""
+        """Measure what the last scene asked for, until cancelled; see `reconciler.signals.tasks`."""

@@ -15,7 +15,9 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.kept import KeptFiles, Reads
 from cgroupfs.private import private_tree
+from reconciler.signals.perf_config import PerfConfig
 from reconciler.signals.podcpu import PodCpu
+from reconciler.signals.probe_config import Probe
 from reconciler.signals.processes import PodProcesses
 from reconciler.signals.readers import Reader, Scene, Sheet
 from reconciler.signals.vmstat import VmStat
@@ -26,7 +28,7 @@ T = TypeVar("T")
 class Means(Struct, frozen=True, kw_only=True):
     """What readers work with. ``private_cgroup2``: where there is no PSI of pods, make groups of our own for it.
 
-    ``filesystems``: directories by the name that their file system goes by, such as ``nodefs``.
+    ``filesystems``: directories by the name that their file system goes by, such as ``nodefs``. ``probes`` by name.
     """
 
     hierarchy: Hierarchy
@@ -34,6 +36,8 @@ class Means(Struct, frozen=True, kw_only=True):
     files: FileOps = REAL
     private_cgroup2: bool = False
     filesystems: Mapping[str, str] = {}
+    perf: PerfConfig = PerfConfig()
+    probes: Mapping[str, Probe] = {}
 
 
 class Cost(NamedTuple):
@@ -209,6 +213,18 @@ def _best_effort(_shared: Shared) -> Reader:
     return BestEffort()
 
 
+def _perf(shared: Shared) -> Reader:
+    from reconciler.signals.perf import PerfReader  # noqa: PLC0415
+
+    return PerfReader(shared.means.hierarchy, shared.means.perf)
+
+
+def _latency(shared: Shared) -> Reader:
+    from reconciler.signals.latency import LatencyReader  # noqa: PLC0415
+
+    return LatencyReader(shared.means.probes)
+
+
 class _Entry(NamedTuple):
     """``signals`` as in its module (a test holds them together); ``needs``: readers that must have run before."""
 
@@ -289,6 +305,8 @@ _TABLE: Final[Mapping[str, _Entry]] = {
         ),
         _best_effort,
     ),
+    "perf": _Entry(("cpi", "llc.misses"), _perf),
+    "latency": _Entry(("service.latency",), _latency),
 }
 """In the order in which they run."""
 
