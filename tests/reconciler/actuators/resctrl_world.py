@@ -1,0 +1,173 @@
+"""A machine with a strict model of the kernel's resctrl, pods on it, and the agent's part that divides it."""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.hierarchy import Hierarchy, Mode, Mount
+from reconciler.actuators.resctrl import Resctrl
+from reconciler.actuators.side import Situation
+from reconciler.planner import plan_pools
+from reconciler.policies.cache import CacheConfig
+from reconciler.policies.cachewish import CACHE_LIMIT, RESCTRL
+from reconciler.policies.table import PoliciesConfig
+from resctrl.capability import Capability, Status, read_capability
+from resctrl.mount import SOURCE
+from state.cache import ClassShare
+from state.evidence import Sample
+from state.ledger import Ledger
+from state.model import Hold, Pod
+from state.store import Store
+from tests.fakes.resctrl_model import ResctrlModel
+from tests.fakes.resctrl_shapes import INTEL, Shape
+from tests.reconciler.nodes import node, online, pod
+
+MOUNT = "/sys/fs/resctrl"
+BATCH, CRUNCH, WEB, SHOP = pod("batch"), pod("crunch"), online("web"), online("shop")
+BE = f"{MOUNT}/bypassd-be"
+
+
+NO_MONITOR = CacheConfig(enabled=True, monitor=False)
+SYSTEM = CacheConfig(
+    enabled=True,
+    system=ClassShare(cat_range_start_percent=30),
+    shared=ClassShare(cat_range_start_percent=40),
+    avoid_shared=True,
+)
+
+
+class Boxes:
+    """The cgroup files of pods: their threads, which live in the model."""
+
+    def __init__(self, model: ResctrlModel) -> None:
+        self._model = model
+        self.pids: dict[str, list[int]] = {}
+
+    def read(self, directory: Any, file: str) -> str:
+        assert file == "tasks"
+        alive = self._model.fake_tasks
+        tids = [tid for pid in self.pids.get(str(directory), []) for tid in alive.tids(pid)]
+        if str(directory) not in self.pids:
+            raise FileNotFoundError(directory)
+        return "".join(f"{tid}\n" for tid in tids)
+
+    def groups(self, directory: Any) -> list[str]:
+        inside = {path.removeprefix(f"{directory}/") for path in self.pids if path.startswith(f"{directory}/")}
+        return sorted({path.partition("/")[0] for path in inside})
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} is not needed here")
+
+
+class World:
+    """A machine with resctrl, a store, and the agent's part on it, which can be started again."""
+
+    def __init__(self, path: Path, shape: Shape = INTEL, release: tuple[int, int] = (6, 12)) -> None:
+        path.mkdir(exist_ok=True)
+        self.model = ResctrlModel(shape, release)
+        self.path = path
+        self.boxes = Boxes(self.model)
+        self.config = CacheConfig(enabled=True)
+        self.enforce = True
+        self.holds: dict[str, Hold] = {}
+        self.writes: Counter[tuple[str, str]] = Counter()
+        self.misses: dict[str, Sample] = {}
+        self.mounted_by = "resctrl"
+        self.hidden = False
+        """The host's mounts are not this process'."""
+        self.before: Callable[[str], None] = lambda _: None
+        """Called around everything that outlives the agent: what is done to mounts, and to the store."""
+        mount = Mount(directory="/cpuset", version=1, controllers=("cpuset",))
+        self.hierarchy = Hierarchy(root="/", mode=Mode.V1, controllers={"cpuset": mount})
+        self.store = Store(str(path / "state.db"), boot="boot-1")
+        self.side = self.start()
+
+    def start(self) -> Resctrl:
+        self.ledger = Ledger(self.store)
+        self.side = Resctrl(
+            self.hierarchy,
+            self.store,
+            self.ledger,
+            trio.CapacityLimiter(1),
+            writes=self.writes,
+            files=self.model,
+            cgroups=self.boxes,
+            capability=self.capability,
+            mounter=self,
+            misses=lambda: self.misses,
+            clock=self.model.now,
+        )
+        return self.side
+
+    def capability(self) -> Capability:
+        copy = self.path / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        self.model.install(str(copy))
+        found = read_capability(str(copy))
+        return replace(found, root=MOUNT) if found.status is Status.READY else found
+
+    # The mounter
+
+    def mount(self, place: str, options: Any) -> None:
+        assert place == MOUNT
+        self.before("mount")
+        self.model.mount(tuple(options))
+        self.mounted_by = SOURCE
+        self.before("mounted")
+
+    def unmount(self, place: str) -> None:
+        self.before("unmount")
+        self.model.umount()
+        self.mounted_by = "resctrl"
+        self.before("unmounted")
+
+    def source(self, place: str) -> str | None:
+        return self.mounted_by if self.model.mountinfo() else None
+
+    def sees_the_host(self) -> bool:
+        return not self.hidden
+
+    # Pods
+
+    def spawn(self, one: Pod, threads: int = 1, parent: int = 0, box: int = 0) -> int:
+        pid = self.model.fake_tasks.spawn(threads, parent)
+        self.boxes.pids.setdefault(f"/cpuset{one.containers[box].group.path}", []).append(pid)
+        return pid
+
+    def places(self, *pids: int) -> list[str]:
+        tasks = self.model.fake_tasks
+        return [self.model.place_of(tid) for pid in pids for tid in tasks.tids(pid)]
+
+    def situation(self, *pods: Pod) -> Situation:
+        view = node(*pods)
+        pools = plan_pools(view, None, PoliciesConfig(cache=self.config))
+        return Situation(view=view, pools=pools, enforce=self.enforce, holds=self.holds)
+
+    async def sweep(self, *pods: Pod, seconds: float = 1.0) -> None:
+        self.model.advance(seconds)
+        self.side.planned(self.situation(*pods))
+        await self.side.sweep()
+
+    def state(self) -> tuple[list[str], dict[str, str], dict[int, str]]:
+        """Everything that somebody else would see: groups, their values, where the threads are."""
+        groups = sorted(self.model.groups(MOUNT)) + sorted(self.model.groups(f"{MOUNT}/mon_groups"))
+        values = {name: self.model.read(f"{MOUNT}/{name}".rstrip("/"), "schemata") for name in ("", *self.controls())}
+        places = {tid: self.model.place_of(tid) for tid, _ in self.model.fake_tasks.threads()}
+        return groups, values, places
+
+    def controls(self) -> list[str]:
+        return sorted(set(self.model.groups(MOUNT)) - {"info", "mon_data", "mon_groups"})
+
+
+def annotated(one: Pod, **annotations: str) -> Pod:
+    names = {"limit": CACHE_LIMIT, "resctrl": RESCTRL}
+    return replace(one, annotations={names[key]: value for key, value in annotations.items()})
+
+
+def wants(one: Pod, low: int, high: int) -> Pod:
+    return annotated(one, resctrl=f'{{"llc": {{"schemata": {{"range": [{low}, {high}]}}}}}}')
