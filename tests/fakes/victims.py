@@ -17,7 +17,9 @@ from tests.cgroupfs.kernelgroup import kernel_groups, remove_tree
 CONTROLLERS = ("cpu", "memory", "pids", "freezer", "unified")
 
 IGNORES_TERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(999)"
-HEEDS_USR1 = "import signal; signal.signal(signal.SIGUSR1, lambda *_: exit(0)); print(flush=True); signal.pause()"
+HEEDS_USR1 = (
+    "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os._exit(0)); print(flush=True); signal.pause()"
+)
 # A parent that never waits for its children and never stops making some.
 FORKS = """
 import os, signal
