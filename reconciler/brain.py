@@ -24,7 +24,7 @@ from reconciler.responses.ladder import Ascent, Change, LadderMemory, Turn, adva
 from reconciler.responses.measure import measures_of
 from reconciler.responses.steps import SIGNALS as STEP_SIGNALS
 from reconciler.signals.history import History
-from state.evidence import NODE, Finding, Frame, PodFacts, Verdict
+from state.evidence import NODE, Finding, Frame, PodFacts, Resource, Suspect, Verdict, pod_subject
 from state.measures import Measures
 
 _LOG: Final = logging.getLogger(__name__)
@@ -170,7 +170,8 @@ class Brain:
             del self._learned[next(iter(self._learned))]
         if seen.finding.verdict in {Verdict.OK, Verdict.UNKNOWN}:
             return seen.finding
-        finding = replace(seen.finding, suspects=rank(sight, seen.finding.resource, asked.rule.window_s))
+        suspects = rank(sight, seen.finding.resource, asked.rule.window_s)
+        finding = replace(seen.finding, suspects=_weighed(seen.finding, suspects, sight))
         likely = any(one.score >= self.config.responses.min_score for one in finding.suspects)
         if finding.verdict is Verdict.INTERFERED and asked.rule.needs_suspect and not likely:
             return replace(finding, verdict=Verdict.SUSPECT, evidence=(*finding.evidence, _NOBODY))
@@ -195,6 +196,18 @@ class Brain:
         over += [replace(gone, verdict=Verdict.UNKNOWN, evidence=("it is gone",)) for gone in self._active.values()]
         self._active = active
         return tuple(begun), tuple(over)
+
+
+def _weighed(finding: Finding, suspects: Sequence[Suspect], sight: Sight) -> tuple[Suspect, ...]:
+    """Suspects by what they can have taken: who used a tenth of the CPU that is lacking is not why it is."""
+    if finding.resource is not Resource.CPU or not finding.gap:
+        return tuple(suspects)
+    found = []
+    for one in suspects:
+        use = sight.value("cpu.use", pod_subject(one.uid))
+        part = 0.0 if use is None else min(1.0, use / finding.gap)
+        found.append(replace(one, score=round(one.score * part, 3)) if part < 1.0 else one)
+    return tuple(sorted(found, key=lambda one: -one.score))
 
 
 def _named(changes: Iterable[Change], findings: Iterable[Finding]) -> Iterable[Named]:

@@ -20,6 +20,7 @@ from state.model import PodClass
 
 SIGNALS: Final = ("be.budget", "be.use", "cpu.use", "memory.use", "disk.read", "disk.write")
 """What the sizes of steps go by."""
+_MOST_OF_IT: Final = 0.5
 _DISK_KNOBS: Final = frozenset({"io.max", "blkio.read_bps"})
 
 
@@ -182,6 +183,8 @@ def _freeze(chance: Chance) -> Step | None:
     for suspect, pod in _suspects(chance):
         if pod.uid in chance.resting or any(step.suspect == pod.uid and step.what is What.RUN for step in chance.taken):
             continue
+        if not _grave(chance, pod):
+            continue
         if key_of(chance.finding, Response.FREEZE, What.RUN, pod, chance.frame) not in chance.useless:
             return _step(chance, Response.FREEZE, What.RUN, (chance.config.freeze.max_s, 0.0), suspect)
     return None
@@ -190,9 +193,21 @@ def _freeze(chance: Chance) -> Step | None:
 def _evict(chance: Chance) -> Step | None:
     for suspect, pod in _suspects(chance):
         asked = any(step.suspect == pod.uid and step.response is Response.EVICT for step in chance.taken)
-        if not asked and key_of(chance.finding, Response.EVICT, What.RUN, pod, chance.frame) not in chance.useless:
+        if (
+            not asked
+            and _grave(chance, pod)
+            and key_of(chance.finding, Response.EVICT, What.RUN, pod, chance.frame) not in chance.useless
+        ):
             return _step(chance, Response.EVICT, What.RUN, (0.0, 0.0), suspect)
     return None
+
+
+def _grave(chance: Chance, pod: PodFacts) -> bool:
+    """Whether to stop it altogether could give the victim most of what it lacks: for less nobody is stopped."""
+    if chance.finding.resource is not Resource.CPU or chance.finding.gap is None:
+        return True
+    use = chance.sample(pod.subject, "cpu.use")
+    return use is not None and use >= chance.finding.gap * _MOST_OF_IT
 
 
 _NEXT: Final = {

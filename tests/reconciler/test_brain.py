@@ -143,6 +143,17 @@ def test_whom_no_pod_can_have_disturbed_is_no_victim_of_one() -> None:
     assert [one for one in judged(Brain(config(cpu=told)), alone) if one.begun]
 
 
+def test_who_used_far_less_than_the_victim_lacks_is_not_why() -> None:
+    """The machine is busy with something that is no pod: the BE pods that run a little are not blamed for it."""
+    busy = (frame(second, hog_milli=60.0, wait=90.0 if second > 40 else 0.5) for second in range(90))
+    strong = (
+        replace(one, samples={**one.samples, "pod:web": {**one.samples["pod:web"], "cpu.wait_milli": Sample(2000.0)}})
+        for one in busy
+    )
+    judgements = judged(Brain(config(cpu=ENFORCED)), strong)
+    assert not [finding for one in judgements for finding in one.begun]
+
+
 def test_shadow_is_the_default_and_touches_nothing() -> None:
     brain = Brain(config())
     judgements = judged(brain, trouble())

@@ -241,6 +241,17 @@ def test_a_freeze_ends_in_time_whatever_happens_and_the_pod_rests() -> None:
     assert world.measures.frozen, "rested"
 
 
+@pytest.mark.parametrize("response", [FREEZE, EVICT])
+def test_nobody_is_stopped_who_could_not_give_most_of_what_is_lacking(response: Response) -> None:
+    world = World(response)
+    world.suspects = (("calm", 0.9),)
+    world.go(BAD, 4.0, gap=600.0)
+    assert world.log == ["exhausted: nothing is left to try"]
+    world.uses["pod:calm"]["cpu.use"] = 300.0
+    world.go(BAD, 4.0, gap=600.0)
+    assert len(world.log) == 2
+
+
 def test_an_eviction_is_asked_for_once_and_waited_for_longer() -> None:
     world = World(EVICT, config=ResponseConfig(effect_s=5, evict_effect_s=60))
     changes = world.go(BAD, 4.0)
