@@ -148,6 +148,7 @@ class Watching:
 
     def _means(self, config: Config) -> "Means":
         from reconciler.signals.reading import Means  # noqa: PLC0415
+        from reconciler.sources.runtime_roots import find_image_root  # noqa: PLC0415
 
         place = self._node.place
         return Means(
@@ -155,7 +156,8 @@ class Watching:
             root=place.root,
             files=self._node.files,
             private_cgroup2=config.interference.private_cgroup2,
-            filesystems={"nodefs": place.kubelet.root_dir, "imagefs": config.runtime.state_dir},
+            filesystems={"nodefs": place.kubelet.root_dir, "imagefs": find_image_root(place.root)},
+            kubelet=place.kubelet.root_dir,
         )
 
     def numbers(self) -> WatchNumbers | None:

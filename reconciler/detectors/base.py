@@ -22,7 +22,8 @@ STALE_S: Final = 3.0
 _SLOW: Final[Mapping[str, float]] = {
     **dict.fromkeys(("cpi", "llc.misses"), 130.0),
     **dict.fromkeys(("llc.occupancy", "memory.bandwidth", "service.latency"), 30.0),
-    **dict.fromkeys(("fs.available", "fs.size", "fs.inodes_free", "fs.inodes", "fs.use", "fs.inodes_use"), 30.0),
+    **dict.fromkeys(("fs.available", "fs.size", "fs.inodes_free", "fs.inodes"), 30.0),
+    **dict.fromkeys(("fs.use", "fs.inodes_use"), 240.0),
 }
 """Signals that are not measured each sample interval, whatever that is: for how long their samples count as fresh."""
 

@@ -28,7 +28,8 @@ T = TypeVar("T")
 class Means(Struct, frozen=True, kw_only=True):
     """What readers work with. ``private_cgroup2``: where there is no PSI of pods, make groups of our own for it.
 
-    ``filesystems``: directories by the name that their file system goes by, such as ``nodefs``. ``probes`` by name.
+    ``filesystems``: directories by the name that their file system goes by, such as ``nodefs``. ``kubelet``: the
+    kubelet's directory. Both without ``root``, the prefix of all paths. ``probes`` by name.
     """
 
     hierarchy: Hierarchy
@@ -36,6 +37,7 @@ class Means(Struct, frozen=True, kw_only=True):
     files: FileOps = REAL
     private_cgroup2: bool = False
     filesystems: Mapping[str, str] = {}
+    kubelet: str = "/var/lib/kubelet"
     perf: PerfConfig = PerfConfig()
     probes: Mapping[str, Probe] = {}
 
@@ -198,7 +200,14 @@ def _node_memory(shared: Shared) -> Reader:
 def _file_systems(shared: Shared) -> Reader:
     from reconciler.signals.filesystems import FileSystems  # noqa: PLC0415
 
-    return FileSystems(shared.means.filesystems)
+    prefix = shared.means.root.rstrip("/")
+    return FileSystems({name: f"{prefix}{path}" for name, path in shared.means.filesystems.items()})
+
+
+def _fs_use(shared: Shared) -> Reader:
+    from reconciler.signals.fsuse import FsUse  # noqa: PLC0415
+
+    return FsUse(shared.processes, shared.means.kubelet, root=shared.means.root)
 
 
 def _pools(shared: Shared) -> Reader:
@@ -288,6 +297,7 @@ _TABLE: Final[Mapping[str, _Entry]] = {
         _node_memory,
     ),
     "filesystems": _Entry(("fs.available", "fs.size", "fs.inodes_free", "fs.inodes"), _file_systems),
+    "fsuse": _Entry(("fs.use", "fs.inodes_use"), _fs_use),
     "pools": _Entry(
         ("pool.cpus", "cpu.use", "cpu.idle", "cpu.wait", "cpu.wait_milli", "load.runnable", "memory.use"),
         _pools,

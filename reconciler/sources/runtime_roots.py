@@ -20,6 +20,7 @@ from cgroupfs.errors import InputError, errno_name
 CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
 _STATE: Final = "/run/containerd"
 _RUNC_ROOT: Final = "/run/containerd/runc"
+_IMAGES: Final = ("/var/lib/containerd", "/var/lib/docker", "/var/lib/containers/storage")
 _NAMESPACE: Final = "k8s.io"
 _TASKS: Final = "io.containerd.runtime.v2.task"
 _TASKS_V1: Final = "io.containerd.runtime.v1.linux"
@@ -84,6 +85,24 @@ def find_runtime_dirs(root: str = "/", config: str = CONTAINERD_CONFIG) -> Runti
         nested=_below(root, ["/run/containers/storage/overlay-containers"]),
         problems=tuple(problems),
     )
+
+
+def find_image_root(root: str = "/", config: str = CONTAINERD_CONFIG) -> str:
+    """Where the runtime keeps images and the containers' layers, without the root prefix: the kubelet's ``imagefs``.
+
+    What containerd's configuration names, else the first default that exists (containerd, docker, CRI-O), else
+    containerd's. Errors: none; a configuration that cannot be used names nothing.
+    """
+    named: list[str] = []
+    for document in _documents(root, config, []):
+        try:
+            named += _texts(document.get("root"), "root", config)
+        except InputError:
+            continue
+    for path in (*reversed(named), *_IMAGES):
+        if os.path.isdir(os.path.join(root, path.lstrip("/"))):
+            return path
+    return named[-1] if named else _IMAGES[0]
 
 
 def _below(root: str, paths: list[str]) -> tuple[str, ...]:

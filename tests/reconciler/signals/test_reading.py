@@ -23,13 +23,14 @@ MODULES = {
     "node": "nodeload",
     "nodememory": "nodememory",
     "filesystems": "filesystems",
+    "fsuse": "fsuse",
     "pools": "pools",
     "besteffort": "besteffort",
 }
 
 
 def _means(tmp_path: Path) -> Means:
-    return Means(hierarchy=Tree(tmp_path).hierarchy, root=str(tmp_path), filesystems={"nodefs": str(tmp_path)})
+    return Means(hierarchy=Tree(tmp_path).hierarchy, root=str(tmp_path), filesystems={"nodefs": "/proc"})
 
 
 @pytest.mark.parametrize("name", MODULES)

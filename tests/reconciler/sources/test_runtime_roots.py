@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.sources.runtime_roots import find_runtime_dirs
+from reconciler.sources.runtime_roots import find_image_root, find_runtime_dirs
 
 DEFAULT_STATES = ("/run/containerd/runc/k8s.io", "/run/docker/runtime-runc/moby", "/run/runc")
 
@@ -94,3 +94,15 @@ def test_a_containers_bundle_and_state_are_found_where_they_are(tmp_path: Path) 
     Path(dirs.states[2], "a").mkdir(parents=True)
     Path(dirs.states[2], "a", "state.json").touch()
     assert dirs.state_file("a") == f"{dirs.states[2]}/a/state.json"
+
+
+def test_images_lie_where_containerd_is_told_else_where_a_runtime_has_them(tmp_path: Path) -> None:
+    assert find_image_root(str(tmp_path)) == "/var/lib/containerd"
+    (tmp_path / "var/lib/docker").mkdir(parents=True)
+    assert find_image_root(str(tmp_path)) == "/var/lib/docker"
+    configure(tmp_path, 'root = "/data/containerd"')
+    assert find_image_root(str(tmp_path)) == "/var/lib/docker"
+    (tmp_path / "data/containerd").mkdir(parents=True)
+    assert find_image_root(str(tmp_path)) == "/data/containerd"
+    configure(tmp_path, "root = 5")
+    assert find_image_root(str(tmp_path)) == "/var/lib/docker"

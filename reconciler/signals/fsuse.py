@@ -1,0 +1,164 @@
+"""What each pod has written to the node's own file system: its volumes there, its logs, its containers' top layers.
+
+``du`` counts, in a process of its own at the least priority: going through a million files in one of our threads would
+hold up the loop. One file system only, the one that the kubelet lives on: volumes mounted from elsewhere, memory
+volumes, and layers on a disk of their own are not what runs full here. A container's layer is where its first process
+says its root is mounted (overlay's upper directory); other snapshotters' layers are not known, and not counted.
+
+**Cost**: one process a minute, and what reading the pods' directories takes. Source: kernel documentation,
+filesystems/overlayfs; the kubelet's directories.
+"""
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple, final
+
+from reconciler.signals.lane import Lane
+from reconciler.signals.processes import PodProcesses
+from reconciler.signals.readers import Scene, Sheet
+from state.model import Pod
+
+NAME: Final = "fsuse"
+SIGNALS: Final = ("fs.use", "fs.inodes_use")
+_EVERY_S: Final = 60.0
+_LONGEST_S: Final = 120.0
+_ROOT: Final = re.compile(r"^\d+ \d+ \d+:\d+ \S+ / .* - overlay \S+ \S*?upperdir=([^,\s]+)", re.MULTILINE)
+_DU: Final = ("nice", "-n", "19", "du", "-x", "-s")
+_LOGS: Final = "var/log/pods"
+
+
+class Use(NamedTuple):
+    """Of one pod. ``at_s``: when counting began."""
+
+    size: int
+    inodes: int
+    at_s: float
+
+
+def run_du(options: Sequence[str], paths: Sequence[str]) -> str:
+    """What ``du`` says; files that vanish meanwhile are no error. Blocks. Errors: `OSError`."""
+    try:
+        done = subprocess.run(  # noqa: S603  (two programs of the system, with paths of the node's own)
+            [*_DU, *options, "--", *paths],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_LONGEST_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise TimeoutError(None, f"du was not done after {_LONGEST_S:.0f} s") from exc
+    if done.returncode in {126, 127}:
+        raise FileNotFoundError(None, "there is no du program")
+    return os.fsdecode(done.stdout)
+
+
+def parse_du(text: str) -> dict[str, int]:
+    """The number of each path. Lines that are not so are left out."""
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        count, tab, path = line.partition("\t")
+        if tab and count.isdecimal():
+            found[path] = int(count)
+    return found
+
+
+def upper_directory(mountinfo: str) -> str | None:
+    """The top layer of a container, from its first process's mount table; None: no overlay."""
+    match = _ROOT.search(mountinfo)
+    return None if match is None else match[1]
+
+
+@final
+class FsUse:
+    """A `Reader`. ``kubelet``: the kubelet's directory, without ``root``, the prefix of all paths."""
+
+    name = NAME
+    signals: Collection[str] = SIGNALS
+
+    def __init__(
+        self,
+        processes: PodProcesses,
+        kubelet: str,
+        *,
+        root: str = "/",
+        du: Callable[[Sequence[str], Sequence[str]], str] = run_du,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._processes = processes
+        self._root = root.rstrip("/")
+        self._pods = f"{self._root}/{kubelet.strip('/')}/pods"
+        self._logs = f"{self._root}/{_LOGS}"
+        self._du = du
+        self._clock = clock
+        self._lane = Lane[dict[str, Use]](NAME)
+        self._uses: Mapping[str, Use] = {}
+        self._next_at = 0.0
+        self._problem: str | None = None
+
+    def problems(self) -> Mapping[str, str]:
+        return dict.fromkeys(SIGNALS, self._problem) if self._problem else {}
+
+    async def aclose(self) -> None:
+        """A count under way is left to itself; it changes nothing."""
+
+    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+        try:
+            found = self._lane.take()
+        except OSError as exc:
+            self._problem = f"the pods' files cannot be counted: {exc.strerror}"
+        else:
+            if found is not None:
+                self._uses, self._problem = found, None
+        at_s = self._clock()
+        if at_s >= self._next_at:
+            places = {uid: tuple(self._places(pod, now)) for uid, pod in scene.view.pods.items()}
+            if self._lane.start(partial(self._count, places)):
+                self._next_at = at_s + _EVERY_S
+        for uid in scene.view.pods:
+            if (use := self._uses.get(uid)) is not None:
+                age_s = max(0.0, at_s - use.at_s)
+                sheet.put(f"pod:{uid}", "fs.use", use.size, age_s=age_s)
+                sheet.put(f"pod:{uid}", "fs.inodes_use", use.inodes, age_s=age_s)
+
+    def _places(self, pod: Pod, now: float) -> Iterator[str]:
+        """Where its files may be; a process's own mount table is left for the thread to read."""
+        yield f"{self._pods}/{pod.uid}"
+        if pod.namespace and pod.name:
+            yield f"{self._logs}/{pod.namespace}_{pod.name}_{pod.uid}"
+        for pid in self._processes.of(pod, now):
+            yield f"{self._root}/proc/{pid}/mountinfo"
+
+    def _count(self, places: Mapping[str, Sequence[str]]) -> dict[str, Use]:
+        """In the thread. Errors: `OSError` when nothing can be counted."""
+        at_s = self._clock()
+        device = os.stat(self._pods).st_dev
+        chosen = {uid: sorted(set(self._here(paths, device))) for uid, paths in places.items()}
+        everything = [path for paths in chosen.values() for path in paths]
+        if not everything:
+            return {}
+        sizes, inodes = parse_du(self._du(("-B1",), everything)), parse_du(self._du(("--inodes",), everything))
+        return {
+            uid: Use(sum(sizes[path] for path in paths), sum(inodes.get(path, 0) for path in paths), at_s)
+            for uid, paths in chosen.items()
+            # A directory that went while it was counted makes the whole pod unknown, for it may have been the largest.
+            if paths and all(path in sizes for path in paths)
+        }
+
+    def _here(self, paths: Sequence[str], device: int) -> Iterator[str]:
+        """Those on the node's own file system, with the layers that mount tables name."""
+        for path in paths:
+            place: str | None = path
+            try:
+                if path.endswith("/mountinfo"):
+                    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+                        upper = upper_directory(file.read())
+                    place = None if upper is None else f"{self._root}{upper}"
+                if place is not None and os.stat(place).st_dev == device:
+                    yield place
+            except OSError:
+                continue

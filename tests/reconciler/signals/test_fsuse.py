@@ -1,0 +1,102 @@
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from reconciler.signals.fsuse import FsUse, parse_du, run_du, upper_directory
+from reconciler.signals.processes import PodProcesses
+from reconciler.signals.readers import Sheet
+from tests.reconciler.signals.podtree import Tree, scene, values
+
+OVERLAY = (
+    "981 880 0:96 / / rw,relatime master:300 - overlay overlay rw,lowerdir=/var/lib/containerd/s/1/fs,"
+    "upperdir=/var/lib/containerd/s/9/fs,workdir=/var/lib/containerd/s/9/work,index=off\n"
+    "982 981 0:99 / /proc rw,nosuid - proc proc rw\n"
+    "983 981 0:98 / /mnt rw - overlay overlay rw,lowerdir=/a,upperdir=/other/fs,workdir=/w\n"
+)
+
+
+def test_the_layer_is_that_of_the_root_and_of_no_other_mount() -> None:
+    assert upper_directory(OVERLAY) == "/var/lib/containerd/s/9/fs"
+    assert upper_directory(OVERLAY.partition("\n")[2]) is None
+    assert upper_directory("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n") is None
+
+
+@given(st.text(max_size=80))
+def test_no_text_breaks_the_readers_of_texts(text: str) -> None:
+    upper_directory(text)
+    assert all(count >= 0 for count in parse_du(text).values())
+
+
+def _node(tmp_path: Path) -> tuple[Tree, list[str]]:
+    tree = Tree(tmp_path)
+    layer = tmp_path / "var/lib/containerd/s/9/fs"
+    volume = tmp_path / "var/lib/kubelet/pods/a/volumes/kubernetes.io~empty-dir/work"
+    logs = tmp_path / "var/log/pods/ns_web_a/main"
+    for place in (layer, volume, logs):
+        place.mkdir(parents=True)
+        (place / "file").write_bytes(b"x" * 40_000)
+    tree.proc("11/mountinfo", OVERLAY)
+    return tree, [str(layer), str(volume), str(logs)]
+
+
+def _reader(tree: Tree, du: Callable[[Sequence[str], Sequence[str]], str] = run_du) -> FsUse:
+    return FsUse(PodProcesses(tree.hierarchy), "/var/lib/kubelet", root=str(tree.root), du=du)
+
+
+async def _until_told(reader: FsUse, tree: Tree, *uids: str) -> Sheet:
+    pods = []
+    for uid in uids:
+        pod = tree.pod(uid)
+        tree.put("cpuset", pod.containers[0].group.path, "cgroup.procs", "11\n" if uid == "a" else "")
+        pods.append(replace(pod, namespace="ns", name="web"))
+    with trio.fail_after(20):
+        while True:
+            sheet = Sheet()
+            await reader.read(scene(tree, *pods), sheet, tree.now)
+            if sheet.samples or reader.problems():
+                return sheet
+            await trio.sleep(0.01)
+
+
+async def test_volumes_logs_and_the_top_layer_are_counted(tmp_path: Path) -> None:
+    tree, _ = _node(tmp_path)
+    sheet = await _until_told(_reader(tree), tree, "a", "b")
+    found = values(sheet)
+    assert 120_000 <= found["fs.use"] < 300_000
+    # Three files and the directories that they are in.
+    assert found["fs.inodes_use"] == 3 + 1 + 4 + 2
+    assert "pod:b" not in sheet.samples
+
+
+async def test_a_node_without_du_says_so(tmp_path: Path) -> None:
+    tree, _ = _node(tmp_path)
+
+    def none(options: Sequence[str], paths: Sequence[str]) -> str:
+        raise FileNotFoundError(None, "there is no du program")
+
+    reader = _reader(tree, du=none)
+    await _until_told(reader, tree, "a")
+    assert "no du" in reader.problems()["fs.use"]
+
+
+async def test_a_pod_of_which_a_part_vanished_meanwhile_is_unknown(tmp_path: Path) -> None:
+    tree, places = _node(tmp_path)
+    os.makedirs(tmp_path / "var/lib/kubelet/pods/b")
+
+    def partly(options: Sequence[str], paths: Sequence[str]) -> str:
+        return "".join(f"7\t{path}\n" for path in paths if path != places[0])
+
+    sheet = await _until_told(_reader(tree, du=partly), tree, "a", "b")
+    assert sheet.samples.keys() == {"pod:b"}
+    assert sheet.samples["pod:b"]["fs.use"].value == 7
+
+
+@pytest.mark.parametrize("text", ["", "du: cannot\n", "x\t/a\n", "5 /a\n"])
+def test_lines_that_are_no_count_are_left_out(text: str) -> None:
+    assert parse_du(text) == {}
