@@ -62,8 +62,10 @@ def shown(value: object, field: Field | None = None) -> str:
             return units.format_number(value, leaf.unit if leaf is not None else None)
         case CpuSet():
             return str(value) or '""'
-        case tuple() | frozenset():
+        case tuple():
             return f"[{', '.join(shown(item) for item in value)}]"
+        case frozenset():
+            return f"[{', '.join(sorted(shown(item) for item in value))}]"
         case Mapping():
             return f"{{{', '.join(f'{shown(key)}: {shown(item)}' for key, item in value.items())}}}"
         case _:
@@ -201,11 +203,12 @@ def explain(loaded: Loaded, prefix: str = "") -> str:
     Errors: `KeyError` when no setting's name starts with ``prefix``.
     """
     blocks: list[str] = []
-    for path, field in settings(section_of(Config)):
+    top = section_of(Config)
+    for path, field in settings(top):
         inside = not prefix or path == prefix or path.startswith(f"{prefix}.")
         if not inside or isinstance(field.schema, Section):
             continue
-        value = value_at(loaded.config, path)
+        value = value_at(loaded.config, path, top)
         given = [str(at) for name, at in loaded.origins.items() if name == path or name.startswith(f"{path}.")]
         source = ", ".join(given) if given else "default"
         words = [f"  {text}" for text in (field.description, accepts(field)) if text]

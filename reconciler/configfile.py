@@ -78,17 +78,21 @@ def _keep_fixed(old: Config, new: Config) -> tuple[Config, tuple[str, ...]]:
 
 def changed(old: Config, new: Config) -> tuple[str, ...]:
     """The dotted names of the settings that differ."""
+    top = section_of(Config)
     return tuple(
         path
-        for path, field in settings(section_of(Config))
-        if not isinstance(field.schema, Section) and value_at(old, path) != value_at(new, path)
+        for path, field in settings(top)
+        if not isinstance(field.schema, Section) and value_at(old, path, top) != value_at(new, path, top)
     )
 
 
-def value_at(config: Config, path: str) -> object:
-    """The value of a dotted name. Errors: `AttributeError` for a name that is no setting."""
+def value_at(config: Config, path: str, top: Section | None = None) -> object:
+    """The value of a dotted name. ``top``: the schema, for who asks often: making it takes 20 ms.
+
+    Errors: `AttributeError` for a name that is no setting.
+    """
     value: object = config
-    section: object = section_of(Config)
+    section: object = section_of(Config) if top is None else top
     for name in path.split("."):
         if not isinstance(section, Section) or name not in section.fields:
             raise AttributeError(f"{path!r} is no setting")

@@ -181,10 +181,11 @@ def test_the_example_with_every_setting_uncommented_still_is_the_default() -> No
     assert {path for path in bound.origins if not path.startswith(tables) and not path.endswith("]")} == leaves
 
 
+_NAMES = frozenset(path.rpartition(".")[2] for path, _ in settings(section_of(Config)))
+
+
 def _uncommented(match: re.Match[str]) -> str:
-    name = match[2].partition(":")[0]
-    known = any(path.rpartition(".")[2] == name for path, _ in settings(section_of(Config)))
-    return f"{match[1]}{match[2]}" if known else match[0]
+    return f"{match[1]}{match[2]}" if match[2].partition(":")[0] in _NAMES else match[0]
 
 
 def test_the_example_of_classes_can_be_used() -> None:
