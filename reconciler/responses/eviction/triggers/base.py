@@ -8,7 +8,7 @@ elsewhere. It does not look at who is leaving: what leaving pods hold is credite
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
-from msgspec import Struct, json
+from msgspec import Struct
 from msgspec.structs import fields
 
 from reconciler.responses.eviction.config import TriggerConfig
@@ -116,8 +116,8 @@ def registered(section: type[Struct], triggers: Iterable[AnyTrigger], named: str
         if sections.get(trigger.name) is not trigger.config_type:
             raise ValueError(f"trigger {trigger.name}: {section.__name__} has no field of this name and config type")
         try:
-            json.decode(b"{}", type=trigger.config_type)
-        except ValueError as exc:
+            trigger.config_type()
+        except TypeError as exc:
             raise ValueError(f"trigger {trigger.name}: its config needs a default for each field ({exc})") from exc
         missing = [signal for signal in trigger.signals if signal not in SIGNALS]
         if missing:

@@ -1,0 +1,294 @@
+"""Who is spared and why, the ranking, and how few go."""
+
+import random
+from typing import Any
+
+import pytest
+
+from reconciler.responses.eviction.config import EvictionConfig
+from reconciler.responses.eviction.goods import Good, held, say
+from reconciler.responses.eviction.limits import owner_of
+from reconciler.responses.eviction.spared import PodSelector, SparedConfig, accepts, name_of, why_spared
+from reconciler.responses.eviction.triggers.base import Pressure
+from reconciler.responses.eviction.victims import Candidate, choose, lines, standing_of, weigh
+from reconciler.rules import LabelSelector
+from state.evidence import ContainerFacts, PodFacts
+from state.model import Hold, PodClass, Resources
+from tests.reconciler.responses.eviction.world import GI, MI, START, WALL, World, batch, be
+
+BE_ONLY = (PodClass.RECLAIMED,)
+HOLD = Hold(target="pod:a", reason="debugging", by="jo")
+
+
+def spared(pod: PodFacts, config: SparedConfig | None = None, holds: dict[str, Hold] | None = None) -> str | None:
+    return why_spared(pod, config or SparedConfig(), BE_ONLY, World(pod).frame(), holds or {})
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({}, None),
+        ({"terminating": True}, "is ending already"),
+        ({"held": True}, "held by an operator"),
+        ({"certain": False}, "nobody has told its labels yet"),
+        ({"cls": PodClass.SYSTEM}, "system class"),
+        ({"static": True}, "static pod: the kubelet would not start it again"),
+        ({"priority_class": "system-node-critical"}, "critical: priority class system-node-critical"),
+        ({"priority": 2_000_000_000}, "critical: its priority"),
+        ({"cls": PodClass.SHARED}, "class shared is not in eviction.classes"),
+        ({"cls": PodClass.DEDICATED}, "class dedicated is not in eviction.classes"),
+        ({"annotations": {"bypassd/do-not-evict": "true"}}, "annotation bypassd/do-not-evict=true"),
+        ({"annotations": {"bypassd/do-not-evict": "false"}}, None),
+        ({"labels": {"koordinator.sh/eviction-enabled": "false"}}, "label koordinator.sh/eviction-enabled=false"),
+        ({"labels": {"koordinator.sh/eviction-enabled": "true"}}, None),
+        ({"annotations": {"karpenter.sh/do-not-disrupt": "true"}}, "annotation karpenter.sh/do-not-disrupt=true"),
+        ({"annotations": {"karpenter.sh/do-not-evict": "true"}}, "annotation karpenter.sh/do-not-evict=true"),
+        # It keeps the autoscaler from removing the node, and says nothing about a node in need.
+        ({"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}}, None),
+        ({"namespace": "kube-system", "title": "kube-system/a"}, "namespace kube-system"),
+        ({"owner": "DaemonSet/logs"}, "owned by DaemonSet/logs"),
+        ({"owner": "Job/logs"}, None),
+        ({"owner": None}, None),
+        ({"age_s": 59.0}, "young: 59 s of 60 s"),
+        ({"age_s": 60.0}, None),
+        ({"created_s": 0.0}, "its age is not known"),
+    ],
+)
+def test_who_is_spared_and_why(facts: dict[str, Any], reason: str | None) -> None:
+    assert spared(be("a", **facts)) == reason
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (SparedConfig(ownerless=True), None),
+        (SparedConfig(owner_kinds=("ReplicaSet",)), "owned by ReplicaSet/a"),
+        (SparedConfig(namespaces=("c*",)), "namespace ci"),
+        (SparedConfig(namespaces=()), None),
+        (SparedConfig(marks=("keep",)), "label keep=yes"),
+        (SparedConfig(marks=("keep=no",)), None),
+        (SparedConfig(selectors=(PodSelector(pods=("a",)),)), "selector a"),
+        (SparedConfig(selectors=(PodSelector(name="mine", pods=("b",)), PodSelector(namespaces=("x",)))), None),
+        (
+            SparedConfig(selectors=(PodSelector(labels=LabelSelector(match_labels={"keep": "yes"})),)),
+            "selector keep",
+        ),
+        (SparedConfig(young_s=7200), "young: 3600 s of 7200 s"),
+    ],
+)
+def test_the_configuration_names_who_is_spared(config: SparedConfig, reason: str | None) -> None:
+    assert spared(be("a", labels={"keep": "yes"}), config) == reason
+
+
+def test_pods_without_a_controller_are_spared_where_that_is_asked_for() -> None:
+    assert spared(be("a", owner=None), SparedConfig(ownerless=True)) == "no controller would start it anew"
+    assert spared(be("a", created_s=0.0), SparedConfig(young_s=0)) is None
+    with pytest.raises(ValueError, match="a selector needs"):
+        PodSelector(name="all")
+
+
+@pytest.mark.parametrize(
+    ("target", "until", "is_held"),
+    [
+        ("node", None, True),
+        ("pod:a", None, True),
+        ("pod:b", None, False),
+        ("pod:a", WALL - 1, False),
+        ("pod:a", WALL + 1, True),
+        ("file:/kubepods/besteffort/poda", None, True),
+        ("file:/kubepods/besteffort/poda/c1", None, True),
+        ("file:/kubepods/besteffort/poda/c1:cpu.quota", None, False),
+        ("knob:cpu.set", None, False),
+    ],
+)
+def test_what_a_person_holds_is_left_alone_while_it_is_held(target: str, until: float | None, is_held: bool) -> None:
+    pod = be("a", containers=(ContainerFacts(id="c1", path="/kubepods/besteffort/poda/c1"),))
+    hold = Hold(target=target, reason="debugging", by="jo", until=until)
+    assert spared(pod, holds={target: hold}) == ("held by jo: debugging" if is_held else None)
+
+
+@pytest.mark.parametrize(
+    ("policy", "features", "accepted"),
+    [
+        (None, (), True),
+        ('["BECPUEvict"]', ("BECPUEvict",), True),
+        ('["BECPUEvict"]', ("CPUEvict",), False),
+        ('["BECPUEvict"]', (), False),
+        ("[]", ("BECPUEvict",), False),
+        ("BECPUEvict", ("BECPUEvict",), False),
+        ("[1]", ("BECPUEvict",), False),
+    ],
+)
+def test_a_pods_own_list_of_what_it_may_go_for(policy: str | None, features: tuple[str, ...], accepted: bool) -> None:
+    """A broken or empty list accepts nothing."""
+    annotations = {} if policy is None else {"koordinator.sh/eviction-policy": policy}
+    assert (accepts(be("a", annotations=annotations), features) is None) is accepted
+
+
+def test_names_are_known_only_where_somebody_told_them() -> None:
+    assert name_of(be("a")) == "a"
+    assert name_of(be("a", title="a", namespace=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "standing"),
+    [
+        ({}, (0, 0, 0, 0, 0)),
+        ({"cls": PodClass.DEDICATED, "priority": 7}, (2, 0, 7, 7, 0)),
+        ({"priority": 5000, "labels": {"koordinator.sh/priority": "12"}}, (0, 0, 5000, 12, 0)),
+        ({"annotations": {"koordinator.sh/eviction-priority": "-3"}}, (0, -3, 0, 0, 0)),
+        ({"annotations": {"koordinator.sh/eviction-priority": "soon"}}, (0, 0, 0, 0, 0)),
+        ({"annotations": {"koordinator.sh/eviction-priority": "9" * 5000}}, (0, 0, 0, 0, 0)),
+        ({"labels": {"koordinator.sh/priority-class": "koord-free"}}, (0, 0, 3500, 3500, 0)),
+        ({"priority": 5001, "labels": {"koordinator.sh/priority-class": "koord-free"}}, (0, 0, 5001, 5001, 0)),
+        ({"annotations": {"bypassd/evict": "first"}}, (0, 0, 0, 0, -1)),
+        ({"labels": {"bypassd/evict": "last"}}, (0, 0, 0, 0, 1)),
+        ({"annotations": {"descheduler.alpha.kubernetes.io/prefer-no-eviction": "true"}}, (0, 0, 0, 0, 1)),
+    ],
+)
+def test_what_others_have_said_of_a_pod(facts: dict[str, Any], standing: tuple[int, ...]) -> None:
+    assert tuple(standing_of(be("a", **facts), SparedConfig())) == standing
+
+
+RANKED = [
+    # (uid, facts, memory held): who goes first stands first
+    ("marked", {"annotations": {"koordinator.sh/eviction-priority": "-1"}, "priority": 9000}, 1),
+    ("lowest", {"priority": -10}, 1),
+    ("label", {"labels": {"koordinator.sh/priority": "-5"}}, 1),
+    ("first", {"annotations": {"bypassd/evict": "first"}}, 1),
+    ("fresh", {"age_s": 100.0}, 1),
+    ("big", {"age_s": 3600.0}, 30),
+    ("newer", {"age_s": 3600.0 - 1}, 1),
+    ("older", {"age_s": 3600.0}, 1),
+    ("older2", {"age_s": 3600.0}, 1),
+    ("last", {"annotations": {"bypassd/evict": "last"}, "age_s": 70.0}, 99),
+    ("high", {"priority": 10, "age_s": 70.0}, 99),
+    ("online", {"cls": PodClass.SHARED, "priority": -99, "age_s": 70.0}, 99),
+]
+
+
+def test_the_ranking_and_that_the_order_of_the_pods_does_not_matter() -> None:
+    pressure = Pressure(trigger="node_memory", good=Good.MEMORY, evidence="", classes=tuple(PodClass))
+    for seed in range(5):
+        rows = random.Random(seed).sample(RANKED, len(RANKED))
+        world = World(*(be(uid, **facts) for uid, facts, _ in rows))  # type: ignore[arg-type]
+        for uid, _, gib in rows:
+            world.put(f"pod:{uid}", memory__rss=gib * GI)
+        found = weigh(EvictionConfig(), world.scene(), pressure, need=GI, spared={}, features=())
+        assert [one.pod.uid for one in found.candidates] == [uid for uid, _, _ in RANKED]
+
+
+def test_a_line_is_printed_for_each_who_was_weighed() -> None:
+    pods = [be("a"), be("b", priority=5, annotations={"bypassd/evict": "last"}), be("c"), be("d"), be("e"), be("f")]
+    world = World(*pods)
+    for uid, gib in (("a", 2), ("b", 3), ("c", 1), ("d", 0.001), ("f", 0)):
+        world.put(f"pod:{uid}", memory__rss=gib * GI)
+    pressure = Pressure(trigger="node_memory", good=Good.MEMORY, evidence="")
+    weighed = weigh(
+        EvictionConfig(), world.scene(), pressure, need=GI, spared={"c": "young", "f": "young"}, features=()
+    )
+    assert list(lines(pressure, weighed, weighed.candidates[:1], {})) == [
+        "1. goes: ci/a: class reclaimed, priority 0, 2.0 GiB of memory after 3600 s",
+        "2. stays: enough without it: ci/b: class reclaimed, priority 5, avoided, 3.0 GiB of memory after 3600 s",
+        "-. stays: ci/c: young (1.0 GiB of memory)",
+        "-. stays: ci/d: holds too little: 1.0 MiB of memory (1.0 MiB of memory)",
+        "-. stays: ci/e: what it holds is not known (holds an unknown part)",
+    ]
+    assert weighed.small == 2
+    assert "waits: the cap" in lines(pressure, weighed, (), {"a": "the cap"})[0]
+
+
+def candidates(*rows: tuple[str, float] | tuple[str, float, int]) -> list[Candidate]:
+    """(name, relief, priority): ranked as given within a priority."""
+    found = []
+    for index, (uid, relief, *rest) in enumerate(rows):
+        pod = be(uid, priority=rest[0] if rest else 0)
+        age = 1.0 + index * relief if relief else 1.0
+        found.append(Candidate(pod=pod, standing=standing_of(pod, SparedConfig()), relief=relief, age_s=age))
+    return sorted(found, key=lambda one: one.order)
+
+
+@pytest.mark.parametrize(
+    ("rows", "need", "going"),
+    [
+        ([("a", 3), ("b", 5), ("c", 9)], 4, ["b"]),  # the first that is enough alone
+        ([("a", 1), ("b", 1), ("c", 1), ("d", 3)], 3, ["d"]),  # one instead of three
+        ([("a", 2), ("b", 5), ("c", 4)], 8, ["b", "c"]),  # two instead of three
+        ([("a", 2), ("b", 5), ("c", 4)], 6.5, ["a", "b"]),  # of two ways with two, who ranks first
+        ([("a", 1), ("b", 1)], 5, ["a", "b"]),  # not enough: all
+        ([("a", 1, 0), ("b", 9, 5)], 1, ["a"]),  # a priority is never weighed against the relief
+        ([("a", 1, 0), ("b", 9, 5)], 2, ["b"]),  # b has to go in any case: a may stay
+        ([("a", 3, 0), ("b", 3, 5), ("c", 3, 9)], 5, ["a", "b"]),
+        ([("a", 3)], None, ["a"]),
+        ([("a", 3), ("b", 9)], None, ["a"]),
+        ([], 3, []),
+        ([], None, []),
+    ],
+)
+def test_the_fewest_go_that_are_enough(rows: list[Any], need: float | None, going: list[str]) -> None:
+    ranked = candidates(*rows)
+    found = choose(ranked, need, {owner_of(one.pod): 9 for one in ranked}, owner_of)
+    assert [one.pod.uid for one in found] == going
+
+
+def test_an_owner_whose_pods_have_gone_is_passed_over() -> None:
+    ranked = candidates(("a", 5), ("b", 5))
+    assert [one.pod.uid for one in choose(ranked, 4, {"ci/ReplicaSet/b": 1}, owner_of)] == ["b"]
+    assert choose(ranked, 4, {}, owner_of) == []
+    assert choose(ranked, None, {}, owner_of) == []
+
+
+@pytest.mark.parametrize(
+    ("good", "place", "amount"),
+    [
+        (Good.CPU, "node", 700),
+        (Good.CPU_REQUEST, "node", 2000),
+        (Good.MEMORY_REQUEST, "node", 3 * GI),
+        (Good.LOAD, "pool:reclaimed", 1.0),
+        (Good.LOAD, "pool:shared", None),  # another pool's pod holds none of its tasks
+        (Good.MEMORY, "node", GI),
+        (Good.MEMORY, "numa:0", 300 * MI),
+        (Good.MEMORY, "numa:1", None),  # of two nodes: not known which
+        (Good.DISK, "fs:nodefs", 5 * GI),
+        (Good.DISK, "fs:imagefs", None),
+        (Good.INODES, "fs:nodefs", None),
+        (Good.IO, "node", 30),
+        (Good.CACHE, "node", None),
+        (Good.NETWORK, "node", None),
+    ],
+)
+def test_what_a_pod_holds_of_each_good(good: Good, place: str, amount: float | None) -> None:
+    pod = be("a", requests=batch(2000, 3 * GI))
+    world = World(pod)
+    world.put("pod:a", cpu__use=700, cpu__wait_milli=300, memory__rss=GI, fs__use=5 * GI, disk__read=10, disk__write=20)
+    world.put("pod:a@numa:0", memory__rss=300 * MI)
+    world.put("numa:0", memory__total=GI)
+    world.put("numa:1", memory__total=GI)
+    assert held(good, pod, place, world.scene()) == amount
+
+
+def test_the_whole_pod_counts_where_there_is_one_numa_node_and_all_memory_where_rss_is_not_known() -> None:
+    pod = be("a", requests=Resources(cpu_milli=500))
+    world = World(pod)
+    world.put("numa:0", memory__total=GI)
+    world.put("pod:a", memory__use=2 * GI)
+    assert held(Good.MEMORY, pod, "numa:0", world.scene()) == 2 * GI
+    assert held(Good.CPU_REQUEST, pod, "node", world.scene()) == 500
+    world.at = START + 60
+    world.samples["pod:a"].clear()
+    assert held(Good.MEMORY, pod, "node", world.scene()) is None
+
+
+@pytest.mark.parametrize(
+    ("good", "value", "words"),
+    [
+        (Good.CPU, 1234, "1.23 CPUs"),
+        (Good.LOAD, 2.5, "2.5 tasks"),
+        (Good.MEMORY, 1536 * MI, "1.5 GiB of memory"),
+        (Good.DISK, 100, "100 B of disk"),
+        (Good.INODES, 1200, "1200 inodes"),
+        (Good.IO, 5 * MI, "5.0 MiB/s of disks"),
+    ],
+)
+def test_amounts_in_words(good: Good, value: float, words: str) -> None:
+    assert say(good, value) == words
