@@ -17,9 +17,10 @@ from cgroupfs.errors import SourceError
 from cgroupfs.files import inode_of
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.naming import QosClass
-from cgroupfs.private import PrivateTree
+from cgroupfs.private import PrivateTree, private_tree
+from reconciler.restore import Undo
 from reconciler.signals.podcpu import PodCpu
-from reconciler.signals.privatepsi import PrivateGroups
+from reconciler.signals.privatepsi import PrivateGroups, restore_groups
 from reconciler.signals.processes import PodProcesses
 from reconciler.signals.psi import Psi
 from reconciler.signals.readers import Reader, Scene, Sheet
@@ -296,6 +297,21 @@ def test_what_a_killed_run_has_left_is_found_and_removed_by_the_next(tmp_path: P
         assert tree.uids() == {"a"}
         trio.run(reader.aclose)
         assert not os.path.exists(tree.root)
+
+
+def test_restore_without_a_daemon_gives_one_pods_processes_back() -> None:
+    with machine("restore") as made:
+        pod = made.pod("a", unified=False)
+        pid = made.start(pod, "import time; time.sleep(60)", unified=False)
+        tree = private_tree(made.hierarchy)
+        assert tree is not None
+        uid = f"test-{os.getpid()}"
+        tree.attach(uid, [pid], pod.group.path)
+        assert _place(pid) == f"/bypassd-psi-{uid}"
+        done = restore_groups(made.hierarchy, uid)
+        assert [(one.path, one.undo) for one in done] == [(tree.directory(uid), Undo.RESTORED)]
+        assert _place(pid) == "/"
+        assert restore_groups(made.hierarchy, uid) == []
 
 
 def test_a_process_that_is_not_in_the_pod_is_never_taken(tmp_path: Path) -> None:
