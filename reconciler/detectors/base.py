@@ -28,6 +28,11 @@ _SLOW: Final[Mapping[str, float]] = {
 """Signals that are not measured each sample interval, whatever that is: for how long their samples count as fresh."""
 
 
+def patience_s(signal: str, fresh_s: float) -> float:
+    """How old a sample of this signal may be to count as now, where others may be ``fresh_s`` old."""
+    return max(fresh_s, _SLOW.get(signal, 0.0))
+
+
 class Sight(Struct, frozen=True, kw_only=True):
     """What a detector sees of one victim at one moment.
 
@@ -51,7 +56,7 @@ class Sight(Struct, frozen=True, kw_only=True):
 
     def patience_s(self, signal: str) -> float:
         """How old a sample of this signal may be to count as now."""
-        return max(self.fresh_s, _SLOW.get(signal, 0.0))
+        return patience_s(signal, self.fresh_s)
 
 
 class Detector(Struct, Generic[C, M], frozen=True, kw_only=True):

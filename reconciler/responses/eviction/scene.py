@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from reconciler.detectors.base import patience_s
 from reconciler.signals.history import History
 from state.evidence import Frame, PodFacts
 from state.model import PodClass
@@ -23,7 +24,7 @@ class Scene(Struct, frozen=True, kw_only=True):
 
     def value(self, subject: str, signal: str) -> float | None:
         """The newest sample; None: missing or too old, which is unknown."""
-        return self.history.fresh(subject, signal, self.now, self.fresh_s)
+        return self.history.fresh(subject, signal, self.now, patience_s(signal, self.fresh_s))
 
     def past(self, subject: str, signal: str, length_s: float) -> list[tuple[float, float]]:
         """(at, value) of the last ``length_s``, the oldest first; empty when the newest is too old."""
