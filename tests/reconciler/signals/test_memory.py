@@ -70,8 +70,20 @@ def test_a_meminfo_without_what_is_needed_is_an_error(text: str) -> None:
 def test_zones_are_summed_by_node_and_those_without_pages_count_nothing() -> None:
     found = parse_zoneinfo(ZONES)
     assert found == {
-        0: ZoneNode(managed_bytes=4400 * PAGE, free_bytes=1100 * PAGE, low_bytes=22 * PAGE, high_bytes=33 * PAGE),
-        1: ZoneNode(managed_bytes=4000 * PAGE, free_bytes=50 * PAGE, low_bytes=60 * PAGE, high_bytes=90 * PAGE),
+        0: ZoneNode(
+            managed_bytes=4400 * PAGE,
+            free_bytes=1100 * PAGE,
+            min_bytes=11 * PAGE,
+            low_bytes=22 * PAGE,
+            high_bytes=33 * PAGE,
+        ),
+        1: ZoneNode(
+            managed_bytes=4000 * PAGE,
+            free_bytes=50 * PAGE,
+            min_bytes=10 * PAGE,
+            low_bytes=60 * PAGE,
+            high_bytes=90 * PAGE,
+        ),
     }
     assert {number: shortage(node) for number, node in found.items()} == {0: Shortage.NONE, 1: Shortage.HARD}
 
