@@ -9,7 +9,7 @@ class PerfConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Cycles, instructions and cache misses of online pods, for a while at a time; only where a rule asks for them."""
 
     window_s: Annotated[float, Meta(ge=0.5, le=60, description="each pod is counted for this long")] = 10.0
-    period_s: Annotated[float, Meta(ge=1, le=3600, description="and this often, a few pods at a time")] = 60.0
+    period_s: Annotated[float, Meta(ge=1, le=120, description="and this often, a few pods at a time")] = 60.0
     descriptors: Annotated[
         int,
         Meta(

@@ -4,6 +4,7 @@ It inherits nothing of the daemon's standing: another user, no more protection f
 environment of its own. Programs of different probes run side by side, at most `AT_ONCE`.
 """
 
+import errno
 import os
 import pwd
 import signal
@@ -74,8 +75,7 @@ class CommandSource:
             # Not abandoned: a program that nobody knows of would run on.
             process = await trio.to_thread.run_sync(_start, self._target.argv, self._config.user)
         except (OSError, ValueError, subprocess.SubprocessError) as exc:
-            words = exc.strerror or str(exc) if isinstance(exc, OSError) else str(exc)
-            raise failed(self._target.title, f"{name}: cannot be run: {words}") from exc
+            raise failed(self._target.title, f"{name}: cannot be run: {self._why(exc)}") from exc
         outcome = _Outcome(process)
         try:
             with trio.move_on_after(timeout_s) as scope:
@@ -91,6 +91,14 @@ class CommandSource:
             words = " ".join(bytes(outcome.errors[:_SAID]).decode(errors="replace").split())
             raise failed(self._target.title, f"{name}: ended with {_code(code)}{f': {words}' if words else ''}")
         return bytes(outcome.output)
+
+    def _why(self, exc: Exception) -> str:
+        if not isinstance(exc, OSError):
+            return str(exc)
+        if exc.errno == errno.EPERM:
+            who = self._config.user or "nobody"
+            return f"bypassd may not become {who}: give it CAP_SETUID and CAP_SETGID (docs/probes.md)"
+        return exc.strerror or str(exc)
 
     async def _reap(self, process: "subprocess.Popen[bytes]") -> int | None:
         """End what is left of its group, and take its exit code; None: the kernel does not let it go.

@@ -168,7 +168,9 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     namespaces: Annotated[tuple[str, ...], Meta(description="pods of these namespaces (globs); empty: of any")] = ()
     pods: Annotated[tuple[str, ...], Meta(description="pods of these names (globs); empty: any")] = ()
     labels: Annotated[LabelSelector, Meta(description="and with these labels")] = LabelSelector()
-    interval_s: Annotated[float, Meta(ge=0.2, le=3600, description="asked this often")] = 5.0
+    interval_s: Annotated[
+        float, Meta(ge=0.2, le=10, description="asked this often; rules take an answer that is 30 s old for unknown")
+    ] = 5.0
     timeout_s: Annotated[float, Meta(ge=0.01, le=60, description="one whole measurement")] = 2.0
     unit: Annotated[
         LatencyUnit | None, Meta(description="of the number that is read; null: s for prometheus, ms otherwise")

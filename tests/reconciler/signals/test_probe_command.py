@@ -1,8 +1,10 @@
 """Programs that measure, run for real: good ones, and all the ways in which one can be bad."""
 
+import errno
 import os
 import signal
 import stat
+import subprocess
 import time
 from pathlib import Path
 
@@ -228,6 +230,16 @@ async def test_it_is_treated_by_the_oom_killer_like_any_other(monkeypatch: pytes
     finally:
         own.write_text(before)
     assert "No such file" in await words_of(source(["/none"]))
+
+
+async def test_without_the_right_to_become_somebody_else_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    # As the kernel refuses it to a service whose capabilities are bounded.
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    words = "cannot be run: bypassd may not become nobody: give it CAP_SETUID and CAP_SETGID"
+    assert words in await words_of(source(["/bin/echo", "1"]))
 
 
 async def test_it_inherits_neither_environment_nor_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

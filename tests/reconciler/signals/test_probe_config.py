@@ -71,7 +71,7 @@ HTTP = "http: {url: http://h"
         ("command: {argv: [a]}", "34: probes.a.command", "argv: expected a program's absolute path"),
         ("command: {argv: ['/{name}']}", "34: probes.a.command", "argv: expected a program's absolute path"),
         ("command: {}", "34: probes.a.command", "missing key 'argv'"),
-        (f"interval_s: 1ms, {HTTP}}}", "37: probes.a.interval_s", "expected from 200ms to 1h; got '1ms'"),
+        (f"interval_s: 1ms, {HTTP}}}", "37: probes.a.interval_s", "expected from 200ms to 10s; got '1ms'"),
         ("htp: {}", "25: probes.a.htp", "unknown key 'htp'; did you mean 'http'?"),
         ("http: {url: ftp://h}", "31: probes.a.http", "url: expected http://HOST[:PORT][/PATH] or https"),
         ("http: {url: 'http://h/{pod}'}", "31: probes.a.http", "{annotation:KEY}; got 'http://h/{pod}'"),
