@@ -1,10 +1,14 @@
 """The words of the probes' settings: what is taken, what is refused with its place, what is never shown."""
 
+import re
+from pathlib import Path
+
 import pytest
 from msgspec import Struct
 
 from reconciler.alerts.config import Trust
 from reconciler.binder import ConfigError, Text, bind
+from reconciler.config import Config
 from reconciler.rules import LabelSelector
 from reconciler.signals.probe_config import (
     CommandProbe,
@@ -158,3 +162,13 @@ def test_a_probes_name_can_be_shown() -> None:
 )
 def test_which_answers_count(probe: HttpProbe, status: int, counts: bool) -> None:
     assert probe.counts(status) is counts
+
+
+def test_the_examples_of_the_documentation_are_taken() -> None:
+    text = (Path(__file__).parents[3] / "docs/probes.md").read_text()
+    whole, *parts = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    config = bind(Config, [Text("f", whole)]).value
+    assert config.interference.probes["cart"].kind == "http"
+    for part in parts:
+        assert len(bound(f"probes:\n{part}")) == 1
+    assert len(parts) == 2
