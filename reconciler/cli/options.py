@@ -74,6 +74,10 @@ def _capture(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="between the two readings of CPU use")
 
 
+def _evictions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="whole rankings, and the triggers that are off")
+
+
 def _simulate(parser: argparse.ArgumentParser) -> None:
     records = parser.add_argument(
         "--record", metavar="FILE", action="append", required=True, help="a recording; may be repeated"
@@ -116,6 +120,12 @@ COMMANDS: Final = (
     Command("release", "end a hold", "release", add=_release),
     Command("holds", "the holds in force", "holds"),
     Command("headroom", "how much CPU and memory BE pods may be promised", "headroom"),
+    Command(
+        "evictions",
+        "who is being evicted, who was, who would be and why, and why nobody is",
+        "evictions",
+        add=_evictions,
+    ),
     Command("alerts", "sinks of alerts, what has yet to be told, and what was told lately", "alerts"),
     Command("alert", "try the sinks of alerts, through the daemon or without one", "alert", add=_alert),
     Command("interference", "who suffers from whom, and what is done about it", "interference"),

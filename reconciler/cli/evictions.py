@@ -1,0 +1,90 @@
+"""``bypassctl evictions``: who is being evicted, who was, who would be, and why nobody is."""
+
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from reconciler.cli import words
+from reconciler.cli.document import Row, fetch
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.output import emit
+from reconciler.cli.screen import Block, Mark, Table, blank, head, line, show
+
+_OUTCOMES: Final = {"done": "ok", "gone": "ok", "refused": "warn", "abandoned": "dim", "failed": "bad"}
+_FEW: Final = 5
+"""Lines of a ranking without ``--all``, beside those who go."""
+
+
+def run(options: Namespace) -> int:
+    """Show them. Errors: `CliError` when no daemon tells."""
+    found = fetch(options, ("eviction",))
+    eviction: Row | None = found.body.get("eviction")
+    if eviction is None:
+        raise CliError("only a running daemon that watches for interference tells of evictions", Exit.NOT_FOUND)
+    if options.output == "table":
+        show(_blocks(eviction, every=options.all))
+    else:
+        emit({"eviction": eviction}, options.output)
+    return Exit.OK
+
+
+def _blocks(eviction: Row, *, every: bool) -> Iterator[Block]:
+    if not eviction["enabled"]:
+        yield line("eviction is ", Mark("off", "head"), ": eviction.enabled is false")
+    else:
+        mode = "a dry run: nobody is evicted" if eviction["dry_run"] else "enforced"
+        yield line("eviction is ", Mark(mode, "head"), Mark(_room(eviction["room"]), "dim"))
+        yield Table(
+            ("TRIGGER", "MODE", "HOW IT STANDS"),
+            [_trigger(one) for one in eviction["triggers"] if every or one["mode"] != "off"],
+        )
+    for title, rows in (("being evicted", eviction["open"]), ("would be evicted", eviction["would"])):
+        for one in rows:
+            yield blank()
+            yield head(f"{title}: {one['title']}")
+            yield from _order(one, every=every)
+    for one in eviction["refusals"]:
+        yield blank()
+        yield head(f"{one['trigger']}, {one['subject']}: nobody is evicted: {one['reason']}")
+        yield line(Mark(one["evidence"], "dim"), indent=2)
+        yield from _ranking(one["ranking"], every=every)
+    if eviction["ended"]:
+        yield blank()
+        yield Table(("ENDED", "POD", "TRIGGER", "OUTCOME", "DETAIL"), [_ended(one) for one in eviction["ended"]])
+
+
+def _room(room: Row | None) -> str:
+    if room is None:
+        return ""
+    return f"; {words.plural(room['count'], 'more pod')} may go now ({room['reason']})"
+
+
+def _trigger(one: Row) -> tuple[str | Mark, ...]:
+    text = one["words"] or "-"
+    if one["cools_s"]:
+        text += f"; waits {words.span(one['cools_s'])} for the effect of the last one"
+    return one["name"], one["mode"], Mark(text, "warn") if one["known"] is False else text
+
+
+def _order(one: Row, *, every: bool) -> Iterator[Block]:
+    grace = "its own grace" if one["grace_s"] is None else f"{words.span(one['grace_s'])} of grace"
+    yield line(f"{one['cause']}: {one['evidence']}; {grace}; decided {words.clock(one['decided_at'])}", indent=2)
+    if "step" in one:
+        means = f" by {one['means']}" if one["means"] else ""
+        tried = f"; before: {', '.join(one['tried'])}" if one["tried"] else ""
+        yield line(f"{one['step']}{means} since {words.clock(one['step_at'])}{tried}", indent=2)
+    yield from _ranking(one["ranking"], every=every)
+
+
+def _ranking(ranking: Sequence[str], *, every: bool) -> Iterator[Block]:
+    shown = [text for place, text in enumerate(ranking) if every or place < _FEW or ". goes: " in text]
+    for text in shown:
+        yield line(text, indent=4)
+    if len(shown) < len(ranking):
+        yield line(Mark(f"and {len(ranking) - len(shown)} more (--all)", "dim"), indent=4)
+
+
+def _ended(one: Row) -> tuple[str | Mark, ...]:
+    tried = "; ".join([*one["tried"], *([one["detail"]] if one["detail"] else [])])
+    outcome = str(one["outcome"])
+    return words.clock(one["ended_at"]), one["title"], one["cause"], Mark(outcome, _OUTCOMES.get(outcome, "")), tried

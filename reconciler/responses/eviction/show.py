@@ -1,0 +1,129 @@
+"""Evictions as plain values for people and programs: the state document's section ``eviction``. Pure.
+
+``enabled``, ``dry_run``; ``triggers`` (name, mode ``off``/``dry-run``/``evict``, known, words, cools_s); ``pressures``;
+``would`` and ``open``, ``ended`` (newest first) with the whole ranking each; ``refusals``: pressures for which nobody
+goes, why, and the ranking; ``room``: how many the caps leave now, and which binds. Times: seconds since the epoch.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from reconciler.responses.eviction.config import EvictionConfig, TriggersConfig
+from reconciler.responses.eviction.limits import cooling, room
+from reconciler.responses.eviction.plan import Decision, Memory
+from reconciler.responses.eviction.select import Refusal
+from reconciler.responses.eviction.triggers.base import Pressure, Reading
+from state.eviction import Case, Order
+
+_ENDED: Final = 20
+"""As many of the ended are shown."""
+
+Row = dict[str, object]
+
+
+def section(
+    config: EvictionConfig,
+    decision: Decision,
+    memory: Memory | None,
+    cases: Iterable[Case],
+    *,
+    enforce: bool,
+    now: float,
+) -> Row:
+    """The section. ``enforce``: what is planned on this node is also written. ``now``: the monotonic clock."""
+    known = list(cases)
+    ended = sorted((case for case in known if not case.open), key=lambda case: -case.ended_s)
+    dry = config.dry_run or not enforce
+    return {
+        "enabled": config.enabled,
+        "dry_run": dry,
+        "triggers": [
+            _trigger(config, name, decision.readings.get(name), memory, dry=dry, now=now)
+            for name in TriggersConfig.__struct_fields__
+        ],
+        "pressures": [_pressure(one) for one in decision.pressures],
+        "would": [_order(one) for one in decision.would],
+        "open": [_case(case) for case in sorted(known, key=lambda case: case.begun_s) if case.open],
+        "ended": [_case(case) for case in ended[:_ENDED]],
+        "refusals": [_refusal(one) for one in decision.refusals],
+        "room": _room(config, memory, now),
+    }
+
+
+def _trigger(
+    config: EvictionConfig, name: str, reading: Reading | None, memory: Memory | None, *, dry: bool, now: float
+) -> Row:
+    own = getattr(config.triggers, name)
+    mode = "evict"
+    if dry or own.dry_run:
+        mode = "dry-run"
+    if not (config.enabled and own.enabled):
+        mode = "off"
+    return {
+        "name": name,
+        "mode": mode,
+        "known": None if reading is None else reading.known,
+        "words": "" if reading is None else reading.words,
+        "cools_s": 0.0 if memory is None else cooling(memory.past, name, own.cooldown_s, now),
+    }
+
+
+def _pressure(one: Pressure) -> Row:
+    return {
+        "trigger": one.trigger,
+        "subject": one.subject,
+        "good": str(one.good),
+        "need": one.need,
+        "hard": one.hard,
+        "classes": [str(cls) for cls in one.classes],
+        "evidence": one.evidence,
+    }
+
+
+def _order(one: Order) -> Row:
+    return {
+        "id": one.id,
+        "uid": one.uid,
+        "title": one.title,
+        "owner": one.owner,
+        "cause": one.cause,
+        "subject": one.subject,
+        "evidence": one.evidence,
+        "forced": one.forced,
+        "grace_s": one.grace_s,
+        "frees": dict(one.frees),
+        "decided_at": one.decided_s,
+        "ranking": list(one.ranking),
+    }
+
+
+def _case(case: Case) -> Row:
+    return {
+        **_order(case.order),
+        "step": str(case.step),
+        "means": None if case.means is None else str(case.means),
+        "step_at": case.step_s,
+        "tried": list(case.tried),
+        "outcome": None if case.outcome is None else str(case.outcome),
+        "detail": case.detail,
+        "ended_at": case.ended_s,
+    }
+
+
+def _refusal(one: Refusal) -> Row:
+    return {
+        "trigger": one.trigger,
+        "subject": one.subject,
+        "good": str(one.good),
+        "why": str(one.why),
+        "reason": one.reason,
+        "evidence": one.evidence,
+        "ranking": list(one.ranking),
+    }
+
+
+def _room(config: EvictionConfig, memory: Memory | None, now: float) -> Row | None:
+    if memory is None:
+        return None
+    left = room(config.limits, memory.past, now)
+    return {"count": max(0, left.count), "reason": left.reason}

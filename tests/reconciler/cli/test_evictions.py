@@ -1,0 +1,124 @@
+"""bypassctl evictions, from the section that the pure part makes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from reconciler.cli.exits import Exit
+from reconciler.responses.eviction.config import (
+    EvictionConfig,
+    NodeMemoryConfig,
+    NumaMemoryConfig,
+    TriggersConfig,
+)
+from reconciler.responses.eviction.show import section
+from state.eviction import Case, Means, Outcome, Step
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.fakedaemon import FakeDaemon, listening
+from tests.reconciler.responses.eviction.world import GI, WALL, Planner, World, be
+
+CONFIG = EvictionConfig(
+    enabled=True,
+    triggers=TriggersConfig(
+        node_memory=NodeMemoryConfig(enabled=True, cooldown_s=600),
+        numa_memory=NumaMemoryConfig(enabled=False),
+    ),
+)
+
+
+def document(*, dry: bool = True, cases: bool = False, enabled: bool = True, used: float = 80) -> dict[str, Any]:
+    config = EvictionConfig(
+        enabled=enabled, dry_run=dry, triggers=CONFIG.triggers, interval_s=1.0, limits=CONFIG.limits
+    )
+    pods = [be("batch-7", grace_s=30.0), *(be(f"p{n}", age_s=7200) for n in range(6))]
+    marked = be("report", annotations={"bypassd/do-not-evict": "true"})
+    world = World(*pods, marked)
+    world.put(memory__total=100 * GI, memory__available=(100 - used) * GI)
+    for pod in (*pods, marked):
+        world.put(pod.subject, memory__rss=15 * GI)
+    planner = Planner(world, config)
+    decision = planner.step()
+    shown: list[Case] = []
+    if cases:
+        (order,) = decision.orders
+        shown = [
+            Case(order=order, step=Step.STOP, means=Means.CRI, step_s=WALL + 61, tried=("api: cannot be reached",)),
+            Case(
+                order=order, outcome=Outcome.DONE, ended_s=WALL, begun_s=WALL, detail="empty", tried=("cri: stopped",)
+            ),
+        ]
+        planner.cases = [shown[1]]
+        decision = planner.step()
+    found = section(config, decision, planner.memory, shown, enforce=True, now=world.at)
+    plain: dict[str, Any] = json.loads(json.dumps(found))
+    return plain
+
+
+def ran(run: Run, tmp_path: Path, eviction: dict[str, Any] | None, *words: str) -> tuple[int, list[str], str]:
+    daemon = FakeDaemon({"eviction": eviction} if eviction is not None else {})
+    with listening(daemon, str(tmp_path / "s")) as socket:
+        found = run("evictions", *words, "--socket", socket)
+    return found.code, found.out.splitlines(), found.err
+
+
+def test_a_dry_run_shows_who_would_go_with_the_ranking(run: Run, tmp_path: Path) -> None:
+    code, lines, _ = ran(run, tmp_path, document())
+    assert code == Exit.OK
+    assert lines[:2] == [
+        "eviction is a dry run: nobody is evicted; 3 more pods may go now (at most 3 in one pass)",
+        "TRIGGER             MODE     HOW IT STANDS",
+    ]
+    assert "node_memory         dry-run  80.0 GiB of 100.0 GiB used, 80.0 %, too much at 70 %" in lines
+    assert "memory_pressure     dry-run  unknown: memory.free, memory.pressure not measured" in lines
+    assert not any(line.startswith("numa_memory") for line in lines)
+    start = lines.index("would be evicted: ci/batch-7")
+    assert lines[start + 1].startswith("  node_memory: 80.0 GiB of 100.0 GiB used")
+    assert "30 s of grace; decided" in lines[start + 1]
+    assert lines[start + 2] == ("    1. goes: ci/batch-7: class reclaimed, priority 0, 15.0 GiB of memory after 3661 s")
+    assert lines[start + 3].startswith("    2. stays: enough without it: ci/p0:")
+    assert lines[start + 7] == "    and 3 more (--all)"
+
+
+def test_all_shows_whole_rankings_and_what_is_off(run: Run, tmp_path: Path) -> None:
+    _, lines, _ = ran(run, tmp_path, document(), "--all")
+    assert "    -. stays: ci/report: annotation bypassd/do-not-evict=true (15.0 GiB of memory)" in lines
+    assert "numa_memory         off      -" in lines
+    assert not any("more (--all)" in line for line in lines)
+
+
+def test_what_is_under_way_and_what_has_ended(run: Run, tmp_path: Path) -> None:
+    _, lines, _ = ran(run, tmp_path, document(dry=False, cases=True))
+    assert lines[0].startswith("eviction is enforced; 2 more pods may go now (1 in the last minute, at most 3)")
+    start = lines.index("being evicted: ci/batch-7")
+    assert lines[start + 2].startswith("  stop by cri since ")
+    assert lines[start + 2].endswith("; before: api: cannot be reached")
+    assert any("for the effect of the last one" in line for line in lines)
+    refusal = next(line for line in lines if line.startswith("node_memory, node: nobody is evicted: one has gone"))
+    assert "its effect is awaited" in refusal
+    assert lines[-2].split() == ["ENDED", "POD", "TRIGGER", "OUTCOME", "DETAIL"]
+    assert lines[-1].endswith("ci/batch-7  node_memory  done     cri: stopped; empty")
+
+
+def test_it_is_one_document_for_programs(run: Run, tmp_path: Path) -> None:
+    found = document()
+    code, lines, _ = ran(run, tmp_path, found, "-o", "json")
+    assert code == Exit.OK
+    assert json.loads("\n".join(lines)) == {"eviction": found}
+    (would,) = found["would"]
+    assert (would["uid"], would["grace_s"], would["frees"]) == ("batch-7", 30.0, {"memory": 15 * GI})
+    assert found["room"] == {"count": 3, "reason": "at most 3 in one pass"}
+    assert [one["mode"] for one in found["triggers"] if one["name"] == "suppression"] == ["off"]
+
+
+def test_switched_off_and_without_a_daemon(run: Run, tmp_path: Path) -> None:
+    _, lines, _ = ran(run, tmp_path, document(enabled=False))
+    assert lines == ["eviction is off: eviction.enabled is false"]
+    code, lines, err = ran(run, tmp_path, None)
+    assert (code, lines) == (Exit.NOT_FOUND, [])
+    assert "only a running daemon" in err
+
+
+def test_nobody_goes_for_what_is_not_lacking(run: Run, tmp_path: Path) -> None:
+    found = document(used=10)
+    assert (found["pressures"], found["would"], found["refusals"]) == ([], [], [])
+    assert ran(run, tmp_path, found)[0] == Exit.OK
