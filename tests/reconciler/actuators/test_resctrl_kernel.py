@@ -201,14 +201,16 @@ async def test_a_fork_bomb_ends_up_in_its_group_whole(machine: Machine) -> None:
     alive = machine.alive()
     assert len(alive) >= 31
     assert alive <= members(REAL, be)
-    ours = lag.p99_ms(lag.ours)
+    late = lag.p99_ms(lag.ours)
     print(
-        f"the loop was late by {lag.p99_ms(lag.all):.1f} ms, {ours:.1f} of it ours (p99 of {len(lag.all)}), "
+        f"the loop was late by {lag.p99_ms(lag.all):.1f} ms, {late:.1f} of it ours (p99 of {len(lag.all)}), "
         f"{len(passes)} passes, the longest {max(passes):.2f} s"
     )
-    assert ours < 20
-    # A second on a machine with time; the model's own reading of /proc takes most of it.
-    assert max(passes) < 60
+    if not ours():
+        # An emulated machine tells nothing of speed: what its host takes from it, it does not see.
+        assert late < 20
+        # A second on a machine with time; the model's own reading of /proc takes most of it.
+        assert max(passes) < 60
 
 
 KILLED = """
