@@ -1,7 +1,7 @@
 """A file system of the node is nearly full, or nearly out of inodes, as the kubelet would judge it.
 
-``nodefs`` has the pods' volumes, logs and mostly their layers; ``imagefs`` the images. Which pod holds how much is
-only known where the kubelet tells it; a pod of which nothing is known is not evicted.
+``nodefs`` has the pods' volumes, logs and mostly their layers; ``imagefs`` is judged where it is a file system of its
+own. A pod of which nobody knows what it holds is not evicted.
 
 Source: Kubernetes, node-pressure eviction; Katalyst, rootfs pressure plugin (its smallest file system).
 """
@@ -12,6 +12,8 @@ from reconciler.responses.eviction.config import DiskConfig, FsMinimum
 from reconciler.responses.eviction.goods import Good, say, size
 from reconciler.responses.eviction.scene import Scene
 from reconciler.responses.eviction.triggers.base import Pressure, Reading, Since, Trigger, blind
+
+_ALIKE: Final = 0.01
 
 
 def _bytes(config: DiskConfig, minimum: FsMinimum, scene: Scene, subject: str) -> tuple[str, float] | None:
@@ -35,10 +37,25 @@ def _inodes(config: DiskConfig, minimum: FsMinimum, scene: Scene, subject: str) 
     return words, wanted + total * config.margin_percent / 100 - free if free < wanted else 0.0
 
 
+def _same(scene: Scene) -> bool:
+    """Whether the two names mean one file system: of one size, and as full (asked a few seconds apart)."""
+    nodefs, imagefs = (
+        [scene.value(f"fs:{name}", signal) for signal in ("fs.size", "fs.inodes", "fs.available")]
+        for name in ("nodefs", "imagefs")
+    )
+    size, free, other = nodefs[0], nodefs[2], imagefs[2]
+    if size is None or free is None or other is None:
+        return False
+    return nodefs[:2] == imagefs[:2] and abs(free - other) <= _ALIKE * size
+
+
 def _judge(config: DiskConfig, scene: Scene, memory: Since | None) -> tuple[Reading, Since]:
     lacking: dict[str, tuple[str, Good, float, str]] = {}
     words: list[str] = []
-    for subject, minimum in (("fs:nodefs", config.nodefs), ("fs:imagefs", config.imagefs)):
+    judged: list[tuple[str, FsMinimum]] = [("fs:nodefs", config.nodefs)]
+    if not _same(scene):
+        judged.append(("fs:imagefs", config.imagefs))
+    for subject, minimum in judged:
         for good, judge in ((Good.DISK, _bytes), (Good.INODES, _inodes)):
             found = judge(config, minimum, scene, subject)
             if found is None:
