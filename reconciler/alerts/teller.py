@@ -30,6 +30,7 @@ from state.store import Batch, Store
 FORGET_S: Final = 3600.0
 """An event that did not happen again for so long is another one."""
 _RETRY_S: Final = 5.0
+_LAST_S: Final = 3.0
 _RECENT: Final = 100
 
 
@@ -128,6 +129,9 @@ class Teller:
                 await self._write()
             finally:
                 self._nursery = None
+                # What has been told must not be told again only because the daemon was stopped in an orderly way.
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + _LAST_S):
+                    await self._queue.flush()
 
     def reconfigure(self, config: AlertsConfig) -> None:
         """Take a new configuration: sinks that go are no longer told, changed ones keep what waits for them."""

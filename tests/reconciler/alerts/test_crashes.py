@@ -80,7 +80,6 @@ async def main():
             step("acknowledged")
         while teller.stored:
             await trio.sleep(0.005)
-        await trio.sleep(0.02)
         nursery.cancel_scope.cancel()
     append("steps", str(steps))
     store.close()

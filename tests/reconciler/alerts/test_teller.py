@@ -25,8 +25,14 @@ def autojump_clock() -> MockClock:
 
 
 async def settled(world: World) -> None:
-    """Until everything has been told that can be, and the store knows it."""
+    """Until everything has been told that can be, and the store knows it; however long the threads of both take."""
     await trio.sleep(0.5)
+    for _ in range(1000):
+        made = all(name in world.made for name in world.teller.sinks)
+        if made and not world.teller._queue.unflushed and not world.lane.borrowed_tokens:
+            return
+        await trio.sleep(0.01)
+    raise AssertionError("it does not settle")
 
 
 async def test_every_sink_is_told_and_a_durable_alert_is_in_the_store_until_all_have_taken_it(
@@ -74,7 +80,7 @@ async def test_a_staged_alert_is_stored_with_its_event_or_not_at_all(
     stored = world.teller.stage(batch, alert(durable=True))
     await settled(world)
     assert (world.rows(), world.made["a"].log) == ([], [])
-    world.store.apply(batch)
+    await trio.to_thread.run_sync(world.store.apply, batch, limiter=world.lane)
     assert len(world.rows()) == 1
     stored()
     await settled(world)
@@ -132,7 +138,7 @@ async def test_tries_wait_longer_and_longer_and_as_long_as_the_sink_asks(
     assert len(waits) == 13
     for number, wait in enumerate(waits[:12]):
         assert 0.5 * min(300, 2**number) <= wait <= 1.5 * min(300, 2**number) + 0.1
-    assert waits[12] >= 1000
+    assert waits[12] > 999.9
     assert (sink.log[0][1], world.teller.problems()) == ([("k", 1)], [])
     nursery.cancel_scope.cancel()
 
@@ -243,7 +249,7 @@ async def test_rows_that_cannot_be_read_are_removed_and_those_of_a_newer_version
     batch.put(META, f"{PREFIX}bad", b"\xc1")
     batch.put(META, f"{PREFIX}odd", msgspec.msgpack.encode({"v": 1}))
     batch.put(META, f"{PREFIX}new", msgspec.msgpack.encode({"v": 2, "notice": 7}))
-    world.store.apply(batch)
+    await trio.to_thread.run_sync(world.store.apply, batch, limiter=world.lane)
     await nursery.start(world.teller.run)
     await settled(world)
     assert world.rows() == [f"{PREFIX}new"]

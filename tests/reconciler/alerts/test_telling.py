@@ -85,7 +85,7 @@ async def test_what_is_staged_is_told_once_its_batch_is_stored(
     await nursery.start(one.run)
     batch = Batch()
     stored = await one.stage(batch, alert("case", durable=True))
-    one._store.apply(batch)
+    await trio.to_thread.run_sync(one._store.apply, batch, limiter=one._lane)
     stored()
     await trio.sleep(0.5)
     assert '"case"' in (tmp_path / "alerts").read_text()
@@ -105,7 +105,8 @@ async def test_alerts_left_for_sinks_that_are_gone_are_let_go_from_the_store(
     after = telling(tmp_path, AlertsConfig())
     await nursery.start(after.run)
     await trio.sleep(0.5)
-    assert [key for key, _ in after._store.rows("meta") if key.startswith("alert:")] == []
+    rows = await trio.to_thread.run_sync(after._store.rows, "meta", limiter=after._lane)
+    assert [key for key, _ in rows if key.startswith("alert:")] == []
     nursery.cancel_scope.cancel()
 
 
