@@ -58,6 +58,7 @@ from reconciler.supervisor import Component, Run
 from reconciler.thaw import thaw
 from reconciler.ticker import Ticker
 from reconciler.witness import Witness
+from state.cache import CacheUse
 from state.entry import Event
 from state.ledger import Ledger
 from state.model import Hold, KubeletView, NodeCpu, NodeView, Pod, Pools, Setting, SourceStatus
@@ -175,7 +176,14 @@ class Agent:
             counters=self.counters,
             planned=self._planned,
         )
-        means = sides.Means(ledger=self.ledger, store_lane=self.store_lane, writes=self.actuator.writes, files=files)
+        self.watching = watching.Watching(self, self.telling)
+        means = sides.Means(
+            ledger=self.ledger,
+            store_lane=self.store_lane,
+            writes=self.actuator.writes,
+            files=files,
+            misses=self.watching.misses,
+        )
         self.sides = sides.build(config, place, self.store, means)
         self.usage = UsageReader(place.hierarchy, ops=files)
         node = place.kubelet.node_name or os.uname().nodename
@@ -219,7 +227,6 @@ class Agent:
             alert=self.alert,
             headroom=self.headroom.kept,
         )
-        self.watching = watching.Watching(self, self.telling)
         self._apply_config(config)
         self.refresh_holds()
 
@@ -300,6 +307,10 @@ class Agent:
     def scene(self) -> tuple[NodeView, Pools | None]:
         """The node as it is known now, and the pools of the last look."""
         return self.knowledge.view(time.monotonic(), self.judge.known.actual), self.reconciler.pools
+
+    def cache_use(self) -> CacheUse | None:
+        """What was measured last of caches and memory bandwidth; None: nothing is."""
+        return sides.cache_use(self.sides)
 
     def holds_now(self) -> Mapping[str, Hold]:
         """The holds in force, by target."""

@@ -37,6 +37,7 @@ from reconciler.signals.reading import Means, Metered, build, costs
 from reconciler.signals.tasks import ReaderTasks
 from reconciler.slices import Slices
 from reconciler.telling import alerts_of
+from state.cache import CacheUse
 from state.eviction import Case, Order
 from state.evidence import Frame, PodFacts
 from state.measures import Measures
@@ -74,6 +75,9 @@ class Node(Protocol):
 
     def scene(self) -> tuple[NodeView, Pools | None]:
         """The node as it is known now, and the pools of the last look."""
+
+    def cache_use(self) -> CacheUse | None:
+        """What was measured last of caches and memory bandwidth."""
 
     def holds_now(self) -> Mapping[str, Hold]: ...
 
@@ -117,7 +121,7 @@ class Observer:
         self._created: dict[str, tuple[int, float]] = {}
         self._disks: tuple[str, ...] = ()
         self._disks_at = float("-inf")
-        self._last: Frame | None = None
+        self.frame: Frame | None = None
         self.judgement: Judgement | None = None
         self.decision = Decision()
         self.changes: Counter[tuple[str, str]] = Counter()
@@ -276,7 +280,7 @@ class Observer:
         if self._evictor is not None:
             for order in self.decision.orders:
                 self._evictor.submit(order)
-        self._last = frame
+        self.frame = frame
 
     # Remembering
 
@@ -284,8 +288,8 @@ class Observer:
         """What outlives the daemon, into the store. A store that takes nothing is the keeper's news, not ours."""
         self._saved_at = now
         past = self._past
-        if self._evictions is not None and self._last is not None:
-            past = past_kept(self._evictions.past, self._last)
+        if self._evictions is not None and self.frame is not None:
+            past = past_kept(self._evictions.past, self.frame)
         kept = Kept(brain=self.brain.remember(), past=past)
         if kept == self._saved:
             return

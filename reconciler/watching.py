@@ -4,6 +4,7 @@ Switched on by a reload it begins, switched off it ends and takes back what it a
 """
 
 import os
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, final
 
@@ -14,7 +15,7 @@ from reconciler.alerts.telling import Telling
 from reconciler.config import Config
 from reconciler.peers import cri_socket
 from state.eviction import Order
-from state.evidence import PodFacts
+from state.evidence import PodFacts, Sample
 from state.model import SourceStatus
 from state.schema import EVICTIONS
 
@@ -158,7 +159,18 @@ class Watching:
             private_cgroup2=config.interference.private_cgroup2,
             filesystems={"nodefs": place.kubelet.root_dir, "imagefs": find_image_root(place.root)},
             kubelet=place.kubelet.root_dir,
+            perf=config.interference.perf,
+            probes=config.interference.probes,
+            cache=self._node.cache_use,
         )
+
+    def misses(self) -> Mapping[str, Sample]:
+        """The newest cache misses by pod uid; empty while nobody counts them."""
+        if self.observer is None or self.observer.frame is None:
+            return {}
+        from reconciler.signals.resctrl_reader import misses_of  # noqa: PLC0415
+
+        return misses_of(self.observer.frame, time.monotonic())
 
     def numbers(self) -> WatchNumbers | None:
         """The metrics' part; None while nothing is watched."""

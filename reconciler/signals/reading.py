@@ -21,15 +21,21 @@ from reconciler.signals.probe_config import Probe
 from reconciler.signals.processes import PodProcesses
 from reconciler.signals.readers import Reader, Scene, Sheet
 from reconciler.signals.vmstat import VmStat
+from state.cache import CacheUse
 
 T = TypeVar("T")
+
+
+def _nothing() -> None:
+    """Nothing is measured."""
 
 
 class Means(Struct, frozen=True, kw_only=True):
     """What readers work with. ``private_cgroup2``: where there is no PSI of pods, make groups of our own for it.
 
     ``filesystems``: directories by the name that their file system goes by, such as ``nodefs``. ``kubelet``: the
-    kubelet's directory. Both without ``root``, the prefix of all paths. ``probes`` by name.
+    kubelet's directory. Both without ``root``, the prefix of all paths. ``probes`` by name. ``cache``: what was
+    measured last of caches and memory bandwidth.
     """
 
     hierarchy: Hierarchy
@@ -40,6 +46,7 @@ class Means(Struct, frozen=True, kw_only=True):
     kubelet: str = "/var/lib/kubelet"
     perf: PerfConfig = PerfConfig()
     probes: Mapping[str, Probe] = {}
+    cache: Callable[[], CacheUse | None] = _nothing
 
 
 class Cost(NamedTuple):
@@ -173,6 +180,12 @@ def _memory(shared: Shared) -> Reader:
     return PodMemory(shared.means.hierarchy, shared.vmstat, files=shared.kept)
 
 
+def _numa(shared: Shared) -> Reader:
+    from reconciler.signals.podnuma import PodNuma  # noqa: PLC0415
+
+    return PodNuma(shared.means.hierarchy, files=shared.kept)
+
+
 def _disk(shared: Shared) -> Reader:
     from reconciler.signals.poddisk import PodDisk  # noqa: PLC0415
 
@@ -234,6 +247,12 @@ def _latency(shared: Shared) -> Reader:
     return LatencyReader(shared.means.probes)
 
 
+def _cache(shared: Shared) -> Reader:
+    from reconciler.signals.resctrl_reader import ResctrlReader  # noqa: PLC0415
+
+    return ResctrlReader(shared.means.cache)
+
+
 class _Entry(NamedTuple):
     """``signals`` as in its module (a test holds them together); ``needs``: readers that must have run before."""
 
@@ -262,6 +281,7 @@ _TABLE: Final[Mapping[str, _Entry]] = {
         ),
         _memory,
     ),
+    "numa": _Entry(("memory.numa_rss",), _numa),
     "disk": _Entry(("disk.read", "disk.write", "disk.ops"), _disk),
     "net": _Entry(("net.receive", "net.transmit"), _net),
     "node": _Entry(
@@ -317,6 +337,7 @@ _TABLE: Final[Mapping[str, _Entry]] = {
     ),
     "perf": _Entry(("cpi", "llc.misses"), _perf),
     "latency": _Entry(("service.latency",), _latency),
+    "resctrl": _Entry(("llc.occupancy", "memory.bandwidth"), _cache),
 }
 """In the order in which they run."""
 
