@@ -55,6 +55,7 @@ SIGNALS: Final = _catalog(
     _s("memory.bandwidth", "bytes/s", ("node", "pod"), "memory bandwidth used"),
     _s("memory.use", "bytes", ("node", "pod", "pool"), "memory in use, page cache included"),
     _s("memory.rss", "bytes", ("pod",), "anonymous memory in use"),
+    _s("memory.numa_rss", "bytes", ("pod",), "anonymous memory in use on one NUMA node (subject pod:UID@numa:N)"),
     _s("memory.limit", "bytes", ("pod",), "the memory limit in force"),
     _s("memory.refaults", "pages/s", ("node", "pod"), "pages read back that had been taken away shortly before"),
     _s("memory.scanned", "pages/s", ("node", "pod"), "pages looked at by reclaim"),

@@ -92,7 +92,7 @@ def size(value: float) -> str:
 def _memory(pod: PodFacts, place: str, scene: Scene) -> float | None:
     # Anonymous memory: page cache counts as free in what the triggers judge, and comes back without an eviction.
     if place.startswith("numa:"):
-        here = scene.value(pod_at(pod.uid, place), "memory.rss")
+        here = scene.value(pod_at(pod.uid, place), "memory.numa_rss")
         if here is not None or len(scene.places("numa:")) != 1:
             return here
     whole = scene.value(pod.subject, "memory.rss")

@@ -121,7 +121,7 @@ TRIGGER: Final = Trigger(
     summary="a NUMA node is short of free memory",
     config_type=NumaMemoryConfig,
     memory_type=Counts,
-    signals=("memory.free", "memory.total", "memory.low", "memory.min", "memory.inactive_file"),
+    signals=("memory.free", "memory.total", "memory.low", "memory.min", "memory.inactive_file", "memory.numa_rss"),
     judge=_judge,
     features=("BEMemoryEvict", "MemoryEvict"),
 )

@@ -238,8 +238,8 @@ def test_numa_pressure_takes_who_holds_memory_there() -> None:
     for node in ("numa:0", "numa:1"):
         world.put(node, memory__free=50 * GI, memory__total=100 * GI, memory__low=GI, memory__min=GI / 2)
     world.put("numa:1", memory__free=GI / 4)
-    world.put("pod:here@numa:1", memory__rss=5 * GI)
-    world.put("pod:there@numa:0", memory__rss=50 * GI)
+    world.put("pod:here@numa:1", memory__numa_rss=5 * GI)
+    world.put("pod:there@numa:0", memory__numa_rss=50 * GI)
     (order,) = Planner(world, config).first().orders
     assert (order.uid, order.subject, order.grace_s) == ("here", "numa:1", 10.0)
 

@@ -261,7 +261,7 @@ def test_what_a_pod_holds_of_each_good(good: Good, place: str, amount: float | N
     pod = be("a", requests=batch(2000, 3 * GI))
     world = World(pod)
     world.put("pod:a", cpu__use=700, cpu__wait_milli=300, memory__rss=GI, fs__use=5 * GI, disk__read=10, disk__write=20)
-    world.put("pod:a@numa:0", memory__rss=300 * MI)
+    world.put("pod:a@numa:0", memory__numa_rss=300 * MI)
     world.put("numa:0", memory__total=GI)
     world.put("numa:1", memory__total=GI)
     assert held(good, pod, place, world.scene()) == amount

@@ -1,0 +1,106 @@
+"""On which NUMA node each pod's anonymous memory is, from its group's ``memory.numa_stat``.
+
+Under the subject of the pod's part of that node, ``pod:UID@numa:0``; on a machine with one node nothing is entered,
+for there the pod's whole says the same.
+
+**Cost**: one read a pod in five seconds: the kernel adds up the counters of every group below, for each node.
+Source: kernel documentation, admin-guide/cgroup-v1/memory (5.6) and admin-guide/cgroup-v2.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, final
+
+from cgroupfs.files import REAL
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.kept import Places, Reads
+from reconciler.signals.readers import Scene, Sheet
+from reconciler.slices import Slices
+from state.evidence import pod_at
+
+NAME: Final = "numa"
+SIGNALS: Final = ("memory.numa_rss",)
+_EVERY_S: Final = 5.0
+_FILE: Final = "memory.numa_stat"
+# v1 counts pages, and its plain "anon" is of the group alone, without what is below it.
+_LINES: Final = {
+    1: re.compile(r"^hierarchical_anon=\d+((?: N\d+=\d+)*) *$", re.MULTILINE),
+    2: re.compile(r"^anon((?: N\d+=\d+)*) *$", re.MULTILINE),
+}
+_NODE: Final = re.compile(r"N(\d+)=(\d+)")
+
+
+def parse_numa_stat(text: str, version: int, page_bytes: int) -> dict[int, int]:
+    """Bytes of anonymous memory by node, of the group and all below it.
+
+    Errors: `ValueError` where the kernel does not tell that.
+    """
+    line = _LINES[version].search(text)
+    if line is None:
+        raise ValueError(f"no line of anonymous memory in {text[:80]!r}")
+    unit = page_bytes if version == 1 else 1
+    return {int(node): int(count) * unit for node, count in _NODE.findall(line[1])}
+
+
+@final
+class PodNuma:
+    """A `Reader`."""
+
+    name = NAME
+    signals: Collection[str] = SIGNALS
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        *,
+        files: Reads = REAL,
+        clock: Callable[[], float] = time.monotonic,
+        page_bytes: int | None = None,
+    ) -> None:
+        self._places = Places(hierarchy, "memory")
+        self._version = hierarchy.version("memory")
+        self._files = files
+        self._clock = clock
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE") if page_bytes is None else page_bytes
+        self._held: dict[str, tuple[float, dict[int, int]]] = {}
+        self._problem: str | None = None
+
+    def problems(self) -> Mapping[str, str]:
+        return {} if self._problem is None else dict.fromkeys(SIGNALS, self._problem)
+
+    async def aclose(self) -> None:
+        """Holds nothing."""
+
+    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+        if self._version is None:
+            self._problem = "no memory controller is mounted"
+        if self._problem is not None:
+            return
+        slices = Slices()
+        before, self._held = self._held, {}
+        for uid, pod in scene.view.pods.items():
+            held = before.get(uid)
+            if held is None or now - held[0] >= _EVERY_S:
+                held = self._read(pod.group.path)
+                await slices.checkpoint()
+            if held is None:
+                continue
+            self._held[uid] = held
+            at_s, by_node = held
+            if len(by_node) > 1:
+                for node, size in by_node.items():
+                    sheet.put(pod_at(uid, f"numa:{node}"), "memory.numa_rss", size, age_s=max(0.0, now - at_s))
+
+    def _read(self, path: str) -> tuple[float, dict[int, int]] | None:
+        at_s = self._clock()
+        try:
+            text = self._files.read(self._places(path), _FILE)
+            return at_s, parse_numa_stat(text, self._version or 0, self._page_bytes)
+        except OSError:
+            # The pod is gone, or the kernel was built without NUMA: then there is one node.
+            return None
+        except ValueError:
+            self._problem = f"this kernel does not tell a group's memory by NUMA node in {_FILE}"
+            return None
