@@ -31,7 +31,8 @@ class Scene(Struct, frozen=True, kw_only=True):
         if self.value(subject, signal) is None:
             return []
         series = self.history.series(subject, signal)
-        return [] if series is None else series.since(self.now - length_s)
+        begin = self.now - length_s
+        return [] if series is None else [point for point in series.tail(begin) if point[0] > begin]
 
     def mean(self, subject: str, signal: str, length_s: float, seen: float) -> float | None:
         """The mean over the last ``length_s``; None where samples stand for less than the part ``seen`` of it."""

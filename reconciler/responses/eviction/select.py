@@ -88,7 +88,7 @@ class _Plan(NamedTuple):
 
 def select(grounds: Grounds, pressures: Sequence[Pressure]) -> Selection:
     """Who goes in this pass for these pressures. The order of ``pressures`` is that in which hard ones are served."""
-    return _Pass(grounds).run(pressures)
+    return _Pass(grounds).run(pressures) if pressures else Selection([], [])
 
 
 @final
