@@ -98,6 +98,25 @@ def best_effort(name: str, run: tuple[str, ...]) -> PodSpec:
     return PodSpec(name=name, namespace="batch", uid=new_uid(), labels=dict(_BE), containers=(container,))
 
 
+_OTHERS: Final = (
+    *("cpu_satisfaction", "suppression", "pool_load", "node_cpu", "node_memory", "numa_memory", "memory_pressure"),
+    *("rss_overuse", "disk", "reclaimed_resource"),
+)
+EVICTION: Final[dict[str, Any]] = {
+    "enabled": True,
+    "dry_run": False,
+    "interval_s": 1,
+    "triggers": {"interference": {"cooldown_s": 0}, **{name: {"enabled": False} for name in _OTHERS}},
+    # A run a minute for an hour is what the limits are there to prevent.
+    "limits": {
+        **{"quiet_s": 0, "per_minute": 1000, "per_10_minutes": 1000, "per_owner": 1000},
+        **{"per_owner_percent": 100, "retry_s": 0, "again_s": 0},
+    },
+    "spared": {"young_s": 0},
+    "means": {"order": ["signal"], "default_grace_s": 1, "margin_s": 1, "restarts": {"watch_s": 0}},
+}
+
+
 class Theatre:
     """The node with one scene's pods and the agent on it."""
 
@@ -257,9 +276,6 @@ def theatre(scene: Scene, cgroup_root: str) -> Iterator[Theatre]:
             yield found
         finally:
             agent.stop()
-
-
-EVICTION: Final[dict[str, Any]] = {"enabled": True, "dry_run": False}
 
 
 def told(scene: Scene, outcomes: Sequence[Outcome]) -> str:

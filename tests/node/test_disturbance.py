@@ -1,0 +1,58 @@
+"""Disturbed services on the embedded node: found with the right suspect first; nobody is blamed for nothing."""
+
+import os
+
+import pytest
+
+from tests.e2e.mounts import hierarchies
+from tests.node.disturbance import SCENES, Outcome, Scene, theatre, told
+
+FULL = bool(os.environ.get("BYPASSD_FULL"))
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(os.geteuid() != 0, reason="REAL KERNEL TEST NOT RUN: cgroups are made by root only"),
+    pytest.mark.skipif("memory" not in hierarchies(), reason="REAL KERNEL TEST NOT RUN: it bounds v1's kubepods"),
+    pytest.mark.skipif((os.cpu_count() or 1) > 4, reason="REAL KERNEL TEST NOT RUN: its disturbers fill four CPUs"),
+]
+RUNS = 20
+RIGHT = 19
+
+
+def played(scene: Scene, runs: int) -> list[Outcome]:
+    with theatre(scene, f"/bypassd-test-{scene.name}-{os.getpid()}") as found:
+        outcomes = [found.run(within_s=40.0 if scene.rule else 15.0) for _ in range(runs)]
+    print(f"  {told(scene, outcomes)}")
+    return outcomes
+
+
+def right(scene: Scene, outcome: Outcome) -> bool:
+    return scene.rule in outcome.found and outcome.first == "batch/hog"
+
+
+@pytest.mark.timeout(180)
+def test_a_cpu_hog_is_found_and_squeezed_until_the_service_is_fast_again() -> None:
+    scene = SCENES["cpu"]
+    (outcome,) = played(scene, 1)
+    assert right(scene, outcome), outcome
+    assert any(step.startswith("squeeze batch/hog: CPU") for step in outcome.steps), outcome
+    assert outcome.recovered_s is not None, outcome
+
+
+@pytest.mark.timeout(120)
+def test_a_service_that_its_own_quota_stops_blames_nobody() -> None:
+    (outcome,) = played(SCENES["quota"], 1)
+    assert outcome.found == (), outcome
+    assert outcome.steps == ()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not FULL, reason="takes ten minutes each: BYPASSD_FULL=1")
+@pytest.mark.parametrize("name", sorted(SCENES))
+def test_over_twenty_runs_the_verdicts_are_right(name: str) -> None:
+    scene = SCENES[name]
+    outcomes = played(scene, RUNS)
+    if scene.rule is None:
+        assert not [outcome for outcome in outcomes if outcome.found]
+    else:
+        assert sum(right(scene, outcome) for outcome in outcomes) >= RIGHT, outcomes
