@@ -109,8 +109,13 @@ EVICTION: Final[dict[str, Any]] = {
     "triggers": {"interference": {"cooldown_s": 0}, **{name: {"enabled": False} for name in _OTHERS}},
     # A run a minute for an hour is what the limits are there to prevent.
     "limits": {
-        **{"quiet_s": 0, "per_minute": 1000, "per_10_minutes": 1000, "per_owner": 1000},
-        **{"per_owner_percent": 100, "retry_s": 0, "again_s": 0},
+        "quiet_s": 0,
+        "per_minute": 1000,
+        "per_10_minutes": 1000,
+        "per_owner": 1000,
+        "per_owner_percent": 100,
+        "retry_s": 0,
+        "again_s": 0,
     },
     "spared": {"young_s": 0},
     "means": {"order": ["signal"], "default_grace_s": 1, "margin_s": 1, "restarts": {"watch_s": 0}},
@@ -142,7 +147,7 @@ class Theatre:
             eventually(f"{path} is there", lambda: os.path.exists(path) and os.path.getsize(path) >= 8, within_s=60)
 
     def run(self, *, calm_s: float = 4.0, within_s: float = 40.0, recover_s: float = 30.0) -> Outcome:
-        """Disturb once: how it was found and eased. The disturber is at rest again afterwards, the victim well."""
+        """Disturb once: how it was found and eased. The disturber is at rest again afterwards."""
         self.ready()
         time.sleep(calm_s)
         began = time.monotonic()
@@ -167,7 +172,6 @@ class Theatre:
         finally:
             self._switch(on=False)
         worst = max(self._per_second(began, time.monotonic()), default=0.0)
-        eventually("the victim is well again", lambda: not self._findings() and not self._steps(), within_s=60)
         first = found.get(self.scene.rule or "", next(iter(found.values()), None))
         suspects = first["suspects"] if first is not None else []
         return Outcome(
@@ -179,6 +183,10 @@ class Theatre:
             worst_ms=worst,
             steps=steps,
         )
+
+    def rest(self) -> None:
+        """Wait until the agent has taken everything back: the next run is to begin like the first."""
+        eventually("the victim is well again", lambda: not self._findings() and not self._steps(), within_s=90)
 
     def _good(self, calm: float) -> float:
         """Well again: within a half of what it was, and not to be told from it where that is next to nothing."""
