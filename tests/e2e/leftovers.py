@@ -91,6 +91,16 @@ def _kill(pids: list[int], *, wait_s: float = 5.0) -> None:
         time.sleep(0.02)
 
 
+def _let_go(top: str) -> None:
+    """Thaw what a test had stopped: a stopped group of cgroup v1 swallows SIGKILL."""
+    for mount in directories():
+        for path in tree(mount + top):
+            for file, running in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+                with contextlib.suppress(OSError), open(f"{path}/{file}", "r+", encoding="ascii") as control:
+                    if control.read().strip() != running:
+                        control.write(running)
+
+
 def _group_processes(top: str) -> list[int]:
     found: set[int] = set()
     for mount in directories():
@@ -125,6 +135,7 @@ def wipe(record: Record) -> list[str]:
     cgroups = KubeletCgroups(driver=record.driver, cgroup_root=record.cgroup_root)
     tops = [cgroups.group()] if record.cgroup_root != "/" else [cgroups.group("kubepods")]
     for top in tops:
+        _let_go(top)
         inside = _group_processes(top)
         if inside:
             found.append(f"processes {inside} in {top}")

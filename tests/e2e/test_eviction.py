@@ -1,0 +1,182 @@
+"""Real containers of a real runtime are evicted: through CRI, by signals, and by what an API server sets going."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from cgroupfs.hierarchy import FREEZER, Hierarchy
+from cgroupfs.subtree import Subtree
+from reconciler.alerts.alert import Alert, Kind
+from reconciler.apiserver import ApiServer
+from reconciler.kubeapi import KubeApi
+from reconciler.responses.evictor import Evictor
+from reconciler.responses.means.config import ApiMeans, EvictionMeans, RestartRules
+from reconciler.sources.cri import CriClient
+from state.eviction import Case, Means, Order, Outcome
+from state.evidence import PodFacts
+from state.model import PodClass
+from state.store import Batch, Store
+from tests.e2e.conftest import PodFactory
+from tests.e2e.criapi import runtime_pb2 as pb
+from tests.e2e.node import Node, RunningPod
+from tests.e2e.pods import ContainerSpec, PodSpec, best_effort, new_uid
+from tests.fakes.http_peer import HttpPeer, Reply
+
+pytestmark = pytest.mark.containerd
+BUDGET = json.dumps({"kind": "Status", "reason": "TooManyRequests", "message": "budget"}).encode()
+LISTED = {"resources": [{"name": "pods/eviction", "kind": "Eviction", "group": "policy", "version": "v1"}]}
+
+
+def crunching() -> PodSpec:
+    containers = (ContainerSpec(name="main", run=("burn", "1")), ContainerSpec(name="side"))
+    return PodSpec(name="crunch", uid=new_uid(), containers=containers)
+
+
+def frozen(hierarchy: Hierarchy, group: str) -> bool:
+    directory = Path(hierarchy.directory(FREEZER, group))
+    if hierarchy.version(FREEZER) == 1:
+        return (directory / "freezer.state").read_text().strip() != "THAWED"
+    return (directory / "cgroup.freeze").read_text().strip() == "1"
+
+
+def freeze(hierarchy: Hierarchy, group: str) -> None:
+    with Subtree.open(hierarchy, group) as tree:
+        assert tree.stop()
+    assert frozen(hierarchy, group)
+
+
+async def evicted(
+    node: Node, pod: RunningPod, directory: Path, means: Means, server: str | None = None
+) -> tuple[Case, list[Alert]]:
+    """The pod's case when it has ended, and all that was told."""
+    told: list[Alert] = []
+
+    async def stage(batch: Batch, alert: Alert) -> Callable[[], None]:
+        return lambda: told.append(alert)
+
+    facts = PodFacts(
+        uid=pod.spec.uid,
+        title=pod.spec.name,
+        pod_class=PodClass.RECLAIMED,
+        group=node.cgroups.pod_group(pod.spec),
+        namespace=pod.spec.namespace,
+        grace_s=2.0,
+    )
+    evictor = Evictor(
+        EvictionMeans(
+            order=(means,),
+            api=ApiMeans(first_wait_s=0.1),
+            restarts=RestartRules(watch_s=2.0 if means is Means.CRI else 0.0),
+        ),
+        hierarchy=Hierarchy.detect(),
+        store=Store(str(directory / "state.db"), boot="b"),
+        lane=trio.CapacityLimiter(1),
+        stage=stage,
+        api=KubeApi(ApiServer(server=server) if server else ApiServer(enabled=False)),
+        cri=CriClient(node.containerd.socket, timeout_s=10.0),
+        kubelet_dir=node.kubelet_root,
+        pods={facts.uid: facts}.get,
+        forbidden=lambda _: None,
+    )
+    order = Order(
+        id="1",
+        uid=facts.uid,
+        title=facts.title,
+        namespace=facts.namespace,
+        name=pod.spec.name,
+        owner=None,
+        cause="test",
+        evidence="because",
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(evictor.run)
+        evictor.submit(order)
+        with trio.fail_after(120):
+            while True:
+                cases = evictor.cases()
+                if cases and not any(case.open for case in cases):
+                    break
+                await trio.sleep(0.02)
+        nursery.cancel_scope.cancel()
+    return evictor.cases()[0], told
+
+
+def check_ended(node: Node, pod: RunningPod, other: RunningPod, case: Case, told: list[Alert]) -> None:
+    hierarchy, group = Hierarchy.detect(), node.cgroups.pod_group(pod.spec)
+    assert case.outcome is Outcome.DONE, case
+    assert [alert.kind for alert in told] == [Kind.EVICTION_PLANNED, Kind.EVICTION_DONE]
+    with Subtree.open(hierarchy, group) as tree:
+        assert not tree.populated()
+    assert not frozen(hierarchy, group)
+    assert node.cri.container_status(other["main"].id).state == pb.CONTAINER_RUNNING
+
+
+def start_again(node: Node, pod: RunningPod) -> None:
+    """What a kubelet does about a pod whose sandbox has ended, and that nobody told it to end."""
+    ids = [one.id for one in pod.containers.values()]
+    deadline = time.monotonic() + 60
+    while any(node.cri.container_status(one).state != pb.CONTAINER_EXITED for one in ids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    while any(one.id == pod.sandbox and one.state == pb.SANDBOX_READY for one in node.cri.list_sandboxes()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for one in ids:
+        node.cri.remove_container(one)
+    node.cri.remove_sandbox(pod.sandbox)
+    node.run_pod(pod.spec)
+
+
+async def test_through_cri_with_the_grace_and_again_when_the_kubelet_starts_it_again(
+    containerd_node: Node, run_pod: PodFactory, tmp_path: Path
+) -> None:
+    pod, other = run_pod(crunching()), run_pod(best_effort("other"))
+    freeze(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, start_again, containerd_node, pod)
+        case, told = await evicted(containerd_node, pod, tmp_path, Means.CRI)
+    check_ended(containerd_node, pod, other, case, told)
+    assert (case.rounds, case.detail) == (1, "the runtime stopped its containers")
+    again = containerd_node.pods[pod.spec.uid]
+    assert again.sandbox != pod.sandbox
+    status = containerd_node.cri.container_status(again["side"].id)
+    assert status.state == pb.CONTAINER_EXITED
+    assert status.exit_code in {0, 143}  # it had its SIGTERM
+
+
+async def test_by_signals_frozen_as_it_is(containerd_node: Node, run_pod: PodFactory, tmp_path: Path) -> None:
+    pod, other = run_pod(crunching()), run_pod(best_effort("other"))
+    freeze(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec))
+    case, told = await evicted(containerd_node, pod, tmp_path, Means.SIGNAL)
+    check_ended(containerd_node, pod, other, case, told)
+
+
+async def test_by_an_api_server_that_refuses_fails_and_accepts(
+    containerd_node: Node, run_pod: PodFactory, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    pod, other = run_pod(crunching()), run_pod(best_effort("other"))
+    freeze(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec))
+    listed = Reply(json.dumps(LISTED).encode())
+    refused = Reply(BUDGET, status="429 Too Many Requests")
+    failed = Reply(b"{}", status="500 Internal Server Error")
+    server = HttpPeer([listed, refused, failed, Reply(b"{}", status="201 Created")])
+    port = await nursery.start(server.serve)
+
+    async def kubelet() -> None:
+        while len(server.requests) < 4:  # noqa: ASYNC110
+            await trio.sleep(0.05)
+        for container in pod.containers.values():
+            await trio.to_thread.run_sync(lambda one: containerd_node.cri.stop_container(one, grace_s=2), container.id)
+        await trio.to_thread.run_sync(containerd_node.cri.stop_sandbox, pod.sandbox)
+
+    nursery.start_soon(kubelet)
+    case, told = await evicted(containerd_node, pod, tmp_path, Means.API, f"http://127.0.0.1:{port}")
+    check_ended(containerd_node, pod, other, case, told)
+    bodies: list[Any] = [json.loads(body) for body in server.bodies[1:]]
+    assert [body["deleteOptions"]["preconditions"]["uid"] for body in bodies] == [pod.spec.uid] * 3
+    nursery.cancel_scope.cancel()
