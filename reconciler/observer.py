@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Protocol, final
 
 import msgspec
@@ -105,9 +105,12 @@ class Observer:
         *,
         tell: Callable[..., None],
         evictor: Evictor | None = None,
+        building: Callable[[Collection[str], Means, Sequence[Metered]], tuple[Metered, ...]] = build,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        """``building``: makes the readers of the signals that are wanted."""
+        self._building = building
         self._node, self._means, self._tell, self._evictor = node, means, tell, evictor
         self._clock, self._wall = clock, wall
         self._readers: tuple[Metered, ...] = ()
@@ -128,6 +131,7 @@ class Observer:
         """What happened on the ladder, by response and turn."""
         self.passes = 0
         self.pass_s = 0.0
+        """CPU seconds of the last pass: reading and judging."""
         self.recorder = Recorder()
         self._tasks: ReaderTasks | None = None
 
@@ -156,17 +160,10 @@ class Observer:
     async def look(self) -> Judgement:
         """One pass."""
         await self._configure()
-        config, began = self._node.config, time.thread_time()
+        config, before = self._node.config, sum(self.costs().values())
         frame = await self._frame(config)
-        slices = Slices()
-        looking = self.brain.look(frame)
-        while True:
-            try:
-                next(looking)
-            except StopIteration as end:
-                judgement: Judgement = end.value
-                break
-            await slices.checkpoint()
+        judgement, judging_s = await self._judge(frame)
+        self.pass_s = sum(self.costs().values()) - before + judging_s
         self._decide(config, frame, judgement)
         self._publish(self._allowed(judgement.measures))
         for alert in alerts_of(judgement, frame):
@@ -177,10 +174,23 @@ class Observer:
         self.judgement = judgement
         self.recorder.add(config.interference.record, frame)
         self.passes += 1
-        self.pass_s = time.thread_time() - began
         if frame.at_s - self._saved_at >= _KEEP_S:
             await self._keep(frame.at_s)
         return judgement
+
+    async def _judge(self, frame: Frame) -> tuple[Judgement, float]:
+        """The brain's judgement, a millisecond at a time, and the CPU seconds that it took."""
+        slices, spent = Slices(), 0.0
+        looking = self.brain.look(frame)
+        while True:
+            began = time.thread_time()
+            try:
+                next(looking)
+            except StopIteration as end:
+                judgement: Judgement = end.value
+                return judgement, spent + time.thread_time() - began
+            spent += time.thread_time() - began
+            await slices.checkpoint()
 
     # Seeing
 
@@ -192,7 +202,7 @@ class Observer:
         self._config = config
         self.brain.configure(config.interference)
         wanted = self.brain.wanted() | signals_of(config.eviction)
-        before, self._readers = self._readers, build(wanted, self._means(config), self._readers)
+        before, self._readers = self._readers, self._building(wanted, self._means(config), self._readers)
         if self._tasks is not None:
             self._tasks.arrange(one.reader for one in self._readers)
         for reader in before:
