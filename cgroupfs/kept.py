@@ -5,7 +5,7 @@ see docs/signals.md). A descriptor of a group that is gone answers ENODEV for ev
 so a namesake is opened anew. Only for control files: one below /proc/<pid> would hold what its process held.
 
 The price is a descriptor and 5 KiB of kernel memory a file, so there is a bound, beyond which files are opened for each
-reading; files that were not read for two passes are closed.
+reading; files that are not read any more are closed within seconds.
 """
 
 import errno
@@ -19,6 +19,8 @@ from cgroupfs.hierarchy import Hierarchy
 _CHUNK: Final = 4_096
 _LONG: Final = 1 << 20
 _MANY: Final = 10_000
+_SWEEP: Final = 4
+"""Every so many passes what is not read any more is closed."""
 _PART: Final = 4
 """Of the descriptors that this process may have, at most this part is kept open here."""
 _FEW: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -43,36 +45,41 @@ class KeptFiles:
             soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
             most = soft // _PART if soft != resource.RLIM_INFINITY else 1 << 16
         self._most = most
-        self._now: dict[tuple[str, str], int] = {}
-        self._before: dict[tuple[str, str], int] = {}
+        # Descriptor, and the pass in which it was last read.
+        self._open: dict[tuple[str, str], list[int]] = {}
+        self._pass = 0
 
     def __len__(self) -> int:
-        return len(self._now) + len(self._before)
+        return len(self._open)
 
     def turn(self) -> None:
-        """Begin a pass: close what the pass before has not read."""
-        for number in self._before.values():
-            os.close(number)
-        self._before, self._now = self._now, {}
+        """Begin a pass; now and then, close what was not read for two."""
+        self._pass += 1
+        if self._pass % _SWEEP == 0:
+            self._close_before(self._pass - 2)
 
     def close(self) -> None:
         """Give all of them back; the next reading opens what it needs."""
-        self.turn()
-        self.turn()
+        self._close_before(self._pass + 1)
+
+    def _close_before(self, number: int) -> None:
+        for key in [key for key, (_, last) in self._open.items() if last < number]:
+            os.close(self._open.pop(key)[0])
 
     def read(self, directory: str, file: str) -> str:
         key = directory, file
-        number = self._now.get(key)
-        if number is None and (number := self._before.pop(key, None)) is not None:
-            self._now[key] = number
-        if number is not None:
+        known = self._open.get(key)
+        if known is not None:
             try:
-                return _read(number)
+                text = _read(known[0])
             except OSError:
                 # The group is gone; its name may be another's by now.
-                del self._now[key]
-                os.close(number)
-        if len(self) >= self._most:
+                del self._open[key]
+                os.close(known[0])
+            else:
+                known[1] = self._pass
+                return text
+        if len(self._open) >= self._most:
             return REAL.read(directory, file)
         try:
             number = os.open(f"{directory}/{file}", os.O_RDONLY | os.O_CLOEXEC)
@@ -85,7 +92,7 @@ class KeptFiles:
         except OSError:
             os.close(number)
             raise
-        self._now[key] = number
+        self._open[key] = [number, self._pass]
         return text
 
     def groups(self, directory: str) -> list[str]:

@@ -1,7 +1,10 @@
 """What cumulative counters grew by between two passes, by key: an inode, a process, a device, never a path alone."""
 
 from collections.abc import Hashable
+from operator import sub
 from typing import Final, NamedTuple, TypeAlias, final
+
+from cgroupfs.usage import grown
 
 SHORTEST_S: Final = 0.05
 """Two readings closer than this say more about the kernel's tick (1-10 ms) than about the group."""
@@ -54,20 +57,23 @@ class Growth:
         self._now[key] = at_s, counts
         if interval_s < 0.0:
             return None
-        return Grown(
-            interval_s,
-            tuple(
-                [
-                    None if then is None or now is None or now < then else now - then
-                    for then, now in zip(before[1], counts, strict=True)
-                ]
-            ),
-        )
+        return Grown(interval_s, _differences(before[1], counts))
 
     def carry(self, key: Hashable) -> None:
         """Keep the reading before: this pass does not look at it."""
         if (before := self._before.get(key)) is not None:
             self._now[key] = before
+
+
+def _differences(before: Counts, after: Counts) -> Counts:
+    try:
+        # Nearly always all are there and none went back; a third of the time of looking at each.
+        found: tuple[int, ...] = tuple(map(sub, after, before))
+        if min(found, default=0) >= 0:
+            return found
+    except TypeError:
+        pass
+    return tuple(map(grown, before, after))
 
 
 def needles(*names: str) -> tuple[str, ...]:

@@ -34,6 +34,8 @@ SIGNALS: Final = tuple(f"{resource}.pressure{full}" for resource in Resource for
 _FILE: Final = {resource: f"{resource}.pressure" for resource in Resource}
 _SOME: Final = _FILE
 _FULL: Final = {resource: f"{resource}.pressure_full" for resource in Resource}
+_OF_CPU: Final = "cpu."
+_TOTAL: Final = " total="
 _LOOK_AGAIN_S: Final = 30.0
 _MISSING_AGAIN_S: Final = 5.0
 _LEAST: Final = 0.1
@@ -69,11 +71,17 @@ class Totals(NamedTuple):
 
 def parse_totals(text: str) -> Totals:
     """The totals of a pressure file. Errors: `ValueError` when it does not begin with a ``some`` line that has one."""
-    first, _, second = text.partition("\n")
-    some, full = first.rpartition(" total=")[2], second.rstrip("\n").rpartition(" total=")[2]
-    if not first.startswith("some ") or not some.isdecimal():
+    first = text.find(_TOTAL)
+    if not text.startswith("some ") or first < 0:
         raise ValueError(f"no total of some in {text[:80]!r}")
-    return Totals(int(some), int(full) if second.startswith("full ") and full.isdecimal() else None)
+    end = text.find("\n", first)
+    some = text[first + len(_TOTAL) : end if end >= 0 else None]
+    second = text.find(_TOTAL, end) if end >= 0 and text.startswith("full ", end + 1) else -1
+    full = text[second + len(_TOTAL) :] if second >= 0 else ""
+    try:
+        return Totals(int(some), int(full) if full else None)
+    except ValueError:
+        raise ValueError(f"no total of some in {text[:80]!r}") from None
 
 
 class _Place(NamedTuple):
@@ -157,32 +165,38 @@ class Psi:
     def _read_pod(self, pod: Pod, directory: str, wanted: Sequence[Resource], sheet: Sheet) -> bool:
         counts: list[int | None] = []
         at_s = self._clock()
+        told = False
         for resource in wanted:
             totals = self._totals(directory, _FILE[resource], resource)
             counts += (None, None) if totals is None else totals
-        if not any(count is not None for count in counts):
+            told = told or totals is not None
+            if totals is not None and totals.full_us is None and resource is Resource.CPU:
+                self._problems[_FULL[resource]] = _REMEDY["full"]
+        if not told:
             return False
         grew = self._grew.grown((pod.group.inode or pod.uid, directory, len(wanted)), at_s, tuple(counts))
         if grew is None:
             return True
         values: dict[str, float | None] = {}
-        for index, resource in enumerate(wanted):
-            some, full = (_percent(grew, 2 * index), _percent(grew, 2 * index + 1))
-            if resource is not Resource.CPU:
-                values[_SOME[resource]], values[_FULL[resource]] = some, full
+        per_percent = 1e4 * grew.interval_s
+        subject = f"pod:{pod.uid}"
+        names = [signal for resource in wanted for signal in (_SOME[resource], _FULL[resource])]
+        for signal, stalled_us in zip(names, grew.by, strict=True):
+            if stalled_us is None:
                 continue
-            for signal, percent in ((_SOME[resource], some), (_FULL[resource], full)):
-                if percent is not None:
-                    value, sure = self._without_quota(pod.uid, percent)
-                    sheet.put(f"pod:{pod.uid}", signal, value, confidence=sure)
-            if full is None and some is not None:
-                self._problems[_FULL[resource]] = _REMEDY["full"]
-        sheet.enter(f"pod:{pod.uid}", values)
+            # Reading takes time, too: a little more than all is all.
+            percent = min(100.0, stalled_us / per_percent)
+            if percent and signal.startswith(_OF_CPU):
+                value, sure = self._without_quota(pod.uid, percent)
+                sheet.put(subject, signal, value, confidence=sure)
+            else:
+                values[signal] = percent
+        sheet.enter(subject, values)
         return True
 
     def _without_quota(self, uid: str, percent: float) -> tuple[float, float]:
         throttling = self._quotas.throttling(uid) if self._quotas is not None else None
-        if throttling is None or not percent:
+        if throttling is None:
             return percent, 1.0
         own = min(percent, 100.0 * throttling.cpus)
         return percent - own, max(_LEAST, 1.0 - own / percent)

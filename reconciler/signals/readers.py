@@ -37,12 +37,12 @@ class Sheet:
         if known is None or confidence > known.confidence:
             here[signal] = Sample(value, age_s, confidence)
 
-    def enter(self, subject: str, values: Mapping[str, float | None]) -> None:
-        """Enter several that are measured as their names say; None: not known."""
+    def enter(self, subject: str, values: Mapping[str, float | None], confidence: float = 1.0) -> None:
+        """Enter several of one confidence, measured now; None: not known."""
         here = self.samples.setdefault(subject, {})
         for signal, value in values.items():
-            if value is not None and ((known := here.get(signal)) is None or known.confidence < 1.0):
-                here[signal] = Sample(value)
+            if value is not None and ((known := here.get(signal)) is None or known.confidence < confidence):
+                here[signal] = Sample(value, 0.0, confidence)
 
     def get(self, subject: str, signal: str) -> float | None:
         """What has been entered so far."""

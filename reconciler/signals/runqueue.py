@@ -225,10 +225,13 @@ class RunQueue:
         sure = waited.sure * self._coverage(sheet, subject, waited) if waited.switches else _QUIET
         busy = waited.run_ns + wait_ns
         per_ms = 1e6 * waited.interval_s
-        sheet.put(subject, "cpu.wait", 100.0 * wait_ns / busy if busy else 0.0, confidence=sure)
-        sheet.put(subject, "cpu.wait_milli", wait_ns / per_ms, confidence=sure)
+        values = {
+            "cpu.wait": 100.0 * wait_ns / busy if busy else 0.0,
+            "cpu.wait_milli": wait_ns / per_ms,
+            "cpu.delay": wait_ns / 1e3 / max(1, waited.switches),
+        }
+        sheet.enter(subject, values, sure)
         sheet.put(subject, "cpu.wait_own", waited.own_ns / per_ms, confidence=_ESTIMATE if waited.own_ns else 1.0)
-        sheet.put(subject, "cpu.delay", wait_ns / 1e3 / max(1, waited.switches), confidence=sure)
 
     def _coverage(self, sheet: Sheet, subject: str, waited: Waited) -> float:
         """Which part of the pod's CPU time its known processes explain; small uses are all noise."""

@@ -35,6 +35,8 @@ _ATTR: Final = struct.Struct("=HH")
 _ANSWER: Final = 20
 # Offsets in struct taskstats, the same since version 1: cpu_count and cpu_delay_total, then cpu_run_virtual_total.
 _DELAY: Final = struct.Struct("=16xQQ40xQ")
+# Header (kind, sequence number), both attributes' kinds, and the same three numbers, at once.
+_USUAL: Final = tuple(struct.Struct(f"=4xH2xI10xH8x{padding}2xH16xQQ40xQ") for padding in ("", "4x"))
 _BATCH: Final = 32
 """Answers wait in the socket's buffer (208 KiB where nobody changed it), which holds about a hundred."""
 _BUFFER: Final = 8192
@@ -135,12 +137,17 @@ def parse_answer(answer: bytes) -> tuple[int, Delays] | None:
     """
     if len(answer) < _ANSWER:
         raise ValueError(f"a netlink message of {len(answer)} bytes")
+    # Nearly every answer of a machine is laid out as this: nothing before the statistics, or one empty attribute.
+    for usual in _USUAL:
+        if len(answer) >= usual.size:
+            kind, pid, aggregate, attribute, switches, wait_ns, run_ns = usual.unpack_from(answer)
+            if kind > _ERROR and aggregate == _TYPE_AGGREGATE and attribute == _TYPE_STATS:
+                return pid, Delays(run_ns, wait_ns, switches)
     _, kind, _, pid, _ = _HEADER.unpack_from(answer)
     if kind == _ERROR:
         _check(answer)
         return None
-    stats = _stats(answer)
-    switches, wait_ns, run_ns = _DELAY.unpack_from(answer, stats)
+    switches, wait_ns, run_ns = _DELAY.unpack_from(answer, _stats(answer))
     return pid, Delays(run_ns, wait_ns, switches)
 
 

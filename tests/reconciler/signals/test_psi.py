@@ -27,7 +27,9 @@ def test_totals_of_several_kernels(given: str, expected: tuple[int, int | None])
     assert tuple(parse_totals(given)) == expected
 
 
-@pytest.mark.parametrize("given", ["", "some\n", "full avg10=0.00 total=3\n", "some avg10=1.00 total=x\n", "0\n"])
+@pytest.mark.parametrize(
+    "given", ["", "some\n", "full avg10=0.00 total=3\n", "some avg10=1.00 total=x\n", "some total=\n", "0\n"]
+)
 def test_other_texts_are_refused(given: str) -> None:
     with pytest.raises(ValueError, match="no total"):
         parse_totals(given)
