@@ -82,6 +82,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
             "--cpu-manager-policy-options=full-pcpus-only=true,strict-cpu-reservation=false",
             "--root-dir=/data/kubelet",
             "--hostname-override=node1",
+            "--kubeconfig=/etc/kubernetes/node.conf",
             "--cgroups-per-qos",
         ),
     )
@@ -89,6 +90,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert (config.port, config.cgroup_driver, config.reserved_cpus) == (10299, Driver.CGROUPFS, CpuSet([3]))
     assert not config.strict_reserved
     assert (config.root_dir, config.cert_dir, config.node_name) == ("/data/kubelet", "/var/lib/kubelet/pki", "node1")
+    assert config.kubeconfig == "/etc/kubernetes/node.conf"
     assert config.sources["port"] == "kubelet --port"
     assert config.sources["cgroup_root"] == "/etc/k.yaml:7:1"
 

@@ -1,0 +1,106 @@
+"""One group with all below it, on this machine's kernel: told apart by inode, looked into, stopped and let go."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cgroupfs.errors import CgroupError
+from cgroupfs.hierarchy import FREEZER, Hierarchy, Mode, Mount
+from cgroupfs.subtree import Subtree
+from tests.fakes.victims import CONTROLLERS, Victim, a_victim
+
+
+@pytest.fixture
+def victim() -> Iterator[Victim]:
+    with a_victim("subtree") as one:
+        yield one
+
+
+@pytest.mark.kernel
+def test_it_is_populated_while_any_hierarchy_lists_a_process_anywhere_below(victim: Victim) -> None:
+    with Subtree.open(victim.hierarchy, victim.group) as tree:
+        assert tree.exists
+        assert not tree.populated()
+        process = victim.sleep()
+        assert tree.populated()
+        # Moved out of every hierarchy but one, it is still there.
+        for controller in set(CONTROLLERS) - {"pids"}:
+            top = victim.hierarchy.directory(controller, "/")
+            Path(top, "cgroup.procs").write_text(str(process.pid))
+        assert tree.populated()
+        assert {pid for group in tree.groups() for pid in group.pids()} == {process.pid}
+        process.kill()
+        process.wait()
+        assert not tree.populated()
+
+
+@pytest.mark.kernel
+def test_every_stopped_group_of_it_is_let_go_and_the_number_told(victim: Victim) -> None:
+    if victim.hierarchy.version(FREEZER) != 1:
+        pytest.skip("needs the freezer of cgroup v1")
+    victim.sleep()
+    victim.freeze("/c")
+    victim.freeze()
+    Path(victim.directory("unified"), "cgroup.freeze").write_text("1")
+    with Subtree.open(victim.hierarchy, victim.group) as tree:
+        assert tree.stopped()
+        assert tree.thaw() == 3
+        assert tree.thaw() == 0
+        assert not tree.stopped()
+        assert tree.stop()
+    assert victim.frozen() in {"FREEZING", "FROZEN"}
+
+
+@pytest.mark.kernel
+def test_cgroup_kill_ends_everybody_at_once(victim: Victim) -> None:
+    processes = [victim.sleep(), victim.sleep()]
+    with Subtree.open(victim.hierarchy, victim.group) as tree:
+        if not os.path.exists(f"{victim.directory('unified')}/cgroup.kill"):
+            pytest.skip("needs cgroup.kill (kernel 5.14)")
+        assert tree.kill()
+    assert [process.wait() for process in processes] == [-signal.SIGKILL] * 2
+
+
+@pytest.mark.kernel
+def test_a_removed_group_has_nobody_in_it_and_takes_no_order(victim: Victim) -> None:
+    with Subtree.open(victim.hierarchy, victim.group) as tree:
+        for controller in CONTROLLERS:
+            os.rmdir(victim.directory(controller))
+            os.rmdir(victim.directory(controller, ""))
+        assert not tree.exists
+        assert not tree.populated()
+        assert (tree.thaw(), tree.kill(), tree.stop()) == (0, False, False)
+    with Subtree.open(victim.hierarchy, victim.group) as nothing:
+        assert nothing.inodes == {}
+
+
+def one_mount(directory: Path) -> Hierarchy:
+    mount = Mount(directory=str(directory), version=1, controllers=(FREEZER,))
+    return Hierarchy(root="/", mode=Mode.V1, controllers={FREEZER: mount})
+
+
+def test_another_group_by_its_name_is_not_opened_and_a_symlink_neither(tmp_path: Path) -> None:
+    (tmp_path / "pod").mkdir()
+    (tmp_path / "pod/cgroup.procs").write_text("7\n")
+    (tmp_path / "link").symlink_to(tmp_path / "pod")
+    hierarchy = one_mount(tmp_path)
+    with Subtree.open(hierarchy, "/pod") as tree:
+        inodes = tree.inodes
+        assert tree.populated()
+    with Subtree.open(hierarchy, "/pod", inodes) as tree:
+        assert tree.populated()
+    with Subtree.open(hierarchy, "/pod", {str(tmp_path): inodes[str(tmp_path)] + 1}) as tree:
+        assert not tree.exists
+    with Subtree.open(hierarchy, "/link") as tree:
+        assert not tree.exists
+
+
+def test_a_refused_thaw_is_an_error_and_not_silence(tmp_path: Path) -> None:
+    (tmp_path / "pod").mkdir()
+    (tmp_path / "pod/cgroup.procs").write_text("7\n")
+    (tmp_path / "pod/freezer.state").mkdir()
+    with Subtree.open(one_mount(tmp_path), "/pod") as tree, pytest.raises(CgroupError):
+        tree.thaw()
