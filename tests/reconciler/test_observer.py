@@ -41,7 +41,7 @@ class Script:
     async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
         del now
         assert "cpu.wait" in scene.wanted
-        for uid, use in ((WEB, 500.0), (PINNED, 100.0), (BATCH, 2000.0 if self.bad else 50.0)):
+        for uid, use in ((WEB, 500.0), (PINNED, 100.0), (BATCH, 1500.0 if self.bad else 50.0)):
             for signal in ("cpu.throttled", "cpu.throttled_milli", "cpu.wait_own"):
                 sheet.put(pod_subject(uid), signal, 0.0)
             sheet.put(pod_subject(uid), "cpu.use", use)
@@ -50,7 +50,7 @@ class Script:
             sheet.put(pod_subject(uid), "cpu.wait_milli", 400.0 if bad else 1.0)
             sheet.put(pod_subject(uid), "cpu.delay", 5000.0 if bad else 10.0)
         sheet.put(NODE, "be.budget", 2500.0)
-        sheet.put(NODE, "be.use", 2000.0 if self.bad else 50.0)
+        sheet.put(NODE, "be.use", 1500.0 if self.bad else 50.0)
 
     def problems(self) -> Mapping[str, str]:
         return {"cpi": "no PMU here"}
@@ -159,7 +159,7 @@ async def test_a_suspect_is_squeezed_in_the_kernel_and_let_go_when_the_victim_is
                 break
         milli = scene.agent.knowledge.measures.squeezed[BATCH].cpu_milli
         assert milli is not None
-        assert 1600 <= milli < 2000, "what it uses less what the victim lacked in the last windows"
+        assert 1100 <= milli < 1500, "what it uses less what the victim lacked in the last windows"
         await scene.agent.reconciler.look(scene.agent.dirty.take_nowait())
         assert int(scene.quota()) == 100 * milli
         scene.script.bad = False
