@@ -5,6 +5,7 @@ import os
 from collections import deque
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -24,6 +25,7 @@ from state.model import Hold, PodClass
 from tests.reconciler.responses.eviction.world import GI, START, WALL, World, batch, be
 
 FULL = bool(os.environ.get("BYPASSD_FULL"))
+pytestmark = pytest.mark.timeout(1200 if FULL else 120)
 LIMITS = LimitsConfig(quiet_s=10, per_pass=2, per_minute=3, per_10_minutes=5, per_owner=2, retry_s=60, again_s=120)
 CONFIG = EvictionConfig(
     enabled=True,
@@ -194,7 +196,7 @@ class Node(RuleBasedStateMachine):
 
 
 Node.TestCase.settings = settings(
-    max_examples=2000 if FULL else 60,
+    max_examples=600 if FULL else 60,
     stateful_step_count=60 if FULL else 40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
