@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from msgspec import to_builtins
 
 from reconciler.brain import Judgement
+from reconciler.config import Config
 from reconciler.observer import Observer
+from reconciler.responses.eviction.show import section
 from reconciler.responses.ladder import Climb, in_force
 from reconciler.watching import WatchNumbers
 from state.evidence import Finding, Verdict
@@ -37,6 +39,11 @@ def facts(observer: Observer) -> Mapping[str, object]:
             "problem": observer.recorder.problem,
         },
     }
+
+
+def evictions(observer: Observer, config: Config, *, enforce: bool, now: float) -> Mapping[str, object]:
+    """The section ``eviction``. ``now``: the monotonic clock."""
+    return section(config.eviction, observer.decision, observer.evictions, observer.cases(), enforce=enforce, now=now)
 
 
 def numbers(observer: Observer) -> WatchNumbers:

@@ -118,7 +118,8 @@ class Observer:
         kept = read_kept(node.store)
         self.brain = Brain(node.config.interference, kept.brain)
         self._past = kept.past
-        self._evictions: EvictionMemory | None = None
+        self.evictions: EvictionMemory | None = None
+        """What the eviction planner remembers; None before the first pass."""
         self._saved: Kept | None = None
         self._saved_at = 0.0
         self._created: dict[str, tuple[int, float]] = {}
@@ -273,13 +274,13 @@ class Observer:
                     dirty.mark(pod_key(uid))
 
     def _decide(self, config: Config, frame: Frame, judgement: Judgement) -> None:
-        if self._evictions is None:
-            self._evictions = begun(frame, past_restored(self._past, at_s=frame.at_s, wall_s=frame.wall_s))
-        self.decision, self._evictions = decide(
+        if self.evictions is None:
+            self.evictions = begun(frame, past_restored(self._past, at_s=frame.at_s, wall_s=frame.wall_s))
+        self.decision, self.evictions = decide(
             config.eviction,
             frame,
             self.brain.history,
-            self._evictions,
+            self.evictions,
             self.cases(),
             self._node.holds_now(),
             judgement.named,
@@ -298,8 +299,8 @@ class Observer:
         """What outlives the daemon, into the store. A store that takes nothing is the keeper's news, not ours."""
         self._saved_at = now
         past = self._past
-        if self._evictions is not None and self.frame is not None:
-            past = past_kept(self._evictions.past, self.frame)
+        if self.evictions is not None and self.frame is not None:
+            past = past_kept(self.evictions.past, self.frame)
         kept = Kept(brain=self.brain.remember(), past=past)
         if kept == self._saved:
             return

@@ -30,7 +30,7 @@ from state.reader import read_history
 _HISTORY: Final = 200
 _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
-    *("headroom", "sides", "alerts", "interference", "problems"),
+    *("headroom", "sides", "alerts", "interference", "eviction", "problems"),
 )
 
 
@@ -99,6 +99,7 @@ class Show:
             sources=[asdict(status) for status in statuses],
             alerts=agent.telling.facts(),
             interference=agent.watching.facts() if "interference" in wanted else {},
+            eviction=agent.watching.eviction_facts() if "eviction" in wanted else None,
             problems=self._problems(),
         )
         found["agent"] = {**_mapping(found["agent"]), **self._agent_facts()}

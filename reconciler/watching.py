@@ -187,3 +187,12 @@ class Watching:
         from reconciler.observed import facts  # noqa: PLC0415
 
         return facts(self.observer)
+
+    def eviction_facts(self) -> Mapping[str, object] | None:
+        """The section ``eviction`` of the state document; None while nothing is watched."""
+        if self.observer is None:
+            return None
+        from reconciler.observed import evictions  # noqa: PLC0415
+
+        node = self._node
+        return evictions(self.observer, node.config, enforce=node.enforces(), now=time.monotonic())

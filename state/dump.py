@@ -21,6 +21,7 @@ Shape (``schema`` 1; keys are added, never renamed or removed within one schema 
 ``sources``     sources of knowledge with their ages (empty from the store)
 ``alerts``      ``sinks`` with their counts, ``stored`` (some sink has yet to take them), ``recent``, newest first
 ``interference``  who suffers and what is done about it (empty from the store, and while nothing is watched)
+``eviction``    triggers, who would go, who goes, who went (null from the store, and while nothing is watched)
 ``problems``    messages for a person
 ==============  =======================================================================================================
 
@@ -116,6 +117,7 @@ def document(
     sources: Iterable[Row] = (),
     alerts: Row | None = None,
     interference: Row | None = None,
+    eviction: Row | None = None,
     problems: Iterable[str] = (),
 ) -> dict[str, object]:
     """The whole document from plain values. ``meta``: the store's, with ``agent_version``, ``node``, ``boot_id``."""
@@ -141,6 +143,7 @@ def document(
         "sources": [dict(row) for row in sources],
         "alerts": dict(alerts or {"sinks": [], "stored": [], "recent": []}),
         "interference": dict(interference or {}),
+        "eviction": eviction,
         "problems": list(problems),
     }
 

@@ -89,7 +89,7 @@ def test_the_store_alone_gives_the_whole_document(tmp_path: Path) -> None:
             "files",
             "holds",
         ),
-        *("history", "sources", "alerts", "interference", "problems"),
+        *("history", "sources", "alerts", "interference", "eviction", "problems"),
     ]
     assert (found["schema"], found["kind"], found["source"], found["at"]) == (1, "bypassd-state", "store", 123.0)
     assert found["agent"] == {"version": "0.1.0", "node": "node1", "boot_id": "boot-1", "opened_at": 50.0}
