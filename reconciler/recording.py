@@ -1,4 +1,4 @@
-"""The form of a recording: frames in a file, small enough for a night of them, and exact: read back as they were judged.
+"""The form of a recording: frames in a file, small enough for a night of them, and read back as they were judged.
 
 A file begins with a line that names its kind and version. Then come blocks: length and CRC-32 of the rest (4 bytes
 each, big-endian), and zlib over msgpack: a list of rows, one a frame. Within a block the name of a subject or signal

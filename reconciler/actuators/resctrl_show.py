@@ -1,4 +1,4 @@
-"""What the resctrl actuator tells of itself: its section of the document, problems, how each pod stands, and its use."""
+"""What the resctrl actuator tells of itself: its section of the document, problems, how pods stand, and its use."""
 
 import time
 from collections.abc import Iterator, Mapping
