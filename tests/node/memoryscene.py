@@ -133,11 +133,10 @@ class Scene:
             for with_be, begin, end in spans
         ]
 
-    def still_bursts(self, name: str) -> bool:
-        """Whether an online pod goes on with its work."""
+    def goes_on(self, name: str) -> None:
+        """Wait until an online pod has done one more burst."""
         before = os.path.getsize(self._file(name))
-        time.sleep(0.1)
-        return os.path.getsize(self._file(name)) > before
+        eventually(f"{name} goes on", lambda: os.path.getsize(self._file(name)) > before, within_s=30)
 
     def read(self, group: str, file: str) -> str:
         """A memory file of a group, by its path."""

@@ -26,10 +26,11 @@ def held(found: Scene) -> None:
     """BE work has been at its limits, and nobody else has had anything of that."""
     batch = found.pods["hog-batch"]["main"].group
     found.switch(on=True)
-    eventually("the pod with a limit is stopped by it", lambda: found.oom_kills("hog-batch") > 0, within_s=30)
-    eventually("all BE work together is stopped", lambda: found.hits(found.besteffort) > 0, within_s=30)
+    eventually("the pod with a limit is stopped by it", lambda: found.oom_kills("hog-batch") > 0, within_s=90)
+    eventually("all BE work together is stopped", lambda: found.hits(found.besteffort) > 0, within_s=90)
     hogs = found.hogs()
     found.switch(on=False)
+    print(f"  OOM kills: {', '.join(f'{name} {found.oom_kills(name)}' for name in found.pods)}")
     assert int(found.read(batch, "memory.max_usage_in_bytes")) <= BATCH_BYTES
     assert hogs["hog-batch"].most < BATCH_BYTES
     assert all(one.reached == 0 for one in hogs.values()), hogs
@@ -40,7 +41,8 @@ def held(found: Scene) -> None:
     # The memory of all pods together has never run out: no online pod ever had to wait for the kernel to find some.
     assert found.hits(found.kubepods) == 0
     assert {name: found.oom_kills(name) for name in ONLINE} == dict.fromkeys(ONLINE, 0)
-    assert all(found.still_bursts(name) for name in ONLINE)
+    for name in ONLINE:
+        found.goes_on(name)
 
 
 def tell(compared: Compared) -> str:
@@ -50,7 +52,7 @@ def tell(compared: Compared) -> str:
     )
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_be_pods_that_allocate_without_end_are_held_and_an_online_pod_does_not_notice() -> None:
     """More windows as long as the figure is above: noise gets less with each, what BE work costs would not."""
     with scene(ROOT) as found:
