@@ -14,6 +14,7 @@ for the deviation, never for the fixed limit.
 from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from reconciler.detectors.base import Detector, Sight, unknown
 from reconciler.detectors.moments import Moments
@@ -72,11 +73,15 @@ class RunQueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RunQueueMemory(Struct, frozen=True, kw_only=True):
-    """The own past; ``learned_s``: up to when it has been taken in; ``since_s``: interference all the time since."""
+    """The own past; ``learned_s``: up to when it has been taken in.
+
+    ``since_s``: interference all the time since; ``last_s``: when there was trouble last.
+    """
 
     healthy: Moments = Moments()
     learned_s: float
     since_s: float | None = None
+    last_s: float = 0.0
 
 
 class _Seen(NamedTuple):
@@ -139,7 +144,7 @@ def judge(config: RunQueueConfig, sight: Sight, memory: RunQueueMemory | None) -
         memory = RunQueueMemory(learned_s=sight.now)
     for name in ("cpu.wait", "cpu.delay"):
         if sight.value(name) is None:
-            return unknown(f"no fresh {name}"), RunQueueMemory(healthy=memory.healthy, learned_s=sight.now)
+            return unknown(f"no fresh {name}"), replace(memory, learned_s=sight.now, since_s=None)
     windows = _seen(config, sight)
     seen = [window for window in windows if window is not None]
     if not seen:
@@ -211,18 +216,20 @@ def _learn(
 ) -> RunQueueMemory:
     """Take in the oldest window: by now it is known whether it was part of trouble."""
     since = (sight.now if memory.since_s is None else memory.since_s) if interfered else None
+    # Several bad windows are trouble, proved or not; one alone is part of any healthy past.
+    high = sum(1 for one in windows if one is not None and one.wait > limit)
+    last = sight.now if interfered or high >= config.bad else memory.last_s
     oldest = windows[-1]
     if oldest is None or sight.now - memory.learned_s < _length(config, sight):
-        return RunQueueMemory(healthy=memory.healthy, learned_s=memory.learned_s, since_s=since)
-    # One bad window alone is part of any healthy past; several are trouble that begins or ends.
-    troubled = interfered or sum(1 for one in windows if one is not None and one.wait > limit) >= config.bad
+        return replace(memory, since_s=since, last_s=last)
+    troubled = oldest.end <= last
     lasting = since is not None and sight.now - since >= config.relearn_s
     healthy = memory.healthy
     if lasting or (not troubled and (_throttled(config, sight, oldest.end) or 0.0) <= config.throttled_percent):
         healthy = healthy.with_one(oldest.wait)
         if healthy.count > _KEEP:
             healthy = healthy.aged(_KEEP / healthy.count)
-    return RunQueueMemory(healthy=healthy, learned_s=sight.now, since_s=since)
+    return RunQueueMemory(healthy=healthy, learned_s=sight.now, since_s=since, last_s=last)
 
 
 DETECTOR = Detector(

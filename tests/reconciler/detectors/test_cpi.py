@@ -134,7 +134,7 @@ def test_another_boot_forgets_the_minutes_but_not_the_workload() -> None:
     for _ in range(10):
         opinion, kept = DETECTOR.judge(CpiConfig(), scene.step(), kept)
     assert verdicts([opinion]) == "i"
-    booted = Scene({VICTIM: {"cpi": 1.0, "cpu.use": 1000}}, every_s=60, start_s=1300)
+    booted = Scene({VICTIM: {"cpi": 1.0, "cpu.use": 1000}}, every_s=60, start_s=1600)
     sight = booted.step()
     moved = type(sight.frame)(
         at_s=sight.now, wall_s=sight.frame.wall_s + 5000, pods=sight.frame.pods, samples=sight.frame.samples

@@ -61,6 +61,14 @@ def test_a_stall_that_has_ended_is_not_rising() -> None:
     assert found[-1] == "o"
 
 
+def test_a_stall_that_falls_fast_is_not_rising() -> None:
+    opinions = run(lambda at: 40 if 60 <= at < 80 else 0, 120, form="rising", for_s=10)
+    # At 85 its time is up, and avg10 is still 20 %, down from 40 %.
+    assert opinions[85].evidence.startswith("memory.pressure 16 % over 10 s, ")
+    assert verdicts(opinions)[84:87] == "sss"
+    assert "i" not in verdicts(opinions)
+
+
 def test_rising_names_both_averages_and_the_fall() -> None:
     opinions = run(lambda at: 40 if at < 80 else 0, 86, form="rising", for_s=10)
     assert opinions[-1].evidence.startswith("memory.pressure 16 % over 10 s, ")

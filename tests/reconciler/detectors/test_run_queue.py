@@ -91,6 +91,22 @@ def test_without_a_figure_for_throttling_nobody_is_blamed() -> None:
     assert verdicts(run(0.1, 30, cpu__throttled=[]))[-1] == "o"
 
 
+def test_windows_without_a_delay_prove_nothing() -> None:
+    opinions = run(30, 40, cpu__delay=lambda at: 4000 if at >= 38 else None)
+    assert "i" not in verdicts(opinions)
+    assert opinions[-1].evidence.endswith("cpu.throttled or cpu.delay is not measured: it may be its own quota")
+
+
+@pytest.mark.parametrize(("throttled", "letter"), [(0.0, "i"), (None, "u")])
+def test_trouble_leaves_no_trace_in_the_own_past(throttled: float | None, letter: str) -> None:
+    made = random.Random(6)
+    values = [max(0.0, made.gauss(0.5, 0.1)) + (3 if 150 <= at < 300 else 0) for at in range(360)]
+    opinions = run(values, 360, cpu__throttled=lambda at: throttled if 150 <= at < 300 else 0.0)
+    assert letter in verdicts(opinions)[150:160]
+    before, after = (float(opinions[at].evidence.partition("bad above ")[2].partition(" %")[0]) for at in (149, 359))
+    assert after == pytest.approx(before, rel=0.1)
+
+
 def test_missing_and_stale_samples_are_unknown() -> None:
     assert verdicts(run([], 3)) == "uuu"
     found = verdicts(run(lambda at: None if at >= 20 else 0.1, 30))
