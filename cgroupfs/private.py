@@ -26,6 +26,7 @@ PREFIX: Final = "bypassd-psi-"
 _NOSUID: Final = 2
 _NODEV: Final = 4
 _NOEXEC: Final = 8
+_DETACH: Final = 2
 _ROUNDS: Final = 5
 _ENDED: Final = frozenset({errno.ESRCH, errno.ENOENT})
 
@@ -80,7 +81,11 @@ class PrivateTree:
         """Take our mount away, if it is one. Errors: `CgroupError`."""
         if self._mounted is not None or not self._is_mounted():
             return
-        if code := _unmount(self._point):
+        # Whoever looks at all mounts of the node (an exporter, another agent) may just be in it.
+        code = _unmount(self._point)
+        if code == errno.EBUSY:
+            code = _unmount(self._point, _DETACH)
+        if code:
             raise cgroup_error(self._point, OSError(code, "umount"), "unmount cgroup2")
         try:
             os.rmdir(self._point)
@@ -219,8 +224,8 @@ def _mount(point: str) -> int:
     return ctypes.get_errno() if libc.mount(b"bypassd", point.encode(), b"cgroup2", flags, None) != 0 else 0
 
 
-def _unmount(point: str) -> int:
+def _unmount(point: str, flags: int = 0) -> int:
     import ctypes  # noqa: PLC0415
 
     libc = ctypes.CDLL(None, use_errno=True)
-    return ctypes.get_errno() if libc.umount2(point.encode(), 0) != 0 else 0
+    return ctypes.get_errno() if libc.umount2(point.encode(), flags) != 0 else 0

@@ -74,9 +74,9 @@ class PrivateGroups:
             return
         if outcome is not None:
             self._directories, self._problem = outcome.directories, outcome.problem
-            self._next_at = now + (
-                math.inf if not self._wanted else 0.0 if outcome.more else _FAILED_S if outcome.problem else _EVERY_S
-            )
+            # Nothing is left of an earlier run: once is enough.
+            done_s = _EVERY_S if self._wanted else math.inf
+            self._next_at = now + (0.0 if outcome.more else _FAILED_S if outcome.problem else done_s)
         here = {uid: tuple(one.id for one in pod.containers) for uid, pod in pods.items()}
         if here != self._known and self._wanted and not self._problem:
             self._next_at = min(self._next_at, now + _SOON_S)
@@ -140,6 +140,7 @@ class PrivateGroups:
                 await trio.to_thread.run_sync(self._clear, abandon_on_cancel=True)
 
     def _clear_once(self) -> _Outcome:
+        self._problem = None
         self._clear()
         return _Outcome({}, self._problem, False)
 

@@ -222,8 +222,10 @@ def test_threads_that_have_ended_are_still_counted_by_process() -> None:
 
 
 @contextmanager
-def private(tmp_path: Path, name: str) -> Iterator[PrivateTree]:
-    tree = PrivateTree(point=str(tmp_path / "cgroup2"), prefix=f"bypassd-test-{name}-{os.getpid()}-")
+def private(name: str) -> Iterator[PrivateTree]:
+    # Not in a temporary directory of pytest's, which would be emptied: with the groups of this machine in it.
+    name = f"bypassd-test-{name}-{os.getpid()}"
+    tree = PrivateTree(point=f"/run/{name}", prefix=f"{name}-")
     try:
         tree.open()
     except Exception as exc:  # noqa: BLE001  # whatever it is, the kernel does not offer it here
@@ -253,8 +255,8 @@ def _place(pid: int) -> str:
     return next(line for line in lines if line.startswith("0::")).removeprefix("0::")
 
 
-def test_pods_of_a_v1_node_get_pressure_in_private_groups_and_keep_their_own(tmp_path: Path) -> None:
-    with machine("private") as made, private(tmp_path, "psi") as tree:
+def test_pods_of_a_v1_node_get_pressure_in_private_groups_and_keep_their_own() -> None:
+    with machine("private") as made, private("psi") as tree:
         pod, other = made.pod("a", unified=False), made.pod("b", unified=False)
         parent = made.start(
             pod, "import os, time\nif os.fork() == 0:\n    time.sleep(60)\ntime.sleep(60)", unified=False
@@ -278,8 +280,8 @@ def test_pods_of_a_v1_node_get_pressure_in_private_groups_and_keep_their_own(tmp
         assert "not ours" in groups.problems()["cpu.pressure"]
 
 
-def test_what_a_killed_run_has_left_is_found_and_removed_by_the_next(tmp_path: Path) -> None:
-    with machine("left") as made, private(tmp_path, "left") as tree:
+def test_what_a_killed_run_has_left_is_found_and_removed_by_the_next() -> None:
+    with machine("left") as made, private("left") as tree:
         pod = made.pod("a", unified=False)
         pid = made.start(pod, "import time; time.sleep(60)", unified=False)
         assert tree.attach("gone", [pid], pod.group.path).moved == 1
@@ -314,8 +316,8 @@ def test_restore_without_a_daemon_gives_one_pods_processes_back() -> None:
         assert restore_groups(made.hierarchy, uid) == []
 
 
-def test_a_process_that_is_not_in_the_pod_is_never_taken(tmp_path: Path) -> None:
-    with machine("stray") as made, private(tmp_path, "stray") as tree:
+def test_a_process_that_is_not_in_the_pod_is_never_taken() -> None:
+    with machine("stray") as made, private("stray") as tree:
         pod = made.pod("a", unified=False)
         stray = subprocess.Popen(["sleep", "60"])
         made.processes.append(stray)
@@ -323,3 +325,13 @@ def test_a_process_that_is_not_in_the_pod_is_never_taken(tmp_path: Path) -> None
         assert (found.moved, found.foreign) == (0, None)
         assert tree.uids() == frozenset()
         assert _place(stray.pid) == "/"
+
+
+def test_somebody_who_is_just_in_the_mount_does_not_keep_it() -> None:
+    with private("busy") as tree:
+        inside = os.open(tree.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            tree.close()
+            assert not os.path.exists(tree.root)
+        finally:
+            os.close(inside)
