@@ -131,7 +131,7 @@ async def restore_without_daemon(root: str, store: Store, only: str | None) -> S
 
     marks = restore_marks(store, root=root) if only is None else []
     if not _is_this_machine(root):
-        return marks
+        return tuple(marks)
     from reconciler.actuators.cookiestore import restore_cookies  # noqa: PLC0415
     from reconciler.actuators.network import restore_trees  # noqa: PLC0415
     from reconciler.actuators.prctl import RealPrctl  # noqa: PLC0415
