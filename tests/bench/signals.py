@@ -182,7 +182,7 @@ async def measure(made: Pods, seconds: int, wanted: tuple[str, ...]) -> dict[str
 
 
 def _loop_us() -> int:
-    """How fast this machine is just now: ten thousand additions took 115 to 210 µs where the documents' figures are of."""
+    """How fast this machine is just now: ten thousand additions took 115 to 210 µs for the figures in docs."""
     return round(1e6 * statistics.median(timeit.repeat(lambda: sum(range(10_000)), number=1, repeat=201)))
 
 
