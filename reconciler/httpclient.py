@@ -1,27 +1,33 @@
 """One HTTP client for everything that asks: the kubelet, the API server, webhooks and probes.
 
-The only module that imports the HTTP library, and only when a session opens: with TLS it costs 9 MiB, which a node
-that needs no HTTP does not pay. Whatever goes wrong becomes one `SourceError` that names the asked and the reason.
+The only module that imports the HTTP library, and only when a session opens: with TLS it costs 7 MiB, which a node
+that needs no HTTP does not pay. It is httpcore2 and not httpx2 above it: of what that adds (redirects, cookies, forms,
+decoding) nothing is wanted here, and it takes 2 MiB more. Whatever goes wrong becomes one `SourceError` that names the
+asked and the reason.
 """
 
 import importlib
 import logging
 import os
 import ssl
-from collections.abc import Mapping
+import string
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
+from urllib.parse import quote
 from weakref import WeakValueDictionary
 
 import trio
 from msgspec import Struct
 
 from cgroupfs.errors import SourceError
+from reconciler import __version__
+from reconciler.alerts.secrets import split_url
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    import httpx2
+    import httpcore2
 
 _LARGEST: Final = 64 * 1024 * 1024
 # Of an answer that is read for what it says and not for its data.
@@ -107,6 +113,19 @@ class _Request(NamedTuple):
     body: bytes | None
     headers: Mapping[str, str]
 
+    def fields(self, host: str, token: str | None) -> list[tuple[bytes, bytes]]:
+        """The header as it is sent; what the asker gives wins. Errors: `ValueError` for what no header can hold."""
+        told = {
+            "Host": host,
+            "User-Agent": f"bypassd/{__version__}",
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",
+            **({"Authorization": f"Bearer {token}"} if token else {}),
+        }
+        given = {name.lower() for name in self.headers}
+        fields = [(name, value) for name, value in told.items() if name.lower() not in given]
+        return [(name.encode("ascii"), value.encode("latin-1")) for name, value in (*fields, *self.headers.items())]
+
 
 @final
 class HttpSession:
@@ -114,7 +133,7 @@ class HttpSession:
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
-        self._client: httpx2.AsyncClient | None = None
+        self._pool: httpcore2.AsyncConnectionPool | None = None
         self._trusted: object = None
         self._token: tuple[object, str] | None = None
 
@@ -128,10 +147,10 @@ class HttpSession:
 
     async def aclose(self) -> None:
         """Close the connection; the next `get` opens another."""
-        client, self._client = self._client, None
-        if client is not None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
             with trio.move_on_after(_CLOSE_S, shield=True):
-                await client.aclose()
+                await pool.aclose()
 
     async def get(self, path: str) -> bytes:
         """The body of a 200.
@@ -183,14 +202,16 @@ class HttpSession:
 
     async def _ask(self, request: _Request, most: int | None, what: str, keep: int | None) -> Answer:
         # Lazy: see the module's docstring. In a thread: the loop has better to do for a tenth of a second.
-        await trio.to_thread.run_sync(importlib.import_module, "httpx2")
-        import httpx2  # noqa: PLC0415
+        await trio.to_thread.run_sync(importlib.import_module, "httpcore2")
+        import httpcore2  # noqa: PLC0415
 
-        client = await self._open()
-        headers = {"Accept": "application/json", **request.headers}
+        pool = await self._open()
         token = self._read_token()
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
+        try:
+            url, host = _address(self._peer.url, request.path)
+            fields = request.fields(host, token)
+        except ValueError as exc:
+            raise self._error(f"{what}{exc}") from exc
         began, connecting = trio.current_time(), 0.0
 
         async def trace(event: str, _: object) -> None:
@@ -200,27 +221,28 @@ class HttpSession:
             elif event.endswith(".send_request_headers.started"):
                 began = trio.current_time()
 
-        extensions: dict[str, object] = {"trace": trace}
+        # Any: the library's own type of them.
+        extensions: dict[str, Any] = {"trace": trace}
         if self._peer.server_name:
             extensions["sni_hostname"] = self._peer.server_name
         try:
-            async with client.stream(
-                request.method, request.path, content=request.body, headers=headers, extensions=extensions
+            async with pool.stream(
+                request.method, url, content=request.body, headers=fields, extensions=extensions
             ) as answer:
-                if not answer.is_success:
+                good = 200 <= answer.status < 300
+                if not good:
                     keep = _MOST_KEPT if keep is None else keep
-                body, whole = await _body(answer, _LARGEST, keep)
-                if not whole and answer.is_success and most is not None:
+                body, whole = await _body(answer.aiter_stream(), _LARGEST, keep)
+                if not whole and good and most is not None:
                     raise self._error(f"{what}the answer is longer than {most >> 20} MiB")
-                told = {name.lower(): value for name, value in answer.headers.items()}
                 return Answer(
-                    status=answer.status_code,
-                    headers=told,
+                    status=answer.status,
+                    headers=_by_name(answer.headers),
                     body=body,
                     seconds=trio.current_time() - began,
                     connect_s=began - connecting if connecting else 0.0,
                 )
-        except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException) as exc:
             await self.aclose()
             raise self._error(f"{what}{_reason(exc)}") from exc
 
@@ -231,27 +253,25 @@ class HttpSession:
             return f"403: it knows {self._peer.credentials} but does not let it read this"
         return f"it answered {answer.status} {answer.words}".rstrip()
 
-    async def _open(self) -> "httpx2.AsyncClient":
+    async def _open(self) -> "httpcore2.AsyncConnectionPool":
         trusted = tuple(_version(path) for path in (self._peer.ca_file, self._peer.cert_file, self._peer.key_file))
-        if self._client is not None and trusted == self._trusted:
-            return self._client
-        verify = await self._shared_context(trusted) if self._peer.secure else False
+        if self._pool is not None and trusted == self._trusted:
+            return self._pool
+        context = await self._shared_context(trusted) if self._peer.secure else None
         await self.aclose()
-        import httpx2  # noqa: PLC0415
+        import httpcore2  # noqa: PLC0415
 
-        # One line per request at INFO would fill the journal.
-        for name in ("httpx2", "httpcore2"):
-            logging.getLogger(name).setLevel(logging.WARNING)
-        limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=_KEEPALIVE_S)
-        self._client = httpx2.AsyncClient(
-            base_url=self._peer.url,
-            verify=verify,
-            limits=limits,
-            timeout=None,  # the whole exchange has one deadline, in `_within`
-            trust_env=False,
+        # At our own level debug each request would be ten lines.
+        logging.getLogger("httpcore2").setLevel(logging.WARNING)
+        # No timeouts of the library's: the whole exchange has one deadline, in `_within`.
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=context,
+            max_connections=1,
+            keepalive_expiry=_KEEPALIVE_S,
+            network_backend=httpcore2.TrioBackend(),
         )
         self._trusted = trusted
-        return self._client
+        return self._pool
 
     async def _shared_context(self, versions: object) -> ssl.SSLContext:
         peer = self._peer
@@ -297,13 +317,34 @@ class HttpSession:
         return SourceError(self._peer.name, f"{self._peer.url}: {message}")
 
 
-async def _body(answer: "httpx2.Response", most: int, keep: int | None = None) -> tuple[bytes, bool]:
+def _address(base: str, path: str) -> "tuple[httpcore2.URL, str]":
+    """What to ask of whom, and the field ``Host``. Errors: `ValueError` for a ``base`` that is no URL."""
+    import httpcore2  # noqa: PLC0415
+
+    root, prefix, _ = split_url(base)
+    place = httpcore2.URL(root)
+    # What is encoded already stays; only what cannot stand in a request at all is encoded here.
+    target = quote(prefix.rstrip("/") + path, safe=string.punctuation)
+    url = httpcore2.URL(scheme=place.scheme, host=place.host, port=place.port, target=target)
+    return url, root.partition("://")[2].removesuffix(":443" if place.scheme == b"https" else ":80")
+
+
+def _by_name(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Fields by their names in small letters; of one that came several times all values, as in one."""
+    found: dict[str, str] = {}
+    for raw, value in fields:
+        name, text = raw.decode("latin-1").lower(), value.decode("latin-1")
+        found[name] = f"{found[name]}, {text}" if name in found else text
+    return found
+
+
+async def _body(stream: AsyncGenerator[bytes], most: int, keep: int | None = None) -> tuple[bytes, bool]:
     """The body (of which the first ``keep`` bytes), and whether it ended within ``most``.
 
     What is not kept is read all the same: the library leaves its inner generators open when a body is left half-read.
     """
     body, length = bytearray(), 0
-    async with aclosing(answer.aiter_bytes()) as chunks:
+    async with aclosing(stream) as chunks:
         async for chunk in chunks:
             length += len(chunk)
             body += chunk if keep is None else chunk[: max(0, keep - len(body))]

@@ -8,7 +8,8 @@ import trio
 import trustme
 
 from cgroupfs.errors import SourceError
-from reconciler.httpclient import HttpSession, Peer
+from reconciler import __version__
+from reconciler.httpclient import HttpSession, Peer, _address
 from tests.fakes.http_peer import HttpPeer, Reply
 
 
@@ -59,6 +60,67 @@ async def test_an_exchange_is_timed_apart_from_the_making_of_its_connection(nurs
     assert 0 < first.connect_s <= took_s - first.seconds
     assert second.connect_s == 0.0
     assert second.seconds > 0
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_is_asked_of_a_server_below_a_path_of_its_url(nursery: trio.Nursery) -> None:
+    server = HttpPeer([Reply()])
+    port = await nursery.start(server.serve)
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}/k8s/c-1/")) as session:
+        await session.exchange("GET", "/api/v1/pods?fieldSelector=a%3Db&limit=5")
+        await session.exchange("GET", "/with blank/ä", None, {"accept": "text/plain", "User-Agent": "other"})
+    first, second = server.requests
+    assert first[""] == "GET /k8s/c-1/api/v1/pods?fieldSelector=a%3Db&limit=5 HTTP/1.1"
+    assert first["host"] == f"127.0.0.1:{port}"
+    assert first["user-agent"] == f"bypassd/{__version__}"
+    assert (first["accept"], first["accept-encoding"]) == ("application/json", "identity")
+    assert "content-length" not in first
+    assert second[""] == "GET /k8s/c-1/with%20blank/%C3%A4 HTTP/1.1"
+    assert (second["accept"], second["user-agent"]) == ("text/plain", "other")
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://[::1]:8080/a", "[::1]:8080"),
+        ("https://[::1]", "[::1]"),
+        ("https://name:443", "name"),
+        ("http://name:443", "name:443"),
+        ("http://name:80", "name"),
+    ],
+)
+def test_the_host_field_is_the_urls_own(url: str, host: str) -> None:
+    asked, told = _address(url, "/x")
+    assert told == host
+    assert asked.host == (b"::1" if "::1" in url else b"name")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:port", "ftp://127.0.0.1", "http://", "http://a b"])
+async def test_an_address_that_is_none_is_an_error_of_its_asker(url: str) -> None:
+    async with HttpSession(Peer(name="x", url=url)) as session:
+        with pytest.raises(SourceError, match=r"x: .*expected http://HOST"):
+            await session.exchange("GET", "/")
+
+
+@pytest.mark.parametrize("headers", [{"X-A": "\u2713"}, {"X-\u00e4": "1"}, {"X-A": "a\r\nX-B: 1"}])
+async def test_what_no_header_can_hold_is_an_error_of_its_asker(nursery: trio.Nursery, headers: dict[str, str]) -> None:
+    server = HttpPeer([Reply()])
+    port = await nursery.start(server.serve)
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}")) as session:
+        with pytest.raises(SourceError):
+            await session.exchange("GET", "/", None, headers)
+        assert (await session.exchange("GET", "/")).good
+    assert len(server.requests) == 1
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_field_that_comes_twice_is_one_with_both_values(nursery: trio.Nursery) -> None:
+    server = HttpPeer([Reply(headers=("Warning: one", "WARNING: two"))])
+    port = await nursery.start(server.serve)
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}")) as session:
+        answer = await session.exchange("GET", "/")
+    assert answer.headers["warning"] == "one, two"
     nursery.cancel_scope.cancel()
 
 

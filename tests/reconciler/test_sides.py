@@ -116,6 +116,6 @@ def test_the_daemon_imports_nothing_that_only_some_nodes_use(module: str) -> Non
         *("reconciler.placement.take", "reconciler.placement.pack", "reconciler.placement.hints"),
         *("reconciler.actuators.resctrl", "reconciler.actuators.tc", "reconciler.actuators.core_sched"),
         *("reconciler.actuators.watermarks", "reconciler.actuators.oom_score"),
-        *("pyroute2", "rich", "grpc", "httpx2", "prometheus_client", "hypercorn", "starlette"),
+        *("pyroute2", "rich", "grpc", "httpx2", "httpcore2", "prometheus_client", "hypercorn", "starlette"),
     ):
         assert name not in loaded, name

@@ -26,6 +26,7 @@ HEAVY = {
     "http",
     "trio",
     "httpx2",
+    "httpcore2",
     "msgspec",
     "rich",
     "ssl",
