@@ -10,8 +10,9 @@ from reconciler.policies.cache import KNOB as RESCTRL_GROUP
 from reconciler.policies.oom_score import KNOB as OOM_SCORE
 from reconciler.policies.watermarks import KNOBS as MARKS
 from state.model import Hold
+from state.network import SHARE
 
-_KNOBS: Final = frozenset({*CATALOG, COOKIE, RESCTRL_GROUP, OOM_SCORE, *MARKS})
+_KNOBS: Final = frozenset({*CATALOG, COOKIE, RESCTRL_GROUP, OOM_SCORE, SHARE, *MARKS})
 _EXPECTED = "node, pod:UID, knob:NAME, file:/GROUP/PATH or file:/GROUP/PATH:KNOB"
 
 

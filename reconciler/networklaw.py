@@ -14,6 +14,8 @@ from typing import Final
 from msgspec import Struct
 
 _STEPS: Final = 10
+_PARTS: Final = 20
+_LEAST: Final = 2
 _DEAD: Final = 0.01
 """Of the link: a smaller change is not worth a call of the kernel."""
 
@@ -28,11 +30,23 @@ class Lane(Struct, frozen=True, kw_only=True):
 
 
 class Counted(Struct, frozen=True, kw_only=True):
-    """A class's byte counters at one moment (monotonic seconds)."""
+    """An interface's byte counters at one moment (monotonic seconds).
+
+    ``online``: all without a class, in which are the packets that it forwards for BE ``pods``; ``be``: of BE's class.
+    """
 
     at: float
     online: int
     be: int
+    pods: int = 0
+
+
+class Use(Struct, frozen=True, kw_only=True):
+    """Bytes a second of online work, of BE's class, and of BE pods with a network of their own."""
+
+    online: int
+    be: int
+    pods: int
 
 
 def lane(link_mbit: int, floor_percent: float, ceiling_percent: float, waterline_percent: float) -> Lane:
@@ -47,11 +61,19 @@ def lane(link_mbit: int, floor_percent: float, ceiling_percent: float, waterline
     )
 
 
-def online_use(before: Counted | None, now: Counted) -> int | None:
-    """Bytes a second of online work between two readings; None when that cannot be told."""
-    if before is None or now.at <= before.at or now.online < before.online:
+def use(before: Counted | None, now: Counted) -> Use | None:
+    """What was used between two readings; None when that cannot be told.
+
+    Pods' packets are counted before it is known where they go. What stays on the node or leaves by another interface
+    makes online work look smaller by just what it makes BE look bigger: their sum, which the law bounds, is right.
+    """
+    if before is None or now.at <= before.at:
         return None
-    return int((now.online - before.online) / (now.at - before.at))
+    grown = (now.online - before.online, now.be - before.be, now.pods - before.pods)
+    if min(grown) < 0:
+        return None
+    all_others, be, pods = (count / (now.at - before.at) for count in grown)
+    return Use(online=max(0, int(all_others - pods)), be=int(be), pods=int(pods))
 
 
 def step(ceiling: int, online: int | None, bounds: Lane) -> int:
@@ -66,3 +88,14 @@ def step(ceiling: int, online: int | None, bounds: Lane) -> int:
     if risen - present < bounds.link * _DEAD and risen != bounds.ceiling:
         return present
     return risen
+
+
+def split(ceiling: int, be: int, pods: int) -> tuple[int, int]:
+    """The ceiling, given out to BE's class and to the pods by what each uses; together never more than all of it.
+
+    In twentieths, and each at least two: who starts to send finds room, and a small change is no call of the kernel.
+    """
+    margin = ceiling / _STEPS
+    part = (be + margin) / (be + pods + 2 * margin) if ceiling else 0.5
+    mine = ceiling * min(_PARTS - _LEAST, max(_LEAST, round(_PARTS * part))) // _PARTS
+    return mine, ceiling - mine

@@ -6,6 +6,7 @@ Their modules are imported where they are made: a node that uses none of them pa
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import trio
@@ -27,7 +28,7 @@ from state.store import Store, boot_id
 
 ROWS: Final = {
     "cores": "core_cookies",
-    "network": "network_roots",
+    "network": "network",
     "oom": "oom_scores",
     "cache": "resctrl",
     "marks": "watermarks",
@@ -98,10 +99,13 @@ def build(config: Config, place: Place, store: Store, means: Means) -> tuple[Sid
         )
 
     def network() -> SideActuator:
+        from reconciler.actuators.netspaces import RealSpaces  # noqa: PLC0415
         from reconciler.actuators.network import Network  # noqa: PLC0415
         from reconciler.actuators.tc import RealTc  # noqa: PLC0415
+        from reconciler.actuators.tcpods import RealPodTc  # noqa: PLC0415
 
-        return Network(RealTc(), store, means.store_lane)
+        spaces = partial(RealSpaces, place.hierarchy, files=means.files)
+        return Network(RealTc(), RealPodTc(), spaces, store, means.store_lane)
 
     def lazily(
         name: str, make: Callable[[], SideActuator], wanted: Callable[[Situation], bool], row: str = ""
@@ -133,17 +137,18 @@ async def restore_without_daemon(root: str, store: Store, only: str | None) -> S
     if not _is_this_machine(root):
         return tuple(marks)
     from reconciler.actuators.cookiestore import restore_cookies  # noqa: PLC0415
-    from reconciler.actuators.network import restore_trees  # noqa: PLC0415
+    from reconciler.actuators.networkrow import restore_network  # noqa: PLC0415
     from reconciler.actuators.prctl import RealPrctl  # noqa: PLC0415
     from reconciler.actuators.resctrl_undo import restore_resctrl  # noqa: PLC0415
     from reconciler.actuators.tc import RealTc  # noqa: PLC0415
+    from reconciler.actuators.tcpods import RealPodTc  # noqa: PLC0415
 
     return [
         *marks,
         *restore_cookies(RealPrctl(), store, only),
         *_restore_scores(root, store, only),
         *restore_resctrl(root, store, only),
-        *(restore_trees(RealTc(), store) if only is None else ()),
+        *restore_network(RealTc(), RealPodTc(), store, only),
         *_restore_private(root, only),
     ]
 

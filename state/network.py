@@ -9,6 +9,12 @@ MAJOR: Final = 0x4250
 HANDLE: Final = MAJOR << 16
 ONLINE_CLASS: Final = HANDLE | 0x10
 BE_CLASS: Final = HANDLE | 0x20
+GATHER: Final = "bypassd-be"
+"""The device of ours that the packets of BE pods with a network of their own are led through."""
+PREFERENCE: Final = MAJOR
+"""Of the filters that lead them there (``pref 16976``)."""
+SHARE: Final = "net.share"
+"""The name in ``explain`` and in holds of a pod's place there; no control file's."""
 
 
 class InterfaceWish(Struct, frozen=True, kw_only=True):
@@ -22,8 +28,14 @@ class InterfaceWish(Struct, frozen=True, kw_only=True):
 
 
 class NetworkWish(Struct, frozen=True, kw_only=True):
-    """All of them, and how often BE's ceiling follows what online work uses."""
+    """All of them, and how often BE's ceiling follows what online work uses.
+
+    ``classes``: sockets of BE pods have a class of their own, by which an interface tells their packets; ``pods_by``:
+    the interface whose BE share those pods are held to that have a network of their own, empty: they are left alone.
+    """
 
     interfaces: tuple[InterfaceWish, ...] = ()
     interval_s: float = 1.0
     dry_run: bool = False
+    classes: bool = True
+    pods_by: str = ""

@@ -1,110 +1,61 @@
-"""Keeps an HTB tree on each named interface, and BE's ceiling in it where the law wants it. A side actuator.
+"""Keeps BE's part of each named interface: a tree on it, BE pods led through a device, and the law. A side actuator.
 
 What an interface had at its root is in the store before our tree replaces it; only a root that the kernel put there by
 itself is replaced, because that one comes back by itself. Our tree is told by its handle (``4250:``), so it is found
-and removed also when the store is lost. One thread hop a round does all interfaces.
+and removed also when the store is lost. `actuators.podshare` does the same for pods with a network of their own.
+
+Where both hold BE pods of one interface, the law's ceiling is given out to them by what each uses.
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar, final
+from typing import Final, final
 
-import msgspec
 import trio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, StoreError
+from reconciler.actuators.netspaces import Spaces
+from reconciler.actuators.networkrow import ROW, remove_trees, undo
+from reconciler.actuators.podplaces import pods_of
+from reconciler.actuators.podshare import PodShare
 from reconciler.actuators.side import Situation
-from reconciler.actuators.tc import FILE, Rates, Tc
-from reconciler.networklaw import Counted, lane, online_use, step
-from reconciler.restore import Undo, Undone
+from reconciler.actuators.siderow import Remembered
+from reconciler.actuators.siderun import SideRun
+from reconciler.actuators.standing import Standing
+from reconciler.actuators.tc import NAME, Rates, Tc
+from reconciler.actuators.tcpods import PodTc
+from reconciler.networklaw import Counted, Lane, Use, lane, split, step, use
+from reconciler.restore import Undone
 from state.network import InterfaceWish, NetworkWish
-from state.schema import META
-from state.store import Batch, Store
+from state.store import Store
 
 _LOG: Final = logging.getLogger(__name__)
-NAME: Final = "network"
-ROW: Final = "network_roots"
-"""Row of the store's META table: by interface, the kind of root that our tree stands in for."""
-_IDLE_S: Final = 3600.0
-T = TypeVar("T")
+_LEFT_S: Final = 10.0
+"""How often taking away is tried again that was refused."""
+_EARLY: Final = 0.9
+"""Of the interval: a look that comes sooner is no reason for the law's next step."""
 
 
 class Line(Struct, frozen=True, kw_only=True):
-    """How one interface stands. Rates in bytes a second; ``problem`` empty: as wanted."""
+    """How one interface stands. Rates in bytes a second; ``problem`` empty: as wanted.
+
+    ``ceiling``: the law's, of all BE; ``be_ceiling`` and ``pods_ceiling``: what of it the class and the pods have.
+    """
 
     link: int = 0
     floor: int = 0
     ceiling: int = 0
-    online: int | None = None
-    be: int | None = None
+    be_ceiling: int = 0
+    pods_ceiling: int = 0
+    used: Use | None = None
     counted: Counted | None = None
     problem: str = ""
     would: str = ""
-
-
-def read_roots(store: Store) -> dict[str, str]:
-    """Interfaces that our tree was put on, with the kind of root there before."""
-    row = dict(store.rows(META)).get(ROW)
-    if row is None:
-        return {}
-    try:
-        return msgspec.msgpack.decode(row, type=dict[str, str])
-    except msgspec.MsgspecError as exc:
-        _LOG.warning("the interfaces of the last run cannot be read: %s", exc)
-        return {}
-
-
-def write_roots(store: Store, roots: Mapping[str, str]) -> None:
-    """Make them durable (the store's lane). Errors: `StoreError`."""
-    batch = Batch()
-    if roots:
-        batch.put(META, ROW, msgspec.msgpack.encode(dict(roots)))
-    else:
-        batch.delete(META, ROW)
-    store.apply(batch)
-
-
-def remove_trees(tc: Tc, roots: Mapping[str, str]) -> list[Undone]:
-    """Take our trees away, wherever they are; what is said of each interface. Synchronous; for a thread."""
-    done = []
-    try:
-        found = tc.names()
-    except SourceError as exc:
-        # Without a network stack that answers there is nothing of ours on it, unless the store says so.
-        return [_undone(name, Undo.REFUSED, str(exc)) for name in sorted(roots)]
-    for name in sorted(found.keys() | roots.keys()):
-        try:
-            root = found.get(name)
-            if root is None:
-                done.append(_undone(name, Undo.ALREADY if tc.root(name) is not None else Undo.GONE))
-                continue
-            tc.remove(root.index)
-            after = tc.root(name)
-            done.append(_undone(name, Undo.RESTORED, after.kind if after is not None else ""))
-        except SourceError as exc:
-            done.append(_undone(name, Undo.REFUSED, str(exc)))
-    return done
-
-
-def restore_trees(tc: Tc, store: Store) -> list[Undone]:
-    """The same while no daemon runs; also trees that a lost store does not tell of. Errors: `StoreError`."""
-    roots = read_roots(store)
-    done = remove_trees(tc, roots)
-    if roots:
-        left = {one.path for one in done if not one.ok}
-        write_roots(store, {name: kind for name, kind in roots.items() if name in left})
-    return done
-
-
-def _undone(name: str, undo: Undo, words: str = "") -> Undone:
-    if undo is Undo.RESTORED:
-        return Undone(path=name, file=FILE, undo=undo, text=words)
-    return Undone(path=name, file=FILE, undo=undo, detail=words)
 
 
 def link_mbit(name: str, sys_net: str = "/sys/class/net") -> int | None:
@@ -125,6 +76,8 @@ class Network:
     def __init__(
         self,
         tc: Tc,
+        pods: PodTc,
+        spaces: Callable[[], Spaces],
         store: Store,
         lane: trio.CapacityLimiter,
         *,
@@ -135,154 +88,190 @@ class Network:
         self.lines: dict[str, Line] = {}
         """By interface."""
         self._tc = tc
-        self._store = store
-        self._store_lane = lane
+        self._pod_tc = pods
         self._speed = speed
         self._clock = clock
-        self._roots = read_roots(store)
-        self._situation: Situation | None = None
-        self._woken = trio.Event()
-        self._alone = trio.Lock()
-        self._lane = trio.CapacityLimiter(1)
+        self._kept = Remembered(ROW, store, lane)
+        self._turns = SideRun(self._round, self._period_s)
+        self._pods = PodShare(pods, spaces, self._kept, self._turns, clock)
+        self._last: tuple[object, float] = None, 0.0
 
-    # SideActuator
+    # The seam
+
+    @property
+    def standings(self) -> Mapping[str, Mapping[str, Standing]]:
+        """How BE pods with a network of their own stand."""
+        return self._pods.standings
 
     def planned(self, situation: Situation) -> None:
-        """See `SideActuator`. Wakes the task when something else is wanted than before."""
-        before, self._situation = self._situation, situation
-        if before is None or _wanted(before) != _wanted(situation):
-            self._woken.set()
+        """See `SideActuator`. Wakes the task when something else is wanted than before, or pods have come or gone."""
+        before = self._turns.situation
+        self._turns.planned(situation, wake=before is None or _wanted(before) != _wanted(situation))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """See `SideActuator`."""
-        task_status.started()
-        while True:
-            wish = self._situation.pools.network if self._situation is not None else None
-            # Without anything wanted nothing is measured either.
-            idle = wish is None and not self._roots
-            with trio.move_on_after(_IDLE_S if idle else wish.interval_s if wish is not None else 1.0):
-                await self._woken.wait()
-            self._woken = trio.Event()
-            if self._situation is not None:
-                async with self._alone:
-                    await self._round(self._situation)
+        await self._turns.run(task_status=task_status)
+
+    async def sweep(self) -> None:
+        """Bring everything to the newest situation, once."""
+        await self._turns.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[Undone]:
-        """See `SideActuator`. A tree is nobody's in particular: nothing is done for a single pod."""
-        if only is not None or not self._roots:
-            return ()
-        async with self._alone:
-            done = await trio.to_thread.run_sync(partial(remove_trees, self._tc, self._roots), limiter=self._lane)
-            left = {one.path for one in done if not one.ok}
-            await self._remember({name: kind for name, kind in self._roots.items() if name in left})
-            self.lines.clear()
-        return done
+        """See `SideActuator`. A tree is nobody's in particular: of a single pod only its own cables are undone."""
+        async with self._turns.restoring():
+            kept = self._kept.now
+            if only is not None and all(led.pod_uid != only for led in kept.cables.values()):
+                return ()
+            if not (kept.roots or kept.gather or kept.cables):
+                return ()
+            done, left = await self._turns.work(partial(undo, self._tc, self._pod_tc, kept, only))
+            self._pods.forget_rates()
+            if only is None:
+                self.lines.clear()
+            await self._kept.become(left)
+            return done
 
     def facts(self) -> Mapping[str, object]:
         """See `SideActuator`. Rates in bytes a second."""
-        return {
-            "interfaces": {
-                name: {
-                    "instead_of": self._roots.get(name),
-                    "link": line.link,
-                    "be_floor": line.floor,
-                    "be_ceiling": line.ceiling,
-                    "online": line.online,
-                    "be": line.be,
-                    "state": line.problem or line.would or "in place",
-                }
-                for name, line in sorted(self.lines.items())
+        interfaces = {
+            name: {
+                "instead_of": self._kept.now.roots.get(name),
+                "link": line.link,
+                "be_floor": line.floor,
+                "be_ceiling": line.ceiling,
+                "online": line.used.online if line.used is not None else None,
+                "be": line.used.be if line.used is not None else None,
+                "pods": line.used.pods if line.used is not None else None,
+                "state": line.problem or line.would or "in place",
             }
+            for name, line in sorted(self.lines.items())
         }
+        cables = {name: led.pod_uid for name, led in sorted(self._pods.cables.items())}
+        return {"interfaces": interfaces, "pods_devices": cables, "pods_in_host_network": self._pods.in_host}
 
     def problems(self) -> Sequence[str]:
         """See `SideActuator`."""
-        return [f"{name}: {line.problem}" for name, line in sorted(self.lines.items()) if line.problem]
+        found = [f"{name}: {line.problem}" for name, line in sorted(self.lines.items()) if line.problem]
+        return [*found, *([self._pods.problem] if self._pods.problem else [])]
 
     # One round
+
+    def _period_s(self, situation: Situation) -> float | None:
+        if situation.pools.network is not None:
+            return situation.pools.network.interval_s
+        kept = self._kept.now
+        return _LEFT_S if kept.roots or kept.gather or kept.cables else None
 
     async def _round(self, situation: Situation) -> None:
         wish = situation.pools.network or NetworkWish()
         enforce = situation.enforce and not wish.dry_run and "node" not in situation.holds
         wanted = {one.name: one for one in wish.interfaces}
+        try:
+            if enforce:
+                trees = set(wanted) if wish.classes else set()
+                await self._drop(set(self._kept.now.roots) - trees)
+            if not wish.pods_by and enforce:
+                await self._pods.end()
+            elif wish.pods_by:
+                line = self.lines.get(wish.pods_by, Line())
+                rate = line.pods_ceiling or self._least(wanted[wish.pods_by])
+                await self._pods.bring(situation, rate=rate, classes=wish.classes, enforce=enforce, by=wish.pods_by)
+        except (SourceError, StoreError) as exc:
+            _LOG.warning("%s", exc)
+        now, (last, at) = self._clock(), self._last
+        if last == (wish, enforce) and now - at < wish.interval_s * _EARLY:
+            return
+        self._last = (wish, enforce), now
         self.lines = {name: line for name, line in self.lines.items() if name in wanted}
-        if enforce:
-            await self._drop(set(self._roots) - wanted.keys())
         for name in sorted(wanted):
+            before = self.lines.get(name, Line())
             try:
-                self.lines[name] = await self._line(wanted[name], self.lines.get(name, Line()), enforce=enforce)
+                self.lines[name] = await self._line(wanted[name], before, wish, enforce=enforce)
             except (SourceError, StoreError) as exc:
-                words = str(exc)
-                if words != self.lines.get(name, Line()).problem:
-                    _LOG.warning("%s: %s", name, words)
-                self.lines[name] = Line(problem=words)
+                self.lines[name] = Line(problem=str(exc))
+            if (words := self.lines[name].problem) and words != before.problem:
+                _LOG.warning("%s: %s", name, words)
 
-    async def _line(self, wish: InterfaceWish, line: Line, *, enforce: bool) -> Line:
+    def _least(self, wish: InterfaceWish) -> int:
+        """What BE always gets, which our device starts with: an unknown takes no risk."""
+        speed = wish.link_mbit or self._speed(wish.name)
+        return self._bounds(wish, speed).floor if speed is not None else 1_000
+
+    @staticmethod
+    def _bounds(wish: InterfaceWish, speed: int) -> Lane:
+        return lane(speed, wish.floor_percent, wish.ceiling_percent, wish.waterline_percent)
+
+    async def _line(self, wish: InterfaceWish, line: Line, all_of_it: NetworkWish, *, enforce: bool) -> Line:
         """Bring one interface to what is wanted now. Errors: `SourceError`, `StoreError`."""
-        root = await self._call(partial(self._tc.root, wish.name))
-        if root is None:
+        device = await self._turns.work(partial(self._pod_tc.device, wish.name))
+        if device is None:
             return Line(problem="there is no such interface")
         speed = wish.link_mbit or self._speed(wish.name)
         if speed is None:
             return Line(problem="its driver tells no speed; expected link_mbit in the configuration")
-        bounds = lane(speed, wish.floor_percent, wish.ceiling_percent, wish.waterline_percent)
-        if not (root.ours or root.default):
-            return Line(problem=f"its root is {root.kind}, which somebody has set: left alone")
-        # What stands is BE's floor until there is something to go by: an unknown takes no risk.
+        bounds = self._bounds(wish, speed)
+        pods_here = all_of_it.pods_by == wish.name
         ceiling = min(max(line.ceiling, bounds.floor), bounds.ceiling)
+        fresh = Line(link=bounds.link, floor=bounds.floor, ceiling=ceiling)
+        sent: tuple[int, int] | None = None
+        if all_of_it.classes:
+            fresh, sent = await self._tree(device.index, wish.name, line, fresh, enforce=enforce)
+        elif not pods_here:
+            return Line(problem="nothing tells BE's packets here: no net_cls, and pods leave by another interface")
+        if sent is None and not pods_here:
+            return fresh
+        through = await self._pods.through() if pods_here else None
+        online, be = sent if sent is not None else (device.sent, 0)
+        counted = Counted(at=self._clock(), online=online, be=be, pods=through or 0)
+        used = use(line.counted, counted)
+        after = step(ceiling, used.online if used is not None else None, bounds) if enforce else ceiling
+        mine, theirs = after, after
+        if sent is not None and pods_here and self._pods.stands and self._pods.in_host:
+            mine, theirs = split(after, used.be if used is not None else 0, used.pods if used is not None else 0)
+        same = (line.link, line.floor, line.be_ceiling) == (bounds.link, bounds.floor, mine)
+        if enforce and sent is not None and not same:
+            rates = Rates(link=bounds.link, floor=bounds.floor, ceiling=mine)
+            await self._turns.work(partial(self._tc.change, device.index, rates))
+        if enforce and pods_here:
+            await self._pods.limit(theirs)
+        return replace(fresh, ceiling=after, be_ceiling=mine, pods_ceiling=theirs, used=used, counted=counted)
+
+    async def _tree(
+        self, index: int, name: str, line: Line, fresh: Line, *, enforce: bool
+    ) -> tuple[Line, tuple[int, int] | None]:
+        """See to the interface's tree; what is to be said of it, and the bytes of online and BE where it stands."""
+        root = await self._turns.work(partial(self._tc.root, name))
+        if root is None:
+            return replace(fresh, problem="there is no such interface"), None
+        if not (root.ours or root.default):
+            return replace(fresh, problem=f"its root is {root.kind}, which somebody has set: left alone"), None
+        kept = self._kept.now
         if not root.complete and not enforce:
-            return Line(
-                link=bounds.link, floor=bounds.floor, ceiling=ceiling, would=f"would stand in place of {root.kind}"
-            )
-        if enforce and wish.name not in self._roots:
+            return replace(fresh, would=f"would stand in place of {root.kind}"), None
+        if enforce and name not in kept.roots:
             # Durable before anything is done; a tree that a lost store knew of is entered again.
-            await self._remember({**self._roots, wish.name: "" if root.ours else root.kind})
+            kind = "" if root.ours else root.kind
+            await self._kept.become(replace(kept, roots={**kept.roots, name: kind}))
         if not root.complete:
-            rates = Rates(link=bounds.link, floor=bounds.floor, ceiling=ceiling)
-            await self._call(partial(self._tc.install, root.index, rates))
-            return Line(link=bounds.link, floor=bounds.floor, ceiling=ceiling)
-        sent = await self._call(partial(self._tc.counted, root.index))
-        now = None if sent is None else Counted(at=self._clock(), online=sent[0], be=sent[1])
-        online = None if now is None else online_use(line.counted, now)
-        after = step(ceiling, online, bounds) if enforce else ceiling
-        fresh = (line.link, line.floor) != (bounds.link, bounds.floor)
-        if enforce and (after != line.ceiling or fresh):
-            rates = Rates(link=bounds.link, floor=bounds.floor, ceiling=after)
-            await self._call(partial(self._tc.change, root.index, rates))
-        be = None
-        if now is not None and line.counted is not None and now.at > line.counted.at and now.be >= line.counted.be:
-            be = math.floor((now.be - line.counted.be) / (now.at - line.counted.at))
-        return Line(link=bounds.link, floor=bounds.floor, ceiling=after, online=online, be=be, counted=now)
+            # The class begins with what it had; BE pods elsewhere may have the rest of the ceiling.
+            ceiling = min(line.be_ceiling or fresh.floor, fresh.ceiling)
+            rates = Rates(link=fresh.link, floor=fresh.floor, ceiling=ceiling)
+            await self._turns.work(partial(self._tc.install, index, rates))
+        return fresh, await self._turns.work(partial(self._tc.counted, index))
 
     async def _drop(self, names: set[str]) -> None:
         """Interfaces that are no longer wanted get their default back."""
-        if not names:
+        kept = self._kept.now
+        roots = {name: kept.roots[name] for name in names}
+        if not roots:
             return
-        roots = {name: self._roots[name] for name in names}
-        done = await trio.to_thread.run_sync(partial(self._remove, roots), limiter=self._lane)
+        done = await self._turns.work(partial(remove_trees, self._tc, roots, everywhere=False))
         left = {one.path for one in done if not one.ok}
-        await self._remember({name: kind for name, kind in self._roots.items() if name not in names or name in left})
-
-    def _remove(self, roots: Mapping[str, str]) -> list[Undone]:
-        done = []
-        for name in sorted(roots):
-            try:
-                root = self._tc.root(name)
-                if root is not None and root.ours:
-                    self._tc.remove(root.index)
-                done.append(_undone(name, Undo.GONE if root is None else Undo.RESTORED, roots[name]))
-            except SourceError as exc:
-                done.append(_undone(name, Undo.REFUSED, str(exc)))
-        return done
-
-    async def _remember(self, roots: Mapping[str, str]) -> None:
-        kept = dict(roots)
-        await trio.to_thread.run_sync(partial(write_roots, self._store, kept), limiter=self._store_lane)
-        self._roots = kept
-
-    async def _call(self, call: Callable[[], T]) -> T:
-        return await trio.to_thread.run_sync(call, limiter=self._lane)
+        roots = {name: kind for name, kind in kept.roots.items() if name not in names or name in left}
+        await self._kept.become(replace(kept, roots=roots))
 
 
 def _wanted(situation: Situation) -> tuple[object, ...]:
-    return situation.pools.network, situation.enforce, "node" in situation.holds
+    wish = situation.pools.network
+    pods = pods_of(situation) if wish is not None and wish.pods_by else None
+    return wish, situation.enforce, "node" in situation.holds, pods

@@ -20,19 +20,27 @@ from typing import Any, Final, Protocol, final
 from msgspec import Struct
 
 from cgroupfs.errors import SourceError
-from state.network import BE_CLASS, HANDLE, ONLINE_CLASS
+from state.network import BE_CLASS, GATHER, HANDLE, ONLINE_CLASS
 
 NAME: Final = "network"
 FILE: Final = "root qdisc"
 _TREE: Final = HANDLE | 0x1
 _ROOT: Final = 0xFFFF_FFFF
-_ALL: Final = 0x0003
+ALL_PROTOCOLS: Final = 0x0003
 _BPF: Final = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
 _PROG_LOAD: Final = 5
 _SCHED_CLS: Final = 3
 _CALL: Final = 0x85
 _EXIT: Final = 0x95
 _GET_CGROUP_CLASSID: Final = 17
+_BURST_S: Final = 0.002
+"""A class may send ahead of its rate for so long: what a timer of the kernel may be late by."""
+_LEAST_BURST: Final = 10_000
+_QUANTUM: Final = 60_000
+"""Classes of one priority take turns by it, which ours never do; without it the kernel logs that its own is big."""
+
+Connect = Callable[[], Any]
+"""Opens a pyroute2 socket (which has no types)."""
 
 
 class Root(Struct, frozen=True, kw_only=True):
@@ -56,7 +64,10 @@ class Root(Struct, frozen=True, kw_only=True):
 
 
 class Rates(Struct, frozen=True, kw_only=True):
-    """What the classes get, bytes a second: the link, BE's floor (online is guaranteed the rest) and BE's ceiling."""
+    """What the classes get, bytes a second: the link, BE's floor (online is guaranteed the rest) and BE's ceiling.
+
+    The ceiling of BE's class is below its floor where BE pods elsewhere have the rest of it.
+    """
 
     link: int
     floor: int
@@ -70,7 +81,7 @@ class Tc(Protocol):
         """What is at the root of an interface; None where there is no such interface."""
 
     def names(self) -> dict[str, Root]:
-        """The interfaces that have a tree of ours at their root."""
+        """The interfaces that have a tree of ours at their root; without the device of ours that has one, too."""
 
     def install(self, index: int, rates: Rates) -> None:
         """Make our tree whole, whatever of it is there. The root must be ours or a default."""
@@ -85,7 +96,8 @@ class Tc(Protocol):
         """Take our tree away; the kernel puts its default there. None there is fine."""
 
 
-def _open() -> Any:  # pyroute2 has no types
+def open_socket() -> Any:
+    """A pyroute2 socket of our own namespace."""
     from pyroute2 import IPRoute  # noqa: PLC0415  # see the module's text
 
     return IPRoute()
@@ -95,27 +107,27 @@ def _open() -> Any:  # pyroute2 has no types
 class RealTc:
     """`Tc` on the running kernel."""
 
-    def __init__(self, connect: Callable[[], Any] = _open) -> None:
-        """``connect`` opens a pyroute2 socket of the namespace to work in."""
+    def __init__(self, connect: Connect = open_socket) -> None:
+        """``connect``: a socket of the namespace to work in."""
         self._connect = connect
 
     def root(self, name: str) -> Root | None:
-        with self._socket(name) as link:
+        with connected(self._connect, name) as link:
             found = link.link_lookup(ifname=name)
             return self._root(link, found[0]) if found else None
 
     def names(self) -> dict[str, Root]:
-        with self._socket("interfaces") as link:
+        with connected(self._connect, "interfaces") as link:
             ours = {one["index"] for one in link.get_qdiscs() if one["handle"] == HANDLE}
             found = {
                 one.get_attr("IFLA_IFNAME"): self._root(link, one["index"])
                 for one in link.get_links()
-                if one["index"] in ours
+                if one["index"] in ours and one.get_attr("IFLA_IFNAME") != GATHER
             }
             return {name: root for name, root in found.items() if root is not None and root.ours}
 
     def install(self, index: int, rates: Rates) -> None:
-        with self._socket(str(index)) as link:
+        with connected(self._connect, str(index)) as link:
             root = self._root(link, index)
             if root is None or not (root.ours or root.default):
                 raise SourceError(
@@ -136,18 +148,18 @@ class RealTc:
                         name="bypassd",
                         parent=HANDLE,
                         prio=1,
-                        protocol=_ALL,
+                        protocol=ALL_PROTOCOLS,
                     )
                 finally:
                     # The filter holds the program from now on.
                     os.close(program)
 
     def change(self, index: int, rates: Rates) -> None:
-        with self._socket(str(index)) as link:
+        with connected(self._connect, str(index)) as link:
             _classes(link, index, rates, "change-class")
 
     def counted(self, index: int) -> tuple[int, int] | None:
-        with self._socket(str(index)) as link:
+        with connected(self._connect, str(index)) as link:
             sent = {
                 one["handle"]: int(one.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
                 for one in link.get_classes(index=index)
@@ -156,7 +168,7 @@ class RealTc:
         return (sent[ONLINE_CLASS], sent[BE_CLASS]) if len(sent) == 2 else None
 
     def remove(self, index: int) -> None:
-        with self._socket(str(index)) as link:
+        with connected(self._connect, str(index)) as link:
             root = self._root(link, index)
             if root is not None and root.ours:
                 link.tc("del", "htb", index, HANDLE, parent=_ROOT)
@@ -175,17 +187,28 @@ class RealTc:
             return Root(index=index, kind=root.kind, handle=root.handle, complete=whole)
         return None
 
-    @contextmanager
-    def _socket(self, what: str) -> Iterator[Any]:
-        from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415  # see the module's text
 
-        try:
-            with self._connect() as link:
-                yield link
-        except NetlinkError as exc:
-            raise SourceError(NAME, f"{what}: {errno.errorcode.get(exc.code, exc.code)}") from exc
-        except OSError as exc:
-            raise SourceError(NAME, f"{what}: {exc.strerror or exc}") from exc
+@contextmanager
+def connected(connect: Connect, what: str) -> Iterator[Any]:
+    """A socket for a few calls. Errors: `SourceError` about ``what`` instead of the library's."""
+    from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415  # see the module's text
+
+    try:
+        with connect() as link:
+            yield link
+    except NetlinkError as exc:
+        raise SourceError(NAME, f"{what}: {errno.errorcode.get(exc.code, exc.code)}") from exc
+    except OSError as exc:
+        raise SourceError(NAME, f"{what}: {exc.strerror or exc}") from exc
+
+
+def burst(rate: int, ceiling: int) -> dict[str, int]:
+    """What a class of these rates may send at once, and its turn; for `link.tc`."""
+    return {
+        "burst": max(_LEAST_BURST, int(rate * _BURST_S)),
+        "cburst": max(_LEAST_BURST, int(ceiling * _BURST_S)),
+        "quantum": _QUANTUM,
+    }
 
 
 def _classes(link: Any, index: int, rates: Rates, command: str) -> None:
@@ -194,10 +217,11 @@ def _classes(link: Any, index: int, rates: Rates, command: str) -> None:
     shape = (
         (_TREE, HANDLE, rates.link, rates.link, 0),
         (ONLINE_CLASS, _TREE, online, rates.link, 0),
-        (BE_CLASS, _TREE, rates.floor, rates.ceiling, 1),
+        (BE_CLASS, _TREE, min(rates.floor, rates.ceiling), rates.ceiling, 1),
     )
     for handle, parent, rate, ceiling, priority in shape:
-        link.tc(command, "htb", index, handle=handle, parent=parent, rate=rate, ceil=ceiling, prio=priority)
+        more = burst(rate, ceiling)
+        link.tc(command, "htb", index, handle=handle, parent=parent, rate=rate, ceil=ceiling, prio=priority, **more)
 
 
 def load_classifier() -> int:

@@ -1,16 +1,20 @@
 """network: BE pods share a bounded part of the interfaces that the configuration names; online work has the rest.
 
-On each such interface stands an HTB tree of ours with two classes: online, which everything is in that has no class,
-with its share guaranteed; and BE, with a floor that it always gets and a ceiling that follows what online work uses
-(`reconciler.networklaw`). BE's sockets are told by ``net_cls.classid`` of their cgroup, so this needs cgroup v1's
-net_cls. The kernel's ``cls_cgroup`` is not asked for: a two-instruction BPF classifier reads the same number, and is
-there on more kernels. Opt-in. Only what leaves the node is bounded.
+BE has a floor that it always gets and a ceiling that follows what online work uses (`reconciler.networklaw`). Opt-in;
+only what leaves the node is bounded. Where BE's packets are held depends on where they can still be told from others:
 
-A packet carries its socket's class only within its network namespace: a pod with one of its own has left it when the
-node forwards its packets, and they count as online. Bounded are BE pods in the host's network, and interfaces of
-namespaces that bypassd runs in. Koordinator goes by addresses (ipset) there, which source NAT and overlays hide again.
+- Of BE pods in the host's network by the class id of their sockets (``net_cls.classid``, cgroup v1), at the named
+  interface: there stands an HTB tree of ours with two classes, online, which everything is in that has no class, and
+  BE. The kernel's ``cls_cgroup`` is not asked for: a two-instruction BPF classifier reads the same number, and is there
+  on more kernels.
+- Of BE pods with a network namespace of their own a packet has lost its class when the node forwards it. It is taken
+  where it comes out of the pod, at the host's end of the pod's cable (veth), and led through one device of ours (an
+  IFB), on which all of them share one HTB class. This needs neither net_cls nor BPF, and is the same on both versions
+  of cgroups. A queue in the pod's own device was the alternative: a share for each pod instead of one for all, set from
+  inside a namespace in which others may undo it. Koordinator goes by addresses (ipset) at the interface, which source
+  NAT and overlays hide again.
 
-`reconciler.actuators.network` does it; restore takes the tree away, and the kernel puts its default back.
+`reconciler.actuators.network` does it; restore takes all of it away, and the kernel puts its default back.
 """
 
 from typing import Annotated, Final
@@ -55,27 +59,39 @@ class InterfaceRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class NetworkConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which interfaces, and how often the ceiling follows."""
 
-    enabled: Annotated[bool, Meta(description="bound what BE pods send; needs cgroup v1's net_cls")] = False
+    enabled: Annotated[bool, Meta(description="bound what BE pods send")] = False
     interval_s: Annotated[
         float, Meta(ge=0.1, le=60, description="how often BE's ceiling follows what online work uses")
     ] = 1.0
     interfaces: Annotated[
-        tuple[InterfaceRule, ...], Meta(description="the interfaces that are ours to manage; no other is touched")
+        tuple[InterfaceRule, ...],
+        Meta(description="the interfaces that are ours to manage; beside them only BE pods' own devices are touched"),
     ] = ()
+    pods: Annotated[
+        bool, Meta(description="hold BE pods that have a network namespace of their own, at the host's end of it")
+    ] = True
+    pods_by: Annotated[
+        str | None,
+        Meta(description="the named interface by which those pods leave the node; null: the first of the list"),
+    ] = None
 
     def __post_init__(self) -> None:
         names = [rule.name for rule in self.interfaces]
+        if self.pods_by is not None and self.pods_by not in names:
+            expected = ", ".join(names) or "null: interfaces is empty"
+            raise ValueError(f"pods_by is {self.pods_by!r}; expected one of the interfaces, {expected}")
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"interfaces has {twice!r} twice; expected each interface once")
 
 
 def carve(view: NodeView, pools: Pools, previous: Pools | None, config: NetworkConfig) -> Pools:
-    """Say what is wanted of which interface; nothing where BE's packets cannot be told from others."""
+    """Say what is wanted of which interface; nothing where no BE packet can be told from others."""
     del previous
     if not config.interfaces:
         return replace(pools, reasons={**pools.reasons, NAME: "no interface is named"})
-    if (missing := lacking(view, KNOB)) is not None:
+    missing = lacking(view, KNOB)
+    if missing is not None and not config.pods:
         return replace(pools, reasons={**pools.reasons, NAME: missing})
     wish = NetworkWish(
         interfaces=tuple(
@@ -90,15 +106,20 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: NetworkC
         ),
         interval_s=config.interval_s,
         dry_run=config.dry_run,
+        classes=missing is None,
+        pods_by=(config.pods_by or config.interfaces[0].name) if config.pods else "",
     )
     names = ", ".join(rule.name for rule in config.interfaces)
-    return replace(pools, network=wish, reasons={**pools.reasons, NAME: f"BE's share of {names} is bounded"})
+    reason = f"BE's share of {names} is bounded"
+    if missing is not None:
+        reason = f"BE's share of {wish.pods_by} is bounded, but not of pods in the host's network: {missing}"
+    return replace(pools, network=wish, reasons={**pools.reasons, NAME: reason})
 
 
 def for_pod(pod: Pod, view: NodeView, pools: Pools, config: NetworkConfig) -> list[Setting]:
     """The class of a BE pod's sockets: its directory, which newcomers copy, and its containers."""
     del view, config
-    if pod.pod_class is not PodClass.RECLAIMED or pools.network is None:
+    if pod.pod_class is not PodClass.RECLAIMED or pools.network is None or not pools.network.classes:
         return []
     groups: list[tuple[str, str | None]] = [(pod.group.path, None)]
     groups += [(one.group.path, one.id) for one in pod.containers if one.kind is not ContainerKind.SANDBOX]

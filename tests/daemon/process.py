@@ -60,6 +60,8 @@ class Daemon:
         self.config_file = f"{self.directory}/config.yaml"
         self.log = f"{self.directory}/log"
         self.socket = f"{node.directory}/bypassd.sock"
+        self.within: tuple[str, ...] = ()
+        """The command by which it is started: to be in other namespaces than the test is."""
         self._process: subprocess.Popen[bytes] | None = None
         os.makedirs(self.directory, exist_ok=True)
         self.configure(**more)
@@ -84,7 +86,7 @@ class Daemon:
         """Start ``run``; further words are its options."""
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
-                [*COMMAND, "run", "--config", self.config_file, *words],
+                [*self.within, *COMMAND, "run", "--config", self.config_file, *words],
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.networklaw import Counted, Lane, lane, online_use, step
+from reconciler.networklaw import Counted, Lane, Use, lane, split, step, use
 
 LINK = lane(1_000, 10, 40, 80)
 MBIT = 125_000
@@ -41,17 +41,52 @@ def test_the_next_ceiling(ceiling: int, online: int | None, after: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "use"),
+    ("before", "now", "found"),
     [
         (None, Counted(at=2, online=10, be=0), None),
-        (Counted(at=1, online=0, be=0), Counted(at=3, online=10, be=0), 5),
+        (Counted(at=1, online=0, be=0), Counted(at=3, online=10, be=4), Use(online=5, be=2, pods=0)),
+        (Counted(at=1, online=0, be=0), Counted(at=3, online=10, be=0, pods=6), Use(online=2, be=0, pods=3)),
+        (Counted(at=1, online=0, be=0), Counted(at=3, online=2, be=0, pods=6), Use(online=0, be=0, pods=3)),
         (Counted(at=1, online=20, be=0), Counted(at=3, online=10, be=0), None),
+        (Counted(at=1, online=0, be=0, pods=9), Counted(at=3, online=10, be=0), None),
         (Counted(at=3, online=0, be=0), Counted(at=3, online=10, be=0), None),
     ],
-    ids=["first", "rate", "made anew", "no time"],
+    ids=["first", "rate", "with pods", "pods within the node", "made anew", "our device made anew", "no time"],
 )
-def test_what_online_uses(before: Counted | None, now: Counted, use: int | None) -> None:
-    assert online_use(before, now) == use
+def test_what_is_used_of_a_link(before: Counted | None, now: Counted, found: Use | None) -> None:
+    assert use(before, now) == found
+
+
+def test_what_pods_send_within_the_node_takes_nothing_from_online_work() -> None:
+    """It looks like BE's on the wire, and makes online work look smaller by as much: together they are right."""
+    online, be_within = 500 * MBIT, 200 * MBIT
+    seen = use(Counted(at=0, online=0, be=0), Counted(at=1, online=online, be=0, pods=be_within))
+    assert seen is not None
+    on_the_wire = step(400 * MBIT, seen.online, LINK) - be_within
+    assert online + on_the_wire <= LINK.waterline
+
+
+@pytest.mark.parametrize(
+    ("be", "pods", "mine"),
+    [(0, 0, 200), (400, 0, 360), (0, 400, 40), (200, 200, 200), (100, 300, 120)],
+    ids=["nobody sends", "only the class", "only pods", "both", "by use"],
+)
+def test_one_ceiling_is_given_out_by_use(be: int, pods: int, mine: int) -> None:
+    assert split(400 * MBIT, be * MBIT, pods * MBIT) == (mine * MBIT, (400 - mine) * MBIT)
+
+
+@given(st.integers(20, 400 * MBIT), st.integers(0, 400 * MBIT), st.integers(0, 400 * MBIT))
+def test_parts_are_never_more_than_the_whole_and_nobody_has_nothing(ceiling: int, be: int, pods: int) -> None:
+    mine, theirs = split(ceiling, be, pods)
+    assert mine + theirs == ceiling
+    assert min(mine, theirs) >= ceiling // 10
+
+
+def test_who_needs_it_comes_to_have_it() -> None:
+    mine = theirs = 200
+    for _ in range(20):
+        mine, theirs = split(400, min(mine, 20), theirs)
+    assert theirs >= 320
 
 
 rates = st.integers(0, 2_000 * MBIT)

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from reconciler import sides
-from reconciler.actuators import cookiestore, network, oom_score, resctrl_undo, watermarks
+from reconciler.actuators import cookiestore, networkrow, oom_score, resctrl_undo, watermarks
 from reconciler.actuators.ondemand import OnDemand
 from reconciler.actuators.side import ByGroup, SideActuator, Situation
 from reconciler.actuators.standing import Standing
@@ -98,7 +98,7 @@ async def test_what_an_earlier_run_left_is_taken_care_of_at_once(nursery: trio.N
 def test_the_rows_by_which_leftovers_are_known_are_those_that_the_modules_write() -> None:
     assert {
         "cores": cookiestore.ROW.key,
-        "network": network.ROW,
+        "network": networkrow.ROW.key,
         "oom": oom_score.ROW.key,
         "cache": resctrl_undo.ROW.key,
         "marks": watermarks.ROW.key,
@@ -115,6 +115,7 @@ def test_the_daemon_imports_nothing_that_only_some_nodes_use(module: str) -> Non
     for name in (
         *("reconciler.placement.take", "reconciler.placement.pack", "reconciler.placement.hints"),
         *("reconciler.actuators.resctrl", "reconciler.actuators.tc", "reconciler.actuators.core_sched"),
+        *("reconciler.actuators.network", "reconciler.actuators.tcpods", "reconciler.actuators.links"),
         *("reconciler.actuators.watermarks", "reconciler.actuators.oom_score"),
         *("pyroute2", "rich", "grpc", "httpx2", "httpcore2", "prometheus_client", "hypercorn", "starlette"),
     ):

@@ -9,13 +9,16 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY
 from cgroupfs.errors import SourceError
-from reconciler.actuators.network import Network, link_mbit, read_roots, restore_trees
+from reconciler.actuators.links import Link
+from reconciler.actuators.network import Network, link_mbit
+from reconciler.actuators.networkrow import ROW, restore_network
 from reconciler.actuators.side import Situation
 from reconciler.actuators.tc import Rates, Root
-from reconciler.restore import Undo
+from reconciler.restore import Undo, Undone
 from state.model import Hold, Pools
 from state.network import HANDLE, InterfaceWish, NetworkWish
 from state.store import Store
+from tests.fakes.cables import FakePodTc, FakeSpaces
 from tests.reconciler.nodes import cpus, node
 
 MBIT = 125_000
@@ -94,6 +97,14 @@ def situation(*names: str, enforce: bool = True, held: bool = False, dry_run: bo
     return Situation(view=node(), pools=replace(pools, network=wish), enforce=enforce, holds=holds)
 
 
+def roots(store: Store) -> dict[str, str]:
+    return dict(ROW.read(store).roots)
+
+
+def restore_trees(tc: FakeTc, store: Store) -> list[Undone]:
+    return restore_network(tc, FakePodTc(), store)
+
+
 class Running:
     """The actuator with its rounds asked for one by one."""
 
@@ -101,7 +112,18 @@ class Running:
         self.tc = tc
         self.clock = Clock()
         self.store = Store(str(path / "state.db"))
-        self.network = Network(tc, self.store, trio.CapacityLimiter(1), speed=lambda _name: None, clock=self.clock)
+        self.pods = FakePodTc()
+        for number, name in enumerate(tc.roots, 2):
+            self.pods.links[name] = Link(index=number, name=name)
+        self.network = Network(
+            tc,
+            self.pods,
+            lambda: FakeSpaces({}),
+            self.store,
+            trio.CapacityLimiter(1),
+            speed=lambda _name: None,
+            clock=self.clock,
+        )
 
     async def round(self, now: Situation, *, seconds: float = 1.0, online: float = 0, be: float = 0) -> None:
         """One round after so many seconds of traffic (in megabits a second) on the first interface."""
@@ -119,7 +141,7 @@ async def test_the_ceiling_follows_what_online_work_uses(tmp_path: Path) -> None
     await one.round(now)
     assert tc.roots["eth0"].complete
     assert tc.rates[2] == Rates(link=100 * MBIT, floor=10 * MBIT, ceiling=10 * MBIT)
-    assert read_roots(one.store) == {"eth0": "mq"}
+    assert roots(one.store) == {"eth0": "mq"}
     for _ in range(12):
         await one.round(now)
     assert tc.rates[2].ceiling == 40 * MBIT
@@ -135,9 +157,12 @@ async def test_the_ceiling_follows_what_online_work_uses(tmp_path: Path) -> None
                 "be_ceiling": 40 * MBIT,
                 "online": 0,
                 "be": 30 * MBIT,
+                "pods": 0,
                 "state": "in place",
             }
-        }
+        },
+        "pods_devices": {},
+        "pods_in_host_network": 0,
     }
     await one.round(now, online=60)
     assert tc.rates[2].ceiling == 20 * MBIT
@@ -145,7 +170,7 @@ async def test_the_ceiling_follows_what_online_work_uses(tmp_path: Path) -> None
     assert tc.rates[2].ceiling == 10 * MBIT
     await one.round(situation())
     assert tc.roots["eth0"] == Root(index=2, kind="mq", handle=0)
-    assert read_roots(one.store) == {}
+    assert roots(one.store) == {}
     assert one.network.problems() == []
     one.store.close()
 
@@ -226,7 +251,7 @@ async def test_a_tree_that_a_lost_store_does_not_know_is_found_by_its_handle(tmp
     (tmp_path / "state.db").unlink()
     second = Running(tc, tmp_path)
     await second.round(situation("eth0"))
-    assert read_roots(second.store) == {"eth0": ""}
+    assert roots(second.store) == {"eth0": ""}
     assert {one.path: one.undo for one in restore_trees(tc, second.store)} == {
         "eth0": Undo.RESTORED,
         "eth1": Undo.RESTORED,
@@ -243,7 +268,7 @@ async def test_a_removed_tree_is_put_back_and_an_interface_that_goes_is_told(tmp
     tc.remove(2)
     await one.round(now)
     assert tc.roots["eth0"].complete
-    del tc.roots["eth0"]
+    del tc.roots["eth0"], one.pods.links["eth0"]
     await one.round(now)
     assert one.network.problems() == ["eth0: there is no such interface"]
     done = await one.network.restore()

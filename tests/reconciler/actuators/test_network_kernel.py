@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -16,13 +15,16 @@ from msgspec.structs import replace
 from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL
 from cgroupfs.knobs import CATALOG
-from reconciler.actuators.network import Network, read_roots, restore_trees
+from reconciler.actuators.network import Network
+from reconciler.actuators.networkrow import ROW, restore_network
 from reconciler.actuators.side import Situation
 from reconciler.actuators.tc import Rates, RealTc, load_classifier
 from reconciler.restore import Undo
 from state.network import BE_CLASS, HANDLE, InterfaceWish, NetworkWish
 from state.store import Store
+from tests.fakes.cables import FakeSpaces
 from tests.real_cgroups import mount_of, remove_tree
+from tests.reconciler.actuators.netns import ip, library, namespace, pod_tc
 from tests.reconciler.actuators.test_network import situation
 
 MBIT = 125_000
@@ -73,9 +75,17 @@ class Cable:
 
     def __init__(self, left: str, right: str, group: str, path: Path) -> None:
         self.left, self.right, self.group = f"/run/netns/{left}", f"/run/netns/{right}", group
-        self.tc = RealTc(partial(_namespace, left))
+        self.tc = RealTc(partial(library, left))
         self.store = Store(str(path / "state.db"))
-        self.network = Network(self.tc, self.store, trio.CapacityLimiter(1), speed=lambda _name: None)
+        self.pod_tc = pod_tc(left)
+        self.network = Network(
+            self.tc,
+            self.pod_tc,
+            lambda: FakeSpaces({}),
+            self.store,
+            trio.CapacityLimiter(1),
+            speed=lambda _name: None,
+        )
 
     async def rates(self, *senders: str) -> list[float]:
         """Megabits a second that each of ``be`` and ``online`` gets through when all send at once."""
@@ -100,18 +110,6 @@ class Cable:
             receiver.kill()
             await receiver.wait()
         return [found[number] for number in range(len(senders))]
-
-
-def _namespace(name: str) -> Any:  # pyroute2 has no types
-    from pyroute2 import NetNS  # noqa: PLC0415  # slow to import
-
-    return NetNS(name, flags=0)
-
-
-def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"REAL KERNEL TEST NOT RUN: ip {' '.join(words)}: {done.stderr.strip()}")
 
 
 def _net_cls(stack: ExitStack, path: Path) -> str:
@@ -147,17 +145,13 @@ def cable(tmp_path: Path) -> Iterator[Cable]:
         os.close(load_classifier())
     except SourceError as exc:
         pytest.skip(f"REAL KERNEL TEST NOT RUN: {exc}")
-    names = [f"bypassd-{side}-{os.getpid()}" for side in ("left", "right")]
     with ExitStack() as stack:
         group = _net_cls(stack, tmp_path)
-        for name in names:
-            _ip("netns", "add", name)
-            stack.callback(subprocess.run, ["ip", "netns", "del", name], check=False)
-        left, right = names
-        _ip("-n", left, "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", right)
+        left, right = (namespace(stack, side) for side in ("left", "right"))
+        ip("-n", left, "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", right)
         for name, end, address in ((left, "v0", "10.213.0.1/24"), (right, "v1", "10.213.0.2/24")):
-            _ip("-n", name, "addr", "add", address, "dev", end)
-            _ip("-n", name, "link", "set", end, "up")
+            ip("-n", name, "addr", "add", address, "dev", end)
+            ip("-n", name, "link", "set", end, "up")
         made = Cable(left, right, group, tmp_path)
         stack.callback(made.store.close)
         yield made
@@ -192,7 +186,7 @@ async def test_be_is_held_to_its_ceiling_and_gives_way_to_online_work(cable: Cab
     root = cable.tc.root("v0")
     assert root is not None
     assert (root.kind, root.handle) == ("noqueue", 0)
-    assert read_roots(cable.store) == {}
+    assert ROW.read(cable.store).roots == {}
 
 
 @pytest.mark.kernel
@@ -211,9 +205,9 @@ async def test_a_tree_of_which_only_a_part_was_made_is_completed_and_removed_wit
     assert again == root
     cable.tc.change(root.index, Rates(link=80 * MBIT, floor=8 * MBIT, ceiling=20 * MBIT))
     assert cable.tc.counted(root.index) is not None
-    done = restore_trees(cable.tc, cable.store)
+    done = restore_network(cable.tc, cable.pod_tc, cable.store)
     assert [(one.path, one.undo) for one in done] == [("v0", Undo.RESTORED)]
-    assert restore_trees(cable.tc, cable.store) == []
+    assert restore_network(cable.tc, cable.pod_tc, cable.store) == []
     assert cable.tc.root("nothing") is None
 
 

@@ -2,13 +2,14 @@
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from reconciler.planner import plan
 from reconciler.policies.network import InterfaceRule, NetworkConfig
 from reconciler.policies.table import PoliciesConfig
 from state.model import ContainerKind
 from state.network import BE_CLASS, InterfaceWish, NetworkWish
-from tests.reconciler.nodes import MAINLINE, V1, container, node, online, pod
+from tests.reconciler.nodes import MAINLINE, V1, V2, container, node, online, pod
 
 ON = PoliciesConfig(network=NetworkConfig(enabled=True, interfaces=(InterfaceRule(name="eth0", link_mbit=100),)))
 CLASSES = V1 | {"net_cls": 1}
@@ -20,7 +21,33 @@ def test_a_be_pods_directory_and_containers_have_its_class_and_nobody_else() -> 
     ours = {path: one.value for (path, knob), one in desired.settings.items() if knob == "net.classid"}
     assert ours == {"/kubepods/besteffort/poda": BE_CLASS, "/kubepods/besteffort/poda/id-main": BE_CLASS}
     assert [one for one in desired.refusals if one.setting.knob == "net.classid"] == []
-    assert desired.pools.network == NetworkWish(interfaces=(InterfaceWish(name="eth0", link_mbit=100),))
+    assert desired.pools.network == NetworkWish(interfaces=(InterfaceWish(name="eth0", link_mbit=100),), pods_by="eth0")
+
+
+NO_PODS = PoliciesConfig(network=replace(ON.network, pods=False))
+
+
+@pytest.mark.parametrize("versions", [V1, V2, CLASSES], ids=["v1 without net_cls", "v2", "v1"])
+def test_pods_with_a_network_of_their_own_need_no_class_ids(versions: dict[str, int]) -> None:
+    desired = plan(node(pod("a"), versions=versions), None, ON)
+    wish = desired.pools.network
+    assert wish is not None
+    assert (wish.classes, wish.pods_by) == (versions is CLASSES, "eth0")
+    assert bool([one for one in desired.settings.values() if one.policy == "network"]) is wish.classes
+    told = "but not of pods in the host's network: no net_cls controller is mounted" in desired.pools.reasons["network"]
+    assert told is not wish.classes
+
+
+def test_pods_leave_by_the_interface_that_is_said_or_else_the_first() -> None:
+    two = (InterfaceRule(name="eth0"), InterfaceRule(name="eth1"))
+    for by, found in ((None, "eth0"), ("eth1", "eth1")):
+        config = PoliciesConfig(network=NetworkConfig(enabled=True, interfaces=two, pods_by=by))
+        wish = plan(VIEW, None, config).pools.network
+        assert wish is not None
+        assert wish.pods_by == found
+    wish = plan(VIEW, None, NO_PODS).pools.network
+    assert wish is not None
+    assert wish.pods_by == ""
 
 
 @pytest.mark.parametrize(
@@ -28,8 +55,8 @@ def test_a_be_pods_directory_and_containers_have_its_class_and_nobody_else() -> 
     [
         (VIEW, PoliciesConfig(), "off"),
         (VIEW, PoliciesConfig(network=NetworkConfig(enabled=True)), "no interface is named"),
-        (node(pod("a")), ON, "no net_cls controller is mounted on this node"),
-        (node(pod("a"), versions=CLASSES, knobs=MAINLINE - {"net.classid"}), ON, "this kernel has no net.classid"),
+        (node(pod("a")), NO_PODS, "no net_cls controller is mounted on this node"),
+        (node(pod("a"), versions=CLASSES, knobs=MAINLINE - {"net.classid"}), NO_PODS, "this kernel has no net.classid"),
     ],
     ids=["off", "no interface", "not mounted", "not built"],
 )
@@ -49,9 +76,11 @@ def test_nothing_is_wanted_where_it_cannot_work(view: object, config: PoliciesCo
             '{"interfaces":[{"name":"a","floor_percent":50}]}',
             "floor_percent is 50; expected at most ceiling_percent, 40",
         ),
+        ('{"pods_by":"a"}', "pods_by is 'a'; expected one of the interfaces, null: interfaces is empty"),
+        ('{"interfaces":[{"name":"a"}],"pods_by":"b"}', "pods_by is 'b'; expected one of the interfaces, a"),
         ('{"interfaces":[{"name":"an-interface-of-17"}]}', "length <= 15"),
     ],
-    ids=["twice", "reversed", "name"],
+    ids=["twice", "reversed", "no interface", "another", "name"],
 )
 def test_a_wrong_section_says_what_was_expected(text: str, words: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=words):

@@ -1,0 +1,88 @@
+"""Which network namespace each pod's processes are in, as open files. Synchronous; for a thread.
+
+Asked of the sandbox's process first: it never changes its namespace, while what runs in a container may have entered
+one that is none of its pod's. A process's number may be somebody else's by the time that its namespace is opened, so
+it must be in the pod's groups still afterwards. Nothing is read from inside a pod: no file there is trusted.
+
+Source: network_namespaces(7), namespaces(7).
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Final, NamedTuple, Protocol, Self, final
+
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.signals.processes import PodProcesses
+from state.model import ContainerKind, Phase, Pod
+
+_TRIED: Final = 3
+"""Processes of a group that are asked, when the first have ended meanwhile."""
+
+
+class Space(NamedTuple):
+    """One namespace: what tells it from others while a file of it is open, and that file."""
+
+    inode: int
+    file: int
+
+
+class Spaces(Protocol):
+    """Namespaces by pod, in a ``with`` block, at the end of which all files are closed."""
+
+    @property
+    def own(self) -> int:
+        """The inode of the namespace that we are in, in which our devices stand."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def of(self, pods: Iterable[Pod]) -> Mapping[str, Space]:
+        """By pod uid; a pod is not in it that has no process yet, or none any more."""
+
+
+@final
+class RealSpaces:
+    """`Spaces` by /proc. See the module's text."""
+
+    def __init__(self, hierarchy: Hierarchy, *, files: FileOps = REAL, proc: str = "/proc") -> None:
+        self.own = 0
+        self._processes = PodProcesses(hierarchy, files)
+        self._proc = proc
+        self._open: list[int] = []
+
+    def __enter__(self) -> Self:
+        self.own = os.stat(f"{self._proc}/thread-self/ns/net").st_ino
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self._open:
+            os.close(file)
+        self._open.clear()
+
+    def of(self, pods: Iterable[Pod]) -> Mapping[str, Space]:
+        found = {}
+        for pod in pods:
+            space = next(self._spaces(pod), None)
+            if space is not None:
+                found[pod.uid] = space
+        return found
+
+    def _spaces(self, pod: Pod) -> Iterator[Space]:
+        # Before runc is done with a container its process may not have entered the pod's namespace yet.
+        there = [one for one in pod.containers if one.phase is Phase.SETTLED]
+        for one in sorted(there, key=lambda one: one.kind is not ContainerKind.SANDBOX):
+            for pid in self._processes.of_group(one.group.path)[:_TRIED]:
+                try:
+                    file = os.open(f"{self._proc}/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+                except OSError:
+                    continue
+                self._open.append(file)
+                if pid in self._processes.of_group(one.group.path):
+                    yield Space(os.fstat(file).st_ino, file)

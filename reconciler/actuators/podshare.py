@@ -1,0 +1,242 @@
+"""Leads what BE pods with a network of their own send through one device, where they share BE's part of an interface.
+
+A look finds each BE pod's cables and what stands there; what is to be done follows (`actuators.podplaces`), and is in
+the store before it is done. Looks are made when pods come and go, and now and then; nothing is asked between them.
+A pod that goes takes its cable with it, and all that was on it.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, final
+
+from msgspec.structs import replace
+
+from cgroupfs.errors import SourceError, StoreError
+from reconciler.actuators.netspaces import Spaces
+from reconciler.actuators.networkrow import Kept, Led, release, undo_pods
+from reconciler.actuators.podplaces import TO_DO, Place, Seen, Steps, decide, pods_of
+from reconciler.actuators.side import Situation
+from reconciler.actuators.siderow import Remembered
+from reconciler.actuators.siderun import SideRun
+from reconciler.actuators.standing import Standing
+from reconciler.actuators.tcpods import Gather, PodTc
+from state.model import Pod, PodClass, Setting
+from state.network import SHARE
+
+_LOG: Final = logging.getLogger(__name__)
+NAME: Final = "network"
+LOOK_S: Final = 30.0
+_SOON_S: Final = 2.0
+_SILENT: Final = 1 << 20
+"""Bytes out of a pod of which none took our way: more than what was on its way between two counts."""
+
+
+@final
+class PodShare:
+    """See the module's text. Everything in one task: that of `actuators.network`."""
+
+    def __init__(
+        self,
+        tc: PodTc,
+        spaces: Callable[[], Spaces],
+        kept: Remembered[Kept],
+        turns: SideRun,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.standings: dict[str, dict[str, Standing]] = {}
+        """By the path of a pod's group, then knob."""
+        self.in_host = 0
+        """BE pods in the host's network, at the last look."""
+        self.problem = ""
+        self._tc = tc
+        self._spaces = spaces
+        self._kept = kept
+        self._turns = turns
+        self._clock = clock
+        self._pods: object = None
+        self._look_at = 0.0
+        self._gather: Gather | None = None
+        self._rate: int | None = None
+        self._counted: dict[int, tuple[int, int]] = {}
+
+    @property
+    def cables(self) -> Mapping[str, Led]:
+        """All whose packets are led through our device."""
+        return self._kept.now.cables
+
+    @property
+    def stands(self) -> bool:
+        """Whether packets are led there now."""
+        return bool(self.cables) and self._gather is not None
+
+    async def bring(self, situation: Situation, *, rate: int, classes: bool, enforce: bool, by: str) -> None:
+        """Look, when it is time to, and do what is to be done. ``rate``: bytes a second that our device starts with."""
+        key = pods_of(situation)
+        if key == self._pods and self._clock() < self._look_at:
+            return
+        view = situation.view.pods
+        try:
+            seen = await self._turns.work(partial(self._look, dict(view)))
+        except SourceError as exc:
+            self._say(str(exc))
+            self._look_at = self._clock() + _SOON_S
+            return
+        self._pods, self._gather = key, seen.gather
+        self.in_host = sum(one.host for one in seen.places.values())
+        waits = any(one.waits for one in seen.places.values())
+        steps = decide(view, seen, self.cables, situation.holds, silent=frozenset(self._silent(seen)), classes=classes)
+        done, problem = ({}, "") if not enforce else await self._do(steps, seen, rate)
+        self._say(problem)
+        self._look_at = self._clock() + (_SOON_S if waits or problem else LOOK_S)
+        self.standings = {
+            view[uid].group.path: {SHARE: _standing(view[uid], *_after(state, words, uid, done), by)}
+            for uid, (state, words) in steps.stands.items()
+        }
+
+    async def end(self) -> None:
+        """Nothing is wanted any more: take everything away."""
+        self.standings, self.in_host, self._pods, self._look_at = {}, 0, None, 0.0
+        if not self.cables and not self._kept.now.gather:
+            self.problem = ""
+            return
+        done, left = await self._turns.work(partial(undo_pods, self._tc, self._kept.now))
+        self._say("; ".join(f"{one.path}: {one.detail}" for one in done if not one.ok))
+        self.forget_rates()
+        await self._kept.become(left)
+
+    def forget_rates(self) -> None:
+        """Our device is gone: what was known of it counts no more."""
+        self._gather, self._rate, self._pods, self._look_at = None, None, None, 0.0
+        self._counted.clear()
+
+    async def through(self) -> int | None:
+        """Bytes that went through our device; None without it. Errors: `SourceError`."""
+        return None if self._gather is None else await self._turns.work(partial(self._tc.through, self._gather.index))
+
+    async def limit(self, rate: int) -> None:
+        """Let so much through. Errors: `SourceError`; then the next look sees what is wrong."""
+        if self._gather is None or rate == self._rate:
+            return
+        self._look_at, look_at = 0.0, self._look_at
+        await self._turns.work(partial(self._tc.rate, self._gather.index, rate))
+        self._rate, self._look_at = rate, look_at
+
+    # One look
+
+    def _look(self, pods: Mapping[str, Pod]) -> Seen:
+        """In the thread."""
+        be = [pod for pod in pods.values() if pod.pod_class is PodClass.RECLAIMED]
+        with self._spaces() as spaces:
+            found = spaces.of(be)
+            apart = {uid: space for uid, space in found.items() if space.inode != spaces.own}
+            others = [pod for pod in pods.values() if apart and pod.pod_class is not PodClass.RECLAIMED]
+            shared = {space.inode: pods[uid].title for uid, space in spaces.of(others).items()}
+            cables = self._tc.cables({uid: one.file for uid, one in apart.items() if one.inode not in shared})
+        places = {}
+        for pod in be:
+            space = found.get(pod.uid)
+            if space is None:
+                places[pod.uid] = Place(waits=True)
+            elif pod.uid not in apart:
+                places[pod.uid] = Place(host=True)
+            elif space.inode in shared:
+                places[pod.uid] = Place(problem=f"its network namespace is that of {shared[space.inode]}, too")
+            else:
+                places[pod.uid] = Place(cables=cables[pod.uid])
+        indices = {one.index for place in places.values() for one in place.cables}
+        devices = {name: self._tc.device(name) for name in self.cables}
+        there = {name for name, one in devices.items() if one is not None and one.index == self.cables[name].index}
+        return Seen(
+            places=places,
+            entries={index: self._tc.entry(index) for index in sorted(indices)},
+            there=frozenset(there),
+            gather=self._tc.gather(),
+        )
+
+    def _silent(self, seen: Seen) -> Sequence[int]:
+        """Where packets come out, and none took our way since the last look."""
+        before, self._counted = self._counted, {}
+        found = []
+        for place in seen.places.values():
+            for one in place.cables:
+                entry = seen.entries[one.index]
+                if entry.leads_to is None:
+                    continue
+                received, passed = before.get(one.index, (one.received, 0))
+                self._counted[one.index] = one.received, entry.passed
+                if one.received - received > _SILENT and entry.passed <= passed:
+                    found.append(one.index)
+        return found
+
+    # What is done
+
+    async def _do(self, steps: Steps, seen: Seen, rate: int) -> tuple[Mapping[str, str], str]:
+        """What became of each pod's cables (empty: led there), and what stands against all of it, in words."""
+        kept = self._kept.now
+        done: dict[str, str] = {}
+        try:
+            if steps.lead:
+                if seen.gather is not None and seen.gather.problem:
+                    raise SourceError(NAME, seen.gather.problem)  # noqa: TRY301  # as what the kernel refuses
+                await self._kept.become(replace(kept, gather=True, cables={**kept.cables, **steps.lead}))
+            failed = await self._turns.work(partial(self._act, steps, rate, done))
+            over = {*steps.let_go, *steps.forget, *failed} - {name for name, words in failed.items() if words}
+            cables = {name: led for name, led in self.cables.items() if name not in over}
+            await self._kept.become(replace(self._kept.now, cables=cables))
+        except (SourceError, StoreError) as exc:
+            # What is in the store and was not done is seen at the next look, as it then is.
+            return {led.pod_uid: str(exc) for led in steps.lead.values()}, str(exc)
+        return done, "; ".join(f"{name}: {words}" for name, words in sorted(failed.items()) if words)
+
+    def _act(self, steps: Steps, rate: int, done: dict[str, str]) -> dict[str, str]:
+        """In the thread. The cables that are not led now: with words when something of ours may be left there."""
+        failed: dict[str, str] = {}
+        for name, led in sorted(steps.let_go.items()):
+            answer = release(self._tc, name, led)
+            if not answer.ok:
+                failed[name] = answer.detail
+        if steps.lead:
+            index = self._made(rate)
+            for name, led in sorted(steps.lead.items()):
+                try:
+                    self._tc.lead(led.index, index)
+                    done.setdefault(led.pod_uid, "")
+                except SourceError as exc:
+                    done[led.pod_uid] = str(exc)
+                    failed[name] = release(self._tc, name, led).detail
+        return failed
+
+    def _made(self, rate: int) -> int:
+        """Our device, whole. One that was whole keeps its rate."""
+        there = self._tc.gather()
+        if there is None or not there.complete:
+            index = self._tc.make(rate)
+            self._rate = rate
+            there = Gather(index=index, complete=True)
+        self._gather = there
+        return there.index
+
+    def _say(self, words: str) -> None:
+        if words and words != self.problem:
+            _LOG.warning("BE pods' own networks: %s", words)
+        self.problem = words
+
+
+def _after(state: str, words: str, uid: str, done: Mapping[str, str]) -> tuple[str, str]:
+    """How a pod stands after what was done for it."""
+    if state != TO_DO:
+        return state, words
+    if uid not in done:
+        return "would write", words
+    return ("refused", done[uid]) if done[uid] else ("written", words)
+
+
+def _standing(pod: Pod, state: str, words: str, by: str) -> Standing:
+    wanted = f"BE's part of {by}"
+    setting = Setting(
+        path=pod.group.path, knob=SHARE, value=None, policy=NAME, reason="BE pods share it", pod_uid=pod.uid
+    )
+    actual = wanted if state in {"in place", "written"} else None
+    return Standing(setting, state, wanted, actual, words, time.time())

@@ -1,0 +1,182 @@
+"""A network of namespaces for a `DirectoryNode`: a host, pods with cables into it, a switch with a link, a server.
+
+    pod ── host: eth0 ── switch: link of so many Mbit/s ── server
+    pod ──┘
+
+All of them are the test's own; the machine's devices are in none. A namespace lives as long as its process sleeps.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Final, Self
+
+import pytest
+
+from tests.daemon.node import Box, DirectoryNode, NodePod
+from tests.daemon.process import ROOT, wait_for
+
+MBIT: Final = 125_000
+SERVER: Final = "10.214.1.2"
+_PORT: Final = 7001
+_SINK: Final = f"""
+import selectors, socket
+every = selectors.DefaultSelector()
+every.register(socket.create_server(("{SERVER}", {_PORT}), backlog=64), selectors.EVENT_READ, True)
+print("ready", flush=True)
+while True:
+    for key, _ in every.select():
+        if key.data:
+            every.register(key.fileobj.accept()[0], selectors.EVENT_READ, False)
+        else:
+            try:
+                more = key.fileobj.recv(1 << 18)
+            except OSError:
+                more = b""
+            if not more:
+                every.unregister(key.fileobj)
+                key.fileobj.close()
+"""
+_SENDER: Final = f"""
+import os, socket, sys, time
+for group in sys.argv[2:]:
+    with open(group + "/cgroup.procs", "w") as file:
+        file.write(str(os.getpid()))
+end = socket.socket()
+end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 17)
+end.settimeout(20)
+end.connect(("{SERVER}", {_PORT}))
+block = bytes(1 << 14)
+def send(seconds):
+    sent, since = 0, time.monotonic()
+    while (now := time.monotonic()) - since < seconds:
+        sent += end.send(block)
+    return sent / (now - since)
+seconds = float(sys.argv[1])
+send(seconds / 2)
+print(send(seconds))
+"""
+
+
+class Netland:
+    """See the module's text. ``link_mbit``: what the switch lets through; None: as much as the machine can."""
+
+    def __init__(self, node: DirectoryNode, *, link_mbit: int | None = None) -> None:
+        self._node = node
+        self._link_mbit = link_mbit
+        self._stack = ExitStack()
+        self._count = 0
+        self.host = self.server = 0
+        """Pids whose namespaces they are. The host's mounts are its own, too."""
+
+    def __enter__(self) -> Self:
+        if os.geteuid() != 0:
+            pytest.skip("REAL KERNEL TEST NOT RUN: needs root")
+        with self._stack:
+            self.host, switch, self.server = self._asleep("--mount"), self._asleep(), self._asleep()
+            self._cable(self.host, "eth0", "10.214.0.1/24", switch, "left", "10.214.0.2/24")
+            self._cable(switch, "right", "10.214.1.1/24", self.server, "eth0", f"{SERVER}/24")
+            for pid in (self.host, switch):
+                self.run(pid, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+            self.run(self.host, "ip", "route", "add", "default", "via", "10.214.0.2")
+            self.run(self.server, "ip", "route", "add", "default", "via", "10.214.1.1")
+            self.run(switch, "ip", "route", "add", "10.214.128.0/17", "via", "10.214.0.1")
+            if self._link_mbit is not None:
+                shape = ("tbf", "rate", f"{self._link_mbit}mbit", "burst", "32k", "latency", "20ms")
+                self.run(switch, "tc", "qdisc", "add", "dev", "right", "root", *shape)
+            sink = subprocess.Popen(
+                [*self.inside(self.server), sys.executable, "-c", _SINK], stdout=subprocess.PIPE, text=True
+            )
+            self._stack.callback(_end, sink)
+            assert sink.stdout is not None
+            with sink.stdout as told:
+                assert told.readline() == "ready\n"
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @staticmethod
+    def inside(pid: int) -> tuple[str, ...]:
+        """The beginning of a command that is to run in the namespaces of a process."""
+        return ("nsenter", "-t", str(pid), "-n", "-m", f"--wd={ROOT}", "--")
+
+    def run(self, pid: int, *words: str) -> str:
+        """What a program prints in there. Skips where the machine lacks what it is asked for."""
+        done = subprocess.run([*self.inside(pid), *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"REAL KERNEL TEST NOT RUN: {' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def join(self, pod: NodePod) -> str:
+        """Give a pod a network of its own, whose namespace its pause process holds; the host's end of its cable."""
+        self._count += 1
+        pause = pod.boxes[0]
+        pid = self._asleep(box=pause)
+        for hierarchy in ("cpuset", "cpu"):
+            self._node.write(pause.group, hierarchy, "cgroup.procs", str(pid))
+        name = f"veth{self._count}"
+        net = f"10.214.{128 + self._count}"
+        self._cable(self.host, name, f"{net}.1/24", pid, "eth0", f"{net}.2/24")
+        self.run(pid, "ip", "route", "add", "default", "via", f"{net}.1")
+        return name
+
+    def send(self, *who: tuple[NodePod, Sequence[str]], seconds: float = 2.0) -> list[float]:
+        """Megabits a second that each gets through when all send at once; with the groups that each is in."""
+        senders = []
+        for pod, groups in who:
+            pause = pod.boxes[0].process
+            pid = pause.pid if pause is not None else self.host
+            command = [*self.inside(pid), sys.executable, "-c", _SENDER, str(seconds), *groups]
+            senders.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        answers = [sender.communicate(timeout=60)[0] for sender in senders]
+        assert [sender.returncode for sender in senders] == [0] * len(senders)
+        return [float(answer) / MBIT for answer in answers]
+
+    def groups(self, pod: NodePod) -> list[str]:
+        """The groups that a process of a pod's container is in, where this machine counts its processes."""
+        return [self._node.path(pod.main.group, hierarchy) for hierarchy in ("cpuset", "cpu")]
+
+    def traffic_control(self) -> Mapping[str, str]:
+        """All there is of it in the host's namespace, by device; counters and what the kernel numbers anew left out."""
+        links = [line.split(": ")[1].split("@")[0] for line in self.run(self.host, "ip", "-o", "link").splitlines()]
+        found = {}
+        for name in links:
+            asked = (("qdisc",), ("class",), ("filter",), ("filter", "ingress"))
+            found[name] = "".join(self.run(self.host, "tc", what, "show", "dev", name, *more) for what, *more in asked)
+        return found
+
+    def _asleep(self, *flags: str, box: Box | None = None) -> int:
+        process = subprocess.Popen(["unshare", "--net", *flags, "sleep", "3600"])
+        if box is not None:
+            box.process = process
+        else:
+            self._stack.callback(_end, process)
+        ours = os.stat("/proc/self/ns/net").st_ino
+        comm = f"/proc/{process.pid}/comm"
+        wait_for(lambda: os.stat(f"/proc/{process.pid}/ns/net").st_ino != ours and _read(comm) == "sleep")
+        self.run(process.pid, "ip", "link", "set", "lo", "up")
+        return process.pid
+
+    def _cable(self, one: int, name: str, address: str, other: int, other_name: str, other_address: str) -> None:
+        peer = ("peer", "name", other_name, "netns", str(other))
+        self.run(one, "ip", "link", "add", name, "type", "veth", *peer)
+        for pid, end, own in ((one, name, address), (other, other_name, other_address)):
+            self.run(pid, "ip", "addr", "add", own, "dev", end)
+            self.run(pid, "ip", "link", "set", end, "up")
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read().strip()
+
+
+def _end(process: "subprocess.Popen[bytes] | subprocess.Popen[str]") -> None:
+    process.kill()
+    process.wait()

@@ -1,0 +1,165 @@
+"""A host's end of the network, in memory: cables into namespaces, filters on them, and the device they lead to."""
+
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Self
+
+from msgspec.structs import replace
+
+from cgroupfs.errors import SourceError
+from reconciler.actuators.links import Link
+from reconciler.actuators.netspaces import Space
+from reconciler.actuators.tcpods import Entry, Gather
+from state.model import Pod
+from state.network import GATHER
+
+HOST = 1
+"""The inode of the namespace that the agent is in."""
+
+
+class FakeSpaces:
+    """`Spaces`: the inode of each pod's namespace, which is its file, too."""
+
+    own = HOST
+
+    def __init__(self, inodes: Mapping[str, int]) -> None:
+        self.inodes = dict(inodes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def of(self, pods: Iterable[Pod]) -> Mapping[str, Space]:
+        return {pod.uid: Space(self.inodes[pod.uid], self.inodes[pod.uid]) for pod in pods if pod.uid in self.inodes}
+
+
+class FakePodTc:
+    """`PodTc`. ``act`` is called before every change: it may raise."""
+
+    def __init__(self, act: Callable[[], None] = lambda: None) -> None:
+        self.links: dict[str, Link] = {"eth0": Link(index=2, name="eth0")}
+        self.ends: dict[str, int] = {}
+        """The inode of the namespace at a cable's other end."""
+        self.disciplines: dict[str, str] = {}
+        self.filters: dict[str, int] = {}
+        """What our filter leads to."""
+        self.others: dict[str, str] = {}
+        self.rates: list[int] = []
+        self.up = self.classed = False
+        self.gone_through = 0
+        self.refuses = ""
+        self._act = act
+        self._next = 10
+
+    def join(self, name: str, inode: int, kind: str = "veth") -> None:
+        self.links[name] = Link(index=self._number(), name=name, kind=kind)
+        self.ends[name] = inode
+
+    def leave(self, name: str) -> None:
+        for table in (self.links, self.ends, self.disciplines, self.filters, self.others):
+            table.pop(name, None)
+
+    def receive(self, name: str, count: int) -> None:
+        one = self.links[name]
+        self.links[name] = replace(one, received=one.received + count)
+
+    def send(self, count: int) -> None:
+        self.links["eth0"] = replace(self.links["eth0"], sent=self.links["eth0"].sent + count)
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
+
+    def _name(self, index: int) -> str:
+        for name, link in self.links.items():
+            if link.index == index:
+                return name
+        raise SourceError("network", f"{index}: ENODEV")
+
+    # PodTc
+
+    def cables(self, spaces: Mapping[str, int]) -> dict[str, tuple[Link, ...]]:
+        return {
+            uid: tuple(self.links[name] for name, end in self.ends.items() if end == inode)
+            for uid, inode in spaces.items()
+        }
+
+    def device(self, name: str) -> Link | None:
+        return self.links.get(name)
+
+    def entry(self, index: int) -> Entry:
+        name = self._name(index)
+        leads_to = self.filters.get(name)
+        alive = leads_to is not None and GATHER in self.links and self.links[GATHER].index == leads_to
+        return Entry(
+            kind=self.disciplines.get(name, ""),
+            leads_to=leads_to if leads_to is None or alive else 0,
+            others=self.others.get(name, ""),
+            passed=self.gone_through,
+        )
+
+    def lead(self, index: int, gather: int) -> None:
+        name = self._name(index)
+        if self.refuses:
+            raise SourceError("network", self.refuses)
+        if name in self.others:
+            raise SourceError("network", self.others[name])
+        if name not in self.disciplines:
+            self._act()
+            self.disciplines[name] = "clsact"
+        self._act()
+        self.filters[name] = gather
+
+    def release(self, index: int, *, all_of_it: bool) -> None:
+        name = self._name(index)
+        if name in self.filters:
+            self._act()
+            del self.filters[name]
+        if all_of_it and name in self.disciplines and name not in self.others:
+            self._act()
+            del self.disciplines[name]
+
+    def led(self) -> dict[str, int]:
+        return {name: self.links[name].index for name in self.filters}
+
+    def gather(self) -> Gather | None:
+        found = self.links.get(GATHER)
+        if found is None:
+            return None
+        if found.kind != "ifb":
+            return Gather(index=found.index, problem=f"{GATHER} is there, a {found.kind} of somebody else")
+        return Gather(index=found.index, complete=self.up and self.classed)
+
+    def make(self, rate: int) -> int:
+        if GATHER not in self.links:
+            self._act()
+            self.links[GATHER] = Link(index=self._number(), name=GATHER, kind="ifb")
+            self.up = self.classed = False
+            self.gone_through = 0
+        self._act()
+        self.classed = True
+        self.rates.append(rate)
+        self._act()
+        self.up = True
+        return self.links[GATHER].index
+
+    def rate(self, index: int, rate: int) -> None:
+        if self._name(index) != GATHER:
+            raise SourceError("network", f"{GATHER}: ENOENT")
+        self._act()
+        self.rates.append(rate)
+
+    def through(self, index: int) -> int | None:
+        return self.gone_through if self.classed and GATHER in self.links and self._name(index) == GATHER else None
+
+    def unmake(self) -> bool:
+        if GATHER not in self.links or self.links[GATHER].kind != "ifb":
+            return False
+        assert not self.filters, "packets would be led to a device that is gone, and dropped"
+        self._act()
+        self.leave(GATHER)
+        return True
