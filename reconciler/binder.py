@@ -147,7 +147,8 @@ class _Binder:
         if not isinstance(node, yamltree.Mapping):
             self._bad(node.at, path, f"expected keys with values; got {node.shown}")
             return None
-        checked = {key: self.check(child, schema.item, f"{path}.{key}") for key, child in node.items.items()}
+        item = schema.item
+        checked = {key: self.check(child, item, f"{path}.{key}") for key, child in node.items.items()}
         return _Given({key: given for key, given in checked.items() if given is not None}, node.at)
 
     def _rows(self, node: Node, schema: Rows, path: str) -> _Given | None:
@@ -180,7 +181,8 @@ class _Binder:
             return schema.make([self.make(one, schema.item, f"{path}[{at}]") for at, one in items if one is not None])
         assert isinstance(given.value, dict)
         if isinstance(schema, Table):
-            return {key: self.make(item, schema.item, f"{path}.{key}") for key, item in given.value.items()}
+            item = schema.item
+            return {key: self.make(one, item, f"{path}.{key}") for key, one in given.value.items()}
         values: dict[str, object] = {}
         for key, field in schema.fields.items():
             name = f"{path}.{key}" if path else key

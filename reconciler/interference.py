@@ -1,16 +1,27 @@
-"""The section ``interference``: whether online pods are watched at all, by which rules, and what is done."""
+"""The section ``interference``: whether online pods are watched at all, by which rules, and what is done.
+
+Rules with their detectors, and probes, are loaded when the first of them is written, or when something is watched.
+"""
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta, Struct
 
-from reconciler.detectors.rule import SHIPPED, Rule
 from reconciler.responses.config import ResponseConfig
+from reconciler.schema import Later
 from reconciler.signals.perf_config import PerfConfig
-from reconciler.signals.probe_config import Probe, check_names
 
+if TYPE_CHECKING:
+    from reconciler.detectors.rule import Rule
+    from reconciler.signals.probe_config import Probe
+else:
+    Rule = Later("reconciler.detectors.rule", "Rule")
+    Probe = Later("reconciler.signals.probe_config", "Probe")
+
+SHIPPED_RULES: Final = ("cpu", "memory", "cache", "io")
+"""The rules that a node has without writing any; `reconciler.detectors.rule` has what they are."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -43,7 +54,7 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = False
     rules: Annotated[
         Mapping[str, Rule],
-        Meta(description=f"rules by name; those of the names {', '.join(SHIPPED)} change the shipped ones"),
+        Meta(description=f"rules by name; those of the names {', '.join(SHIPPED_RULES)} change the shipped ones"),
     ] = {}
     probes: Annotated[
         Mapping[str, Probe], Meta(description="probes of services' latency by name, for the signal service.latency")
@@ -53,12 +64,15 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
     record: RecordConfig = RecordConfig()
 
     def __post_init__(self) -> None:
-        check_names(self.probes)
+        if self.probes:
+            from reconciler.signals.probe_config import check_names  # noqa: PLC0415  (loaded where there are any)
+
+            check_names(self.probes)
         for name, rule in self.rules.items():
             if not _NAME.fullmatch(name):
                 raise ValueError(f"rules: {name!r} is no name of a rule; expected letters, digits, dots, _ and -")
-            if not rule.when and name not in SHIPPED:
+            if not rule.when and name not in SHIPPED_RULES:
                 raise ValueError(
                     f"rules.{name}: it has no detectors (when), and no rule of this name is shipped "
-                    f"({', '.join(SHIPPED)} are)"
+                    f"({', '.join(SHIPPED_RULES)} are)"
                 )

@@ -3,12 +3,16 @@
 A setting is a struct's field: its type gives kind and bounds (`msgspec.Meta`), its name the unit, ``Meta.description``
 the words. ``Meta(extra={"restart": True})`` marks what a reload cannot change, ``{"path": True}`` a path. Parser,
 validation, ``config explain``, the example file and docs/config.md all walk the `Section` made here.
+
+What few nodes set is not loaded on every node: behind the keys of a table may stand a struct that is imported when the
+first of them is written (`Later`).
 """
 
 import types
 import typing
 from collections.abc import Iterator, Mapping
 from enum import Enum, StrEnum
+from importlib import import_module
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -82,10 +86,38 @@ class Rows(Struct, frozen=True, kw_only=True):
 
 
 class Table(Struct, frozen=True, kw_only=True):
-    """Keys that the operator chooses."""
+    """Keys that the operator chooses. ``annotation`` is the type of what stands behind them, ``where`` its place."""
 
-    item: "Schema"
+    annotation: Any  # a type expression, which has no static type of its own
+    where: str
     optional: bool = False
+
+    @property
+    def item(self) -> "Schema":
+        """What stands behind each key; made at each call, because a table that nobody fills needs none."""
+        return _schema(self.annotation, "", self.where)
+
+
+class Later(Struct, frozen=True):
+    """In the type of a table's items the place of a struct that is imported when it is needed.
+
+    For type checkers the struct itself stands there::
+
+        if TYPE_CHECKING:
+            from reconciler.detectors.rule import Rule
+        else:
+            Rule = Later("reconciler.detectors.rule", "Rule")
+    """
+
+    module: str
+    name: str
+
+    def load(self) -> type[Struct]:
+        """The struct."""
+        found = getattr(import_module(self.module), self.name)
+        assert isinstance(found, type)
+        assert issubclass(found, Struct)
+        return found
 
 
 class Field(Struct, frozen=True, kw_only=True):
@@ -164,11 +196,13 @@ def _schema(annotation: Any, name: str, where: str) -> Schema:
     while typing.get_origin(bare) is Annotated:
         bare, inner_optional = _without_none(typing.get_args(bare)[0])
         optional = optional or inner_optional
+    if isinstance(bare, Later):
+        bare = bare.load()
     origin, args = typing.get_origin(bare), typing.get_args(bare)
     if origin in {tuple, frozenset}:
         return Rows(item=_schema(args[0], name, where), make=origin, optional=optional)
     if origin in {dict, Mapping}:
-        return Table(item=_schema(args[1], "", where), optional=optional)
+        return Table(annotation=args[1], where=where, optional=optional)
     if isinstance(bare, type) and issubclass(bare, Struct):
         return msgspec.structs.replace(section_of(bare), optional=optional)
     if bare is CpuSet:
