@@ -29,6 +29,7 @@ from state.measures import Measures
 
 _LOG: Final = logging.getLogger(__name__)
 _NOBODY: Final = "no pod is likely to be the cause"
+_MOVED: Final = ("disk.read", "disk.write")
 _LEARNED_MOST: Final = 2000
 """Workloads' memories kept at most; those not seen for longest go first."""
 
@@ -199,15 +200,29 @@ class Brain:
 
 
 def _weighed(finding: Finding, suspects: Sequence[Suspect], sight: Sight) -> tuple[Suspect, ...]:
-    """Suspects by what they can have taken: who used a tenth of the CPU that is lacking is not why it is."""
-    if finding.resource is not Resource.CPU or not finding.gap:
+    """Suspects by what they can have done: who used a tenth of the CPU that is lacking is not why it is.
+
+    Nor is who moved a tenth of what the victim itself moves to and from the disks.
+    """
+    measure, most = _measure(finding, sight)
+    if not most:
         return tuple(suspects)
     found = []
     for one in suspects:
-        use = sight.value("cpu.use", pod_subject(one.uid))
-        part = 0.0 if use is None else min(1.0, use / finding.gap)
+        known = [value for name in measure if (value := sight.value(name, pod_subject(one.uid))) is not None]
+        part = min(1.0, sum(known) / most)
         found.append(replace(one, score=round(one.score * part, 3)) if part < 1.0 else one)
     return tuple(sorted(found, key=lambda one: -one.score))
+
+
+def _measure(finding: Finding, sight: Sight) -> tuple[tuple[str, ...], float]:
+    """By which signals of a suspect it is weighed, and their sum from which on it counts in full; 0.0: not at all."""
+    if finding.resource is Resource.CPU:
+        return ("cpu.use",), finding.gap or 0.0
+    if finding.resource is Resource.IO:
+        known = [value for name in _MOVED if (value := sight.value(name)) is not None]
+        return _MOVED, sum(known)
+    return (), 0.0
 
 
 def _named(changes: Iterable[Change], findings: Iterable[Finding]) -> Iterable[Named]:

@@ -1,8 +1,8 @@
 """memory_events: a process of the victim was killed for lack of memory, or it reads back what reclaim took from it.
 
 Killed: interference at once, unless the pod had filled its own limit. Reading back (refaults) above a limit counts
-while the node as a whole is short of memory: kswapd or, worse, tasks themselves take pages back. A pod at its own limit
-thrashes by itself, and nobody else is blamed for it.
+while the node as a whole is short of memory: kswapd or, worse, tasks themselves take pages back; or all pods together
+meet the limit that the kubelet has set for them. A pod at its own limit thrashes by itself, and nobody else is blamed.
 
 Source: Katalyst's kswapd and refault thresholds, oomd (kills are the last sign, not the first).
 """
@@ -37,6 +37,10 @@ class MemoryEventsConfig(Timing, frozen=True, kw_only=True, forbid_unknown_field
     direct: Annotated[
         float, Meta(gt=0, le=10_000_000, description="the same of tasks that take back for themselves")
     ] = 100.0
+    pods_hits: Annotated[
+        float,
+        Meta(gt=0, le=10_000_000, description="times a second that all pods together meet the limit of kubepods"),
+    ] = 20.0
     kill_s: Annotated[
         float, Meta(ge=1, le=3600, description="a kill counts for this long; at most as long as samples are kept")
     ] = 60.0
@@ -105,8 +109,16 @@ def _node(config: MemoryEventsConfig, sight: Sight) -> _Node:
         if value is not None:
             degrees.append(severity(value, limit))
             words.append(f"{name} {number(value)}")
-    told = f"the node takes back by {' and by '.join(words)} pages/s" if words else "whether the node is short: unknown"
-    return _Node(bool(words), max(degrees), told)
+    told = f"the node takes back by {' and by '.join(words)} pages/s" if words else ""
+    # Where kubepods has a limit of its own, the pods run short while the machine does not.
+    hits = sight.value("memory.pods_hits", NODE)
+    if hits:
+        degrees.append(severity(hits, config.pods_hits))
+        told += f"{', ' if told else ''}kubepods meets its limit {number(hits)} times/s"
+    known = bool(words) or hits is not None
+    return _Node(
+        known, max(degrees), told or ("the node is not short" if known else "whether the node is short: unknown")
+    )
 
 
 def _kills(config: MemoryEventsConfig, sight: Sight) -> tuple[float | None, float | None]:
@@ -147,7 +159,7 @@ DETECTOR = Detector(
     memory_type=Hold,
     signals=lambda _: (
         *("oom.kills", "memory.refaults", "memory.use", "memory.limit"),
-        *("memory.kswapd", "memory.direct", "memory.low", "memory.free"),
+        *("memory.kswapd", "memory.direct", "memory.pods_hits", "memory.low", "memory.free"),
     ),
     judge=judge,
 )

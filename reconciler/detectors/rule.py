@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from reconciler.detectors.cpi import CpiConfig
+from reconciler.detectors.memory_events import MemoryEventsConfig
 from reconciler.detectors.pressure import PressureConfig
 from reconciler.detectors.run_queue import RunQueueConfig
 from reconciler.detectors.table import DetectorEntry
@@ -92,15 +93,14 @@ def _entry(**given: Struct) -> DetectorEntry:
 SHIPPED: Final[Mapping[str, Rule]] = {
     "cpu": Rule(when=((_entry(run_queue=RunQueueConfig()),),), resource=Resource.CPU),
     "memory": Rule(
-        when=((_entry(pressure=PressureConfig(resource="memory")),),),
+        when=((_entry(pressure=PressureConfig(resource="memory")),), (_entry(memory_events=MemoryEventsConfig()),)),
         resource=Resource.MEMORY,
     ),
     "cache": Rule(
         when=((_entry(cpi=CpiConfig()),),),
-        resource=Resource.CACHE,
         responses=(Response.HOLD, Response.PARTITION, Response.SQUEEZE),
     ),
-    "io": Rule(when=((_entry(pressure=PressureConfig(resource="io")),),), resource=Resource.IO),
+    "io": Rule(when=((_entry(pressure=PressureConfig(resource="io", above_percent=5.0)),),), resource=Resource.IO),
 }
 """The rules that a node has without writing any. All of them only watch (shadow) until somebody says otherwise."""
 

@@ -60,6 +60,7 @@ SIGNALS: Final = _catalog(
     _s("memory.refaults", "pages/s", ("node", "pod"), "pages read back that had been taken away shortly before"),
     _s("memory.scanned", "pages/s", ("node", "pod"), "pages looked at by reclaim"),
     _s("memory.high_events", "per s", ("pod",), "times the pod ran into its memory.high, or its limit on v1"),
+    _s("memory.pods_hits", "per s", ("node",), "times that all pods together met the limit of kubepods"),
     _s("memory.kswapd", "pages/s", ("node",), "pages taken back by kswapd"),
     _s("memory.direct", "pages/s", ("node",), "pages taken back by tasks that needed one themselves"),
     _s("memory.available", "bytes", ("node",), "what new work can have without swapping (MemAvailable)"),

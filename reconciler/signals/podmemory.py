@@ -25,7 +25,8 @@ from state.model import ContainerKind, GroupRef, Pod
 
 NAME: Final = "memory"
 _FROM_STAT: Final = ("memory.rss", "memory.limit", "memory.refaults", "memory.scanned")
-SIGNALS: Final = ("memory.use", *_FROM_STAT, "memory.high_events", "oom.kills")
+_PODS_HITS: Final = "memory.pods_hits"
+SIGNALS: Final = ("memory.use", *_FROM_STAT, "memory.high_events", _PODS_HITS, "oom.kills")
 _LIMITS: Final = needles("high", "max")
 _KILLS: Final = needles("oom_kill")
 _UNTOLD: Final = {
@@ -102,6 +103,8 @@ class PodMemory:
         for growth in (self._stat, self._events, self._kills):
             growth.turn()
         killed = "oom.kills" in wanted and self._node_killed(sheet, now)
+        if _PODS_HITS in wanted:
+            sheet.enter(NODE, {_PODS_HITS: self._pods_hits(scene.view.kubepods)})
         stat_wanted = not wanted.isdisjoint(_FROM_STAT)
         slices = Slices()
         for pod in scene.view.pods.values():
@@ -163,6 +166,18 @@ class PodMemory:
             if rate is not None:
                 total = (total or 0.0) + rate
         return total
+
+    def _pods_hits(self, kubepods: str) -> float | None:
+        """How often all pods together met the limit that the kubelet has set for them, per second."""
+        directory = self._places(kubepods)
+        if self._version == 1:
+            count = self._number(directory, "memory.failcnt")
+        else:
+            try:
+                count = pick(self._files.read(directory, "memory.events.local"), _LIMITS)[1]
+            except OSError:
+                count = None
+        return _rate(self._events.grown(kubepods, self._clock(), (count,)))
 
     def _node_killed(self, sheet: Sheet, now: float) -> bool:
         """Whether anything was killed since the pass before, as far as the node tells (``oom_kill``, from 4.13 on)."""

@@ -277,6 +277,7 @@ _TABLE: Final[Mapping[str, _Entry]] = {
             "memory.refaults",
             "memory.scanned",
             "memory.high_events",
+            "memory.pods_hits",
             "oom.kills",
         ),
         _memory,

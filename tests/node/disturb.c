@@ -117,6 +117,10 @@ static int serve(const char *mode, const char *path, long size, double period_s)
 	void *block;
 	if (fd < 0 || posix_memalign(&block, PAGE, PAGE))
 		fail(path);
+	/* What is read again and again stays in the cache for as long as it may; so each page is read more than once. */
+	for (long page = 0; reread && page < 3 * pages; page++)
+		if (pread(data, block, PAGE, page % pages * PAGE) != PAGE)
+			fail("read");
 	for (double due = now();; due += period_s) {
 		sleep_until(due);
 		double record[2] = {due, 1.0};

@@ -28,6 +28,9 @@ def run(victim: dict[str, Values], node: dict[str, Values], steps: int = 10, **c
     [
         ({"memory.refaults": 900}, SHORT, "sssiiiiiii"),
         ({"memory.refaults": 900}, {"memory.direct": 900, "memory.kswapd": 0}, "sssiiiiiii"),
+        ({"memory.refaults": 900}, {**WELL, "memory.pods_hits": 300}, "sssiiiiiii"),  # kubepods' own limit
+        ({"memory.refaults": 900}, {"memory.pods_hits": 300}, "sssiiiiiii"),
+        ({"memory.refaults": 900}, {**WELL, "memory.pods_hits": 1}, "ssssssssss"),
         ({"memory.refaults": 10}, SHORT, "oooooooooo"),
         ({"memory.refaults": 900}, WELL, "ssssssssss"),  # perhaps only its way to work
         ({"memory.refaults": 900}, {}, "uuuuuuuuuu"),

@@ -243,3 +243,21 @@ def test_a_pods_own_network_and_no_traffic_of_host_network_pods(tmp_path: Path) 
     assert values(sheet, "pod:own") == {"net.receive": 2000.0, "net.transmit": 0.0}
     assert values(sheet, "pod:host") == {}
     assert values(sheet, "node") == {"net.receive": 6000.0, "net.transmit": 0.0}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_how_often_all_pods_meet_their_common_limit(tmp_path: Path, version: int) -> None:
+    tree = Tree(tmp_path, version)
+    pod = tree.pod()
+    reader = _memory(tree)
+    whole = scene(tree, pod, wanted=["memory.pods_hits"])
+    for hits in (10, 50):
+        if version == 1:
+            tree.put("memory", whole.view.kubepods, "memory.failcnt", f"{hits}\n")
+        else:
+            # The subtree's count (memory.events) has the pods' own limits in it.
+            tree.put("unified", whole.view.kubepods, "memory.events", "high 0\nmax 9999\n")
+            tree.put("unified", whole.view.kubepods, "memory.events.local", f"high 0\nmax {hits}\n")
+        tree.now += 2.0
+        sheet = read(reader, whole, tree.now)
+    assert values(sheet, "node") == {"memory.pods_hits": 20.0}
