@@ -154,6 +154,32 @@ def test_who_used_far_less_than_the_victim_lacks_is_not_why() -> None:
     assert not [finding for one in judgements for finding in one.begun]
 
 
+@pytest.mark.parametrize(("own", "found"), [(1e6, True), (5e9, False)])
+def test_who_moves_far_less_than_the_victim_itself_is_not_why_its_disk_is_slow(own: float, found: bool) -> None:
+    def disk(second: int) -> Frame:
+        bad = second > 40
+        plain = frame(second, hog_milli=100.0, wait=0.2)
+        moved = {"pod:web": own, "pod:hog": 2e8 if bad else 0.0, "pod:calm": 0.0}
+        return replace(
+            plain,
+            samples={
+                NODE: plain.samples[NODE],
+                **{
+                    subject: {
+                        "io.pressure": Sample(30.0 if bad and subject == "pod:web" else 0.5),
+                        "disk.read": Sample(value),
+                        "disk.write": Sample(0.0),
+                        "disk.ops": Sample(value / 1e5),
+                    }
+                    for subject, value in moved.items()
+                },
+            },
+        )
+
+    judgements = judged(Brain(config(io=ENFORCED)), (disk(second) for second in range(90)))
+    assert [one.rule for judgement in judgements for one in judgement.begun] == (["io"] if found else [])
+
+
 def test_shadow_is_the_default_and_touches_nothing() -> None:
     brain = Brain(config())
     judgements = judged(brain, trouble())
