@@ -495,6 +495,7 @@ class Agent:
         """
         if only is None:
             self.set_enforce(enforce=False)
+            await self.watching.rest()
         else:
             await self.hold(Hold(target=f"pod:{only}", reason="restored", by="restore"))
         self.lane.clear()

@@ -82,6 +82,11 @@ class Brain:
             key: value for key, value in self._learned.items() if tuple(key.split(" ", 2)[:2]) not in known
         }
 
+    def forget(self) -> None:
+        """Begin anew: nothing is in force any more, and there is no past. What was learned stays."""
+        self.history, self.ladder = History(), LadderMemory(useless=self.ladder.useless)
+        self._watches, self._active, self._first_s = {}, {}, None
+
     @property
     def fresh_s(self) -> float:
         """How old a sample may be to count as now."""

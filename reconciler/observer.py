@@ -115,6 +115,8 @@ class Observer:
         self._clock, self._wall = clock, wall
         self._readers: tuple[Metered, ...] = ()
         self._config: Config | None = None
+        self._resting: Config | None = None
+        self._looking = trio.Lock()
         kept = read_kept(node.store)
         self.brain = Brain(node.config.interference, kept.brain)
         self._past = kept.past
@@ -144,7 +146,9 @@ class Observer:
             async with trio.open_nursery() as nursery:
                 self._tasks = ReaderTasks(nursery)
                 while True:
-                    await self.look()
+                    if self._resting is not self._node.config:
+                        async with self._looking:
+                            await self.look()
                     # A pass that took too long is not made up for.
                     next_at = max(next_at + self._node.config.interference.sample_s, trio.current_time())
                     await trio.sleep_until(next_at)
@@ -157,6 +161,16 @@ class Observer:
                     await reader.aclose()
                 self._readers = ()
                 await self.recorder.aclose()
+
+    async def rest(self) -> None:
+        """Ask for nothing and hold nothing until the configuration is read again: everything is being restored."""
+        self._resting = self._node.config
+        async with self._looking:
+            self._publish(Measures())
+            for reader in self._readers:
+                await reader.aclose()
+            self._readers, self._config = (), None
+            self.brain.forget()
 
     async def look(self) -> Judgement:
         """One pass."""

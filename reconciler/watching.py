@@ -69,6 +69,11 @@ class Watching:
             self.evictor.reconfigure(self._node.config.eviction.means)
         self._changed.set()
 
+    async def rest(self) -> None:
+        """Everything is being restored: what watching holds is given back, until the configuration is read again."""
+        if self.observer is not None:
+            await self.observer.rest()
+
     def statuses(self) -> list[SourceStatus]:
         """Of what can be out of order."""
         return [] if self.evictor is None else [self.evictor.status()]

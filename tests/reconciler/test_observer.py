@@ -242,6 +242,29 @@ async def test_stopped_it_takes_back_what_it_asked_for_and_gives_back_what_it_ho
         assert scene.script.closed == 1
 
 
+async def test_a_restore_takes_back_all_of_it_until_the_configuration_is_read_again(live: LiveNode) -> None:
+    with stage(live, configured(live)) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(10)
+        scene.agent.watching.observer = scene.observer
+        assert scene.agent.knowledge.measures.squeezed
+        await scene.agent.restore()
+        assert scene.agent.knowledge.measures == Measures()
+        assert scene.script.closed == 1
+        assert scene.observer.brain.ladder.climbs == {}
+        passes = scene.observer.passes
+        async with trio.open_nursery() as nursery:
+            await nursery.start(scene.observer.run)
+            await trio.sleep(1.2)
+            assert scene.observer.passes == passes
+            scene.agent.reconfigure(replace(scene.agent.config))
+            await trio.sleep(1.2)
+            assert scene.observer.passes > passes
+            nursery.cancel_scope.cancel()
+        scene.agent.watching.observer = None
+
+
 async def test_the_document_shows_victim_evidence_suspects_and_steps(live: LiveNode) -> None:
     with stage(live, configured(live)) as scene:
         await certain(scene)
