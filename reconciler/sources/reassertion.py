@@ -9,7 +9,6 @@ Source: recordings of 1.22 (updates at the first tick, at a restart, at changes:
 measurements of a kubelet that reconciles as 1.21 does.
 """
 
-import statistics
 from typing import Final, final
 
 SHORTEST_S: Final = 1.0
@@ -49,8 +48,7 @@ class Reassertion:
         first, second = times[1] - times[0], times[2] - times[1]
         mean = (first + second) / 2
         if abs(first - second) <= _SAME * mean and SHORTEST_S <= mean <= LONGEST_S:
-            known = [self._period] if self._period is not None else []
-            self._period = statistics.median([*known, mean])
+            self._period = mean if self._period is None else (self._period + mean) / 2
             self._last = at
 
     def restarted(self) -> None:

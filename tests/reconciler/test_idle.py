@@ -29,7 +29,7 @@ NEEDED = {
     "signals": {"cpu", "groups", "irqs", "load", "memory", "numa_memory", "perf_config", "uses"},
 }
 NEVER = {
-    *("pyroute2", "psutil", "httpx2", "httpcore2", "grpc", "google.protobuf", "rich", "difflib"),
+    *("pyroute2", "psutil", "httpx2", "httpcore2", "prometheus_client", "grpc", "google.protobuf", "rich", "difflib"),
     *("reconciler.brain", "reconciler.observer", "reconciler.observed", "reconciler.recorder", "reconciler.podfacts"),
     *("reconciler.kubeapi", "reconciler.kubeconfig", "reconciler.networklaw", "reconciler.cli", "reconciler.configdoc"),
     *("reconciler.placement.take", "reconciler.placement.pack", "reconciler.placement.hints"),
