@@ -107,21 +107,33 @@ class PodShare:
         await self._kept.become(left)
 
     def forget_rates(self) -> None:
-        """Our device is gone: what was known of it counts no more."""
+        """Our device is gone, or made anew: what was known of it counts no more, and the next round looks."""
         self._gather, self._rate, self._pods, self._look_at = None, None, None, 0.0
         self._counted.clear()
 
     async def through(self) -> int | None:
-        """Bytes that went through our device; None without it. Errors: `SourceError`."""
-        return None if self._gather is None else await self._turns.work(partial(self._tc.through, self._gather.index))
+        """Bytes that went through our device; None without it, and then the next round looks what is wrong."""
+        if self._gather is None:
+            return None
+        try:
+            count = await self._turns.work(partial(self._tc.through, self._gather.index))
+        except SourceError:
+            count = None
+        if count is None:
+            # Whoever has removed it has cut BE pods off: what is led to a device that is gone is dropped.
+            self.forget_rates()
+        return count
 
     async def limit(self, rate: int) -> None:
-        """Let so much through. Errors: `SourceError`; then the next look sees what is wrong."""
+        """Let so much through. Errors: `SourceError`; then the next round looks what is wrong."""
         if self._gather is None or rate == self._rate:
             return
-        self._look_at, look_at = 0.0, self._look_at
-        await self._turns.work(partial(self._tc.rate, self._gather.index, rate))
-        self._rate, self._look_at = rate, look_at
+        try:
+            await self._turns.work(partial(self._tc.rate, self._gather.index, rate))
+        except SourceError:
+            self.forget_rates()
+            raise
+        self._rate = rate
 
     # One look
 
