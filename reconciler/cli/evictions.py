@@ -9,8 +9,8 @@ from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import Block, Mark, Table, blank, head, line, show
+from reconciler.cli.watched import OUTCOMES
 
-_OUTCOMES: Final = {"done": "ok", "gone": "ok", "refused": "warn", "abandoned": "dim", "failed": "bad"}
 _FEW: Final = 5
 """Lines of a ranking without ``--all``, beside those who go."""
 
@@ -87,4 +87,4 @@ def _ranking(ranking: Sequence[str], *, every: bool) -> Iterator[Block]:
 def _ended(one: Row) -> tuple[str | Mark, ...]:
     tried = "; ".join([*one["tried"], *([one["detail"]] if one["detail"] else [])])
     outcome = str(one["outcome"])
-    return words.clock(one["ended_at"]), one["title"], one["cause"], Mark(outcome, _OUTCOMES.get(outcome, "")), tried
+    return words.clock(one["ended_at"]), one["title"], one["cause"], Mark(outcome, OUTCOMES.get(outcome, "")), tried

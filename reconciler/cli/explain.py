@@ -9,6 +9,7 @@ from reconciler.cli.document import Found, Row, fetch, find_pod
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import Block, Cell, Mark, Table, blank, field, head, line, show
+from reconciler.cli.watched import of_pod, pod_blocks
 
 GOOD: Final = frozenset({"in place", "written", "prepared"})
 BESIDE: Final = frozenset({"core.cookie", "resctrl.group"})
@@ -47,6 +48,7 @@ def collect(found: Found, pod: Row, lines: int) -> Row:
         "pools": {name: cpus for name, cpus in body["pools"].items() if _is_its_pool(name, pod)},
         "groups": _groups(found, pod, files),
         "refusals": pod.get("refusals", []),
+        "interference": of_pod(body, pod),
         "holds": holds,
         "history": history[:lines],
     }
@@ -153,6 +155,7 @@ def _blocks(found: Found, facts: Row) -> Iterator[Block]:
         yield blank()
         yield line(Mark("refused ", "warn"), f"{one['knob']} = {words.text(one['value'])} ({one['rule']})")
         yield line(one["reason"], indent=4)
+    yield from pod_blocks(facts["interference"])
     for hold in facts["holds"]:
         yield blank()
         until = f"until {words.clock(hold['until'])}" if hold["until"] else "until released"

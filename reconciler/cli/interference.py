@@ -9,8 +9,8 @@ from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import Block, Cell, Mark, Table, blank, head, line, show
+from reconciler.cli.watched import STYLES
 
-_STYLES: Final = {"interfered": "bad", "suspect": "warn", "unknown": "dim", "ok": "ok"}
 _MOST_UNKNOWN: Final = 5
 
 
@@ -57,13 +57,13 @@ def _rules(seen: Row) -> Iterator[tuple[Cell, ...]]:
 
 def _count(counts: Row, verdict: str) -> Cell:
     count = counts.get(verdict, 0)
-    return Mark(str(count), _STYLES[verdict]) if count else Mark("-", "dim")
+    return Mark(str(count), STYLES[verdict]) if count else Mark("-", "dim")
 
 
 def _finding(one: Row) -> Iterator[Block]:
     since = words.span(one["for_s"])
     yield line(
-        Mark(one["verdict"], _STYLES[one["verdict"]]),
+        Mark(one["verdict"], STYLES[one["verdict"]]),
         f" {one['title']}",
         Mark(f"  rule {one['rule']}, for {since}, severity {one['severity']:.2f}", "dim"),
     )

@@ -10,8 +10,20 @@ from reconciler.cli.document import Found, Row, fetch, standings
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import Block, Cell, Mark, Table, blank, field, line, show
+from reconciler.cli.watched import node_cells, of_node
 
-_SECTIONS: Final = ("agent", "pools", "budget", "directories", "pods", "holds", "sources", "problems")
+_SECTIONS: Final = (
+    "agent",
+    "pools",
+    "budget",
+    "directories",
+    "pods",
+    "holds",
+    "sources",
+    "interference",
+    "eviction",
+    "problems",
+)
 CLASSES: Final = ("dedicated", "shared", "reclaimed", "system")
 _FINE: Final = frozenset({"in place", "written", "prepared"})
 _MOST: Final = 8
@@ -50,6 +62,7 @@ def summary(found: Found) -> Row:
         "holds": body["holds"],
         "alerts": agent.get("alerts", {}),
         "movement": agent.get("movement", {}),
+        "interference": of_node(body),
         "components": agent.get("components", []),
         "problems": body["problems"],
     }
@@ -72,6 +85,8 @@ def _blocks(found: Found, facts: Row) -> Iterator[Block]:
         yield field("settings", *_settings(facts))
     if facts["movement"]:
         yield field("moved", *_movement(facts["movement"]))
+    if facts["interference"]:
+        yield field("watched", *node_cells(facts["interference"]))
     yield from _pools(facts)
     yield from _budget(facts["budget"])
     yield from _sources(facts)

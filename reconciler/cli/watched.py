@@ -1,0 +1,198 @@
+"""What watching for interference has to say of one pod, and in one line of the whole node; for explain and status."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from reconciler.cli import words
+from reconciler.cli.document import Row
+from reconciler.cli.screen import Block, Cell, Mark, blank, head, line
+
+STYLES: Final = {"interfered": "bad", "suspect": "warn", "unknown": "dim", "ok": "ok"}
+OUTCOMES: Final = {"done": "ok", "gone": "ok", "refused": "warn", "abandoned": "dim", "failed": "bad"}
+_ONLINE: Final = frozenset({"shared", "dedicated"})
+_ENDED: Final = 3
+"""As many of a pod's evictions that have ended are shown."""
+
+
+def of_pod(body: Row, pod: Row) -> Row:
+    """What concerns one pod, as plain values; empty while nothing is watched, or by a daemon that is down.
+
+    ``findings`` of it as a victim and the ``steps`` taken for it; ``blamed``: findings of others that suspect it;
+    ``in_force``: the steps against it; ``evictions``: ``state`` (open, would, ended) with the order or case.
+    """
+    seen: Row = body.get("interference") or {}
+    eviction: Row = body.get("eviction") or {}
+    if not seen and not eviction:
+        return {}
+    uid = pod["uid"]
+    findings = seen.get("findings", ())
+    climbs = [(climb, step) for climb in seen.get("ladder", ()) for step in climb["steps"]]
+    return {
+        "watched": bool(seen.get("rules")) and pod.get("class") in _ONLINE,
+        "findings": [one for one in findings if one["victim"] == f"pod:{uid}"],
+        "steps": [_step(climb, step) for climb, step in climbs if climb["victim"] == f"pod:{uid}"],
+        "blamed": [
+            {key: one[key] for key in ("rule", "victim", "title", "verdict", "for_s")} | {"place": place, **suspect}
+            for one in findings
+            for place, suspect in enumerate(_renamed(one["suspects"]), 1)
+            if suspect["uid"] == uid
+        ],
+        "in_force": [_step(climb, step) for climb, step in climbs if step["suspect"] == uid],
+        "measure": _measure(seen.get("measures", {}), uid),
+        "evictions": [
+            {"state": state, **one}
+            for state, most in (("open", None), ("would", None), ("ended", _ENDED))
+            for one in [one for one in eviction.get(state, ()) if one["uid"] == uid][:most]
+        ],
+    }
+
+
+def _renamed(suspects: list[Row]) -> Iterator[Row]:
+    """A suspect's own title is the pod's, which is known here."""
+    for one in suspects:
+        yield {"uid": one["uid"], "score": one["score"], "reason": one["reason"]}
+
+
+def _step(climb: Row, step: Row) -> Row:
+    return {"rule": climb["rule"], "title": climb["title"], "shadow": climb["shadow"], **step}
+
+
+def _measure(measures: Row, uid: str) -> Row:
+    """What the plan is asked for: the bounds and the freeze that are in force on this pod."""
+    squeezed = measures.get("squeezed", {}).get(uid)
+    frozen = measures.get("frozen", {}).get(uid)
+    return ({"squeezed": squeezed} if squeezed else {}) | ({"frozen": frozen} if frozen else {})
+
+
+def pod_blocks(told: Row) -> Iterator[Block]:
+    """The same for people."""
+    if not told:
+        return
+    lines = list(_pod_lines(told))
+    if lines:
+        yield blank()
+        yield head("interference and eviction")
+        yield from lines
+
+
+def _pod_lines(told: Row) -> Iterator[Block]:
+    if told["watched"] and not told["findings"]:
+        yield line("no rule finds that it suffers", indent=2)
+    for one in told["findings"]:
+        since = f"  for {words.span(one['for_s'])}, severity {one['severity']:.2f}"
+        yield line(
+            Mark(one["verdict"], STYLES[one["verdict"]]), f" by rule {one['rule']}", Mark(since, "dim"), indent=2
+        )
+        for text in one["evidence"]:
+            yield line(text, indent=4)
+        if one["suspects"]:
+            first, more = one["suspects"][0], len(one["suspects"]) - 1
+            also = f" (and {more} more: bypassctl interference)" if more else ""
+            yield line(f"likeliest: {first['title']}, {first['score']:.2f}: {first['reason']}{also}", indent=4)
+    for step in told["steps"]:
+        yield line(*_step_cells("for it", step), indent=2)
+    for one in told["blamed"]:
+        cells = (
+            Mark("suspected", "warn"),
+            f" number {one['place']} of {one['title']} ({one['verdict']}, {one['rule']})",
+        )
+        yield line(*cells, f": {one['score']:.2f}: {one['reason']}", indent=2)
+    for step in told["in_force"]:
+        yield line(*_step_cells(f"for {step['title']}", step), indent=2)
+    for reason in _measured(told["measure"]):
+        yield line(Mark(reason, "dim"), indent=4)
+    for one in told["evictions"]:
+        yield line(*_eviction(one), indent=2)
+        yield line(Mark(f"{one['cause']}: {one['evidence']}", "dim"), indent=4)
+
+
+def _step_cells(whose: str, step: Row) -> Iterator[Cell]:
+    if step["shadow"]:
+        yield Mark("would be", "dim")
+    else:
+        yield Mark("in force" if step["judged"] else "tried", "warn")
+    yield f" {whose} ({step['rule']}): {step['words']}"
+    yield Mark(f"  {words.span(step['for_s'])}", "dim")
+
+
+def _measured(measure: Row) -> Iterator[str]:
+    if "frozen" in measure:
+        yield f"frozen: {measure['frozen']}"
+    squeezed = measure.get("squeezed")
+    if squeezed:
+        bounds = []
+        if squeezed["cpu_milli"] is not None:
+            bounds.append(f"{words.cpus(squeezed['cpu_milli'])} CPUs")
+        if squeezed["memory_high_bytes"] is not None:
+            bounds.append(f"{words.size(squeezed['memory_high_bytes'])} of memory")
+        if squeezed["disk_bps"] is not None:
+            bounds.append(f"{words.size(squeezed['disk_bps'])}/s of {', '.join(squeezed['disks']) or 'disk'}")
+        yield f"may have {', '.join(bounds) or 'all'}: {squeezed['reason']}"
+
+
+def _eviction(one: Row) -> Iterator[Cell]:
+    if one["state"] == "would":
+        yield Mark("would be evicted", "warn")
+        yield f" (a dry run), decided {words.clock(one['decided_at'])}"
+        return
+    means = f" by {one['means']}" if one["means"] else ""
+    if one["state"] == "open":
+        yield Mark("being evicted", "bad")
+        yield f": {one['step']}{means} since {words.clock(one['step_at'])}"
+    else:
+        yield "eviction: "
+        yield Mark(one["outcome"], OUTCOMES.get(one["outcome"], ""))
+        yield f"{means} at {words.clock(one['ended_at'])}"
+        yield f": {one['detail']}" if one["detail"] else ""
+    if one["tried"]:
+        yield Mark(f"; before: {'; '.join(one['tried'])}", "dim")
+
+
+def of_node(body: Row) -> Row:
+    """Counts for one line. A victim of several rules is counted once, by the worst verdict."""
+    seen: Row = body.get("interference") or {}
+    eviction: Row = body.get("eviction") or {}
+    told: Row = {}
+    if seen.get("rules"):
+        interfered, suspect = (
+            {one["victim"] for one in seen["findings"] if one["verdict"] == verdict}
+            for verdict in ("interfered", "suspect")
+        )
+        steps = [climb["shadow"] for climb in seen["ladder"] for _ in climb["steps"]]
+        told |= {
+            "rules": len(seen["rules"]),
+            "interfered": len(interfered),
+            "suspect": len(suspect - interfered),
+            "steps": steps.count(False),
+            "steps_would": steps.count(True),
+            "problems": len(seen["signals"]["problems"]),
+        }
+    if eviction.get("enabled") or eviction.get("open"):
+        told["evictions"] = {
+            "dry_run": eviction["dry_run"],
+            "open": len(eviction["open"]),
+            "would": len(eviction["would"]),
+        }
+    return told
+
+
+def node_cells(told: Row) -> Iterator[Cell]:
+    """The line itself; nothing while nothing is watched."""
+    if "rules" in told:
+        yield Mark(str(told["interfered"]), "bad" if told["interfered"] else "dim")
+        yield f" suffering, {told['suspect']} perhaps; "
+        yield Mark(str(told["steps"]), "warn" if told["steps"] else "dim")
+        yield f" {'step' if told['steps'] == 1 else 'steps'} in force"
+        if told["steps_would"]:
+            yield f", {told['steps_would']} in shadow"
+    evictions = told.get("evictions")
+    if evictions is None:
+        return
+    yield "; " if "rules" in told else ""
+    if evictions["open"] or not evictions["dry_run"]:
+        yield Mark(str(evictions["open"]), "bad" if evictions["open"] else "dim")
+        yield " being evicted"
+    if evictions["dry_run"]:
+        yield ", " if evictions["open"] else ""
+        yield Mark(str(evictions["would"]), "warn" if evictions["would"] else "dim")
+        yield " would be evicted"

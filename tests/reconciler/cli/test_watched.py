@@ -1,0 +1,209 @@
+"""status and explain on a daemon that watches for interference: sections made by the code that makes the daemon's."""
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from reconciler.brain import Judgement
+from reconciler.cli.exits import Exit
+from reconciler.detectors.rule import SHIPPED, RuleMode
+from reconciler.observed import facts
+from reconciler.observer import Observer
+from reconciler.recorder import Recorder
+from reconciler.responses.config import Response
+from reconciler.responses.ladder import Climb, LadderMemory
+from reconciler.responses.steps import Step, What
+from state.evidence import Finding, Resource, Suspect, Verdict
+from state.measures import Measures, Squeeze
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.fakedaemon import FakeDaemon
+from tests.reconciler.cli.livenode import BATCH, WEB, LiveNode
+
+BLAME = Suspect(uid=BATCH, title="ci/batch-7", score=0.94, reason="used 2410 milli-CPU")
+OTHER = Suspect(uid="dddd", title="ci/other", score=0.31, reason="used 200 milli-CPU")
+SUFFERS = Finding(
+    rule="cpu",
+    victim=f"pod:{WEB}",
+    title="shop/web-0",
+    verdict=Verdict.INTERFERED,
+    since_s=86.0,
+    evidence=("waits 31 % of the time that it could run",),
+    resource=Resource.CPU,
+    severity=4.81,
+    suspects=(BLAME, OTHER),
+)
+SQUEEZED = Step(
+    response=Response.SQUEEZE,
+    what=What.CPU,
+    amount=1790,
+    before=2410,
+    at_s=88.0,
+    severity=4.81,
+    suspect=BATCH,
+    title="ci/batch-7",
+    judged=True,
+)
+HELD = Step(response=Response.HOLD, what=What.BUDGET, amount=2460, before=3000, at_s=97.0, severity=4.8)
+
+
+def watched(*findings: Finding, steps: tuple[Step, ...] = (), shadow: bool = False) -> dict[str, Any]:
+    """The section as a daemon shows it at the moment 100."""
+    climb = Climb(rule="cpu", victim=f"pod:{WEB}", title="shop/web-0", shadow=shadow, steps=steps)
+    squeeze = Squeeze(cpu_milli=1790, reason="shop/web-0 suffers (cpu)")
+    measures = Measures(squeezed={BATCH: squeeze}) if SQUEEZED in steps and not shadow else Measures()
+    observer = SimpleNamespace(
+        judgement=Judgement(at_s=100.0, findings=findings, measures=measures),
+        brain=SimpleNamespace(
+            rules={name: replace(rule, mode=RuleMode.ENFORCE) for name, rule in SHIPPED.items()},
+            ladder=LadderMemory(climbs={"one": climb} if steps else {}),
+        ),
+        problems=dict,
+        costs=dict,
+        passes=7,
+        pass_s=0.01,
+        recorder=Recorder(),
+    )
+    plain: dict[str, Any] = json.loads(json.dumps(facts(cast("Observer", observer))))
+    return plain
+
+
+def evictions(state: str = "", **case: object) -> dict[str, Any]:
+    order = {"uid": BATCH, "title": "ci/batch-7", "cause": "node_memory", "evidence": "80 % used", "decided_at": 1.7e9}
+    lists: dict[str, list[object]] = {"open": [], "would": [], "ended": []}
+    if state:
+        lists[state].append(order | case)
+    return {"enabled": True, "dry_run": state == "would", **lists}
+
+
+@pytest.fixture
+def watching(daemon: FakeDaemon) -> FakeDaemon:
+    daemon.document["interference"] = watched(SUFFERS, steps=(HELD, SQUEEZED))
+    daemon.document["eviction"] = evictions()
+    return daemon
+
+
+def section_of(out: str) -> list[str]:
+    lines = out.splitlines()
+    start = lines.index("interference and eviction")
+    return lines[start + 1 : lines.index("", start)] if "" in lines[start:] else lines[start + 1 :]
+
+
+def test_explain_tells_what_rules_say_of_a_victim_and_what_is_done_for_it(run: Run, watching: FakeDaemon) -> None:
+    assert section_of(run("explain", WEB, "--socket", watching.socket).out) == [
+        "  interfered by rule cpu  for 14 s, severity 4.81",
+        "    waits 31 % of the time that it could run",
+        "    likeliest: ci/batch-7, 0.94: used 2410 milli-CPU (and 1 more: bypassctl interference)",
+        f"  tried for it (cpu): {HELD.words}  3.0 s",
+        f"  in force for it (cpu): {SQUEEZED.words}  12 s",
+    ]
+
+
+def test_explain_tells_of_a_suspect_what_is_in_force_on_it_and_for_whom(run: Run, watching: FakeDaemon) -> None:
+    assert section_of(run("explain", BATCH, "--socket", watching.socket).out) == [
+        "  suspected number 1 of shop/web-0 (interfered, cpu): 0.94: used 2410 milli-CPU",
+        f"  in force for shop/web-0 (cpu): {SQUEEZED.words}  12 s",
+        "    may have 1.79 CPUs: shop/web-0 suffers (cpu)",
+    ]
+
+
+def test_what_a_rule_in_shadow_would_do_is_told_as_such(run: Run, watching: FakeDaemon) -> None:
+    watching.document["interference"] = watched(SUFFERS, steps=(SQUEEZED,), shadow=True)
+    lines = section_of(run("explain", BATCH, "--socket", watching.socket).out)
+    assert lines[1:] == [f"  would be for shop/web-0 (cpu): {SQUEEZED.words}  12 s"]
+    assert "0 steps in force, 1 in shadow" in run("status", "--socket", watching.socket).out
+
+
+def test_a_frozen_pod_says_why(run: Run, watching: FakeDaemon) -> None:
+    watching.document["interference"]["measures"] = {"frozen": {BATCH: "shop/web-0 suffers (cpu)"}}
+    assert (
+        section_of(run("explain", BATCH, "--socket", watching.socket).out)[-1] == "    frozen: shop/web-0 suffers (cpu)"
+    )
+
+
+def test_an_online_pod_that_is_well_says_so_and_best_effort_work_without_a_part_says_nothing(
+    run: Run, watching: FakeDaemon
+) -> None:
+    watching.document["interference"] = watched()
+    assert section_of(run("explain", WEB, "--socket", watching.socket).out) == ["  no rule finds that it suffers"]
+    assert "interference" not in run("explain", BATCH, "--socket", watching.socket).out
+    watching.document["interference"] = {}
+    watching.document["eviction"] = None
+    assert "interference" not in run("explain", WEB, "--socket", watching.socket).out
+
+
+@pytest.mark.parametrize(
+    ("state", "case", "words"),
+    [
+        ("would", {}, "  would be evicted (a dry run), decided "),
+        (
+            "open",
+            {"step": "stop", "means": "cri", "step_at": 1.7e9, "tried": ["api: 500"]},
+            "  being evicted: stop by cri",
+        ),
+        (
+            "ended",
+            {"outcome": "done", "means": "api", "ended_at": 1.7e9, "detail": "empty", "tried": []},
+            "  eviction: done by api at ",
+        ),
+    ],
+)
+def test_explain_tells_of_an_eviction_of_the_pod(
+    run: Run, watching: FakeDaemon, state: str, case: dict[str, object], words: str
+) -> None:
+    watching.document["interference"] = {}
+    watching.document["eviction"] = evictions(state, **case)
+    lines = section_of(run("explain", BATCH, "--socket", watching.socket).out)
+    assert lines[0].startswith(words)
+    assert lines[1] == "    node_memory: 80 % used"
+    if state == "open":
+        assert lines[0].endswith("; before: api: 500")
+    assert "evict" not in run("explain", WEB, "--socket", watching.socket).out
+
+
+def test_explain_as_json_has_all_of_it(run: Run, watching: FakeDaemon) -> None:
+    watching.document["eviction"] = evictions("would")
+    told = json.loads(run("explain", BATCH, "-o", "json", "--socket", watching.socket).out)["interference"]
+    assert [(one["victim"], one["place"], one["score"]) for one in told["blamed"]] == [(f"pod:{WEB}", 1, 0.94)]
+    assert [(one["title"], one["response"]) for one in told["in_force"]] == [("shop/web-0", "squeeze")]
+    assert told["measure"]["squeezed"]["cpu_milli"] == 1790
+    assert [one["state"] for one in told["evictions"]] == ["would"]
+    assert (told["findings"], told["steps"]) == ([], [])
+
+
+def test_status_has_one_line_of_what_is_watched_and_stays_on_its_screen(run: Run, watching: FakeDaemon) -> None:
+    unsure = replace(SUFFERS, victim="pod:x", verdict=Verdict.SUSPECT)
+    # Two rules say something of one victim: it is counted once, by the worse.
+    again = replace(SUFFERS, rule="memory", verdict=Verdict.SUSPECT)
+    unknown = replace(SUFFERS, rule="cache", victim="pod:x", verdict=Verdict.UNKNOWN)
+    watching.document["interference"] = watched(SUFFERS, again, unsure, unknown, steps=(HELD, SQUEEZED))
+    watching.document["eviction"] = evictions("would")
+    watching.document["sources"] = [{"name": "cpu", "ok": True, "age_s": 0.5, "detail": "/proc/stat"}]
+    watching.document["problems"] = []
+    ran = run("status", "--socket", watching.socket)
+    assert ran.code == Exit.OK
+    lines = ran.out.splitlines()
+    assert "watched  1 suffering, 1 perhaps; 2 steps in force; 1 would be evicted" in lines
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 24
+    facts_ = json.loads(run("status", "-o", "json", "--socket", watching.socket).out)["interference"]
+    assert (facts_["interfered"], facts_["steps"]) == (1, 2)
+    assert facts_["evictions"] == {"dry_run": True, "open": 0, "would": 1}
+
+
+def test_status_says_nothing_of_it_while_nothing_is_watched(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["interference"], daemon.document["eviction"] = {}, None
+    assert "watched" not in run("status", "--socket", daemon.socket).out
+    daemon.document["eviction"] = evictions("open")
+    daemon.document["eviction"]["enabled"] = False
+    assert "watched  1 being evicted" in run("status", "--socket", daemon.socket).out.splitlines()
+
+
+def test_without_a_daemon_nothing_is_said_of_it(run: Run, live: LiveNode) -> None:
+    live.document(killed=True)
+    ran = run("explain", BATCH, "--root", live.root)
+    assert ran.code == Exit.OK
+    assert "interference" not in ran.out
+    assert "watched" not in run("status", "--root", live.root).out
