@@ -127,13 +127,39 @@ class Netland:
         self.run(pid, "ip", "route", "add", "default", "via", f"{net}.1")
         return name
 
-    def send(self, *who: tuple[NodePod, Sequence[str]], seconds: float = 2.0) -> list[float]:
+    def stay(self, pod: NodePod) -> None:
+        """Have a pod in the host's network."""
+        pause = pod.boxes[0]
+        pause.process = subprocess.Popen([*self.inside(self.host), "sleep", "3600"])
+        for hierarchy in ("cpuset", "cpu"):
+            self._node.write(pause.group, hierarchy, "cgroup.procs", str(pause.process.pid))
+
+    def net_cls(self) -> str:
+        """Mount cgroup v1's net_cls where only what runs on the host sees it, with the node's own groups."""
+        mount = f"{self._node.directory}/net_cls"
+        os.mkdir(mount)
+        self.run(self.host, "mount", "-t", "cgroup", "-o", "net_cls", "none", mount)
+        root = self._node.cgroup_root
+        self._stack.callback(
+            subprocess.run,
+            [*self.inside(self.host), "find", f"{mount}{root}", "-depth", "-type", "d", "-delete"],
+            check=False,
+        )
+        self.groups_in(mount, root, self._node.kubepods, self._node.besteffort, f"{self._node.kubepods}/burstable")
+        return mount
+
+    def groups_in(self, mount: str, *groups: str) -> None:
+        """Make groups in a hierarchy that is mounted on the host only."""
+        self.run(self.host, "mkdir", *(f"{mount}{group}" for group in groups))
+
+    def send(self, *who: tuple[NodePod, Sequence[str]], seconds: float = 1.0) -> list[float]:
         """Megabits a second that each gets through when all send at once; with the groups that each is in."""
         senders = []
         for pod, groups in who:
             pause = pod.boxes[0].process
             pid = pause.pid if pause is not None else self.host
-            command = [*self.inside(pid), sys.executable, "-c", _SENDER, str(seconds), *groups]
+            spaces = ("nsenter", f"--net=/proc/{pid}/ns/net", f"--mount=/proc/{self.host}/ns/mnt", "--")
+            command = [*spaces, sys.executable, "-c", _SENDER, str(seconds), *groups]
             senders.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         answers = [sender.communicate(timeout=60)[0] for sender in senders]
         assert [sender.returncode for sender in senders] == [0] * len(senders)
@@ -146,11 +172,13 @@ class Netland:
     def traffic_control(self) -> Mapping[str, str]:
         """All there is of it in the host's namespace, by device; counters and what the kernel numbers anew left out."""
         links = [line.split(": ")[1].split("@")[0] for line in self.run(self.host, "ip", "-o", "link").splitlines()]
-        found = {}
-        for name in links:
-            asked = (("qdisc",), ("class",), ("filter",), ("filter", "ingress"))
-            found[name] = "".join(self.run(self.host, "tc", what, "show", "dev", name, *more) for what, *more in asked)
-        return found
+        asked = (("qdisc",), ("class",), ("filter",), ("filter", "ingress"))
+        return {name: "".join(self._shown(name, *words) for words in asked) for name in links}
+
+    def _shown(self, name: str, what: str, *more: str) -> str:
+        # A device may go between being listed and being asked for.
+        command = [*self.inside(self.host), "tc", what, "show", "dev", name, *more]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
     def _asleep(self, *flags: str, box: Box | None = None) -> int:
         process = subprocess.Popen(["unshare", "--net", *flags, "sleep", "3600"])

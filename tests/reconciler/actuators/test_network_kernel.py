@@ -47,8 +47,8 @@ def send(seconds):
     while (now := time.monotonic()) - since < seconds:
         sent += end.send(block)
     return sent / (now - since)
-send(1.0)
-print(send(2.0))
+send(0.5)
+print(send(1.0))
 """
 RECEIVER = """
 import ctypes, os, selectors, socket, sys
