@@ -8,7 +8,7 @@ Subjects are ``node``, ``pod:UID``, ``pool:NAME``, ``numa:N``, ``fs:NAME`` (a fi
 `reconciler.signals.catalog`, which has their units.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -146,26 +146,33 @@ class Suspect(Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Opinion(Struct, frozen=True, kw_only=True):
+class Opinion(Struct, frozen=True, kw_only=True, gc=False):
     """What one detector says of one victim at one moment.
 
-    ``evidence``: the numbers, for a person. ``severity``: measured by threshold, 1.0 is just at it. ``gap``: how much
-    of ``resource`` the victim lacks, where that can be told (CPU: thousandths of a CPU; memory: bytes; io: bytes/s).
-    ``proxy``: what the verdict rests on where the detector's own signal is not to be had here.
+    ``told``: the numbers, for a person; or what makes the words, as nobody reads most of them. ``severity``: measured
+    by threshold, 1.0 is just at it. ``gap``: how much of ``resource`` the victim lacks, where that can be told (CPU:
+    thousandths of a CPU; memory: bytes; io: bytes/s). ``proxy``: what the verdict rests on where the detector's own
+    signal is not to be had here.
     """
 
     verdict: Verdict
-    evidence: str
+    told: str | Callable[[], str]
     resource: Resource = Resource.CPU
     severity: float = 0.0
     gap: float | None = None
     proxy: str | None = None
 
+    @property
+    def evidence(self) -> str:
+        """``told`` in words."""
+        return self.told if isinstance(self.told, str) else self.told()
 
-class Finding(Struct, frozen=True, kw_only=True):
+
+class Finding(Struct, frozen=True, kw_only=True, gc=False):
     """What one rule says of one victim.
 
-    ``since_s``: monotonic seconds since when the verdict has been the same. ``suspects`` ranked, the likeliest first.
+    ``since_s``: monotonic seconds since when the verdict has been the same. ``evidence`` is empty where the victim is
+    ``ok`` and was before. ``suspects`` ranked, the likeliest first.
     """
 
     rule: str

@@ -72,7 +72,7 @@ def judge(config: BandwidthConfig, sight: Sight, memory: Hold | None) -> tuple[O
     )
     return Opinion(
         verdict=held.verdict,
-        evidence=", ".join(told),
+        told=", ".join(told),
         resource=Resource.CACHE,
         severity=degree if blamed else 0.0,
     ), held

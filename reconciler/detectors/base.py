@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 from msgspec import Struct
 
 from reconciler.signals.catalog import SIGNALS
-from reconciler.signals.history import History
+from reconciler.signals.history import History, Series
 from state.evidence import Frame, Opinion, PodFacts, Verdict
 
 C = TypeVar("C", bound=Struct)
@@ -30,7 +30,8 @@ _SLOW: Final[Mapping[str, float]] = {
 
 def patience_s(signal: str, fresh_s: float) -> float:
     """How old a sample of this signal may be to count as now, where others may be ``fresh_s`` old."""
-    return max(fresh_s, _SLOW.get(signal, 0.0))
+    slow = _SLOW.get(signal)
+    return fresh_s if slow is None or slow < fresh_s else slow
 
 
 class Sight(Struct, frozen=True, kw_only=True):
@@ -52,7 +53,12 @@ class Sight(Struct, frozen=True, kw_only=True):
 
     def value(self, signal: str, subject: str | None = None) -> float | None:
         """The victim's (or another subject's) newest sample; None: missing or too old, which is unknown."""
-        return self.history.fresh(subject or self.subject, signal, self.now, self.patience_s(signal))
+        series = self.history.series(subject or self.subject, signal)
+        return None if series is None else series.fresh(self.frame.at_s, patience_s(signal, self.fresh_s))
+
+    def series(self, signal: str, subject: str | None = None) -> Series | None:
+        """The victim's (or another subject's) past of a signal; None: never measured."""
+        return self.history.series(subject or self.subject, signal)
 
     def patience_s(self, signal: str) -> float:
         """How old a sample of this signal may be to count as now."""
@@ -79,9 +85,9 @@ class Detector(Struct, Generic[C, M], frozen=True, kw_only=True):
 AnyDetector = Detector[Any, Any]
 
 
-def unknown(evidence: str) -> Opinion:
-    """The opinion where something is missing; ``evidence`` says what."""
-    return Opinion(verdict=Verdict.UNKNOWN, evidence=evidence)
+def unknown(told: str | Callable[[], str]) -> Opinion:
+    """The opinion where something is missing; ``told`` says what."""
+    return Opinion(verdict=Verdict.UNKNOWN, told=told)
 
 
 def signature(pod: PodFacts) -> str:

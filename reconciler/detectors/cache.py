@@ -70,7 +70,7 @@ def judge(config: CacheConfig, sight: Sight, memory: Hold | None) -> tuple[Opini
     verdict = held.verdict
     if verdict is Verdict.OK and any(signs):
         verdict = Verdict.SUSPECT
-    return Opinion(verdict=verdict, evidence=", ".join(told), resource=Resource.CACHE, severity=min(degrees)), held
+    return Opinion(verdict=verdict, told=", ".join(told), resource=Resource.CACHE, severity=min(degrees)), held
 
 
 DETECTOR = Detector(

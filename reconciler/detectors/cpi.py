@@ -14,6 +14,7 @@ healthy values are outliers. What lasts ``relearn_s`` is learned in any case: it
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta, Struct
@@ -29,6 +30,8 @@ _BANDWIDTH_FLOOR: Final = 1e6
 """Bytes/s of memory traffic below which time for each byte says nothing."""
 _CLOCK_S: Final = 60.0
 """Wall clock and monotonic clock moved apart by more: another boot, or the clock was set."""
+_SLEW_S: Final = 1.0
+"""They move apart by less all the time, and are noted anew when it has become this much."""
 
 
 class CpiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,15 +116,12 @@ MEASURES: Final = (
 
 def judge(config: CpiConfig, sight: Sight, memory: CpiMemory | None) -> tuple[Opinion, CpiMemory]:
     """Take in what is new, count the outliers."""
-    clock = sight.frame.wall_s - sight.now
-    memory = memory or CpiMemory(clock_s=clock)
-    pods = memory.pods if abs(clock - memory.clock_s) <= _CLOCK_S else {}
-    # Who is gone leaves no past but what the workload learned from it.
-    pods = {uid: past for uid, past in pods.items() if uid in sight.frame.pods}
+    memory = _current(sight, memory)
+    pods = memory.pods
     measure = _measure(config, sight)
     if sight.pod is None or measure is None:
         text = "a workload is a pod's" if sight.pod is None else f"no fresh {_wanted(config)}"
-        return unknown(text), CpiMemory(clock_s=clock, learned=memory.learned, pods=pods)
+        return unknown(text), memory
     uid = sight.pod.uid
     past = pods.get(uid)
     if past is None or past.measure != measure.name or past.begun_s > sight.now:
@@ -131,16 +131,42 @@ def judge(config: CpiConfig, sight: Sight, memory: CpiMemory | None) -> tuple[Op
     judged = learned.moments.count >= config.samples
     if sight.now - past.begun_s >= config.every_s:
         past = _taken(config, sight, measure, past, limit if judged else None)
-    bad = tuple(at for at in past.bad if sight.now - at <= config.within_s)
-    interfered = len(bad) >= config.outliers
-    since = (sight.now if past.since_s is None else past.since_s) if interfered else None
-    past, ripe = _ripe(config, sight.now, replace(past, bad=bad, since_s=since))
+    past, ripe = _ripe(config, sight.now, _recent(config, sight.now, past))
     learned = _learn(config, learned, ripe, sight.frame.wall_s)
-    kept = CpiMemory(clock_s=clock, learned={**memory.learned, measure.name: learned}, pods={**pods, uid: past})
+    kept = memory
+    # Between two values nothing changes.
+    if past is not pods.get(uid) or learned is not memory.learned.get(measure.name):
+        kept = replace(memory, learned={**memory.learned, measure.name: learned}, pods={**pods, uid: past})
     if not judged:
         count = int(learned.moments.count)
         return unknown(f"{_title(measure)}: {count} of {config.samples} values learned of this workload"), kept
     return _opinion(config, sight, measure, past, limit), kept
+
+
+def _current(sight: Sight, memory: CpiMemory | None) -> CpiMemory:
+    """The memory without those pods' pasts that are none any more: of another boot, or of pods that are gone."""
+    clock = sight.frame.wall_s - sight.now
+    if memory is None:
+        return CpiMemory(clock_s=clock)
+    moved = abs(clock - memory.clock_s)
+    pods = memory.pods if moved <= _CLOCK_S else {}
+    for uid in pods:
+        if uid not in sight.frame.pods:
+            # Who is gone leaves no past but what the workload learned from it.
+            pods = {one: past for one, past in pods.items() if one in sight.frame.pods}
+            break
+    if pods is memory.pods and moved <= _SLEW_S:
+        return memory
+    return CpiMemory(clock_s=clock, learned=memory.learned, pods=pods)
+
+
+def _recent(config: CpiConfig, now: float, past: PodPast) -> PodPast:
+    """Without outliers that are long ago, and whether those that are left make interference."""
+    if not past.bad and past.since_s is None:
+        return past
+    bad = tuple(at for at in past.bad if now - at <= config.within_s)
+    since = (now if past.since_s is None else past.since_s) if len(bad) >= config.outliers else None
+    return past if (bad, since) == (past.bad, past.since_s) else replace(past, bad=bad, since_s=since)
 
 
 def _wanted(config: CpiConfig) -> str:
@@ -150,10 +176,16 @@ def _wanted(config: CpiConfig) -> str:
 def _measure(config: CpiConfig, sight: Sight) -> _Measure | None:
     """The first that is measured here; one that needs another signal is only had together with it."""
     for measure in MEASURES if config.proxies else MEASURES[:1]:
-        needed = (measure.name, "cpu.throttled") if measure.name == "cpu.wait" else (measure.name,)
-        if all(sight.history.fresh(sight.subject, one, sight.now, config.stale_s) is not None for one in needed):
+        if _fresh(config, sight, measure.name) and (
+            measure.name != "cpu.wait" or _fresh(config, sight, "cpu.throttled")
+        ):
             return measure
     return None
+
+
+def _fresh(config: CpiConfig, sight: Sight, signal: str) -> bool:
+    series = sight.series(signal)
+    return series is not None and series.fresh(sight.now, config.stale_s) is not None
 
 
 def _limit(config: CpiConfig, moments: Moments, measure: _Measure) -> float:
@@ -223,7 +255,10 @@ def _ripe(config: CpiConfig, now: float, past: PodPast) -> tuple[PodPast, list[f
     """What may be learned now: values of which it is known that they were no part of interference."""
     if past.since_s is not None and now - past.since_s < config.relearn_s:
         # All since the first outlier is left out, good values as well: half of a distribution teaches a wrong one.
-        past = replace(past, values=tuple(one for one in past.values if one[0] < past.bad[0]))
+        kept = tuple(one for one in past.values if one[0] < past.bad[0])
+        past = past if len(kept) == len(past.values) else replace(past, values=kept)
+    if not past.values or now - past.values[0][0] <= config.within_s:
+        return past, []
     ripe = [value for at, value in past.values if now - at > config.within_s]
     return replace(past, values=tuple(one for one in past.values if now - one[0] <= config.within_s)), ripe
 
@@ -248,17 +283,21 @@ def _opinion(config: CpiConfig, sight: Sight, measure: _Measure, past: PodPast, 
         used = "unknown CPU use" if use is None else f"{number(use)} milli-CPU"
         return unknown(f"{name}: nothing that counts in {number(config.within_s)} s (now {used})")
     verdict = Verdict.INTERFERED if past.since_s is not None else Verdict.SUSPECT if past.bad else Verdict.OK
-    text = f"{name} {number(past.last[1])}{measure.unit}, bad above {number(limit)}{measure.unit}"
-    if past.bad:
-        text += f"; {len(past.bad)} outliers in {number(config.within_s)} s"
     return Opinion(
         verdict=verdict,
-        evidence=text,
+        told=partial(_words, config, measure, past, past.last[1], limit),
         resource=measure.resource,
         severity=severity(past.last[1], limit),
         gap=sight.value("cpu.wait_milli") if measure.name == "cpu.wait" and past.bad else None,
         proxy=None if measure is MEASURES[0] else measure.name,
     )
+
+
+def _words(config: CpiConfig, measure: _Measure, past: PodPast, value: float, limit: float) -> str:
+    text = f"{_title(measure)} {number(value)}{measure.unit}, bad above {number(limit)}{measure.unit}"
+    if past.bad:
+        text += f"; {len(past.bad)} outliers in {number(config.within_s)} s"
+    return text
 
 
 def _signals(config: CpiConfig) -> tuple[str, ...]:

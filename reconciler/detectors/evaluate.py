@@ -16,7 +16,12 @@ from reconciler.detectors.rule import Rule
 from reconciler.detectors.table import DETECTORS
 from state.evidence import Finding, Opinion, Resource, Verdict
 
+# Members of an enum are slow to look up, and each is needed hundreds of times a second.
+_UNKNOWN: Final = Verdict.UNKNOWN
+_OK: Final = Verdict.OK
+_INTERFERED: Final = Verdict.INTERFERED
 _BADNESS: Final = {Verdict.UNKNOWN: 0, Verdict.OK: 1, Verdict.SUSPECT: 2, Verdict.INTERFERED: 3}
+_NOTHING: Final[Mapping[str, Struct]] = {}
 
 
 class Watch(Struct, frozen=True, kw_only=True):
@@ -31,7 +36,7 @@ class Watch(Struct, frozen=True, kw_only=True):
     found_s: float | None = None
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class Seen(NamedTuple):
     """A finding without suspects, and what to remember. ``learned``: of durable detectors, by `learned_key`."""
 
     finding: Finding
@@ -74,19 +79,33 @@ def evaluate(asked: Ready, sight: Sight, watch: Watch | None, learned: Mapping[s
     """What the rule says of this victim now."""
     now, rule = sight.frame.at_s, asked.rule
     watch = watch or Watch(since_s=now)
-    asking = _Asking(asked.name, sight, watch, learned)
+    details: dict[str, Struct] = {}
+    taught: dict[str, Struct] = {}
     best: list[Opinion] = []
-    verdict, rank = Verdict.UNKNOWN, (-1, 0.0)
+    verdict, bad, severity = _UNKNOWN, -1, 0.0
     for group in asked.groups:
-        opinions = [asking.opinion(part) for part in group]
+        opinions: list[Opinion] = []
+        for place, detector, config in group:
+            if detector.durable:
+                key, before, after = learned_key(asked.name, place, sight), learned, taught
+            else:
+                key, before, after = place, watch.details, details
+            known = before.get(key)
+            # A reload may have put another detector in this place.
+            memory = known if isinstance(known, detector.memory_type) else None
+            opinion, after[key] = detector.judge(config, sight, memory)
+            opinions.append(opinion)
         this = _group(opinions)
-        worst = _BADNESS[this], max([one.severity for one in opinions])
-        if worst > rank:
-            best, verdict, rank = opinions, this, worst
+        worst = opinions[0].severity if len(opinions) == 1 else max([one.severity for one in opinions])
+        badness = _BADNESS[this]
+        if badness > bad or (badness == bad and worst > severity):
+            best, verdict, bad, severity = opinions, this, badness, worst
     found_s = watch.found_s
-    if verdict is Verdict.INTERFERED:
+    # Nobody is told the numbers of who is well and was before.
+    quiet = verdict is _OK and watch.verdict is _OK and found_s is None
+    if verdict is _INTERFERED:
         found_s = now
-    elif found_s is not None and verdict is Verdict.OK:
+    elif found_s is not None and verdict is _OK:
         if now - found_s < rule.clear_s:
             verdict = Verdict.SUSPECT
         else:
@@ -98,36 +117,22 @@ def evaluate(asked: Ready, sight: Sight, watch: Watch | None, learned: Mapping[s
         title=sight.pod.title if sight.pod is not None else "the node",
         verdict=verdict,
         since_s=since_s,
-        evidence=tuple(dict.fromkeys([text for opinion in best for text in _words(opinion)])),
+        evidence=() if quiet else tuple(dict.fromkeys([text for opinion in best for text in _words(opinion)])),
         resource=rule.resource or _lacking(best),
-        severity=rank[1],
-        gap=next((opinion.gap for opinion in best if opinion.gap is not None), None),
+        severity=severity,
+        gap=_gap(best),
     )
-    after = Watch(details=asking.details, verdict=verdict, since_s=since_s, found_s=found_s)
-    return Seen(finding=finding, watch=after, learned=asking.learned)
+    return Seen(finding, _after(watch, details, verdict, since_s, found_s), taught)
 
 
-class _Asking:
-    """Asks detectors about one victim, and collects what they want to remember."""
-
-    __slots__ = ("_known", "_rule", "_sight", "_watch", "details", "learned")
-
-    def __init__(self, rule: str, sight: Sight, watch: Watch, learned: Mapping[str, Struct]) -> None:
-        self._rule, self._sight, self._watch, self._known = rule, sight, watch, learned
-        self.details: dict[str, Struct] = {}
-        self.learned: dict[str, Struct] = {}
-
-    def opinion(self, part: Part) -> Opinion:
-        place, detector, config = part
-        if detector.durable:
-            key, before, after = learned_key(self._rule, place, self._sight), self._known, self.learned
-        else:
-            key, before, after = place, self._watch.details, self.details
-        known = before.get(key)
-        # A reload may have put another detector in this place.
-        memory = known if isinstance(known, detector.memory_type) else None
-        opinion, after[key] = detector.judge(config, self._sight, memory)
-        return opinion
+def _after(
+    watch: Watch, details: Mapping[str, Struct], verdict: Verdict, since_s: float, found_s: float | None
+) -> Watch:
+    """What to remember: the same, where nothing has changed."""
+    same = verdict is watch.verdict and since_s == watch.since_s and found_s == watch.found_s
+    if same and not details and not watch.details:
+        return watch
+    return Watch(details=details, verdict=verdict, since_s=since_s, found_s=found_s)
 
 
 def _group(opinions: Sequence[Opinion]) -> Verdict:
@@ -141,7 +146,16 @@ def _group(opinions: Sequence[Opinion]) -> Verdict:
 
 
 def _lacking(opinions: Sequence[Opinion]) -> Resource:
+    if len(opinions) == 1:
+        return opinions[0].resource
     return max(opinions, key=lambda opinion: opinion.severity).resource
+
+
+def _gap(opinions: Sequence[Opinion]) -> float | None:
+    for opinion in opinions:
+        if opinion.gap is not None:
+            return opinion.gap
+    return None
 
 
 def _words(opinion: Opinion) -> tuple[str, ...]:

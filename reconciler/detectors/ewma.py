@@ -123,13 +123,13 @@ def judge(config: EwmaConfig, sight: Sight, memory: EwmaMemory | None) -> tuple[
     if run and at - start >= config.relearn_s:
         text += f"; for {number(at - start)} s, so it is the new normal"
         after = EwmaMemory(at_s=at, from_s=start)
-        return Opinion(verdict=Verdict.OK, evidence=text, resource=resource), after
+        return Opinion(verdict=Verdict.OK, told=text, resource=resource), after
     if run > 1:
         text += f"; {run} in a row"
     verdict = Verdict.INTERFERED if run >= config.times else Verdict.SUSPECT if run else Verdict.OK
     return Opinion(
         verdict=verdict,
-        evidence=text,
+        told=text,
         resource=resource,
         severity=severity(max(0.0, distance), bound),
         gap=gap_of(resource, config.signal, distance - bound) if run else None,

@@ -69,7 +69,7 @@ def judge(config: ExpressionConfig, sight: Sight, memory: Hold | None) -> tuple[
     resource = config.resource or resource_of(named[0].signal)
     return Opinion(
         verdict=held.verdict,
-        evidence=text,
+        told=text,
         resource=resource,
         severity=degree(tree, sight),
         gap=sight.value("cpu.wait_milli") if bad and resource is Resource.CPU else None,

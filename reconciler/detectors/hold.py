@@ -20,7 +20,7 @@ class Timing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 30.0
 
 
-class Hold(Struct, frozen=True, kw_only=True):
+class Hold(Struct, frozen=True, kw_only=True, gc=False):
     """What is remembered between two looks. ``at_s``: when that was measured which the last look saw.
 
     ``active``: the condition has counted and is not cleared.

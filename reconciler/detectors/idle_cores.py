@@ -72,7 +72,7 @@ def judge(config: IdleCoresConfig, sight: Sight, memory: Hold | None) -> tuple[O
         text += ": online work fills it"
     gap = min(short, be or 0.0) if short > 0 and blamed else None
     return Opinion(
-        verdict=held.verdict, evidence=text, severity=severity(idle, buffer, -1) if blamed else 0.0, gap=gap
+        verdict=held.verdict, told=text, severity=severity(idle, buffer, -1) if blamed else 0.0, gap=gap
     ), held
 
 

@@ -7,9 +7,10 @@ meet the limit that the kubelet has set for them. A pod at its own limit thrashe
 Source: Katalyst's kswapd and refault thresholds, oomd (kills are the last sign, not the first).
 """
 
-from typing import Annotated, Final
+from functools import partial
+from typing import Annotated, Final, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from reconciler.detectors.base import Detector, Sight, unknown
 from reconciler.detectors.hold import Hold, Timing, paused, step
@@ -19,6 +20,7 @@ from reconciler.detectors.words import amount, number
 from state.evidence import NODE, Opinion, Resource, Verdict
 
 _AT_LIMIT: Final = 0.95
+_MEMORY: Final = Resource.MEMORY
 _BEFORE_S: Final = 15.0
 """How long before a kill the pod may have been at its limit: the kill itself frees memory."""
 
@@ -46,12 +48,29 @@ class MemoryEventsConfig(Timing, frozen=True, kw_only=True, forbid_unknown_field
     ] = 60.0
 
 
-class _Node(Struct, frozen=True):
-    """Whether the node is short: by its name, and how far beyond. ``known``: some of it is measured."""
+class _Node(NamedTuple):
+    """Whether the node is short, by what is measured of it; ``degree``: how far beyond, 1.0 is just at a limit."""
 
-    known: bool
+    kswapd: float | None
+    direct: float | None
+    hits: float | None
     degree: float
-    words: str
+
+    @property
+    def known(self) -> bool:
+        """Some of it is measured."""
+        return self.kswapd is not None or self.direct is not None or self.hits is not None
+
+    def words(self) -> str:
+        taken = [
+            f"{name} {number(value)}"
+            for value, name in ((self.kswapd, "kswapd"), (self.direct, "tasks themselves"))
+            if value is not None
+        ]
+        told = f"the node takes back by {' and by '.join(taken)} pages/s" if taken else ""
+        if self.hits:
+            told += f"{', ' if told else ''}kubepods meets its limit {number(self.hits)} times/s"
+        return told or ("the node is not short" if self.known else "whether the node is short: unknown")
 
 
 def judge(config: MemoryEventsConfig, sight: Sight, memory: Hold | None) -> tuple[Opinion, Hold]:
@@ -62,17 +81,11 @@ def judge(config: MemoryEventsConfig, sight: Sight, memory: Hold | None) -> tupl
     if refaults is None and kills is None and not (sight.pod is None and node.known):
         return unknown("no fresh memory.refaults and oom.kills"), paused(memory, sight.now)
     own = _own(sight, None)
-    own_kill = _own(sight, killed_at)
-    told: list[str] = []
-    if kills:
-        told.append(f"{number(kills)} killed for lack of memory in the last {number(config.kill_s)} s")
-    if refaults is not None:
-        told.append(f"reads back {number(refaults)} pages/s, bad above {number(config.refaults)}")
-    told.append(node.words)
+    own_kill = own if killed_at is None else _own(sight, killed_at)
     # The node has no limit of its own, and what it reads back alone is no harm to anyone.
     many = node.degree > 1 if sight.pod is None else refaults is not None and refaults > config.refaults
     if many and not own and not node.known:
-        return unknown(f"{', '.join(told)}: it may be its own work"), paused(memory, sight.now)
+        return unknown(f"{_words(config, kills, refaults, node)}: it may be its own work"), paused(memory, sight.now)
     held = step(
         memory,
         measured_s(sight, sight.subject, "memory.refaults"),
@@ -81,53 +94,61 @@ def judge(config: MemoryEventsConfig, sight: Sight, memory: Hold | None) -> tupl
         cleared=not many or bool(own),
         look_s=sight.fresh_s,
     )
-    verdict = held.verdict
+    verdict, first = held.verdict, ""
     degree = node.degree if sight.pod is None else 0.0 if refaults is None else severity(refaults, config.refaults)
     if kills and not own_kill:
         verdict, degree = Verdict.INTERFERED, max(2.0, degree)
     elif (own and many) or (own_kill and kills):
-        told.insert(0, own_kill if own_kill and kills else own)
+        first = own_kill if own_kill and kills else own
         if verdict is not Verdict.INTERFERED:
             verdict, degree = Verdict.OK, 0.0
-    elif verdict is Verdict.OK and many:
+    elif many and verdict is Verdict.OK:
         # Many pages, and the node is not short: perhaps only its own way to work.
         verdict = Verdict.SUSPECT
     return Opinion(
         verdict=verdict,
-        evidence=", ".join(told),
-        resource=Resource.MEMORY,
+        told=partial(_words, config, kills, refaults, node, first),
+        resource=_MEMORY,
         severity=degree,
         gap=_gap(sight) if verdict is Verdict.INTERFERED else None,
     ), held
 
 
+def _words(
+    config: MemoryEventsConfig, kills: float | None, refaults: float | None, node: _Node, first: str = ""
+) -> str:
+    told = [first] if first else []
+    if kills:
+        told.append(f"{number(kills)} killed for lack of memory in the last {number(config.kill_s)} s")
+    if refaults is not None:
+        told.append(f"reads back {number(refaults)} pages/s, bad above {number(config.refaults)}")
+    return ", ".join([*told, node.words()])
+
+
 def _node(config: MemoryEventsConfig, sight: Sight) -> _Node:
     kswapd, direct = sight.value("memory.kswapd", NODE), sight.value("memory.direct", NODE)
-    degrees = [0.0]
-    words: list[str] = []
-    for value, limit, name in ((kswapd, config.kswapd, "kswapd"), (direct, config.direct, "tasks themselves")):
-        if value is not None:
-            degrees.append(severity(value, limit))
-            words.append(f"{name} {number(value)}")
-    told = f"the node takes back by {' and by '.join(words)} pages/s" if words else ""
     # Where kubepods has a limit of its own, the pods run short while the machine does not.
     hits = sight.value("memory.pods_hits", NODE)
+    degree = 0.0
+    if kswapd is not None:
+        degree = max(degree, severity(kswapd, config.kswapd))
+    if direct is not None:
+        degree = max(degree, severity(direct, config.direct))
     if hits:
-        degrees.append(severity(hits, config.pods_hits))
-        told += f"{', ' if told else ''}kubepods meets its limit {number(hits)} times/s"
-    known = bool(words) or hits is not None
-    return _Node(
-        known, max(degrees), told or ("the node is not short" if known else "whether the node is short: unknown")
-    )
+        degree = max(degree, severity(hits, config.pods_hits))
+    return _Node(kswapd, direct, hits, degree)
 
 
 def _kills(config: MemoryEventsConfig, sight: Sight) -> tuple[float | None, float | None]:
     """How many were killed lately, and when the last one was; None: not measured."""
-    series = sight.history.series(sight.subject, "oom.kills")
+    series = sight.series("oom.kills")
     if series is None or sight.value("oom.kills") is None:
         return None, None
     since = sight.now - config.kill_s
-    found = [(at, value) for at, value in series.tail(since) if at > since and value > 0]
+    times, values = series.after(since)
+    if not any(values):
+        return 0.0, None
+    found = [(at, value) for at, value in zip(times, values, strict=True) if at > since and value > 0]
     return sum(value for _, value in found), found[-1][0] if found else None
 
 
@@ -138,7 +159,7 @@ def _own(sight: Sight, killed_at: float | None) -> str:
         limit = float(sight.pod.limits.memory_bytes)
     use = sight.value("memory.use") if sight.pod is not None else None
     if killed_at is not None:
-        series = sight.history.series(sight.subject, "memory.use")
+        series = sight.series("memory.use")
         points = [] if series is None else series.tail(killed_at - _BEFORE_S)
         use = max((value for at, value in points if at <= killed_at), default=use)
     if not limit or use is None or use < _AT_LIMIT * limit:

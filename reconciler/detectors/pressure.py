@@ -9,6 +9,7 @@ we differ: 10 s and 60 s averages are made from our own samples, so that node fi
 the same; ``cpu.pressure`` is without the victim's own throttling already.
 """
 
+from functools import partial
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta
@@ -17,7 +18,7 @@ from reconciler.detectors.base import Detector, Sight, unknown
 from reconciler.detectors.hold import Hold, Timing, paused, step
 from reconciler.detectors.subjects import subject_of
 from reconciler.detectors.threshold import severity
-from reconciler.detectors.windows import mean, measured_s
+from reconciler.detectors.windows import mean
 from reconciler.detectors.words import number
 from state.evidence import Opinion, Resource, Verdict
 
@@ -26,6 +27,7 @@ LONG_S: Final = 60.0
 _BEFORE_S: Final = 5.0
 """How far apart the two avg10 are that tell whether it falls fast: oomd's tick."""
 _FULL: Final = "_full"
+_RESOURCES: Final = {"cpu": Resource.CPU, "memory": Resource.MEMORY, "io": Resource.IO}
 
 
 class PressureConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,27 +71,25 @@ def judge(config: PressureConfig, sight: Sight, memory: Hold | None) -> tuple[Op
     """Compare the averages."""
     signal = config.signal
     subject = subject_of(sight, config.of)
-    fresh = sight.value(signal, subject)
-    short = mean(sight, subject, signal, SHORT_S)
-    if fresh is None or short is None:
-        what = "no fresh" if fresh is None else "too little of 10 s of"
-        return unknown(f"{what} {signal} of {subject}"), paused(memory, sight.now)
+    now, patience = sight.now, sight.patience_s(signal)
+    series = sight.series(signal, subject)
+    if series is None or series.fresh(now, patience) is None:
+        return unknown(f"no fresh {signal} of {subject}"), paused(memory, now)
+    short = mean(series, now, SHORT_S, patience)
+    if short is None:
+        return unknown(f"too little of 10 s of {signal} of {subject}"), paused(memory, now)
     limit = config.above_percent
-    text = f"{signal}{' of the node' if config.of == 'node' else ''} {number(short)} % over 10 s"
     breached = high = short > limit
-    ready = True
+    ready, falling = True, False
+    long = before = None
     if config.form == "rising":
-        long = mean(sight, subject, signal, LONG_S)
-        before = mean(sight, subject, signal, SHORT_S, _BEFORE_S)
+        long, before = mean(series, now, LONG_S, patience), mean(series, now, SHORT_S, patience, _BEFORE_S)
         if long is None or before is None:
-            return unknown(f"too little of 60 s of {signal} of {subject}"), paused(memory, sight.now)
+            return unknown(f"too little of 60 s of {signal} of {subject}"), paused(memory, now)
         falling = short < config.falling_fraction * before
-        text += f", {number(long)} % over 60 s"
-        if falling and high:
-            text += f", falling from {number(before)} %"
         # oomd times the long average alone; the other two conditions must hold at the end of that time.
         breached, ready = long > limit, high and not falling
-    at = measured_s(sight, subject, signal)
+    at = series.last_s
     held = step(
         memory, at, config, breached=breached, cleared=_cleared(config, short), look_s=sight.fresh_s, ready=ready
     )
@@ -97,14 +97,31 @@ def judge(config: PressureConfig, sight: Sight, memory: Hold | None) -> tuple[Op
     if verdict is Verdict.SUSPECT and not high:
         # What made the long average high is over.
         verdict = Verdict.OK
+    return Opinion(
+        verdict=verdict,
+        told=partial(_words, config, held, verdict, short, long, before if falling else None),
+        resource=_RESOURCES[config.resource],
+        severity=severity(short, limit),
+        gap=sight.value("cpu.wait_milli") if high and config.resource == "cpu" else None,
+    ), held
+
+
+def _words(  # noqa: PLR0917  # what a `partial` holds
+    config: PressureConfig, held: Hold, verdict: Verdict, short: float, long: float | None, before: float | None
+) -> str:
+    """``before``: from where it falls fast."""
+    limit = config.above_percent
+    text = f"{config.signal}{' of the node' if config.of == 'node' else ''} {number(short)} % over 10 s"
+    if long is not None:
+        text += f", {number(long)} % over 60 s"
+    if before is not None and short > limit:
+        text += f", falling from {number(before)} %"
     text += f", bad above {number(limit)} %"
-    if held.active and not high:
-        text += ", not clear yet"
-    elif verdict is Verdict.SUSPECT and held.since_s is not None:
-        text += f" ({number(min(config.for_s, at - held.since_s))} of {number(config.for_s)} s)"
-    resource = Resource(config.resource)
-    gap = sight.value("cpu.wait_milli") if resource is Resource.CPU and high else None
-    return Opinion(verdict=verdict, evidence=text, resource=resource, severity=severity(short, limit), gap=gap), held
+    if held.active and short <= limit:
+        return f"{text}, not clear yet"
+    if verdict is Verdict.SUSPECT and held.since_s is not None:
+        text += f" ({number(min(config.for_s, held.at_s - held.since_s))} of {number(config.for_s)} s)"
+    return text
 
 
 def _cleared(config: PressureConfig, short: float) -> bool:

@@ -11,6 +11,8 @@ learned from all windows but those of confirmed interference, see `moments`; wha
 for the deviation, never for the fixed limit.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta, Struct
@@ -19,7 +21,7 @@ from msgspec.structs import replace
 from reconciler.detectors.base import Detector, Sight, unknown
 from reconciler.detectors.moments import Moments
 from reconciler.detectors.threshold import severity
-from reconciler.detectors.windows import interval_s, over, past
+from reconciler.detectors.windows import interval_s, over, past, spans
 from reconciler.detectors.words import number
 from state.evidence import Opinion, Verdict
 
@@ -107,13 +109,31 @@ def _length(config: RunQueueConfig, sight: Sight) -> float:
 
 def _seen(config: RunQueueConfig, sight: Sight) -> list[_Seen | None]:
     """The last windows, the newest first; None: too little of it was measured."""
-    length = _length(config, sight)
-    points = past(sight, sight.subject, "cpu.wait", config.windows * length)
+    length, now = _length(config, sight), sight.now
+    times, waits = past(sight, sight.subject, "cpu.wait", config.windows * length)
+    if not times:
+        return [None] * config.windows
+    stood = spans(times, sight.fresh_s)
     seen: list[_Seen | None] = []
+    low = len(times)
     for index in range(config.windows):
-        end = sight.now - index * length
-        wait = over(points, end - length, end, sight.fresh_s)
-        seen.append(None if wait is None or wait.seen_s < _SLACK * length else _Seen(end, wait.mean))
+        end = now - index * length
+        start = end - length
+        # From the newest sample back, as a window begins where the one before it in time ends, or almost.
+        high = low
+        while high < len(times) and times[high] <= end:
+            high += 1
+        while high and times[high - 1] > end:
+            high -= 1
+        low = high
+        while low and times[low - 1] > start:
+            low -= 1
+        total = seen_s = 0.0
+        for place in range(low, high):
+            span = min(stood[place], times[place] - start)
+            total += waits[place] * span
+            seen_s += span
+        seen.append(_Seen(end, total / seen_s) if seen_s > 0 and seen_s >= _SLACK * length else None)
     return seen
 
 
@@ -123,8 +143,8 @@ def _throttled(config: RunQueueConfig, sight: Sight, end: float) -> float | None
     Before, because a task that was stopped at the end of one sample has its wait told in the next.
     """
     start = end - _length(config, sight) - interval_s(sight)
-    points = past(sight, sight.subject, "cpu.throttled", sight.now - start)
-    found = over(points, start, end, sight.fresh_s)
+    times, cuts = past(sight, sight.subject, "cpu.throttled", sight.now - start)
+    found = over(times, cuts, start, end, sight.fresh_s)
     return None if found is None else found.high
 
 
@@ -133,7 +153,8 @@ def _details(config: RunQueueConfig, sight: Sight, window: _Seen) -> _Bad:
     start = window.end - length
     means: list[float | None] = []
     for name in ("cpu.delay", "cpu.wait_milli"):
-        found = over(past(sight, sight.subject, name, sight.now - start), start, window.end, sight.fresh_s)
+        times, values = past(sight, sight.subject, name, sight.now - start)
+        found = over(times, values, start, window.end, sight.fresh_s)
         means.append(None if found is None else found.mean)
     return _Bad(window.wait, means[0], _throttled(config, sight, window.end), means[1])
 
@@ -162,12 +183,8 @@ def _opinion(config: RunQueueConfig, sight: Sight, seen: list[_Seen], limit: flo
     bad = [one for one in high if one not in own and one not in untold]
     worst = max(bad or untold, key=lambda one: one.wait, default=None)
     wait = seen[0].wait if worst is None else worst.wait
-    text = f"waits for a CPU {number(wait)} % of its time"
-    if worst is not None and worst.delay is not None:
-        text += f", {number(worst.delay / 1000)} ms each"
-    text += f", bad above {number(limit)} %"
-    if bad:
-        text += f"; {len(bad)} of the last {len(seen)} windows"
+    words = partial(_words, wait, worst, limit, f"; {len(bad)} of the last {len(seen)} windows" if bad else "")
+    told: Callable[[], str] = words
     verdict = Verdict.SUSPECT if bad else Verdict.OK
     gap = None
     missing = config.windows - len(seen)
@@ -176,18 +193,26 @@ def _opinion(config: RunQueueConfig, sight: Sight, seen: list[_Seen], limit: flo
         milli = [one.milli for one in bad if one.milli is not None]
         gap = sum(milli) / len(milli) if milli else None
     elif own:
-        cut = max(one.throttled or 0.0 for one in own)
         wait = max(one.wait for one in own)
         verdict = Verdict.OK
-        text = (
-            f"own quota: waits {number(wait)} % of its time while its quota cuts {number(cut)} % of its periods short"
-        )
+        told = partial(_own_words, wait, max(one.throttled or 0.0 for one in own))
     elif len(bad) + len(untold) >= config.bad:
-        return unknown(f"{text}; cpu.throttled or cpu.delay is not measured: it may be its own quota")
+        return unknown(f"{words()}; cpu.throttled or cpu.delay is not measured: it may be its own quota")
     elif missing and len(bad) + len(untold) + missing >= config.bad:
         # What was not measured could make it interference.
-        return unknown(f"{text}; only {len(seen)} of {config.windows} windows were measured")
-    return Opinion(verdict=verdict, evidence=text, severity=severity(wait, limit), gap=gap)
+        return unknown(f"{words()}; only {len(seen)} of {config.windows} windows were measured")
+    return Opinion(verdict=verdict, told=told, severity=severity(wait, limit), gap=gap)
+
+
+def _words(wait: float, worst: _Bad | None, limit: float, count: str) -> str:
+    text = f"waits for a CPU {number(wait)} % of its time"
+    if worst is not None and worst.delay is not None:
+        text += f", {number(worst.delay / 1000)} ms each"
+    return f"{text}, bad above {number(limit)} %{count}"
+
+
+def _own_words(wait: float, cut: float) -> str:
+    return f"own quota: waits {number(wait)} % of its time while its quota cuts {number(cut)} % of its periods short"
 
 
 def _hurts(config: RunQueueConfig, one: _Bad) -> bool:
@@ -221,7 +246,9 @@ def _learn(
     last = sight.now if interfered or high >= config.bad else memory.last_s
     oldest = windows[-1]
     if oldest is None or sight.now - memory.learned_s < _length(config, sight):
-        return replace(memory, since_s=since, last_s=last)
+        # Most looks change nothing.
+        same = since == memory.since_s and last == memory.last_s
+        return memory if same else replace(memory, since_s=since, last_s=last)
     troubled = oldest.end <= last
     lasting = since is not None and sight.now - since >= config.relearn_s
     healthy = memory.healthy

@@ -95,7 +95,7 @@ def judge(config: ThresholdConfig, sight: Sight, memory: Hold | None) -> tuple[O
         text += ", not clear yet"
     gap = gap_of(resource, config.signal, beyond) if beyond > 0 else None
     return Opinion(
-        verdict=held.verdict, evidence=text, resource=resource, severity=severity(value, limit, config.sign), gap=gap
+        verdict=held.verdict, told=text, resource=resource, severity=severity(value, limit, config.sign), gap=gap
     ), held
 
 
