@@ -92,7 +92,7 @@ def release(pods: PodTc, name: str, led: Led) -> Undone:
         there = pods.device(name)
         if there is None or there.index != led.index:
             return undone(name, FILTER, Undo.GONE)
-        entry = pods.entry(led.index)
+        entry = pods.entries([led.index])[led.index]
         pods.release(led.index, all_of_it=led.made)
     except SourceError as exc:
         return undone(name, FILTER, Undo.REFUSED, str(exc))

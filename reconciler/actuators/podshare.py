@@ -1,7 +1,8 @@
 """Leads what BE pods with a network of their own send through one device, where they share BE's part of an interface.
 
 A look finds each BE pod's cables and what stands there; what is to be done follows (`actuators.podplaces`), and is in
-the store before it is done. Looks are made when pods come and go, and now and then; nothing is asked between them.
+the store before it is done. A look is made when pods come and go, and only now and then at all that stands already;
+nothing is asked between them.
 A pod that goes takes its cable with it, and all that was on it.
 """
 
@@ -21,7 +22,7 @@ from reconciler.actuators.side import Situation
 from reconciler.actuators.siderow import Remembered
 from reconciler.actuators.siderun import SideRun
 from reconciler.actuators.standing import Standing
-from reconciler.actuators.tcpods import Gather, PodTc
+from reconciler.actuators.tcpods import Entry, Gather, PodTc
 from state.model import Pod, PodClass, Setting
 from state.network import SHARE
 
@@ -57,6 +58,8 @@ class PodShare:
         self._clock = clock
         self._pods: object = None
         self._look_at = 0.0
+        self._whole_at = 0.0
+        self._entries: Mapping[int, Entry] = {}
         self._gather: Gather | None = None
         self._rate: int | None = None
         self._counted: dict[int, tuple[int, int]] = {}
@@ -77,19 +80,26 @@ class PodShare:
         if key == self._pods and self._clock() < self._look_at:
             return
         view = situation.view.pods
+        whole = self._clock() >= self._whole_at
+        if whole:
+            self._entries = {}
         try:
-            seen = await self._turns.work(partial(self._look, dict(view)))
+            seen = await self._turns.work(partial(self._look, dict(view), self._entries))
         except SourceError as exc:
             self._say(str(exc))
             self._look_at = self._clock() + _SOON_S
             return
+        self._entries = seen.entries
+        silent = frozenset(self._silent(seen) if whole else ())
         self._pods, self._gather = key, seen.gather
         self.in_host = sum(one.host for one in seen.places.values())
         waits = any(one.waits for one in seen.places.values())
-        steps = decide(view, seen, self.cables, situation.holds, silent=frozenset(self._silent(seen)), classes=classes)
+        steps = decide(view, seen, self.cables, situation.holds, silent=silent, classes=classes)
         done, problem = ({}, "") if not enforce else await self._do(steps, seen, rate)
         self._say(problem)
-        self._look_at = self._clock() + (_SOON_S if waits or problem else LOOK_S)
+        if whole:
+            self._whole_at = self._clock() + (_SOON_S if problem else LOOK_S)
+        self._look_at = min(self._whole_at, self._clock() + _SOON_S) if waits else self._whole_at
         self.standings = {
             view[uid].group.path: {SHARE: _standing(view[uid], *_after(state, words, uid, done), by)}
             for uid, (state, words) in steps.stands.items()
@@ -97,18 +107,18 @@ class PodShare:
 
     async def end(self) -> None:
         """Nothing is wanted any more: take everything away."""
-        self.standings, self.in_host, self._pods, self._look_at = {}, 0, None, 0.0
+        self.standings, self.in_host = {}, 0
+        self.forget_rates()
         if not self.cables and not self._kept.now.gather:
             self.problem = ""
             return
         done, left = await self._turns.work(partial(undo_pods, self._tc, self._kept.now))
         self._say("; ".join(f"{one.path}: {one.detail}" for one in done if not one.ok))
-        self.forget_rates()
         await self._kept.become(left)
 
     def forget_rates(self) -> None:
         """Our device is gone, or made anew: what was known of it counts no more, and the next round looks."""
-        self._gather, self._rate, self._pods, self._look_at = None, None, None, 0.0
+        self._gather, self._rate, self._pods, self._look_at, self._whole_at = None, None, None, 0.0, 0.0
         self._counted.clear()
 
     async def through(self) -> int | None:
@@ -137,8 +147,8 @@ class PodShare:
 
     # One look
 
-    def _look(self, pods: Mapping[str, Pod]) -> Seen:
-        """In the thread."""
+    def _look(self, pods: Mapping[str, Pod], sure: Mapping[int, Entry]) -> Seen:
+        """In the thread. ``sure``: what need not be asked for again."""
         be = [pod for pod in pods.values() if pod.pod_class is PodClass.RECLAIMED]
         with self._spaces() as spaces:
             found = spaces.of(be)
@@ -157,14 +167,18 @@ class PodShare:
                 places[pod.uid] = Place(problem=f"its network namespace is that of {shared[space.inode]}, too")
             else:
                 places[pod.uid] = Place(cables=cables[pod.uid])
+        devices = self._tc.devices() if self.cables else {}
+        there = {name for name, led in self.cables.items() if name in devices and devices[name].index == led.index}
+        gather = self._tc.gather()
         indices = {one.index for place in places.values() for one in place.cables}
-        devices = {name: self._tc.device(name) for name in self.cables}
-        there = {name for name, one in devices.items() if one is not None and one.index == self.cables[name].index}
+        # What was in order at the last whole look is taken for granted until the next: pods come and go more often.
+        known = {index: entry for index, entry in sure.items() if gather is not None and entry.leads_to == gather.index}
+        news = self._tc.entries(sorted(indices - known.keys()))
         return Seen(
             places=places,
-            entries={index: self._tc.entry(index) for index in sorted(indices)},
+            entries={index: known[index] if index in known else news[index] for index in sorted(indices)},
             there=frozenset(there),
-            gather=self._tc.gather(),
+            gather=gather,
         )
 
     def _silent(self, seen: Seen) -> Sequence[int]:

@@ -16,7 +16,7 @@ Source: tc-mirred(8), tc-u32(8), tc-htb(8), drivers/net/ifb.c, net/core/net_name
 """
 
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, final
 
@@ -67,8 +67,11 @@ class PodTc(Protocol):
     def device(self, name: str) -> Link | None:
         """The device of a name; None where there is none."""
 
-    def entry(self, index: int) -> Entry:
-        """What stands at a device for what comes in."""
+    def devices(self) -> dict[str, Link]:
+        """All devices, by name."""
+
+    def entries(self, indices: Collection[int]) -> dict[int, Entry]:
+        """What stands at devices for what comes in; nothing stands at one that is gone."""
 
     def lead(self, index: int, gather: int) -> None:
         """Lead what comes in through another device. Nothing of somebody else may stand there."""
@@ -119,13 +122,20 @@ class RealPodTc:
         with self._links() as links:
             return links.named(name)
 
-    def entry(self, index: int) -> Entry:
-        with connected(self._connect, str(index)) as link:
-            return _entry(link, index)
+    def devices(self) -> dict[str, Link]:
+        with self._links() as links:
+            return {one.name: one for one in links.all()}
+
+    def entries(self, indices: Collection[int]) -> dict[int, Entry]:
+        if not indices:
+            return {}
+        with connected(self._connect, "pods' cables") as link:
+            kinds = _disciplines(link)
+            return {index: _entry(link, index, kinds.get(index, "")) for index in indices}
 
     def lead(self, index: int, gather: int) -> None:
         with connected(self._connect, str(index)) as link:
-            there = _entry(link, index)
+            there = _entry(link, index, _disciplines(link).get(index, ""))
             if there.others:
                 raise SourceError(NAME, f"{index}: {there.others} is there, which is not ours to pass by")
             kind = there.kind
@@ -152,7 +162,7 @@ class RealPodTc:
 
     def release(self, index: int, *, all_of_it: bool) -> None:
         with connected(self._connect, str(index)) as link:
-            there = _entry(link, index)
+            there = _entry(link, index, _disciplines(link).get(index, ""))
             if there.leads_to is not None:
                 _unfilter(link, index, there.kind)
             if all_of_it and there.kind and not there.others and not there.other_way:
@@ -160,8 +170,8 @@ class RealPodTc:
 
     def led(self) -> dict[str, int]:
         with connected(self._connect, "interfaces") as link:
-            entered = {one["index"] for one in link.get_qdiscs() if one["parent"] == _INGRESS}
-            ours = {index for index in entered if _entry(link, index).leads_to is not None}
+            kinds = _disciplines(link)
+            ours = {index for index, kind in kinds.items() if _entry(link, index, kind).leads_to is not None}
         with self._links() as links:
             return {one.name: one.index for one in links.all() if one.index in ours} if ours else {}
 
@@ -215,11 +225,14 @@ def _gather(found: Link | None, *, complete: bool) -> Gather | None:
     return Gather(index=found.index, complete=complete and found.up)
 
 
-def _entry(link: Any, index: int) -> Entry:
-    kinds = [one.get_attr("TCA_KIND") for one in link.get_qdiscs(index=index) if one["parent"] == _INGRESS]
-    if not kinds:
+def _disciplines(link: Any) -> dict[int, str]:  # pyroute2 has no types
+    """The kinds of the disciplines for ingress, by the index of their device: the kernel tells only of all at once."""
+    return {one["index"]: one.get_attr("TCA_KIND") for one in link.get_qdiscs() if one["parent"] == _INGRESS}
+
+
+def _entry(link: Any, index: int, kind: str) -> Entry:
+    if not kind:
         return Entry()
-    kind = kinds[0]
     if kind not in _FILTERS:
         return Entry(kind=kind, others=f"a queueing discipline {kind}")
     leads_to, others, passed = None, "", 0

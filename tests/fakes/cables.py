@@ -1,6 +1,6 @@
 """A host's end of the network, in memory: cables into namespaces, filters on them, and the device they lead to."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -91,8 +91,14 @@ class FakePodTc:
     def device(self, name: str) -> Link | None:
         return self.links.get(name)
 
-    def entry(self, index: int) -> Entry:
-        name = self._name(index)
+    def devices(self) -> dict[str, Link]:
+        return dict(self.links)
+
+    def entries(self, indices: Collection[int]) -> dict[int, Entry]:
+        there = {one.index: one.name for one in self.links.values()}
+        return {index: self._entry(there[index]) if index in there else Entry() for index in indices}
+
+    def _entry(self, name: str) -> Entry:
         leads_to = self.filters.get(name)
         alive = leads_to is not None and GATHER in self.links and self.links[GATHER].index == leads_to
         return Entry(

@@ -92,11 +92,14 @@ class World:
         assert found is not None
         return found.index
 
+    def entry(self) -> Entry:
+        return self.tc.entries([self.index])[self.index]
+
     @property
     def led(self) -> bool:
         gather = self.tc.gather()
         assert gather is not None
-        return gather.complete and self.tc.entry(self.index).leads_to == gather.index
+        return gather.complete and self.entry().leads_to == gather.index
 
 
 @pytest.fixture
@@ -130,7 +133,7 @@ async def test_a_cable_is_found_from_outside_and_its_packets_are_led(world: Worl
     network = world.network()
     await network._round(wanted())
     assert world.led
-    assert (world.tc.gather(), world.tc.entry(world.index)) == (
+    assert (world.tc.gather(), world.entry()) == (
         Gather(index=world.tc.gather().index, complete=True),  # type: ignore[union-attr]  # it is there
         Entry(kind="clsact", leads_to=world.tc.gather().index),  # type: ignore[union-attr]
     )
@@ -198,7 +201,7 @@ async def test_a_filter_of_somebody_else_is_left_alone_and_ours_goes_when_one_co
     world.tc_command(*theirs, "u32", "match", "u32", "0", "0")
     network._pods.forget_rates()
     await network._round(wanted())
-    entry = world.tc.entry(world.index)
+    entry = world.entry()
     assert (entry.leads_to, entry.others) == (None, "a filter of somebody else (u32, pref 7)")
     standing = network.standings["/kubepods/besteffort/podbe"][SHARE]
     assert (standing.state, standing.detail) == ("blocked", "veth-be: a filter of somebody else (u32, pref 7)")
@@ -214,7 +217,7 @@ async def test_what_was_led_to_a_device_that_is_gone_is_led_to_the_new_one(world
     network = world.network()
     await network._round(wanted())
     ip("-n", world.host, "link", "del", GATHER)
-    assert world.tc.entry(world.index).leads_to == 0
+    assert world.entry().leads_to == 0
     await network._round(wanted())
     network._last = (None, 0.0)
     await network._round(wanted())
