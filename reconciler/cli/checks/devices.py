@@ -4,7 +4,7 @@ Says nothing of what is switched off.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from cgroupfs.errors import SourceError
@@ -14,6 +14,7 @@ from reconciler.cli.nodeview import NodeView
 from reconciler.sources.disks import find_disk
 
 _WEIGHING: Final = frozenset({"bfq", "cfq"})
+_LEADING: Final = ("ifb", "sch_ingress", "sch_htb", "cls_u32", "act_mirred")
 _THROTTLES: Final = frozenset({"blkio.write_bps", "io.max"})
 
 
@@ -28,12 +29,31 @@ def devices(node: NodeView) -> Iterator[Finding]:
             yield Finding("disks", State.WARN, "this kernel limits no disk", "a kernel with CONFIG_BLK_DEV_THROTTLING")
     if network.enabled:
         if there and "net.classid" not in there:
+            words = "BE pods in the host's network are not held" if network.pods else "nothing is held"
             fix = "mount cgroup v1's net_cls before the runtime starts, on a kernel with CONFIG_CGROUP_NET_CLASSID"
-            yield Finding("network", State.WARN, "no net_cls: BE's packets cannot be told from others", fix)
+            yield Finding("network", State.WARN, f"no net_cls to tell BE's packets from others: {words}", fix)
+        if network.pods and (absent := _absent(node, _LEADING)):
+            found = f"this kernel lacks {', '.join(absent)}: BE pods with a network of their own are not held"
+            yield Finding("network", State.WARN, found, "install the distribution's package of further kernel modules")
         for interface in network.interfaces:
             if not os.path.isdir(os.path.join(node.root, "sys/class/net", interface.name)):
                 found = f"{interface.name}: there is no such interface"
                 yield Finding("network", State.WARN, found, "correct policies.network.interfaces")
+
+
+def _absent(node: NodeView, names: Iterable[str]) -> list[str]:
+    """The modules that this kernel has neither built in nor on disk; none where its lists cannot be read."""
+    try:
+        with open(os.path.join(node.root, "proc/sys/kernel/osrelease"), encoding="ascii") as file:
+            place = os.path.join(node.root, "lib/modules", file.read().strip())
+        known: set[str] = set()
+        for table in ("modules.builtin", "modules.dep"):
+            with open(os.path.join(place, table), encoding="utf-8", errors="replace") as file:
+                # kernel/drivers/net/ifb.ko.zst: what it needs
+                known |= {os.path.basename(line.partition(":")[0]).partition(".")[0].strip() for line in file}
+    except OSError:
+        return []
+    return [name for name in names if name not in known]
 
 
 def _disk(node: NodeView, name: str, *, weighed: bool) -> Finding:

@@ -61,13 +61,43 @@ def test_a_disk_that_is_not_there_is_told(live: LiveNode) -> None:
     assert found(live, disk("9:9")) == [("disk", State.WARN, "disks: 9:9: there is no block device 9:9")]
 
 
-def test_the_network_needs_net_cls_and_its_interfaces(live: LiveNode) -> None:
+@pytest.mark.parametrize(
+    ("pods", "words"),
+    [(True, "BE pods in the host's network are not held"), (False, "nothing is held")],
+    ids=["pods", "no pods"],
+)
+def test_the_network_needs_net_cls_and_its_interfaces(live: LiveNode, pods: bool, words: str) -> None:
     live.put("sys/class/net/eth0/speed", "1000\n")
     interfaces = (InterfaceRule(name="eth0"), InterfaceRule(name="eth7"))
-    assert found(live, PoliciesConfig(network=NetworkConfig(enabled=True, interfaces=interfaces))) == [
-        ("network", State.WARN, "no net_cls: BE's packets cannot be told from others"),
+    config = NetworkConfig(enabled=True, interfaces=interfaces, pods=pods)
+    assert found(live, PoliciesConfig(network=config)) == [
+        ("network", State.WARN, f"no net_cls to tell BE's packets from others: {words}"),
         ("network", State.WARN, "eth7: there is no such interface"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("builtin", "modules", "absent"),
+    [
+        ("sch_ingress sch_htb cls_u32 act_mirred ifb", "", ""),
+        ("sch_htb", "sch_ingress cls_u32 act_mirred ifb", ""),
+        ("sch_htb sch_ingress", "cls_u32 act_mirred", "ifb"),
+        ("", "nfs", "ifb, sch_ingress, sch_htb, cls_u32, act_mirred"),
+    ],
+    ids=["built in", "modules", "no ifb", "nothing"],
+)
+def test_a_kernel_without_the_modules_that_lead_packets_is_told(
+    live: LiveNode, builtin: str, modules: str, absent: str
+) -> None:
+    live.put("sys/class/net/eth0/speed", "1000\n")
+    live.put("proc/sys/kernel/osrelease", "6.1.0-test\n")
+    live.put("lib/modules/6.1.0-test/modules.builtin", "".join(f"kernel/net/{one}.ko\n" for one in builtin.split()))
+    lines = "".join(f"kernel/net/{one}.ko.zst: kernel/net/other.ko.zst\n" for one in modules.split())
+    live.put("lib/modules/6.1.0-test/modules.dep", lines)
+    config = NetworkConfig(enabled=True, interfaces=(InterfaceRule(name="eth0"),))
+    told = [words for _, _, words in found(live, PoliciesConfig(network=config)) if "lacks" in words]
+    expected = f"this kernel lacks {absent}: BE pods with a network of their own are not held"
+    assert told == ([expected] if absent else [])
 
 
 def test_a_plan_without_a_daemon_knows_the_disks_and_what_is_wrong_with_others(live: LiveNode) -> None:
