@@ -32,6 +32,7 @@ NEVER = {
     *("pyroute2", "psutil", "httpx2", "httpcore2", "prometheus_client", "grpc", "google.protobuf", "rich", "difflib"),
     *("reconciler.brain", "reconciler.observer", "reconciler.observed", "reconciler.recorder", "reconciler.podfacts"),
     *("reconciler.kubeapi", "reconciler.kubeconfig", "reconciler.networklaw", "reconciler.cli", "reconciler.configdoc"),
+    *("reconciler.program", "reconciler.launch"),
     *("reconciler.placement.take", "reconciler.placement.pack", "reconciler.placement.hints"),
 }
 

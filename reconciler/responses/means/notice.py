@@ -4,11 +4,8 @@ It is a courtesy: a notice that cannot be given is told and holds up nothing. Af
 written again (it is the same file), a signal or a command is not sent twice, and the wait goes on from where it was.
 """
 
-import os
-import signal
-import subprocess
 from collections.abc import Callable
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import msgspec
 import trio
@@ -20,6 +17,9 @@ from reconciler.responses.means.config import NoticeConfig, NoticeKind, is_name,
 from reconciler.responses.means.notefile import NoteFile
 from reconciler.responses.means.processes import Processes, read_stat
 from state.eviction import Case
+
+if TYPE_CHECKING:
+    from reconciler.program import Program
 
 _LOOK_S: Final = 0.5
 _FILE_S: Final = 2.0
@@ -73,6 +73,11 @@ class Notices:
         self.config = config
         self._pods_dir = pods_dir
         self._lane = trio.CapacityLimiter(4)
+        self._program: Program | None = None
+        if config.kind is NoticeKind.COMMAND:
+            from reconciler import program  # noqa: PLC0415  # few nodes have one
+
+            self._program = program.Program(config.command)
 
     def wanted(self, case: Case) -> Wish | None:
         """How this pod is told; None: not at all."""
@@ -132,17 +137,10 @@ class Notices:
         return "acknowledged"
 
     async def _run(self, work: Work, left_s: float) -> str:
-        """The hook; empty when it did not end with 0, so that the time is waited for."""
-        done = await trio.run_process(
-            list(self.config.command),
-            stdin=_text(work, left_s).encode(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            check=False,
-            start_new_session=True,
-            deliver_cancel=_end_session,
-        )
-        return "acknowledged" if done.returncode == 0 else ""
+        """The hook; empty when it did not end with 0, so that the time is waited for. Errors: `OSError`."""
+        assert self._program is not None
+        done = await self._program.run(left_s, _text(work, left_s).encode())
+        return "" if done.problem else "acknowledged"
 
     async def _in_thread(self, act: Callable[[], bool | None]) -> bool:
         """A file system that hangs costs the notice, not the eviction."""
@@ -191,11 +189,3 @@ def _is_signal(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-async def _end_session(process: trio.Process) -> None:
-    """The command and what it has started, at once: its time is over."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
