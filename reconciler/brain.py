@@ -12,11 +12,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reconciler.detectors.base import STALE_S, Sight
-from reconciler.detectors.evaluate import Ready, Watch, evaluate, ready
-from reconciler.detectors.rule import Rule, RuleMode, effective
+from reconciler.detectors.evaluate import Watch, evaluate, ready
+from reconciler.detectors.rule import Rule, RuleMode, Victims, effective
 from reconciler.detectors.suspects import SIGNALS as SUSPECT_SIGNALS
 from reconciler.detectors.suspects import rank
 from reconciler.detectors.table import DETECTORS
+from reconciler.detectors.uses import Uses
 from reconciler.interference import InterferenceConfig
 from reconciler.responses.config import Response
 from reconciler.responses.eviction.triggers.named import Named
@@ -28,6 +29,10 @@ from state.evidence import NODE, Finding, Frame, PodFacts, Resource, Suspect, Ve
 from state.measures import Measures
 
 _LOG: Final = logging.getLogger(__name__)
+# Members of an enum are slow to look up, and each is needed hundreds of times a second.
+_UNKNOWN: Final = Verdict.UNKNOWN
+_OK: Final = Verdict.OK
+_INTERFERED: Final = Verdict.INTERFERED
 _NOBODY: Final = "no pod is likely to be the cause"
 _MOVED: Final = ("disk.read", "disk.write")
 _LEARNED_MOST: Final = 2000
@@ -65,7 +70,8 @@ class Brain:
     def __init__(self, config: InterferenceConfig, remembered: Remembered | None = None) -> None:
         self.history = History()
         self.ladder = LadderMemory(useless=remembered.useless if remembered is not None else {})
-        self._watches: dict[tuple[str, str], Watch] = {}
+        # By rule, by victim.
+        self._watches: dict[str, dict[str, Watch]] = {}
         self._learned: dict[str, Struct] = _learned(remembered) if remembered is not None else {}
         self._active: dict[tuple[str, str], Finding] = {}
         self._first_s: float | None = None
@@ -93,19 +99,35 @@ class Brain:
         return STALE_S * self.config.sample_s
 
     def look(self, frame: Frame) -> Generator[None, None, Judgement]:
-        """One frame further. Yields between victims, so that a caller can let others run."""
+        """One frame further. Yields at least each half millisecond or so, for a caller that lets others run."""
         self.history.add(frame)
         if self._first_s is None:
             self._first_s = frame.at_s
-        watches: dict[tuple[str, str], Watch] = {}
+        watches: dict[str, dict[str, Watch]] = {}
         sights: dict[str, Sight] = {}
+        victims: list[tuple[Victims, list[Sight]]] = []
+        lately = Uses(frame, self.history, self.fresh_s)
         ascents: list[Ascent] = []
+        yield
         for asked in self._ready:
             name, rule = asked.name, asked.rule
-            findings: list[Finding] = []
-            for sight in self._sights(rule, frame, sights):
-                findings.append(self._judge(asked, sight, watches))
+            watched = next((found for chosen, found in victims if chosen == rule.victims), None)
+            if watched is None:
+                watched = list(self._sights(rule, frame, sights))
+                victims.append((rule.victims, watched))
                 yield
+            findings: list[Finding] = []
+            before, after = self._watches.get(name, {}), watches.setdefault(name, {})
+            for sight in watched:
+                seen = evaluate(asked, sight, before.get(sight.subject), self._learned)
+                after[sight.subject] = seen.watch
+                if seen.learned:
+                    self._learn(seen.learned)
+                yield
+                finding = seen.finding
+                if finding.verdict is not _OK and finding.verdict is not _UNKNOWN:
+                    finding = yield from self._blamed(asked.rule, sight, finding, lately)
+                findings.append(finding)
             # Steps that nobody writes cannot help: they are not to be judged by that.
             shadow = rule.mode is not RuleMode.ENFORCE or not frame.enforce
             ascents.append(Ascent(rule=name, shadow=shadow, responses=rule.responses, findings=tuple(findings)))
@@ -165,21 +187,19 @@ class Brain:
                 )
             yield sight
 
-    def _judge(self, asked: Ready, sight: Sight, watches: dict[tuple[str, str], Watch]) -> Finding:
-        place = asked.name, sight.subject
-        seen = evaluate(asked, sight, self._watches.get(place), self._learned)
-        watches[place] = seen.watch
-        for key, memory in seen.learned.items():
+    def _learn(self, learned: Mapping[str, Struct]) -> None:
+        for key, memory in learned.items():
             self._learned.pop(key, None)  # the newest stand last
             self._learned[key] = memory
         while len(self._learned) > _LEARNED_MOST:
             del self._learned[next(iter(self._learned))]
-        if seen.finding.verdict in {Verdict.OK, Verdict.UNKNOWN}:
-            return seen.finding
-        suspects = rank(sight, seen.finding.resource, asked.rule.window_s)
-        finding = replace(seen.finding, suspects=_weighed(seen.finding, suspects, sight))
+
+    def _blamed(self, rule: Rule, sight: Sight, finding: Finding, lately: Uses) -> Generator[None, None, Finding]:
+        """The finding with its suspects."""
+        suspects = yield from rank(sight, finding.resource, rule.window_s, lately)
+        finding = replace(finding, suspects=_weighed(finding, suspects, sight))
         likely = any(one.score >= self.config.responses.min_score for one in finding.suspects)
-        if finding.verdict is Verdict.INTERFERED and asked.rule.needs_suspect and not likely:
+        if finding.verdict is Verdict.INTERFERED and rule.needs_suspect and not likely:
             return replace(finding, verdict=Verdict.SUSPECT, evidence=(*finding.evidence, _NOBODY))
         return finding
 
@@ -188,9 +208,11 @@ class Brain:
         begun: list[Finding] = []
         over: list[Finding] = []
         for finding in every:
+            if not self._active and finding.verdict is not _INTERFERED:
+                continue
             key = finding.rule, finding.victim
             before = self._active.pop(key, None)
-            if finding.verdict is Verdict.INTERFERED:
+            if finding.verdict is _INTERFERED:
                 active[key] = finding
                 if before is None:
                     begun.append(finding)

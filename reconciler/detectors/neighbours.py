@@ -22,6 +22,7 @@ def cpu_mask(cpus: str) -> int:
     return CpuSet.parse(cpus).mask
 
 
+@lru_cache(maxsize=2048)
 def overlap(ours: str, theirs: str) -> float:
     """The part of their CPUs that is ours, too; 1.0 where one of them is not known: they may be anywhere."""
     our, their = cpu_mask(ours), cpu_mask(theirs)

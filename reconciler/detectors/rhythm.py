@@ -5,17 +5,20 @@ asks whether use falls into the bad time, and by Pearson's, which asks whether b
 """
 
 import math
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from functools import cached_property
+from itertools import compress, repeat
+from operator import add, mul, sub, truediv
+from typing import Final, NamedTuple, final
 
 from reconciler.detectors.base import Sight
-from reconciler.detectors.moments import of
+from reconciler.detectors.moments import Moments, of
+from reconciler.detectors.uses import nearest
 from reconciler.detectors.windows import spacing_s
 from reconciler.detectors.words import number
+from reconciler.signals.history import Series
 from state.evidence import NODE, Resource
-
-Points = Sequence[tuple[float, float]]
 
 SYMPTOMS: Final[Mapping[Resource, tuple[tuple[str, float | None], ...]]] = {
     Resource.CPU: (("cpu.wait", 5.0), ("cpu.pressure", 10.0), ("cpi", None)),
@@ -28,13 +31,49 @@ SYMPTOMS: Final[Mapping[Resource, tuple[tuple[str, float | None], ...]]] = {
 or not reached in the window (a detector may know better what is much for this victim): the median of the kept past."""
 
 
+@final
+class Levels:
+    """How bad each moment was; ``limit``: above it the victim suffers. What is asked of it again is kept."""
+
+    def __init__(self, values: Sequence[float], limit: float) -> None:
+        self.values, self.limit = values, limit
+
+    @cached_property
+    def moments(self) -> Moments:
+        """Mean and deviation."""
+        return of(self.values)
+
+    @cached_property
+    def distances(self) -> list[float]:
+        """From the mean."""
+        return list(map(sub, self.values, repeat(self.moments.mean)))
+
+    @cached_property
+    def weights(self) -> list[float]:
+        """What use at each moment counts in CPI²'s correlation."""
+        limit = self.limit
+        if limit <= 0:
+            return [1.0 if level > limit else 0.0 for level in self.values]
+        return [1 - limit / level if level > limit else max(-1.0, level / limit - 1) for level in self.values]
+
+    @cached_property
+    def vary(self) -> bool:
+        """Not the same all the time."""
+        return _varies(self.moments)
+
+    def where(self, known: Sequence[bool]) -> "Levels":
+        """At some of the moments."""
+        return self if all(known) else Levels(list(compress(self.values, known)), self.limit)
+
+
+@final
 class Symptom(NamedTuple):
-    """By what the suffering is told; above ``limit`` it is."""
+    """By what the suffering is told, at which moments of the kept past, and how much it was."""
 
     signal: str
-    points: Points
-    limit: float
-    bad: Points
+    times: list[float]
+    levels: Levels
+    bad: list[float]
     """When it suffered, within the window; empty: all of the window."""
 
 
@@ -42,36 +81,21 @@ def symptom_of(sight: Sight, resource: Resource, window_s: float) -> Symptom | N
     """How the lack of a resource shows in this victim; None: nothing of it is measured."""
     for signal, limit in SYMPTOMS[resource]:
         for subject in dict.fromkeys((sight.subject, NODE)):
-            if sight.value(signal, subject) is None:
+            series = sight.series(signal, subject)
+            if series is None or sight.value(signal, subject) is None:
                 continue
-            series = sight.history.series(subject, signal)
-            points = tuple(series) if series is not None else ()
-            window = [point for point in points if point[0] > sight.now - window_s]
-            most = max((value for _, value in window), default=0.0)
+            times, values = series.all()
+            begin = bisect_right(times, sight.now - window_s)
+            most = max(values[begin:], default=0.0)
             if limit is not None and most > limit:
-                return Symptom(signal, points, limit, tuple(point for point in window if point[1] > limit))
-            median = sorted(value for _, value in points)[len(points) // 2]
-            # Half of all noise is above the median: what is bad is well above it.
-            return Symptom(signal, points, median, tuple(point for point in window if point[1] > (median + most) / 2))
+                usual = bad_above = limit
+            else:
+                usual = sorted(values)[len(values) // 2]
+                # Half of all noise is above the median: what is bad is well above it.
+                bad_above = (usual + most) / 2
+            bad = [at for at, value in zip(times[begin:], values[begin:], strict=True) if value > bad_above]
+            return Symptom(signal, times, Levels(values, usual), bad)
     return None
-
-
-def paired(base: Points, other: Points, within_s: float) -> list[tuple[float, float]]:
-    """(value of ``base``, value of ``other``) measured at about the same time; both have the oldest first."""
-    # Most readers of one frame measure at the same moment: only for the others the nearest is looked for.
-    exact = dict(other)
-    times: list[float] = []
-    found: list[tuple[float, float]] = []
-    for at, value in base:
-        if at in exact:
-            found.append((value, exact[at]))
-            continue
-        times = times or [one for one, _ in other]
-        place = bisect_left(times, at)
-        near = min(other[max(0, place - 1) : place + 1], key=lambda one: abs(one[0] - at), default=None)
-        if near is not None and abs(near[0] - at) < within_s:
-            found.append((value, near[1]))
-    return found
 
 
 def rhythm(sight: Sight, subject: str, signals: Sequence[str], symptom: Symptom) -> tuple[float, str] | None:
@@ -79,15 +103,14 @@ def rhythm(sight: Sight, subject: str, signals: Sequence[str], symptom: Symptom)
 
     None: too little of either is known.
     """
-    pairs = _together(sight, subject, signals, symptom)
-    if len(pairs) < _PAIRS:
+    levels, uses = _together(sight, subject, signals, symptom)
+    if len(uses) < _PAIRS:
         return None
-    found = correlation(pairs, symptom.limit)
+    found = correlation(levels, uses)
     words = f"with {symptom.signal}: {number(found)} (CPI²)"
-    if not _varies([value for value, _ in pairs]):
+    if not levels.vary:
         return (1 + found) / 2, words
-    # A pod that does the same all the time is no reason for what comes and goes.
-    same = pearson(pairs) if _varies([use for _, use in pairs]) else 0.0
+    same = pearson(levels, uses)
     return (2 + found + same) / 4, f"{words}, {number(same)} (Pearson)"
 
 
@@ -95,53 +118,63 @@ _PAIRS: Final = 8
 """Fewer moments tell nothing about a rhythm."""
 
 
-def _together(sight: Sight, subject: str, signals: Sequence[str], symptom: Symptom) -> list[tuple[float, float]]:
-    """(symptom, use) at each moment of the past; a pod that was not there yet used nothing."""
-    sums: list[tuple[float, float]] = [(at, 0.0) for at, _ in symptom.points]
-    measured = False
+def _together(sight: Sight, subject: str, signals: Sequence[str], symptom: Symptom) -> tuple[Levels, Sequence[float]]:
+    """The symptom and the use at each moment of the past; a pod that was not there yet used nothing."""
+    known = [True] * len(symptom.times)
+    total: list[float] | None = None
     for signal in signals:
-        series = sight.history.series(subject, signal)
+        series = sight.series(signal, subject)
         if series is None:
             continue
-        points = tuple(series)
-        measured = True
-        begun = points[0][0] - spacing_s(sight, signal)
-        before = [(at, 0.0) for at, _ in symptom.points if at <= begun]
-        values = _by_time(symptom.points, [*before, *points], spacing_s(sight, signal))
-        sums = [(at, total + values[at]) for at, total in sums if at in values]
-    levels = dict(symptom.points)
-    return [(levels[at], total) for at, total in sums] if measured else []
+        values = _followed(series, symptom.times, spacing_s(sight, signal), known)
+        total = values if total is None else list(map(add, total, values))
+    if total is None:
+        return symptom.levels, []
+    return symptom.levels.where(known), total if all(known) else list(compress(total, known))
 
 
-def _by_time(base: Points, other: Points, within_s: float) -> dict[float, float]:
-    return dict(paired([(at, at) for at, _ in base], other, within_s))
+def _followed(series: Series, moments: list[float], within_s: float, known: list[bool]) -> list[float]:
+    """Its values at these moments; where there is none, 0.0, and ``known`` becomes False."""
+    times, values = series.all()
+    if times == moments:
+        return values
+    begun = times[0] - within_s
+    before = [at for at in moments if at <= begun]
+    values = [*[0.0] * len(before), *values]
+    found = []
+    for index, place in enumerate(nearest(moments, [*before, *times], within_s)):
+        if place is None:
+            known[index] = False
+        found.append(0.0 if place is None else values[place])
+    return found
 
 
-def correlation(pairs: Sequence[tuple[float, float]], limit: float) -> float:
-    """CPI²'s antagonist correlation of (symptom, use) pairs, -1 to 1: positive when use falls into the bad time."""
-    total = math.fsum(use for _, use in pairs)
+def correlation(levels: Levels, uses: Sequence[float]) -> float:
+    """CPI²'s antagonist correlation of symptom and use, -1 to 1: positive when use falls into the bad time."""
+    total = math.fsum(uses)
     if total <= 0:
         return 0.0
-    found = 0.0
-    for level, use in pairs:
-        if level > limit:
-            found += use / total * (1 - limit / level if limit > 0 else 1.0)
-        elif limit > 0:
-            found += use / total * max(-1.0, level / limit - 1)
+    found = sum(map(mul, map(truediv, uses, repeat(total)), levels.weights))
     return max(-1.0, min(1.0, found))
 
 
-def pearson(pairs: Sequence[tuple[float, float]]) -> float:
-    """Pearson's correlation coefficient; 0.0 where one side does not vary."""
-    first, second = of([one for one, _ in pairs]), of([other for _, other in pairs])
-    if not first.variance or not second.variance:
+def pearson(levels: Levels, uses: Sequence[float]) -> float:
+    """Pearson's correlation coefficient; 0.0 where one side does not vary.
+
+    A pod that does the same all the time is no reason for what comes and goes.
+    """
+    if not uses or not levels.moments.variance:
         return 0.0
-    joint = math.fsum((one - first.mean) * (other - second.mean) for one, other in pairs) / len(pairs)
-    return max(-1.0, min(1.0, joint / (first.sigma * second.sigma)))
+    mean = math.fsum(uses) / len(uses)
+    distances = list(map(sub, uses, repeat(mean)))
+    use = Moments(float(len(uses)), mean, math.fsum(map(mul, distances, distances)) / len(uses))
+    if not use.variance or not _varies(use):
+        return 0.0
+    joint = math.fsum(map(mul, levels.distances, distances)) / len(uses)
+    return max(-1.0, min(1.0, joint / (levels.moments.sigma * use.sigma)))
 
 
-def _varies(values: Sequence[float]) -> bool:
-    moments = of(values)
+def _varies(moments: Moments) -> bool:
     return moments.sigma > _FLAT * abs(moments.mean)
 
 

@@ -18,13 +18,13 @@ by correlation alone, so that of a pod with 2 CPUs and one with 0.02 that follow
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from reconciler.detectors.base import Sight
 from reconciler.detectors.neighbours import overlap
-from reconciler.detectors.rhythm import Symptom, paired, rhythm, symptom_of
-from reconciler.detectors.windows import spacing_s
+from reconciler.detectors.rhythm import Symptom, rhythm, symptom_of
+from reconciler.detectors.uses import Meanwhile, Use, Uses
 from reconciler.detectors.words import amount, number
 from state.evidence import PodFacts, Resource, Suspect
 
@@ -36,6 +36,8 @@ SIGNALS: Final = (
 
 MOST: Final = 10
 """Suspects told, and pods whose use is followed through time."""
+_STRIDE: Final = 50
+"""Pods after which others may run: a tenth of a millisecond."""
 
 
 class _Part(NamedTuple):
@@ -68,21 +70,30 @@ _PARTS: Final[Mapping[Resource, tuple[_Part, ...]]] = {
 }
 
 
-def rank(sight: Sight, resource: Resource, window_s: float) -> tuple[Suspect, ...]:
-    """The pods that may be why the victim lacks ``resource``, the likeliest first; empty: none can be told."""
+def rank(sight: Sight, resource: Resource, window_s: float, lately: Uses) -> Generator[None, None, tuple[Suspect, ...]]:
+    """The pods that may be why the victim lacks ``resource``, the likeliest first; empty: none can be told.
+
+    It yields now and then, so that others can run. ``lately``: what is shared by all victims of this frame.
+    """
     symptom = symptom_of(sight, resource, window_s)
     parts = _PARTS[resource]
     overlaps = _candidates(sight, resource)
+    meanwhile = Meanwhile(symptom.bad if symptom is not None else ())
     # By part, by pod.
     uses: list[dict[str, float]] = []
     for part in parts:
         found: dict[str, float] = {}
-        for uid, near in overlaps.items():
-            used = _used(sight, sight.frame.pods[uid].subject, part, symptom, window_s)
+        read = [lately.of(signal, window_s) for signal in part.signals]
+        for count, (uid, near) in enumerate(overlaps.items()):
+            used = _used(sight.frame.pods[uid].subject, read, meanwhile, growth=part.growth)
             if used is not None and used * near > 0:
                 found[uid] = used * near
+            if count % _STRIDE == _STRIDE - 1:
+                yield
         uses.append(found)
-    shares = _shares(parts, uses)
+        yield
+    totals = [math.fsum(used.values()) for used in uses]
+    shares = _shares(parts, uses, totals)
     own, excuse = _own(sight, resource, window_s)
     suspects: list[Suspect] = []
     for uid in sorted(shares, key=lambda one: (-shares[one], one))[:MOST]:
@@ -90,8 +101,8 @@ def rank(sight: Sight, resource: Resource, window_s: float) -> tuple[Suspect, ..
         time, words = _time(sight, pod, parts, symptom)
         score = min(1.0, max(0.0, shares[uid] * time * own))
         told = [
-            f"{part.words} {amount(used[uid], part.unit)} ({_percent(used[uid], used)} of what others did)"
-            for part, used in zip(parts, uses, strict=True)
+            f"{part.words} {amount(used[uid], part.unit)} ({number(100 * used[uid] / total)} % of what others did)"
+            for part, used, total in zip(parts, uses, totals, strict=True)
             if used.get(uid, 0.0) >= part.least
         ]
         where = _where(sight, resource, overlaps[uid])
@@ -99,49 +110,37 @@ def rank(sight: Sight, resource: Resource, window_s: float) -> tuple[Suspect, ..
         if pod.pod_class.online:
             reason += "; online: told only"
         suspects.append(Suspect(uid=uid, title=pod.title, score=round(score, 3), reason=reason))
+        yield
     return tuple(sorted(suspects, key=lambda one: (-one.score, one.title)))
 
 
 def _candidates(sight: Sight, resource: Resource) -> dict[str, float]:
     """Every other pod with the part of its CPUs that the victim runs on, too; 1.0 where CPUs do not matter."""
-    found: dict[str, float] = {}
+    mine = sight.pod.uid if sight.pod is not None else None
     ours = sight.pod.cpus if sight.pod is not None and resource is Resource.CPU else ""
-    for uid, pod in sight.frame.pods.items():
-        if sight.pod is not None and uid == sight.pod.uid:
-            continue
-        part = overlap(ours, pod.cpus)
-        if part:
-            found[uid] = part
-    return found
+    if not ours:
+        return {uid: 1.0 for uid in sight.frame.pods if uid != mine}
+    return {uid: part for uid, pod in sight.frame.pods.items() if uid != mine and (part := overlap(ours, pod.cpus)) > 0}
 
 
-def _used(sight: Sight, subject: str, part: _Part, symptom: Symptom | None, window_s: float) -> float | None:
+def _used(
+    subject: str, read: Sequence[Callable[[str], Use | None]], meanwhile: Meanwhile, *, growth: bool
+) -> float | None:
     """What a pod used while the victim suffered; None: not measured."""
     total: float | None = None
-    for signal in part.signals:
-        series = sight.history.series(subject, signal)
-        if series is None or sight.value(signal, subject) is None:
-            continue
-        points = series.tail(sight.now - window_s)
-        if part.growth:
-            used = max(0.0, points[-1][1] - min(value for _, value in points))
-        else:
-            inside = (
-                [value for _, value in paired(symptom.bad, points, spacing_s(sight, signal))]
-                if symptom is not None and symptom.bad
-                else [value for at, value in points if at > sight.now - window_s]
-            )
-            used = sum(inside) / len(inside) if inside else 0.0
-        total = used if total is None else total + used
+    for use_of in read:
+        use = use_of(subject)
+        if use is not None:
+            used = use.growth() if growth else meanwhile.mean(use)
+            total = used if total is None else total + used
     return total
 
 
-def _shares(parts: Sequence[_Part], uses: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _shares(parts: Sequence[_Part], uses: Sequence[Mapping[str, float]], totals: Sequence[float]) -> dict[str, float]:
     """What each pod did against the one that did most; a way to measure in which nobody did anything tells nothing."""
     shares: dict[str, float] = {}
     active: set[str] = set()
-    for part, used in zip(parts, uses, strict=True):
-        total = math.fsum(used.values())
+    for part, used, total in zip(parts, uses, totals, strict=True):
         if total < part.least:
             continue
         for uid, value in used.items():
@@ -167,8 +166,8 @@ def _own(sight: Sight, resource: Resource, window_s: float) -> tuple[float, str]
     if sight.pod is None:
         return 1.0, ""
     if resource is Resource.CPU:
-        series = sight.history.series(sight.subject, "cpu.throttled")
-        values = [value for _, value in series.tail(sight.now - window_s)] if series is not None else []
+        series = sight.series("cpu.throttled")
+        values = series.after(sight.now - window_s)[1] if series is not None else []
         cut = sum(values) / len(values) if values else 0.0
         if cut > _CUT:
             return 0.25, f"; but the victim's own quota cuts {number(cut)} % of its periods short"
@@ -185,10 +184,6 @@ def _own(sight: Sight, resource: Resource, window_s: float) -> tuple[float, str]
 
 _CUT: Final = 1.0
 _AT_LIMIT: Final = 0.95
-
-
-def _percent(value: float, used: Mapping[str, float]) -> str:
-    return f"{number(100 * value / math.fsum(used.values()))} %"
 
 
 def _where(sight: Sight, resource: Resource, overlap: float) -> str:

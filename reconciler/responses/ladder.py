@@ -92,9 +92,11 @@ def advance(
 ) -> tuple[LadderMemory, tuple[Change, ...]]:
     """One moment further. ``fresh_s``: how old a sample may be to count as now."""
     ladder = _Ladder(memory, moment, config, fresh_s)
+    interfered = Verdict.INTERFERED
     for ascent in ascents:
         for finding in ascent.findings:
-            ladder.go(ascent, finding)
+            if memory.climbs or finding.verdict is interfered:
+                ladder.go(ascent, finding)
     return ladder.end()
 
 

@@ -1,13 +1,15 @@
 import math
 import random
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.detectors.rhythm import correlation, pearson
+from reconciler.detectors.rhythm import Levels, correlation, pearson
 from reconciler.detectors.suspects import MOST, SIGNALS, rank
+from reconciler.detectors.uses import Uses
 from reconciler.signals import catalog
 from state.evidence import NODE, PodFacts, Resource, Suspect
 from state.model import PodClass, Resources
@@ -28,7 +30,17 @@ def ranked(
     if victim is None:
         victim = {"cpu.wait": lambda at: 20 if at >= 70 else 0.3}
     scene = Scene({subject: victim, **{f"pod:{uid}": signals for uid, signals in uses.items()}}, pods, **more)
-    return rank(scene.play(STEPS, subject), resource, 30)
+    sight = scene.play(STEPS, subject)
+    return done(rank(sight, resource, 30, Uses(sight.frame, sight.history, sight.fresh_s)))
+
+
+def done(work: Generator[None, None, tuple[Suspect, ...]]) -> tuple[Suspect, ...]:
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            found: tuple[Suspect, ...] = end.value
+            return found
 
 
 def pearsons(suspect: Suspect) -> float:
@@ -220,14 +232,19 @@ def test_its_signals_are_in_the_catalog() -> None:
 PAIRS = st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), max_size=40)
 
 
+def apart(pairs: Sequence[tuple[float, float]], limit: float) -> tuple[Levels, list[float]]:
+    return Levels([level for level, _ in pairs], limit), [use for _, use in pairs]
+
+
 @given(PAIRS, st.floats(0, 1e5))
 def test_correlations_stay_in_bounds(pairs: list[tuple[float, float]], limit: float) -> None:
-    assert -1 <= correlation(pairs, limit) <= 1
-    assert -1 <= pearson(pairs) <= 1
-    assert not math.isnan(pearson(pairs))
+    levels, uses = apart(pairs, limit)
+    assert -1 <= correlation(levels, uses) <= 1
+    assert -1 <= pearson(levels, uses) <= 1
+    assert not math.isnan(pearson(levels, uses))
 
 
 def test_correlation_is_cpi_s_formula() -> None:
     # Limit 2: half the use at 4 (1 - 2/4), a quarter at 1 (1/2 - 1), a quarter at the limit (0).
-    assert correlation([(4, 2), (1, 1), (2, 1)], 2) == pytest.approx(0.5 * 0.5 - 0.25 * 0.5)
-    assert correlation([(4, 0)], 2) == 0
+    assert correlation(*apart([(4, 2), (1, 1), (2, 1)], 2)) == pytest.approx(0.5 * 0.5 - 0.25 * 0.5)
+    assert correlation(*apart([(4, 0)], 2)) == 0
