@@ -1,11 +1,15 @@
 """What is installed beside the program: the unit is understood by systemd and asks for no more than it says."""
 
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from cgroupfs.private import POINT
+from reconciler.cli.options import parser
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 UNIT = (DEPLOY / "bypassd.service").read_text()
@@ -44,6 +48,101 @@ def test_the_unit_is_notified_watched_reloaded_and_not_restarted_into_a_wall() -
     assert int(settings["WatchdogSec"]) > 2 * 20
     assert settings["RestartPreventExitStatus"].split() == ["2", "3", "4"]
     assert settings["ProtectControlGroups"] == "no"
+
+
+def sets_of_calls() -> dict[str, set[str]]:
+    """What systemd's groups of system calls stand for, each with the groups inside it resolved."""
+    analyze = needed("systemd-analyze")
+    done = subprocess.run([analyze, "syscall-filter", "--no-pager"], capture_output=True, text=True, check=False)
+    found: dict[str, set[str]] = {}
+    name = ""
+    for line in done.stdout.splitlines():
+        if line.startswith("@"):
+            name = line.strip()
+            found[name] = set()
+        elif line.startswith("    ") and not line.strip().startswith("#") and name:
+            found[name].add(line.strip())
+    if "@system-service" not in found:
+        pytest.skip(f"NOT RUN: this systemd-analyze tells no system calls: {done.stderr.strip()}")
+
+    def whole(group: str) -> set[str]:
+        return {call for one in found[group] for call in (whole(one) if one.startswith("@") else {one})}
+
+    return {group: whole(group) for group in found}
+
+
+def settings_of(text: str) -> dict[str, str]:
+    """A setting that is given several times is the sum of them, as in a drop-in."""
+    found: dict[str, str] = {}
+    for key, value in re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE):
+        found[key] = f"{found[key]} {value}" if key in found else value
+    return found
+
+
+def allowed(text: str) -> set[str]:
+    sets = sets_of_calls()
+    words = settings_of(text)["SystemCallFilter"].split()
+    return {call for word in words for call in (sets[word] if word.startswith("@") else {word})}
+
+
+def drop_in(document: str) -> str:
+    """The one that a document shows, as it stands there."""
+    text = (DEPLOY.parent / "docs" / document).read_text()
+    (found,) = re.findall(r"```ini\n# /etc/systemd/system/bypassd\.service\.d/[\w-]+\.conf\n(.*?)```", text, re.DOTALL)
+    return str(found)
+
+
+@pytest.mark.parametrize(
+    ("what", "calls"),
+    [
+        ("who wrote", {"fanotify_init", "fanotify_mark", "inotify_add_watch"}),
+        ("processor events", {"perf_event_open", "ioctl", "read"}),
+        ("run queue and CRI", {"socket", "bind", "sendto", "recvfrom", "connect"}),
+        ("evictions by signals", {"pidfd_open", "pidfd_send_signal", "kill"}),
+        ("sinks and probes that are programs", {"memfd_create", "execve", "setsid", "waitid", "clone3", "vfork"}),
+        ("notices", {"renameat", "fchown", "fchmod", "unlinkat"}),
+        ("file systems", {"statfs", "fstatfs", "getdents64"}),
+        ("network of BE pods", {"bpf"}),
+        ("core scheduling", {"prctl"}),
+    ],
+)
+def test_the_unit_lets_everything_that_is_on_without_a_drop_in_call_the_kernel(what: str, calls: set[str]) -> None:
+    assert calls - allowed(UNIT) == set(), what
+
+
+def test_the_unit_gives_the_rights_that_evictions_and_signals_need_and_no_more() -> None:
+    settings = settings_of(UNIT)
+    assert set(settings["CapabilityBoundingSet"].split()) == {
+        *("CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SYS_RESOURCE", "CAP_SYS_NICE"),
+        *("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_KILL"),
+    }
+    # Netlink for taskstats; the API server and sinks over IP; the runtime, the kubelet and systemd over unix sockets.
+    assert settings["RestrictAddressFamilies"].split() == ["AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"]
+    assert settings["PrivateNetwork"] == "no"
+    # Files in the pods' own volumes; recordings below the state directory.
+    assert settings["ReadWritePaths"].split() == ["-/var/lib/kubelet/pods"]
+    assert settings["StateDirectory"] == "bypassd"
+
+
+def test_the_unit_thaws_after_every_end_by_a_command_that_there_is() -> None:
+    program, *words = settings_of(UNIT)["ExecStopPost"].split()
+    assert program == "-/opt/bypassd/bin/bypassctl"
+    assert parser().parse_args(words).command == "thaw"
+
+
+def test_what_is_not_on_without_a_drop_in_is_on_with_it(tmp_path: Path) -> None:
+    assert not {"mount", "umount2"} & allowed(UNIT)
+    mounting = f"{UNIT}\n{drop_in('signals.md')}"
+    assert {"mount", "umount2"} <= allowed(mounting)
+    assert os.path.dirname(POINT) == f"/run/{settings_of(UNIT)['RuntimeDirectory']}"
+    probing = settings_of(f"{UNIT}\n{drop_in('probes.md')}")
+    assert {"CAP_SETUID", "CAP_SETGID", "CAP_KILL"} <= set(probing["CapabilityBoundingSet"].split())
+    assert {"setresuid", "setresgid", "setgroups"} <= allowed(UNIT)
+    directory = tmp_path / "bypassd.service.d"
+    directory.mkdir()
+    for name in ("signals", "probes"):
+        (directory / f"{name}.conf").write_text(drop_in(f"{name}.md"))
+    test_systemd_understands_every_line_of_the_unit(tmp_path)
 
 
 class Machine:

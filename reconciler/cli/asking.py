@@ -1,6 +1,7 @@
 """What can only be learnt by asking: kubelet, runtime, daemon, and the kernel's fanotify; answers or refusals."""
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Awaitable, Callable
@@ -12,14 +13,21 @@ from msgspec import Struct
 from cgroupfs.attribution import FanotifyWatch
 from cgroupfs.errors import SourceError
 from reconciler.cli.client import Unreachable, exchange
-from reconciler.cli.nodeview import NodeView
-from reconciler.httpclient import HttpSession, Peer
+from reconciler.cli.nodeview import NodeView, read_number
+from reconciler.httpclient import Answer, HttpSession, Peer
+from reconciler.kubeapi import KubeApi, status_of
 from reconciler.peers import cri_socket, kubelet_peer
+from reconciler.signals.perf_abi import CACHE_MISSES, CYCLES, INSTRUCTIONS, RealPerf
+from reconciler.signals.perf_window import probe
+from reconciler.signals.taskstats import Taskstats
 from reconciler.sources.cri import CriClient, RuntimeCondition, RuntimeVersion
 from reconciler.sources.kubelet_api import decode_pods
+from state.eviction import Means
 from state.model import PodMeta
 
 _PROGRAM_S: Final = 5.0
+_API_S: Final = 3.0
+_REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _VERSION: Final = re.compile(r"v(\d+)\.(\d+)\.(\d+)\S*")
 
 
@@ -38,8 +46,13 @@ class Asked(Struct, kw_only=True):
     cri_problem: str = ""
     daemon: str | None = None
     daemon_reasons: tuple[str, ...] = ()
+    daemon_pid: int | None = None
     fanotify: bool | None = None
     fanotify_problem: str = ""
+    api_problem: str | None = None
+    """Why evictions cannot go through the API server; empty: they can; None: not asked."""
+    taskstats_problem: str | None = None
+    perf_problem: str | None = None
 
 
 def ask_node(node: NodeView) -> Asked:
@@ -48,13 +61,19 @@ def ask_node(node: NodeView) -> Asked:
     if node.copied:
         return asked
     _ask_kernel(node, asked)
+    if node.config.interference.enabled or node.config.eviction.enabled:
+        asked.taskstats_problem, asked.perf_problem = _taskstats_problem(), _perf_problem()
     _ask_daemon(node, asked)
     asked.kubelet_version = _program_version(node.kubelet.pid)
     peer = kubelet_peer(node.config.kubelet, node.kubelet)
     asked.cri_socket = cri_socket(node.config.runtime, node.kubelet, node.root)
+    eviction = node.config.eviction
+    by_api = eviction.enabled and Means.API in eviction.means.order
 
     async def ask() -> None:
         async with trio.open_nursery() as nursery:
+            if by_api:
+                nursery.start_soon(ask_api, node, asked)
             if peer is not None:
                 nursery.start_soon(_ask_kubelet, peer, asked)
             if asked.cri_socket is not None:
@@ -97,6 +116,7 @@ def _ask_daemon(node: NodeView, asked: Asked) -> None:
         answer = json.loads(body)
         asked.daemon = "ready" if answer["ready"] else "not ready"
         asked.daemon_reasons = tuple(answer["reasons"])
+        asked.daemon_pid = read_number("/", os.path.join(os.path.dirname(node.store), "lock"))
     except Unreachable:
         asked.daemon = None
     except (ValueError, KeyError, TypeError):
@@ -114,6 +134,53 @@ def _ask_kernel(node: NodeView, asked: Asked) -> None:
         return
     asked.fanotify, asked.fanotify_problem = True, watch.problem or ""
     watch.close()
+
+
+async def ask_api(node: NodeView, asked: Asked) -> None:
+    """Whether we could evict a pod: asked as a question of rights, which does nothing."""
+    api = KubeApi(node.config.apiserver, root=node.root, kubelets=node.kubelet.kubeconfig)
+    wanted = {"verb": "create", "resource": "pods", "subresource": "eviction"}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": wanted},
+    }
+    try:
+        answer = await api.request("POST", _REVIEWS, review, timeout_s=_API_S)
+        asked.api_problem = _may_not(answer)
+    except SourceError as exc:
+        asked.api_problem = str(exc)
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
+            await api.aclose()
+
+
+def _may_not(answer: Answer) -> str:
+    """Why we may not evict; empty: we may."""
+    if answer.status not in {200, 201}:
+        told = status_of(answer)
+        return f"API server: it answers {answer.status}{f': {told.message}' if told.message else ''}"
+    try:
+        status = json.loads(answer.body)["status"]
+        allowed, reason = bool(status["allowed"]), str(status.get("reason") or "")
+    except (ValueError, KeyError, TypeError):
+        return "API server: what answers is none"
+    return "" if allowed else f"API server: it does not let us create pods/eviction{f' ({reason})' if reason else ''}"
+
+
+def _taskstats_problem() -> str:
+    try:
+        Taskstats().close()
+    except SourceError as exc:
+        return str(exc)
+    return ""
+
+
+def _perf_problem() -> str:
+    """Open the counters for one CPU, as the daemon does first, and close them."""
+    cpu = min(os.sched_getaffinity(0))
+    missing = probe(RealPerf(), (CYCLES, INSTRUCTIONS), (CACHE_MISSES,), cpu).missing
+    return next(iter(missing.values()), "")
 
 
 def _program_version(pid: int | None) -> str | None:

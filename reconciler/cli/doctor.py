@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from reconciler.cli import words
 from reconciler.cli.asking import ask_node
-from reconciler.cli.checks import agent, kubelet, machine
+from reconciler.cli.checks import agent, kubelet, machine, watching
 from reconciler.cli.checks.finding import Finding, State
 from reconciler.cli.exits import Exit
 from reconciler.cli.nodeview import NodeView, look
@@ -33,6 +33,7 @@ def examine(node: NodeView) -> list[Finding]:
         *machine.machine(node),
         *kubelet.kubelet(node, asked),
         *kubelet.runtime(node, asked),
+        *watching.watching(node, asked),
         *agent.agent(node, asked),
     ]
 

@@ -13,6 +13,7 @@ from state.reader import read_dump
 
 _CAPABILITIES: Final = {
     2: "DAC_READ_SEARCH",
+    5: "KILL",
     12: "NET_ADMIN",
     19: "SYS_PTRACE",
     21: "SYS_ADMIN",

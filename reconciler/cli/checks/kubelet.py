@@ -1,7 +1,11 @@
 """The kubelet, what it allocated, and the container runtime."""
 
+import contextlib
+import glob
 import os
+import re
 from collections.abc import Iterator
+from typing import Final
 
 from reconciler.cli import words
 from reconciler.cli.asking import Asked, release
@@ -11,6 +15,8 @@ from reconciler.config import Endpoint
 from reconciler.policies.reclaimed import Form
 from state.kubelet import CPU_STATE, CheckpointError, Fault, parse_cpu_manager_state, read_checkpoint
 from state.model import CpuPolicy
+
+_LITERAL: Final = re.compile(r"[^:]*\.slice:[A-Za-z-]+:[0-9a-f]{12,}")
 
 
 def kubelet(node: NodeView, asked: Asked) -> Iterator[Finding]:
@@ -53,7 +59,28 @@ def _pods(node: NodeView) -> Finding:
         return Finding("kubepods", State.WARN, f"{node.layout.kubepods} does not exist yet", "start the kubelet")
     pods, containers = len(node.pods), len(node.containers)
     found = f"{node.layout.kubepods}: {words.plural(pods, 'pod')}, {words.plural(containers, 'container')}"
+    outside = _outside(node)
+    if outside:
+        fix = "give kubelet and runtime the same cgroup driver (containerd: SystemdCgroup = true for runc)"
+        told = f"{found}; {len(outside)} outside, such as {outside[0][:80]}…"
+        return Finding("kubepods", State.WARN, told, fix)
     return Finding("kubepods", State.OK, found)
+
+
+def _outside(node: NodeView) -> list[str]:
+    """Groups of containers that a runtime with the other cgroup driver made: ``….slice:cri-containerd:ID``, literally.
+
+    They are at the root or in the runtime's own service, and nothing that is set on kubepods or a pod reaches them.
+    """
+    if node.hierarchy is None:
+        return []
+    root = node.hierarchy.trigger_directory("/")
+    services = glob.glob(os.path.join(glob.escape(root), "system.slice", "*.service"))
+    found: list[str] = []
+    for directory in (root, *sorted(services)):
+        with contextlib.suppress(OSError), os.scandir(directory) as entries:
+            found += [entry.path for entry in entries if _LITERAL.fullmatch(entry.name)]
+    return [f"/{os.path.relpath(path, root)}" for path in sorted(found)]
 
 
 def _checkpoint(node: NodeView) -> Finding:

@@ -123,11 +123,24 @@ def _core_scheduling(node: NodeView) -> Iterator[Finding]:
         yield Finding("core scheduling", State.OK, f"not used; {why}")
 
 
+def _no_psi(node: NodeView) -> Finding:
+    """Whether the kernel could, as its build configuration says where that is kept."""
+    release_ = (read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()
+    built = (read_text(node.root, f"boot/config-{release_}") or "").splitlines()
+    if "CONFIG_PSI=y" in built:
+        off = "psi=0" in (read_text(node.root, "proc/cmdline") or "").split()
+        fix = f"boot with psi=1{' instead of psi=0' if off else ''}: pressure tells interference from load"
+        return Finding("PSI", State.WARN, "compiled in, but off", fix)
+    if built:
+        return Finding("PSI", State.WARN, "this kernel is built without", "a kernel with CONFIG_PSI (4.20 or later)")
+    return Finding("PSI", State.WARN, "none", "boot with psi=1: pressure tells interference from load")
+
+
 def _psi(node: NodeView) -> Finding:
     try:
         read_pressure(node_pressure_file(Resource.CPU, node.root))
     except AgentError:
-        return Finding("PSI", State.WARN, "none", "boot with psi=1: pressure tells interference from load")
+        return _no_psi(node)
     groups = False
     if node.hierarchy is not None and node.layout is not None:
         groups = group_pressure_file(node.hierarchy, node.layout.kubepods, Resource.CPU) is not None
@@ -135,14 +148,19 @@ def _psi(node: NodeView) -> Finding:
     found = f"node, {'groups' if groups else 'not per group'}, triggers {'any' if privileged else '2 s'} window"
     if not groups:
         return Finding(
-            "PSI", State.WARN, found, "per group needs a cgroup2 mount that the runtime joins (hybrid or v2)"
+            "PSI", State.WARN, found, "a cgroup2 mount that the runtime joins; or interference.private_cgroup2: true"
         )
     return Finding("PSI", State.OK, found)
 
 
-def _pmu(node: NodeView) -> Finding:
+def hardware_counters(node: NodeView) -> list[str]:
+    """The processor's own counters, as the kernel calls them; none in most virtual machines."""
     devices = os.path.join(node.root, "sys/bus/event_source/devices")
-    there = [name for name in ("cpu", "cpu_core", "cpu_atom", "armv8_pmuv3_0") if os.path.exists(f"{devices}/{name}")]
+    return [name for name in ("cpu", "cpu_core", "cpu_atom", "armv8_pmuv3_0") if os.path.exists(f"{devices}/{name}")]
+
+
+def _pmu(node: NodeView) -> Finding:
+    there = hardware_counters(node)
     if not there:
         return Finding("PMU", State.WARN, "no hardware counters", "in a VM: pass the PMU through; CPI is not measured")
     return Finding("PMU", State.OK, ", ".join(there))

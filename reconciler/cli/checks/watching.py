@@ -1,0 +1,265 @@
+"""Interference and eviction: what of it this node can do. Says nothing of what is switched off.
+
+Where a daemon runs, its own rights count and not those of whoever asks: its unit or container may lack some.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from cgroupfs.errors import AgentError
+from cgroupfs.pressure import Resource, group_pressure_file, node_pressure_file, read_pressure
+from cgroupfs.private import POINT, private_tree
+from reconciler.cli import words
+from reconciler.cli.asking import Asked
+from reconciler.cli.checks.finding import Finding, State
+from reconciler.cli.checks.machine import hardware_counters
+from reconciler.cli.nodeview import NodeView, read_text
+from reconciler.config import Endpoint, Mode
+from reconciler.detectors.rule import Rule, RuleMode, effective
+from reconciler.detectors.table import DETECTORS, DetectorEntry
+from reconciler.responses.eviction.config import TriggersConfig
+from reconciler.responses.eviction.plan import signals_of
+from resctrl.capability import Status, read_capability
+from state.eviction import Means
+
+_WAITING: Final = frozenset({"cpu.wait", "cpu.wait_milli", "cpu.wait_own", "cpu.delay"})
+_COUNTED: Final = frozenset({"cpi", "llc.misses"})
+_CACHE: Final = frozenset({"llc.occupancy", "memory.bandwidth"})
+_LATENCY: Final = "service.latency"
+_KILL: Final = 5
+_NET_ADMIN: Final = 12
+_SETUID: Final = (6, 7)
+
+
+def watching(node: NodeView, asked: Asked) -> Iterator[Finding]:
+    """What ``interference`` and ``eviction`` need."""
+    config = node.config
+    if config.interference.enabled:
+        rules = effective(config.interference.rules)
+        yield _rules(node, asked, rules)
+        yield from _private(node, asked)
+        yield from _probes(node, asked)
+    if config.interference.enabled or config.eviction.enabled:
+        yield from _run_queue(node, asked)
+    yield from _recording(node, asked)
+    if config.eviction.enabled:
+        yield _eviction(node, asked)
+        yield from _notice(node, asked)
+
+
+# Rules
+
+
+def _rules(node: NodeView, asked: Asked, rules: Mapping[str, Rule]) -> Finding:
+    """Which rules can be judged: a group of one whose signals are all there is enough."""
+    lacking = _lacking(node, asked)
+    blind: dict[str, str] = {}
+    for name, rule in rules.items():
+        groups = [[one for entry in group for one in _lacks(entry, lacking)] for group in rule.when]
+        if groups and all(groups):
+            blind[name] = min(groups, key=len)[0]
+    enforced = sum(rule.mode is RuleMode.ENFORCE for rule in rules.values())
+    found = f"{words.plural(len(rules), 'rule')}, {enforced} enforced"
+    if enforced and node.config.mode is not Mode.ENFORCE:
+        found += f" (mode is {node.config.mode.value}: nothing is done)"
+    if not blind:
+        return Finding(
+            "interference", State.OK, f"{found}; this node has the signals for {'it' if len(rules) == 1 else 'all'}"
+        )
+    told = ", ".join(f"{name} (no {signal})" for name, signal in blind.items())
+    fixes = dict.fromkeys(lacking[signal] for signal in blind.values())
+    return Finding(
+        "interference",
+        State.WARN,
+        f"{found}; unknown here: {told}",
+        f"{'; '.join(fixes)}; or mode: off for those rules",
+    )
+
+
+def _lacks(entry: DetectorEntry, lacking: Mapping[str, str]) -> list[str]:
+    """The signals for want of which a detector cannot answer; of the node, the kernel tells pressure without groups."""
+    of_node = getattr(entry.config, "of", None) == "node"
+    wanted = set(DETECTORS[entry.name].signals(entry.config))
+    missing = {one for one in wanted & lacking.keys() if not (of_node and one in _PRESSURE and lacking[one] != _NO_PSI)}
+    enough = _ANY_OF.get(entry.name, frozenset()) & wanted
+    if enough - missing:
+        return []
+    return sorted(enough or missing)
+
+
+_ANY_OF: Final[Mapping[str, frozenset[str]]] = {
+    "cpi": frozenset({"cpi", "cpu.wait", "memory.bandwidth", "cpu.pressure"}),
+    "cache": frozenset({"llc.misses", "llc.occupancy"}),
+}
+"""Detectors that answer with any of these; the others need all their signals."""
+_PRESSURE: Final = frozenset(f"{resource}.pressure{full}" for resource in Resource for full in ("", "_full"))
+_NO_PSI: Final = "see PSI above"
+
+
+def _lacking(node: NodeView, asked: Asked) -> dict[str, str]:
+    """Signals of pods that this node cannot tell, each with the remedy."""
+    found: dict[str, str] = {}
+    try:
+        read_pressure(node_pressure_file(Resource.CPU, node.root))
+    except AgentError:
+        found |= dict.fromkeys(_PRESSURE, _NO_PSI)
+    else:
+        if not (node.config.interference.private_cgroup2 or _pressure_of_groups(node)):
+            found |= dict.fromkeys(_PRESSURE, "interference.private_cgroup2: true tells pressure of pods")
+    counters = asked.perf_problem
+    if not hardware_counters(node):
+        found |= dict.fromkeys(_COUNTED, "see PMU above")
+    elif counters:
+        found |= dict.fromkeys(_COUNTED, f"counters: {counters}")
+    if not node.config.policies.cache.enabled:
+        found |= dict.fromkeys(_CACHE, "policies.cache.enabled: true counts cache and bandwidth")
+    elif not _monitors(node):
+        found |= dict.fromkeys(_CACHE, "a mounted resctrl with monitoring (CMT, MBM)")
+    if not node.config.interference.probes:
+        found[_LATENCY] = "a probe in interference.probes"
+    return found
+
+
+def _pressure_of_groups(node: NodeView) -> bool:
+    if node.hierarchy is None or node.layout is None:
+        return False
+    return group_pressure_file(node.hierarchy, node.layout.kubepods, Resource.CPU) is not None
+
+
+def _monitors(node: NodeView) -> bool:
+    try:
+        found = read_capability(node.root)
+    except AgentError:
+        return False
+    return found.status is Status.READY and found.monitoring is not None
+
+
+def _run_queue(node: NodeView, asked: Asked) -> Iterator[Finding]:
+    """Waiting is known by schedstat as well, of each thread on its own, where taskstats is not to be had."""
+    wanted = signals_of(node.config.eviction)
+    for rule in effective(node.config.interference.rules).values() if node.config.interference.enabled else ():
+        wanted |= {one for group in rule.when for entry in group for one in DETECTORS[entry.name].signals(entry.config)}
+    if not wanted & _WAITING or node.copied:
+        return
+    problem = asked.taskstats_problem
+    if asked.daemon_pid is not None and not _holds(asked, _NET_ADMIN):
+        problem = "taskstats: the daemon lacks CAP_NET_ADMIN"
+    if not problem:
+        return
+    found = f"{problem}; schedstat of each thread instead"
+    fix = "give the daemon CAP_NET_ADMIN and the host's network and PIDs, on a kernel with CONFIG_TASKSTATS"
+    if read_text(node.root, "proc/self/schedstat") is None:
+        found, fix = f"{problem}; no schedstat either: not known how long pods wait", f"{fix} or CONFIG_SCHED_INFO"
+    yield Finding("run queue", State.WARN, found, fix)
+
+
+def _private(node: NodeView, asked: Asked) -> Iterator[Finding]:
+    """Whether the daemon could mount the groups that pressure of pods is counted in."""
+    if not node.config.interference.private_cgroup2 or node.hierarchy is None or node.copied:
+        return
+    tree = private_tree(node.hierarchy)
+    if tree is None or tree.root != POINT or asked.daemon_pid is None:
+        return
+    mounts = read_text("/", f"proc/{asked.daemon_pid}/mountinfo")
+    if mounts is not None and f" {POINT} " not in mounts:
+        fix = "allow the calls: SystemCallFilter=mount umount2 in a drop-in of the unit; else see the daemon's log"
+        yield Finding("private cgroup2", State.WARN, f"the daemon has not mounted {POINT}", fix)
+
+
+def _probes(node: NodeView, asked: Asked) -> Iterator[Finding]:
+    probes = node.config.interference.probes
+    others = [name for name, one in probes.items() if one.command is not None and one.command.user not in {"root", "0"}]
+    if others and not node.copied and not all(_holds(asked, bit) for bit in _SETUID):
+        fix = "CapabilityBoundingSet=CAP_SETUID CAP_SETGID in a drop-in of the unit (docs/probes.md)"
+        yield Finding("probes", State.WARN, f"{', '.join(others)}: the daemon cannot become another user", fix)
+    kubelet = node.config.kubelet
+    asks = kubelet.enabled and kubelet.endpoint is not Endpoint.OFF
+    if any("{ip}" in str(_target(one)) for one in probes.values()) and not node.copied and asked.kubelet_body is None:
+        why = "the kubelet's list of pods cannot be had" if asks else "the kubelet is not asked for its pods"
+        fix = "see kubelet /pods above" if asks else "kubelet.endpoint: auto"
+        yield Finding("probes", State.WARN, f"{{ip}} has no value: {why}", fix)
+
+
+def _target(probe: object) -> object:
+    """What of a probe may have placeholders."""
+    command = getattr(probe, "command", None)
+    if command is not None:
+        return command.argv
+    asked = getattr(probe, "http", None) or getattr(probe, "prometheus", None)
+    return getattr(asked, "url", "")
+
+
+def _recording(node: NodeView, asked: Asked) -> Iterator[Finding]:
+    directory = node.config.interference.record.directory
+    if directory is not None and not node.copied and not _writable(asked, directory):
+        inside = os.path.join(os.path.dirname(node.store), "recordings")
+        yield Finding("recording", State.WARN, f"{directory} cannot be written", f"a directory such as {inside}")
+
+
+# Eviction
+
+
+def _eviction(node: NodeView, asked: Asked) -> Finding:
+    """Whether pods go, and which of the configured means could be used."""
+    config = node.config.eviction
+    dry = config.dry_run or node.config.mode is not Mode.ENFORCE
+    triggers = [name for name in TriggersConfig.__struct_fields__ if getattr(config.triggers, name).enabled]
+    reason = "eviction.dry_run" if config.dry_run else f"mode is {node.config.mode.value}"
+    found = f"a dry run ({reason})" if dry else "pods are evicted"
+    found += f", {words.plural(len(triggers), 'trigger')}"
+    usable: list[str] = []
+    lacking: list[str] = []
+    for means in config.means.order:
+        why = "" if node.copied else _unusable(means, asked)
+        (lacking if why else usable).append(f"{means}: {why}" if why else _how(node, means))
+    found += f"; by {', '.join(usable)}" if usable else "; by no means"
+    if not lacking:
+        return Finding("eviction", State.OK, found)
+    state = State.WARN if usable or dry else State.BAD
+    fix = "make it reachable, or leave it out of eviction.means.order"
+    return Finding("eviction", state, f"{found}; not {'; not '.join(lacking)}", fix)
+
+
+def _unusable(means: Means, asked: Asked) -> str:
+    match means:
+        case Means.API:
+            return asked.api_problem or ""
+        case Means.CRI:
+            return "" if asked.cri_version is not None else asked.cri_problem or "no CRI socket"
+        case Means.SIGNAL:
+            return "" if _holds(asked, _KILL) else "the daemon lacks CAP_KILL"
+
+
+def _how(node: NodeView, means: Means) -> str:
+    """``signal`` says by what: a kernel with cgroup.kill catches those that are just being forked as well."""
+    if means is not Means.SIGNAL or node.hierarchy is None or node.layout is None:
+        return str(means)
+    kubepods = node.hierarchy.trigger_directory(node.layout.kubepods)
+    return "signal (cgroup.kill)" if os.path.exists(os.path.join(kubepods, "cgroup.kill")) else "signal (one by one)"
+
+
+def _notice(node: NodeView, asked: Asked) -> Iterator[Finding]:
+    """Files for pods that want a notice: any pod may, by its annotation."""
+    pods = os.path.join(node.root, node.kubelet.root_dir.lstrip("/"), "pods")
+    if not node.copied and os.path.isdir(pods) and not _writable(asked, pods):
+        fix = f"ReadWritePaths={pods} in a drop-in of the unit"
+        yield Finding("notices", State.WARN, f"{pods} cannot be written: no notice reaches a pod's volume", fix)
+
+
+# The daemon's own rights
+
+
+def _holds(asked: Asked, bit: int) -> bool:
+    """Whether the daemon, or without one this process, has a capability."""
+    text = read_text("/", f"proc/{asked.daemon_pid or 'self'}/status") or ""
+    held = next((int(line.split()[1], 16) for line in text.splitlines() if line.startswith("CapEff:")), 0)
+    return bool(held >> bit & 1)
+
+
+def _writable(asked: Asked, path: str) -> bool:
+    """Whether the daemon can write there, or make the directory: seen with its mounts, where it has some of its own."""
+    root = f"/proc/{asked.daemon_pid}/root" if asked.daemon_pid is not None else ""
+    while path != "/" and not os.path.isdir(root + path):
+        path = os.path.dirname(path)
+    return os.access(root + path, os.W_OK)

@@ -1,0 +1,301 @@
+"""What doctor says of interference and eviction: which rules can be judged here, and by which means pods could go."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.private import POINT
+from reconciler.cli import asking
+from reconciler.cli.asking import Asked, ask_api
+from reconciler.cli.checks import watching
+from reconciler.cli.checks.finding import Finding, State
+from reconciler.cli.checks.kubelet import kubelet
+from reconciler.cli.nodeview import NodeView, look
+from reconciler.cli.options import parser
+from reconciler.sources.cri import RuntimeVersion
+from tests.fakes.http_peer import HttpPeer, Reply
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.livenode import LiveNode, container_id
+from tests.reconciler.cli.test_doctor import good
+
+__all__ = ["good"]
+
+WATCH = "interference:\n  enabled: true\n"
+EVICT = "eviction:\n  enabled: true\n"
+CRI = RuntimeVersion(name="containerd", version="1.6.20", api="v1")
+EVERYTHING = (1 << 41) - 1
+
+
+def view(live: LiveNode, config: str) -> NodeView:
+    live.put("etc/bypassd/config.yaml", config)
+    node = look(parser().parse_args(["doctor", "--root", live.root]))
+    assert "config" not in node.problems, node.problems["config"]
+    return node
+
+
+def found(live: LiveNode, config: str, asked: Asked | None = None) -> dict[str, Finding]:
+    """On a copied node; with ``asked`` on one that runs, with the copy's cgroups."""
+    node = view(live, config)
+    if asked is not None:
+        node = replace(node, root="/")
+    return {one.name: one for one in watching.watching(node, asked or Asked())}
+
+
+def with_rights(monkeypatch: pytest.MonkeyPatch, effective: int, mounts: str = "") -> Asked:
+    """A daemon with these capabilities and mounts."""
+
+    def read(root: str, path: str) -> str | None:
+        if path == "proc/4242/status":
+            return f"Name:\tbypassd\nCapEff:\t{effective:016x}\n"
+        return {"proc/4242/mountinfo": mounts, "proc/self/schedstat": "1 2 3"}.get(path)
+
+    monkeypatch.setattr(watching, "read_text", read)
+    return Asked(
+        daemon="ready", daemon_pid=4242, api_problem="", cri_version=CRI, taskstats_problem="", perf_problem=""
+    )
+
+
+def test_nothing_is_said_of_what_is_off(good: LiveNode) -> None:
+    assert found(good, "mode: enforce\n") == {}
+
+
+def test_a_node_that_can_do_it_all_takes_a_line_for_each_and_stays_on_its_screen(run: Run, good: LiveNode) -> None:
+    there = found(good, f"mode: enforce\n{WATCH}  rules:\n    cpu: {{mode: enforce}}\n{EVICT}")
+    assert there == {
+        "interference": Finding("interference", State.OK, "4 rules, 1 enforced; this node has the signals for all"),
+        "eviction": Finding(
+            "eviction", State.OK, "a dry run (eviction.dry_run), 4 triggers; by api, cri, signal (one by one)"
+        ),
+    }
+    ran = run("doctor", "--root", good.root)
+    assert "everything that bypassd can use is here" in ran.out
+    assert len(ran.out.splitlines()) <= 26
+
+
+def test_a_rule_that_cannot_be_judged_here_is_named_with_the_remedy(good: LiveNode) -> None:
+    shutil.rmtree(f"{good.root}/sys/bus")
+    strict = f"{WATCH}  rules:\n    cache: {{when: [[{{cpi: {{proxies: false}}}}]]}}\n"
+    state, told, fix = found(good, strict)["interference"][1:]
+    assert state is State.WARN
+    assert told == "4 rules, 0 enforced; unknown here: cache (no cpi)"
+    assert fix == "see PMU above; or mode: off for those rules"
+    assert found(good, f"{WATCH}  rules:\n    cache: {{mode: 'off'}}\n")["interference"].state is State.OK
+    # As shipped, the rule makes do with how long the pod waits for a CPU.
+    assert found(good, WATCH)["interference"].state is State.OK
+
+
+def test_another_group_of_a_rule_is_proof_enough_and_the_nodes_pressure_needs_no_groups(good: LiveNode) -> None:
+    os.unlink(f"{good.root}/sys/fs/cgroup/cpuacct/kubepods/cpu.pressure")
+    # The rule memory has a second group without pressure.
+    state, told, fix = found(good, WATCH)["interference"][1:]
+    assert (state, told) == (State.WARN, "4 rules, 0 enforced; unknown here: io (no io.pressure)")
+    assert fix.startswith("interference.private_cgroup2: true tells pressure of pods")
+    assert found(good, f"{WATCH}  private_cgroup2: true\n")["interference"].state is State.OK
+    node_only = f"{WATCH}  rules:\n    io: {{when: [[{{pressure: {{resource: io, of: node}}}}]]}}\n"
+    assert found(good, node_only)["interference"].state is State.OK
+    shutil.rmtree(f"{good.root}/proc/pressure")
+    assert "io (no io.pressure)" in found(good, node_only)["interference"].found
+
+
+@pytest.mark.parametrize(
+    ("when", "signal", "remedy"),
+    [
+        ("cache: {}", "llc.misses", "see PMU above"),
+        ("bandwidth: {}", "memory.bandwidth", "policies.cache.enabled"),
+        ("threshold: {signal: service.latency, above: 50}", "service.latency", "a probe"),
+    ],
+)
+def test_every_lacking_signal_has_its_remedy(good: LiveNode, when: str, signal: str, remedy: str) -> None:
+    shutil.rmtree(f"{good.root}/sys/bus")
+    own = found(good, f"{WATCH}  rules:\n    mine: {{when: [[{{{when}}}]]}}\n")["interference"]
+    assert f"mine (no {signal})" in own.found
+    assert remedy in own.fix
+
+
+def test_counters_that_are_there_but_not_for_us_say_why(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = view(good, WATCH)
+    assert watching._lacking(node, Asked(perf_problem="not permitted (EACCES)"))["cpi"] == (
+        "counters: not permitted (EACCES)"
+    )
+    assert "cpi" not in watching._lacking(node, Asked(perf_problem=""))
+
+
+def test_a_mode_that_writes_nothing_is_told_where_a_rule_is_enforced(good: LiveNode) -> None:
+    told = found(good, f"mode: observe\n{WATCH}  rules:\n    cpu: {{mode: enforce}}\n")["interference"].found
+    assert told.startswith("4 rules, 1 enforced (mode is observe: nothing is done)")
+
+
+def test_without_taskstats_waiting_is_read_by_thread(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = with_rights(monkeypatch, EVERYTHING)
+    assert "run queue" not in found(good, WATCH, asked)
+    one = found(good, WATCH, with_rights(monkeypatch, EVERYTHING & ~(1 << 12)))["run queue"]
+    assert one.state is State.WARN
+    assert one.found == "taskstats: the daemon lacks CAP_NET_ADMIN; schedstat of each thread instead"
+    asked = with_rights(monkeypatch, EVERYTHING)
+    asked.taskstats_problem = "taskstats: not compiled in"
+    assert found(good, WATCH, asked)["run queue"].found.startswith("taskstats: not compiled in; schedstat")
+    # Nobody asks for the run queue: nothing is missing.
+    off = f"{WATCH}  rules:\n    cpu: {{mode: 'off'}}\n    cache: {{mode: 'off'}}\n"
+    nobody = found(good, f"{off}    io: {{mode: 'off'}}\n    memory: {{mode: 'off'}}\n", asked)
+    assert "run queue" not in nobody
+
+
+def test_a_daemon_that_may_not_mount_is_told_how_to_allow_it(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = f"{WATCH}  private_cgroup2: true\n"
+    one = found(good, config, with_rights(monkeypatch, EVERYTHING))["private cgroup2"]
+    assert (one.state, one.found) == (State.WARN, f"the daemon has not mounted {POINT}")
+    assert "SystemCallFilter=mount umount2" in one.fix
+    mounted = with_rights(monkeypatch, EVERYTHING, f"36 35 0:31 / {POINT} rw - cgroup2 bypassd rw\n")
+    assert "private cgroup2" not in found(good, config, mounted)
+
+
+def test_probes_that_cannot_be_asked_say_what_they_lack(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    probes = (
+        f"{WATCH}  probes:\n    db: {{pods: ['db-*'], command: {{argv: [/bin/true], user: probes}}}}\n"
+        "    own: {pods: ['db-*'], command: {argv: [/bin/true], user: root}}\n"
+    )
+    asked = with_rights(monkeypatch, EVERYTHING & ~(1 << 7))
+    one = found(good, probes, asked)["probes"]
+    assert one.found == "db: the daemon cannot become another user"
+    assert "CAP_SETUID" in one.fix
+    assert "probes" not in found(good, probes, with_rights(monkeypatch, EVERYTHING))
+    by_ip = f"{WATCH}  probes:\n    cart: {{pods: ['cart-*'], http: {{url: 'http://{{ip}}:80/'}}}}\n"
+    assert "{ip} has no value" in found(good, by_ip, asked)["probes"].found
+    asked.kubelet_body = b"{}"
+    assert "probes" not in found(good, by_ip, asked)
+
+
+def test_what_the_daemon_may_not_write_is_seen_with_its_own_mounts(
+    good: LiveNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = with_rights(monkeypatch, EVERYTHING)
+    config = f"{WATCH}  record: {{directory: {tmp_path}/rec}}\n{EVICT}"
+    seen: list[str] = []
+
+    def access(path: str, mode: int) -> bool:
+        seen.append(path)
+        return False
+
+    monkeypatch.setattr(os.path, "isdir", lambda path: not path.endswith("/rec"))
+    monkeypatch.setattr(os, "access", access)
+    there = found(good, config, asked)
+    assert (there["recording"].found, there["recording"].state) == (f"{tmp_path}/rec cannot be written", State.WARN)
+    assert "ReadWritePaths=/var/lib/kubelet/pods" in there["notices"].fix
+    assert seen == [f"/proc/4242/root{tmp_path}", "/proc/4242/root/var/lib/kubelet/pods"]
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_means_that_cannot_be_used_say_why(good: LiveNode, monkeypatch: pytest.MonkeyPatch, dry: bool) -> None:
+    config = f"mode: enforce\n{EVICT}  dry_run: {str(dry).lower()}\n"
+    asked = with_rights(monkeypatch, EVERYTHING)
+    assert found(good, config, asked)["eviction"].state is State.OK
+    asked.api_problem = "API server: it answers 401"
+    one = found(good, config, asked)["eviction"]
+    assert one.state is State.WARN
+    assert one.found.endswith("; by cri, signal (one by one); not api: API server: it answers 401")
+    asked.cri_version, asked.cri_problem = None, "CRI: no answer"
+    weak = with_rights(monkeypatch, EVERYTHING & ~(1 << 5))
+    weak.cri_version, weak.cri_problem, weak.api_problem = None, "CRI: no answer", "none"
+    one = found(good, config, weak)["eviction"]
+    # Nobody could go though pods are to: that is in the way. In a dry run nobody goes anyway.
+    assert one.state is (State.WARN if dry else State.BAD)
+    assert "by no means; not api: none; not cri: CRI: no answer; not signal: the daemon lacks CAP_KILL" in one.found
+
+
+def test_whether_pods_really_go_and_why_not(good: LiveNode) -> None:
+    off = f"{EVICT}  dry_run: false\n"
+    assert found(good, f"mode: enforce\n{off}")["eviction"].found.startswith("pods are evicted, 4 triggers")
+    assert found(good, f"mode: observe\n{off}")["eviction"].found.startswith("a dry run (mode is observe)")
+
+
+def test_a_kernel_that_kills_whole_groups_is_told(tmp_path_factory: pytest.TempPathFactory) -> None:
+    live = LiveNode(tmp_path_factory.mktemp("v2"), "v2")
+    live.put("sys/fs/cgroup/kubepods/cgroup.kill", "")
+    assert "signal (cgroup.kill)" in found(live, EVICT)["eviction"].found
+
+
+ALLOWED = json.dumps({"kind": "SelfSubjectAccessReview", "status": {"allowed": True}}).encode()
+DENIED = json.dumps({"status": {"allowed": False, "reason": "no role"}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("reply", "problem"),
+    [
+        (Reply(ALLOWED, status="201 Created"), ""),
+        (Reply(DENIED, status="201 Created"), "API server: it does not let us create pods/eviction (no role)"),
+        (
+            Reply(b'{"kind":"Status","message":"Unauthorized"}', status="401 Unauthorized"),
+            "API server: it answers 401: Unauthorized",
+        ),
+        (Reply(b"<html>", status="200 OK"), "API server: what answers is none"),
+    ],
+)
+async def test_the_api_server_is_asked_whether_we_may_evict(
+    nursery: trio.Nursery, good: LiveNode, reply: Reply, problem: str
+) -> None:
+    server, asked = HttpPeer([reply]), Asked()
+    port = await nursery.start(server.serve)
+    await ask_api(view(good, f"apiserver: {{server: 'http://127.0.0.1:{port}'}}\n"), asked)
+    assert asked.api_problem == problem
+    assert server.requests[0][""] == "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews HTTP/1.1"
+    wanted = {"verb": "create", "resource": "pods", "subresource": "eviction"}
+    assert json.loads(server.bodies[0])["spec"]["resourceAttributes"] == wanted
+    nursery.cancel_scope.cancel()
+
+
+async def test_no_way_to_the_api_server_is_a_reason_and_not_an_error(good: LiveNode) -> None:
+    asked = Asked()
+    await ask_api(view(good, "apiserver: {enabled: false}\n"), asked)
+    assert asked.api_problem is not None
+    assert asked.api_problem.endswith("apiserver.enabled is false")
+
+
+def test_containers_of_a_runtime_with_another_driver_are_outside_of_kubepods(good: LiveNode) -> None:
+    node = view(good, "")
+    (there,) = [one for one in kubelet(node, Asked()) if one.name == "kubepods"]
+    assert there.state is State.OK
+    assert node.hierarchy is not None
+    root = node.hierarchy.trigger_directory("/")
+    name = f"kubepods-besteffort-pod1.slice:cri-containerd:{container_id('e1')}"
+    os.makedirs(f"{root}/system.slice/containerd.service/{name}")
+    (there,) = [one for one in kubelet(node, Asked()) if one.name == "kubepods"]
+    assert there.state is State.WARN
+    assert "1 outside, such as /system.slice/containerd.service/kubepods-besteffort-pod1" in there.found
+    assert "SystemdCgroup = true" in there.fix
+
+
+@pytest.mark.parametrize(
+    ("built", "line", "found_", "fix"),
+    [
+        ("CONFIG_PSI=y\n", "quiet psi=0", "compiled in, but off", "boot with psi=1 instead of psi=0"),
+        ("CONFIG_PSI=y\n", "quiet", "compiled in, but off", "boot with psi=1: "),
+        ("# CONFIG_PSI is not set\n", "quiet", "this kernel is built without", "a kernel with CONFIG_PSI"),
+        ("", "quiet", "none", "boot with psi=1"),
+    ],
+)
+def test_pressure_that_is_compiled_in_but_off_is_told_from_none(
+    good: LiveNode, built: str, line: str, found_: str, fix: str
+) -> None:
+    shutil.rmtree(f"{good.root}/proc/pressure")
+    good.put("boot/config-6.1.0-28-amd64", built)
+    good.put("proc/cmdline", f"{line}\n")
+    from reconciler.cli.doctor import examine  # noqa: PLC0415
+
+    (one,) = [one for one in examine(view(good, "")) if one.name == "PSI"]
+    assert (one.state, one.found) == (State.WARN, found_)
+    assert one.fix.startswith(fix)
+
+
+@pytest.mark.kernel
+def test_on_this_machine_the_kernel_is_asked_and_left_as_it_was() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("NOT RUN: needs root: netlink and perf events")
+    before = sorted(os.listdir("/proc/self/fd"))
+    assert asking._taskstats_problem() == ""
+    assert isinstance(asking._perf_problem(), str)
+    assert sorted(os.listdir("/proc/self/fd")) == before
