@@ -32,7 +32,7 @@ from msgspec import Struct
 
 from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
-from reconciler.rules import ClassSelector, Override, Rules, any_glob, pod_glob
+from reconciler.rules import ClassSelector, Override, Rules, pod_glob
 from state.model import Classification, PodClass, PodMeta
 
 KATALYST_QOS: Final = "katalyst.kubewharf.io/qos_level"
@@ -220,11 +220,8 @@ def _system(facts: PodFacts) -> str | None:
 
 
 def _selected(rule: ClassSelector, facts: PodFacts) -> bool:
-    return (
-        any_glob(rule.namespaces, facts.namespace)
-        and any_glob(rule.pods, facts.name)
-        and any_glob(rule.priority_classes, facts.priority_class)
-        and (not rule.needs_labels or (facts.labels is not None and rule.labels.matches(facts.labels)))
+    return rule.fits(
+        namespace=facts.namespace, name=facts.name, priority_class=facts.priority_class, labels=facts.labels
     )
 
 

@@ -77,16 +77,15 @@ class LabelSelector(
         )
 
 
-class ClassSelector(
+class PodSelector(
     Struct,
     frozen=True,
     kw_only=True,
     forbid_unknown_fields=True,
-    rename={"pod_class": "class", "priority_classes": "priorityClasses"},
+    rename={"priority_classes": "priorityClasses"},
 ):
-    """Pods that get ``class``: every part that is given must hold; names are globs. The first that fits wins."""
+    """Pods: every part that is given must hold; names are globs."""
 
-    pod_class: PodClass
     name: str = ""
     namespaces: tuple[str, ...] = ()
     pods: tuple[str, ...] = ()
@@ -109,6 +108,23 @@ class ClassSelector(
     def needs_labels(self) -> bool:
         """True when it cannot be decided without knowing the pod's labels."""
         return not self.labels.empty
+
+    def fits(
+        self, *, namespace: str | None, name: str | None, priority_class: str | None, labels: Mapping[str, str] | None
+    ) -> bool:
+        """Whether it means a pod with these; what is not known (None) fits nothing that is asked of it."""
+        return (
+            any_glob(self.namespaces, namespace)
+            and any_glob(self.pods, name)
+            and any_glob(self.priority_classes, priority_class)
+            and (not self.needs_labels or (labels is not None and self.labels.matches(labels)))
+        )
+
+
+class ClassSelector(PodSelector, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"pod_class": "class"}):
+    """Pods that get ``class``: every part that is given must hold; names are globs. The first that fits wins."""
+
+    pod_class: PodClass
 
 
 class Override(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"pod_class": "class"}):

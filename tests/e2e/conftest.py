@@ -12,6 +12,7 @@ from tests.e2e.kubelet import CGROUPFS
 from tests.e2e.mounts import hierarchies
 from tests.e2e.node import Node, NodeBusy, RunningPod
 from tests.e2e.pods import PodSpec
+from tests.node.podserver import PodServer
 
 HERE = Path(__file__).parent
 
@@ -81,3 +82,20 @@ def agent(tmp_path: Path) -> Iterator[StartAgent]:
     finally:
         for one in started:
             one.stop()
+
+
+@pytest.fixture
+def listed() -> Iterator[PodServer]:
+    """A kubelet's read-only list of pods: who asks for how much memory, and which containers are init containers."""
+    server = PodServer()
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def with_list(node: Node, server: PodServer) -> dict[str, object]:
+    """The agent's kubelet section, with that list."""
+    root = {"root_dir": node.kubelet_root, "config_file": f"{node.kubelet_root}/config.yaml"}
+    return {"kubelet": {**root, "endpoint": "http", "address": "127.0.0.1", "http_port": server.port}}

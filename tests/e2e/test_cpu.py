@@ -4,13 +4,13 @@ Two CPUs: a dedicated pod has one, everybody else the other. The same on every c
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
 
 from tests.e2e.agent import Agent, eventually
-from tests.e2e.conftest import PodFactory, StartAgent
+from tests.e2e.conftest import PodFactory, StartAgent, with_list
 from tests.e2e.node import Node, Report, RunningPod
 from tests.e2e.pods import ContainerSpec, PodSpec, best_effort, burstable, guaranteed, new_uid
 from tests.e2e.test_first_instruction import ALONE, FULL, IN_TIME_ALONE, Property, figures, took_us
@@ -69,23 +69,6 @@ def started_in_time(
         assert not told_in_time(agent, pod), f"told as in time: {report}"
         node.remove_pod(pod)
     raise AssertionError(f"{STARTS} starts in a row were too late:\n{agent.tail()}")
-
-
-@pytest.fixture
-def listed() -> Iterator[PodServer]:
-    """A kubelet's read-only list of pods: the one place that tells init containers from others."""
-    server = PodServer()
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
-def with_list(node: Node, server: PodServer) -> dict[str, object]:
-    """The agent's kubelet section, with that list."""
-    root = {"root_dir": node.kubelet_root, "config_file": f"{node.kubelet_root}/config.yaml"}
-    return {"kubelet": {**root, "endpoint": "http", "address": "127.0.0.1", "http_port": server.port}}
 
 
 @pytest.mark.parametrize(

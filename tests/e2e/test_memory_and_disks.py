@@ -6,7 +6,6 @@ What only cgroup v2 has (protections, memory.high, memory.reclaim) is proved her
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from cgroupfs.codecs import PAGE
 from cgroupfs.errors import SourceError
 from reconciler.sources.disks import find_disk
 from tests.e2e.agent import eventually
-from tests.e2e.conftest import PodFactory, StartAgent
+from tests.e2e.conftest import PodFactory, StartAgent, with_list
 from tests.e2e.kubelet import read
 from tests.e2e.mounts import hierarchies, pure_v2
 from tests.e2e.node import Node, Running, RunningPod
@@ -35,23 +34,6 @@ POLICIES: dict[str, object] = {
     "memory_qos": {"enabled": True, "reclaimed": {"throttling_percent": 80, "oom_group": True}},
 }
 V2 = pytest.mark.skipif(not pure_v2(), reason="REAL KERNEL TEST NOT RUN: no cgroup v2 with controllers")
-
-
-@pytest.fixture
-def listed() -> Iterator[PodServer]:
-    """A kubelet's read-only list of pods: who asks for how much memory."""
-    server = PodServer()
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
-def told(node: Node, server: PodServer) -> dict[str, object]:
-    """The agent's kubelet section, with that list."""
-    root = {"root_dir": node.kubelet_root, "config_file": f"{node.kubelet_root}/config.yaml"}
-    return {"kubelet": {**root, "endpoint": "http", "address": "127.0.0.1", "http_port": server.port}}
 
 
 def run(listed: PodServer, run_pod: PodFactory, spec: PodSpec) -> RunningPod:
@@ -106,7 +88,7 @@ def test_limits_are_there_hold_who_eats_more_and_are_given_back(
     before = snapshot(containerd_node)
     # Little room between being slowed down and the limit: who is slowed down takes minutes for each megabyte.
     policies = {**POLICIES, "memory_qos": {"enabled": True, "reclaimed": {"throttling_percent": 99, "oom_group": True}}}
-    daemon = agent(containerd_node, policies=policies, **told(containerd_node, listed))
+    daemon = agent(containerd_node, policies=policies, **with_list(containerd_node, listed))
     eventually("the BE pod has its batch limit", lambda: limit(calm["main"]) == str(BATCH), within_s=30)
     besteffort = containerd_node.cgroups.directory("memory", containerd_node.cgroups.group("kubepods", "besteffort"))
     bound = "memory.max" if pure_v2() else "memory.limit_in_bytes"
@@ -141,7 +123,7 @@ def test_limits_are_there_hold_who_eats_more_and_are_given_back(
 def test_who_cannot_be_reclaimed_is_slowed_down_at_memory_high_and_lives(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, listed: PodServer
 ) -> None:
-    agent(containerd_node, policies=POLICIES, **told(containerd_node, listed))
+    agent(containerd_node, policies=POLICIES, **with_list(containerd_node, listed))
     pod = run(listed, run_pod, batch("between", eats_mib=(HIGH + BATCH) // 2 // MEGA - 1))
     eventually("its memory.high is there", lambda: memory(pod["main"], "memory.high") == str(HIGH), within_s=30)
 
@@ -161,7 +143,7 @@ def test_a_limit_below_what_is_in_use_is_not_written_and_nobody_dies(
 ) -> None:
     pod = run(listed, run_pod, batch("early", eats_mib=2 * BATCH // MEGA))
     eventually("it has eaten", lambda: used(pod["main"]) > BATCH * 3 // 2, within_s=30)
-    daemon = agent(containerd_node, **told(containerd_node, listed))
+    daemon = agent(containerd_node, **with_list(containerd_node, listed))
 
     def standing() -> list[tuple[str, str]]:
         found = daemon.pod(pod.spec.uid) or {"containers": []}
@@ -193,7 +175,7 @@ def test_page_cache_that_nobody_misses_is_taken(
     assert before > 40 * MEGA
     wanted = {"enabled": True, "interval_s": 1, "probe_percent": 10, "pressure_percent": 50, "leave_bytes": 0}
     policies = {"batch": {"memory": False}, "memory_reclaim": wanted}
-    daemon = agent(containerd_node, policies=policies, **told(containerd_node, listed))
+    daemon = agent(containerd_node, policies=policies, **with_list(containerd_node, listed))
     eventually("its cache shrinks", lambda: used(pod["main"]) < before * 8 // 10, within_s=60)
     counts = daemon.state("sides")["sides"]["memory_reclaim"]["counts"]
     assert counts["bytes"] > 0, counts
@@ -225,7 +207,7 @@ def test_be_work_has_its_disk_limits_through_a_kill_and_loses_them(
     def shown(number: int) -> str:
         return f"{disk.device} rbps=max wbps={number} riops=max wiops=max" if pure_v2() else f"{disk.device} {number}"
 
-    daemon = agent(containerd_node, policies=policies, **told(containerd_node, listed))
+    daemon = agent(containerd_node, policies=policies, **with_list(containerd_node, listed))
     eventually("one BE pod has all of it", lambda: limits(first) == shown(8 * MEGA), within_s=30)
     second = run(listed, run_pod, batch("second"))
     part = shown(8 * MEGA if pure_v2() else 4 * MEGA)

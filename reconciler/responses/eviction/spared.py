@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from reconciler.rules import LabelSelector, any_glob
+from reconciler.rules import PodSelector, any_glob
 from state.evidence import Frame, PodFacts
 from state.model import Hold, PodClass
 
@@ -15,40 +15,6 @@ DO_NOT_EVICT: Final = "bypassd/do-not-evict"
 _CRITICAL: Final = frozenset({"system-node-critical", "system-cluster-critical"})
 _CRITICAL_PRIORITY: Final = 2_000_000_000
 _POLICY: Final = "koordinator.sh/eviction-policy"
-
-
-class PodSelector(
-    Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    rename={"priority_classes": "priorityClasses"},
-):
-    """Pods: every part that is given must hold; names are globs."""
-
-    name: str = ""
-    namespaces: tuple[str, ...] = ()
-    pods: tuple[str, ...] = ()
-    priority_classes: tuple[str, ...] = ()
-    labels: LabelSelector = LabelSelector()
-
-    def __post_init__(self) -> None:
-        if not (self.namespaces or self.pods or self.priority_classes) and self.labels.empty:
-            raise ValueError("a selector needs namespaces, pods, priorityClasses or labels")
-
-    @property
-    def title(self) -> str:
-        """What a message calls it."""
-        return self.name or " ".join((*self.namespaces, *self.pods, *self.priority_classes, *self.labels.match_labels))
-
-    def fits(self, pod: PodFacts) -> bool:
-        """Whether it means this pod."""
-        return (
-            any_glob(self.namespaces, pod.namespace)
-            and any_glob(self.pods, name_of(pod))
-            and any_glob(self.priority_classes, pod.priority_class)
-            and self.labels.matches(pod.labels)
-        )
 
 
 class SparedConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,7 +103,7 @@ def why_spared(
         return f"owned by {pod.owner}"
     if config.ownerless and not kind:
         return "no controller would start it anew"
-    selector = next((one for one in config.selectors if one.fits(pod)), None)
+    selector = next((one for one in config.selectors if _selected(one, pod)), None)
     if selector is not None:
         return f"selector {selector.title}"
     return _young(pod, config, frame)
@@ -170,6 +136,12 @@ def name_of(pod: PodFacts) -> str | None:
 def age_s(pod: PodFacts, frame: Frame) -> float:
     """How long it has run; infinite when that is not known."""
     return max(0.0, frame.wall_s - pod.created_s) if pod.created_s > 0 else math.inf
+
+
+def _selected(selector: PodSelector, pod: PodFacts) -> bool:
+    return selector.fits(
+        namespace=pod.namespace, name=name_of(pod), priority_class=pod.priority_class, labels=pod.labels
+    )
 
 
 def _young(pod: PodFacts, config: SparedConfig, frame: Frame) -> str | None:

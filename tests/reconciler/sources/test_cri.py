@@ -1,9 +1,7 @@
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,14 +20,6 @@ from tests.fakes.http2_peer import Peer, Peers, framed
 BURSTABLE = "33333333-3333-4333-8333-333333333333"
 MAIN = "3a0df93a9a6d150560c1e2aa4fe9258cd11ca5e74d77b6c77326681d9ad523fc"
 SANDBOX = "43e0f39a54e822c3ee834d53d8a26947f6ba0abcf7b2966ad48e4a8e3f19f5b0"
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory whose path is short enough for a unix socket."""
-    path = tempfile.mkdtemp(prefix="bypassd-cri-")
-    yield Path(path)
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture

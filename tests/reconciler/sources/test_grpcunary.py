@@ -6,7 +6,7 @@ Longer than other modules because all of it needs the same peer, scripted frame 
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,14 +25,6 @@ from reconciler.sources.grpcunary import Code, Question, RefusedError, UnaryChan
 from tests.fakes.http2_peer import OK, Behaviour, Peer, Peers, framed
 
 ASK = Question("/some.Service/Ask", b"question")
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory whose path is short enough for a unix socket."""
-    path = tempfile.mkdtemp(prefix="bypassd-grpc-")
-    yield Path(path)
-    shutil.rmtree(path, ignore_errors=True)
 
 
 class Pair:

@@ -8,10 +8,10 @@ import pytest
 from reconciler.responses.eviction.config import EvictionConfig
 from reconciler.responses.eviction.goods import Good, held, say
 from reconciler.responses.eviction.limits import owner_of
-from reconciler.responses.eviction.spared import PodSelector, SparedConfig, accepts, name_of, why_spared
+from reconciler.responses.eviction.spared import SparedConfig, accepts, name_of, why_spared
 from reconciler.responses.eviction.triggers.base import Pressure
 from reconciler.responses.eviction.victims import Candidate, choose, lines, standing_of, weigh
-from reconciler.rules import LabelSelector
+from reconciler.rules import LabelSelector, Operator, PodSelector, Requirement
 from state.evidence import ContainerFacts, PodFacts
 from state.model import Hold, PodClass, Resources
 from tests.reconciler.responses.eviction.world import GI, MI, START, WALL, World, batch, be
@@ -71,7 +71,17 @@ def test_who_is_spared_and_why(facts: dict[str, Any], reason: str | None) -> Non
         (SparedConfig(selectors=(PodSelector(name="mine", pods=("b",)), PodSelector(namespaces=("x",)))), None),
         (
             SparedConfig(selectors=(PodSelector(labels=LabelSelector(match_labels={"keep": "yes"})),)),
-            "selector keep",
+            "selector keep=yes",
+        ),
+        (
+            SparedConfig(
+                selectors=(
+                    PodSelector(
+                        labels=LabelSelector(match_expressions=(Requirement(key="keep", operator=Operator.EXISTS),))
+                    ),
+                )
+            ),
+            "selector keep Exists",
         ),
         (SparedConfig(young_s=7200), "young: 3600 s of 7200 s"),
     ],

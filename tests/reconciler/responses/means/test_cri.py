@@ -1,8 +1,6 @@
 """Ending a pod through a runtime: all its containers with their grace, then its sandbox."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,14 +19,6 @@ from tests.fakes.work import FakeWork
 UID = "33333333-3333-4333-8333-333333333333"
 SANDBOX = "43e0f39a54e822c3ee834d53d8a26947f6ba0abcf7b2966ad48e4a8e3f19f5b0"
 CONFIG = EvictionMeans(margin_s=0.5)
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory whose path is short enough for a unix socket."""
-    path = tempfile.mkdtemp(prefix="bypassd-cri-")
-    yield Path(path)
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture

@@ -1,0 +1,14 @@
+"""What tests of several packages need."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory whose path is short enough for a unix socket (107 bytes); pytest's own can be longer."""
+    with tempfile.TemporaryDirectory(prefix="bypassd-") as path:
+        yield Path(path)
