@@ -224,8 +224,13 @@ def _run(daemon: Daemon) -> int:
 
 
 def _be_nice(nice: int, log: logs.Log) -> None:
-    """Take the configured priority, for the loop's thread alone. Refused (no CAP_SYS_NICE): said, and go on."""
+    """Take the configured priority, for the loop's thread alone. Refused (no CAP_SYS_NICE): said, and go on.
+
+    A thread, like a process, begins with its maker's priority, unless the maker says not to: workers that hash and
+    compress are not to stand above the pods.
+    """
     try:
+        os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, 0, nice)
     except OSError as exc:
         log.warning("the priority stays as it is", wanted=nice, error=errno_name(exc.errno))
