@@ -1,6 +1,6 @@
 """One HTTP client for everything that asks: the kubelet, the API server, webhooks and probes.
 
-The only module that imports the HTTP library, and only when a session opens: with TLS it costs 7 MiB, which a node
+The only module that imports the HTTP library, and only when a session opens: with TLS it costs 5 MiB, which a node
 that needs no HTTP does not pay. It is httpcore2 and not httpx2 above it: of what that adds (redirects, cookies, forms,
 decoding) nothing is wanted here, and it takes 2 MiB more. Whatever goes wrong becomes one `SourceError` that names the
 asked and the reason.
