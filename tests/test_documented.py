@@ -1,0 +1,45 @@
+"""The manual pages name what there is, and nothing else: metrics, commands, documents."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from reconciler.cli.options import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+_MADE = re.compile(r'\b_(gauges?|counters?|histogram)\(\s*"([a-z_]+)"')
+_WHOLE = re.compile(r'\b(Gauge|Counter|Info)MetricFamily\(\s*"([a-z_]+)"')
+
+
+def exposed() -> set[str]:
+    """All series by their names on the wire, without ``bypassd_``."""
+    text = (ROOT / "reconciler/exposition.py").read_text()
+    found = {f"{name}_total" if kind.startswith("counter") else name for kind, name in _MADE.findall(text)}
+    ends = {"Gauge": "", "Counter": "_total", "Info": "_info"}
+    return found | {f"{name.removeprefix('bypassd_')}{ends[kind]}" for kind, name in _WHOLE.findall(text)}
+
+
+def test_every_metric_is_in_the_manual_page_and_no_other() -> None:
+    page = (DOCS / "bypassd.8.md").read_text()
+    table = page[page.index("## Metrics") : page.index("## Environment")]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert len(exposed()) > 40
+    assert {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)} == exposed()
+
+
+def test_every_command_has_its_part_of_the_manual_page() -> None:
+    titles = re.findall(r"^### bypassctl (\w+)", (DOCS / "bypassctl.1.md").read_text(), re.MULTILINE)
+    assert sorted(titles) == sorted(command.name for command in COMMANDS)
+
+
+def test_the_readme_names_every_document() -> None:
+    named = set(re.findall(r"\]\(docs/([\w.-]+)\)", (ROOT / "README.md").read_text()))
+    assert {path.name for path in DOCS.glob("*.md")} - named == set()
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text())
+    assert [one for one in targets if not (path.parent / one).exists()] == []
