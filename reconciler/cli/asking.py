@@ -13,7 +13,7 @@ from msgspec import Struct
 from cgroupfs.attribution import FanotifyWatch
 from cgroupfs.errors import SourceError
 from reconciler.cli.client import Unreachable, exchange
-from reconciler.cli.nodeview import NodeView, read_number
+from reconciler.cli.nodeview import NodeView, read_number, read_text
 from reconciler.httpclient import Answer, HttpSession, Peer
 from reconciler.kubeapi import KubeApi, status_of
 from reconciler.peers import cri_socket, kubelet_peer
@@ -116,11 +116,19 @@ def _ask_daemon(node: NodeView, asked: Asked) -> None:
         answer = json.loads(body)
         asked.daemon = "ready" if answer["ready"] else "not ready"
         asked.daemon_reasons = tuple(answer["reasons"])
-        asked.daemon_pid = read_number("/", os.path.join(os.path.dirname(node.store), "lock"))
+        asked.daemon_pid = _daemon_pid(node)
     except Unreachable:
         asked.daemon = None
     except (ValueError, KeyError, TypeError):
         asked.daemon_reasons = (f"what answers on {node.socket} is no bypassd",)
+
+
+def _daemon_pid(node: NodeView) -> int | None:
+    """The daemon that answers, by its lock; None where its number is of a PID namespace of its own."""
+    pid = read_number("/", os.path.join(os.path.dirname(node.store), "lock"))
+    if pid is None or "bypassd" not in (read_text("/", f"proc/{pid}/cmdline") or ""):
+        return None
+    return pid
 
 
 def _ask_kernel(node: NodeView, asked: Asked) -> None:

@@ -291,6 +291,20 @@ def test_pressure_that_is_compiled_in_but_off_is_told_from_none(
     assert one.fix.startswith(fix)
 
 
+def test_the_daemon_is_the_holder_of_the_lock_if_that_is_one_here(
+    good: LiveNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, lock = view(good, ""), "var/lib/bypassd/lock"
+    monkeypatch.setattr(asking, "read_text", lambda _root, path: {"proc/7/cmdline": "/opt/bypassd\0run"}.get(path))
+    good.put(lock, "7\n")
+    assert asking._daemon_pid(node) == 7
+    # A number of another PID namespace: here it is nobody's, or somebody else's.
+    good.put(lock, "8\n")
+    assert asking._daemon_pid(node) is None
+    os.unlink(f"{good.root}/{lock}")
+    assert asking._daemon_pid(node) is None
+
+
 @pytest.mark.kernel
 def test_on_this_machine_the_kernel_is_asked_and_left_as_it_was() -> None:
     if os.geteuid() != 0:
