@@ -23,11 +23,15 @@ DEVICE: Final = "device"
 
 
 class Led(Struct, frozen=True, kw_only=True):
-    """A cable whose packets are led through our device. ``made``: the discipline that our filter is in, is ours."""
+    """A cable whose packets are led through our device.
+
+    ``made``: the discipline that our filter is in, is ours; ``slot``: the number of its class in our device.
+    """
 
     index: int
     pod_uid: str
     made: bool
+    slot: int = 0
 
 
 class Kept(OfBoot, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from reconciler.actuators.side import Situation
 from reconciler.actuators.siderow import Remembered
 from reconciler.actuators.siderun import SideRun
 from reconciler.actuators.standing import Standing
-from reconciler.actuators.tcpods import Entry, Gather, PodTc
+from reconciler.actuators.tcpods import SLOTS, Entry, Gather, PodTc
 from state.model import Pod, PodClass, Setting
 from state.network import SHARE
 
@@ -206,6 +206,7 @@ class PodShare:
             if steps.lead:
                 if seen.gather is not None and seen.gather.problem:
                     raise SourceError(NAME, seen.gather.problem)  # noqa: TRY301  # as what the kernel refuses
+                steps = replace(steps, lead=_placed(steps.lead, kept.cables))
                 await self._kept.become(replace(kept, gather=True, cables={**kept.cables, **steps.lead}))
             failed = await self._turns.work(partial(self._act, steps, rate, done))
             over = {*steps.let_go, *steps.forget, *failed} - {name for name, words in failed.items() if words}
@@ -223,11 +224,14 @@ class PodShare:
             answer = release(self._tc, name, led)
             if not answer.ok:
                 failed[name] = answer.detail
+        if self._gather is not None:
+            for name in sorted({*steps.let_go, *steps.forget} - failed.keys()):
+                self._tc.vacate(self._gather.index, self.cables[name].slot)
         if steps.lead:
             index = self._made(rate)
             for name, led in sorted(steps.lead.items()):
                 try:
-                    self._tc.lead(led.index, index)
+                    self._tc.lead(name, led.index, index, led.slot)
                     done.setdefault(led.pod_uid, "")
                 except SourceError as exc:
                     done[led.pod_uid] = str(exc)
@@ -248,6 +252,17 @@ class PodShare:
         if words and words != self.problem:
             _LOG.warning("BE pods' own networks: %s", words)
         self.problem = words
+
+
+def _placed(lead: Mapping[str, Led], cables: Mapping[str, Led]) -> dict[str, Led]:
+    """With a slot for each, the one that it had or the lowest that is free. Errors: `SourceError`: none is left."""
+    kept = {name: cables[name].slot for name in lead if name in cables and cables[name].slot}
+    taken = {led.slot for name, led in cables.items() if name not in lead} | set(kept.values())
+    free = (slot for slot in range(1, SLOTS + 1) if slot not in taken)
+    placed = {name: replace(led, slot=kept.get(name) or next(free, 0)) for name, led in lead.items()}
+    if not all(led.slot for led in placed.values()):
+        raise SourceError(NAME, f"there are more than {SLOTS} cables of BE pods")
+    return placed
 
 
 def _after(state: str, words: str, uid: str, done: Mapping[str, str]) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 The packets that come out of a pod are *ingress* of the cable's end on the host, where nothing can queue. A filter there
 leads them through a device of ours whose HTB queues them (an IFB), and which hands them back to where they were taken.
+Each cable has a class there that takes turns with the others, so that no pod gets more by having more connections.
 Their socket is still theirs meanwhile (from Linux 4.19 on), so that the sender is slowed down and nothing is dropped.
 
 Which cable is a pod's is asked of the kernel from outside: it numbers the namespaces that one has cables into
@@ -17,13 +18,13 @@ Source: tc-mirred(8), tc-u32(8), tc-htb(8), drivers/net/ifb.c, net/core/net_name
 
 import errno
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol, final
 
 from msgspec import Struct
 
 from cgroupfs.errors import SourceError
-from reconciler.actuators.links import Link, Links
+from reconciler.actuators.links import Link, Links, NotOfferedError
 from reconciler.actuators.tc import ALL_PROTOCOLS, NAME, Connect, burst, connected, open_socket
 from state.network import BE_CLASS, GATHER, HANDLE, PREFERENCE
 
@@ -31,6 +32,15 @@ _INGRESS: Final = 0xFFFF_FFF1
 _FILTERS: Final = {"clsact": 0xFFFF_FFF2, "ingress": 0xFFFF_0000}
 """Under which parent filters of what comes in stand, by the kind of discipline."""
 _OUTGOING: Final = 0xFFFF_FFF3
+_ALL: Final = HANDLE | 0x1
+_FIRST: Final = HANDLE | 0x100
+"""Class of slot 0; there is none of that number."""
+_TABLE: Final = 0x8000_0000
+SLOTS: Final = 0xFFF
+"""The highest slot: u32 numbers filters so far."""
+_LEAST: Final = 1_000
+_MOST: Final = 125_000_000_000
+"""Bytes a second, more than any link that the configuration takes."""
 _QUEUE: Final = 1000
 """Packets, as on a network card. The kernel's own choice for an IFB, 32, drops at once where senders are not slowed."""
 
@@ -73,8 +83,14 @@ class PodTc(Protocol):
     def entries(self, indices: Collection[int]) -> dict[int, Entry]:
         """What stands at devices for what comes in; nothing stands at one that is gone."""
 
-    def lead(self, index: int, gather: int) -> None:
-        """Lead what comes in through another device. Nothing of somebody else may stand there."""
+    def lead(self, cable: str, index: int, gather: int, slot: int) -> None:
+        """Lead what comes in by a cable through our device, where it has a class by number ``slot``.
+
+        Nothing of somebody else may stand there.
+        """
+
+    def vacate(self, gather: int, slot: int) -> None:
+        """Take a cable's class out of our device. None is fine."""
 
     def release(self, index: int, *, all_of_it: bool) -> None:
         """Take our filter away; ``all_of_it``: its discipline too, unless somebody else uses that. None is fine."""
@@ -133,18 +149,22 @@ class RealPodTc:
             kinds = _disciplines(link)
             return {index: _entry(link, index, kinds.get(index, "")) for index in indices}
 
-    def lead(self, index: int, gather: int) -> None:
-        with connected(self._connect, str(index)) as link:
+    def lead(self, cable: str, index: int, gather: int, slot: int) -> None:
+        with connected(self._connect, cable) as link, self._links() as links:
+            _class(link, gather, _FIRST + slot, "replace-class")
+            # Where u32 cannot tell by which device a packet came (CONFIG_NET_CLS_IND), all share the class of the rest.
+            with suppress(NotOfferedError):
+                links.sort(gather, HANDLE, PREFERENCE, slot, came_by=cable, into=_FIRST + slot)
             there = _entry(link, index, _disciplines(link).get(index, ""))
             if there.others:
-                raise SourceError(NAME, f"{index}: {there.others} is there, which is not ours to pass by")
+                raise SourceError(NAME, f"{cable}: {there.others} is there, which is not ours to pass by")
             kind = there.kind
             for candidate in () if kind else _FILTERS:
                 if _added(link, candidate, index):
                     kind = candidate
                     break
             if not kind:
-                raise SourceError(NAME, f"{index}: this kernel has no clsact and no ingress (CONFIG_NET_SCH_INGRESS)")
+                raise SourceError(NAME, f"{cable}: this kernel has no clsact and no ingress (CONFIG_NET_SCH_INGRESS)")
             if there.leads_to is not None:
                 _unfilter(link, index, kind)
             with _lacking(errno.ENOENT, "no u32 or no mirred (CONFIG_NET_CLS_U32, CONFIG_NET_ACT_MIRRED)"):
@@ -159,6 +179,15 @@ class RealPodTc:
                     keys=["0x0/0x0+0"],
                     action={"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": gather},
                 )
+
+    def vacate(self, gather: int, slot: int) -> None:
+        with connected(self._connect, GATHER) as link:
+            there = {one["handle"] for one in link.get_filters(index=gather, parent=HANDLE)}
+            if _TABLE | slot in there:
+                options = {"parent": HANDLE, "prio": PREFERENCE, "protocol": ALL_PROTOCOLS, "target": 0}
+                link.tc("del-filter", "u32", gather, handle=_TABLE | slot, **options)
+            if _FIRST + slot in {one["handle"] for one in link.get_classes(index=gather)}:
+                _class(link, gather, _FIRST + slot, "del-class")
 
     def release(self, index: int, *, all_of_it: bool) -> None:
         with connected(self._connect, str(index)) as link:
@@ -181,7 +210,7 @@ class RealPodTc:
             return _gather(found, complete=False)
         with connected(self._connect, GATHER) as link:
             there = {each["handle"] for each in link.get_classes(index=found.index)}
-        return _gather(found, complete=BE_CLASS in there)
+        return _gather(found, complete={_ALL, BE_CLASS} <= there)
 
     def make(self, rate: int) -> int:
         with connected(self._connect, GATHER) as link:
@@ -194,6 +223,7 @@ class RealPodTc:
             if not any(one["handle"] == HANDLE for one in link.get_qdiscs(index=found.index)):
                 link.tc("add", "htb", found.index, HANDLE, default=BE_CLASS)
             _rate(link, found.index, rate, "replace-class")
+            _class(link, found.index, BE_CLASS, "replace-class")
             link.link("set", index=found.index, state="up")
             return found.index
 
@@ -204,7 +234,7 @@ class RealPodTc:
     def through(self, index: int) -> int | None:
         with connected(self._connect, GATHER) as link:
             for one in link.get_classes(index=index):
-                if one["handle"] == BE_CLASS:
+                if one["handle"] == _ALL:
                     return int(one.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
         return None
 
@@ -290,13 +320,12 @@ def _lacking(code: int, what: str) -> Iterator[None]:
 
 
 def _rate(link: Any, index: int, rate: int, command: str) -> None:
-    link.tc(
-        command,
-        "htb",
-        index,
-        handle=BE_CLASS,
-        parent=HANDLE,
-        rate=rate,
-        ceil=rate,
-        **burst(rate, rate),
-    )
+    """What all of them have together."""
+    more = burst(rate, rate)
+    link.tc(command, "htb", index, handle=_ALL, parent=HANDLE, rate=rate, ceil=rate, **more)
+
+
+def _class(link: Any, index: int, handle: int, command: str) -> None:
+    """One that has next to nothing by itself and takes turns with the others for what they have together."""
+    more = burst(_LEAST, _MOST)
+    link.tc(command, "htb", index, handle=handle, parent=_ALL, rate=_LEAST, ceil=_MOST, **more)

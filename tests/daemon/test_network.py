@@ -80,13 +80,14 @@ def test_be_pods_share_their_ceiling_and_online_pods_keep_theirs(
     # Fail static: what held BE pods before the crash holds them after it.
     wait_for(lambda: risen(one), told=one.tail)
     one.kill()
-    two = land.send((be, land.groups(be)), (second, land.groups(second)), seconds=LONG)
+    two = land.send(*((pod, land.groups(pod)) for pod in (be, second, second)), seconds=LONG)
     print(
         f"\nlink {LINK}: without the agent BE {unheld:.1f} online {beside:.1f}; with it BE alone {alone:.1f} of "
-        f"{CEILING:.0f}, two BE {two[0]:.1f}+{two[1]:.1f}, BE {held:.1f} beside online {kept:.1f}"
+        f"{CEILING:.0f}, two BE {two[0]:.1f}+({two[1]:.1f}+{two[2]:.1f}), BE {held:.1f} beside online {kept:.1f}"
     )
     assert 0.6 * CEILING < alone < 1.1 * CEILING
     assert 0.6 * CEILING < sum(two) < 1.1 * CEILING, "they share one ceiling"
+    assert two[0] > 0.4 * sum(two), "a pod gets no more by having more connections"
     assert kept > 0.7 * LINK
     assert held < 2 * FLOOR < unheld
     assert land.traffic_control() != clean

@@ -48,6 +48,8 @@ class FakePodTc:
         self.filters: dict[str, int] = {}
         """What our filter leads to."""
         self.others: dict[str, str] = {}
+        self.slots: dict[int, str] = {}
+        """By number, whose class our device has."""
         self.rates: list[int] = []
         self.up = self.classed = False
         self.gone_through = 0
@@ -108,17 +110,25 @@ class FakePodTc:
             passed=self.gone_through,
         )
 
-    def lead(self, index: int, gather: int) -> None:
+    def lead(self, cable: str, index: int, gather: int, slot: int) -> None:
         name = self._name(index)
+        assert name == cable
         if self.refuses:
             raise SourceError("network", self.refuses)
         if name in self.others:
             raise SourceError("network", self.others[name])
+        self._act()
+        self.slots[slot] = name
         if name not in self.disciplines:
             self._act()
             self.disciplines[name] = "clsact"
         self._act()
         self.filters[name] = gather
+
+    def vacate(self, gather: int, slot: int) -> None:
+        if slot in self.slots:
+            self._act()
+            del self.slots[slot]
 
     def release(self, index: int, *, all_of_it: bool) -> None:
         name = self._name(index)
@@ -168,4 +178,5 @@ class FakePodTc:
         assert not self.filters, "packets would be led to a device that is gone, and dropped"
         self._act()
         self.leave(GATHER)
+        self.slots.clear()
         return True

@@ -141,10 +141,23 @@ async def test_a_pod_that_goes_is_forgotten_and_one_that_is_online_now_is_let_go
     await world.round(online("second"), MINE)
     assert ROW.read(world.store).cables == {}
     assert (world.pods.filters, world.pods.disciplines) == ({}, {})
+    assert world.pods.slots == {}
     assert GATHER in world.pods.links, "it is still wanted"
     await world.round(wish=None)
     assert world.clean
     assert ROW.read(world.store) == ROW.read(Store(str(world.path / "other.db"))), "nothing is left in the store"
+
+
+async def test_each_cable_has_a_class_of_its_own_and_the_next_one_takes_what_is_free(world: World) -> None:
+    await world.round()
+    assert world.pods.slots == {1: "veth-be", 2: "veth-second"}
+    await world.round(online("be"), SECOND, MINE)
+    assert world.pods.slots == {2: "veth-second"}
+    world.pods.join("veth-third", 103)
+    world.spaces.inodes["third"] = 103
+    await world.round(online("be"), SECOND, MINE, pod("third"))
+    assert world.pods.slots == {1: "veth-third", 2: "veth-second"}
+    assert {name: led.slot for name, led in ROW.read(world.store).cables.items()} == {"veth-second": 2, "veth-third": 1}
 
 
 async def test_a_new_pod_is_led_at_the_look_that_shows_it_and_one_without_a_process_soon_after(world: World) -> None:
@@ -255,7 +268,7 @@ async def test_one_pod_can_be_restored_and_then_all(world: World) -> None:
 async def test_after_a_kill_at_any_step_restore_leaves_nothing_and_the_next_run_goes_on(tmp_path: Path) -> None:
     killed = 0
     for restored in (True, False):
-        for left in range(14):
+        for left in range(18):
             path = tmp_path / f"{left}-{restored}"
             path.mkdir()
             world = World(path)
@@ -278,7 +291,7 @@ async def test_after_a_kill_at_any_step_restore_leaves_nothing_and_the_next_run_
                 await world.round(wish=None)
                 assert world.clean
             world.store.close()
-    assert killed > 20, "the steps have become fewer than what is tried"
+    assert killed > 28, "the steps have become fewer than what is tried"
 
 
 async def test_a_lost_store_does_not_hide_what_stands(world: World) -> None:

@@ -83,12 +83,19 @@ class World:
         for name in ("eth0", "veth-be", GATHER):
             if name in found:
                 found += self.tc_command("class", "show", "dev", name)
+                found += self.tc_command("filter", "show", "dev", name)
                 found += self.tc_command("filter", "show", "dev", name, "ingress")
         return found
 
     @property
     def index(self) -> int:
         found = self.tc.device("veth-be")
+        assert found is not None
+        return found.index
+
+    @property
+    def gather(self) -> int:
+        found = self.tc.gather()
         assert found is not None
         return found.index
 
@@ -134,10 +141,13 @@ async def test_a_cable_is_found_from_outside_and_its_packets_are_led(world: Worl
     await network._round(wanted())
     assert world.led
     assert (world.tc.gather(), world.entry()) == (
-        Gather(index=world.tc.gather().index, complete=True),  # type: ignore[union-attr]  # it is there
-        Entry(kind="clsact", leads_to=world.tc.gather().index),  # type: ignore[union-attr]
+        Gather(index=world.gather, complete=True),
+        Entry(kind="clsact", leads_to=world.gather),
     )
-    assert "rate 10Mbit ceil 10Mbit" in world.tc_command("class", "show", "dev", GATHER)
+    classes = world.tc_command("class", "show", "dev", GATHER)
+    assert "4250:1 root rate 10Mbit ceil 10Mbit" in classes
+    assert "4250:101 parent 4250:1" in classes
+    assert "input dev veth-be" in world.tc_command("filter", "show", "dev", GATHER)
     await network._round(wanted(on=False))
     assert world.dump() == world.clean
     assert ROW.read(world.store) == ROW.read(Store(str(world.path / "other.db")))
@@ -206,7 +216,7 @@ async def test_a_filter_of_somebody_else_is_left_alone_and_ours_goes_when_one_co
     standing = network.standings["/kubepods/besteffort/podbe"][SHARE]
     assert (standing.state, standing.detail) == ("blocked", "veth-be: a filter of somebody else (u32, pref 7)")
     with pytest.raises(SourceError, match="not ours to pass by"):
-        world.tc.lead(world.index, 1)
+        world.tc.lead("veth-be", world.index, world.gather, 1)
     await network.restore()
     assert "pref 7" in world.dump()
     world.tc_command("filter", "del", "dev", "veth-be", "ingress", "pref", "7")
@@ -256,13 +266,15 @@ async def test_a_pod_that_goes_takes_its_cable_with_it(world: World) -> None:
     await network._round(replace(now, view=node()))
     assert ROW.read(world.store).cables == {}
     assert network.problems() == []
+    assert "4250:101" not in world.tc_command("class", "show", "dev", GATHER)
+    assert "input dev" not in world.tc_command("filter", "show", "dev", GATHER)
 
 
 def test_a_links_rate_may_be_more_than_32_bits(world: World) -> None:
     index = world.tc.make(125_000_000_000)
-    assert "rate 1Tbit ceil 1Tbit" in world.tc_command("class", "show", "dev", GATHER)
+    assert "4250:1 root rate 1Tbit ceil 1Tbit" in world.tc_command("class", "show", "dev", GATHER)
     world.tc.rate(index, 1_000)
-    assert "rate 8Kbit ceil 8Kbit" in world.tc_command("class", "show", "dev", GATHER)
+    assert "4250:1 root rate 8Kbit ceil 8Kbit" in world.tc_command("class", "show", "dev", GATHER)
     assert world.tc.through(index) is not None
 
 
