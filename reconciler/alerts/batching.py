@@ -170,7 +170,8 @@ class Outbox:
         done = []
         for key, record, notice, pending in self._came_back(ids):
             self.tally.failed += pending
-            self._was_told(record, notice, now)
+            # Given up is not told: an end that comes again is news.
+            self._was_told(record, notice, now, over_told=False)
             if not record.pending:
                 done.append(key)
         self._flying.clear()
@@ -246,8 +247,8 @@ class Outbox:
         if ids is None:
             self._flying.clear()
 
-    def _was_told(self, record: _Record, notice: Notice, now: float) -> None:
-        record.told_at, record.over_told = now, notice.over
+    def _was_told(self, record: _Record, notice: Notice, now: float, *, over_told: bool | None = None) -> None:
+        record.told_at, record.over_told = now, notice.over if over_told is None else over_told
         record.loudest = max(record.loudest, notice.alert.severity.rank)
         record.since, record.due_at = math.inf, math.inf
         if record.pending:

@@ -157,6 +157,15 @@ def test_what_failed_waits_again_with_what_has_come_since_and_giving_up_counts_i
     assert (outbox.tally.failed, outbox.waiting) == (2, 0)
 
 
+def test_an_end_that_was_given_up_is_told_when_it_comes_again() -> None:
+    incidents, outbox = Incidents(600.0), Outbox("s", Rules(batch_delay_s=0))
+    outbox.offer(incidents.take(alert(kind=Kind.CLEARED)), 0)
+    (end,) = outbox.take(0)
+    assert outbox.gave_up([end.id], 1) == [end.id]
+    outbox.offer(incidents.take(alert(kind=Kind.INTERFERENCE, resolved=True, durable=True, at_s=1002.0)), 2)
+    assert [one.id for one in outbox.take(2)] == [end.id]
+
+
 class Boxes(RuleBasedStateMachine):
     """Any order of tellings, successes, failures, and time."""
 
