@@ -4,7 +4,7 @@ It reads no clock and no file, so that a recording gives the same judgements as 
 """
 
 import logging
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from typing import Final, final
 
 import msgspec
@@ -105,6 +105,7 @@ class Brain:
             self._first_s = frame.at_s
         watches: dict[str, dict[str, Watch]] = {}
         sights: dict[str, Sight] = {}
+        shared: dict[Hashable, object] = {}
         victims: list[tuple[Victims, list[Sight]]] = []
         lately = Uses(frame, self.history, self.fresh_s)
         ascents: list[Ascent] = []
@@ -113,18 +114,17 @@ class Brain:
             name, rule = asked.name, asked.rule
             watched = next((found for chosen, found in victims if chosen == rule.victims), None)
             if watched is None:
-                watched = list(self._sights(rule, frame, sights))
+                watched = list(self._sights(rule, frame, sights, shared))
                 victims.append((rule.victims, watched))
                 yield
             findings: list[Finding] = []
             before, after = self._watches.get(name, {}), watches.setdefault(name, {})
             for sight in watched:
-                seen = evaluate(asked, sight, before.get(sight.subject), self._learned)
-                after[sight.subject] = seen.watch
-                if seen.learned:
-                    self._learn(seen.learned)
+                subject = sight.subject
+                finding, after[subject], taught = evaluate(asked, sight, before.get(subject), self._learned)
+                if taught:
+                    self._learn(taught)
                 yield
-                finding = seen.finding
                 if finding.verdict is not _OK and finding.verdict is not _UNKNOWN:
                     finding = yield from self._blamed(asked.rule, sight, finding, lately)
                 findings.append(finding)
@@ -174,7 +174,9 @@ class Brain:
         asked = {signal for entry in entries for signal in DETECTORS[entry.name].signals(entry.config)}
         return frozenset(asked | set(SUSPECT_SIGNALS) | set(STEP_SIGNALS))
 
-    def _sights(self, rule: Rule, frame: Frame, known: dict[str, Sight]) -> Iterable[Sight]:
+    def _sights(
+        self, rule: Rule, frame: Frame, known: dict[str, Sight], shared: dict[Hashable, object]
+    ) -> Iterable[Sight]:
         """The rule's victims; ``known`` are those of other rules, which see the same."""
         subjects: list[tuple[str, PodFacts | None]] = [(NODE, None)] if rule.victims.node else []
         # In an order that a recording has as well: who comes first may take the suspect that two would take.
@@ -183,7 +185,12 @@ class Brain:
             sight = known.get(subject)
             if sight is None:
                 sight = known[subject] = Sight(
-                    subject=subject, pod=pod, frame=frame, history=self.history, fresh_s=self.fresh_s
+                    subject=subject,
+                    pod=pod,
+                    frame=frame,
+                    history=self.history,
+                    fresh_s=self.fresh_s,
+                    shared=shared,
                 )
             yield sight
 

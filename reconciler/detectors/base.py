@@ -4,7 +4,7 @@ It sees frames and their history, and what it chose to remember of the same vict
 file. Where a signal that it needs is missing or too old it answers ``unknown``: never ``ok`` for what nobody measured.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct
@@ -15,6 +15,7 @@ from state.evidence import Frame, Opinion, PodFacts, Verdict
 
 C = TypeVar("C", bound=Struct)
 M = TypeVar("M", bound=Struct)
+T = TypeVar("T")
 
 STALE_S: Final = 3.0
 """A sample counts as fresh for this many sample intervals."""
@@ -38,6 +39,7 @@ class Sight(Struct, frozen=True, kw_only=True):
     """What a detector sees of one victim at one moment.
 
     ``subject``: a pod's or ``node``; ``pod`` None for the node. ``fresh_s``: how old a sample may be to count as now.
+    ``shared``: what detectors have worked out in this frame for all victims, see `once`.
     """
 
     subject: str
@@ -45,6 +47,7 @@ class Sight(Struct, frozen=True, kw_only=True):
     frame: Frame
     history: History
     fresh_s: float
+    shared: dict[Hashable, Any] = {}
 
     @property
     def now(self) -> float:
@@ -53,12 +56,22 @@ class Sight(Struct, frozen=True, kw_only=True):
 
     def value(self, signal: str, subject: str | None = None) -> float | None:
         """The victim's (or another subject's) newest sample; None: missing or too old, which is unknown."""
-        series = self.history.series(subject or self.subject, signal)
-        return None if series is None else series.fresh(self.frame.at_s, patience_s(signal, self.fresh_s))
+        within_s = patience_s(signal, self.fresh_s)
+        return self.history.fresh(subject or self.subject, signal, self.frame.at_s, within_s)
 
     def series(self, signal: str, subject: str | None = None) -> Series | None:
         """The victim's (or another subject's) past of a signal; None: never measured."""
         return self.history.series(subject or self.subject, signal)
+
+    def once(self, key: Hashable, make: Callable[["Sight"], T]) -> T:
+        """What is the same for all victims of a frame: made for the first of them.
+
+        ``key``: of everything that it depends on beside the frame.
+        """
+        if key not in self.shared:
+            self.shared[key] = make(self)
+        found: T = self.shared[key]
+        return found
 
     def patience_s(self, signal: str) -> float:
         """How old a sample of this signal may be to count as now."""

@@ -6,14 +6,14 @@ several proofs of which a node has one. What was found stays at least suspected 
 ``clear_s``.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from reconciler.detectors.base import AnyDetector, Sight, signature
+from reconciler.detectors.base import Sight, signature
 from reconciler.detectors.rule import Rule
-from reconciler.detectors.table import DETECTORS
+from reconciler.detectors.table import DETECTORS, DetectorEntry
 from state.evidence import Finding, Opinion, Resource, Verdict
 
 # Members of an enum are slow to look up, and each is needed hundreds of times a second.
@@ -21,7 +21,6 @@ _UNKNOWN: Final = Verdict.UNKNOWN
 _OK: Final = Verdict.OK
 _INTERFERED: Final = Verdict.INTERFERED
 _BADNESS: Final = {Verdict.UNKNOWN: 0, Verdict.OK: 1, Verdict.SUSPECT: 2, Verdict.INTERFERED: 3}
-_NOTHING: Final[Mapping[str, Struct]] = {}
 
 
 class Watch(Struct, frozen=True, kw_only=True):
@@ -36,20 +35,18 @@ class Watch(Struct, frozen=True, kw_only=True):
     found_s: float | None = None
 
 
-class Seen(NamedTuple):
-    """A finding without suspects, and what to remember. ``learned``: of durable detectors, by `learned_key`."""
-
-    finding: Finding
-    watch: Watch
-    learned: Mapping[str, Struct]
-
-
 class Part(NamedTuple):
-    """One detector of a rule. ``place``: ``group.entry``, by which its memory is kept."""
+    """One detector of a rule. ``place``: ``group.entry``, by which its memory is kept.
+
+    ``learned``: how the keys begin under which a durable one's is kept, by workload; None: it is not durable.
+    """
 
     place: str
-    detector: AnyDetector
+    # Each is given its own config and memory, see `AnyDetector`.
+    judge: Callable[[Any, Sight, Any], tuple[Opinion, Any]]
+    memory_type: type[Struct]
     config: Struct
+    learned: str | None
 
 
 class Ready(NamedTuple):
@@ -63,46 +60,51 @@ class Ready(NamedTuple):
 def ready(name: str, rule: Rule) -> Ready:
     """Look up its detectors."""
     groups = tuple(
-        tuple(Part(f"{number}.{position}", DETECTORS[entry.name], entry.config) for position, entry in enumerate(group))
+        tuple(_part(name, f"{number}.{position}", entry) for position, entry in enumerate(group))
         for number, group in enumerate(rule.when)
     )
     return Ready(name, rule, groups)
 
 
-def learned_key(rule: str, place: str, sight: Sight) -> str:
-    """Under which a durable detector's memory is kept: by workload."""
-    whose = signature(sight.pod) if sight.pod is not None else sight.subject
-    return f"{rule} {place} {whose}"
+def _part(rule: str, place: str, entry: DetectorEntry) -> Part:
+    detector = DETECTORS[entry.name]
+    learned = f"{rule} {place} " if detector.durable else None
+    return Part(place, detector.judge, detector.memory_type, entry.config, learned)
 
 
-def evaluate(asked: Ready, sight: Sight, watch: Watch | None, learned: Mapping[str, Struct]) -> Seen:
-    """What the rule says of this victim now."""
-    now, rule = sight.frame.at_s, asked.rule
+def evaluate(
+    asked: Ready, sight: Sight, watch: Watch | None, learned: Mapping[str, Struct]
+) -> tuple[Finding, Watch, Mapping[str, Struct]]:
+    """What the rule says of this victim now, without suspects; what to remember of it, and of workloads by key.
+
+    ``learned``: all that durable detectors have learned so far.
+    """
+    name, rule, groups = asked
+    now, pod = sight.frame.at_s, sight.pod
     watch = watch or Watch(since_s=now)
     details: dict[str, Struct] = {}
     taught: dict[str, Struct] = {}
     best: list[Opinion] = []
     verdict, bad, severity = _UNKNOWN, -1, 0.0
-    for group in asked.groups:
+    for group in groups:
         opinions: list[Opinion] = []
-        for place, detector, config in group:
-            if detector.durable:
-                key, before, after = learned_key(asked.name, place, sight), learned, taught
-            else:
+        for place, judge, memory_type, config, whose in group:
+            if whose is None:
                 key, before, after = place, watch.details, details
+            else:
+                key, before, after = whose + (sight.subject if pod is None else signature(pod)), learned, taught
             known = before.get(key)
             # A reload may have put another detector in this place.
-            memory = known if isinstance(known, detector.memory_type) else None
-            opinion, after[key] = detector.judge(config, sight, memory)
+            opinion, after[key] = judge(config, sight, known if isinstance(known, memory_type) else None)
             opinions.append(opinion)
-        this = _group(opinions)
+        this = opinions[0].verdict if len(opinions) == 1 else _group(opinions)
         worst = opinions[0].severity if len(opinions) == 1 else max([one.severity for one in opinions])
         badness = _BADNESS[this]
         if badness > bad or (badness == bad and worst > severity):
             best, verdict, bad, severity = opinions, this, badness, worst
-    found_s = watch.found_s
+    before_that, since_s, found_s = watch.verdict, watch.since_s, watch.found_s
     # Nobody is told the numbers of who is well and was before.
-    quiet = verdict is _OK and watch.verdict is _OK and found_s is None
+    quiet = verdict is _OK and before_that is _OK and found_s is None
     if verdict is _INTERFERED:
         found_s = now
     elif found_s is not None and verdict is _OK:
@@ -110,34 +112,25 @@ def evaluate(asked: Ready, sight: Sight, watch: Watch | None, learned: Mapping[s
             verdict = Verdict.SUSPECT
         else:
             found_s = None
-    since_s = watch.since_s if verdict is watch.verdict else now
+    if verdict is not before_that:
+        since_s = now
     finding = Finding(
-        rule=asked.name,
+        rule=name,
         victim=sight.subject,
-        title=sight.pod.title if sight.pod is not None else "the node",
+        title="the node" if pod is None else pod.title,
         verdict=verdict,
         since_s=since_s,
         evidence=() if quiet else tuple(dict.fromkeys([text for opinion in best for text in _words(opinion)])),
         resource=rule.resource or _lacking(best),
         severity=severity,
-        gap=_gap(best),
+        gap=best[0].gap if len(best) == 1 else next((one.gap for one in best if one.gap is not None), None),
     )
-    return Seen(finding, _after(watch, details, verdict, since_s, found_s), taught)
-
-
-def _after(
-    watch: Watch, details: Mapping[str, Struct], verdict: Verdict, since_s: float, found_s: float | None
-) -> Watch:
-    """What to remember: the same, where nothing has changed."""
-    same = verdict is watch.verdict and since_s == watch.since_s and found_s == watch.found_s
-    if same and not details and not watch.details:
-        return watch
-    return Watch(details=details, verdict=verdict, since_s=since_s, found_s=found_s)
+    if verdict is before_that and found_s == watch.found_s and not details and not watch.details:
+        return finding, watch, taught
+    return finding, Watch(details=details, verdict=verdict, since_s=since_s, found_s=found_s), taught
 
 
 def _group(opinions: Sequence[Opinion]) -> Verdict:
-    if len(opinions) == 1:
-        return opinions[0].verdict
     verdicts = {opinion.verdict for opinion in opinions}
     for verdict in (Verdict.OK, Verdict.UNKNOWN, Verdict.SUSPECT):
         if verdict in verdicts:
@@ -149,13 +142,6 @@ def _lacking(opinions: Sequence[Opinion]) -> Resource:
     if len(opinions) == 1:
         return opinions[0].resource
     return max(opinions, key=lambda opinion: opinion.severity).resource
-
-
-def _gap(opinions: Sequence[Opinion]) -> float | None:
-    for opinion in opinions:
-        if opinion.gap is not None:
-            return opinion.gap
-    return None
 
 
 def _words(opinion: Opinion) -> tuple[str, ...]:

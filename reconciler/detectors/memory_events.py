@@ -75,7 +75,7 @@ class _Node(NamedTuple):
 
 def judge(config: MemoryEventsConfig, sight: Sight, memory: Hold | None) -> tuple[Opinion, Hold]:
     """Look for kills, then for reading back."""
-    node = _node(config, sight)
+    node = sight.once(("memory_events", id(config)), partial(_node, config))
     refaults = sight.value("memory.refaults")
     kills, killed_at = _kills(config, sight)
     if refaults is None and kills is None and not (sight.pod is None and node.known):
@@ -142,13 +142,12 @@ def _node(config: MemoryEventsConfig, sight: Sight) -> _Node:
 def _kills(config: MemoryEventsConfig, sight: Sight) -> tuple[float | None, float | None]:
     """How many were killed lately, and when the last one was; None: not measured."""
     series = sight.series("oom.kills")
-    if series is None or sight.value("oom.kills") is None:
+    if series is None or series.fresh(sight.now, sight.fresh_s) is None:
         return None, None
     since = sight.now - config.kill_s
-    times, values = series.after(since)
-    if not any(values):
+    if not any(series.values[series.place(since) :]):
         return 0.0, None
-    found = [(at, value) for at, value in zip(times, values, strict=True) if at > since and value > 0]
+    found = [(at, value) for at, value in series.since(since) if value > 0]
     return sum(value for _, value in found), found[-1][0] if found else None
 
 

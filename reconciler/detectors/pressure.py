@@ -89,7 +89,7 @@ def judge(config: PressureConfig, sight: Sight, memory: Hold | None) -> tuple[Op
         falling = short < config.falling_fraction * before
         # oomd times the long average alone; the other two conditions must hold at the end of that time.
         breached, ready = long > limit, high and not falling
-    at = series.last_s
+    at = series.times[-1]
     held = step(
         memory, at, config, breached=breached, cleared=_cleared(config, short), look_s=sight.fresh_s, ready=ready
     )

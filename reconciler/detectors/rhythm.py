@@ -154,7 +154,7 @@ def correlation(levels: Levels, uses: Sequence[float]) -> float:
     total = math.fsum(uses)
     if total <= 0:
         return 0.0
-    found = sum(map(mul, map(truediv, uses, repeat(total)), levels.weights))
+    found: float = sum(map(mul, map(truediv, uses, repeat(total)), levels.weights))
     return max(-1.0, min(1.0, found))
 
 

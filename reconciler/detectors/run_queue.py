@@ -11,7 +11,6 @@ learned from all windows but those of confirmed interference, see `moments`; wha
 for the deviation, never for the fixed limit.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Final, NamedTuple
 
@@ -21,7 +20,7 @@ from msgspec.structs import replace
 from reconciler.detectors.base import Detector, Sight, unknown
 from reconciler.detectors.moments import Moments
 from reconciler.detectors.threshold import severity
-from reconciler.detectors.windows import interval_s, over, past, spans
+from reconciler.detectors.windows import Window, interval_s, over
 from reconciler.detectors.words import number
 from state.evidence import Opinion, Verdict
 
@@ -86,13 +85,6 @@ class RunQueueMemory(Struct, frozen=True, kw_only=True):
     last_s: float = 0.0
 
 
-class _Seen(NamedTuple):
-    """One window: its end, and the share of waiting in it."""
-
-    end: float
-    wait: float
-
-
 class _Bad(NamedTuple):
     """More of a window whose share of waiting is too high; None: not measured."""
 
@@ -107,56 +99,69 @@ def _length(config: RunQueueConfig, sight: Sight) -> float:
     return max(config.window_s, interval_s(sight))
 
 
-def _seen(config: RunQueueConfig, sight: Sight) -> list[_Seen | None]:
-    """The last windows, the newest first; None: too little of it was measured."""
-    length, now = _length(config, sight), sight.now
-    times, waits = past(sight, sight.subject, "cpu.wait", config.windows * length)
-    if not times:
-        return [None] * config.windows
-    stood = spans(times, sight.fresh_s)
-    seen: list[_Seen | None] = []
-    low = len(times)
-    for index in range(config.windows):
-        end = now - index * length
-        start = end - length
-        # From the newest sample back, as a window begins where the one before it in time ends, or almost.
-        high = low
-        while high < len(times) and times[high] <= end:
-            high += 1
-        while high and times[high - 1] > end:
-            high -= 1
-        low = high
-        while low and times[low - 1] > start:
-            low -= 1
-        total = seen_s = 0.0
-        for place in range(low, high):
-            span = min(stood[place], times[place] - start)
-            total += waits[place] * span
-            seen_s += span
-        seen.append(_Seen(end, total / seen_s) if seen_s > 0 and seen_s >= _SLACK * length else None)
+def _seen(config: RunQueueConfig, sight: Sight) -> list[float | None]:
+    """The share of waiting in each of the last windows, the newest first; None: too little of it was measured."""
+    length, now, fresh_s = _length(config, sight), sight.now, sight.fresh_s
+    seen: list[float | None] = [None] * config.windows
+    series = sight.series("cpu.wait")
+    if series is None:
+        return seen
+    index = config.windows - 1
+    end = now - index * length
+    start = end - length
+    times, waits = series.after(start)
+    before = times[0] - interval_s(sight)
+    total = seen_s = 0.0
+    for at, wait in zip(times, waits, strict=True):
+        span = at - before
+        if span > fresh_s:  # noqa: PLR1730  # as in `windows.weighed`
+            span = fresh_s
+        before = at
+        if at <= start:
+            continue
+        while at > end and index:
+            seen[index] = _share(total, seen_s, length)
+            index -= 1
+            start, end = end, now - index * length
+            total = seen_s = 0.0
+        if span > at - start:  # noqa: PLR1730  # the part that lies in the window
+            span = at - start
+        total += wait * span
+        seen_s += span
+    seen[index] = _share(total, seen_s, length)
     return seen
 
 
-def _throttled(config: RunQueueConfig, sight: Sight, end: float) -> float | None:
-    """The most periods, in percent, that the own quota cut short in or just before the window that ends at ``end``.
+def _share(total: float, seen_s: float, length: float) -> float | None:
+    return total / seen_s if seen_s > 0 and seen_s >= _SLACK * length else None
+
+
+def _window(sight: Sight, signal: str, start: float, end: float) -> Window | None:
+    series = sight.series(signal)
+    return None if series is None else over(series, start, end, sight.fresh_s)
+
+
+def _throttled(config: RunQueueConfig, sight: Sight, index: int) -> float | None:
+    """The most periods, in percent, that the own quota cut short in or just before a window.
 
     Before, because a task that was stopped at the end of one sample has its wait told in the next.
     """
-    start = end - _length(config, sight) - interval_s(sight)
-    times, cuts = past(sight, sight.subject, "cpu.throttled", sight.now - start)
-    found = over(times, cuts, start, end, sight.fresh_s)
+    length = _length(config, sight)
+    end = sight.now - index * length
+    found = _window(sight, "cpu.throttled", end - length - interval_s(sight), end)
     return None if found is None else found.high
 
 
-def _details(config: RunQueueConfig, sight: Sight, window: _Seen) -> _Bad:
+def _details(config: RunQueueConfig, sight: Sight, index: int, wait: float) -> _Bad:
     length = _length(config, sight)
-    start = window.end - length
-    means: list[float | None] = []
-    for name in ("cpu.delay", "cpu.wait_milli"):
-        times, values = past(sight, sight.subject, name, sight.now - start)
-        found = over(times, values, start, window.end, sight.fresh_s)
-        means.append(None if found is None else found.mean)
-    return _Bad(window.wait, means[0], _throttled(config, sight, window.end), means[1])
+    end = sight.now - index * length
+    delay, milli = (_window(sight, name, end - length, end) for name in ("cpu.delay", "cpu.wait_milli"))
+    return _Bad(
+        wait,
+        None if delay is None else delay.mean,
+        _throttled(config, sight, index),
+        None if milli is None else milli.mean,
+    )
 
 
 def judge(config: RunQueueConfig, sight: Sight, memory: RunQueueMemory | None) -> tuple[Opinion, RunQueueMemory]:
@@ -167,27 +172,34 @@ def judge(config: RunQueueConfig, sight: Sight, memory: RunQueueMemory | None) -
         if sight.value(name) is None:
             return unknown(f"no fresh {name}"), replace(memory, learned_s=sight.now, since_s=None)
     windows = _seen(config, sight)
-    seen = [window for window in windows if window is not None]
+    seen = [wait for wait in windows if wait is not None]
     if not seen:
         return unknown("not yet one window of cpu.wait"), memory
     limit = _limit(config, memory.healthy)
-    opinion = _opinion(config, sight, seen, limit)
-    return opinion, _learn(config, sight, memory, windows, limit, interfered=opinion.verdict is Verdict.INTERFERED)
+    high = [(index, wait) for index, wait in enumerate(windows) if wait is not None and wait > limit]
+    opinion = _opinion(config, sight, seen, high, limit)
+    interfered = opinion.verdict is Verdict.INTERFERED
+    return opinion, _learn(config, sight, memory, windows[-1], len(high), interfered=interfered)
 
 
-def _opinion(config: RunQueueConfig, sight: Sight, seen: list[_Seen], limit: float) -> Opinion:
-    high = [_details(config, sight, window) for window in seen if window.wait > limit]
+def _opinion(
+    config: RunQueueConfig, sight: Sight, seen: list[float], too_high: list[tuple[int, float]], limit: float
+) -> Opinion:
+    missing = config.windows - len(seen)
+    if not too_high and missing < config.bad:
+        # The usual case.
+        words = partial(_words, seen[0], None, limit, "")
+        return Opinion(verdict=Verdict.OK, told=words, severity=severity(seen[0], limit))
+    high = [_details(config, sight, index, wait) for index, wait in too_high]
     high = [one for one in high if _hurts(config, one)]
     own = [one for one in high if one.throttled is not None and one.throttled > config.throttled_percent]
     untold = [one for one in high if one.throttled is None or (one.delay is None and one not in own)]
     bad = [one for one in high if one not in own and one not in untold]
     worst = max(bad or untold, key=lambda one: one.wait, default=None)
-    wait = seen[0].wait if worst is None else worst.wait
+    wait = seen[0] if worst is None else worst.wait
     words = partial(_words, wait, worst, limit, f"; {len(bad)} of the last {len(seen)} windows" if bad else "")
-    told: Callable[[], str] = words
     verdict = Verdict.SUSPECT if bad else Verdict.OK
     gap = None
-    missing = config.windows - len(seen)
     if len(bad) >= config.bad:
         verdict = Verdict.INTERFERED
         milli = [one.milli for one in bad if one.milli is not None]
@@ -195,13 +207,13 @@ def _opinion(config: RunQueueConfig, sight: Sight, seen: list[_Seen], limit: flo
     elif own:
         wait = max(one.wait for one in own)
         verdict = Verdict.OK
-        told = partial(_own_words, wait, max(one.throttled or 0.0 for one in own))
+        words = partial(_own_words, wait, max(one.throttled or 0.0 for one in own))
     elif len(bad) + len(untold) >= config.bad:
         return unknown(f"{words()}; cpu.throttled or cpu.delay is not measured: it may be its own quota")
     elif missing and len(bad) + len(untold) + missing >= config.bad:
         # What was not measured could make it interference.
         return unknown(f"{words()}; only {len(seen)} of {config.windows} windows were measured")
-    return Opinion(verdict=verdict, told=told, severity=severity(wait, limit), gap=gap)
+    return Opinion(verdict=verdict, told=words, severity=severity(wait, limit), gap=gap)
 
 
 def _words(wait: float, worst: _Bad | None, limit: float, count: str) -> str:
@@ -234,26 +246,25 @@ def _learn(
     config: RunQueueConfig,
     sight: Sight,
     memory: RunQueueMemory,
-    windows: list[_Seen | None],
-    limit: float,
+    oldest: float | None,
+    high: int,
     *,
     interfered: bool,
 ) -> RunQueueMemory:
-    """Take in the oldest window: by now it is known whether it was part of trouble."""
+    """Take in the oldest window: by now it is known whether it was part of trouble. ``high``: those above the limit."""
     since = (sight.now if memory.since_s is None else memory.since_s) if interfered else None
     # Several bad windows are trouble, proved or not; one alone is part of any healthy past.
-    high = sum(1 for one in windows if one is not None and one.wait > limit)
     last = sight.now if interfered or high >= config.bad else memory.last_s
-    oldest = windows[-1]
     if oldest is None or sight.now - memory.learned_s < _length(config, sight):
         # Most looks change nothing.
         same = since == memory.since_s and last == memory.last_s
         return memory if same else replace(memory, since_s=since, last_s=last)
-    troubled = oldest.end <= last
+    index = config.windows - 1
+    troubled = sight.now - index * _length(config, sight) <= last
     lasting = since is not None and sight.now - since >= config.relearn_s
     healthy = memory.healthy
-    if lasting or (not troubled and (_throttled(config, sight, oldest.end) or 0.0) <= config.throttled_percent):
-        healthy = healthy.with_one(oldest.wait)
+    if lasting or (not troubled and (_throttled(config, sight, index) or 0.0) <= config.throttled_percent):
+        healthy = healthy.with_one(oldest)
         if healthy.count > _KEEP:
             healthy = healthy.aged(_KEEP / healthy.count)
     return RunQueueMemory(healthy=healthy, learned_s=sight.now, since_s=since, last_s=last)

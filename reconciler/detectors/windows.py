@@ -3,13 +3,11 @@
 A sample stands for the time since the one before it. Samples may come late or not at all: a window says how much of it
 was really seen, and whoever needs more than there is gets None, which is unknown.
 
-Each second hundreds of windows are looked at, so the sums run in C. They are made anew each time: a sum that is carried
-from look to look drifts, and a recording would not give the same numbers from its middle on.
+The sums are made anew at each look: one that is carried from look to look drifts, and a recording would not give the
+same numbers from its middle on; sums kept with every sample cost more than is saved by those that are read.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from operator import mul, sub
 from typing import Final, NamedTuple
 
 from reconciler.detectors.base import STALE_S, Sight
@@ -38,53 +36,43 @@ def spacing_s(sight: Sight, signal: str) -> float:
     return sight.patience_s(signal) / STALE_S
 
 
-def spans(times: Sequence[float], fresh_s: float) -> list[float]:
-    """The time that each sample stands for, the oldest first; there is at least one.
+def weighed(series: Series, start: float, end: float, fresh_s: float) -> tuple[float, float] | None:
+    """The mean by time of the window ``start < at <= end``, and the time that was seen of it; None: nothing.
 
     A sample that follows a gap stands for at most ``fresh_s``; the very first for one sample interval.
     """
-    found = [fresh_s / STALE_S]
-    found += map(sub, times[1:], times)
-    return [min(one, fresh_s) for one in found] if max(found) > fresh_s else found
-
-
-def weighed(
-    times: Sequence[float], values: Sequence[float], start: float, end: float, fresh_s: float
-) -> tuple[float, float, slice] | None:
-    """The mean by time in ``start < at <= end``, the time seen, and which samples these are; None: there are none.
-
-    ``times`` and ``values``: the oldest first, with the sample before the window, if there is one.
-    """
-    low, high = bisect_right(times, start), bisect_right(times, end)
+    times, values = series.times, series.values
+    low, high = series.place(start), bisect_right(times, end)
     if low >= high:
         return None
-    part = slice(low, high)
-    stood = spans(times, fresh_s)[part]
-    stood[0] = min(stood[0], times[low] - start)
-    seen_s = sum(stood)
-    return (sum(map(mul, values[part], stood)) / seen_s, seen_s, part) if seen_s > 0 else None
+    before = times[low]
+    # Of the first, the part that lies in the window.
+    seen_s = min(before - times[low - 1] if low > series.begin else fresh_s / STALE_S, fresh_s, before - start)
+    total = values[low] * seen_s
+    low += 1
+    for at, value in zip(times[low:high], values[low:high], strict=True):
+        span = at - before
+        if span > fresh_s:  # noqa: PLR1730  # a call of `min` for each sample costs as much as all the rest
+            span = fresh_s
+        before = at
+        total += value * span
+        seen_s += span
+    return (total / seen_s, seen_s) if seen_s > 0 else None
 
 
-def over(times: Sequence[float], values: Sequence[float], start: float, end: float, fresh_s: float) -> Window | None:
+def over(series: Series, start: float, end: float, fresh_s: float) -> Window | None:
     """The same with the lowest and the highest value."""
-    found = weighed(times, values, start, end, fresh_s)
+    found = weighed(series, start, end, fresh_s)
     if found is None:
         return None
-    mean_of, seen_s, part = found
-    inside = values[part]
-    return Window(mean_of, min(inside), max(inside), seen_s)
-
-
-def past(sight: Sight, subject: str | None, signal: str, length_s: float) -> tuple[list[float], list[float]]:
-    """Times and values of the last ``length_s`` and of the one before, the oldest first; empty: never measured."""
-    series = sight.history.series(subject, signal) if subject is not None else None
-    return ([], []) if series is None else series.after(sight.now - length_s)
+    inside = series.values[series.place(start) : bisect_right(series.times, end)]
+    return Window(found[0], min(inside), max(inside), found[1])
 
 
 def measured_s(sight: Sight, subject: str | None, signal: str) -> float:
     """When the newest sample was measured; now, if there is none."""
     series = sight.history.series(subject, signal) if subject is not None else None
-    return sight.now if series is None else series.last_s
+    return sight.now if series is None else series.times[-1]
 
 
 def seen(sight: Sight, subject: str | None, signal: str, length_s: float) -> Window | None:
@@ -92,11 +80,13 @@ def seen(sight: Sight, subject: str | None, signal: str, length_s: float) -> Win
 
     A window that is shorter than the sample interval is as long as that.
     """
+    series = sight.history.series(subject, signal) if subject is not None else None
+    if series is None:
+        return None
     spacing = spacing_s(sight, signal)
     length = max(length_s, spacing)
-    found = over(*past(sight, subject, signal, length), sight.now - length, sight.now, sight.patience_s(signal))
-    # The newest sample may be almost one interval old: that part of the window is no gap.
-    return None if found is None or found.seen_s < COVERED * length - spacing else found
+    found = over(series, sight.now - length, sight.now, sight.patience_s(signal))
+    return None if found is None or not _covers(found.seen_s, length, spacing) else found
 
 
 def mean(series: Series, now: float, length_s: float, fresh_s: float, ago_s: float = 0.0) -> float | None:
@@ -104,5 +94,10 @@ def mean(series: Series, now: float, length_s: float, fresh_s: float, ago_s: flo
     spacing = fresh_s / STALE_S
     length = max(length_s, spacing)
     end = now - ago_s
-    found = weighed(*series.after(now - (ago_s + length)), end - length, end, fresh_s)
-    return None if found is None or found[1] < COVERED * length - spacing else found[0]
+    found = weighed(series, end - length, end, fresh_s)
+    return None if found is None or not _covers(found[1], length, spacing) else found[0]
+
+
+def _covers(seen_s: float, length: float, spacing: float) -> bool:
+    # The newest sample may be almost one interval old: that part of the window is no gap.
+    return seen_s >= COVERED * length - spacing

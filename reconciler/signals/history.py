@@ -22,63 +22,66 @@ _SLACK: Final = 16
 class Series:
     """One signal of one subject: values with the moment at which each was measured (monotonic seconds)."""
 
-    __slots__ = ("_at", "_full", "_length", "_values", "confidence")
+    __slots__ = ("_full", "_length", "confidence", "times", "values")
 
     def __init__(self, length: int = LENGTH) -> None:
-        self._at = array("d")
-        self._values = array("d")
-        self._length = length
-        self._full = length + _SLACK
+        self.times = array("d")
+        """The newest is the last; a few of the oldest may still be here that are no part of the past, see `begin`."""
+        self.values = array("d")
+        """One for each of ``times``."""
         self.confidence = 0.0
         """Of the newest sample."""
+        self._length = length
+        self._full = length + _SLACK
 
     def __len__(self) -> int:
-        return min(len(self._at), self._length)
+        return min(len(self.times), self._length)
 
     def add(self, at_s: float, value: float, confidence: float = 1.0) -> None:
         """Take one; a sample that is not newer than the last one (a reading told twice) is left out."""
-        times = self._at
+        times = self.times
         if times and at_s <= times[-1]:
             return
         self.confidence = confidence
         times.append(at_s)
-        self._values.append(value)
+        self.values.append(value)
         if len(times) >= self._full:
             del times[: -self._length]
-            del self._values[: -self._length]
+            del self.values[: -self._length]
 
     def __iter__(self) -> Iterator[tuple[float, float]]:
         """(at, value), the oldest first."""
-        times, values = self.all()
-        return zip(times, values, strict=True)
+        return zip(*self.all(), strict=True)
 
     @property
     def last(self) -> tuple[float, float] | None:
         """(at, value) of the newest; None when there is none."""
-        return (self._at[-1], self._values[-1]) if self._at else None
-
-    @property
-    def last_s(self) -> float:
-        """When the newest was measured. Errors: `IndexError` when there is none."""
-        return self._at[-1]
+        return (self.times[-1], self.values[-1]) if self.times else None
 
     def fresh(self, now: float, within_s: float) -> float | None:
         """The newest value if it is at most ``within_s`` old; None: unknown."""
-        times = self._at
-        return self._values[-1] if times and now - times[-1] <= within_s else None
+        times = self.times
+        return self.values[-1] if times and now - times[-1] <= within_s else None
+
+    @property
+    def begin(self) -> int:
+        """Where in ``times`` the past begins."""
+        return max(0, len(self.times) - self._length)
+
+    def place(self, at_s: float) -> int:
+        """Where the first one stands that was measured after ``at_s``, or would."""
+        return bisect_right(self.times, at_s, self.begin)
 
     def all(self) -> tuple[list[float], list[float]]:
         """Times, and the values measured then, the oldest first."""
-        first = len(self._at) - self._length
-        if first <= 0:
-            return self._at.tolist(), self._values.tolist()
-        return self._at[first:].tolist(), self._values[first:].tolist()
+        begin = self.begin
+        return self.times[begin:].tolist(), self.values[begin:].tolist()
 
     def after(self, at_s: float) -> tuple[list[float], list[float]]:
         """Times and values of those measured after ``at_s`` and the one before them, the oldest first."""
-        times = self._at
-        first = max(0, bisect_right(times, at_s) - 1, len(times) - self._length)
-        return times[first:].tolist(), self._values[first:].tolist()
+        begin = self.begin
+        first = max(begin, bisect_right(self.times, at_s, begin) - 1)
+        return self.times[first:].tolist(), self.values[first:].tolist()
 
     def since(self, at_s: float) -> list[tuple[float, float]]:
         """Those measured after ``at_s``, the oldest first."""
@@ -99,11 +102,10 @@ class History:
 
     def add(self, frame: Frame) -> None:
         """Take a frame's samples; subjects that it does not have are forgotten."""
-        known = self._series
+        known, now = self._series, frame.at_s
         if known.keys() != frame.samples.keys():
             for subject in known.keys() - frame.samples.keys():
                 del known[subject]
-        now = frame.at_s
         for subject, samples in frame.samples.items():
             here = known.get(subject)
             if here is None:
@@ -127,4 +129,6 @@ class History:
         """The newest value if it is at most ``within_s`` old; None: unknown."""
         here = self._series.get(subject)
         series = None if here is None else here.get(signal)
-        return None if series is None else series.fresh(now, within_s)
+        if series is None or now - series.times[-1] > within_s:
+            return None
+        return series.values[-1]
