@@ -145,7 +145,7 @@ def _kills(config: MemoryEventsConfig, sight: Sight) -> tuple[float | None, floa
     if series is None or series.fresh(sight.now, sight.fresh_s) is None:
         return None, None
     since = sight.now - config.kill_s
-    if not any(series.values[series.place(since) :]):
+    if not any(series.after(since)[1]):
         return 0.0, None
     found = [(at, value) for at, value in series.since(since) if value > 0]
     return sum(value for _, value in found), found[-1][0] if found else None

@@ -7,7 +7,6 @@ The sums are made anew at each look: one that is carried from look to look drift
 same numbers from its middle on; sums kept with every sample cost more than is saved by those that are read.
 """
 
-from bisect import bisect_right
 from typing import Final, NamedTuple
 
 from reconciler.detectors.base import STALE_S, Sight
@@ -41,16 +40,18 @@ def weighed(series: Series, start: float, end: float, fresh_s: float) -> tuple[f
 
     A sample that follows a gap stands for at most ``fresh_s``; the very first for one sample interval.
     """
-    times, values = series.times, series.values
-    low, high = series.place(start), bisect_right(times, end)
-    if low >= high:
+    times, values = series.after(start)
+    first = int(bool(times) and times[0] <= start)
+    if first >= len(times) or times[first] > end:
         return None
-    before = times[low]
+    before = times[first]
     # Of the first, the part that lies in the window.
-    seen_s = min(before - times[low - 1] if low > series.begin else fresh_s / STALE_S, fresh_s, before - start)
-    total = values[low] * seen_s
-    low += 1
-    for at, value in zip(times[low:high], values[low:high], strict=True):
+    seen_s = min(before - times[0] if first else fresh_s / STALE_S, fresh_s, before - start)
+    total = values[first] * seen_s
+    first += 1
+    for at, value in zip(times[first:], values[first:], strict=True):
+        if at > end:
+            break
         span = at - before
         if span > fresh_s:  # noqa: PLR1730  # a call of `min` for each sample costs as much as all the rest
             span = fresh_s
@@ -65,7 +66,7 @@ def over(series: Series, start: float, end: float, fresh_s: float) -> Window | N
     found = weighed(series, start, end, fresh_s)
     if found is None:
         return None
-    inside = series.values[series.place(start) : bisect_right(series.times, end)]
+    inside = [value for at, value in series.since(start) if at <= end]
     return Window(found[0], min(inside), max(inside), found[1])
 
 

@@ -1,10 +1,9 @@
 """The near past of every signal: bounded, one series a subject and signal.
 
-A series holds the last `LENGTH` samples whatever happens, so memory is known beforehand: 16 bytes a sample, 2 KiB a
-signal at 120. A subject that is in no frame any more is forgotten at once; a pod that returns starts without a past.
-
-All of it is read and written each second, thousands of times: samples lie one after the other in arrays, of which a
-part is taken at once. The oldest are removed some at a time, as removing one costs as much as removing `_SLACK`.
+A series holds the last `LENGTH` samples whatever happens, so memory is known beforehand: 8 bytes a sample, and 8 for
+its time, which most signals of a subject share: they are measured at the frames' own moments. 1 KiB a signal at 120, 2
+where the times are its own. A subject that is in no frame any more is forgotten at once; a pod that returns starts
+without a past.
 """
 
 from array import array
@@ -12,42 +11,63 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from typing import Final, final
 
-from state.evidence import Frame
+from state.evidence import Frame, Sample
 
 LENGTH: Final = 120
 _SLACK: Final = 16
+"""Removing the oldest one costs as much as removing so many at once."""
 
 
 @final
 class Series:
     """One signal of one subject: values with the moment at which each was measured (monotonic seconds)."""
 
-    __slots__ = ("_full", "_length", "confidence", "times", "values")
+    __slots__ = ("_length", "_values", "confidence", "times")
 
-    def __init__(self, length: int = LENGTH) -> None:
-        self.times = array("d")
-        """The newest is the last; a few of the oldest may still be here that are no part of the past, see `begin`."""
-        self.values = array("d")
-        """One for each of ``times``."""
+    def __init__(self, length: int = LENGTH, times: "array[float] | None" = None) -> None:
+        """``times``: shared with other series, and appended to by who shares them."""
+        # The newest of both are last and belong together; both may have more than the past, and times more than values.
+        self.times = array("d") if times is None else times
+        self._values = array("d")
+        self._length = length
         self.confidence = 0.0
         """Of the newest sample."""
-        self._length = length
-        self._full = length + _SLACK
 
     def __len__(self) -> int:
-        return min(len(self.times), self._length)
+        return min(len(self._values), self._length)
 
     def add(self, at_s: float, value: float, confidence: float = 1.0) -> None:
         """Take one; a sample that is not newer than the last one (a reading told twice) is left out."""
         times = self.times
         if times and at_s <= times[-1]:
             return
-        self.confidence = confidence
         times.append(at_s)
-        self.values.append(value)
-        if len(times) >= self._full:
+        self.append(value, confidence)
+        if len(times) >= self._length + _SLACK:
             del times[: -self._length]
-            del self.values[: -self._length]
+            self.trim()
+
+    def append(self, value: float, confidence: float) -> None:
+        """One measured at the time that was appended last."""
+        self._values.append(value)
+        self.confidence = confidence
+
+    def trim(self) -> None:
+        """Forget values that are no part of the past."""
+        del self._values[: -self._length]
+
+    def part(self) -> None:
+        """Nothing was measured at the time that was appended last: have own times from now on."""
+        self.times = self.times[-1 - len(self._values) : -1]
+
+    def joins(self, times: "array[float]") -> bool:
+        """Share these times if those of its past are the same."""
+        count = len(self)
+        same = self.times[-count:].tobytes() == times[-count:].tobytes()
+        if same:
+            self.trim()
+            self.times = times
+        return same
 
     def __iter__(self) -> Iterator[tuple[float, float]]:
         """(at, value), the oldest first."""
@@ -56,32 +76,24 @@ class Series:
     @property
     def last(self) -> tuple[float, float] | None:
         """(at, value) of the newest; None when there is none."""
-        return (self.times[-1], self.values[-1]) if self.times else None
+        return (self.times[-1], self._values[-1]) if self._values else None
 
     def fresh(self, now: float, within_s: float) -> float | None:
         """The newest value if it is at most ``within_s`` old; None: unknown."""
-        times = self.times
-        return self.values[-1] if times and now - times[-1] <= within_s else None
-
-    @property
-    def begin(self) -> int:
-        """Where in ``times`` the past begins."""
-        return max(0, len(self.times) - self._length)
-
-    def place(self, at_s: float) -> int:
-        """Where the first one stands that was measured after ``at_s``, or would."""
-        return bisect_right(self.times, at_s, self.begin)
+        return self._values[-1] if self._values and now - self.times[-1] <= within_s else None
 
     def all(self) -> tuple[list[float], list[float]]:
         """Times, and the values measured then, the oldest first."""
-        begin = self.begin
-        return self.times[begin:].tolist(), self.values[begin:].tolist()
+        count = len(self)
+        return (self.times[-count:].tolist(), self._values[-count:].tolist()) if count else ([], [])
 
     def after(self, at_s: float) -> tuple[list[float], list[float]]:
         """Times and values of those measured after ``at_s`` and the one before them, the oldest first."""
-        begin = self.begin
-        first = max(begin, bisect_right(self.times, at_s, begin) - 1)
-        return self.times[first:].tolist(), self.values[first:].tolist()
+        times, values = self.times, self._values
+        size, count = len(times), len(values)
+        begin = size - (count if count < self._length else self._length)  # noqa: FURB136  # hundreds of times a second
+        first = max(begin, bisect_right(times, at_s, begin) - 1)
+        return times[first:].tolist(), values[first - size :].tolist()
 
     def since(self, at_s: float) -> list[tuple[float, float]]:
         """Those measured after ``at_s``, the oldest first."""
@@ -93,42 +105,103 @@ class Series:
 
 
 @final
+class _Subject:
+    """All series of one subject; ``times``: of those that were in every frame since they began, and of its moment."""
+
+    __slots__ = ("_length", "_together", "series", "times")
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._together = 0
+        """How many share ``times``."""
+        self.times = array("d")
+        self.series: dict[str, Series] = {}
+
+    def take(self, now: float, samples: Mapping[str, Sample]) -> None:
+        times, known, count = self.times, self.series, 0
+        if times and now <= times[-1]:
+            self._take_apart(now, samples)
+            return
+        times.append(now)
+        for signal, sample in samples.items():
+            series = known.get(signal)
+            if series is not None and series.times is times and not sample.age_s:
+                series.append(sample.value, sample.confidence)
+                count += 1
+            elif series is None and not sample.age_s:
+                series = known[signal] = Series(self._length, times)
+                series.append(sample.value, sample.confidence)
+                self._together += 1
+                count += 1
+            else:
+                self._apart(signal).add(now - sample.age_s, sample.value, sample.confidence)
+        if count != self._together:
+            for signal, series in known.items():
+                if series.times is times and signal not in samples:
+                    series.part()
+                    self._together -= 1
+        if len(times) >= self._length + _SLACK:
+            self._trim()
+
+    def _take_apart(self, now: float, samples: Mapping[str, Sample]) -> None:
+        """A frame that is not newer than the last one: what is told again is left out."""
+        for signal, sample in samples.items():
+            series = self.series.get(signal)
+            if series is None or series.times is not self.times:
+                self._apart(signal).add(now - sample.age_s, sample.value, sample.confidence)
+
+    def _apart(self, signal: str) -> Series:
+        """The series, with times of its own."""
+        series = self.series.get(signal)
+        if series is None:
+            series = self.series[signal] = Series(self._length)
+        elif series.times is self.times:
+            series.part()
+            self._together -= 1
+        return series
+
+    def _trim(self) -> None:
+        del self.times[: -self._length]
+        for series in self.series.values():
+            if series.times is self.times:
+                series.trim()
+            elif series.joins(self.times):
+                # It had missed some, and has forgotten that by now.
+                self._together += 1
+
+
+@final
 class History:
     """All series, fed with frames."""
 
     def __init__(self, length: int = LENGTH) -> None:
         self._length = length
-        self._series: dict[str, dict[str, Series]] = {}
+        self._subjects: dict[str, _Subject] = {}
 
     def add(self, frame: Frame) -> None:
         """Take a frame's samples; subjects that it does not have are forgotten."""
-        known, now = self._series, frame.at_s
+        known, now = self._subjects, frame.at_s
         if known.keys() != frame.samples.keys():
             for subject in known.keys() - frame.samples.keys():
                 del known[subject]
         for subject, samples in frame.samples.items():
             here = known.get(subject)
             if here is None:
-                here = known[subject] = {}
-            for signal, sample in samples.items():
-                series = here.get(signal)
-                if series is None:
-                    series = here[signal] = Series(self._length)
-                series.add(now - sample.age_s, sample.value, sample.confidence)
+                here = known[subject] = _Subject(self._length)
+            here.take(now, samples)
 
     def series(self, subject: str, signal: str) -> Series | None:
         """One signal's past; None when it was never measured."""
-        here = self._series.get(subject)
-        return None if here is None else here.get(signal)
+        here = self._subjects.get(subject)
+        return None if here is None else here.series.get(signal)
 
     def of(self, subject: str) -> Mapping[str, Series]:
         """All signals of one subject."""
-        return self._series.get(subject, {})
+        here = self._subjects.get(subject)
+        return {} if here is None else here.series
 
     def fresh(self, subject: str, signal: str, now: float, within_s: float) -> float | None:
         """The newest value if it is at most ``within_s`` old; None: unknown."""
-        here = self._series.get(subject)
-        series = None if here is None else here.get(signal)
-        if series is None or now - series.times[-1] > within_s:
-            return None
-        return series.values[-1]
+        here = self._subjects.get(subject)
+        series = None if here is None else here.series.get(signal)
+        return None if series is None else series.fresh(now, within_s)
