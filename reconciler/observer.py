@@ -195,17 +195,18 @@ class Observer:
 
     async def _judge(self, frame: Frame) -> tuple[Judgement, float]:
         """The brain's judgement, a millisecond at a time, and the CPU seconds that it took."""
-        slices, spent = Slices(), 0.0
+        slices, spent, began = Slices(), 0.0, time.thread_time()
         looking = self.brain.look(frame)
         while True:
-            began = time.thread_time()
             try:
                 next(looking)
             except StopIteration as end:
                 judgement: Judgement = end.value
                 return judgement, spent + time.thread_time() - began
-            spent += time.thread_time() - began
-            await slices.checkpoint()
+            if slices.over:
+                spent += time.thread_time() - began
+                await slices.checkpoint()
+                began = time.thread_time()
 
     # Seeing
 

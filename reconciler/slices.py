@@ -30,8 +30,13 @@ class Slices:
     def __init__(self) -> None:
         self._since = time.monotonic()
 
+    @property
+    def over(self) -> bool:
+        """A millisecond has gone by since others could run."""
+        return time.monotonic() - self._since > _SLICE_S
+
     async def checkpoint(self) -> None:
         """Let others run when a millisecond has gone by."""
-        if time.monotonic() - self._since > _SLICE_S:
+        if self.over:
             await trio.lowlevel.checkpoint()
             self._since = time.monotonic()
