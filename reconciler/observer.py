@@ -125,6 +125,10 @@ class Observer:
         self._saved: Kept | None = None
         self._saved_at = 0.0
         self._created: dict[str, tuple[int, float]] = {}
+        self._known: dict[str, tuple[Pod, PodFacts]] = {}
+        """The facts of the last pass, with the pod of which they are told."""
+        self._pools: Pools | None = None
+        self._default_cpus = CpuSet()
         self._disks: tuple[str, ...] = ()
         self._disks_at = float("-inf")
         self.frame: Frame | None = None
@@ -233,9 +237,13 @@ class Observer:
         for reader in self._readers:
             await reader.read(scene, sheet, now)
         holds = self._node.holds_now()
+        if pools != self._pools or view.kubelet.default_cpus != self._default_cpus:
+            self._known.clear()
+            self._pools, self._default_cpus = pools, view.kubelet.default_cpus
         pods = {uid: self._facts(pod, view, pools, holds) for uid, pod in view.pods.items()}
         for uid in self._created.keys() - pods.keys():
             del self._created[uid]
+            self._known.pop(uid, None)
         if now - self._disks_at >= _DISKS_S:
             self._disks, self._disks_at = whole_disks(config.node.root), now
         return Frame(
@@ -250,8 +258,12 @@ class Observer:
 
     def _facts(self, pod: Pod, view: NodeView, pools: Pools | None, holds: Mapping[str, Hold]) -> PodFacts:
         held = "node" in holds or f"pod:{pod.uid}" in holds
-        facts = facts_of(pod, pools, created_s=self._created_s(pod), cpus=_cpus(pod, view, pools))
-        return msgspec.structs.replace(facts, held=True) if held else facts
+        known = self._known.get(pod.uid)
+        if known is None or known[0] is not pod or known[1].held is not held:
+            cpus = _cpus(pod, view, pools)
+            known = pod, facts_of(pod, pools, created_s=self._created_s(pod), held=held, cpus=cpus)
+            self._known[pod.uid] = known
+        return known[1]
 
     def _created_s(self, pod: Pod) -> float:
         """When the pod's directory was made; read once for each inode."""

@@ -9,6 +9,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 
+from cgroupfs.cpuset import CpuSet
 from reconciler.agent import Agent
 from reconciler.alerts.alert import Alert, Kind
 from reconciler.config import Config, Mode
@@ -21,7 +22,7 @@ from reconciler.responses.eviction.spared import SparedConfig
 from reconciler.signals.readers import Scene, Sheet
 from reconciler.signals.reading import Means, Metered, Shared
 from state.eviction import Case, Order
-from state.evidence import NODE, pod_subject
+from state.evidence import NODE, PodFacts, pod_subject
 from state.measures import Measures
 from state.model import Hold
 from state.schema import META
@@ -191,6 +192,32 @@ async def test_a_held_pod_is_nobodys_to_squeeze(live: LiveNode) -> None:
         scene.script.bad = True
         await scene.seconds(20)
         assert scene.agent.knowledge.measures == Measures()
+
+
+async def test_facts_that_have_not_changed_are_the_same_and_those_that_have_are_told_at_once(live: LiveNode) -> None:
+    with stage(live, configured(live)) as scene:
+        await certain(scene)
+
+        async def facts() -> Mapping[str, PodFacts]:
+            await scene.seconds(1)
+            assert scene.observer.frame is not None
+            return scene.observer.frame.pods
+
+        before, again = await facts(), await facts()
+        assert all(again[uid] is one for uid, one in before.items())
+        await scene.agent.hold(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
+        held = await facts()
+        assert {uid for uid, one in held.items() if one is not again[uid]} == {BATCH}
+        assert held[BATCH].held
+        pods = scene.agent.knowledge.pods
+        pods[BATCH] = replace(pods[BATCH], deleting=True)
+        assert (await facts())[BATCH].terminating
+        pools = scene.agent.reconciler.pools
+        assert pools is not None
+        scene.agent.reconciler.pools = replace(pools, reclaimed=CpuSet.parse("1"), confined=True)
+        assert (await facts())[BATCH].cpus == "1"
+        del pods[BATCH]
+        assert BATCH not in await facts()
 
 
 async def test_the_last_step_is_an_order_with_everything_that_led_to_it(live: LiveNode) -> None:
