@@ -133,6 +133,7 @@ def _unpack(block: _Block) -> Iterator[Frame]:
     pods: dict[str, PodFacts] = {}
     knobs: tuple[str, ...] = ()
     disks: tuple[str, ...] = ()
+    names = _Names(block.signals)
     for row in block.rows:
         for uid in row.gone:
             pods.pop(uid, None)
@@ -143,12 +144,27 @@ def _unpack(block: _Block) -> Iterator[Frame]:
             at_s=row.at_s,
             wall_s=row.wall_s,
             pods=dict(pods),
-            samples={block.subjects[number]: _samples(flat, block.signals) for number, flat in row.samples},
+            samples={block.subjects[number]: _samples(flat, names) for number, flat in row.samples},
             knobs=knobs,
             disks=disks,
             enforce=row.enforce,
         )
 
 
-def _samples(flat: Sequence[float], signals: Sequence[str]) -> dict[str, Sample]:
-    return {signals[int(flat[at])]: Sample(flat[at + 1], flat[at + 2], flat[at + 3]) for at in range(0, len(flat), 4)}
+class _Names(dict[tuple[float, ...], tuple[str, ...]]):
+    """By signals' numbers, their names: most rows of a block have the same."""
+
+    def __init__(self, signals: Sequence[str]) -> None:
+        super().__init__()
+        self._signals = signals
+
+    def __missing__(self, numbers: tuple[float, ...]) -> tuple[str, ...]:
+        found = self[numbers] = tuple(self._signals[int(number)] for number in numbers)
+        return found
+
+
+def _samples(flat: Sequence[float], names: _Names) -> dict[str, Sample]:
+    values, ages, sureness = flat[1::4], flat[2::4], flat[3::4]
+    if len(flat) != 4 * len(sureness):
+        raise IndexError(f"{len(flat)} numbers, four a sample")
+    return dict(zip(names[tuple(flat[::4])], map(Sample, values, ages, sureness), strict=True))
