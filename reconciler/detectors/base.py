@@ -63,13 +63,11 @@ class Sight(Struct, frozen=True, kw_only=True):
         """The victim's (or another subject's) past of a signal; None: never measured."""
         return self.history.series(subject or self.subject, signal)
 
-    def once(self, key: Hashable, make: Callable[["Sight"], T]) -> T:
-        """What is the same for all victims of a frame: made for the first of them.
-
-        ``key``: of everything that it depends on beside the frame.
-        """
+    def once(self, make: Callable[[C, "Sight"], T], config: C) -> T:
+        """What is the same for all victims of a frame: made for the first of them."""
+        key = make, id(config)
         if key not in self.shared:
-            self.shared[key] = make(self)
+            self.shared[key] = make(config, self)
         found: T = self.shared[key]
         return found
 

@@ -15,7 +15,6 @@ from msgspec import Meta
 from reconciler.detectors.base import Detector, Sight, unknown
 from reconciler.detectors.hold import Hold, Timing, paused, step
 from reconciler.detectors.threshold import severity
-from reconciler.detectors.windows import measured_s
 from reconciler.detectors.words import amount, number
 from state.evidence import NODE, Opinion, Resource, Verdict
 
@@ -75,8 +74,9 @@ class _Node(NamedTuple):
 
 def judge(config: MemoryEventsConfig, sight: Sight, memory: Hold | None) -> tuple[Opinion, Hold]:
     """Look for kills, then for reading back."""
-    node = sight.once(("memory_events", id(config)), partial(_node, config))
-    refaults = sight.value("memory.refaults")
+    node = sight.once(_node, config)
+    series = sight.series("memory.refaults")
+    refaults = None if series is None else series.fresh(sight.now, sight.fresh_s)
     kills, killed_at = _kills(config, sight)
     if refaults is None and kills is None and not (sight.pod is None and node.known):
         return unknown("no fresh memory.refaults and oom.kills"), paused(memory, sight.now)
@@ -88,7 +88,7 @@ def judge(config: MemoryEventsConfig, sight: Sight, memory: Hold | None) -> tupl
         return unknown(f"{_words(config, kills, refaults, node)}: it may be its own work"), paused(memory, sight.now)
     held = step(
         memory,
-        measured_s(sight, sight.subject, "memory.refaults"),
+        sight.now if series is None else series.times[-1],
         config,
         breached=many and node.degree > 1 and not own,
         cleared=not many or bool(own),

@@ -22,6 +22,7 @@ from reconciler.detectors.moments import Moments
 from reconciler.detectors.threshold import severity
 from reconciler.detectors.windows import Window, interval_s, over
 from reconciler.detectors.words import number
+from reconciler.signals.history import Series
 from state.evidence import Opinion, Verdict
 
 _LEARN: Final = 30
@@ -99,13 +100,10 @@ def _length(config: RunQueueConfig, sight: Sight) -> float:
     return max(config.window_s, interval_s(sight))
 
 
-def _seen(config: RunQueueConfig, sight: Sight) -> list[float | None]:
+def _seen(config: RunQueueConfig, sight: Sight, series: Series) -> list[float | None]:
     """The share of waiting in each of the last windows, the newest first; None: too little of it was measured."""
     length, now, fresh_s = _length(config, sight), sight.now, sight.fresh_s
     seen: list[float | None] = [None] * config.windows
-    series = sight.series("cpu.wait")
-    if series is None:
-        return seen
     index = config.windows - 1
     end = now - index * length
     start = end - length
@@ -168,10 +166,11 @@ def judge(config: RunQueueConfig, sight: Sight, memory: RunQueueMemory | None) -
     """Count the bad windows."""
     if memory is None:
         memory = RunQueueMemory(learned_s=sight.now)
-    for name in ("cpu.wait", "cpu.delay"):
-        if sight.value(name) is None:
-            return unknown(f"no fresh {name}"), replace(memory, learned_s=sight.now, since_s=None)
-    windows = _seen(config, sight)
+    series = sight.series("cpu.wait")
+    if series is None or series.fresh(sight.now, sight.fresh_s) is None or sight.value("cpu.delay") is None:
+        lost = "cpu.wait" if sight.value("cpu.wait") is None else "cpu.delay"
+        return unknown(f"no fresh {lost}"), replace(memory, learned_s=sight.now, since_s=None)
+    windows = _seen(config, sight, series)
     seen = [wait for wait in windows if wait is not None]
     if not seen:
         return unknown("not yet one window of cpu.wait"), memory
