@@ -6,6 +6,7 @@
     plan        one whole plan: CPU time and memory at 256 CPUs and 500 pods, and how both grow
     memory N    N windows of an online pod's allocations alone and N beside BE pods that allocate without end
     signals N   what one second's sampling of all signals costs: N pods, and pods of 2000 threads together
+    judge N     what one second's judging of N pods costs, ranking suspects, and a recorded night
     movement N  N random lives of pools on each of some machines: CPUs moved by ours and by packing from scratch
 
 Figures, not tests: they are printed, with the machine's own noise in them.
@@ -22,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from tests.bench import memory, movement, planning, signals
+from tests.bench import judging, memory, movement, planning, signals
 from tests.bench.node import KUBEPODS, MOUNT, BenchNode
 from tests.e2e.agent import Agent
 from tests.e2e.baseline.run import WatchWrite
@@ -270,7 +271,7 @@ def _until(done: "object", within_s: float = 20.0) -> float | None:
 def main() -> int:
     """Run one measurement and print it: as JSON, movement as a table."""
     options = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").splitlines()[0])
-    options.add_argument("what", choices=("idle", "starts", "churn", "memory", "movement", "plan", "signals"))
+    options.add_argument("what", choices=("idle", "starts", "churn", "judge", "memory", "movement", "plan", "signals"))
     options.add_argument(
         "count", type=int, nargs="?", default=0, help="of pods, containers, windows or lives; none for plan"
     )
@@ -281,6 +282,9 @@ def main() -> int:
         return 0
     if given.what == "plan":
         print(json.dumps(planning.run(), indent=2))
+        return 0
+    if given.what == "judge":
+        print(json.dumps(judging.run(given.count or 110), indent=2))
         return 0
     if os.geteuid() != 0 or not os.access(f"{MOUNT}/cpuset/cgroup.procs", os.W_OK):
         print("needs root and writable cgroup v1 hierarchies", file=sys.stderr)
