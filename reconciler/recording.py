@@ -2,8 +2,9 @@
 
 A file begins with a line that names its kind and version. Then come blocks: length and CRC-32 of the rest (4 bytes
 each, big-endian), and zlib over msgpack: a list of rows, one a frame. Within a block the name of a subject or signal
-stands once, and a pod's facts when they have changed, so that each block can be read without those before it. A torn
-last block (the daemon or the machine died) is the end of the recording.
+stands once, so does the list of signals that a subject has, and a pod's facts when they have changed, so that each
+block can be read without those before it. A torn last block (the daemon or the machine died) is the end of the
+recording.
 
 Units and meanings are those of `state.evidence`; nothing of a pod's spec is in it beyond its facts, no value is masked:
 labels and annotations may tell what their owners wrote there.
@@ -11,6 +12,7 @@ labels and annotations may tell what their owners wrote there.
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import BinaryIO, Final, final
 
 import msgspec
@@ -26,8 +28,21 @@ _MOST: Final = 256 << 20
 """No block is larger: a length beyond is damage, and is not given to the allocator."""
 
 
+class _Samples(Struct, frozen=True, array_like=True, gc=False):
+    """What was measured of one subject. ``kind``: number of the list of its signals, for each of which is a value.
+
+    ``others``: of the samples that are not of the frame's own moment, or not sure, in turn: which of the values it is,
+    age and confidence.
+    """
+
+    subject: int
+    kind: int
+    values: list[float]
+    others: list[float]
+
+
 class _Row(Struct, frozen=True, array_like=True, gc=False):
-    """One frame. ``samples``: for each subject its number, then signal number, value, age and confidence in turn.
+    """One frame.
 
     ``pods``: those that changed since the row before (the first row has all); ``gone``: uids that are no more.
     """
@@ -39,12 +54,15 @@ class _Row(Struct, frozen=True, array_like=True, gc=False):
     gone: list[str]
     knobs: list[str] | None
     disks: list[str] | None
-    samples: list[tuple[int, list[float]]]
+    samples: list[_Samples]
 
 
 class _Block(Struct, frozen=True, array_like=True, gc=False):
+    """``kinds``: lists of signals, by their numbers."""
+
     subjects: list[str]
     signals: list[str]
+    kinds: list[list[int]]
     rows: list[_Row]
 
 
@@ -58,7 +76,7 @@ class Packer:
 
     def __init__(self) -> None:
         self._subjects: dict[str, int] = {}
-        self._signals: dict[str, int] = {}
+        self._kinds: dict[tuple[str, ...], int] = {}
         self._rows: list[_Row] = []
         self._pods: Mapping[str, PodFacts] = {}
         self._last: Frame | None = None
@@ -78,27 +96,31 @@ class Packer:
                 gone=[uid for uid in self._pods if uid not in frame.pods],
                 knobs=list(frame.knobs) if last is None or last.knobs != frame.knobs else None,
                 disks=list(frame.disks) if last is None or last.disks != frame.disks else None,
-                samples=[(self._subject(name), self._flat(samples)) for name, samples in frame.samples.items()],
+                samples=[self._samples(name, samples) for name, samples in frame.samples.items()],
             )
         )
         self._pods, self._last = frame.pods, frame
 
     def block(self) -> bytes:
         """The block; the packer begins the next one."""
-        body = _ENCODE(_Block(list(self._subjects), list(self._signals), self._rows))
+        signals = {name: number for number, name in enumerate(dict.fromkeys(chain.from_iterable(self._kinds)))}
+        kinds = [[signals[name] for name in kind] for kind in self._kinds]
+        body = _ENCODE(_Block(list(self._subjects), list(signals), kinds, self._rows))
         # As new: each block can be read without those before it.
-        self._subjects, self._signals, self._rows, self._pods, self._last = {}, {}, [], {}, None
+        self._subjects, self._kinds, self._rows, self._pods, self._last = {}, {}, [], {}, None
         return pack(body)
 
-    def _subject(self, name: str) -> int:
-        return self._subjects.setdefault(name, len(self._subjects))
-
-    def _flat(self, samples: Mapping[str, Sample]) -> list[float]:
-        flat: list[float] = []
-        for name, sample in samples.items():
-            number = self._signals.setdefault(name, len(self._signals))
-            flat += (float(number), sample.value, sample.age_s, sample.confidence)
-        return flat
+    def _samples(self, name: str, samples: Mapping[str, Sample]) -> _Samples:
+        others: list[float] = []
+        for place, sample in enumerate(samples.values()):
+            if sample.age_s or sample.confidence != 1.0:
+                others += (place, sample.age_s, sample.confidence)
+        return _Samples(
+            self._subjects.setdefault(name, len(self._subjects)),
+            self._kinds.setdefault(tuple(samples), len(self._kinds)),
+            [sample.value for sample in samples.values()],
+            others,
+        )
 
 
 def pack(body: bytes) -> bytes:
@@ -125,7 +147,7 @@ def frames(file: BinaryIO, name: str) -> Iterator[Frame]:
             return
         try:
             yield from _unpack(_DECODE(zlib.decompress(packed)))
-        except (zlib.error, msgspec.MsgspecError, IndexError) as exc:
+        except (zlib.error, msgspec.MsgspecError, IndexError, ValueError) as exc:
             raise InputError(name, f"a block of {size} bytes", f"frames of version 1 ({exc})") from exc
 
 
@@ -133,7 +155,7 @@ def _unpack(block: _Block) -> Iterator[Frame]:
     pods: dict[str, PodFacts] = {}
     knobs: tuple[str, ...] = ()
     disks: tuple[str, ...] = ()
-    names = _Names(block.signals)
+    kinds = [[block.signals[number] for number in kind] for kind in block.kinds]
     for row in block.rows:
         for uid in row.gone:
             pods.pop(uid, None)
@@ -144,27 +166,18 @@ def _unpack(block: _Block) -> Iterator[Frame]:
             at_s=row.at_s,
             wall_s=row.wall_s,
             pods=dict(pods),
-            samples={block.subjects[number]: _samples(flat, names) for number, flat in row.samples},
+            samples={block.subjects[one.subject]: _samples(one, kinds[one.kind]) for one in row.samples},
             knobs=knobs,
             disks=disks,
             enforce=row.enforce,
         )
 
 
-class _Names(dict[tuple[float, ...], tuple[str, ...]]):
-    """By signals' numbers, their names: most rows of a block have the same."""
-
-    def __init__(self, signals: Sequence[str]) -> None:
-        super().__init__()
-        self._signals = signals
-
-    def __missing__(self, numbers: tuple[float, ...]) -> tuple[str, ...]:
-        found = self[numbers] = tuple(self._signals[int(number)] for number in numbers)
-        return found
-
-
-def _samples(flat: Sequence[float], names: _Names) -> dict[str, Sample]:
-    values, ages, sureness = flat[1::4], flat[2::4], flat[3::4]
-    if len(flat) != 4 * len(sureness):
-        raise IndexError(f"{len(flat)} numbers, four a sample")
-    return dict(zip(names[tuple(flat[::4])], map(Sample, values, ages, sureness), strict=True))
+def _samples(one: _Samples, signals: Sequence[str]) -> dict[str, Sample]:
+    if len(one.values) != len(signals):
+        raise IndexError(f"{len(one.values)} values of {len(signals)} signals")
+    found = dict(zip(signals, map(Sample, one.values), strict=True))
+    others = iter(one.others)
+    for place, age_s, confidence in zip(others, others, others, strict=True):
+        found[signals[int(place)]] = Sample(one.values[int(place)], age_s, confidence)
+    return found

@@ -5,6 +5,7 @@ import os
 import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from hypothesis import given
@@ -110,6 +111,19 @@ def test_a_block_that_is_no_frames_is_an_error_and_a_length_that_cannot_be_is_th
     with pytest.raises(InputError, match="frames of version 1"):
         read(HEAD + pack(b"\x93\x01\x02\x03"))
     assert read(HEAD + b"\xff" * 40) == []
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [[0, 0, [1.0], []], [0, 0, [1.0, 2.0], [5, 1.0, 1.0]], [0, 0, [1.0, 2.0], [0, 1.0]], [0, 1, [1.0, 2.0], []]],
+)
+def test_samples_that_do_not_fit_their_names_are_an_error(samples: list[object]) -> None:
+    rows = [[1.0, 1.0, True, [], [], [], [], [samples]]]
+    with pytest.raises(InputError, match="frames of version 1"):
+        read(HEAD + pack(msgspec.msgpack.encode([["node"], ["a", "b"], [[0, 1]], rows])))
+    good = [[0, 0, [1.0, 2.0], [1, 3.0, 0.5]]]
+    (frame,) = read(HEAD + pack(msgspec.msgpack.encode([["node"], ["a", "b"], [[0, 1]], [[*rows[0][:7], good]]])))
+    assert frame.samples == {"node": {"a": Sample(1.0), "b": Sample(2.0, 3.0, 0.5)}}
 
 
 # The recorder
