@@ -112,6 +112,42 @@ def test_well_again_it_is_over_and_everything_is_given_back() -> None:
     assert {finding.verdict for finding in calm[-1].findings if finding.rule == "cpu"} == {Verdict.OK}
 
 
+def test_numbers_are_told_of_everyone_but_who_is_well_and_was_before() -> None:
+    brain = Brain(config(cpu=ENFORCED))
+    judgements = judged(brain, trouble(60))
+    judgements += judged(brain, (frame(60 + second, hog_milli=50.0, wait=0.5) for second in range(60)))
+    ours = [finding for one in judgements for finding in one.findings if finding.rule == "cpu"]
+    before = Verdict.UNKNOWN
+    silent = 0
+    for finding in ours:
+        quiet = finding.verdict is Verdict.OK and before is Verdict.OK
+        assert bool(finding.evidence) is not quiet
+        before, silent = finding.verdict, silent + quiet
+    assert silent > 50
+    (over,) = [finding for one in judgements for finding in one.over]
+    assert over.evidence[0].startswith("waits for a CPU 0.5 % of its time")
+
+
+def test_judging_lets_others_run_and_at_once_gives_the_same() -> None:
+    pods = PODS | {f"p{number}": facts(f"p{number}", PodClass.RECLAIMED) for number in range(200)}
+    busy = {f"pod:p{number}": {"cpu.use": Sample(100.0 + number)} for number in range(200)}
+    scene = [replace(one, pods=pods, samples={**one.samples, **busy}) for one in trouble(60)]
+    one, other = Brain(config()), Brain(config())
+    for frame_of in scene:
+        looking, yields = one.look(frame_of), 0
+        judgement: Judgement | None = None
+        while judgement is None:
+            try:
+                next(looking)
+                yields += 1
+            except StopIteration as end:
+                judgement = end.value
+        assert judgement == other.at_once(frame_of)
+        suffers = any(finding.suspects for finding in judgement.findings)
+        assert yields > (12 if suffers else 3), "a ranking of 200 pods is taken apart"
+    assert suffers
+
+
 def test_its_own_quota_is_nobodys_fault() -> None:
     brain = Brain(config(cpu=ENFORCED))
     own = (

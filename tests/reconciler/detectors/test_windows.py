@@ -1,0 +1,81 @@
+"""Windows as they are summed up are those that the text says, worked out the long way."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from reconciler.detectors.base import STALE_S, Sight
+from reconciler.detectors.run_queue import RunQueueConfig, _seen
+from reconciler.detectors.windows import COVERED, mean, over, weighed
+from reconciler.signals.history import History, Series
+from state.evidence import Frame
+
+Points = Sequence[tuple[float, float]]
+
+
+def stood(points: Points, start: float, end: float, fresh_s: float) -> list[tuple[float, float]]:
+    """(value, seconds that it stands for in the window)."""
+    found = []
+    for index, (at, value) in enumerate(points):
+        span = at - points[index - 1][0] if index else fresh_s / STALE_S
+        if start < at <= end:
+            found.append((value, min(span, fresh_s, at - start)))
+    return found
+
+
+def a_series(made: random.Random, every_s: float) -> Series:
+    series, at = Series(60), 1000.0
+    for _ in range(made.randint(1, 150)):
+        at += every_s * made.choice([1.0, 1.0, 1.0, made.uniform(0.9, 1.1), 2.0, 9.0])
+        series.add(at, made.choice([0.0, made.random(), 50 * made.random()]))
+    return series
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_window_is_its_samples_by_the_time_that_they_stand_for(seed: int) -> None:
+    made = random.Random(seed)
+    every_s = made.choice([0.5, 1.0, 10.0])
+    series, fresh_s = a_series(made, every_s), STALE_S * every_s
+    points = list(series)
+    for _ in range(20):
+        end = points[-1][0] + every_s * made.choice([0.0, 0.3, 1.0, -5.0, -30.0])
+        length = every_s * made.choice([1, 2, 10, 60])
+        parts = stood(points, end - length, end, fresh_s)
+        seen_s = sum(span for _, span in parts)
+        found, window = weighed(series, end - length, end, fresh_s), over(series, end - length, end, fresh_s)
+        if not parts:
+            assert (found, window) == (None, None)
+            continue
+        expected = sum(value * span for value, span in parts) / seen_s
+        assert found == pytest.approx((expected, seen_s), rel=1e-12)
+        assert window is not None
+        assert (window.mean, window.seen_s) == found
+        assert (window.low, window.high) == (min(value for value, _ in parts), max(value for value, _ in parts))
+        enough = seen_s >= COVERED * max(length, every_s) - every_s
+        assert mean(series, end, length, fresh_s) == (found[0] if enough else None)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_windows_of_waiting_are_each_what_lies_in_them(seed: int) -> None:
+    made = random.Random(seed)
+    every_s = made.choice([0.5, 1.0, 3.0])
+    config = RunQueueConfig(windows=made.choice([3, 5, 10]), bad=2, window_s=made.choice([1.5, 2.0, 7.0]))
+    series = a_series(made, every_s)
+    points = list(series)
+    now = points[-1][0] + made.choice([0.0, 0.2, 1.0])
+    fresh_s = STALE_S * every_s
+    frame = Frame(at_s=now, wall_s=0.0)
+    sight = Sight(subject="node", pod=None, frame=frame, history=History(), fresh_s=fresh_s)
+    length = max(config.window_s, every_s)
+    expected: list[float | None] = []
+    for index in range(config.windows):
+        parts = stood(points, now - (index + 1) * length, now - index * length, fresh_s)
+        seen_s = sum(span for _, span in parts)
+        enough = parts and seen_s >= length / 2
+        expected.append(sum(value * span for value, span in parts) / seen_s if enough else None)
+    found = _seen(config, sight, series)
+    assert [one is None for one in found] == [one is None for one in expected]
+    assert [one for one in found if one is not None] == pytest.approx(
+        [one for one in expected if one is not None], rel=1e-12
+    )
