@@ -15,6 +15,7 @@ from state.evidence import Frame, Opinion, PodFacts, Verdict
 
 C = TypeVar("C", bound=Struct)
 M = TypeVar("M", bound=Struct)
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 STALE_S: Final = 3.0
@@ -63,11 +64,11 @@ class Sight(Struct, frozen=True, kw_only=True):
         """The victim's (or another subject's) past of a signal; None: never measured."""
         return self.history.series(subject or self.subject, signal)
 
-    def once(self, make: Callable[[C, "Sight"], T], config: C) -> T:
+    def once(self, make: Callable[[K, "Sight"], T], of: K) -> T:
         """What is the same for all victims of a frame: made for the first of them."""
-        key = make, id(config)
+        key = make, of
         if key not in self.shared:
-            self.shared[key] = make(config, self)
+            self.shared[key] = make(of, self)
         found: T = self.shared[key]
         return found
 

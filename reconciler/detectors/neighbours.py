@@ -4,6 +4,7 @@ Detectors that see a shortage ask here whether any BE work takes part in it: wha
 to themselves is nobody's interference.
 """
 
+from bisect import bisect_right
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -34,6 +35,12 @@ def be_use(sight: Sight, signal: str, *, near: bool = False) -> float | None:
 
     ``near``: by the part of each pod's CPUs that the victim runs on.
     """
+    if not near and (sight.pod is None or sight.pod.pod_class.online):
+        return sight.once(_be_use, signal)
+    return _be_use(signal, sight, near=near)
+
+
+def _be_use(signal: str, sight: Sight, *, near: bool = False) -> float | None:
     total = 0.0
     measured = missing = False
     for uid, pod in sight.frame.pods.items():
@@ -67,11 +74,11 @@ def change(sight: Sight, signal: str) -> Change | None:
     if series is None or newest is None:
         return None
     since = sight.now - max(RECENT_S, spacing_s(sight, signal))
-    points = tuple(series)
-    before = sorted(value for at, value in points if at <= since)
-    if len(before) < _BEFORE:
+    times, values = series.all()
+    place = bisect_right(times, since)
+    if place < _BEFORE:
         return None
-    recent = [value for at, value in points if at > since] or [newest]
+    before, recent = sorted(values[:place]), values[place:] or [newest]
     return Change(sum(recent) / len(recent), before[len(before) // 2])
 
 
