@@ -22,19 +22,20 @@ _SLACK: Final = 16
 class Series:
     """One signal of one subject: values with the moment at which each was measured (monotonic seconds)."""
 
-    __slots__ = ("_length", "_values", "confidence", "times")
+    __slots__ = ("_length", "confidence", "times", "values")
 
     def __init__(self, length: int = LENGTH, times: "array[float] | None" = None) -> None:
         """``times``: shared with other series, and appended to by who shares them."""
-        # The newest of both are last and belong together; both may have more than the past, and times more than values.
+        # For `all` and `after` to read. The newest of both stand last and belong together; both may hold more than the
+        # past, and times more than values.
         self.times = array("d") if times is None else times
-        self._values = array("d")
+        self.values = array("d")
         self._length = length
         self.confidence = 0.0
         """Of the newest sample."""
 
     def __len__(self) -> int:
-        return min(len(self._values), self._length)
+        return min(len(self.values), self._length)
 
     def add(self, at_s: float, value: float, confidence: float = 1.0) -> None:
         """Take one; a sample that is not newer than the last one (a reading told twice) is left out."""
@@ -42,23 +43,19 @@ class Series:
         if times and at_s <= times[-1]:
             return
         times.append(at_s)
-        self.append(value, confidence)
+        self.values.append(value)
+        self.confidence = confidence
         if len(times) >= self._length + _SLACK:
             del times[: -self._length]
             self.trim()
 
-    def append(self, value: float, confidence: float) -> None:
-        """One measured at the time that was appended last."""
-        self._values.append(value)
-        self.confidence = confidence
-
     def trim(self) -> None:
         """Forget values that are no part of the past."""
-        del self._values[: -self._length]
+        del self.values[: -self._length]
 
     def part(self) -> None:
         """Nothing was measured at the time that was appended last: have own times from now on."""
-        self.times = self.times[-1 - len(self._values) : -1]
+        self.times = self.times[-1 - len(self.values) : -1]
 
     def joins(self, times: "array[float]") -> bool:
         """Share these times if those of its past are the same."""
@@ -76,20 +73,20 @@ class Series:
     @property
     def last(self) -> tuple[float, float] | None:
         """(at, value) of the newest; None when there is none."""
-        return (self.times[-1], self._values[-1]) if self._values else None
+        return (self.times[-1], self.values[-1]) if self.values else None
 
     def fresh(self, now: float, within_s: float) -> float | None:
         """The newest value if it is at most ``within_s`` old; None: unknown."""
-        return self._values[-1] if self._values and now - self.times[-1] <= within_s else None
+        return self.values[-1] if self.values and now - self.times[-1] <= within_s else None
 
     def all(self) -> tuple[list[float], list[float]]:
         """Times, and the values measured then, the oldest first."""
         count = len(self)
-        return (self.times[-count:].tolist(), self._values[-count:].tolist()) if count else ([], [])
+        return (self.times[-count:].tolist(), self.values[-count:].tolist()) if count else ([], [])
 
     def after(self, at_s: float) -> tuple[list[float], list[float]]:
         """Times and values of those measured after ``at_s`` and the one before them, the oldest first."""
-        times, values = self.times, self._values
+        times, values = self.times, self.values
         size, count = len(times), len(values)
         begin = size - (count if count < self._length else self._length)  # noqa: FURB136  # hundreds of times a second
         first = max(begin, bisect_right(times, at_s, begin) - 1)
@@ -125,13 +122,12 @@ class _Subject:
         times.append(now)
         for signal, sample in samples.items():
             series = known.get(signal)
-            if series is not None and series.times is times and not sample.age_s:
-                series.append(sample.value, sample.confidence)
-                count += 1
-            elif series is None and not sample.age_s:
+            if series is None and not sample.age_s:
                 series = known[signal] = Series(self._length, times)
-                series.append(sample.value, sample.confidence)
                 self._together += 1
+            if series is not None and series.times is times and not sample.age_s:
+                series.values.append(sample.value)
+                series.confidence = sample.confidence
                 count += 1
             else:
                 self._apart(signal).add(now - sample.age_s, sample.value, sample.confidence)
