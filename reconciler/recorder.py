@@ -47,7 +47,7 @@ class Recorder:
 
     def add(self, config: RecordConfig, frame: Frame) -> None:
         """Take one frame, if recording is configured."""
-        self._settle()
+        self.settle()
         if self._config != config:
             self._flush()
             self._config, self._name, self.problem = config, "", None
@@ -64,13 +64,18 @@ class Recorder:
         if frame.at_s - self._block_s >= _BLOCK_S:
             self._flush()
 
+    @property
+    def waiting(self) -> int:
+        """Blocks that are not on the disk yet."""
+        return len(self._waiting) + (not self._lane.free)
+
     async def aclose(self) -> None:
         """Write what there is; the daemon ends."""
         self._flush()
         while self._waiting or not self._lane.free:
             await self._lane.settle(_END_S)
             before = len(self._waiting), self._lane.free
-            self._settle()
+            self.settle()
             if (len(self._waiting), self._lane.free) == before:
                 return  # it hangs
 
@@ -82,9 +87,9 @@ class Recorder:
         while len(self._waiting) > _MOST_WAITING:
             self._waiting.pop(0)
             self.lost += 1
-        self._settle()
+        self.settle()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Take the last job's result, and start the next."""
         try:
             self.written += self._lane.take() or 0

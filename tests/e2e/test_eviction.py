@@ -65,7 +65,8 @@ async def evicted(
         pod_class=PodClass.RECLAIMED,
         group=node.cgroups.pod_group(pod.spec),
         namespace=pod.spec.namespace,
-        grace_s=2.0,
+        # Long: a busy machine is to have the time for it, and nobody waits who has ended.
+        grace_s=20.0,
     )
     evictor = Evictor(
         EvictionMeans(

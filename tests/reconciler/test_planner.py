@@ -398,5 +398,6 @@ def test_the_default_pools_of_an_idle_node_are_these() -> None:
         "memory_qos": "off",
         "memory_reclaim": "off",
         "oom_score": "off",
+        "watermarks": "off",
         "cache": "off",
     }

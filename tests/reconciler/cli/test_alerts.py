@@ -84,7 +84,7 @@ def test_without_a_daemon_the_sinks_are_built_from_the_configuration(run: Run, t
     ran = run("alert", "test", "--config", str(config))
     assert ran.code == Exit.NOT_OK
     assert "the sinks are tried from here, as configured" in ran.err
-    assert "/nowhere/tell: cannot be run: ENOENT" in ran.out
+    assert "/nowhere/tell: cannot be run: No such file or directory" in ran.out
     assert json.loads((tmp_path / "alerts").read_text())["kind"] == "test"
     assert run("alert", "test", "--sink", "lines", "--config", str(config)).code == Exit.OK
     ran = run("alert", "test", "--sink", "linse", "--config", str(config))
