@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from reconciler.detectors.base import Detector, Sight, unknown
 from reconciler.detectors.moments import Moments
 from reconciler.detectors.threshold import severity
-from reconciler.detectors.windows import Window, interval_s, over
+from reconciler.detectors.windows import interval_s, over, weighed
 from reconciler.detectors.words import number
 from reconciler.signals.history import Series
 from state.evidence import Opinion, Verdict
@@ -134,9 +134,10 @@ def _share(total: float, seen_s: float, length: float) -> float | None:
     return total / seen_s if seen_s > 0 and seen_s >= _SLACK * length else None
 
 
-def _window(sight: Sight, signal: str, start: float, end: float) -> Window | None:
+def _mean(sight: Sight, signal: str, start: float, end: float) -> float | None:
     series = sight.series(signal)
-    return None if series is None else over(series, start, end, sight.fresh_s)
+    found = None if series is None else weighed(series, start, end, sight.fresh_s)
+    return None if found is None else found[0]
 
 
 def _throttled(config: RunQueueConfig, sight: Sight, index: int) -> float | None:
@@ -146,20 +147,16 @@ def _throttled(config: RunQueueConfig, sight: Sight, index: int) -> float | None
     """
     length = _length(config, sight)
     end = sight.now - index * length
-    found = _window(sight, "cpu.throttled", end - length - interval_s(sight), end)
+    series = sight.series("cpu.throttled")
+    found = None if series is None else over(series, end - length - interval_s(sight), end, sight.fresh_s)
     return None if found is None else found.high
 
 
 def _details(config: RunQueueConfig, sight: Sight, index: int, wait: float) -> _Bad:
     length = _length(config, sight)
     end = sight.now - index * length
-    delay, milli = (_window(sight, name, end - length, end) for name in ("cpu.delay", "cpu.wait_milli"))
-    return _Bad(
-        wait,
-        None if delay is None else delay.mean,
-        _throttled(config, sight, index),
-        None if milli is None else milli.mean,
-    )
+    delay, milli = (_mean(sight, name, end - length, end) for name in ("cpu.delay", "cpu.wait_milli"))
+    return _Bad(wait, delay, _throttled(config, sight, index), milli)
 
 
 def judge(config: RunQueueConfig, sight: Sight, memory: RunQueueMemory | None) -> tuple[Opinion, RunQueueMemory]:

@@ -7,6 +7,7 @@ The sums are made anew at each look: one that is carried from look to look drift
 same numbers from its middle on; sums kept with every sample cost more than is saved by those that are read.
 """
 
+from bisect import bisect_right
 from typing import Final, NamedTuple
 
 from reconciler.detectors.base import STALE_S, Sight
@@ -66,7 +67,8 @@ def over(series: Series, start: float, end: float, fresh_s: float) -> Window | N
     found = weighed(series, start, end, fresh_s)
     if found is None:
         return None
-    inside = [value for at, value in series.since(start) if at <= end]
+    times, values = series.after(start)
+    inside = values[bisect_right(times, start) : bisect_right(times, end)]
     return Window(found[0], min(inside), max(inside), found[1])
 
 
