@@ -7,7 +7,7 @@ PACKAGES := cgroupfs resctrl state reconciler tests
 # More for `make run`: ARGS="--seconds 300 --kubelet static-1.22 --containers fake"
 ARGS ?=
 
-.PHONY: run test setup lint types unit search e2e vm vmcores bench protos docs lock clean help
+.PHONY: run test setup lint types unit search e2e scenes vm vmcores bench protos docs lock clean help
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -54,6 +54,9 @@ search: setup ## the pure tests on examples that nobody has seen yet
 
 e2e: setup ## only the tests with real containers and with a kubelet that writes again, with their figures
 	BYPASSD_FULL=1 $(BIN)/python -m pytest -q -s tests/e2e tests/node/test_no_fight.py tests/node/test_memory.py
+
+scenes: setup ## services disturbed by CPU, memory and disk hogs and by their own quota, twenty times each (an hour)
+	BYPASSD_FULL=1 $(BIN)/python -m pytest -q -s tests/node/test_disturbance.py
 
 vm: setup ## the core suite in whole machines: cgroup v2 with systemd names, and pure v1 (qemu; minutes)
 	tests/vm/run.sh v2
