@@ -1,5 +1,6 @@
 """The container runtime interface as a kubelet uses it: one typed method per call, over the runtime's unix socket."""
 
+import time
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -85,8 +86,18 @@ class Cri:
         self._call(_RUNTIME, "StopContainer", request, pb.StopContainerResponse)
 
     def remove_container(self, container: str) -> None:
+        """Again for ten seconds while containerd has not yet been told that the container's process has ended."""
         request = pb.RemoveContainerRequest(container_id=container)
-        self._call(_RUNTIME, "RemoveContainer", request, pb.RemoveContainerResponse)
+        until = time.monotonic() + 10.0
+        while True:
+            try:
+                self._call(_RUNTIME, "RemoveContainer", request, pb.RemoveContainerResponse)
+            except CriError as exc:
+                if "still running" not in str(exc) or time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
 
     def list_containers(self) -> list[pb.Container]:
         answer = self._call(_RUNTIME, "ListContainers", pb.ListContainersRequest(), pb.ListContainersResponse)
