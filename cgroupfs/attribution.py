@@ -71,6 +71,10 @@ class WriteWatch(Protocol):
         """At least one foreign write. Cancelled, it loses none."""
         ...
 
+    def take(self) -> Sequence[Write]:
+        """What is told already, without waiting; maybe nothing. `next_batch` does not tell it again."""
+        ...
+
     def close(self) -> None:
         """Watch nothing any more."""
         ...
@@ -152,6 +156,10 @@ class FanotifyWatch:
             batch = self._read()
             if batch:
                 return batch
+
+    def take(self) -> Sequence[Write]:
+        """The kernel tells of a write as it is done: whoever has read a foreign value finds its writer here."""
+        return self._read() if self._fd >= 0 else ()
 
     def _init(self) -> int:
         flags = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_LARGEFILE", 0)
@@ -269,6 +277,10 @@ class InotifyWrites:
     def close(self) -> None:
         """Drop every watch."""
         self._watcher.close()
+
+    def take(self) -> Sequence[Write]:
+        """Nothing: it would name no writer."""
+        return ()
 
     async def next_batch(self) -> Sequence[Write]:
         """At least one write, possibly our own: compare the value. A polled group is told with an empty ``file``."""

@@ -5,12 +5,12 @@ file of ours are watched and the writer stays unknown.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, final
 
 import trio
 
-from cgroupfs.attribution import WriteWatch, watch_writes
+from cgroupfs.attribution import Write, WriteWatch, watch_writes
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from reconciler.dirty import NODE, DirtyKeys, pod_key
@@ -48,7 +48,12 @@ class Witness:
         self.lost = 0
 
     def last_writer(self, directory: str, file: str) -> tuple[str, str] | None:
-        """(kind, process) of the last foreign write of one file; None when none was seen."""
+        """(kind, process) of the last foreign write of one file; None when none was seen.
+
+        What the kernel has told and this task has not yet read counts: a value may be read before its writer is.
+        """
+        if self._watch is not None:
+            self._take(self._watch.take())
         return self._seen.get((directory, file))
 
     def follow(self, path: str) -> None:
@@ -85,21 +90,24 @@ class Witness:
                 self._each(path, watch.follow)
             task_status.started()
             while True:
-                for write in await watch.next_batch():
-                    self.writes += 1
-                    if write.lost:
-                        self.lost += 1
-                        self._dirty.mark_all("lost writes")
-                    elif write.group and self._ours(write.group):
-                        if len(self._seen) > _KEPT:
-                            self._seen.clear()
-                        directory = write.directory + write.group
-                        self._seen[directory, write.file] = (write.writer.kind.value, str(write.writer))
-                        uid = self._owner(write.group)
-                        self._dirty.mark(NODE if uid is None else pod_key(uid))
+                self._take(await watch.next_batch())
         finally:
             self._watch = None
             watch.close()
+
+    def _take(self, batch: Iterable[Write]) -> None:
+        for write in batch:
+            self.writes += 1
+            if write.lost:
+                self.lost += 1
+                self._dirty.mark_all("lost writes")
+            elif write.group and self._ours(write.group):
+                if len(self._seen) > _KEPT:
+                    self._seen.clear()
+                directory = write.directory + write.group
+                self._seen[directory, write.file] = (write.writer.kind.value, str(write.writer))
+                uid = self._owner(write.group)
+                self._dirty.mark(NODE if uid is None else pod_key(uid))
 
     def _each(self, path: str, call: Callable[[str, str], None]) -> None:
         for mount in self._hierarchy.mounts():

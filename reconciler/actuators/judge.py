@@ -159,6 +159,7 @@ class Judge:
         """Whether the work may be done now; how the setting stands is noted when not."""
         if work.move is Move.NOTHING:
             self.standings.done(work)
+            self.others.settled(work.place)
             self.standings.note(work, "in place")
             if self.lost and entry is None and self.may_write(setting) and self.without_us(work) != work.actual:
                 self.adoptable.append(work)

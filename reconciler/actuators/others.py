@@ -21,7 +21,10 @@ _LOG: Final = logging.getLogger(__name__)
 _PERSON: Final = "person"
 _RUNTIME: Final = "runtime"
 _KUBELET: Final = "kubelet"
+_UNKNOWN: Final = "unknown"
 _EXPECTED: Final = frozenset({_RUNTIME, _KUBELET})
+_UPDATERS: Final = frozenset({_RUNTIME, _UNKNOWN})
+"""Who may be a runtime in the middle of its update. Unknown: it has ended already, or no kernel names writers here."""
 _UPDATE_S: Final = 0.25
 """Longest recorded ``runc update``: 11 ms; on a busy machine many times that."""
 _STATES: Final = {Answer.WAIT: "waiting", Answer.HOLD: "held", Answer.YIELD: "yielded"}
@@ -65,7 +68,7 @@ class Others:
         """Decide about a foreign value; note it, count it, tell it."""
         now = time.monotonic()
         kind, process = self._who(work)
-        if kind == _RUNTIME and self._mid_update(work, now):
+        if kind in _UPDATERS and self._mid_update(work, now):
             return False
         fresh = self.note(work, entry)
         verdict = self._rules.decide(
@@ -111,6 +114,10 @@ class Others:
             self._ledger.rebase(work.key, work.raw)
         return True
 
+    def settled(self, place: tuple[str, str]) -> None:
+        """The file holds what is wanted again: whoever was at it has finished, and the next write begins anew."""
+        self._updating.pop(place, None)
+
     def waits(self, place: tuple[str, str], now: float) -> bool:
         """Whether a file is left to others for now (monotonic seconds)."""
         return self._rules.state(place, now) is not None
@@ -146,4 +153,4 @@ class Others:
         seen = self._attribution.last_writer(work.directory, work.key[2]) if self._attribution is not None else None
         if seen is not None:
             return seen
-        return ("runtime", "the runtime's update") if work.target.signalled else ("unknown", "")
+        return (_RUNTIME, "the runtime's update") if work.target.signalled else (_UNKNOWN, "")

@@ -172,6 +172,15 @@ async def test_cancelled_nothing_is_lost_and_closing_ends_the_reader(watch: Fano
         await watch.next_batch()
 
 
+async def test_who_has_read_a_foreign_value_finds_its_writer_without_waiting(watch: FanotifyWatch, cpu: str) -> None:
+    assert watch.take() == []
+    write(f"{cpu}{GROUP}/cpu.shares", "45")
+    assert [(one.group, one.file) for one in watch.take()] == [(GROUP, "cpu.shares")]
+    assert await quiet(watch)
+    watch.close()
+    assert not watch.take()
+
+
 def test_a_hierarchy_that_cannot_be_marked_is_told(cpu: str) -> None:
     with pytest.raises(SourceError, match="ENOENT"):
         FanotifyWatch(["/nowhere"])

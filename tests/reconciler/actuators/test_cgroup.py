@@ -312,6 +312,41 @@ async def test_a_runtime_in_the_middle_of_its_update_is_left_to_finish_it(tmp_pa
     acting.close()
 
 
+async def test_each_update_of_the_runtime_is_waited_for_anew(tmp_path: Path) -> None:
+    """Also where the one before was answered while nobody looked, so that no look found anything to correct."""
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("runtime", "runc (pid 5)")
+    target = acting.target(GROUP, {"cpu.weight": 3})
+    await acting.actuator.apply([target])
+    for _ in range(2):
+        acting.write(GROUP, "cpu.weight", "256")
+        await acting.actuator.apply([target])
+        assert (acting.read(GROUP, "cpu.weight"), acting.stood(GROUP, "cpu.weight")) == ("256", "waiting")
+        acting.write(GROUP, "cpu.weight", "3")
+        await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3}, signalled=True)])
+        assert acting.stood(GROUP, "cpu.weight") == "in place"
+        for place in acting.judge.others._updating:
+            acting.judge.others._updating[place] -= 1.0
+    acting.close()
+
+
+@pytest.mark.parametrize("writer", [("unknown", ""), None])
+async def test_a_writer_that_nobody_knows_may_be_the_runtime(tmp_path: Path, writer: tuple[str, str] | None) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = writer
+    target = acting.target(GROUP, {"cpu.weight": 3})
+    await acting.actuator.apply([target])
+    acting.write(GROUP, "cpu.weight", "256")
+    await acting.actuator.apply([target])
+    assert (acting.read(GROUP, "cpu.weight"), acting.stood(GROUP, "cpu.weight")) == ("256", "waiting")
+    acting.judge.others._updating[GROUP, "cpu.weight"] -= 1.0
+    await acting.actuator.apply([target])
+    assert acting.read(GROUP, "cpu.weight") == "3"
+    acting.close()
+
+
 async def test_a_runtime_that_never_signals_is_waited_for_a_moment_only(tmp_path: Path) -> None:
     kernel, hierarchy = make_node(tmp_path)
     acting = Acting(kernel, hierarchy, tmp_path)
