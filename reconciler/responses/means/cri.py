@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, final
 
+import msgspec
 import trio
 
 from cgroupfs.errors import CgroupError, SourceError
@@ -21,6 +22,8 @@ from state.model import PodMeta
 
 _SANDBOX_S: Final = 30.0
 """Taking a pod's network down is part of stopping its sandbox, and may be slow."""
+_ROUNDS: Final = 3
+"""How often containers are asked for that the kubelet has started meanwhile: their sandbox's end gives them no grace."""
 
 
 @final
@@ -56,19 +59,30 @@ class CriWay:
     async def _stop(self, client: CriClient, pod: PodMeta, work: Work) -> Sequence[str]:
         """Both calls, and what went wrong. A container that cannot be stopped does not keep the sandbox from it."""
         own_s = work.case.target.grace_s if work.case.target.grace_s is not None else pod.grace_s
-        left_s = max(0.0, grace_of(work.case.order, own_s, self._config) - work.elapsed_s())
+        grace_s = grace_of(work.case.order, own_s, self._config)
         problems: list[str] = []
+        failed: set[str] = set()
 
-        async def container(identifier: str) -> None:
+        async def container(identifier: str, left_s: float) -> None:
             try:
                 await client.stop_container(identifier, math.ceil(left_s), timeout_s=left_s + self._config.margin_s)
             except SourceError as exc:
                 problems.append(str(exc))
+                failed.add(identifier)
 
-        async with trio.open_nursery() as nursery:
-            for one in pod.containers:
-                if one.id is not None:
-                    nursery.start_soon(container, one.id)
+        for _ in range(_ROUNDS):
+            live = {one.id for one in pod.containers if one.id is not None} - failed
+            if not live:
+                break
+            left_s = max(0.0, grace_s - work.elapsed_s())
+            async with trio.open_nursery() as nursery:
+                for identifier in live:
+                    nursery.start_soon(container, identifier, left_s)
+            try:
+                pod = await client.pod(pod.uid) or msgspec.structs.replace(pod, containers=())
+            except SourceError as exc:
+                problems.append(str(exc))
+                break
         for sandbox in pod.sandbox_ids:
             try:
                 await client.stop_sandbox(sandbox, timeout_s=_SANDBOX_S)

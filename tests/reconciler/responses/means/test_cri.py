@@ -85,6 +85,51 @@ async def test_taken_up_again_only_what_is_left_of_the_grace_is_given(
     assert set(stops[:-1]) == {(one, 0) for one in ids(runtime)}
 
 
+async def test_a_container_that_is_started_meanwhile_gets_its_grace_too(
+    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+) -> None:
+    """The end of their sandbox is a SIGKILL for those that nobody asked."""
+    stops = recording(runtime, tmp_path)
+    first = sorted(ids(runtime))
+    before = runtime.on_stop
+
+    def on_stop(identifier: str, grace: int) -> None:
+        before(identifier, grace)
+        if identifier == first[0]:
+            late = cri_pb2.Container()
+            late.CopyFrom(next(one for one in runtime.containers if one.id == identifier))
+            late.id, late.state = "late", cri_pb2.CONTAINER_RUNNING
+            runtime.containers.append(late)
+
+    runtime.on_stop = on_stop
+    async with CriClient(str(runtime.socket)) as cri:
+        result = await CriWay(CONFIG, cri).end(FakeWork(Case(order=order()), tree))
+    assert result.outcome is Outcome.DONE
+    assert stops[-2:] == [("late", 2), (SANDBOX, -1)]
+    assert sorted(identifier for identifier, _ in stops[:-2]) == first
+
+
+async def test_a_runtime_whose_containers_never_end_is_not_asked_without_end(
+    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+) -> None:
+    stops = recording(runtime, tmp_path)
+    before = runtime.on_stop
+
+    def on_stop(identifier: str, grace: int) -> None:
+        before(identifier, grace)
+        if grace >= 0:
+            again = cri_pb2.Container()
+            again.CopyFrom(next(one for one in runtime.containers if one.id == identifier))
+            again.id, again.state = f"{identifier}+", cri_pb2.CONTAINER_RUNNING
+            runtime.containers.append(again)
+
+    runtime.on_stop = on_stop
+    async with CriClient(str(runtime.socket)) as cri:
+        result = await CriWay(CONFIG, cri).end(FakeWork(Case(order=order()), tree))
+    assert (result.outcome, stops[-1]) == (Outcome.DONE, (SANDBOX, -1))
+    assert len(stops) == 3 * 2 + 1
+
+
 async def test_a_container_that_cannot_be_stopped_does_not_keep_the_sandbox_from_it(
     runtime: FakeRuntime, tree: Subtree, tmp_path: Path
 ) -> None:
