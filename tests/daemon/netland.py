@@ -9,6 +9,7 @@ All of them are the test's own; the machine's devices are in none. A namespace l
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -50,14 +51,16 @@ end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 17)
 end.settimeout(20)
 end.connect(("{SERVER}", {_PORT}))
 block = bytes(1 << 14)
-def send(seconds):
-    sent, since = 0, time.monotonic()
-    while (now := time.monotonic()) - since < seconds:
+def send(until):
+    sent = 0
+    while time.monotonic() < until:
         sent += end.send(block)
-    return sent / (now - since)
+    return sent
 seconds = float(sys.argv[1])
-send(seconds / 2)
-print(send(seconds))
+print("ready", flush=True)
+begin = float(input())  # the same moment for all, a while from now
+send(begin)
+print(send(begin + seconds) / seconds)
 """
 
 
@@ -160,7 +163,15 @@ class Netland:
             pid = pause.pid if pause is not None else self.host
             spaces = ("nsenter", f"--net=/proc/{pid}/ns/net", f"--mount=/proc/{self.host}/ns/mnt", "--")
             command = [*spaces, sys.executable, "-c", _SENDER, str(seconds), *groups]
-            senders.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            senders.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        for sender in senders:
+            assert sender.stdout is not None
+            assert sender.stdout.readline() == "ready\n"
+        begin = time.monotonic() + seconds / 2
+        for sender in senders:
+            assert sender.stdin is not None
+            sender.stdin.write(f"{begin}\n")
+            sender.stdin.flush()
         answers = [sender.communicate(timeout=60)[0] for sender in senders]
         assert [sender.returncode for sender in senders] == [0] * len(senders)
         return [float(answer) / MBIT for answer in answers]
