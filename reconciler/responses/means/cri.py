@@ -23,7 +23,7 @@ from state.model import PodMeta
 _SANDBOX_S: Final = 30.0
 """Taking a pod's network down is part of stopping its sandbox, and may be slow."""
 _ROUNDS: Final = 3
-"""How often containers are asked for that the kubelet has started meanwhile: their sandbox's end gives them no grace."""
+"""How often to ask containers that the kubelet has started meanwhile: their sandbox's end gives them no grace."""
 
 
 @final
