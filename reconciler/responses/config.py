@@ -31,7 +31,7 @@ class SqueezeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = 10
     unknown_percent: Annotated[
         int,
-        Meta(ge=1, le=90, description="what a step takes where it is not known how much the victim lacks"),
+        Meta(ge=1, le=90, description="what a step takes where what the victim lacks is not known, or had no effect"),
     ] = 50
 
 

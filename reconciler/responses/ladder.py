@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reconciler.responses.config import Response, ResponseConfig
-from reconciler.responses.steps import Chance, Step, What, key_of, next_step, waited_for
+from reconciler.responses.steps import Chance, Step, What, enlarged, key_of, next_step, waited_for
 from reconciler.signals.history import History
 from state.evidence import Finding, Frame, Verdict
 
@@ -152,6 +152,11 @@ class _Ladder:
         if waiting is not None:
             if self._frame.at_s - waiting.at_s < self._patience(waiting):
                 return climb
+            larger = None if climb.shadow or self._better(waiting, finding) else enlarged(waiting, self._config.squeeze)
+            if larger is not None:
+                larger = replace(larger, at_s=self._frame.at_s)
+                self._tell(Turn.APPLIED, climb, f"{larger.words} ({_by(waiting, finding)})", larger)
+                return _with(climb, waiting, larger)
             climb = self._judge(climb, waiting, finding)
         step = next_step(self._chance(climb, ascent, finding))
         if step is None:
@@ -166,7 +171,7 @@ class _Ladder:
         """The effect has had its time."""
         if climb.shadow:
             return _with(climb, step, replace(step, judged=True))
-        if finding.severity <= step.severity * (1 - self._config.better_percent / 100):
+        if self._better(step, finding):
             self._tell(Turn.HELPED, climb, f"{step.words}: {_by(step, finding)}", step)
             return _with(climb, step, replace(step, judged=True))
         suspect = self._frame.pods.get(step.suspect or "")
@@ -177,6 +182,9 @@ class _Ladder:
             self._useless[key] = self._frame.wall_s + self._config.remember_s
         self._tell(Turn.UNDONE, climb, f"{step.words}: it did not help ({_by(step, finding)})", step)
         return _with(climb, step, None)
+
+    def _better(self, step: Step, finding: Finding) -> bool:
+        return finding.severity <= step.severity * (1 - self._config.better_percent / 100)
 
     def _settled(self, climb: Climb, finding: Finding) -> Climb:
         """The victim is well: whatever was waited for has helped."""

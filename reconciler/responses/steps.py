@@ -1,9 +1,9 @@
 """The next change for a victim: which response, on whom, how large. Pure; None where nothing is left to try.
 
-Sizes follow the gap: what the victim lacks is taken from the likeliest suspect, and not a fixed amount. A squeeze is
-repeated on the same suspect while it helps and leaves something to take; then comes the next suspect, then the next
-response. Source for the order within a resource: PARTIES (one change at a time, remembered when useless), CPI² (cap the
-best-correlated batch task).
+Sizes follow the gap: what the victim lacks is taken from the likeliest suspect, and not a fixed amount. Where that has
+no effect, it is as good as unknown, and the squeeze is enlarged once. It is repeated on the same suspect while it helps
+and leaves something to take; then comes the next suspect, then the next response. Source for the order within a
+resource: PARTIES (one change at a time, remembered when useless), CPI² (cap the best-correlated batch task).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -11,9 +11,10 @@ from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from reconciler.detectors.base import signature
-from reconciler.responses.config import Response, ResponseConfig
+from reconciler.responses.config import Response, ResponseConfig, SqueezeConfig
 from reconciler.signals.history import History
 from state.evidence import NODE, Finding, Frame, PodFacts, Resource, Suspect, pod_subject
 from state.model import PodClass
@@ -33,6 +34,10 @@ class What(StrEnum):
     DISK = "disk"
     CACHE = "cache"
     RUN = "running"
+
+
+_LACKING: Final = {What.CPU: Resource.CPU, What.MEMORY: Resource.MEMORY}
+"""The squeezes whose unit is that of the gap."""
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -144,27 +149,50 @@ def _tighter(chance: Chance, suspect: Suspect, pod: PodFacts, what: What) -> Ste
     squeeze = chance.config.squeeze
     if key_of(chance.finding, Response.SQUEEZE, what, pod, chance.frame) in chance.useless:
         return None
-    match what:
-        case What.MEMORY:
-            use, least = chance.sample(pod.subject, "memory.use"), squeeze.min_memory_bytes
-            own = chance.finding.resource is Resource.MEMORY
-        case What.DISK:
-            rates = [chance.sample(pod.subject, name) for name in ("disk.read", "disk.write")]
-            known = [rate for rate in rates if rate is not None]
-            use, least, own = (max(known) if known else None), squeeze.min_disk_bps, False
-        case _:
-            use, least = chance.sample(pod.subject, "cpu.use"), squeeze.min_cpu_milli
-            own = chance.finding.resource is Resource.CPU
+    own = chance.finding.resource is _LACKING.get(what)
+    if what is What.DISK:
+        rates = [chance.sample(pod.subject, name) for name in ("disk.read", "disk.write")]
+        use = max((rate for rate in rates if rate is not None), default=None)
+    else:
+        use = chance.sample(pod.subject, "memory.use" if what is What.MEMORY else "cpu.use")
     if use is None:
         return None
     gap = chance.finding.gap if own else None
     take = gap if gap is not None else use * squeeze.unknown_percent / 100
-    amount = max(float(least), use - max(take, use * squeeze.least_percent / 100))
+    amount = max(_floor(what, squeeze), use - max(take, use * squeeze.least_percent / 100))
     last = [step.amount for step in chance.taken if step.suspect == pod.uid and step.what is what]
     bound = min([use, *last])
-    if amount > bound * (1 - squeeze.least_percent / 200):
+    if amount > _felt(bound, squeeze):
         return None  # at the bottom already: no change that could be felt
     return _step(chance, Response.SQUEEZE, what, (amount, use), suspect)
+
+
+def enlarged(step: Step, squeeze: SqueezeConfig) -> Step | None:
+    """The same squeeze, as large as where nobody knows what the victim lacks. None: it is that large, or no squeeze.
+
+    What a victim lacks is measured while the suspect takes it and the rest of the node fills every hole: a small step
+    without an effect says little about the suspect, a large one does.
+    """
+    if step.response is not Response.SQUEEZE:
+        return None
+    amount = max(_floor(step.what, squeeze), step.before * (1 - squeeze.unknown_percent / 100))
+    return replace(step, amount=amount) if amount <= _felt(step.amount, squeeze) else None
+
+
+def _floor(what: What, squeeze: SqueezeConfig) -> float:
+    """What a suspect keeps in any case."""
+    match what:
+        case What.MEMORY:
+            return squeeze.min_memory_bytes
+        case What.DISK:
+            return squeeze.min_disk_bps
+        case _:
+            return squeeze.min_cpu_milli
+
+
+def _felt(bound: float, squeeze: SqueezeConfig) -> float:
+    """The largest amount below a bound that could be felt."""
+    return bound * (1 - squeeze.least_percent / 200)
 
 
 def _partition(chance: Chance) -> Step | None:

@@ -56,6 +56,7 @@ def test_what_helped_is_kept_and_the_next_step_is_as_large_as_the_gap_is_then() 
 def test_what_did_not_help_is_undone_remembered_and_the_next_suspect_tried() -> None:
     world = World(SQUEEZE)
     world.go(BAD, 4.0)
+    world.go(BAD, 3.9, seconds=EFFECT)
     changes = world.go(BAD, 3.9, seconds=EFFECT)
     assert [(change.turn, change.step.suspect) for change in changes if change.step is not None] == [
         (Turn.UNDONE, "hog"),
@@ -70,12 +71,53 @@ def test_what_did_not_help_is_undone_remembered_and_the_next_suspect_tried() -> 
         assert world.go(BAD, 5.0) == (), "told once, and nothing useless is tried again"
 
 
+def test_a_small_squeeze_without_effect_proves_nothing_and_is_enlarged_once() -> None:
+    world = World(SQUEEZE)
+    world.suspects = (("hog", 0.9),)
+    world.go(BAD, 4.0, gap=20.0)
+    assert world.measures.squeezed["hog"].cpu_milli == 1620, "a tenth at least"
+    world.uses["pod:hog"]["cpu.use"] = 1620.0
+    assert world.go(BAD, 3.9, seconds=EFFECT - 1) == ()
+    (change,) = world.go(BAD, 3.9)
+    assert (change.turn, change.words) == (
+        Turn.APPLIED,
+        "squeeze ns/hog: CPU 1800 -> 900 milli-CPU (severity 4.00 -> 3.90)",
+    )
+    assert world.measures.squeezed["hog"].cpu_milli == 900
+    assert not world.memory.useless
+    assert world.go(BAD, 3.9, seconds=EFFECT - 1) == (), "it has its time, too"
+    assert [change.turn for change in world.go(BAD, 3.9)] == [Turn.UNDONE, Turn.EXHAUSTED]
+    assert world.measures.squeezed == {}
+
+
+def test_what_an_enlarged_squeeze_brought_is_measured_against_what_was_before_the_small_one() -> None:
+    world = World(SQUEEZE)
+    world.suspects = (("hog", 0.9),)
+    world.go(BAD, 4.0, gap=20.0)
+    world.go(BAD, 3.7, seconds=EFFECT)
+    world.uses["pod:hog"]["cpu.use"] = 900.0
+    changes = world.go(BAD, 3.5, seconds=EFFECT, gap=20.0)
+    assert (changes[0].turn, changes[0].words) == (
+        Turn.HELPED,
+        "squeeze ns/hog: CPU 1800 -> 900 milli-CPU: severity 4.00 -> 3.50",
+    )
+    assert world.measures.squeezed["hog"].cpu_milli == 810, "and the next is small again"
+
+
+def test_a_shadow_takes_nothing_so_it_enlarges_nothing() -> None:
+    world = World(SQUEEZE, shadow=True)
+    world.suspects = (("hog", 0.9),)
+    world.go(BAD, 4.0, gap=20.0)
+    assert [change.turn for change in world.go(BAD, 4.0, seconds=EFFECT, gap=20.0)] == [Turn.EXHAUSTED]
+    assert world.log[0] == "applied: squeeze ns/hog: CPU 1800 -> 1620 milli-CPU"
+
+
 def test_a_useless_squeeze_is_tried_again_when_it_has_been_forgotten_and_for_the_same_workloads_only() -> None:
     world = World(SQUEEZE, config=ResponseConfig(remember_s=100))
     world.suspects = (("hog-1", 0.9),)
     world.pods["hog-1"] = facts("hog-1")
     world.uses["pod:hog-1"] = {"cpu.use": 1800.0}
-    world.go(BAD, 4.0)
+    world.go(BAD, 4.0, gap=1200.0)
     world.go(BAD, 4.0, seconds=EFFECT)
     world.pods["hog-2"] = facts("hog-2")
     world.uses["pod:hog-2"] = {"cpu.use": 1800.0}
@@ -137,6 +179,7 @@ def test_each_shortage_has_its_squeeze_and_cpu_where_the_kernel_has_none(
 def test_where_memory_high_did_not_help_its_cpu_is_tried_before_another_pod() -> None:
     world = World(SQUEEZE, resource=Resource.MEMORY)
     world.go(BAD, 4.0)
+    world.go(BAD, 4.0, seconds=EFFECT)
     world.go(BAD, 4.0, seconds=EFFECT)
     (step,) = [step for _, step in in_force(world.memory)]
     assert (step.suspect, step.what) == ("hog", What.CPU)
