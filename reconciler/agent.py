@@ -27,12 +27,13 @@ from reconciler.actuators.side import Situation
 from reconciler.adopt import adopt_after_kill
 from reconciler.alerts.plainwords import as_alert
 from reconciler.alerts.telling import Ground, Telling
-from reconciler.classify import merge_rules
 from reconciler.config import Config, Lower, Mode
 from reconciler.dirty import DirtyKeys
 from reconciler.foreign import ForeignWrites
+from reconciler.handfiles import HandFiles
 from reconciler.headroom_report import HeadroomReport, read_kept
-from reconciler.holds import active, check_target, group_of
+from reconciler.holdbook import HoldBook
+from reconciler.holds import group_of
 from reconciler.hotlane import HotLane, HotResult
 from reconciler.keeper import Keeper, read_holds, read_pools, was_killed
 from reconciler.knowledge import Knowledge
@@ -44,14 +45,11 @@ from reconciler.peers import cri_socket, kubelet_peer
 from reconciler.place import Place
 from reconciler.replug import Replug
 from reconciler.restore import Undone, restore_all
-from reconciler.rules import Rules
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.cri import CriClient
 from reconciler.sources.disks import DiskSource
 from reconciler.sources.hotplug import HotplugSource
 from reconciler.sources.kubelet_api import KubeletPods
-from reconciler.sources.manifests import ManifestDirectory, resolve
-from reconciler.sources.operator_file import OperatorFile
 from reconciler.sources.runtime_signal import RuntimeSignal, Signal
 from reconciler.sources.tree import TreeSource
 from reconciler.supervisor import Component, Run
@@ -106,12 +104,8 @@ class Agent:
             apiserver=config.apiserver,
             statuses=self.statuses,
         )
-        self.holds: dict[str, Hold] = read_holds(self.store)
-        self._holds_changed = trio.Event()
-        self._operator: OperatorFile | None = None
-        self._manifests: ManifestDirectory | None = None
-        self._file_problems: dict[str, str] = {}
-        self._open_files(config)
+        self.holds = HoldBook(read_holds(self.store), self._hold)
+        self.by_hand = HandFiles(config, place)
         self.checkpoints = CheckpointSource(self.dirty, root=place.root, kubelet_root=place.kubelet.root_dir)
         self.kubelet_pods = self._kubelet_pods()
         self.metadata = Metadata(self.dirty, kubelet=self.kubelet_pods, cri=self._cri())
@@ -122,7 +116,7 @@ class Agent:
             versions=place.hierarchy.versions(),
             layout=place.layout,
             dirs=place.runtime,
-            rules=self._rules(),
+            rules=self.by_hand.rules(config.classes),
             metas=self.metadata.of,
             signalled=self.signal.covers,
         )
@@ -142,7 +136,7 @@ class Agent:
             attribution=self.witness,
             files=files,
             alert=self.alert,
-            held=self._held_by_hand,
+            held=self.holds.by_hand,
         )
         if self.store.quarantined is not None:
             # What stands in the files now may be ours: it must not be recorded as anybody's original.
@@ -227,8 +221,9 @@ class Agent:
             alert=self.alert,
             headroom=self.headroom.kept,
         )
+        self.holds.keeper = self.keeper
         self._apply_config(config)
-        self.refresh_holds()
+        self.holds.refresh()
 
     # Running
 
@@ -241,7 +236,7 @@ class Agent:
             Component(name="CPU hot-plug", run=self.hotplug.run),
             Component(name="operator's files", run=self._watch_files),
             Component(name="disks", run=self.disks.run),
-            Component(name="holds", run=self._end_holds),
+            Component(name="holds", run=self.holds.run),
         ]
         if self.kubelet_pods is not None:
             sources.append(Component(name="kubelet", run=_at_once(self.kubelet_pods.run)))
@@ -334,8 +329,7 @@ class Agent:
             self.hotplug.status(),
             *([self.disks.status()] if self.config.policies.disk.devices else []),
         ]
-        for name, problem in self._file_problems.items():
-            found.append(SourceStatus(name=name, ok=not problem, age_s=0.0, detail=problem))
+        found += self.by_hand.statuses()
         if not self.store.writable:
             found.append(SourceStatus(name="store", ok=False, age_s=None, detail=self.store.problem or "not writable"))
         else:
@@ -370,25 +364,9 @@ class Agent:
 
     # The operator's files
 
-    def _open_files(self, config: Config) -> None:
-        """Have the readers of these files ready; what was read of others is forgotten."""
-        root, manifests = config.node.root, config.static_manifests or self.place.kubelet.static_pod_path
-        self._operator = OperatorFile(config.operator_file, root) if config.operator_file else None
-        self._manifests = ManifestDirectory(manifests, root) if manifests else None
-        self._file_problems.clear()
-
-    def _rules(self) -> Rules:
-        """The class rules of the configuration and of the operator's file."""
-        rules = self.config.classes
-        if self._operator is None:
-            return rules
-        overrides = self._operator.read()
-        self._note_file("operator's file", "; ".join(overrides.problems))
-        return merge_rules(rules, overrides.overrides)
-
     async def _watch_files(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look at the operator's file and at the static-pod manifests now and then; they change by hand."""
-        self._read_manifests()
+        self.by_hand.read_manifests(self.metadata, self.knowledge.pods)
         task_status.started()
         while True:
             await trio.sleep(_FILES_S)
@@ -399,32 +377,12 @@ class Agent:
         if not self.metadata.has_cri and (cri := self._cri()) is not None:
             self.metadata.set_cri(cri)
             self.dirty.mark_all("runtime")
-        rules = self._rules()
+        rules = self.by_hand.rules(self.config.classes)
         if rules != self.knowledge.rules:
             self.knowledge.rules = rules
             self.dirty.mark_all("rules")
-        if self._read_manifests():
+        if self.by_hand.read_manifests(self.metadata, self.knowledge.pods):
             self.dirty.mark_all("manifests")
-
-    def _read_manifests(self) -> bool:
-        if self._manifests is None:
-            return False
-        try:
-            found = self._manifests.read()
-        except SourceError as exc:
-            self._note_file("manifests", str(exc))
-            return False
-        self._note_file("manifests", "; ".join(found.problems))
-        names = {uid: (pod.namespace or "", pod.name or "") for uid, pod in self.knowledge.pods.items()}
-        metas = resolve(found.found, names, self.place.kubelet.node_name)
-        before = dict(self.metadata.manifests)
-        self.metadata.set_manifests(metas)
-        return before != self.metadata.manifests
-
-    def _note_file(self, name: str, problem: str) -> None:
-        if problem and self._file_problems.get(name) != problem:
-            self.log.warning("a file of the operator's cannot be used in full", file=name, problem=problem)
-        self._file_problems[name] = problem
 
     # Alerts and commands
 
@@ -438,54 +396,19 @@ class Agent:
         self.ledger.note(Event(at=time.time(), kind=f"alert:{kind}", path=path, file=knob, reason=words, pod_uid=uid))
         self.telling.tell(as_alert(kind, words, setting, self.knowledge.pods))
 
-    def refresh_holds(self) -> None:
+    def _hold(self, now: Mapping[str, Hold]) -> None:
         """Bring the holds in force to the judge; what a hold no longer covers is looked at again."""
-        now = active(self.holds.values(), time.time())
         if now != self.judge.holds:
             self.judge.holds = now
             self.dirty.mark_all("holds")
-        self._holds_changed.set()
-
-    def _held_by_hand(self, hold: Hold) -> None:
-        """The judge honours what a person wrote: remember it like any other hold."""
-        self.holds[hold.target] = hold
-        self.keeper.hold_soon(hold.target, hold)
-        self._holds_changed.set()
-
-    async def _end_holds(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Take holds away whose time has come; nobody else would look at what they covered."""
-        task_status.started()
-        while True:
-            now = time.time()
-            for target in [
-                target for target, hold in self.holds.items() if hold.until is not None and hold.until <= now
-            ]:
-                del self.holds[target]
-                self.keeper.hold_soon(target, None)
-                self.log.info("a hold has ended", target=target)
-            self.refresh_holds()
-            self._holds_changed = trio.Event()
-            ends = [hold.until - now for hold in self.holds.values() if hold.until is not None]
-            # The wall clock may be set meanwhile: never sleep for long.
-            with trio.move_on_after(min([*ends, _FILES_S])):
-                await self._holds_changed.wait()
-
-    async def hold(self, hold: Hold) -> None:
-        """Leave something alone until. Errors: `InputError` for a target that is none, `StoreError`."""
-        check_target(hold.target)
-        await self.keeper.hold(hold)
-        self.holds[hold.target] = hold
-        self.refresh_holds()
 
     async def release(self, target: str) -> bool:
         """End a hold; False when there was none. Errors: `StoreError`."""
-        if target not in self.holds:
+        if not await self.holds.release(target):
             return False
-        await self.keeper.release(target)
-        del self.holds[target]
         if (path := group_of(target)) is not None:
             self.foreign.forget(path)
-        self.refresh_holds()
+        self.holds.refresh()
         return True
 
     async def restore(self, only: str | None = None) -> list[Undone]:
@@ -497,7 +420,7 @@ class Agent:
             self.set_enforce(enforce=False)
             await self.watching.rest()
         else:
-            await self.hold(Hold(target=f"pod:{only}", reason="restored", by="restore"))
+            await self.holds.put(Hold(target=f"pod:{only}", reason="restored", by="restore"))
         self.lane.clear()
         async with self.reconciler.paused():
             # What the runtime has told until now: it may be a newer value to restore to.
@@ -541,7 +464,7 @@ class Agent:
         self.telling.reconfigure(config.alerts, config.apiserver)
         self.headroom.config = self.memory_headroom.config = config.headroom
         if (before.operator_file, before.static_manifests) != (config.operator_file, config.static_manifests):
-            self._open_files(config)
+            self.by_hand.open(config)
         self._apply_config(config)
         self.disks.look()
         self.watching.reconfigure()

@@ -93,7 +93,7 @@ class Show:
             settings=[_plain(asdict(one)) for one in self._settings()] if "settings" in wanted else [],
             pools=pool_lists(pools) if pools is not None else {},
             sides={side.name: side.facts() for side in agent.sides},
-            holds=[asdict(hold) for hold in agent.holds.values()],
+            holds=[asdict(hold) for hold in agent.holds.all.values()],
             history=self._history() if "history" in wanted else [],
             pods=[self._pod(pod) for pod in pods_in_order(self._agent)] if "pods" in wanted else [],
             sources=[asdict(status) for status in statuses],
@@ -120,7 +120,7 @@ class Show:
         """Leave something alone from now on."""
         until = None if request.seconds is None else time.time() + request.seconds
         hold = Hold(target=request.target, reason=request.reason, by=request.by, until=until)
-        await self._agent.hold(hold)
+        await self._agent.holds.put(hold)
         return hold
 
     async def release(self, target: str) -> bool:

@@ -188,7 +188,7 @@ async def test_observing_nothing_is_asked_of_the_plan_but_all_of_it_is_told(live
 async def test_a_held_pod_is_nobodys_to_squeeze(live: LiveNode) -> None:
     with stage(live, configured(live)) as scene:
         await certain(scene)
-        await scene.agent.hold(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
+        await scene.agent.holds.put(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
         scene.script.bad = True
         await scene.seconds(20)
         assert scene.agent.knowledge.measures == Measures()
@@ -205,7 +205,7 @@ async def test_facts_that_have_not_changed_are_the_same_and_those_that_have_are_
 
         before, again = await facts(), await facts()
         assert all(again[uid] is one for uid, one in before.items())
-        await scene.agent.hold(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
+        await scene.agent.holds.put(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
         held = await facts()
         assert {uid for uid, one in held.items() if one is not again[uid]} == {BATCH}
         assert held[BATCH].held

@@ -178,8 +178,8 @@ async def test_on_v2_the_kernel_keeps_the_sets_and_nothing_is_given_back(tmp_pat
 async def test_where_nothing_may_be_written_nothing_is_given_back(node: Node, mode: Mode) -> None:
     with node.agent(mode) as agent:
         if mode is Mode.ENFORCE:
-            agent.holds["node"] = Hold(target="node", reason="kernel upgrade", by="ana")
-            agent.refresh_holds()
+            agent.holds.all["node"] = Hold(target="node", reason="kernel upgrade", by="ana")
+            agent.holds.refresh()
         await node.live.look(agent)
         await node.switch(agent, off="3")
         await node.switch(agent, on="3")

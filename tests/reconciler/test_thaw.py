@@ -79,7 +79,7 @@ async def test_it_ends_when_nothing_is_to_be_written_any_more(live: LiveNode) ->
 async def test_a_hold_keeps_every_value_but_this(live: LiveNode) -> None:
     with live.agent() as agent:
         await freeze(live, agent)
-        await agent.hold(Hold(target=f"pod:{BATCH}", reason="look at it", by="ana"))
+        await agent.holds.put(Hold(target=f"pod:{BATCH}", reason="look at it", by="ana"))
         agent.knowledge.measures = Measures()
         await live.look(agent)
         assert not frozen(live)

@@ -83,7 +83,7 @@ async def test_a_reload_a_hold_and_a_restore_reach_it_through_the_next_look(mach
         [cookie] = await look()
         assert cookie
         assert machine.cores.cookies(machine.box(WEB)) == {0}
-        await agent.hold(Hold(target=f"knob:{KNOB}", reason="r", by="b"))
+        await agent.holds.put(Hold(target=f"knob:{KNOB}", reason="r", by="b"))
         agent.reconfigure(machine.live.config)
         assert await look() == {cookie}
         await agent.release(f"knob:{KNOB}")

@@ -36,7 +36,7 @@ async def test_look_hold_release_restore_and_reload(live: LiveNode, capsys: pyte
             assert (await run("diff"))[0] == Exit.OK
             assert (await run("explain", "batch-7"))[0] == Exit.OK
             code, out = await run("hold", "pod:batch-7", "--reason", "a test, with ümlaut", "--for", "1h")
-            assert (code, list(agent.holds)) == (Exit.OK, [f"pod:{BATCH}"])
+            assert (code, list(agent.holds.all)) == (Exit.OK, [f"pod:{BATCH}"])
             code, out = await run("holds")
             assert "a test, with ümlaut" in out
             assert (await run("hold", "nonsense", "--reason", "x"))[0] == Exit.USAGE
