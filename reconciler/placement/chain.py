@@ -24,6 +24,8 @@ post-filter relaxes filters instead of evicting somebody. `reconciler.placement.
 docs/cpu-plugins.md tells a site how to write one.
 """
 
+# ruff: noqa: ARG002  (a plug-in that says nothing looks at nothing)
+
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
@@ -70,42 +72,40 @@ class Question(Struct, frozen=True, kw_only=True):
 
 
 class Plugin:
-    """One rule. Override what it has to say; what is not overridden is never called.
+    """One rule. Override what it has to say; what is not overridden says nothing and is not called.
 
     An instance lives for one choice of all demands, in which they are asked in the order that they choose in.
     """
 
     def sort(self, demand: CpuDemand, context: PlacementContext) -> float:
         """Higher chooses earlier. Goes before priority; several in the order of the plug-ins."""
-        raise NotImplementedError
+        return 0.0
 
     def filter(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> CpuSet:
         """Those of ``cpus`` that the demand may not have."""
-        raise NotImplementedError
+        return CpuSet()
 
     def post_filter(self, demand: CpuDemand, context: PlacementContext, rejected: CpuSet, missing: int) -> CpuSet:
         """Of the ``rejected`` CPUs those to let in again, ``missing`` being how many are too few."""
-        raise NotImplementedError
+        return CpuSet()
 
     def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
         """Sets of CPUs with the score, 0.0 to 1.0, that each CPU of the set gets; 0.0 for those not named."""
-        raise NotImplementedError
+        return ()
 
     def select(self, question: Question, context: PlacementContext) -> Iterable[CpuSet]:
         """Combinations of ``question.count`` CPUs (more only to complete cores), the best first."""
-        raise NotImplementedError
+        return ()
 
     def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
         """How good the demand's CPUs would be, ``question.kept`` included: 0.0 to 1.0."""
-        raise NotImplementedError
+        return 0.0
 
     def allocate(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> None:
         """The demand owns ``cpus`` now."""
-        raise NotImplementedError
 
     def deallocate(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> None:
         """The demand has given ``cpus`` back."""
-        raise NotImplementedError
 
 
 POINTS: Final = ("sort", "filter", "post_filter", "pre_score", "select", "score", "allocate", "deallocate")
