@@ -2,9 +2,10 @@
 
 - *hold*: the BE budget stays at or below what it was when an online pod began to suffer.
 - *squeeze*: one BE pod gets a quota, a ``memory.high`` or a disk bandwidth of its own, beside what others want of it:
-  the tighter one counts. The quota goes to the containers, in proportion to what they asked for; to the pod's directory
-  where there are several and the runtime brings no quota for any of them (a smaller one above would keep a container
-  from starting again).
+  the tighter one counts. With a quota it has the least CPU weight, too: a quota says how long its tasks run and not
+  when, and at the beginning of each period they are in everybody's way. The quota goes to the containers, in
+  proportion to what they asked for; to the pod's directory where there are several and the runtime brings no quota for
+  any of them (a smaller one above would keep a container from starting again).
 - *freeze*: the tasks of one BE pod stop. The ladder bounds it in time; a daemon that starts thaws what an earlier one
   left frozen before anything else (`reconciler.thaw`).
 
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 from cgroupfs.devices import DeviceLimits
 from reconciler.policies.base import (
     MILLI_MIN,
+    SHARES_MIN,
     Policy,
     PolicyConfig,
     containers_of,
@@ -70,12 +72,13 @@ def _cpu(pod: Pod, view: NodeView, pools: Pools, squeeze: Squeeze) -> list[Setti
     if squeeze.cpu_milli is None:
         return []
     containers = [one for one in containers_of(pod) if not owns_cpus(pod, one, pools)]
+    yields = setting_of(pod, None, "cpu.weight", SHARES_MIN, policy=NAME, reason=squeeze.reason)
     bare = all(one.spec is not None and (one.spec.quota_us or -1) <= 0 for one in containers)
     if len(containers) > 1 and bare:
         value = quota_us(max(MILLI_MIN, squeeze.cpu_milli), period_us(view, pod.group.path))
-        return [setting_of(pod, None, "cpu.quota", value, policy=NAME, reason=squeeze.reason)]
+        return [yields, setting_of(pod, None, "cpu.quota", value, policy=NAME, reason=squeeze.reason)]
     total = sum(container_asks(one) for one in containers)
-    return [
+    quotas = [
         setting_of(
             pod,
             one,
@@ -86,6 +89,7 @@ def _cpu(pod: Pod, view: NodeView, pools: Pools, squeeze: Squeeze) -> list[Setti
         )
         for one in containers
     ]
+    return [yields, *quotas]
 
 
 def _memory(pod: Pod, view: NodeView, squeeze: Squeeze) -> list[Setting]:

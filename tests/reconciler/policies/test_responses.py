@@ -15,6 +15,8 @@ from tests.reconciler.nodes import MAINLINE, V1, V2, container, node, online, po
 ALL_V1 = V1 | {"blkio": 1, "freezer": 1}
 ALL_V2 = V2 | {"io": 2, "freezer": 2}
 BE = "/kubepods/besteffort/podbe"
+YIELDS = (BE, "cpu.weight")
+"""With a quota goes the least weight."""
 
 
 def wanted(view: NodeView, measures: Measures) -> dict[tuple[str, str], object]:
@@ -44,13 +46,14 @@ def test_a_held_budget_is_a_ceiling_and_says_why() -> None:
 def test_a_squeezed_pod_of_one_container_has_its_quota_there(versions: dict[str, int]) -> None:
     squeeze = Measures(squeezed={"be": Squeeze(cpu_milli=250, reason="for ns/web")})
     found = wanted(node(pod("be"), online("web"), versions=versions), squeeze)
-    assert found == {(f"{BE}/id-main", "cpu.quota"): 25_000}
+    assert found == {(f"{BE}/id-main", "cpu.quota"): 25_000, YIELDS: 2}
 
 
 def test_several_containers_without_quotas_of_their_own_share_the_pods() -> None:
     two = pod("be", container("a"), container("b"))
     assert wanted(node(two, versions=ALL_V1), Measures(squeezed={"be": Squeeze(cpu_milli=250)})) == {
-        (BE, "cpu.quota"): 25_000
+        (BE, "cpu.quota"): 25_000,
+        YIELDS: 2,
     }
 
 
@@ -67,12 +70,21 @@ def test_containers_that_the_runtime_gives_quotas_are_bounded_each_by_what_they_
         node(asks("big", 300), versions=ALL_V1),
         Measures(squeezed={"be": Squeeze(cpu_milli=200)}),
     )
-    assert found == {(f"{BE}/id-big", "cpu.quota"): 15_000, (f"{BE}/id-small", "cpu.quota"): 5_000}
+    assert found == {(f"{BE}/id-big", "cpu.quota"): 15_000, (f"{BE}/id-small", "cpu.quota"): 5_000, YIELDS: 2}
+
+
+def test_a_weight_that_it_has_asked_for_waits_until_it_is_squeezed_no_more() -> None:
+    asks = pod("be", container("main", requests=Resources(batch_cpu_milli=4000)))
+    view = node(asks, versions=ALL_V1)
+    squeezed = planned(view, Measures(squeezed={"be": Squeeze(cpu_milli=250)})).settings[YIELDS]
+    assert (squeezed.value, squeezed.policy) == (2, "responses")
+    free = planned(view, Measures()).settings[YIELDS]
+    assert (free.value, free.policy) == (4096, "batch")
 
 
 def test_a_quota_is_never_below_what_the_kernel_takes() -> None:
     found = wanted(node(pod("be"), versions=ALL_V1), Measures(squeezed={"be": Squeeze(cpu_milli=1)}))
-    assert found == {(f"{BE}/id-main", "cpu.quota"): 1_000}
+    assert found == {(f"{BE}/id-main", "cpu.quota"): 1_000, YIELDS: 2}
 
 
 def test_memory_is_squeezed_where_the_kernel_has_a_bound_that_does_not_kill() -> None:
