@@ -35,6 +35,9 @@ Cooldown = Annotated[
         "refused or has failed starts no pause",
     ),
 ]
+Lower = Annotated[
+    float | None, Meta(gt=0, le=100, description="so much goes that this is left; null: threshold_percent - 2")
+]
 
 
 def _below(lower: float | None, threshold: float) -> None:
@@ -120,9 +123,7 @@ class NodeCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fie
         float, Meta(ge=5, le=600, description="judged by the mean over this time, and by the last sample")
     ] = 30.0
     threshold_percent: Annotated[float, Meta(gt=0, le=100, description="of all CPU time: too much at this")] = 95.0
-    lower_percent: Annotated[
-        float | None, Meta(gt=0, le=100, description="so much goes that this is left; null: threshold_percent - 2")
-    ] = None
+    lower_percent: Lower = None
 
     def __post_init__(self) -> None:
         _below(self.lower_percent, self.threshold_percent)
@@ -134,9 +135,7 @@ class NodeMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_
     enabled: Enabled = False
     cooldown_s: Cooldown = 4.0
     threshold_percent: Annotated[float, Meta(gt=0, le=100, description="of all memory: too much at this")] = 70.0
-    lower_percent: Annotated[
-        float | None, Meta(gt=0, le=100, description="so much goes that this is left; null: threshold_percent - 2")
-    ] = None
+    lower_percent: Lower = None
 
     def __post_init__(self) -> None:
         _below(self.lower_percent, self.threshold_percent)
