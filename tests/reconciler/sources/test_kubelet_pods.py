@@ -1,0 +1,179 @@
+"""What the kubelet's list of pods is understood as; nobody is asked."""
+
+import pytest
+
+from cgroupfs.naming import QosClass
+from reconciler.sources.kubelet_api import decode_pods
+from state.model import ContainerKind, PodMeta, Resources
+from tests.reconciler.sources.podlists import EMPTY, FIXTURES, pod_json, pod_list
+
+
+def by_name(pods: tuple[PodMeta, ...]) -> dict[str, PodMeta]:
+    return {pod.name or "": pod for pod in pods}
+
+
+def test_a_recorded_list_is_read_with_everything_we_use() -> None:
+    pods, problems = decode_pods((FIXTURES / "kubelet-pods.json").read_bytes())
+    assert problems == ()
+    assert len(pods) == 6
+    pod = by_name(pods)["burstable-node1"]
+    assert (pod.uid, pod.source, pod.namespace) == ("33333333-3333-4333-8333-333333333333", "kubelet", "default")
+    assert pod.qos is QosClass.BURSTABLE
+    assert pod.labels == {"app": "web", "qos.example.io/class": "BE"}
+    assert pod.annotations is not None
+    assert pod.annotations["example.io/priority"] == "low"
+    assert pod.static
+    main, side = pod.containers
+    assert (main.name, main.kind) == ("main", ContainerKind.APP)
+    assert main.id == "3a0df93a9a6d150560c1e2aa4fe9258cd11ca5e74d77b6c77326681d9ad523fc"
+    assert main.requests == Resources(cpu_milli=0, memory_bytes=32 << 20)
+    assert main.limits == Resources(cpu_milli=500, memory_bytes=64 << 20)
+    assert side.limits == Resources()
+
+
+def test_init_containers_and_finished_pods_are_read() -> None:
+    pods, problems = decode_pods((FIXTURES / "kubelet-pods-with-finished-job.json").read_bytes())
+    assert problems == ()
+    kinds = {(pod.name, one.name): one.kind for pod in pods for one in pod.containers}
+    assert ContainerKind.INIT in {kind for (name, _), kind in kinds.items() if name == "with-init-node1"}
+    assert any((name or "").startswith("job") for name, _ in kinds)
+
+
+def test_a_uid_made_by_the_kubelet_has_no_dashes() -> None:
+    pods, _ = decode_pods((FIXTURES / "kubelet-pods.json").read_bytes())
+    assert by_name(pods)["besteffort-node1"].uid == "d2085bd852f8a7a1c753ef7b3991f0a9"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "spec", "deleting", "grace_s"),
+    [
+        ({}, {"terminationGracePeriodSeconds": 45}, False, 45.0),
+        ({}, {}, False, None),
+        (
+            {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 5},
+            {"terminationGracePeriodSeconds": 45},
+            True,
+            5.0,
+        ),
+        ({"deletionTimestamp": "2026-01-01T00:00:00Z"}, {"terminationGracePeriodSeconds": 45}, True, 45.0),
+        ({}, {"terminationGracePeriodSeconds": -1}, False, None),
+    ],
+)
+def test_a_pod_that_is_being_deleted_and_its_grace(
+    metadata: dict[str, object], spec: dict[str, object], deleting: bool, grace_s: float | None
+) -> None:
+    pod = pod_json("a", **metadata)
+    pod["spec"] = {"containers": [], **spec}
+    (meta,), problems = decode_pods(pod_list(pod))
+    assert (meta.deleting, meta.grace_s, problems) == (deleting, grace_s, ())
+
+
+@pytest.mark.parametrize(
+    ("status", "ip"),
+    [
+        ({"podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}, {"ip": "fd00::7"}]}, "10.0.0.7"),
+        ({"podIPs": [{"ip": "fd00:0::7"}]}, "fd00::7"),
+        ({"podIP": "", "podIPs": None}, None),
+        ({"podIP": "evil.example/x"}, None),
+        ({}, None),
+    ],
+)
+def test_a_pods_address_is_told_once_it_has_one(status: object, ip: str | None) -> None:
+    pods, problems = decode_pods(pod_list({**pod_json("a"), "status": status}))
+    assert ([pod.ip for pod in pods], problems) == ([ip], ())
+
+
+@pytest.mark.parametrize(
+    ("annotations", "uid", "static"),
+    [
+        ({"kubernetes.io/config.mirror": "static-1", "kubernetes.io/config.hash": "static-1"}, "static-1", True),
+        ({"kubernetes.io/config.source": "file", "kubernetes.io/config.hash": "static-2"}, "static-2", True),
+        ({"kubernetes.io/config.source": "http"}, "api-1", True),
+        ({"kubernetes.io/config.source": "api", "kubernetes.io/config.hash": "x"}, "api-1", False),
+        ({}, "api-1", False),
+    ],
+)
+def test_a_mirror_pod_is_known_by_the_uid_of_its_cgroup(annotations: dict[str, str], uid: str, static: bool) -> None:
+    pods, _ = decode_pods(pod_list(pod_json("api-1", annotations=annotations)))
+    assert (pods[0].uid, pods[0].static) == (uid, static)
+
+
+def test_owner_priority_sidecars_and_ephemeral_containers() -> None:
+    pod = pod_json(
+        "1",
+        ownerReferences=[
+            {"kind": "Node", "name": "n"},
+            {"kind": "ReplicaSet", "name": "web-5d", "controller": True},
+        ],
+    )
+    pod["spec"] = {
+        "priorityClassName": "high",
+        "priority": 100,
+        "initContainers": [{"name": "once"}, {"name": "proxy", "restartPolicy": "Always"}],
+        "containers": [{"name": "main", "resources": {"limits": {"kubernetes.io/batch-cpu": 500, "cpu": "x"}}}],
+        "ephemeralContainers": [{"name": "debug"}],
+    }
+    pod["status"] = {
+        "qosClass": "None",
+        "containerStatuses": [{"name": "main"}, {"name": "main", "containerID": "cri-o://ab"}],
+    }
+    (meta,), problems = decode_pods(pod_list(pod))
+    assert problems == ()
+    assert (meta.owner, meta.priority_class, meta.priority, meta.qos) == ("ReplicaSet/web-5d", "high", 100, None)
+    assert [(one.name, one.kind.value, one.id) for one in meta.containers] == [
+        ("once", "init", None),
+        ("proxy", "app", None),
+        ("main", "app", "ab"),
+        ("debug", "app", None),
+    ]
+    assert meta.containers[2].limits == Resources(batch_cpu_milli=500)
+    assert meta.problems == ("container main: limits: cpu: 'x': expected a quantity such as 100m, 4Gi, 1e3 or 0.5",)
+
+
+def test_long_and_unused_annotations_are_not_kept() -> None:
+    annotations = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "a": "1", "b": "x" * 20_000}
+    (meta,), _ = decode_pods(pod_list(pod_json("1", annotations=annotations)))
+    assert meta.annotations == {"a": "1"}
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"metadata": {"name": "x", "namespace": "y"}}, "kubelet: pod 2 of its list: pod y/x has no uid"),
+        ({"metadata": {"uid": "1", "labels": {"a": 1}}}, "kubelet: pod 2 of its list: Expected `str`, got `int`"),
+        (7, "kubelet: pod 2 of its list: Expected `object`, got `int`"),
+        (
+            {"metadata": {"uid": "1"}, "spec": {"containers": [{}]}},
+            "kubelet: pod 2 of its list: Object missing required",
+        ),
+    ],
+)
+def test_a_broken_pod_is_one_message_and_the_others_hold(bad: object, message: str) -> None:
+    pods, problems = decode_pods(pod_list(pod_json("a"), bad, pod_json("b")))
+    assert [pod.uid for pod in pods] == ["a", "b"]
+    assert len(problems) == 1
+    assert problems[0].startswith(message)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"<html>",
+        b"null",
+        b"{}",
+        b'{"kind":"Status","code":500}',
+        b'{"items": 5}',
+        EMPTY[:30],
+        b"\xff",
+    ],
+)
+def test_what_is_no_pod_list_is_refused_whole(body: bytes) -> None:
+    with pytest.raises(ValueError, match="the answer is not a pod list"):
+        decode_pods(body)
+
+
+def test_an_empty_list_is_an_answer() -> None:
+    assert decode_pods(EMPTY) == ((), ())
