@@ -32,6 +32,7 @@ from tests.fakes.http_peer import HttpPeer, Reply
 pytestmark = pytest.mark.containerd
 BUDGET = json.dumps({"kind": "Status", "reason": "TooManyRequests", "message": "budget"}).encode()
 HARDLY_BEGUN_S = 0.2
+GONE = json.dumps({"kind": "Status", "reason": "NotFound", "details": {"kind": "pods"}}).encode()
 LISTED = {"resources": [{"name": "pods/eviction", "kind": "Eviction", "group": "policy", "version": "v1"}]}
 
 
@@ -54,7 +55,7 @@ def freeze(hierarchy: Hierarchy, group: str) -> None:
 
 
 async def evicted(
-    node: Node, pod: RunningPod, directory: Path, means: Means, server: str | None = None
+    node: Node, pod: RunningPod, directory: Path, *means: Means, server: str | None = None
 ) -> tuple[Case, list[Alert]]:
     """The pod's case when it has ended, and all that was told."""
     told: list[Alert] = []
@@ -73,15 +74,15 @@ async def evicted(
     )
     evictor = Evictor(
         EvictionMeans(
-            order=(means,),
-            api=ApiMeans(first_wait_s=0.1),
-            restarts=RestartRules(watch_s=2.0 if means is Means.CRI else 0.0),
+            order=means,
+            api=ApiMeans(first_wait_s=0.1, failing_s=1.0),
+            restarts=RestartRules(watch_s=2.0 if means == (Means.CRI,) else 0.0),
         ),
         hierarchy=Hierarchy.detect(),
         store=Store(str(directory / "state.db"), boot="b"),
         lane=trio.CapacityLimiter(1),
         stage=stage,
-        api=KubeApi(ApiServer(server=server) if server else ApiServer(enabled=False)),
+        api=KubeApi(ApiServer(server=server, timeout_s=0.5) if server else ApiServer(enabled=False)),
         cri=CriClient(node.containerd.socket, timeout_s=10.0),
         kubelet_dir=node.kubelet_root,
         pods={facts.uid: facts}.get,
@@ -110,9 +111,11 @@ async def evicted(
     return evictor.cases()[0], told
 
 
-def check_ended(node: Node, pod: RunningPod, other: RunningPod, case: Case, told: list[Alert]) -> None:
+def check_ended(
+    node: Node, pod: RunningPod, other: RunningPod, case: Case, told: list[Alert], outcome: Outcome = Outcome.DONE
+) -> None:
     hierarchy, group = Hierarchy.detect(), node.cgroups.pod_group(pod.spec)
-    assert case.outcome is Outcome.DONE, case
+    assert case.outcome is outcome, case
     assert [alert.kind for alert in told] == [Kind.EVICTION_PLANNED, Kind.EVICTION_DONE]
     with Subtree.open(hierarchy, group) as tree:
         assert not tree.populated()
@@ -135,6 +138,13 @@ def start_again(node: Node, pod: RunningPod) -> None:
     node.cri.remove_sandbox(pod.sandbox)
     with contextlib.suppress(CriError):  # its sandbox is ended before its last container is there
         node.run_pod(pod.spec)
+
+
+def end(node: Node, pod: RunningPod) -> None:
+    """What a kubelet does about a pod that is gone from the API server."""
+    for container in pod.containers.values():
+        node.cri.stop_container(container.id, grace_s=2)
+    node.cri.stop_sandbox(pod.sandbox)
 
 
 async def test_through_cri_with_the_grace_and_again_when_the_kubelet_starts_it_again(
@@ -179,13 +189,46 @@ async def test_by_an_api_server_that_refuses_fails_and_accepts(
     async def kubelet() -> None:
         while len(server.requests) < 4:  # noqa: ASYNC110
             await trio.sleep(0.05)
-        for container in pod.containers.values():
-            await trio.to_thread.run_sync(lambda one: containerd_node.cri.stop_container(one, grace_s=2), container.id)
-        await trio.to_thread.run_sync(containerd_node.cri.stop_sandbox, pod.sandbox)
+        await trio.to_thread.run_sync(end, containerd_node, pod)
 
     nursery.start_soon(kubelet)
-    case, told = await evicted(containerd_node, pod, tmp_path, Means.API, f"http://127.0.0.1:{port}")
+    case, told = await evicted(containerd_node, pod, tmp_path, Means.API, server=f"http://127.0.0.1:{port}")
     check_ended(containerd_node, pod, other, case, told)
     bodies: list[Any] = [json.loads(body) for body in server.bodies[1:]]
     assert [body["deleteOptions"]["preconditions"]["uid"] for body in bodies] == [pod.spec.uid] * 3
+    nursery.cancel_scope.cancel()
+
+
+async def test_by_the_runtime_where_the_api_server_hangs(
+    containerd_node: Node, run_pod: PodFactory, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    pod, other = run_pod(crunching()), run_pod(best_effort("other"))
+    freeze(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec))
+    server = HttpPeer([Reply(json.dumps(LISTED).encode()), Reply(hang_s=60)])
+    port = await nursery.start(server.serve)
+    case, told = await evicted(containerd_node, pod, tmp_path, Means.API, Means.CRI, server=f"http://127.0.0.1:{port}")
+    check_ended(containerd_node, pod, other, case, told)
+    assert (case.means, case.detail) == (Means.CRI, "the runtime stopped its containers")
+    assert case.tried[0].startswith("api: asked for 1 s; ")
+    nursery.cancel_scope.cancel()
+
+
+async def test_by_nobody_where_the_api_server_has_no_such_pod_and_the_kubelet_ends_it(
+    containerd_node: Node, run_pod: PodFactory, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    pod, other = run_pod(crunching()), run_pod(best_effort("other"))
+    freeze(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec))
+    listed = Reply(json.dumps(LISTED).encode())
+    server = HttpPeer([listed, Reply(GONE, status="404 Not Found")])
+    port = await nursery.start(server.serve)
+
+    async def kubelet() -> None:
+        while len(server.requests) < 2:  # noqa: ASYNC110
+            await trio.sleep(0.05)
+        await trio.to_thread.run_sync(end, containerd_node, pod)
+
+    nursery.start_soon(kubelet)
+    case, told = await evicted(containerd_node, pod, tmp_path, Means.API, Means.CRI, server=f"http://127.0.0.1:{port}")
+    check_ended(containerd_node, pod, other, case, told, Outcome.GONE)
+    assert case.tried == ()
     nursery.cancel_scope.cancel()
