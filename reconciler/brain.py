@@ -94,6 +94,11 @@ class Brain:
         self._watches, self._active, self._first_s = {}, {}, None
 
     @property
+    def active(self) -> tuple[Finding, ...]:
+        """Those who are interfered, of whom no end has been told yet."""
+        return tuple(self._active.values())
+
+    @property
     def fresh_s(self) -> float:
         """How old a sample may be to count as now."""
         return STALE_S * self.config.sample_s

@@ -36,7 +36,7 @@ from reconciler.signals.readers import Scene, Sheet
 from reconciler.signals.reading import Means, Metered, build, costs
 from reconciler.signals.tasks import ReaderTasks
 from reconciler.slices import Slices
-from reconciler.telling import alerts_of
+from reconciler.telling import alerts_of, ends_of
 from state.cache import CacheUse
 from state.eviction import Case, Order
 from state.evidence import Frame, PodFacts
@@ -159,6 +159,7 @@ class Observer:
         finally:
             self._tasks = None
             self._publish(Measures())
+            self._forget("nobody watches any more")
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_S):
                 await self._keep(self._clock())
                 for reader in self._readers:
@@ -174,7 +175,15 @@ class Observer:
             for reader in self._readers:
                 await reader.aclose()
             self._readers, self._config = (), None
-            self.brain.forget()
+            self._forget("everything is being restored")
+
+    def _forget(self, why: str) -> None:
+        """Let go of what lasts, and tell that it has ended: nobody would ever."""
+        if self.frame is not None:
+            frame = msgspec.structs.replace(self.frame, wall_s=self._wall())
+            for alert in ends_of(self.brain.active, self.brain.ladder.climbs.values(), frame, why):
+                self._tell(alert)
+        self.brain.forget()
 
     async def look(self) -> Judgement:
         """One pass."""
@@ -185,7 +194,7 @@ class Observer:
         self.pass_s = sum(self.costs().values()) - before + judging_s
         self._decide(config, frame, judgement)
         self._publish(self._allowed(judgement.measures))
-        for alert in alerts_of(judgement, frame):
+        for alert in alerts_of(judgement, frame, self.brain.ladder.climbs.values()):
             self._tell(alert)
         for change in judgement.changes:
             response = change.step.response.value if change.step is not None else ""

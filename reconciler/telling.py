@@ -1,25 +1,56 @@
-"""What of a judgement people are told: who suffers and no longer does, what was done about it and taken back. Pure."""
+"""What of a judgement people are told: who suffers and no longer does, what was done about it and taken back. Pure.
 
-from collections.abc import Iterator
+A finding lasts until its end is told, and so does what is done to one suspect (or to all) in one way, however many
+steps that takes: its end is that of the last of them.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
+
+from msgspec.structs import replace
 
 from reconciler.alerts.alert import Alert, Kind, Severity
 from reconciler.brain import Judgement
-from reconciler.responses.ladder import Change, Turn
+from reconciler.responses.ladder import Change, Climb, Turn
+from reconciler.responses.steps import Step
 from state.evidence import Finding, Frame
 
-_UNDOING: Final = frozenset({Turn.UNDONE, Turn.EASED, Turn.ENDED})
+_BACK: Final = frozenset({Turn.UNDONE, Turn.ENDED})
+"""A step is no longer in force."""
 
 
-def alerts_of(judgement: Judgement, frame: Frame) -> Iterator[Alert]:
-    """The alerts of one moment. What a rule in shadow would do is told as such, as information."""
+def alerts_of(judgement: Judgement, frame: Frame, climbs: Iterable[Climb]) -> Iterator[Alert]:
+    """The alerts of one moment. What a rule in shadow would do is told as such, as information.
+
+    ``climbs``: what is in force after that moment.
+    """
     for finding in judgement.begun:
         yield _found(finding, frame, over=False)
     for finding in judgement.over:
         yield _found(finding, frame, over=True)
+    in_force = {_key(climb, step) for climb in climbs for step in climb.steps}
     for change in judgement.changes:
         if change.turn is not Turn.HELPED:
-            yield _done(change, frame)
+            yield _done(change, frame, in_force)
+
+
+def ends_of(findings: Iterable[Finding], climbs: Iterable[Climb], frame: Frame, why: str) -> Iterator[Alert]:
+    """The ends of all that lasts, because nobody watches any more. ``frame``: the newest, at the time of the end."""
+    for finding in findings:
+        summary = f"{finding.title}: whether it still suffers ({finding.rule}) is not known: {why}"
+        yield replace(_found(finding, frame, over=True), summary=summary)
+    for climb in climbs:
+        for step in reversed(climb.steps):
+            change = Change(
+                turn=Turn.ENDED,
+                rule=climb.rule,
+                victim=climb.victim,
+                title=climb.title,
+                words=f"{step.words}: {why}",
+                shadow=climb.shadow,
+                step=step,
+            )
+            yield _done(change, frame, ())
 
 
 def _found(finding: Finding, frame: Frame, *, over: bool) -> Alert:
@@ -40,19 +71,29 @@ def _found(finding: Finding, frame: Frame, *, over: bool) -> Alert:
     )
 
 
-def _done(change: Change, frame: Frame) -> Alert:
-    undone = change.turn in _UNDOING
+def _done(change: Change, frame: Frame, in_force: Collection[str]) -> Alert:
+    step = change.step
+    key = _key(change, step)
+    kind = Kind.UNDONE if change.turn in _BACK and key not in in_force else Kind.RESPONSE
+    if change.turn is Turn.EXHAUSTED:
+        kind = Kind.EXHAUSTED
     would = "would " if change.shadow else ""
     verb = {Turn.APPLIED: "do", Turn.EXHAUSTED: "stop"}.get(change.turn, "take back") if change.shadow else change.turn
     return Alert(
-        kind=Kind.UNDONE if undone else Kind.RESPONSE,
-        key=f"{change.rule} {change.victim} {change.step.response if change.step is not None else ''}",
+        kind=kind,
+        key=key,
         summary=f"for {change.title} ({change.rule}), {would}{verb}: {change.words}",
         severity=Severity.WARNING if change.turn is Turn.EXHAUSTED and not change.shadow else Severity.INFO,
         at_s=frame.wall_s,
         labels={**_labels(change.rule, change.victim, frame), "mode": "shadow" if change.shadow else "enforce"},
-        details={} if change.step is None or change.step.suspect is None else {"suspect": change.step.title},
+        details={} if step is None or step.suspect is None else {"suspect": step.title},
     )
+
+
+def _key(of: Change | Climb, step: Step | None) -> str:
+    """What makes steps one and the same response. A shadow's is another one: it may end as the other begins."""
+    what = () if step is None else (step.response, step.what, step.suspect or "all")
+    return " ".join((of.rule, of.victim, *what, *(("shadow",) if of.shadow else ())))
 
 
 def _labels(rule: str, victim: str, frame: Frame) -> dict[str, str]:

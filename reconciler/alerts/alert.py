@@ -27,6 +27,7 @@ class Kind(StrEnum):
     CLEARED = "interference-cleared"
     RESPONSE = "response"
     UNDONE = "response-undone"
+    EXHAUSTED = "response-exhausted"
     EVICTION_PLANNED = "eviction-planned"
     EVICTION_DONE = "eviction-done"
     EVICTION_REFUSED = "eviction-refused"

@@ -13,7 +13,7 @@ from typing import Final, final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from reconciler.alerts.alert import Alert, Kind
+from reconciler.alerts.alert import Alert, Kind, Severity
 
 MOST: Final = 4096
 """Incidents remembered; the one that was quiet for longest is forgotten first."""
@@ -25,8 +25,9 @@ _LONGEST_DETAIL: Final = 65536
 class Notice(Struct, frozen=True, kw_only=True):
     """One incident as it is now. ``alert`` is the newest telling, ``labels`` are of the first: they identify it.
 
-    ``count``: tellings since it began. ``first_s``, ``last_s``: seconds since the epoch. ``besides``: the sink that is
-    never told of it, because it is about that sink.
+    ``began_as``: the first telling's severity, which identifies a state as well: its end is quieter, and no other
+    alert. ``count``: tellings since it began. ``first_s``, ``last_s``: seconds since the epoch. ``besides``: the sink
+    that is never told of it, because it is about that sink.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Notice(Struct, frozen=True, kw_only=True):
     count: int = 1
     labels: Mapping[str, str] = {}
     besides: str = ""
+    began_as: Severity = Severity.WARNING
 
     @property
     def over(self) -> bool:
@@ -109,6 +111,7 @@ class Incidents:
                 last_s=alert.at_s,
                 labels=dict(alert.labels),
                 besides=besides,
+                began_as=alert.severity,
             )
         # At the end of the order again: the first is the one that was quiet for longest.
         self._known[name] = notice

@@ -140,6 +140,14 @@ def live(tmp_path: Path) -> LiveNode:
     return LiveNode(tmp_path)
 
 
+def still_told(scene: Stage) -> list[str]:
+    """Keys of what lasts, by all that was told."""
+    kinds = {alert.kind for alert in scene.told}
+    assert kinds >= {Kind.INTERFERENCE, Kind.RESPONSE}, "there was something to end"
+    last = {(alert.kind.began, alert.key): alert for alert in scene.told}
+    return [alert.key for alert in last.values() if alert.kind.lasts and not alert.over]
+
+
 async def certain(scene: Stage) -> None:
     """The first look, after which the pods' labels are taken for known."""
     await scene.live.look(scene.agent)
@@ -267,6 +275,7 @@ async def test_stopped_it_takes_back_what_it_asked_for_and_gives_back_what_it_ho
             nursery.cancel_scope.cancel()
         assert scene.agent.knowledge.measures == Measures()
         assert scene.script.closed == 1
+        assert still_told(scene) == []
 
 
 async def test_a_restore_takes_back_all_of_it_until_the_configuration_is_read_again(live: LiveNode) -> None:
@@ -280,6 +289,7 @@ async def test_a_restore_takes_back_all_of_it_until_the_configuration_is_read_ag
         assert scene.agent.knowledge.measures == Measures()
         assert scene.script.closed == 1
         assert scene.observer.brain.ladder.climbs == {}
+        assert still_told(scene) == []
         passes = scene.observer.passes
         async with trio.open_nursery() as nursery:
             await nursery.start(scene.observer.run)

@@ -72,11 +72,13 @@ class AlertmanagerSink(Plain):
         """One alert as the API has it."""
         alert = notice.alert
         labels = {_label(name): text for name, text in notice.labels.items() if text}
+        # A state's end must have the labels that its beginning had; an event has no end.
+        severity = notice.began_as if alert.kind.lasts else alert.severity
         found: dict[str, object] = {
             "labels": {
                 **labels,
                 "alertname": f"Bypassd{alert.kind.began.camel}",
-                "severity": alert.severity.value,
+                "severity": severity.value,
                 "node": self._node,
                 "key": alert.key,
             },

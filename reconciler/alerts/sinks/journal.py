@@ -33,6 +33,7 @@ MESSAGE_IDS: Final[Mapping[Kind, str]] = {
     Kind.SOURCE: "40f9f98977de42b1a411b4e9d35fd80b",
     Kind.OTHER: "40f9f98977de42b1a411b4e9d35fd80c",
     Kind.TEST: "40f9f98977de42b1a411b4e9d35fd80d",
+    Kind.EXHAUSTED: "40f9f98977de42b1a411b4e9d35fd80e",
 }
 """One for each kind, for ever: scripts and catalogs know an entry by it."""
 

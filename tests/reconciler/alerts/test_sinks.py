@@ -18,7 +18,7 @@ from reconciler.alerts.sinks.base import Setup, Sink, SinkError
 from reconciler.alerts.sinks.http import retry_after_s
 from reconciler.apiserver import ApiServer
 from tests.fakes.http_peer import HttpPeer, Reply
-from tests.reconciler.alerts.making import alert, notice
+from tests.reconciler.alerts.making import alert, notice, severity
 
 POD = {"namespace": "shop", "pod": "web-0", "uid": "u-1"}
 
@@ -195,6 +195,16 @@ def test_labels_identify_an_alert_and_stay_the_same_to_its_end() -> None:
     assert (first["startsAt"], first["endsAt"]) == ("1970-01-01T00:16:40.000Z", "1970-01-01T00:37:20.000Z")
     assert (end["startsAt"], end["endsAt"]) == (first["startsAt"], "1970-01-01T00:25:00.000Z")
     assert first["generatorURL"] == "http://n1/"
+
+
+def test_the_severity_of_a_states_beginning_identifies_it_to_its_end_and_an_events_is_its_own() -> None:
+    incidents, made = Incidents(3600), manager()
+    tellings = [("warning", False), ("critical", False), ("info", True)]
+    state = [alert("s", Kind.STORE, severity=severity(word), resolved=over) for word, over in tellings]
+    event = [alert("e", severity=severity(word), at_s=at) for at, word in enumerate(("info", "critical"), 1000)]
+    entries = [made.entry(incidents.take(one), 2000.0) for one in (*state, *event)]
+    labels = [entry["labels"] for entry in entries]
+    assert [one["severity"] for one in labels if isinstance(one, dict)] == [*["warning"] * 3, "info", "critical"]
 
 
 def test_an_event_is_active_for_its_time_and_an_end_never_comes_before_its_beginning() -> None:

@@ -241,6 +241,20 @@ async def test_what_an_earlier_run_left_is_told_with_its_id_and_goes_on_counting
     nursery.cancel_scope.cancel()
 
 
+async def test_what_a_state_began_as_is_known_to_its_end_in_the_next_run(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a")
+    await world.teller.keep(alert(kind=Kind.STORE, severity=Severity.CRITICAL, durable=True))
+    world.teller = world.new_teller()
+    await nursery.start(world.teller.run)
+    world.teller.tell(alert(kind=Kind.STORE, severity=Severity.INFO, resolved=True))
+    await settled(world)
+    end = world.made["a"].notices[-1]
+    assert (end.over, end.alert.severity, end.began_as) == (True, Severity.INFO, Severity.CRITICAL)
+    nursery.cancel_scope.cancel()
+
+
 async def test_rows_that_cannot_be_read_are_removed_and_those_of_a_newer_version_left(
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:

@@ -1,0 +1,133 @@
+"""What people are told of a judgement: one incident for each finding and each response, open as long as it lasts."""
+
+from msgspec.structs import replace
+
+from reconciler.alerts.alert import Alert, Kind
+from reconciler.alerts.notice import Incidents, Notice
+from reconciler.brain import Brain, Judgement
+from reconciler.detectors.rule import Rule, RuleMode
+from reconciler.responses.config import Response, ResponseConfig
+from reconciler.responses.ladder import Change
+from reconciler.telling import alerts_of, ends_of
+from state.evidence import Verdict
+from tests.reconciler.responses.scenes import World, facts
+from tests.reconciler.test_brain import config, frame, trouble
+
+BAD, WELL = Verdict.INTERFERED, Verdict.OK
+HOLD, SQUEEZE, PARTITION, FREEZE, EVICT = Response
+
+
+class Told:
+    """What a receiver knows, by kind and key."""
+
+    def __init__(self) -> None:
+        self.incidents = Incidents(3600.0)
+        self.known: dict[tuple[Kind, str], Notice] = {}
+
+    def take(self, alert: Alert) -> Alert:
+        self.known[alert.kind.began, alert.key] = self.incidents.take(alert)
+        return alert
+
+    def hear(self, world: World, changes: tuple[Change, ...]) -> list[Kind]:
+        judgement = Judgement(at_s=world.now, changes=changes)
+        told = alerts_of(judgement, world.frame(), world.memory.climbs.values())
+        return [self.take(alert).kind for alert in told]
+
+    def open(self) -> set[str]:
+        """Keys of what lasts and has not ended."""
+        return {key for (kind, key), one in self.known.items() if kind.lasts and not one.over}
+
+
+def in_force(world: World) -> set[str]:
+    return {
+        f"cpu pod:web {step.response} {step.what} {step.suspect or 'all'}{' shadow' if climb.shadow else ''}"
+        for climb in world.memory.climbs.values()
+        for step in climb.steps
+    }
+
+
+def test_undoing_one_suspects_squeeze_says_nothing_of_the_others() -> None:
+    world, told = World(SQUEEZE, config=ResponseConfig(effect_s=5)), Told()
+    told.hear(world, world.go(BAD, 4.0, gap=1500.0))
+    world.uses["pod:hog"]["cpu.use"] = 300.0
+    told.hear(world, world.go(BAD, 2.0, seconds=5))
+    world.suspects = (("calm", 0.9),)
+    told.hear(world, world.go(BAD, 2.0, seconds=5))
+    assert told.open() == in_force(world) == {"cpu pod:web squeeze CPU hog", "cpu pod:web squeeze CPU calm"}
+    told.hear(world, world.go(BAD, 2.0, seconds=5))
+    assert told.open() == in_force(world) == {"cpu pod:web squeeze CPU hog"}
+    assert told.known[Kind.RESPONSE, "cpu pod:web squeeze CPU calm"].over
+
+
+def test_a_response_ends_with_its_last_step_and_not_when_it_is_eased() -> None:
+    world, told = World(SQUEEZE, config=ResponseConfig(effect_s=5, recover_s=5, recover_percent=50)), Told()
+    told.hear(world, world.go(BAD, 4.0, gap=300.0))
+    world.uses["pod:hog"]["cpu.use"] = 1500.0
+    told.hear(world, world.go(BAD, 2.0, seconds=5, gap=300.0))
+    (climb,) = world.memory.climbs.values()
+    assert len(climb.steps) == 2, "squeezed twice"
+    kinds: list[Kind] = []
+    while world.memory.climbs:
+        kinds += told.hear(world, world.go(WELL))
+        assert told.open() == in_force(world)
+    assert kinds == [*[Kind.RESPONSE] * (len(kinds) - 1), Kind.UNDONE]
+    assert len(kinds) > 2
+    assert len(told.known) == 1
+
+
+def test_what_a_shadow_would_have_done_ends_apart_from_what_is_done() -> None:
+    world, told = World(SQUEEZE, shadow=True), Told()
+    told.hear(world, world.go(BAD, 4.0))
+    world.shadow = False
+    told.hear(world, world.go(BAD, 4.0))
+    assert told.open() == in_force(world) == {"cpu pod:web squeeze CPU hog"}
+
+
+def test_that_nothing_is_left_to_try_is_an_event_which_needs_no_end() -> None:
+    world, told = World(), Told()
+    assert told.hear(world, world.go(BAD, 4.0)) == [Kind.EXHAUSTED]
+    assert told.open() == set()
+
+
+def test_a_victim_that_is_gone_leaves_nothing_open() -> None:
+    world, told = World(HOLD, SQUEEZE), Told()
+    told.hear(world, world.go(BAD, 4.0))
+    told.hear(world, world.go(BAD, 4.0))
+    assert len(told.open()) == 2
+    del world.pods["web"]
+    told.hear(world, world.go(BAD, 4.0))
+    assert told.open() == set()
+
+
+def test_a_pod_that_was_frozen_and_whose_squeeze_stays_is_still_squeezed() -> None:
+    responses = ResponseConfig(effect_s=5)
+    world, told = World(SQUEEZE, FREEZE, config=replace(responses, freeze=replace(responses.freeze, max_s=20))), Told()
+    world.suspects = (("hog", 0.9),)
+    world.uses["pod:hog"]["cpu.use"] = 700.0
+    severity = 8.0
+    for _ in range(80):
+        told.hear(world, world.go(BAD, severity, seconds=1))
+        severity *= 0.9
+        assert told.open() == in_force(world)
+
+
+def test_nobody_watching_any_more_ends_all_that_lasts() -> None:
+    brain, told = Brain(config(cpu=Rule(mode=RuleMode.ENFORCE))), Told()
+    for one in trouble():
+        for alert in alerts_of(brain.at_once(one), one, brain.ladder.climbs.values()):
+            told.take(alert)
+    assert told.open() == {"cpu pod:web", "cpu pod:web hold budget all"}
+    last = frame(90, hog_milli=2500.0, wait=40.0)
+    for alert in ends_of(brain.active, brain.ladder.climbs.values(), last, "nobody watches any more"):
+        told.take(alert)
+        assert "nobody watches any more" in alert.summary
+    assert told.open() == set()
+
+
+def test_a_pods_facts_route_an_alert_of_a_response() -> None:
+    world, told = World(SQUEEZE), Told()
+    world.pods["web"] = facts("web")
+    told.hear(world, world.go(BAD, 4.0))
+    (one,) = told.known.values()
+    assert one.labels == {"rule": "cpu", "namespace": "ns", "pod": "web", "uid": "web", "mode": "enforce"}
+    assert one.alert.details == {"suspect": "ns/hog"}
