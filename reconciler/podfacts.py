@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from cgroupfs.cpuset import CpuSet
+from reconciler.signals.extent import own_cpus
 from state.evidence import ContainerFacts, PodFacts
 from state.model import Container, ContainerKind, Pod, Pools, Resources
 
@@ -63,8 +64,7 @@ def _cpus(pod: Pod, pools: Pools, pool: str | None) -> CpuSet | None:
         case None:
             return None
         case "dedicated":
-            own = f"{pod.uid}/"
-            return CpuSet.union(cpus for key, cpus in pools.dedicated.items() if key.startswith(own))
+            return own_cpus(pod.uid, pools)
         case "shared":
             return pools.shared
         case "reclaimed":

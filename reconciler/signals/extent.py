@@ -14,18 +14,24 @@ def pool_cpus(pools: Pools) -> dict[str, CpuSet]:
     return {name: cpus for name, cpus in found.items() if cpus}
 
 
+def own_cpus(uid: str, pools: Pools) -> CpuSet:
+    """What a pod's containers own alone."""
+    return CpuSet.union(cpus for key, cpus in pools.dedicated.items() if key.startswith(f"{uid}/"))
+
+
 def pod_cpus(pod: Pod, view: NodeView, pools: Pools | None) -> CpuSet:
-    """Where its containers may run now; every online CPU when nothing tells."""
+    """Where its containers may run now, if that has been read of each; every online CPU when nothing tells.
+
+    Its sandbox does not count: that sleeps all its life, and nobody reads its CPUs.
+    """
+    working = [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
     seen = [
-        value
-        for container in pod.containers
-        if container.kind is not ContainerKind.SANDBOX
-        and isinstance(value := view.actual.get((container.group.path, "cpu.set")), CpuSet)
+        value for one in working if isinstance(value := view.actual.get((one.group.path, "cpu.set")), CpuSet) and value
     ]
-    cpus = CpuSet.union(seen) if seen else EMPTY
+    cpus = CpuSet.union(seen) if len(seen) == len(working) else EMPTY
     if not cpus and pools is not None:
         if (name := pools.pool_of(pod)) == "dedicated":
-            cpus = CpuSet.union(own for key, own in pools.dedicated.items() if key.startswith(f"{pod.uid}/"))
+            cpus = own_cpus(pod.uid, pools)
         elif name is not None:
             cpus = pool_cpus(pools).get(name, EMPTY)
     return cpus & view.topology.online or view.topology.online

@@ -25,9 +25,10 @@ import trio
 
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from reconciler.signals.extent import pod_cpus
 from reconciler.signals.perf_abi import CACHE_MISSES, CYCLES, HARDWARE, INSTRUCTIONS, Event, PerfCalls, RealPerf
 from reconciler.signals.perf_config import PerfConfig
-from reconciler.signals.perf_rota import TICK_S, cpus_of, due, stretched_s
+from reconciler.signals.perf_rota import TICK_S, due, stretched_s
 from reconciler.signals.perf_window import Begin, Counts, Done, Key, Offer, Window, probe, turn, why
 from reconciler.signals.readers import Scene, Sheet
 from state.evidence import pod_subject
@@ -203,7 +204,9 @@ class PerfReader:
         turns = due(self._pods, self._begun, now, self._config, counting=len(self._open))
         if not turns:
             return []
-        needs = {uid: len(self._offer.events) * len(cpus_of(pod, view)) for uid, pod in self._pods.items()}
+        # Counted where it cannot run, a pod would cost descriptors and tell nothing more. Its pool may not bind it.
+        where = {uid: pod_cpus(pod, view, None) for uid, pod in self._pods.items()}
+        needs = {uid: len(self._offer.events) * len(cpus) for uid, cpus in where.items()}
         self._short = _short(needs, budget, self._config)
         left = budget - self.descriptors
         chosen: list[Begin] = []
@@ -221,7 +224,7 @@ class PerfReader:
                 self._begun[uid] = now
                 self._refused[uid] = "neither cgroup2 nor the perf_event hierarchy is mounted: mount one of them"
                 continue
-            chosen.append(Begin(_key(pod), directory, cpus_of(pod, view)))
+            chosen.append(Begin(_key(pod), directory, where[uid]))
         return chosen
 
     def _take(self, done: Done, begin: Iterable[Begin], now: float) -> None:

@@ -1,12 +1,10 @@
-"""Whose turn it is to be counted, on which CPUs, and whether there are descriptors enough. Pure."""
+"""Whose turn it is to be counted, and whether there are descriptors enough. Pure."""
 
 import math
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from cgroupfs.cpuset import CpuSet
 from reconciler.signals.perf_config import PerfConfig
-from state.model import NodeView, Pod
 
 TICK_S: Final = 1.0
 """Windows begin and end on ticks."""
@@ -30,17 +28,3 @@ def stretched_s(needs: Collection[int], budget: int, law: PerfConfig) -> float:
     """How often each pod can be counted really. ``needs``: descriptors of each pod, of ``budget`` at once."""
     demand = sum(need for need in needs if need <= budget) * (law.window_s + TICK_S) / law.period_s
     return law.period_s * max(1.0, demand / max(1, budget))
-
-
-def cpus_of(pod: Pod, view: NodeView) -> CpuSet:
-    """The CPUs that a pod's containers may run on now, where that has been read of each; else all that are online.
-
-    Counted elsewhere too, a pod would cost descriptors and tell nothing more.
-    """
-    found: set[int] = set()
-    for container in pod.containers:
-        cpus = view.actual.get((container.group.path, "cpu.set"))
-        if not isinstance(cpus, CpuSet) or not cpus:
-            return view.topology.online
-        found.update(cpus)
-    return (CpuSet(found) & view.topology.online) or view.topology.online

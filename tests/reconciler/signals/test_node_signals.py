@@ -19,7 +19,8 @@ from reconciler.signals.pools import PoolReader, parse_schedstat
 from reconciler.signals.readers import Scene, Sheet
 from reconciler.signals.vmstat import VmStat, refaulted, scanned, taken_back
 from state.memory import MemoryPlan, NodeMemory
-from state.model import NodeCpu, NodeView, PodClass, Pools, Resources
+from state.model import ContainerKind, NodeCpu, NodeView, PodClass, Pools, Resources
+from tests.reconciler.nodes import container, online
 from tests.reconciler.signals.podtree import KUBEPODS, Tree, read, scene, values
 
 MEMINFO = (
@@ -325,3 +326,19 @@ def test_where_a_pod_may_run(tmp_path: Path) -> None:
     here = scene(tree, pod, own)
     set_now = _with(here, actual={(pod.containers[0].group.path, "cpu.set"): CpuSet([0, 9])})
     assert pod_cpus(pod, set_now, POOLS) == CpuSet([0])
+
+
+def test_where_a_pod_may_run_is_known_when_it_is_of_all_its_containers_but_the_sandbox(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    pod = online("web", container("a"), container("b"), container("pause", kind=ContainerKind.SANDBOX))
+    a, b, _ = (one.group.path for one in pod.containers)
+    here = scene(tree, pod)
+
+    def found(**known: CpuSet) -> CpuSet:
+        paths = {"a": a, "b": b}
+        return pod_cpus(pod, _with(here, actual={(paths[name], "cpu.set"): cpus for name, cpus in known.items()}), None)
+
+    assert found(a=CpuSet([1]), b=CpuSet([2, 9])) == CpuSet([1, 2])
+    assert found(a=CpuSet([1])) == CpuSet(range(4))
+    # On v2 an empty one has what is above it.
+    assert found(a=CpuSet([1]), b=CpuSet()) == CpuSet(range(4))

@@ -15,15 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.hierarchy import UNIFIED, Hierarchy, Mode, Mount
 from reconciler.signals.perf import PerfReader
 from reconciler.signals.perf_abi import CYCLES, SOFTWARE, Event, RealPerf, attributes
 from reconciler.signals.perf_config import PerfConfig
-from reconciler.signals.perf_rota import TICK_S, cpus_of, due, stretched_s
+from reconciler.signals.perf_rota import TICK_S, due, stretched_s
 from reconciler.signals.readers import Scene, Sheet
 from state.evidence import Sample
-from state.model import GroupRef, NodeView, Pod
+from state.model import ContainerKind, GroupRef, NodeView, Pod
 from tests.fakes.perf import FakePerf
 from tests.reconciler.nodes import container, node, online, pod
 
@@ -48,6 +49,7 @@ class Machine:
         self.fake = FakePerf(directory, **fake)  # type: ignore[arg-type]  # only numbers are given
         self.pods: dict[str, Pod] = {}
         self.cpus = 2
+        self.actual: dict[tuple[str, str], Value] = {}
 
     async def start(self, config: PerfConfig = LAW) -> PerfReader:
         self.reader = PerfReader(hierarchy(self.directory), config, calls=self.fake, clock=trio.current_time)
@@ -66,7 +68,9 @@ class Machine:
     async def look(self, *wanted: str) -> dict[str, dict[str, Sample]]:
         sheet = Sheet()
         await self.reader.read(
-            scene(node(*self.pods.values(), topology=self.cpus), *wanted), sheet, trio.current_time()
+            scene(node(*self.pods.values(), topology=self.cpus, actual=self.actual), *wanted),
+            sheet,
+            trio.current_time(),
         )
         return sheet.samples
 
@@ -336,14 +340,21 @@ def test_a_bound_stretches_the_period_by_what_is_wanted_of_it() -> None:
     assert stretched_s([], 10, LAW) == 60.0
 
 
-def test_a_pod_is_counted_where_it_may_run_if_that_is_known_of_all_its_containers() -> None:
-    one = online("web", container("a"), container("b"))
-    paths = [each.group.path for each in one.containers]
-    known = {(paths[0], "cpu.set"): CpuSet([1, 2]), (paths[1], "cpu.set"): CpuSet([2, 9])}
-    assert cpus_of(one, node(one, topology=4, actual=known)) == CpuSet([1, 2])
-    del known[paths[1], "cpu.set"]
-    assert cpus_of(one, node(one, topology=4, actual=known)) == CpuSet(range(4))
-    assert cpus_of(replace(one, containers=()), node(topology=4)) == CpuSet(range(4))
+async def test_a_pod_is_counted_where_its_containers_may_run(
+    machine: Callable[..., Machine], autojump_clock: trio.testing.MockClock
+) -> None:
+    one = machine(cpus=8)
+    one.cpus = 8
+    web = online("web", container("a"), container("b"), container("pause", kind=ContainerKind.SANDBOX))
+    one.add(web)
+    a, b, _ = (f"{web.group.path}/id-{name}" for name in ("a", "b", "pause"))
+    # Nobody reads where a sandbox may run.
+    one.actual = {(a, "cpu.set"): CpuSet([1, 2]), (b, "cpu.set"): CpuSet([2, 9])}
+    reader = await one.start()
+    await one.look()
+    await one.sleep(2)
+    assert reader.descriptors == 3 * 2
+    assert {event.cpu for event in one.fake.events.values()} == {1, 2}
 
 
 def test_a_window_longer_than_its_period_is_refused() -> None:
