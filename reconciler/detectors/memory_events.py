@@ -14,14 +14,12 @@ from msgspec import Meta
 
 from reconciler.detectors.base import Detector, Sight, unknown
 from reconciler.detectors.hold import Hold, Timing, paused, step
+from reconciler.detectors.own_limit import memory_at_limit
 from reconciler.detectors.threshold import severity
-from reconciler.detectors.words import amount, number
+from reconciler.detectors.words import number
 from state.evidence import NODE, Opinion, Resource, Verdict
 
-_AT_LIMIT: Final = 0.95
 _MEMORY: Final = Resource.MEMORY
-_BEFORE_S: Final = 15.0
-"""How long before a kill the pod may have been at its limit: the kill itself frees memory."""
 
 
 class MemoryEventsConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -153,17 +151,8 @@ def _kills(config: MemoryEventsConfig, sight: Sight) -> tuple[float | None, floa
 
 def _own(sight: Sight, killed_at: float | None) -> str:
     """In words, that the pod is at its own limit now, or was when somebody of it was killed; empty: it is not."""
-    limit = sight.value("memory.limit")
-    if limit is None and sight.pod is not None and sight.pod.limits.memory_bytes:
-        limit = float(sight.pod.limits.memory_bytes)
-    use = sight.value("memory.use") if sight.pod is not None else None
-    if killed_at is not None:
-        series = sight.series("memory.use")
-        points = [] if series is None else series.tail(killed_at - _BEFORE_S)
-        use = max((value for at, value in points if at <= killed_at), default=use)
-    if not limit or use is None or use < _AT_LIMIT * limit:
-        return ""
-    return f"own limit: {amount(use, 'bytes')} of {amount(limit, 'bytes')}"
+    found = memory_at_limit(sight, killed_at)
+    return f"own limit: {found}" if found else ""
 
 
 def _gap(sight: Sight) -> float | None:

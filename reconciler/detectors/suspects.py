@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from reconciler.detectors.base import Sight
 from reconciler.detectors.neighbours import overlap
+from reconciler.detectors.own_limit import AT_LIMIT, memory_at_limit
 from reconciler.detectors.rhythm import Symptom, rhythm, symptom_of
 from reconciler.detectors.uses import Meanwhile, Use, Uses
 from reconciler.detectors.words import amount, number
@@ -172,18 +173,14 @@ def _own(sight: Sight, resource: Resource, window_s: float) -> tuple[float, str]
         if cut > _CUT:
             return 0.25, f"; but the victim's own quota cuts {number(cut)} % of its periods short"
         use, most = sight.value("cpu.use"), sight.pod.limits.cpu_milli
-        if use is not None and most and use >= _AT_LIMIT * most:
+        if use is not None and most and use >= AT_LIMIT * most:
             return 0.5, f"; but the victim is at its own limit ({number(use)} of {most} milli-CPU)"
-    if resource is Resource.MEMORY:
-        use, bound = sight.value("memory.use"), sight.value("memory.limit") or sight.pod.limits.memory_bytes
-        if use is not None and bound and use >= _AT_LIMIT * bound:
-            at = f"{amount(use, 'bytes')} of {amount(bound, 'bytes')}"
-            return 0.25, f"; but the victim is at its own limit ({at})"
+    if resource is Resource.MEMORY and (at := memory_at_limit(sight)):
+        return 0.25, f"; but the victim is at its own limit ({at})"
     return 1.0, ""
 
 
 _CUT: Final = 1.0
-_AT_LIMIT: Final = 0.95
 
 
 def _where(sight: Sight, resource: Resource, overlap: float) -> str:
