@@ -13,6 +13,7 @@ largest cache first. Where we differ:
   kernel scan for nothing and throw out program text.
 - A node is short when its free memory is near the kernel's own marks, not below a fixed number of GiB; missing data is
   no shortage. Memory *available* tells nothing here: page cache that could be dropped counts into it.
+- Only cache that lies on the short node counts: dropping another node's helps nobody.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +22,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from reconciler.signals.memory import Shortage, ZoneNode
+from reconciler.signals.memory import Shortage, ZoneNode, rest_bytes
 from state.memory import NodeMemory, ReclaimWish
 
 _LEAST: Final = 1 << 20
@@ -31,7 +32,8 @@ _LEAST: Final = 1 << 20
 class GroupMemory(Struct, frozen=True, kw_only=True):
     """One look at a container. ``droppable_bytes``: page cache that no process has mapped.
 
-    ``stalled_us``: time in which some task waited for memory, growing; None: not known. ``asked_bytes``: its request.
+    ``droppable_on``: the same by NUMA node; None: not known, then all of it may lie anywhere. ``stalled_us``: time in
+    which some task waited for memory, growing; None: not known. ``asked_bytes``: its request.
     """
 
     path: str
@@ -39,8 +41,15 @@ class GroupMemory(Struct, frozen=True, kw_only=True):
     at_s: float
     used_bytes: int
     droppable_bytes: int
+    droppable_on: Mapping[int, int] | None = None
     stalled_us: int | None = None
     asked_bytes: int = 0
+
+    def cache_on(self, nodes: Iterable[int]) -> int:
+        """What of its page cache could be dropped on these NUMA nodes."""
+        if self.droppable_on is None:
+            return self.droppable_bytes
+        return min(self.droppable_bytes, sum(self.droppable_on.get(node, 0) for node in nodes))
 
 
 class Tried(Struct, frozen=True, kw_only=True):
@@ -56,13 +65,17 @@ class Tried(Struct, frozen=True, kw_only=True):
 
 
 class Action(Struct, frozen=True, kw_only=True):
-    """Memory to be taken from one group. ``want_bytes`` 0: all that can be dropped (v1)."""
+    """Memory to be taken from one group. ``want_bytes`` 0: all that can be dropped (v1).
+
+    ``cache_only``: none of it is to go to swap.
+    """
 
     path: str
     pod_uid: str
     kind: str
     want_bytes: int
     why: str
+    cache_only: bool = True
 
 
 def pressure_percent(before: Tried | None, now: GroupMemory) -> float | None:
@@ -92,12 +105,14 @@ def probe(before: Tried | None, now: GroupMemory, node: NodeMemory, wish: Reclai
         return None, replace(kept, rest_until=now.at_s + wish.rest_s)
     near = min(1.0, (wish.pressure_percent / (10 * pressure)) ** 2) if pressure > 0 else 1.0
     want = min(int(now.used_bytes * wish.probe_percent / 100 * near), wish.most_bytes)
-    if not has_swap(node, wish):
+    swaps = has_swap(node, wish)
+    if not swaps:
         want = min(want, now.droppable_bytes)
     if want < _LEAST or now.used_bytes - want < wish.leave_bytes:
         return None, kept
     why = f"it waits for memory {pressure:.2f} % of the time, {wish.pressure_percent:g} % is the bound"
-    return Action(path=now.path, pod_uid=now.pod_uid, kind="probe", want_bytes=want, why=why), kept
+    action = Action(path=now.path, pod_uid=now.pod_uid, kind="probe", want_bytes=want, why=why, cache_only=not swaps)
+    return action, kept
 
 
 def missing_bytes(nodes: Mapping[int, ZoneNode], short: Mapping[int, Shortage]) -> dict[int, int]:
@@ -106,7 +121,7 @@ def missing_bytes(nodes: Mapping[int, ZoneNode], short: Mapping[int, Shortage]) 
     for number in sorted(nodes):
         if short.get(number) is Shortage.HARD:
             one = nodes[number]
-            found[number] = max(_LEAST, one.high_bytes + (one.high_bytes - one.low_bytes) - one.free_bytes)
+            found[number] = max(_LEAST, rest_bytes(one) - one.free_bytes)
     return found
 
 
@@ -118,25 +133,34 @@ def relieve(
     *,
     version: int,
 ) -> Action | None:
-    """Whose page cache goes when a node is short: the largest. One container at a time, then look again.
+    """Whose page cache goes when a node is short: the largest that lies there. One container, then look again.
 
-    On v1 all of it goes (``force_empty``), its program text with it: only that of containers that use more than they
-    asked for.
+    None is left with less than ``leave_bytes``. On v1 all of its cache goes (``force_empty``), its program text with
+    it: only that of containers that use more than they asked for.
     """
     if not missing:
         return None
     need = sum(missing.values())
+
+    def spare(one: GroupMemory) -> int:
+        """What it may give; on v1 all of its cache or nothing."""
+        over = one.used_bytes - wish.leave_bytes
+        return min(one.cache_on(missing), over) if version == 2 or one.droppable_bytes <= over else 0
+
     fit = [
         one
         for one in groups
-        if one.droppable_bytes >= max(_LEAST, wish.least_bytes)
+        if one.cache_on(missing) >= max(_LEAST, wish.least_bytes)
+        and spare(one) >= _LEAST
         and ((last := tried.get(one.path)) is None or one.at_s >= last.relieved_until)
         and (version == 2 or one.used_bytes > one.asked_bytes)
     ]
     if not fit:
         return None
-    chosen = min(fit, key=lambda one: (-one.droppable_bytes, one.path))
-    want = min(need, chosen.droppable_bytes, wish.most_bytes) if version == 2 else 0
+    chosen = min(fit, key=lambda one: (-one.cache_on(missing), one.path))
+    want = min(need, spare(chosen), wish.most_bytes) if version == 2 else 0
     where = ", ".join(map(str, missing))
-    why = f"NUMA node {where} is {need >> 20} MiB short of free memory; {chosen.droppable_bytes >> 20} MiB is its cache"
+    cache = chosen.cache_on(missing)
+    why = f"NUMA node {where} is {need >> 20} MiB short of free memory; {cache >> 20} MiB is its cache"
+    why += "" if chosen.droppable_on is None else " there"
     return Action(path=chosen.path, pod_uid=chosen.pod_uid, kind="relief", want_bytes=want, why=why)

@@ -5,8 +5,8 @@ never two at once, for one container or for two. An action on cgroup v2 is cut i
 when it is no longer wanted; ``force_empty`` on v1 is one call, 0.1 s for a full cache, which only a signal would end.
 Reclaiming leaves nothing to undo; what was taken is counted and told.
 
-Source: kernel documentation admin-guide/cgroup-v2 (memory.reclaim, 5.19: EAGAIN is "less than asked") and
-cgroup-v1/memory (force_empty).
+Source: kernel documentation admin-guide/cgroup-v2 (memory.reclaim, 5.19: EAGAIN is "less than asked"; from 6.9 on with
+``swappiness=0``, which leaves all but page cache alone) and cgroup-v1/memory (force_empty).
 """
 
 import errno
@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, final
 import trio
 from msgspec.structs import replace
 
+from cgroupfs.codecs import PAGE
 from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
@@ -29,11 +30,13 @@ from reconciler.holds import holding
 from reconciler.reclaim_law import Action, GroupMemory, Tried, missing_bytes, probe, relieve
 from reconciler.restore import Undone
 from reconciler.signals.memory import Shortage, parse_meminfo, parse_zoneinfo, shortages
+from reconciler.signals.podnuma import parse_numa_cache
 from state.memory import ReclaimWish
 from state.model import Container, ContainerKind, Phase, Pod, PodClass
 
 _LOG: Final = logging.getLogger(__name__)
 _KNOB: Final = "memory.reclaim"
+_CACHE_ONLY: Final = " swappiness=0"
 _CHUNK: Final = 16 << 20
 _SLICE_S: Final = 0.001
 _KEPT: Final = 50
@@ -79,6 +82,8 @@ class Reclaimer:
         self._short: dict[int, Shortage] = {}
         self._problems: dict[str, str] = {}
         self._running: trio.CancelScope | None = None
+        self._knows_swappiness = True
+        """Until the kernel has refused it once. Used in the lane's thread only."""
 
     # SideActuator
 
@@ -155,10 +160,9 @@ class Reclaimer:
             return
         self._problems.pop("node", None)
         self._short = shortages(zones, self._short)
-        groups = await self._read(situation, wish)
-        relief: Action | None = None
-        if wish.relieve:
-            relief = relieve(groups, self._tried, missing_bytes(zones, self._short), wish, version=self._version)
+        missing = missing_bytes(zones, self._short) if wish.relieve else {}
+        groups = await self._read(situation, wish, by_node=bool(missing) and len(zones) > 1)
+        relief = relieve(groups, self._tried, missing, wish, version=self._version)
         # A node that is short is helped first; what it takes is enough for one look.
         actions = [relief] if relief is not None else []
         tried: dict[str, Tried] = {}
@@ -170,7 +174,8 @@ class Reclaimer:
         for action in actions:
             await self._act(action, wish, enforce=situation.enforce)
 
-    async def _read(self, situation: Situation, wish: ReclaimWish) -> list[GroupMemory]:
+    async def _read(self, situation: Situation, wish: ReclaimWish, *, by_node: bool) -> list[GroupMemory]:
+        """What each BE container has; ``by_node``: also where its page cache lies."""
         found: list[GroupMemory] = []
         since = self._clock()
         for uid in sorted(situation.view.pods):
@@ -183,14 +188,14 @@ class Reclaimer:
                 path = container.group.path
                 if holding(situation.holds, path=path, knob=_KNOB, pod_uid=uid) is not None:
                     continue
-                one = self._read_one(pod, container, probing=wish.probe)
+                one = self._read_one(pod, container, probing=wish.probe, by_node=by_node)
                 found += [one] if one is not None else []
             if self._clock() - since > _SLICE_S:
                 await trio.lowlevel.checkpoint()
                 since = self._clock()
         return found
 
-    def _read_one(self, pod: Pod, container: Container, *, probing: bool) -> GroupMemory | None:
+    def _read_one(self, pod: Pod, container: Container, *, probing: bool, by_node: bool) -> GroupMemory | None:
         """What a container has; None when it is gone or cannot be read."""
         path = container.group.path
         directory = self._hierarchy.directory("memory", path)
@@ -216,9 +221,17 @@ class Reclaimer:
             at_s=self._clock(),
             used_bytes=used_bytes,
             droppable_bytes=max(0, cache - mapped),
+            droppable_on=self._cache_on(directory) if by_node else None,
             stalled_us=self._stalled_us(path) if probing else None,
             asked_bytes=request or 0,
         )
+
+    def _cache_on(self, directory: str) -> Mapping[int, int] | None:
+        """A group's page cache by NUMA node; None where the kernel does not tell that."""
+        try:
+            return parse_numa_cache(self._files.read(directory, "memory.numa_stat"), self._version, PAGE)
+        except (OSError, ValueError):
+            return None
 
     def _stalled_us(self, path: str) -> int | None:
         try:
@@ -259,7 +272,7 @@ class Reclaimer:
         used = "memory.usage_in_bytes" if self._version == 1 else "memory.current"
         try:
             before = int(self._files.read(directory, used))
-            outcome = self._ask(directory, action.want_bytes, given_up)
+            outcome = self._ask(directory, action, given_up)
             got = max(0, before - int(self._files.read(directory, used)))
         except OSError as exc:
             if exc.errno not in {errno.ENOENT, errno.ENODEV}:
@@ -275,24 +288,37 @@ class Reclaimer:
             return False
         return bool(names) and self._version == 2 and _KNOB not in names
 
-    def _ask(self, directory: str, want: int, given_up: Sequence[bool]) -> str:
+    def _ask(self, directory: str, action: Action, given_up: Sequence[bool]) -> str:
         """Errors: `OSError` as the kernel answers, less than asked (EAGAIN) excepted."""
         if self._version == 1:
             self._files.write(directory, "memory.force_empty", "1")
             return "reclaimed"
-        left = want
+        left = action.want_bytes
         while left > 0:
             if given_up:
                 return "cancelled"
             chunk = min(left, _CHUNK)
             try:
-                self._files.write(directory, _KNOB, str(chunk))
+                self._ask_for(directory, chunk, cache_only=action.cache_only)
             except OSError as exc:
                 if exc.errno == errno.EAGAIN:
                     return "partly reclaimed"
                 raise
             left -= chunk
         return "reclaimed"
+
+    def _ask_for(self, directory: str, chunk: int, *, cache_only: bool) -> None:
+        """Errors: `OSError` as the kernel answers. Before 6.9 it is asked for the amount alone, and may swap."""
+        if cache_only and self._knows_swappiness:
+            try:
+                self._files.write(directory, _KNOB, f"{chunk}{_CACHE_ONLY}")
+            except OSError as exc:
+                if exc.errno != errno.EINVAL:
+                    raise
+                self._knows_swappiness = False
+            else:
+                return
+        self._files.write(directory, _KNOB, str(chunk))
 
     def _note(self, done: Done) -> None:
         self.done.append(done)

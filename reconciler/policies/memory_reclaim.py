@@ -27,7 +27,8 @@ class MemoryReclaimConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
         Meta(description="take a little from each while none of its tasks waits for it (cgroup v2 only)"),
     ] = True
     relieve: Annotated[
-        bool, Meta(description="drop page cache when a NUMA node is nearly out of free memory, the largest first")
+        bool,
+        Meta(description="drop page cache when a NUMA node is nearly out of free memory, the largest on it first"),
     ] = True
     interval_s: Annotated[float, Meta(ge=1, le=3600, description="seconds between two looks")] = 6.0
     pressure_percent: Annotated[
@@ -45,7 +46,10 @@ class MemoryReclaimConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
     swap_percent: Annotated[
         int,
         Meta(
-            ge=0, le=100, description="while less of the swap is in use, pages go there; else only page cache is taken"
+            ge=0,
+            le=100,
+            description="while less of the swap is in use, pages go there; else no more is asked for than page cache, "
+            "and from Linux 6.9 on nothing else is taken",
         ),
     ] = 80
     most_bytes: Annotated[

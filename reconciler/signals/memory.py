@@ -41,17 +41,23 @@ class ZoneNode(Struct, frozen=True, kw_only=True):
     min_bytes: int = 0
 
 
+def meminfo_bytes(text: str) -> dict[str, int]:
+    """Bytes by name, of /proc/meminfo or of a NUMA node's (whose lines begin with ``Node N``). Counts are left out."""
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[1] == "kB" and words[0].isdecimal():
+            found[name.rpartition(" ")[2]] = int(words[0]) * _KILO
+    return found
+
+
 def parse_meminfo(text: str) -> NodeMemory:
     """The node's memory, without what BE work uses of it.
 
     Errors: `ValueError` when MemTotal or MemAvailable is missing (kernels before 3.14) or no number.
     """
-    found: dict[str, int] = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if name in {"MemTotal", "MemAvailable", "SwapTotal", "SwapFree"} and words:
-            found[name] = int(words[0]) * _KILO
+    found = meminfo_bytes(text)
     for name in ("MemTotal", "MemAvailable"):
         if name not in found:
             raise ValueError(f"no {name} line")
@@ -100,6 +106,11 @@ def parse_zoneinfo(text: str) -> dict[int, ZoneNode]:
     }
 
 
+def rest_bytes(node: ZoneNode) -> int:
+    """Free memory from which on a node is at rest: what relief aims at, and where a shortage ends."""
+    return node.high_bytes + max(node.high_bytes - node.low_bytes, node.managed_bytes // 200)
+
+
 def shortage(node: ZoneNode) -> Shortage:
     """Hard at the mark where the kernel starts to reclaim, soft up to as far above its resting mark as that one lies.
 
@@ -108,8 +119,7 @@ def shortage(node: ZoneNode) -> Shortage:
     """
     if node.free_bytes <= node.low_bytes:
         return Shortage.HARD
-    calm = node.high_bytes + max(node.high_bytes - node.low_bytes, node.managed_bytes // 200)
-    return Shortage.SOFT if node.free_bytes < calm else Shortage.NONE
+    return Shortage.SOFT if node.free_bytes < rest_bytes(node) else Shortage.NONE
 
 
 def shortages(nodes: Mapping[int, ZoneNode], before: Mapping[int, Shortage]) -> dict[int, Shortage]:

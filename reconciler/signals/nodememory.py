@@ -14,7 +14,7 @@ from typing import Final, final
 from cgroupfs.files import REAL, FileOps
 from reconciler.signals import vmstat
 from reconciler.signals.growth import Growth
-from reconciler.signals.memory import ZoneNode, parse_zoneinfo
+from reconciler.signals.memory import ZoneNode, meminfo_bytes, parse_zoneinfo
 from reconciler.signals.readers import Scene, Sheet
 from reconciler.signals.vmstat import VmStat
 from state.evidence import NODE
@@ -41,18 +41,6 @@ _OF_NODE: Final = {
     "swap.total": "SwapTotal",
 }
 _ZONES_EVERY_S: Final = 30.0
-_KILO: Final = 1024
-
-
-def parse_meminfo(text: str) -> dict[str, int]:
-    """Bytes by name, of /proc/meminfo or of a NUMA node's (whose lines begin with ``Node N``). Counts are left out."""
-    found: dict[str, int] = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if len(words) == 2 and words[1] == "kB" and words[0].isdecimal():
-            found[name.rpartition(" ")[2]] = int(words[0]) * _KILO
-    return found
 
 
 @final
@@ -89,7 +77,7 @@ class NodeMemoryReader:
         self._problems = {}
         wanted = set(scene.wanted)
         try:
-            machine = parse_meminfo(self._files.read(f"{self._root}/proc", "meminfo"))
+            machine = meminfo_bytes(self._files.read(f"{self._root}/proc", "meminfo"))
         except OSError as exc:
             self._problems = dict.fromkeys(SIGNALS, f"/proc/meminfo: {exc.strerror}")
             machine = {}
@@ -137,7 +125,7 @@ class NodeMemoryReader:
 
     def _numa(self, number: int, count: int, machine: Mapping[str, int]) -> Mapping[str, int]:
         try:
-            return parse_meminfo(self._files.read(f"{self._root}/sys/devices/system/node/node{number}", "meminfo"))
+            return meminfo_bytes(self._files.read(f"{self._root}/sys/devices/system/node/node{number}", "meminfo"))
         except OSError:
             # A kernel without NUMA has no such files: its only node is the machine.
             return machine if count == 1 else {}

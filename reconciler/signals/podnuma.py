@@ -26,8 +26,8 @@ _EVERY_S: Final = 5.0
 _FILE: Final = "memory.numa_stat"
 # v1 counts pages, and its plain "anon" is of the group alone, without what is below it.
 _LINES: Final = {
-    1: re.compile(r"^hierarchical_anon=\d+((?: N\d+=\d+)*) *$", re.MULTILINE),
-    2: re.compile(r"^anon((?: N\d+=\d+)*) *$", re.MULTILINE),
+    1: re.compile(r"^hierarchical_(anon|file)=\d+((?: N\d+=\d+)*) *$", re.MULTILINE),
+    2: re.compile(r"^(anon|inactive_file|active_file|file_mapped)((?: N\d+=\d+)*) *$", re.MULTILINE),
 }
 _NODE: Final = re.compile(r"N(\d+)=(\d+)")
 
@@ -37,11 +37,33 @@ def parse_numa_stat(text: str, version: int, page_bytes: int) -> dict[int, int]:
 
     Errors: `ValueError` where the kernel does not tell that.
     """
-    line = _LINES[version].search(text)
-    if line is None:
+    found = _by_node(text, version, page_bytes)
+    if "anon" not in found:
         raise ValueError(f"no line of anonymous memory in {text[:80]!r}")
+    return found["anon"]
+
+
+def parse_numa_cache(text: str, version: int, page_bytes: int) -> dict[int, int]:
+    """Bytes of page cache by node that could be dropped; on v1, which does not tell them apart, with what is mapped.
+
+    Errors: `ValueError` where the kernel does not tell that.
+    """
+    found = _by_node(text, version, page_bytes)
+    if version == 1 and "file" in found:
+        return found["file"]
+    try:
+        unused, used, mapped = (found[name] for name in ("inactive_file", "active_file", "file_mapped"))
+    except KeyError:
+        raise ValueError(f"no lines of page cache in {text[:80]!r}") from None
+    return {node: max(0, size + used.get(node, 0) - mapped.get(node, 0)) for node, size in unused.items()}
+
+
+def _by_node(text: str, version: int, page_bytes: int) -> dict[str, dict[int, int]]:
     unit = page_bytes if version == 1 else 1
-    return {int(node): int(count) * unit for node, count in _NODE.findall(line[1])}
+    return {
+        name: {int(node): int(count) * unit for node, count in _NODE.findall(counts)}
+        for name, counts in _LINES[version].findall(text)
+    }
 
 
 @final

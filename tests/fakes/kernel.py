@@ -162,10 +162,11 @@ class FakeKernel:
                             group.anon = 0
                         self._refresh(tree, group)
 
-    def charge(self, path: str, *, anon: int = 0, cache: int = 0, cpu_ns: int = 0) -> None:
-        """Let a group use memory, page cache or CPU time."""
+    def charge(self, path: str, *, anon: int = 0, cache: int = 0, cpu_ns: int = 0, node: int | None = None) -> None:
+        """Let a group use memory, page cache or CPU time; ``node``: the NUMA node that all of its memory is on."""
         with self._lock:
             tree, group = self._find(path)
+            group.home = group.home if node is None else node
             group.anon += anon
             group.cache += cache
             for member in group.above():

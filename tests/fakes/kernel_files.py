@@ -50,6 +50,7 @@ class Group:
     limits: dict[str, int] = field(default_factory=dict)
     anon: int = 0
     cache: int = 0
+    home: int = 0
     oom_group: int = 0
     max_pids: int | None = None
     cpu_ns: int = 0

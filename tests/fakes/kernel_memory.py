@@ -41,6 +41,7 @@ class Memory:
                 "memory.soft_limit_in_bytes": (_shown_v1("soft"), self._soft),
                 "memory.force_empty": (_no_reading, self._force_empty),
                 "memory.stat": (_stat(1), None),
+                "memory.numa_stat": (self._numa_stat, None),
             }
         if group.is_root:
             return {}
@@ -53,6 +54,7 @@ class Memory:
             "memory.swap.max": (_shown_v2("swap"), _set_v2("swap")),
             "memory.oom.group": (lambda group: f"{group.oom_group}\n", self._oom_group),
             "memory.stat": (_stat(2), None),
+            "memory.numa_stat": (self._numa_stat, None),
             **({"memory.reclaim": (_no_reading, self._reclaim)} if self._machine.release >= (5, 19) else {}),
         }
 
@@ -91,7 +93,10 @@ class Memory:
         reclaim(group, group.limits["high"] * PAGE)
 
     def _reclaim(self, group: Group, text: str) -> None:
-        wanted = kernel_bytes(text, "") * PAGE
+        amount, _, options = text.strip().partition(" ")
+        if any(self._machine.release < (6, 9) or not _is_swappiness(option) for option in options.split()):
+            fail(errno.EINVAL)
+        wanted = kernel_bytes(amount, "") * PAGE
         before = group.usage
         reclaim(group, before - wanted)
         if before - group.usage < wanted:
@@ -108,6 +113,34 @@ class Memory:
         if group.is_root:
             fail(errno.EINVAL)
         reclaim(group, 0)
+
+    def _numa_stat(self, group: Group) -> str:
+        """Where the memory is, of the group and all below; v1 counts pages, and tells of the group alone as well."""
+        whole = list(group.walk())
+        if self._version == 2:
+            found = {"anon": ("anon",), "file": ("cache",), "file_mapped": (), "inactive_file": ("cache",)}
+            return "".join(f"{name}{self._by_node(whole, parts)[1]}\n" for name, parts in found.items()) + (
+                f"active_file{self._by_node(whole, ())[1]}\n"
+            )
+        lines = []
+        for prefix, groups in (("", [group]), ("hierarchical_", whole)):
+            for name, parts in {"total": ("anon", "cache"), "file": ("cache",), "anon": ("anon",)}.items():
+                total, nodes = self._by_node(groups, parts)
+                lines.append(f"{prefix}{name}={total}{nodes}\n")
+            lines.append(f"{prefix}unevictable=0{self._by_node(groups, ())[1]}\n")
+        return "".join(lines)
+
+    def _by_node(self, groups: list[Group], parts: tuple[str, ...]) -> tuple[int, str]:
+        sizes = dict.fromkeys(range(self._machine.nodes), 0)
+        for group in groups:
+            sizes[group.home] += sum(getattr(group, part) for part in parts) // (PAGE if self._version == 1 else 1)
+        return sum(sizes.values()), "".join(f" N{node}={size}" for node, size in sizes.items())
+
+
+def _is_swappiness(option: str) -> bool:
+    """From Linux 6.9 on: how much of what is taken may be anonymous memory."""
+    name, _, value = option.partition("=")
+    return name == "swappiness" and value.isdecimal() and int(value) <= 200
 
 
 def _no_reading(group: Group) -> str:

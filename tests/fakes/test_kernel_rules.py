@@ -134,6 +134,36 @@ def test_v2_reclaim_takes_what_it_can_and_says_when_that_was_less() -> None:
     assert "memory.reclaim" not in v2((5, 18)).files(f"{P}/a")
 
 
+@pytest.mark.parametrize(
+    ("release", "text", "code"),
+    [
+        ((6, 9), "1M swappiness=0", "ok"),
+        ((6, 9), "1M swappiness=201", "EINVAL"),
+        ((6, 9), "1M swap=0", "EINVAL"),
+        ((6, 8), "1M swappiness=0", "EINVAL"),
+        ((6, 8), "1M", "ok"),
+    ],
+)
+def test_v2_reclaim_takes_swappiness_from_6_9_on(release: tuple[int, int], text: str, code: str) -> None:
+    kernel = v2(release)
+    kernel.charge(f"{P}/a/c", cache=4 << 20)
+    assert code_of(lambda: kernel.write(f"{P}/a", "memory.reclaim", text)) == code
+
+
+def test_a_groups_memory_by_node() -> None:
+    kernel = FakeKernel("v1", nodes=2)
+    kernel.make_group("/kubepods/pod1")
+    top = place(kernel, "memory", "/kubepods")
+    kernel.charge(f"{top}/pod1", anon=4096, cache=8192, node=1)
+    told = kernel.read(top, "memory.numa_stat").splitlines()
+    assert told[:2] == ["total=0 N0=0 N1=0", "file=0 N0=0 N1=0"]
+    assert told[4:7] == [
+        "hierarchical_total=3 N0=0 N1=3",
+        "hierarchical_file=2 N0=0 N1=2",
+        "hierarchical_anon=1 N0=0 N1=1",
+    ]
+
+
 def test_v2_groups_that_pass_controllers_on_hold_no_processes() -> None:
     kernel = v2()
     pid = str(kernel.spawn())

@@ -1,9 +1,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from reconciler.reclaim_law import GroupMemory, Tried, has_swap, missing_bytes, pressure_percent, probe, relieve
-from reconciler.signals.memory import Shortage, ZoneNode
+from reconciler.signals.memory import Shortage, ZoneNode, rest_bytes, shortages
 from state.memory import NodeMemory, ReclaimWish
 
 MEGA = 1 << 20
@@ -14,7 +15,13 @@ SWAP = NodeMemory(total_bytes=64 * GIGA, available_bytes=30 * GIGA, swap_bytes=1
 
 
 def group(
-    stalled_us: int | None = 0, *, used: int = 8 * GIGA, cache: int = 4 * GIGA, path: str = "/be", asked: int = 0
+    stalled_us: int | None = 0,
+    *,
+    used: int = 8 * GIGA,
+    cache: int = 4 * GIGA,
+    path: str = "/be",
+    asked: int = 0,
+    on: dict[int, int] | None = None,
 ) -> GroupMemory:
     return GroupMemory(
         path=path,
@@ -22,6 +29,7 @@ def group(
         at_s=106.0,
         used_bytes=used,
         droppable_bytes=cache,
+        droppable_on=on,
         stalled_us=stalled_us,
         asked_bytes=asked,
     )
@@ -76,6 +84,7 @@ def test_swap_is_room_while_it_is_less_full_than_its_threshold(swap: int, free: 
 def test_a_probe(now: GroupMemory, node: NodeMemory, want: int | None) -> None:
     action, _ = probe(BEFORE, now, node, WISH)
     assert (action.want_bytes if action is not None else None) == want
+    assert action is None or action.cache_only is (node is PLAIN)
 
 
 def test_who_waited_is_left_alone_for_a_while() -> None:
@@ -112,7 +121,7 @@ ZONES = {
 
 
 def test_a_short_node_lacks_what_brings_it_to_rest() -> None:
-    assert missing_bytes(ZONES, {0: Shortage.NONE, 1: Shortage.HARD}) == {1: 150 * MEGA}
+    assert missing_bytes(ZONES, {0: Shortage.NONE, 1: Shortage.HARD}) == {1: rest_bytes(ZONES[1]) - 50 * MEGA}
     assert missing_bytes(ZONES, {0: Shortage.SOFT, 1: Shortage.SOFT}) == missing_bytes(ZONES, {}) == {}
 
 
@@ -136,6 +145,51 @@ def test_whose_cache_goes(groups: list[GroupMemory], version: int, chosen: str |
     action = relieve(groups, tried, {1: 150 * MEGA}, WISH, version=version)
     assert (action.path if action is not None else None) == chosen
     assert action is None or action.want_bytes == want
+
+
+def test_what_is_missing_ends_the_shortage() -> None:
+    short = ZONES[1]
+    given = missing_bytes(ZONES, {1: Shortage.HARD})[1]
+    helped = replace(short, free_bytes=short.free_bytes + given)
+    assert shortages({1: helped}, {1: Shortage.HARD}) == {1: Shortage.NONE}
+    assert shortages({1: replace(helped, free_bytes=helped.free_bytes - 1)}, {1: Shortage.HARD}) == {1: Shortage.HARD}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_only_cache_on_the_short_node_counts(version: int) -> None:
+    elsewhere = group(path="/a", cache=5 * GIGA, on={0: 5 * GIGA, 1: 0})
+    little = group(path="/b", cache=4 * GIGA, on={0: 4 * GIGA, 1: 63 * MEGA})
+    there = group(path="/c", cache=2 * GIGA, on={0: GIGA, 1: GIGA})
+    action = relieve([elsewhere, little, there], {}, {1: 150 * MEGA}, WISH, version=version)
+    assert action is not None
+    assert (action.path, action.cache_only) == ("/c", True)
+    assert action.why.endswith("1024 MiB is its cache there")
+    assert relieve([elsewhere, little], {}, {1: 150 * MEGA}, WISH, version=version) is None
+    both = relieve([elsewhere, there], {}, {0: MEGA, 1: MEGA}, WISH, version=version)
+    assert both is not None
+    assert both.path == "/a"
+
+
+def test_no_more_is_taken_than_lies_on_the_short_node() -> None:
+    action = relieve([group(on={0: 3 * GIGA, 1: 80 * MEGA})], {}, {1: 150 * MEGA}, WISH, version=2)
+    assert action is not None
+    assert action.want_bytes == 80 * MEGA
+
+
+@pytest.mark.parametrize(
+    ("used", "cache", "version", "want"),
+    [
+        pytest.param(70, 66, 2, None, id="it has less than that"),
+        pytest.param(101, 90, 2, 1, id="down to that"),
+        pytest.param(1000, 900, 2, 150, id="far from it"),
+        pytest.param(150, 66, 1, None, id="v1 takes all: too much"),
+        pytest.param(166, 66, 1, 0, id="v1 takes all, and enough is left"),
+    ],
+)
+def test_relief_leaves_each_container_something(used: int, cache: int, version: int, want: int | None) -> None:
+    one = group(used=used * MEGA, cache=cache * MEGA)
+    action = relieve([one], {}, {1: 150 * MEGA}, WISH, version=version)
+    assert (None if action is None else action.want_bytes // MEGA) == want
 
 
 def test_nobody_is_relieved_of_anything_where_no_node_is_short() -> None:

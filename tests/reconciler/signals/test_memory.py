@@ -3,9 +3,19 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cgroupfs.codecs import PAGE
-from reconciler.signals.memory import Shortage, ZoneNode, parse_meminfo, parse_zoneinfo, shortage, shortages
+from reconciler.signals.memory import (
+    Shortage,
+    ZoneNode,
+    meminfo_bytes,
+    parse_meminfo,
+    parse_zoneinfo,
+    rest_bytes,
+    shortage,
+    shortages,
+)
 from state.memory import NodeMemory
 
 MEMINFO = (
@@ -59,6 +69,15 @@ def test_the_nodes_memory() -> None:
     assert parse_meminfo(MEMINFO) == NodeMemory(
         total_bytes=1000 << 10, available_bytes=400 << 10, swap_bytes=50 << 10, swap_free_bytes=20 << 10
     )
+
+
+def test_meminfo_of_the_machine_and_of_a_numa_node_reads_the_same() -> None:
+    found = meminfo_bytes(MEMINFO)
+    assert found == {"MemTotal": 1000 << 10, "MemFree": 10 << 10, "MemAvailable": 400 << 10} | {
+        "SwapTotal": 50 << 10,
+        "SwapFree": 20 << 10,
+    }
+    assert meminfo_bytes("Node 1 MemTotal:  1000 kB\nNode 1 HugePages_Total:  4\n") == {"MemTotal": 1000 << 10}
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: 5 kB\n", "MemTotal: x kB\nMemAvailable: 5 kB\n"])
@@ -119,6 +138,14 @@ def zone(free: int) -> ZoneNode:
 )
 def test_a_hard_shortage_ends_when_it_is_not_even_soft(free: int, before: Shortage, after: Shortage) -> None:
     assert shortages({0: zone(free)}, {0: before}) == {0: after}
+
+
+@pytest.mark.parametrize(("managed", "rest"), [(100_000, 3_000), (1_000_000, 7_000)])
+def test_a_shortage_ends_at_the_mark_of_rest(managed: int, rest: int) -> None:
+    node = ZoneNode(managed_bytes=managed, free_bytes=rest - 1, low_bytes=1_000, high_bytes=2_000)
+    assert rest_bytes(node) == rest
+    assert shortage(node) is Shortage.SOFT
+    assert shortage(replace(node, free_bytes=rest)) is Shortage.NONE
 
 
 def test_this_machines_files_can_be_read() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.signals.podnuma import PodNuma, parse_numa_stat
+from reconciler.signals.podnuma import PodNuma, parse_numa_cache, parse_numa_stat
 from tests.reconciler.signals.podtree import Tree, read, scene
 
 V1 = (
@@ -12,7 +12,10 @@ V1 = (
     "hierarchical_total=70 N0=40 N1=30\nhierarchical_file=29 N0=10 N1=19\n"
     "hierarchical_anon=41 N0=30 N1=11 \nhierarchical_unevictable=0 N0=0 N1=0\n"
 )
-V2 = "anon N0=122880 N1=45056\nfile N0=1 N1=2\nkernel_stack N0=3 N1=4\nanon_thp N0=9 N1=9\n"
+V2 = (
+    "anon N0=122880 N1=45056\nfile N0=1 N1=2\nkernel_stack N0=3 N1=4\nanon_thp N0=9 N1=9\nfile_mapped N0=100 N1=9\n"
+    "inactive_file N0=40000 N1=4\nactive_file N0=1060 N1=4\n"
+)
 
 
 @pytest.mark.parametrize(("text", "version"), [(V1, 1), (V2, 2)])
@@ -24,6 +27,19 @@ def test_the_line_of_the_whole_subtree_in_bytes(text: str, version: int) -> None
 def test_a_kernel_that_does_not_tell_it_is_no_zero(text: str, version: int) -> None:
     with pytest.raises(ValueError, match="no line of anonymous memory"):
         parse_numa_stat(text, version, 4096)
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "cache"), [(V1, 1, {0: 40960, 1: 77824}), (V2, 2, {0: 40960, 1: 0})], ids=["v1", "v2"]
+)
+def test_page_cache_that_could_be_dropped_by_node(text: str, version: int, cache: dict[int, int]) -> None:
+    assert parse_numa_cache(text, version, 4096) == cache
+
+
+@pytest.mark.parametrize(("text", "version"), [("file=1 N0=1\n", 1), ("", 2), ("inactive_file N0=1\n", 2)])
+def test_page_cache_by_node_that_is_not_told_is_no_zero(text: str, version: int) -> None:
+    with pytest.raises(ValueError, match="no lines of page cache"):
+        parse_numa_cache(text, version, 4096)
 
 
 def test_each_pods_part_of_each_node_read_every_five_seconds(tmp_path: Path) -> None:
