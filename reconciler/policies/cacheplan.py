@@ -4,8 +4,9 @@ A control group is one of a handful, so they are given out like this: one per cl
 default group, one per level that some BE pod asks for, and then one per *wish* of single pods, as pods that ask for
 the same can share it and lose nothing. When they run out, pods share by class, and the plan says which.
 
-A BE pod's own share is cut to what BE as a whole has: Koordinator lets a BE pod take any range by annotation, and with
-it the cache of the pods that this is to protect. An online pod's range is its own.
+A BE pod's own share, range or level, is cut to what BE as a whole has: Koordinator lets a BE pod take any range by
+annotation, rubik any level, and with it the cache of the pods that this is to protect. An online pod's range is its
+own.
 
 Source: Koordinator's resctrl-qos, rubik's dynCache, goresctrl's partitions; `resctrl.shares` says what differs.
 """
@@ -176,9 +177,7 @@ class _Planner:
         if share.level is LevelName.MAX:
             return None
         if share.level is not None:
-            # Not the class' own group, which may be larger or smaller than the level.
-            values = self._values(*self._leveled(share.level))
-            return CacheGroup(name=f"{_LEVEL}{share.level}", schemata=values, reason=f"level {share.level}")
+            return self._of_level(share.level, pod.pod_class)
         masks, percent = self._class(pod.pod_class)
         values = self._values(masks, percent if share.percent is None else share.percent)
         for cache in self._caches:
@@ -203,13 +202,19 @@ class _Planner:
         name = f"{_OWN}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         return CacheGroup(name=name, schemata=values, reason=f"asked for by annotation, class {pod.pod_class}")
 
+    def _of_level(self, level: LevelName, pod_class: PodClass) -> CacheGroup:
+        """A level's own group, cut to what the class has: that may be less than the level, and moves with the law."""
+        masks, percent = self._leveled(level)
+        of_class, most = self._class(pod_class)
+        inside = {cache.name: _inside(cache, masks[cache.name], of_class[cache.name]) for cache in self._caches}
+        values = self._values(inside, min(percent, most))
+        return CacheGroup(name=f"{_LEVEL}{level}", schemata=values, reason=f"level {level}")
+
     def _asked(self, cache: Cache, asked: tuple[int, int], of_class: int, pod_class: PodClass) -> int:
         mask = range_mask(cache, *asked)
         if pod_class is not PodClass.RECLAIMED:
             return without_shared(cache, mask) if self._wish.avoid_shared else mask
-        inside = mask & of_class
-        least = max(1, cache.min_ways)
-        return inside if inside.bit_count() >= least else of_class
+        return _inside(cache, mask, of_class)
 
     def _class(self, pod_class: PodClass) -> tuple[dict[str, int], int]:
         if pod_class is PodClass.RECLAIMED and self._wish.mode is CacheMode.DYNAMIC:
@@ -267,3 +272,9 @@ class _Planner:
 
     def _full(self, part: Bandwidth) -> int | None:
         return self._wish.slow_bandwidth_mbps if part.name == "SMBA" else self._wish.bandwidth_mbps
+
+
+def _inside(cache: Cache, mask: int, of_class: int) -> int:
+    """What of a mask lies in the class' own; all of that where too little does."""
+    inside = mask & of_class
+    return inside if inside.bit_count() >= max(1, cache.min_ways) else of_class

@@ -158,13 +158,31 @@ def test_levels_of_be_pods() -> None:
         **{name: f"bypassd-be-{name}" for name in ("low", "middle", "high", "dynamic")},
         "max": BE,
     }
-    assert {name: (one["L3"][0], one["MB"][0]) for name, one in held(plan).items()} == {
+    assert shown(plan) == {
         BE: (0xF, 100),
         "bypassd-be-low": (0x3, 10),
         "bypassd-be-middle": (0x7, 30),
-        "bypassd-be-high": (0x3F, 50),
-        "bypassd-be-dynamic": (0x1F, 30),
+        "bypassd-be-high": (0xF, 50),
+        "bypassd-be-dynamic": (0xF, 30),
     }
+
+
+def shown(plan: CachePlan) -> dict[str, tuple[int, int]]:
+    return {name: (one["L3"][0], one["MB"][0]) for name, one in held(plan).items()}
+
+
+def test_no_level_lifts_a_pod_above_its_class() -> None:
+    few = CacheWish(reclaimed=ClassShare(cat_range_end_percent=30, mba_percent=20))
+    plan = planned(few, be("b"), be("high", limit="high"), be("low", limit="low"))
+    assert shown(plan) == {BE: (0xF, 20), "bypassd-be-low": (0x3, 10)}
+    assert plan.members["high"] == BE
+    moving = CacheWish(mode=CacheMode.DYNAMIC)
+    pods = [be("b"), be("high", limit="high"), be("middle", limit="middle")]
+    squeezed = planned(moving, *pods, level=Level(cache_percent=20, mba_percent=10))
+    assert shown(squeezed) == {BE: (0x3, 10)}
+    assert set(squeezed.members.values()) == {BE}
+    grown = planned(moving, *pods, level=Level(cache_percent=42, mba_percent=30))
+    assert shown(grown) == {BE: (0x1F, 30), "bypassd-be-middle": (0x7, 30)}
 
 
 def test_when_groups_run_out_pods_share_by_class_and_it_shows() -> None:
