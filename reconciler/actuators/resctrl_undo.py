@@ -28,7 +28,6 @@ from resctrl.tasks import gather, numbers
 from state.store import Store
 
 _WRITTEN: Final = 2
-_DEEPEST: Final = 4
 
 Values = Mapping[str, Mapping[int, int]]
 
@@ -167,15 +166,18 @@ def _mount(files: GroupFiles, place: str, mounter: Mounter) -> Undone:
 
 
 def threads_of(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> set[int]:
-    """All threads below a group, in the tree that is watched. What cannot be read has none."""
+    """All threads below a group, in the tree that is watched, however deep. What cannot be read has none.
+
+    In a pod there may be a node of its own (kind, a CI runner), with pods in its groups: a thread that is not found
+    here is taken for a stranger's, and moved out of the group that it was born into.
+    """
     file = "tasks" if hierarchy.version(hierarchy.trigger) == 1 else "cgroup.threads"
     found: set[int] = set()
-    here = [(hierarchy.trigger_directory(path), 0)]
-    for directory, depth in here:
+    here = [hierarchy.trigger_directory(path)]
+    for directory in here:
         try:
             found |= numbers(files.read(directory, file))
-            if depth < _DEEPEST:
-                here += [(f"{directory}/{name}", depth + 1) for name in files.groups(directory)]
+            here += [f"{directory}/{name}" for name in files.groups(directory)]
         except OSError:
             continue
     return found

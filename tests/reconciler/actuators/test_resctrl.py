@@ -78,6 +78,21 @@ async def test_threads_that_exec_brings_in_are_found_by_the_next_sweep(world: Wo
     assert world.places(stranger) == [BE]
 
 
+async def test_a_thread_in_a_group_deep_below_its_container_stays_where_it_was_born(world: World) -> None:
+    """A node in a pod, as kind makes one, with pods of its own."""
+    world.config = NO_MONITOR
+    first = world.spawn(BATCH)
+    await world.sweep(BATCH)
+    deep, inside = f"/cpuset{BATCH.containers[0].group.path}", "kubelet.slice/kubepods/burstable/pod1/box/init/app/it"
+    for name in inside.split("/"):
+        deep = f"{deep}/{name}"
+        world.boxes.pids[deep] = []
+    child = world.model.fake_tasks.spawn(parent=first)
+    world.boxes.pids[deep].append(child)
+    await world.sweep(BATCH)
+    assert world.places(first, child) == [BE] * 2
+
+
 async def test_a_pod_that_forks_while_it_is_moved_is_moved_whole(world: World) -> None:
     world.config = NO_MONITOR
     first = world.spawn(BATCH)
