@@ -122,7 +122,11 @@ class Watching:
 
         node, place = self._node, self._node.place
         config = node.config
-        socket = cri_socket(config.runtime, place.kubelet, place.root)
+
+        def cri() -> CriClient | None:
+            socket = cri_socket(config.runtime, place.kubelet, place.root)
+            return None if socket is None else CriClient(socket, root=place.root, timeout_s=config.runtime.timeout_s)
+
         return Evictor(
             config.eviction.means,
             hierarchy=place.hierarchy,
@@ -130,7 +134,7 @@ class Watching:
             lane=node.store_lane,
             stage=self._telling.stage,
             api=KubeApi(config.apiserver, root=place.root, kubelets=place.kubelet.kubeconfig),
-            cri=None if socket is None else CriClient(socket, root=place.root, timeout_s=config.runtime.timeout_s),
+            cri=cri,
             kubelet_dir=os.path.join(place.root, place.kubelet.root_dir.lstrip("/")),
             pods=self._pod,
             forbidden=self._forbidden,

@@ -92,6 +92,7 @@ class Case(Struct, frozen=True, kw_only=True):
 
     ``boot``: the kernel's id of the boot that it belongs to. ``accepted``: the API server has taken the eviction.
     ``rounds``: how often the kubelet has started the pod again under our hands. ``left``: means given up.
+    ``budget``: what the API server said when a disruption budget refused; empty: none has.
     """
 
     order: Order
@@ -104,6 +105,7 @@ class Case(Struct, frozen=True, kw_only=True):
     tried: tuple[str, ...] = ()
     left: tuple[Means, ...] = ()
     accepted: bool = False
+    budget: str = ""
     rounds: int = 0
     outcome: Outcome | None = None
     detail: str = ""
@@ -115,3 +117,13 @@ class Case(Struct, frozen=True, kw_only=True):
     def open(self) -> bool:
         """True while it has not ended."""
         return self.outcome is None
+
+    @property
+    def dying(self) -> bool:
+        """True where it has failed and the pod is still on its way: killed, stopped, or deleted by the kubelet.
+
+        Not where nothing was done to it, nor where the kubelet has started it again.
+        """
+        if self.outcome is not Outcome.FAILED or self.means is None or self.means not in self.left:
+            return False
+        return self.accepted or self.means is not Means.API

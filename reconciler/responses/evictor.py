@@ -52,7 +52,7 @@ class Evictor:
         lane: trio.CapacityLimiter,
         stage: Stage,
         api: KubeApi,
-        cri: CriClient | None,
+        cri: Callable[[], CriClient | None],
         kubelet_dir: str,
         pods: Callable[[str], PodFacts | None],
         forbidden: Callable[[Order], str | None],
@@ -60,14 +60,17 @@ class Evictor:
         processes: Processes | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``api`` and ``cri`` are for this alone. ``kubelet_dir``: its root directory, root prefix included.
+        """``api`` and what ``cri`` makes are for this alone. ``kubelet_dir``: its root directory, root prefix included.
+
+        ``cri`` is asked again as long as it has none: there is no socket (yet), or CRI is off.
 
         ``pods``: what is known of a pod now, by uid. ``forbidden``: why an order must not be carried out (any more): a
         dry run, a hold; None: it may be.
         """
         self._hierarchy = hierarchy
         self._api = api
-        self._cri = cri
+        self._find_cri = cri
+        self._cri: CriClient | None = None
         self._pods_dir = os.path.join(kubelet_dir, "pods")
         self._pods = pods
         self._forbidden = forbidden
@@ -130,7 +133,7 @@ class Evictor:
         self._config = config
         ways = self._fixed_ways
         if ways is None:
-            ways = build(Setup(config=config, api=self._api, cri=self._cri))
+            ways = build(Setup(config=config, api=self._api, cri=self._runtime))
         self._tools = Tools(
             hierarchy=self._hierarchy,
             journal=self._journal,
@@ -143,6 +146,11 @@ class Evictor:
             clock=self._clock,
         )
         self._turns = trio.CapacityLimiter(config.at_once)
+
+    def _runtime(self) -> CriClient | None:
+        if self._cri is None:
+            self._cri = self._find_cri()
+        return self._cri
 
     # Running
 

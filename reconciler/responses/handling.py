@@ -25,7 +25,7 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.subtree import Subtree
 from reconciler.responses import report
 from reconciler.responses.journal import Journal
-from reconciler.responses.means.base import Way, grace_of
+from reconciler.responses.means.base import Way, grace_of, obeys
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.notice import Notices
 from reconciler.responses.means.processes import OwnPodError, Processes, anyone, emptied, thaw
@@ -118,6 +118,8 @@ class Handling:
 
     async def step(self, step: Step, *, accepted: bool = False, pid_starts: Mapping[int, int] | None = None) -> None:
         """See `base.Work`."""
+        if accepted:
+            self._case = replace(self._case, accepted=True)  # known from here on, whatever `check` says
         self.check()
         again = self._resumed is step
         self._resumed = None
@@ -128,11 +130,15 @@ class Handling:
             step=step,
             means=self._way,
             step_s=self._tools.clock(),
-            accepted=accepted or self._case.accepted,
         )
         if pid_starts is not None:
             case = replace(case, pid_starts={str(pid): start for pid, start in pid_starts.items()})
         await self._write(case)
+
+    async def refused(self, words: str) -> None:
+        """See `base.Work`. The first word of it is enough."""
+        if not self._case.budget:
+            await self._write(replace(self._case, budget=words))
 
     async def thaw(self) -> None:
         """See `base.Work`."""
@@ -200,7 +206,15 @@ class Handling:
         for way in self._tools.ways:
             if way.means in self._case.left or self._passed(way):
                 continue
+            if way.means is not Means.API:
+                self._obey()
             await self._try(way)
+        self._obey()
+
+    def _obey(self) -> None:
+        """Ends the case where a disruption budget has refused, also an earlier run of the daemon."""
+        if (why := obeys(self._case, self._tools.config)) is not None:
+            raise _Ended(Outcome.REFUSED, f"{why}: {self._case.budget}")
 
     def _passed(self, way: Way) -> bool:
         """Whether an earlier run was beyond this way already; the order may have been changed since."""
@@ -235,14 +249,15 @@ class Handling:
         """One means, again when the kubelet brings the pod back; returns when it does not help."""
         if self._case.means is not way.means:
             self._resumed = None
-        if self._resumed is None and (why := way.unusable(self._case)) is not None:
-            self._give_up(way.means, why)
-            return
-        self._way = way.means
         if self._resumed is Step.VERIFY:
             # It has come back while nobody looked, or had not quite ended.
             self._resumed = None
             await self._count_return()
+        # What has been accepted only has to be waited for.
+        if self._resumed is not Step.WAIT and (why := way.unusable(self._case)) is not None:
+            self._give_up(way.means, why)
+            return
+        self._way = way.means
         while True:
             result = await way.end(self)
             self._resumed = None

@@ -2,7 +2,8 @@
 
 The request names the pod's uid, so that a successor of the same name is never meant, and asking twice does no harm.
 When it has been accepted, the kubelet ends the pod; it counts as ended when its cgroups are empty. A disruption budget
-that refuses is asked again as long as it says, and then obeyed. Whether the server knows policy/v1 or only v1beta1
+that refuses is asked again as long as it says, and then obeyed: also where the API server fails meanwhile, and over a
+restart, for its word is in the journal. Whether the server knows policy/v1 or only v1beta1
 (before 1.22) is told by the core group's own list; that of policy is no proof, because 1.21 has v1 for budgets only.
 
 Source: Kubernetes documentation, "API-initiated Eviction"; kubectl's drain; the API server's eviction handler.
@@ -19,7 +20,7 @@ from msgspec import Struct
 from cgroupfs.errors import CgroupError, SourceError
 from reconciler.httpclient import Answer
 from reconciler.kubeapi import KubeApi, Status, status_of
-from reconciler.responses.means.base import Result, Work
+from reconciler.responses.means.base import Result, Work, obeys
 from reconciler.responses.means.config import EvictionMeans
 from state.eviction import Case, Means, Outcome, Step
 
@@ -145,8 +146,10 @@ class ApiWay:
 
     async def _ask(self, work: Work) -> Result | None:
         """Ask until it is accepted (None), refused, or there is no more point."""
-        rules, case = self._config.api, work.case
-        begun, wait_s, words = trio.current_time() - work.elapsed_s(), rules.first_wait_s, ""
+        rules, wait_s = self._config.api, self._config.api.first_wait_s
+        # A budget's time runs from the first question, whoever asked it; that of failures from the first that we saw.
+        now = trio.current_time()
+        asked_at, failing_at = now - work.elapsed_s(), now
         while True:
             work.check()
             try:
@@ -159,25 +162,28 @@ class ApiWay:
                 case Said.NO_SUCH_POD:
                     return await self._unknown(work, reply.words)
                 case Said.NOT_ALLOWED | Said.NO_SUCH_VERSION:
-                    return Result(outcome=None, detail=reply.words)
-                case Said.SEVERAL_BUDGETS:
-                    return self._refused(case, reply.words)
-            words = reply.words
-            patience_s = rules.refused_s if reply.said is Said.BUDGET else rules.failing_s
+                    return self._given_up(work.case, reply.words)
+                case Said.BUDGET | Said.SEVERAL_BUDGETS:
+                    await work.refused(reply.words)
+            if reply.said is Said.SEVERAL_BUDGETS:
+                return self._given_up(work.case, reply.words)
+            begun, patience_s = (asked_at, rules.refused_s) if work.case.budget else (failing_at, rules.failing_s)
             pause_s = min(reply.wait_s if reply.wait_s is not None else wait_s, rules.longest_wait_s)
             wait_s = min(2 * wait_s, rules.longest_wait_s)
             if trio.current_time() + pause_s - begun > patience_s:
-                break
+                return self._given_up(work.case, f"asked for {patience_s:g} s; {reply.words}")
             if await work.emptied(pause_s):
-                return Result(outcome=Outcome.GONE, detail=f"it ended while the API server was asked ({words})")
-        if reply.said is Said.BUDGET:
-            return self._refused(case, f"asked for {patience_s:g} s; {words}")
-        return Result(outcome=None, detail=f"asked for {patience_s:g} s; {words}")
+                return Result(outcome=Outcome.GONE, detail=f"it ended while the API server was asked ({reply.words})")
 
-    def _refused(self, case: Case, words: str) -> Result:
-        if case.order.forced and self._config.api.hard_over_budget:
-            return Result(outcome=None, detail=f"its disruption budget refuses, and hard_over_budget is set: {words}")
-        return Result(outcome=Outcome.REFUSED, detail=f"its disruption budget refuses: {words}")
+    def _given_up(self, case: Case, words: str) -> Result:
+        """It was not accepted: the next means' turn, unless a disruption budget has refused."""
+        if not case.budget:
+            return Result(outcome=None, detail=words)
+        if case.budget not in words:
+            words = f"{case.budget}; {words}"
+        if (why := obeys(case, self._config)) is not None:
+            return Result(outcome=Outcome.REFUSED, detail=f"{why}: {words}")
+        return Result(outcome=None, detail=f"its disruption budget refuses, and hard_over_budget is set: {words}")
 
     async def _unknown(self, work: Work, words: str) -> Result:
         """The API server has no such pod: the kubelet ends what is left of it here, as of any it should not have."""

@@ -4,7 +4,7 @@ A new one is a file here that implements `Way`, a word in `state.eviction.Means`
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -13,11 +13,31 @@ from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.processes import Processes
 from state.eviction import Case, Means, Order, Outcome, Step
 
+LEAST_GRACE_S: Final = 2.0
+
 
 def grace_of(order: Order, own_s: float | None, config: EvictionMeans) -> float:
     """What a pod gets to end by itself: its own grace, or less where the order or the configuration says so."""
     grace_s = config.default_grace_s if own_s is None else max(1.0, own_s)
     return min(grace_s, config.longest_grace_s, order.grace_s if order.grace_s is not None else grace_s)
+
+
+def grace_left(grace_s: float, elapsed_s: float) -> float:
+    """What is left of the grace. A little always is, as it cannot be told whether the act that it is for was done.
+
+    A daemon that was away since it wrote down what it was about to do may never have asked the pod to end.
+    """
+    return max(min(LEAST_GRACE_S, grace_s), grace_s - elapsed_s)
+
+
+def obeys(case: Case, config: EvictionMeans) -> str | None:
+    """Why no means but the API server's may be used for this case; None: they may.
+
+    A disruption budget that has refused is obeyed until the API server accepts the eviction after all.
+    """
+    if not case.budget or case.accepted or (case.order.forced and config.api.hard_over_budget):
+        return None
+    return "its disruption budget refuses"
 
 
 class Result(Struct, frozen=True, kw_only=True):
@@ -59,6 +79,9 @@ class Work(Protocol):
         Does not return when nothing more may be done to the pod: it is held, or eviction was switched off. The step
         that was `resumed` keeps its time, see `elapsed_s`.
         """
+
+    async def refused(self, words: str) -> None:
+        """Journal that a disruption budget has refused, and how it said so."""
 
     def check(self) -> None:
         """Does not return either when nothing more may be done; for acts that are repeated within one step."""

@@ -7,14 +7,14 @@ Source: Kubernetes' CRI; the kubelet's killPodWithSyncResult.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, final
 
 import msgspec
 import trio
 
 from cgroupfs.errors import CgroupError, SourceError
-from reconciler.responses.means.base import Result, Work, grace_of
+from reconciler.responses.means.base import Result, Work, grace_left, grace_of
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.sources.cri import CriClient
 from state.eviction import Case, Means, Outcome, Step
@@ -25,30 +25,38 @@ _SANDBOX_S: Final = 30.0
 _ROUNDS: Final = 3
 """How often to ask containers that the kubelet has started meanwhile: their sandbox's end gives them no grace."""
 
+_NO_SOCKET: Final = "there is no CRI socket"
+
 
 @final
 class CriWay:
-    """`Way` through the runtime. ``client`` is this way's own: a long stop must not keep other questions waiting."""
+    """`Way` through the runtime.
+
+    ``client``: the one to ask, or None while there is none; asked each time, as a runtime may be started later than
+    this daemon. It is this way's own: a long stop must not keep other questions waiting.
+    """
 
     means = Means.CRI
 
-    def __init__(self, config: EvictionMeans, client: CriClient | None) -> None:
+    def __init__(self, config: EvictionMeans, client: Callable[[], CriClient | None]) -> None:
         self._config = config
         self._client = client
 
     def unusable(self, case: Case) -> str | None:  # noqa: ARG002
         """Where no socket was found, or CRI is switched off."""
-        return "there is no CRI socket" if self._client is None else None
+        return _NO_SOCKET if self._client() is None else None
 
     async def end(self, work: Work) -> Result:
         """See the module's text."""
-        assert self._client is not None
+        client = self._client()
+        if client is None:
+            return Result(outcome=None, detail=_NO_SOCKET)
         await work.step(Step.STOP)
         try:
             # runc cannot end a container that is stopped, and would wait for it.
             await work.thaw()
-            pod = await self._client.pod(work.case.order.uid)
-            problems = [] if pod is None else await self._stop(self._client, pod, work)
+            pod = await client.pod(work.case.order.uid)
+            problems = [] if pod is None else await self._stop(client, pod, work)
             if await work.emptied(self._config.margin_s):
                 return Result(outcome=Outcome.DONE, detail="the runtime stopped its containers")
         except (SourceError, CgroupError) as exc:
@@ -74,7 +82,7 @@ class CriWay:
             live = {one.id for one in pod.containers if one.id is not None} - failed
             if not live:
                 break
-            left_s = max(0.0, grace_s - work.elapsed_s())
+            left_s = grace_left(grace_s, work.elapsed_s())
             async with trio.open_nursery() as nursery:
                 for identifier in live:
                     nursery.start_soon(container, identifier, left_s)

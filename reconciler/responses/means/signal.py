@@ -13,7 +13,7 @@ from typing import Final, final
 import trio
 
 from cgroupfs.errors import CgroupError
-from reconciler.responses.means.base import Result, Work
+from reconciler.responses.means.base import Result, Work, grace_left
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.processes import OwnPodError, anyone
 from state.eviction import Case, Means, Outcome, Step
@@ -61,10 +61,10 @@ class SignalWay:
             starts = await work.processes.starts(await work.processes.members(work.tree))
             await work.step(Step.TERMINATE, pid_starts=starts)
         known = {int(pid): start for pid, start in work.case.pid_starts.items()}
-        left_s = work.grace_s - work.elapsed_s()
+        left_s = grace_left(work.grace_s, work.elapsed_s())
         await work.thaw()
         await work.processes.signal(work.tree, signal.SIGTERM, known)
-        return await work.emptied(max(0.0, left_s))
+        return await work.emptied(left_s)
 
     async def _kill(self, work: Work) -> str:
         """SIGKILL until nobody is left; else who, for a person."""

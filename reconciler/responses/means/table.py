@@ -17,11 +17,11 @@ from state.eviction import Means
 
 
 class Setup(Struct, frozen=True, kw_only=True):
-    """What they are made of. ``api`` and ``cri`` are theirs alone; ``cri`` None: there is no socket, or CRI is off."""
+    """What they are made of. ``api`` and ``cri`` are theirs alone; see `CriWay` of the latter."""
 
     config: EvictionMeans
     api: KubeApi
-    cri: CriClient | None
+    cri: Callable[[], CriClient | None]
 
 
 def _api(setup: Setup) -> Way:

@@ -18,8 +18,8 @@ from reconciler.kubeapi import KubeApi
 from reconciler.responses import evictor as module
 from reconciler.responses.evictor import Evictor
 from reconciler.responses.journal import cases_of, row_of
-from reconciler.responses.means.base import Way
-from reconciler.responses.means.config import EvictionMeans, NoticeConfig, NoticeKind, RestartRules
+from reconciler.responses.means.base import Result, Way, Work
+from reconciler.responses.means.config import ApiMeans, EvictionMeans, NoticeConfig, NoticeKind, RestartRules
 from reconciler.responses.means.processes import Processes
 from state.eviction import Case, Means, Order, Outcome, Step, Target
 from state.schema import EVICTIONS
@@ -57,7 +57,7 @@ class Bench:
             lane=self.lane,
             stage=self.stage,
             api=KubeApi(ApiServer(enabled=False)),
-            cri=None,
+            cri=lambda: None,
             kubelet_dir=str(self.kubelet),
             pods=self.node.pods.get,
             forbidden=lambda _: self.why,
@@ -328,6 +328,91 @@ async def test_a_means_that_is_no_longer_configured_is_followed_by_those_that_ar
     way = ScriptedWay(Means.SIGNAL, ends(pod))
     (case,) = await carried_out(bench.evictor(way))
     assert (case.outcome, way.resumed) == (Outcome.DONE, [None])
+
+
+@pytest.mark.parametrize("step", [Step.ASK, Step.STOP, Step.VERIFY])
+async def test_a_means_that_cannot_be_used_any_more_is_followed_by_the_next(bench: Bench, step: Step) -> None:
+    """Such as CRI, switched off between two runs."""
+    pod = bench.node.add("a")
+    bench.leave(left_at(pod, step, means=Means.CRI))
+    cri = ScriptedWay(Means.CRI, fails("no"), unusable="there is no CRI socket")
+    last = ScriptedWay(Means.SIGNAL, ends(pod))
+    (case,) = await carried_out(bench.evictor(cri, last))
+    assert (case.outcome, case.means, cri.log, last.resumed) == (Outcome.DONE, Means.SIGNAL, [], [None])
+    assert case.tried == ("cri: there is no CRI socket",)
+
+
+async def test_what_the_api_server_has_accepted_is_waited_for_also_where_it_cannot_be_asked_any_more(
+    bench: Bench,
+) -> None:
+    pod = bench.node.add("a")
+    bench.leave(left_at(pod, Step.WAIT, means=Means.API, accepted=True))
+    api = ScriptedWay(Means.API, ends(pod), unusable="it is not reachable")
+    (case,) = await carried_out(bench.evictor(api, ScriptedWay(Means.CRI, fails("no"))))
+    assert (case.outcome, api.resumed) == (Outcome.DONE, [Step.WAIT])
+
+
+@pytest.mark.parametrize("first", ["unusable", "fails", "not configured"])
+async def test_a_budget_that_has_refused_an_earlier_run_keeps_every_other_means_away(bench: Bench, first: str) -> None:
+    pod = bench.node.add("a")
+    bench.leave(left_at(pod, Step.ASK, means=Means.API, budget="it answered 429 Cannot evict pod"))
+    api = ScriptedWay(Means.API, fails("no"), unusable="it is not reachable" if first == "unusable" else None)
+    last = ScriptedWay(Means.SIGNAL, ends(pod))
+    (case,) = await carried_out(bench.evictor(*([] if first == "not configured" else [api]), last))
+    assert (case.outcome, last.log, pod.alive) == (Outcome.REFUSED, [], True)
+    assert case.detail == "its disruption budget refuses: it answered 429 Cannot evict pod"
+    assert bench.kinds() == [Kind.EVICTION_REFUSED]
+
+
+async def test_a_hard_trigger_that_was_allowed_to_passes_over_a_budget_also_after_a_restart(bench: Bench) -> None:
+    pod = bench.node.add("a")
+    case = left_at(pod, Step.ASK, means=Means.API, budget="it answered 429")
+    bench.leave(replace(case, order=replace(case.order, forced=True)))
+    config = replace(CONFIG, api=ApiMeans(hard_over_budget=True))
+    ways = ScriptedWay(Means.API, fails("no")), ScriptedWay(Means.SIGNAL, ends(pod))
+    (case,) = await carried_out(bench.evictor(*ways, config=config))
+    assert case.outcome is Outcome.DONE
+
+
+async def test_a_budgets_refusal_is_in_the_journal_before_it_is_asked_again(bench: Bench) -> None:
+    bench.node.add("a")
+
+    class Asking:
+        means = Means.API
+
+        def unusable(self, _: Case) -> None:
+            return None
+
+        async def end(self, work: Work) -> Result:
+            await work.step(Step.ASK)
+            for words in ("the budget says no", "it says so again"):
+                await work.refused(words)
+                assert [(one.budget, one.step) for one in bench.rows()] == [("the budget says no", Step.ASK)]
+            return Result(outcome=None, detail="gave up")
+
+    (case,) = await carried_out(bench.evictor(Asking()), order_for("a"))
+    assert (case.outcome, case.detail) == (Outcome.REFUSED, "its disruption budget refuses: the budget says no")
+
+
+async def test_what_the_api_server_accepts_at_the_very_moment_of_a_withdrawal_goes_on(bench: Bench) -> None:
+    pod = bench.node.add("a")
+
+    class Asking:
+        means = Means.API
+
+        def unusable(self, _: Case) -> None:
+            return None
+
+        async def end(self, work: Work) -> Result:
+            await work.step(Step.ASK)
+            evictor.withdraw("1-a", "the pressure is over")
+            await work.step(Step.WAIT, accepted=True)
+            pod.end()
+            return Result(outcome=Outcome.DONE, detail="the API server evicted it")
+
+    evictor = bench.evictor(Asking())
+    (case,) = await carried_out(evictor, order_for("a"))
+    assert (case.outcome, case.accepted) == (Outcome.DONE, True)
 
 
 @pytest.mark.parametrize("alive", [True, False])

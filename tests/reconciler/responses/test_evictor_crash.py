@@ -156,13 +156,13 @@ async def one_life(world: World, stubs: Stubs) -> None:
         lane=trio.CapacityLimiter(1),
         stage=stage,
         api=KubeApi(ApiServer(enabled=False)),
-        cri=None,
+        cri=lambda: None,
         kubelet_dir=str(world.directory),
         pods={facts.uid: facts}.get,
         forbidden=lambda _: None,
         ways=[
             ApiWay(config, standing_in(stubs)),
-            CriWay(config, standing_in(stubs)),
+            CriWay(config, lambda: standing_in(stubs)),
             SignalWay(config),
         ],
     )

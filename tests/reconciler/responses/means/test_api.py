@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,57 @@ async def test_a_disruption_budget_is_asked_again_until_it_gives_way(
     assert work.checks == 3  # a person may have held it in between
     waited = trio.current_time() - begun
     assert waited < 0.3 if header else waited >= 0.3
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        status(500, "InternalError", "etcd is gone"),
+        status(409, "Conflict", "the object has been modified"),
+        status(403, "Forbidden", "not any more"),
+        status(405, "MethodNotAllowed", "no such version"),
+        Reply(hang_s=60),
+    ],
+)
+async def test_a_budget_that_has_refused_is_obeyed_also_where_the_api_server_fails_then(
+    nursery: trio.Nursery, pod: Pod, failure: Reply
+) -> None:
+    refusal = status(429, "TooManyRequests", "Cannot evict pod", **BUDGET)
+    # It has refused for longer than failures are borne.
+    long = replace(CONFIG, api=replace(CONFIG.api, refused_s=0.8, failing_s=0.1))
+    result, server, work = await evict(nursery, pod, listed("v1"), *[refusal] * 3, failure, config=long)
+    assert result.outcome is Outcome.REFUSED
+    assert result.detail.startswith("its disruption budget refuses: it answered 429 Cannot evict pod; ")
+    assert work.case.budget == "it answered 429 Cannot evict pod"
+    assert len(server.requests) >= 5
+
+
+async def test_a_budgets_refusal_to_an_earlier_run_is_obeyed_when_nobody_answers_now(
+    nursery: trio.Nursery, pod: Pod
+) -> None:
+    outcomes = []
+    over = replace(CONFIG, api=replace(CONFIG.api, hard_over_budget=True))
+    for config, budget in ((CONFIG, ""), (CONFIG, "it answered 429"), (over, "it answered 429")):
+        async with trio.open_nursery() as inner:
+            server = HttpPeer([listed("v1"), status(500, "InternalError", "etcd is gone")])
+            port = await inner.start(server.serve)
+            api = KubeApi(ApiServer(server=f"http://127.0.0.1:{port}", timeout_s=0.1))
+            order = replace(ORDER, forced=True)
+            case = Case(order=order, step=Step.ASK, step_s=time.time() - 1000, budget=budget)
+            result = await ApiWay(config, api).end(FakeWork(case, pod.tree, resumed=Step.ASK))
+            await api.aclose()
+            inner.cancel_scope.cancel()
+        outcomes.append((result.outcome, len(server.requests) > 2))
+    # Failures are borne for their time again, for they begin now; the budget's time was over long ago.
+    assert outcomes == [(None, True), (Outcome.REFUSED, False), (None, False)]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_budget_that_gives_way_in_the_end_has_not_refused(nursery: trio.Nursery, pod: Pod) -> None:
+    refusal = status(429, "TooManyRequests", "Cannot evict pod", "Retry-After: 0", **BUDGET)
+    result, _, work = await evict(nursery, pod, listed("v1"), refusal, CREATED)
+    assert (result.outcome, work.case.accepted) == (None, True)
+    assert result.detail == "accepted, but the pod is alive 0.7 s later"
 
 
 async def test_a_budget_that_asks_for_more_time_than_it_gets_has_refused(nursery: trio.Nursery, pod: Pod) -> None:

@@ -1,6 +1,7 @@
 """Ending a pod through a runtime: all its containers with their grace, then its sandbox."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,7 +67,7 @@ async def test_all_containers_get_their_grace_and_then_the_sandbox_goes(
     stops = recording(runtime, tmp_path)
     work = FakeWork(Case(order=order(ordered), target=Target(grace_s=own)), tree)
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriWay(CONFIG, cri).end(work)
+        result = await CriWay(CONFIG, lambda: cri).end(work)
     assert (result.outcome, work.steps) == (Outcome.DONE, [Step.STOP])
     assert set(stops[:-1]) == {(one, used) for one in ids(runtime)}
     assert len(stops) == 3
@@ -77,12 +78,24 @@ async def test_taken_up_again_only_what_is_left_of_the_grace_is_given(
     runtime: FakeRuntime, tree: Subtree, tmp_path: Path
 ) -> None:
     stops = recording(runtime, tmp_path)
-    case = Case(order=order(), target=Target(grace_s=30.0), step=Step.STOP)  # long ago
+    case = Case(order=order(), target=Target(grace_s=30.0), step=Step.STOP, step_s=time.time() - 27.5)
     work = FakeWork(case, tree, resumed=Step.STOP)
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriWay(CONFIG, cri).end(work)
+        result = await CriWay(CONFIG, lambda: cri).end(work)
     assert (result.outcome, work.steps) == (Outcome.DONE, [])
-    assert set(stops[:-1]) == {(one, 0) for one in ids(runtime)}
+    assert set(stops[:-1]) == {(one, 3) for one in ids(runtime)}
+
+
+async def test_who_may_never_have_been_asked_gets_a_little_grace_however_long_ago_that_was(
+    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+) -> None:
+    """The daemon may have died between the journal and the act; 0 would be SIGKILL at once."""
+    stops = recording(runtime, tmp_path)
+    case = Case(order=order(), target=Target(grace_s=30.0), step=Step.STOP)
+    async with CriClient(str(runtime.socket)) as cri:
+        result = await CriWay(CONFIG, lambda: cri).end(FakeWork(case, tree, resumed=Step.STOP))
+    assert result.outcome is Outcome.DONE
+    assert set(stops[:-1]) == {(one, 2) for one in ids(runtime)}
 
 
 async def test_a_container_that_is_started_meanwhile_gets_its_grace_too(
@@ -103,7 +116,7 @@ async def test_a_container_that_is_started_meanwhile_gets_its_grace_too(
 
     runtime.on_stop = on_stop
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriWay(CONFIG, cri).end(FakeWork(Case(order=order()), tree))
+        result = await CriWay(CONFIG, lambda: cri).end(FakeWork(Case(order=order()), tree))
     assert result.outcome is Outcome.DONE
     assert stops[-2:] == [("late", 2), (SANDBOX, -1)]
     assert sorted(identifier for identifier, _ in stops[:-2]) == first
@@ -125,7 +138,7 @@ async def test_a_runtime_whose_containers_never_end_is_not_asked_without_end(
 
     runtime.on_stop = on_stop
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriWay(CONFIG, cri).end(FakeWork(Case(order=order()), tree))
+        result = await CriWay(CONFIG, lambda: cri).end(FakeWork(Case(order=order()), tree))
     assert (result.outcome, stops[-1]) == (Outcome.DONE, (SANDBOX, -1))
     assert len(stops) == 3 * 2 + 1
 
@@ -143,7 +156,7 @@ async def test_a_container_that_cannot_be_stopped_does_not_keep_the_sandbox_from
 
     runtime.on_stop = on_stop
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriWay(CONFIG, cri).end(FakeWork(Case(order=order()), tree))
+        result = await CriWay(CONFIG, lambda: cri).end(FakeWork(Case(order=order()), tree))
     assert (result.outcome, stops) == (Outcome.DONE, [(SANDBOX, -1)])
 
 
@@ -152,7 +165,7 @@ async def test_processes_that_outlive_what_the_runtime_says_are_left_to_the_next
 ) -> None:
     recording(runtime, tmp_path, ends=False)
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriWay(CONFIG, cri).end(FakeWork(Case(order=order()), tree))
+        result = await CriWay(CONFIG, lambda: cri).end(FakeWork(Case(order=order()), tree))
     assert (result.outcome, result.detail) == (None, "the runtime says that it is stopped, but processes live")
 
 
@@ -161,7 +174,7 @@ async def test_a_runtime_without_the_pod_that_refuses_or_hangs_is_followed_by_th
 ) -> None:
     details = []
     async with CriClient(str(runtime.socket), timeout_s=0.3) as cri:
-        way = CriWay(CONFIG, cri)
+        way = CriWay(CONFIG, lambda: cri)
         runtime.hang_s = 1.0
         details.append((await way.end(FakeWork(Case(order=order()), tree))).detail)
         runtime.hang_s = 0.0
@@ -185,12 +198,24 @@ async def test_a_stop_that_hangs_ends_after_the_grace_and_the_margin(
         pod = await cri.pod(UID)
         assert pod is not None
         runtime.hang_s = 0.7
-        problems = await CriWay(EvictionMeans(margin_s=0.2), cri)._stop(
+        problems = await CriWay(EvictionMeans(margin_s=0.2), lambda: cri)._stop(
             cri, pod, FakeWork(Case(order=order(0.1), target=Target(grace_s=0.1)), tree)
         )
     assert len(problems) == len(ids(runtime))
     assert all("StopContainer: no answer within" in one for one in problems)
 
 
-def test_without_a_socket_it_is_not_tried() -> None:
-    assert CriWay(CONFIG, None).unusable(Case(order=order())) == "there is no CRI socket"
+async def test_without_a_socket_it_is_not_tried_until_there_is_one(
+    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+) -> None:
+    recording(runtime, tmp_path)
+    found: list[CriClient] = []
+    way = CriWay(CONFIG, lambda: found[0] if found else None)
+    work = FakeWork(Case(order=order()), tree)
+    assert way.unusable(work.case) == "there is no CRI socket"
+    assert (await way.end(work)).detail == "there is no CRI socket"
+    assert work.steps == []
+    async with CriClient(str(runtime.socket)) as cri:
+        found.append(cri)
+        assert way.unusable(work.case) is None
+        assert (await way.end(work)).outcome is Outcome.DONE

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from cgroupfs.subtree import Group, Subtree
+from reconciler.responses.means import base
 from reconciler.responses.means import signal as way
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.processes import OwnPodError, Processes, Stat, read_stat
@@ -117,7 +118,31 @@ async def test_helpers_that_are_started_to_end_well_get_no_sigterm(victim: Victi
     assert process.stdout.read() == b"0\n"
 
 
-async def test_taken_up_again_only_those_that_were_there_at_first_are_terminated(victim: Victim) -> None:
+@pytest.mark.parametrize("ago_s", [3.0, 100.0])
+async def test_taken_up_after_long_it_gets_a_little_grace_for_it_may_never_have_been_asked(
+    victim: Victim, ago_s: float
+) -> None:
+    process = victim.python(IGNORES_TERM)
+    stat = read_stat(process.pid)
+    assert stat is not None
+    with Subtree.open(victim.hierarchy, victim.group) as tree:
+        case = Case(
+            order=an_order(victim),
+            target=victim.target,
+            step=Step.TERMINATE,
+            step_s=time.time() - ago_s,
+            pid_starts={str(process.pid): stat.start},
+        )
+        begun = time.monotonic()
+        result = await SignalWay(CONFIG).end(FakeWork(case, tree, grace_s=4.0, resumed=Step.TERMINATE))
+    assert result.outcome is Outcome.DONE
+    assert 2.0 <= time.monotonic() - begun < 3.0
+
+
+async def test_taken_up_again_only_those_that_were_there_at_first_are_terminated(
+    victim: Victim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "LEAST_GRACE_S", 0.1)
     first = victim.sleep()
     stat = read_stat(first.pid)
     assert stat is not None
