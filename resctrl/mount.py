@@ -38,6 +38,15 @@ class Mounter(Protocol):
         """Whether our mounts are those of process 1; also where that cannot be told."""
 
 
+def unseen(place: str, options: Sequence[str]) -> CgroupDeniedError:
+    """Why a process with mounts of its own does not mount it, and who has to."""
+    return CgroupDeniedError(
+        place,
+        "mount: this process has mounts of its own, which the host does not see; mount it there instead, as in "
+        f"/etc/fstab: resctrl {place} resctrl {','.join(options) or 'defaults'} 0 0",
+    )
+
+
 @final
 class RealMounter:
     """`Mounter` on the running kernel."""
@@ -49,11 +58,7 @@ class RealMounter:
 
     def mount(self, place: str, options: Sequence[str]) -> None:
         if not self.sees_the_host():
-            raise CgroupDeniedError(
-                place,
-                "mount: this process has mounts of its own, which the host does not see; mount it there instead, as in "
-                f"/etc/fstab: resctrl {place} resctrl {','.join(options) or 'defaults'} 0 0",
-            )
+            raise unseen(place, options)
         flags = ctypes.c_ulong(_NOSUID | _NODEV | _NOEXEC)
         data = ",".join(options).encode() or None
         if self._libc.mount(SOURCE.encode(), place.encode(), b"resctrl", flags, data) != 0:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, Protocol, TypeVar, final
+from typing import Final, NamedTuple, Protocol, TypeVar, final
 
 import trio
 from msgspec.structs import replace
@@ -14,12 +14,22 @@ from reconciler.actuators.siderow import Remembered
 from reconciler.restore import Undone
 from resctrl.capability import Capability, Status
 from resctrl.files import GroupFiles
-from resctrl.mount import Mounter
+from resctrl.mount import Mounter, unseen
 from state.cache import CacheWish
 from state.store import Store
 
 _LOOK_AGAIN_S: Final = 60.0
+_MOUNT_AGAIN_S: Final = 600.0
+"""What the kernel or a filter refuses it goes on refusing, and each attempt is two writes to the store."""
 T = TypeVar("T")
+
+
+class _Refused(NamedTuple):
+    """A mount that did not work: how it was to be, why not, and when."""
+
+    options: tuple[str, ...]
+    error: AgentError
+    at_s: float
 
 
 class Work(Protocol):
@@ -56,6 +66,7 @@ class ResctrlPlace:
         self._clock = clock
         self._looked_at = float("-inf")
         self._left: Kept | None = None
+        self._refused: _Refused | None = None
 
     @property
     def kept(self) -> Kept:
@@ -84,14 +95,25 @@ class ResctrlPlace:
         return self.capability
 
     async def mount(self, wish: CacheWish) -> Capability | None:
-        """Mount it, which is remembered first. Errors: `CgroupError`, `StoreError`."""
+        """Mount it, which is remembered first; what was refused is tried again now and then.
+
+        Errors: `CgroupError`, `StoreError`.
+        """
+        options = tuple(option.value for option in wish.mount_options)
+        if not await self._work(self._mounter.sees_the_host):
+            raise unseen(self._place, options)
+        last, now = self._refused, self._clock()
+        if last is not None and last.options == options and now - last.at_s < _MOUNT_AGAIN_S:
+            # Raised again and again, it would gather each caller in its traceback.
+            raise last.error.with_traceback(None)
         await self.keep(replace(self.kept, place=self._place))
         try:
-            options = [option.value for option in wish.mount_options]
             await self._work(partial(self._mounter.mount, self._place, options))
-        except AgentError:
+        except AgentError as exc:
+            self._refused = _Refused(options, exc, now)
             await self.keep(replace(self.kept, place=None))
             raise
+        self._refused = None
         return await self.offered(again=True)
 
     async def undo(self) -> list[Undone]:

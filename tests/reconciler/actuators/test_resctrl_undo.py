@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cgroupfs.errors import StoreError
+from cgroupfs.errors import CgroupDeniedError, StoreError
 from reconciler.actuators.resctrl_undo import ROW, Kept, restore_resctrl
 from reconciler.actuators.siderow import SideRow
 from reconciler.policies.cache import CacheConfig
 from reconciler.restore import Undo
 from resctrl.capability import Capability, Status
+from state.cache import MountOption
 from state.schema import META
 from state.store import Batch, Store
 from tests.reconciler.actuators.resctrl_world import BATCH, BE, CRUNCH, MOUNT, NO_MONITOR, SYSTEM, WEB, World
@@ -251,6 +252,45 @@ async def test_a_mount_of_ours_comes_and_goes_and_one_of_others_stays(world: Wor
     await world.sweep(BATCH)
     await world.side.restore()
     assert world.model.mountinfo() != ""
+
+
+async def test_a_mount_that_is_refused_is_not_asked_for_at_each_sweep(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[Kept] = []
+    write = SideRow.write
+
+    def counted(row: SideRow[Kept], store: Store, kept: Kept) -> None:
+        writes.append(kept)
+        write(row, store, kept)
+
+    def refused(place: str, options: object) -> None:
+        raise CgroupDeniedError(place, "mount resctrl: EPERM")
+
+    monkeypatch.setattr(SideRow, "write", counted)
+    world.model.umount()
+    world.config = replace(NO_MONITOR, mount=True)
+    # The unit gives the daemon mounts of its own.
+    world.hidden = True
+    for _ in range(30):
+        await world.sweep(BATCH, seconds=2.0)
+    assert writes == []
+    assert "mount it there instead, as in /etc/fstab" in world.side.problems()[0]
+    world.hidden = False
+    with monkeypatch.context() as patched:
+        patched.setattr(world, "mount", refused)
+        for _ in range(30):
+            await world.sweep(BATCH, seconds=2.0)
+            assert "mount resctrl: EPERM" in world.side.problems()[0]
+        assert len(writes) == 2
+        # Another way to mount it is another question.
+        world.config = replace(world.config, mount_options=(MountOption.CDP,))
+        await world.sweep(BATCH, seconds=2.0)
+        assert len(writes) == 4
+    await world.sweep(BATCH, seconds=2.0)
+    assert world.model.mountinfo() == ""
+    await world.sweep(BATCH, seconds=601.0)
+    assert ",cdp" in world.model.mountinfo()
 
 
 async def test_a_mount_of_ours_with_groups_of_others_stays(world: World) -> None:
