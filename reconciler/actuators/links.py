@@ -10,6 +10,7 @@ import errno
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, final
 
@@ -72,6 +73,15 @@ class Link(Struct, frozen=True, kw_only=True):
     up: bool = False
     received: int = 0
     sent: int = 0
+
+
+def link_mbit(name: str, sys_net: str = "/sys/class/net") -> int | None:
+    """The speed that an interface's driver tells; None where it tells none: virtual ones, links that are down."""
+    try:
+        speed = int(Path(sys_net, name, "speed").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return speed if speed > 0 else None
 
 
 def _socket() -> socket.socket:

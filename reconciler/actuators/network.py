@@ -5,13 +5,15 @@ itself is replaced, because that one comes back by itself. Our tree is told by i
 and removed also when the store is lost. `actuators.podshare` does the same for pods with a network of their own.
 
 Where both hold BE pods of one interface, the law's ceiling is given out to them by what each uses.
+
+Nothing is held by an interface that is not there or whose speed nobody knows: a part of it could only be guessed, and
+no law would ever correct the guess. A link that is down tells no speed; until it is up again its last one counts.
 """
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final, final
 
 import trio
@@ -19,6 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, StoreError
+from reconciler.actuators.links import Link, link_mbit
 from reconciler.actuators.netspaces import Spaces
 from reconciler.actuators.networkrow import ROW, remove_trees, undo
 from reconciler.actuators.podplaces import pods_of
@@ -58,15 +61,6 @@ class Line(Struct, frozen=True, kw_only=True):
     would: str = ""
 
 
-def link_mbit(name: str, sys_net: str = "/sys/class/net") -> int | None:
-    """The speed that an interface's driver tells, None where it tells none (virtual ones: -1 or an error)."""
-    try:
-        speed = int(Path(sys_net, name, "speed").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-    return speed if speed > 0 else None
-
-
 @final
 class Network:
     """See the module's text."""
@@ -95,6 +89,8 @@ class Network:
         self._turns = SideRun(self._round, self._period_s)
         self._pods = PodShare(pods, spaces, self._kept, self._turns, clock)
         self._last: tuple[object, float] = None, 0.0
+        self._told: dict[str, tuple[int, int]] = {}
+        """By interface: its index, and the speed that its driver told last."""
 
     # The seam
 
@@ -173,9 +169,13 @@ class Network:
             if not wish.pods_by and enforce:
                 await self._pods.end()
             elif wish.pods_by:
-                line = self.lines.get(wish.pods_by, Line())
-                rate = line.pods_ceiling or self._least(wanted[wish.pods_by])
-                await self._pods.bring(situation, rate=rate, classes=wish.classes, enforce=enforce, by=wish.pods_by)
+                by = wish.pods_by
+                _, bounds, unknown = await self._known(wanted[by])
+                # Our device starts with what BE always gets: an unknown takes no risk.
+                rate = self.lines.get(by, Line()).pods_ceiling or (bounds.floor if bounds is not None else 0)
+                await self._pods.bring(
+                    situation, rate=rate, classes=wish.classes, enforce=enforce, by=by, unknown=unknown
+                )
         except (SourceError, StoreError) as exc:
             _LOG.warning("%s", exc)
         now, (last, at) = self._clock(), self._last
@@ -192,30 +192,41 @@ class Network:
             if (words := self.lines[name].problem) and words != before.problem:
                 _LOG.warning("%s: %s", name, words)
 
-    def _least(self, wish: InterfaceWish) -> int:
-        """What BE always gets, which our device starts with: an unknown takes no risk."""
-        speed = wish.link_mbit or self._speed(wish.name)
-        return self._bounds(wish, speed).floor if speed is not None else 1_000
+    async def _known(self, wish: InterfaceWish) -> tuple[Link | None, Lane | None, str]:
+        """An interface and its bounds; else the words say what of it nobody knows. Errors: `SourceError`."""
+        device, told = await self._turns.work(partial(self._asked, wish))
+        if device is None:
+            return None, None, "there is no such interface"
+        if told is not None:
+            self._told[wish.name] = device.index, told
+        index, last = self._told.get(wish.name, (0, 0))
+        speed = wish.link_mbit or (last if index == device.index else None)
+        if speed is None:
+            return device, None, "its driver tells no speed; expected link_mbit in the configuration"
+        return device, lane(speed, wish.floor_percent, wish.ceiling_percent, wish.waterline_percent), ""
 
-    @staticmethod
-    def _bounds(wish: InterfaceWish, speed: int) -> Lane:
-        return lane(speed, wish.floor_percent, wish.ceiling_percent, wish.waterline_percent)
+    def _asked(self, wish: InterfaceWish) -> tuple[Link | None, int | None]:
+        """In the thread. An interface, and the speed that its driver tells where it has to."""
+        device = self._pod_tc.device(wish.name)
+        return device, self._speed(wish.name) if device is not None and wish.link_mbit is None else None
 
     async def _line(self, wish: InterfaceWish, line: Line, all_of_it: NetworkWish, *, enforce: bool) -> Line:
         """Bring one interface to what is wanted now. Errors: `SourceError`, `StoreError`."""
-        device = await self._turns.work(partial(self._pod_tc.device, wish.name))
-        if device is None:
-            return Line(problem="there is no such interface")
-        speed = wish.link_mbit or self._speed(wish.name)
-        if speed is None:
-            return Line(problem="its driver tells no speed; expected link_mbit in the configuration")
-        bounds = self._bounds(wish, speed)
+        device, bounds, unknown = await self._known(wish)
+        if device is None or bounds is None:
+            if device is not None and enforce:
+                await self._drop({wish.name} & self._kept.now.roots.keys())
+            return Line(problem=unknown)
         pods_here = all_of_it.pods_by == wish.name
         ceiling = min(max(line.ceiling, bounds.floor), bounds.ceiling)
         fresh = Line(link=bounds.link, floor=bounds.floor, ceiling=ceiling)
         sent: tuple[int, int] | None = None
         if all_of_it.classes:
-            fresh, sent = await self._tree(device.index, wish.name, line, fresh, enforce=enforce)
+            try:
+                fresh, sent = await self._tree(device.index, wish.name, line, fresh, enforce=enforce)
+            except SourceError as exc:
+                # The pods' device needs no tree: its part follows the law all the same.
+                fresh = replace(fresh, problem=str(exc))
         elif not pods_here:
             return Line(problem="nothing tells BE's packets here: no net_cls, and pods leave by another interface")
         if sent is None and not pods_here:
@@ -234,6 +245,7 @@ class Network:
             await self._turns.work(partial(self._tc.change, device.index, rates))
         if enforce and pods_here:
             await self._pods.limit(theirs)
+        mine = mine if sent is not None else 0
         return replace(fresh, ceiling=after, be_ceiling=mine, pods_ceiling=theirs, used=used, counted=counted)
 
     async def _tree(
@@ -260,7 +272,7 @@ class Network:
         return fresh, await self._turns.work(partial(self._tc.counted, index))
 
     async def _drop(self, names: set[str]) -> None:
-        """Interfaces that are no longer wanted get their default back."""
+        """Interfaces at which nothing is wanted any more, or can be, get their default back."""
         kept = self._kept.now
         roots = {name: kept.roots[name] for name in names}
         if not roots:

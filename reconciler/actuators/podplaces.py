@@ -59,8 +59,12 @@ def decide(
     *,
     silent: frozenset[int],
     classes: bool,
+    unknown: str = "",
 ) -> Steps:
-    """What one look asks for. ``silent``: indices where packets come out that do not take our way."""
+    """What one look asks for.
+
+    ``silent``: indices where packets come out that do not take our way; ``unknown``: why nobody can be held, if so.
+    """
     lead: dict[str, Led] = {}
     stands: dict[str, tuple[str, str]] = {}
     right: set[str] = set()
@@ -75,8 +79,8 @@ def decide(
         elif place.host:
             if not classes:
                 stands[uid] = ("blocked", _HOST)
-        elif place.problem or not place.cables:
-            stands[uid] = ("blocked", place.problem or _NO_CABLE)
+        elif place.problem or unknown or not place.cables:
+            stands[uid] = ("blocked", place.problem or unknown or _NO_CABLE)
         else:
             free = [one for one in place.cables if not seen.entries[one.index].others]
             right |= {one.name for one in free}

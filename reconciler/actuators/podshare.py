@@ -57,6 +57,7 @@ class PodShare:
         self._turns = turns
         self._clock = clock
         self._pods: object = None
+        self._unknown = ""
         self._look_at = 0.0
         self._whole_at = 0.0
         self._entries: Mapping[int, Entry] = {}
@@ -74,13 +75,21 @@ class PodShare:
         """Whether packets are led there now."""
         return bool(self.cables) and self._gather is not None
 
-    async def bring(self, situation: Situation, *, rate: int, classes: bool, enforce: bool, by: str) -> None:
-        """Look, when it is time to, and do what is to be done. ``rate``: bytes a second that our device starts with."""
+    async def bring(
+        self, situation: Situation, *, rate: int, classes: bool, enforce: bool, by: str, unknown: str = ""
+    ) -> None:
+        """Look, when it is time to, and do what is to be done.
+
+        ``rate``: bytes a second that our device starts with; ``unknown``: why there is no rate to hold anybody to, and
+        then all are let go.
+        """
+        unknown = unknown and f"{by}: {unknown}"
         key = pods_of(situation)
-        if key == self._pods and self._clock() < self._look_at:
+        if key == self._pods and unknown == self._unknown and self._clock() < self._look_at:
             return
         view = situation.view.pods
-        whole = self._clock() >= self._whole_at
+        # After all were let go nothing may be taken for granted of what stood there before.
+        whole = self._clock() >= self._whole_at or unknown != self._unknown
         if whole:
             self._entries = {}
         try:
@@ -91,10 +100,10 @@ class PodShare:
             return
         self._entries = seen.entries
         silent = frozenset(self._silent(seen) if whole else ())
-        self._pods, self._gather = key, seen.gather
+        self._pods, self._unknown, self._gather = key, unknown, seen.gather
         self.in_host = sum(one.host for one in seen.places.values())
         waits = any(one.waits for one in seen.places.values())
-        steps = decide(view, seen, self.cables, situation.holds, silent=silent, classes=classes)
+        steps = decide(view, seen, self.cables, situation.holds, silent=silent, classes=classes, unknown=unknown)
         done, problem = ({}, "") if not enforce else await self._do(steps, seen, rate)
         self._say(problem)
         if whole:

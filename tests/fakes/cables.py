@@ -70,6 +70,8 @@ class FakePodTc:
         self.links[name] = replace(one, received=one.received + count)
 
     def send(self, count: int) -> None:
+        if "eth0" not in self.links:
+            return
         self.links["eth0"] = replace(self.links["eth0"], sent=self.links["eth0"].sent + count)
 
     def _number(self) -> int:

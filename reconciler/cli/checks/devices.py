@@ -9,6 +9,7 @@ from typing import Final
 
 from cgroupfs.errors import SourceError
 from cgroupfs.probe import offered
+from reconciler.actuators.links import link_mbit
 from reconciler.cli.checks.finding import Finding, State
 from reconciler.cli.nodeview import NodeView
 from reconciler.sources.disks import find_disk
@@ -36,9 +37,13 @@ def devices(node: NodeView) -> Iterator[Finding]:
             found = f"this kernel lacks {', '.join(absent)}: BE pods with a network of their own are not held"
             yield Finding("network", State.WARN, found, "install the distribution's package of further kernel modules")
         for interface in network.interfaces:
-            if not os.path.isdir(os.path.join(node.root, "sys/class/net", interface.name)):
-                found = f"{interface.name}: there is no such interface"
+            places = os.path.join(node.root, "sys/class/net")
+            if not os.path.isdir(os.path.join(places, interface.name)):
+                found = f"{interface.name}: there is no such interface: nobody is held by it"
                 yield Finding("network", State.WARN, found, "correct policies.network.interfaces")
+            elif interface.link_mbit is None and link_mbit(interface.name, places) is None:
+                found = f"{interface.name}: its driver tells no speed: nobody is held by it"
+                yield Finding("network", State.WARN, found, "set link_mbit of it in policies.network.interfaces")
 
 
 def _absent(node: NodeView, names: Iterable[str]) -> list[str]:

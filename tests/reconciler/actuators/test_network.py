@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY
 from cgroupfs.errors import SourceError
-from reconciler.actuators.links import Link
-from reconciler.actuators.network import Network, link_mbit
+from reconciler.actuators.links import Link, link_mbit
+from reconciler.actuators.network import Network
 from reconciler.actuators.networkrow import ROW, restore_network
 from reconciler.actuators.side import Situation
 from reconciler.actuators.tc import Rates, Root
@@ -204,6 +204,20 @@ async def test_an_interface_without_a_speed_needs_one_in_the_configuration(tmp_p
     now = situation("eth0")
     await one.round(replace(now, pools=replace(now.pools, network=wish)))
     assert one.network.problems() == ["eth0: its driver tells no speed; expected link_mbit in the configuration"]
+    one.store.close()
+
+
+async def test_a_tree_goes_where_the_links_speed_is_not_known_any_more(tmp_path: Path) -> None:
+    tc = FakeTc(eth0="mq")
+    one = Running(tc, tmp_path)
+    now = situation("eth0")
+    untold = replace(now.pools, network=NetworkWish(interfaces=(InterfaceWish(name="eth0"),)))
+    await one.round(now)
+    await one.round(replace(now, pools=untold, enforce=False))
+    assert tc.roots["eth0"].complete
+    await one.round(replace(now, pools=untold))
+    assert tc.roots["eth0"] == Root(index=2, kind="mq", handle=0)
+    assert roots(one.store) == {}
     one.store.close()
 
 

@@ -8,6 +8,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 
+from cgroupfs.errors import SourceError
 from reconciler.actuators.links import Link
 from reconciler.actuators.network import Network
 from reconciler.actuators.networkrow import ROW, restore_network
@@ -46,6 +47,7 @@ class World:
         self.spaces = FakeSpaces({"be": 100, "second": 101, "mine": 102})
         self.clock = Clock()
         self.path = path
+        self.speed: int | None = None
         for uid, inode in self.spaces.inodes.items():
             self.pods.join(f"veth-{uid}", inode)
         self.life()
@@ -58,7 +60,7 @@ class World:
             lambda: self.spaces,
             self.store,
             trio.CapacityLimiter(1),
-            speed=lambda _name: None,
+            speed=lambda _name: self.speed,
             clock=self.clock,
         )
 
@@ -225,6 +227,76 @@ async def test_a_namespace_that_an_online_pod_has_too_is_left_alone(world: World
     await world.round()
     assert world.state("be") == ("blocked", "its network namespace is that of ns/mine, too")
     assert set(world.pods.filters) == {"veth-second"}
+
+
+UNTOLD = replace(WISH, interfaces=(InterfaceWish(name="eth0"),))
+NO_SPEED = "eth0: its driver tells no speed; expected link_mbit in the configuration"
+
+
+async def test_nobody_is_led_where_the_links_speed_is_not_known(world: World) -> None:
+    await world.round(wish=UNTOLD)
+    await world.round(wish=UNTOLD)
+    assert (world.clean, world.steps.taken) == (True, 0)
+    assert world.state("be") == ("blocked", NO_SPEED)
+    assert world.network.problems() == [NO_SPEED]
+    world.speed = 100
+    for _ in range(13):
+        await world.round(wish=UNTOLD)
+    assert set(world.pods.filters) == {"veth-be", "veth-second"}
+    assert (world.pods.rates[0], world.pods.rates[-1]) == (10 * MBIT, 40 * MBIT)
+
+
+async def test_all_are_let_go_while_the_interface_is_not_there_or_its_speed_is_taken_out(world: World) -> None:
+    world.pods.disciplines["veth-be"] = "clsact"
+    eth0 = world.pods.links["eth0"]
+    for lost in (WISH, UNTOLD):
+        await world.round()
+        assert set(world.pods.filters) == {"veth-be", "veth-second"}
+        if lost is WISH:
+            del world.pods.links["eth0"]
+        await world.round(wish=lost)
+        assert world.pods.filters == {}
+        assert world.pods.disciplines == {"veth-be": "clsact"}, "what was there before stays"
+        assert ROW.read(world.store).cables == {}
+        words = "eth0: there is no such interface" if lost is WISH else NO_SPEED
+        assert (world.state("be"), world.network.problems()) == (("blocked", words), [words])
+        world.pods.links["eth0"] = eth0
+    for _ in range(13):
+        await world.round()
+    assert world.pods.rates[-1] == 40 * MBIT
+
+
+async def test_a_link_that_is_down_keeps_its_last_speed_and_another_of_its_name_does_not(world: World) -> None:
+    world.speed = 100
+    await world.round(wish=UNTOLD)
+    world.speed = None
+    for _ in range(12):
+        await world.round(wish=UNTOLD)
+    assert set(world.pods.filters) == {"veth-be", "veth-second"}
+    assert world.pods.rates[-1] == 40 * MBIT
+    world.pods.links["eth0"] = replace(world.pods.links["eth0"], index=77)
+    await world.round(wish=UNTOLD)
+    assert world.pods.filters == {}
+
+
+async def test_what_is_observed_only_is_let_go_of_by_nobody(world: World) -> None:
+    await world.round()
+    await world.round(wish=UNTOLD, enforce=False)
+    assert set(world.pods.filters) == {"veth-be", "veth-second"}
+    assert world.state("be") == ("blocked", NO_SPEED)
+
+
+async def test_a_tree_that_the_kernel_refuses_does_not_keep_the_pods_at_the_floor(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(index: int, rates: object) -> None:
+        raise SourceError("network", "no cls_bpf")
+
+    monkeypatch.setattr(world.tc, "install", refuse)
+    for _ in range(14):
+        await world.round(wish=replace(WISH, classes=True))
+    assert world.pods.rates[-1] == 40 * MBIT
+    assert world.network.problems() == ["eth0: network: no cls_bpf"]
 
 
 async def test_packets_that_do_not_come_by_are_noticed(world: World) -> None:

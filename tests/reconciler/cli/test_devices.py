@@ -68,11 +68,15 @@ def test_a_disk_that_is_not_there_is_told(live: LiveNode) -> None:
 )
 def test_the_network_needs_net_cls_and_its_interfaces(live: LiveNode, pods: bool, words: str) -> None:
     live.put("sys/class/net/eth0/speed", "1000\n")
-    interfaces = (InterfaceRule(name="eth0"), InterfaceRule(name="eth7"))
+    live.put("sys/class/net/ens3/speed", "-1\n")
+    live.put("sys/class/net/ens4/speed", "-1\n")
+    names = (("eth0", None), ("eth7", None), ("ens3", None), ("ens4", 1000))
+    interfaces = tuple(InterfaceRule(name=name, link_mbit=speed) for name, speed in names)
     config = NetworkConfig(enabled=True, interfaces=interfaces, pods=pods)
     assert found(live, PoliciesConfig(network=config)) == [
         ("network", State.WARN, f"no net_cls to tell BE's packets from others: {words}"),
-        ("network", State.WARN, "eth7: there is no such interface"),
+        ("network", State.WARN, "eth7: there is no such interface: nobody is held by it"),
+        ("network", State.WARN, "ens3: its driver tells no speed: nobody is held by it"),
     ]
 
 
