@@ -6,8 +6,9 @@ back was counted anew, and the first bytes of a fresh group may be the last tena
 Source: kernel documentation, filesystems/resctrl ("Resource monitoring rules"; "Sub-NUMA Clustering").
 """
 
+import contextlib
 import errno
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, final
 
 from msgspec import Struct
@@ -66,6 +67,31 @@ def rates(before: Reading | None, after: Reading) -> dict[int, Rate]:
             local_s=_per_second(then.local if then else None, now.local, seconds),
         )
     return found
+
+
+def without(before: Reading, gone: Sequence[Reading | None]) -> Reading:
+    """A control group's reading without monitoring groups that have been removed since.
+
+    With such a group its counts leave the control group's sum, and what is left looks like little traffic. ``gone``:
+    what each of them had counted by then; None: nobody knows, so nobody knows the rest either.
+    """
+    parts = [one for one in gone if one is not None]
+    unread = len(parts) < len(gone)
+
+    def rest(whole: int | None, counts: list[int | None]) -> int | None:
+        known = [count for count in counts if count is not None]
+        return None if whole is None or unread or len(known) < len(counts) else whole - sum(known)
+
+    domains: dict[int, DomainUse] = {}
+    for domain, use in before.domains.items():
+        theirs = [one.domains.get(domain, DomainUse()) for one in parts]
+        domains[domain] = DomainUse(
+            occupancy=use.occupancy,
+            total=rest(use.total, [one.total for one in theirs]),
+            local=rest(use.local, [one.local for one in theirs]),
+            parts=use.parts,
+        )
+    return Reading(at_s=before.at_s, inode=before.inode, domains=domains)
 
 
 def _per_second(then: int | None, now: int | None, seconds: float) -> float | None:
@@ -158,6 +184,16 @@ class Monitors:
             return [], []
         ours = [name for name in found if name.startswith(self.prefix)]
         return ours, [name for name in found if not name.startswith(self.prefix)]
+
+    def inside(self, control: str) -> dict[str, int]:
+        """All monitoring groups of one control group, ours and others': path and inode."""
+        found: dict[str, int] = {}
+        for names in self.names(control):
+            for name in names:
+                path = self.path(control, name)
+                with contextlib.suppress(OSError):  # it has just gone
+                    found[path] = self.files.inode(path)
+        return found
 
     def create(self, control: str, name: str) -> bool:
         """Make one; False when it was there. Errors as `Groups.create`."""

@@ -2,17 +2,18 @@
 
 A control group's counters include those of its monitoring groups, so that the sum over control groups is the machine.
 What the law is told: the bandwidth in use of each domain, and BE's part of it. A domain with one unknown group is
-unknown, and said to be. Synchronous, for a worker thread.
+unknown, and said to be. When a monitoring group goes, its counts leave that sum: what it had counted is taken from the
+reading before as well, and where nobody has read it the interval is unknown. Synchronous, for a worker thread.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, final
 
 from msgspec import Struct
 
 from cgroupfs.errors import CgroupError
 from reconciler.policies.cachelevel import Strain
-from resctrl.monitor import Monitors, Rate, Reading, rates
+from resctrl.monitor import Monitors, Rate, Reading, rates, without
 from state.evidence import Sample
 
 FRESH_S: Final = 5.0
@@ -36,6 +37,7 @@ class Sampler:
         self._monitors = monitors
         self._before: dict[str, Reading] = {}
         self._first: dict[str, tuple[int, float]] = {}
+        self._inside: dict[str, dict[str, int]] = {}
 
     def sample(self, controls: Collection[str], watched: Mapping[str, tuple[str, str]], now: float) -> Usage:
         """Read all of ``controls`` and the monitoring groups of ``watched``: uid -> (control group, name).
@@ -43,7 +45,11 @@ class Sampler:
         A group that is gone, or whose files cannot be read, is missing in the answer.
         """
         after: dict[str, Reading] = {}
-        groups = {name: found for name in controls if (found := self._one(name, "", now, after)) is not None}
+        inside = {name: self._monitors.inside(name) for name in controls}
+        gone = {name: self._gone(name, here) for name, here in inside.items()}
+        groups = {
+            name: found for name in controls if (found := self._one(name, "", now, after, gone[name])) is not None
+        }
         pods = {
             uid: found
             for uid, (control, name) in watched.items()
@@ -55,11 +61,22 @@ class Sampler:
             for domain in blind if uid in pods and control in groups else ():
                 # The kernel's sum leaves out what it could not read, and does not say so.
                 groups[control][domain] = Rate(occupancy=groups[control][domain].occupancy)
-        self._before = after
+        self._before, self._inside = after, inside
         self._first = {path: first for path, first in self._first.items() if path in after}
         return Usage(at_s=now, groups=groups, pods=pods)
 
-    def _one(self, control: str, name: str, now: float, after: dict[str, Reading]) -> dict[int, Rate] | None:
+    def _gone(self, control: str, here: Mapping[str, int]) -> list[Reading | None]:
+        """What monitoring groups had counted that have left a control group since the last look; None: not known."""
+        found: list[Reading | None] = []
+        for path, inode in self._inside.get(control, {}).items():
+            if here.get(path) != inode:
+                last = self._before.get(path)
+                found.append(last if last is not None and last.inode == inode else None)
+        return found
+
+    def _one(
+        self, control: str, name: str, now: float, after: dict[str, Reading], gone: Sequence[Reading | None] = ()
+    ) -> dict[int, Rate] | None:
         path = self._monitors.path(control, name)
         try:
             reading = self._monitors.read(control, name, at_s=now)
@@ -70,7 +87,8 @@ class Sampler:
         if inode != reading.inode:
             since = now
         self._first[path] = reading.inode, since
-        found = rates(self._before.get(path), reading)
+        before = self._before.get(path)
+        found = rates(before if before is None or not gone else without(before, gone), reading)
         if name and now - since < FRESH_S:
             return {domain: Rate(total_s=one.total_s, local_s=one.local_s) for domain, one in found.items()}
         return found

@@ -5,6 +5,7 @@ from tests.fakes.resctrl_model import ResctrlModel
 
 MOUNT = "/sys/fs/resctrl"
 GIGA = 1e9
+UNIT = 65_536
 
 
 def sample(**groups: dict[int, float | None]) -> Usage:
@@ -74,3 +75,61 @@ def test_a_sum_whose_parts_are_not_all_known_is_not_known() -> None:
     found = sampler.sample([""], watched, 2.0)
     assert found.groups[""][0].total_s is None
     assert found.groups[""][1].total_s is not None
+
+
+def test_a_monitoring_group_that_goes_takes_no_bandwidth_from_its_control_group() -> None:
+    model = ResctrlModel()
+    path = f"{MOUNT}/mon_groups/bypassd-web"
+    model.mkdir(path)
+    sampler, watched = Sampler(Monitors(MOUNT, model)), {"web": ("", "bypassd-web")}
+
+    def moved(now: float) -> float | None:
+        return sampler.sample([""], watched, now).groups[""][0].total_s
+
+    moved(0.0)
+    model.traffic(path, 0, 10 * UNIT)
+    model.traffic(MOUNT, 0, 5 * UNIT)
+    assert moved(1.0) == 15 * UNIT
+    # Its turn is over: from here on its threads count for the control group.
+    model.rmdir(path)
+    watched.clear()
+    model.traffic(MOUNT, 0, 12 * UNIT)
+    assert moved(2.0) == 12 * UNIT
+    # The same name a second time is another group.
+    watched["web"] = "", "bypassd-web"
+    model.mkdir(path)
+    model.traffic(path, 0, 30 * UNIT)
+    assert moved(3.0) == 30 * UNIT
+    model.rmdir(path)
+    model.mkdir(path)
+    model.traffic(path, 0, 1 * UNIT)
+    model.traffic(MOUNT, 0, 40 * UNIT)
+    assert moved(4.0) == 41 * UNIT
+
+
+def test_where_nobody_has_read_what_went_the_interval_is_unknown() -> None:
+    model = ResctrlModel()
+    path = f"{MOUNT}/mon_groups/theirs"
+    model.mkdir(path)
+    sampler = Sampler(Monitors(MOUNT, model))
+
+    def moved(now: float) -> float | None:
+        return sampler.sample([""], {}, now).groups[""][0].total_s
+
+    moved(0.0)
+    model.traffic(path, 0, 10 * UNIT)
+    assert moved(1.0) == 10 * UNIT
+    model.rmdir(path)
+    model.traffic(MOUNT, 0, 12 * UNIT)
+    assert moved(2.0) is None
+    model.traffic(MOUNT, 0, 12 * UNIT)
+    assert moved(3.0) == 12 * UNIT
+    ours = f"{MOUNT}/mon_groups/bypassd-web"
+    model.mkdir(ours)
+    model.traffic(ours, 0, 10 * UNIT)
+    sampler.sample([""], {"web": ("", "bypassd-web")}, 4.0)
+    model.answer(ours, 0, "Unavailable")
+    assert sampler.sample([""], {"web": ("", "bypassd-web")}, 5.0).groups[""][0].total_s is None
+    model.rmdir(ours)
+    found = sampler.sample([""], {}, 6.0).groups[""]
+    assert (found[0].total_s, found[1].total_s) == (None, 0.0)
