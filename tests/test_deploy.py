@@ -13,6 +13,7 @@ from reconciler.cli.options import parser
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 UNIT = (DEPLOY / "bypassd.service").read_text()
+CAP_DAC_OVERRIDE = 1
 
 
 def needed(program: str) -> str:
@@ -114,7 +115,7 @@ def test_the_unit_gives_the_rights_that_evictions_and_signals_need_and_no_more()
     settings = settings_of(UNIT)
     assert set(settings["CapabilityBoundingSet"].split()) == {
         *("CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SYS_RESOURCE", "CAP_SYS_NICE"),
-        *("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_KILL"),
+        *("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_DAC_OVERRIDE", "CAP_KILL"),
     }
     # Netlink for taskstats; the API server and sinks over IP; the runtime, the kubelet and systemd over unix sockets.
     assert settings["RestrictAddressFamilies"].split() == ["AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"]
@@ -122,6 +123,32 @@ def test_the_unit_gives_the_rights_that_evictions_and_signals_need_and_no_more()
     # Files in the pods' own volumes; recordings below the state directory.
     assert settings["ReadWritePaths"].split() == ["-/var/lib/kubelet/pods"]
     assert settings["StateDirectory"] == "bypassd"
+
+
+@pytest.mark.kernel
+def test_the_units_rights_are_enough_for_what_belongs_to_programs_that_are_not_roots(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("REAL KERNEL TEST NOT RUN: needs root")
+    setpriv, somebody = needed("setpriv"), 65534
+    status = Path("/proc/self/status").read_text()
+    (bounds,) = re.findall(r"^CapBnd:\t(\w+)$", status, re.MULTILINE)
+    if int(bounds, 16) >> CAP_DAC_OVERRIDE & 1 == 0:
+        pytest.skip("REAL KERNEL TEST NOT RUN: this machine's root has no CAP_DAC_OVERRIDE")
+    words = settings_of(UNIT)["CapabilityBoundingSet"].lower().split()
+    # What the machine's root has not (CAP_SYS_RESOURCE in some containers) is none of this test's.
+    rights = ",".join(f"+{word.removeprefix('cap_')}" for word in words if word != "cap_sys_resource")
+    volume = tmp_path / "volume"
+    volume.mkdir(mode=0o755)
+    os.chown(volume, somebody, somebody)
+    with subprocess.Popen(["sleep", "60"], user=somebody, group=somebody, extra_groups=[]) as program:
+        try:
+            deed = f"echo 700 > /proc/{program.pid}/oom_score_adj && echo notice > {volume}/notice.json"
+            within = [setpriv, f"--bounding-set=-all,{rights}", "--no-new-privs", "sh", "-c", deed]
+            done = subprocess.run(within, capture_output=True, text=True, check=False)
+            score = Path(f"/proc/{program.pid}/oom_score_adj").read_text()
+        finally:
+            program.kill()
+    assert (done.returncode, done.stderr, score) == (0, "", "700\n")
 
 
 def test_the_unit_thaws_after_every_end_by_a_command_that_there_is() -> None:
