@@ -51,7 +51,7 @@ class Sheet:
 
 
 class Reader(Protocol):
-    """One of them; registered in `reconciler.observer`, in the order in which they run."""
+    """One of them; registered in `reconciler.signals.reading`, in the order in which they run."""
 
     @property
     def name(self) -> str:
