@@ -1,12 +1,14 @@
 """Gives the processes of BE pods their ``oom_score_adj``, and takes it back. A side actuator.
 
 After each look, and now and then for processes that came by ``exec`` into a container: read the processes of every BE
-container, compare, write. A process that is forked has its parent's number, so most never need a write, and have no
-original of their own: what a container's oldest process had is the container's original, and who differs from that has
-its own remembered. Both are in the store before the first write. Taking back leaves what is not a number of ours.
+container, those in groups that it has made below its own too, compare, write. A process that is forked has its
+parent's number, so most never need a write, and have no original of their own: what a container's oldest process had is
+the container's original, and who differs from that has its own remembered. Both are in the store before the first
+write. Taking back leaves what is not a number of ours.
 
-Source: proc(5) on oom_score_adj. A writer with CAP_SYS_RESOURCE also sets the least that the process itself may go back
-to; without it nobody, we included, goes below what that is.
+Source: proc(5) on oom_score_adj. The file is its process' user's: others need CAP_DAC_OVERRIDE. A writer with
+CAP_SYS_RESOURCE also sets the least that the process itself may go back to; without it nobody, we included, goes below
+what that is.
 """
 
 import os
@@ -29,6 +31,7 @@ from reconciler.actuators.standing import Standing
 from reconciler.holds import holding
 from reconciler.policies.oom_score import KNOB, NAME, score_of
 from reconciler.restore import Undo, Undone
+from reconciler.signals.processes import PodProcesses
 from state.model import ContainerKind, Phase, Setting
 from state.store import Store
 
@@ -63,20 +66,19 @@ class Processes:
 
     def __init__(self, hierarchy: Hierarchy, root: str, files: FileOps) -> None:
         self._hierarchy = hierarchy
+        self._listed = PodProcesses(hierarchy, files)
         self._proc = os.path.join(root, "proc")
         self._files = files
 
     def of(self, path: str, inode: int = 0) -> dict[str, int]:
-        """``pid:start`` to its number, of all processes in a group, the oldest first; none when it is gone."""
-        directory = self._hierarchy.trigger_directory(path)
+        """``pid:start`` to its number, of all processes in a group and below it, the oldest first; none: it is gone."""
         found: list[tuple[int, str, int]] = []
         try:
-            if inode and self._files.inode(directory) != inode:
+            if inode and self._files.inode(self._hierarchy.trigger_directory(path)) != inode:
                 return {}
-            pids = self._files.read(directory, "cgroup.procs").split()
         except OSError:
             return {}
-        for pid in pids:
+        for pid in map(str, self._listed.of_group(path)):
             try:
                 start = self._start(pid)
                 found.append((start, f"{pid}:{start}", int(self._files.read(f"{self._proc}/{pid}", FILE))))

@@ -66,6 +66,19 @@ class Live:
         REAL.write(self.hierarchy.trigger_directory(self.main), "cgroup.procs", str(one.pid))
         return one.pid
 
+    def move(self, pid: int, inside: str) -> None:
+        """Into a group below the container's, made level by level as its own manager would."""
+        above = self.hierarchy.trigger_directory(self.main)
+        for name in inside.split("/"):
+            below = f"{above}/{name}"
+            if not os.path.isdir(below):
+                os.mkdir(below)
+                if self.hierarchy.trigger == "cpuset":
+                    for file in ("cpuset.cpus", "cpuset.mems"):
+                        REAL.write(below, file, REAL.read(above, file).strip())
+            above = below
+        REAL.write(above, "cgroup.procs", str(pid))
+
     async def sweep(
         self,
         config: OomScoreConfig = ON,
@@ -135,6 +148,19 @@ async def test_a_child_born_under_our_number_gets_its_containers_back(live: Live
     (done,) = await live.actuator.restore()
     assert (done.undo, score(child), score(parent)) == (Undo.RESTORED, 100, 100)
     os.kill(child, 9)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("daemon", [True, False], ids=["by the daemon", "without a daemon"])
+async def test_processes_in_groups_that_a_container_has_made_count_as_its_own(live: Live, daemon: bool) -> None:
+    first, inner, moved = live.process(100), live.process(300), live.process(100)
+    live.move(inner, "docker/inner")
+    await live.sweep()
+    assert [score(pid) for pid in (first, inner, moved)] == [1000, 1000, 1000]
+    live.move(moved, "system.slice/one.service")
+    done = await live.actuator.restore() if daemon else restore_scores(live.hierarchy, live.store)
+    assert [one.undo for one in done] == [Undo.RESTORED]
+    assert [score(pid) for pid in (first, inner, moved)] == [100, 300, 100]
 
 
 @pytest.mark.kernel
