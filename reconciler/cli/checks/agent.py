@@ -12,6 +12,7 @@ from reconciler.cli.nodeview import NodeView, has_capability, read_number
 from state.reader import read_dump
 
 _CAPABILITIES: Final = {
+    1: "DAC_OVERRIDE",
     2: "DAC_READ_SEARCH",
     5: "KILL",
     12: "NET_ADMIN",

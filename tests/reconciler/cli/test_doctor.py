@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from reconciler.cli import asking
 from reconciler.cli.asking import Asked, release
+from reconciler.cli.checks import agent as checks
 from reconciler.cli.checks import machine
 from reconciler.cli.checks.finding import State
 from reconciler.cli.checks.kubelet import kubelet, runtime
@@ -89,6 +90,13 @@ def test_every_lack_comes_with_a_fix(good: LiveNode) -> None:
         assert fix, name
     assert "mount -t resctrl" in found["resctrl"][2]
     assert "max_user_watches=8192" in found["inotify"][2]
+
+
+def test_a_right_that_the_unit_gives_and_root_has_not_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(checks, "has_capability", lambda _root, bit: bit != 1)
+    (one,) = [one for one in checks.agent(view("/"), Asked()) if one.name == "rights"]
+    assert (one.state, one.found) == (State.WARN, "root without DAC_OVERRIDE")
 
 
 def test_what_the_scheduler_offers_is_told_from_the_files_of_kubepods(good: LiveNode) -> None:
