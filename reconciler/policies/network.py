@@ -39,7 +39,10 @@ class InterfaceRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: Annotated[str, Meta(min_length=1, max_length=_LONGEST, description="the interface, such as eth0")]
     link_mbit: Annotated[
         Annotated[int, Meta(ge=1, le=1_000_000)] | None,
-        Meta(description="speed of the link in megabits a second; null: what the driver tells"),
+        Meta(
+            description="speed of the link in megabits a second; null: what the driver tells, without which nobody is "
+            "held by it"
+        ),
     ] = None
     floor_percent: Annotated[
         float, Meta(ge=1, le=90, description="BE always gets this much, online work is guaranteed the rest")
