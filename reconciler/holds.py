@@ -47,6 +47,17 @@ def group_of(target: str) -> str | None:
     return path if knob in _KNOBS else rest
 
 
+def pod_hold(holds: Mapping[str, Hold], uid: str | None = None, paths: Iterable[str] = ()) -> Hold | None:
+    """The hold that covers a whole pod, the widest first; without a pod, the node's. One on a knob or a file does not.
+
+    ``holds``: those in force. ``paths``: the groups of the pod and its containers; a hold on either is one on the pod.
+    """
+    if not holds:
+        return None
+    targets = ("node", f"pod:{uid}", *(f"file:{path}" for path in paths))
+    return next((holds[target] for target in targets if target in holds), None)
+
+
 def holding(holds: Mapping[str, Hold], *, path: str, knob: str, pod_uid: str | None) -> Hold | None:
     """The hold that covers one file of one group, the widest first; None when it may be written."""
     if not holds:

@@ -22,6 +22,7 @@ from cgroupfs.files import FileOps
 from reconciler.brain import Brain, Judgement, Remembered
 from reconciler.config import Config
 from reconciler.dirty import NODE, TICK, DirtyKeys, pod_key
+from reconciler.holds import pod_hold
 from reconciler.knowledge import Knowledge
 from reconciler.place import Place
 from reconciler.podfacts import facts_of
@@ -88,6 +89,8 @@ class Evictor(Protocol):
     """Who carries evictions out."""
 
     def submit(self, order: Order) -> None: ...
+
+    def withdraw(self, order: str, why: str) -> None: ...
 
     def cases(self) -> Sequence[Case]: ...
 
@@ -266,7 +269,7 @@ class Observer:
         )
 
     def _facts(self, pod: Pod, view: NodeView, pools: Pools | None, holds: Mapping[str, Hold]) -> PodFacts:
-        held = "node" in holds or f"pod:{pod.uid}" in holds
+        held = bool(holds) and pod_hold(holds, pod.uid, pod.paths) is not None
         known = self._known.get(pod.uid)
         if known is None or known[0] is not pod or known[1].held is not held:
             cpus = _cpus(pod, view, pools)
@@ -320,13 +323,15 @@ class Observer:
             self.cases(),
             self._node.holds_now(),
             judgement.named,
-            observe=not self._node.enforces(),
+            judgement.findings,
         )
         for line in self.decision.news:
             _LOG.info("%s", line)
         if self._evictor is not None:
             for order in self.decision.orders:
                 self._evictor.submit(order)
+            for identifier, why in self.decision.over.items():
+                self._evictor.withdraw(identifier, why)
         self.frame = frame
 
     # Remembering

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from reconciler.alerts.telling import Telling
 from reconciler.config import Config
+from reconciler.holds import pod_hold
 from reconciler.peers import cri_socket
 from state.eviction import Order
 from state.evidence import PodFacts, Sample
@@ -153,7 +154,8 @@ class Watching:
             return "evictions are switched off"
         if config.dry_run or not self._node.enforces():
             return "evictions are a dry run now"
-        hold = self._node.holds_now().get("node") or self._node.holds_now().get(f"pod:{order.uid}")
+        pod = self._node.knowledge.pods.get(order.uid)
+        hold = pod_hold(self._node.holds_now(), order.uid, () if pod is None else pod.paths)
         return None if hold is None else f"held by {hold.by}: {hold.reason}"
 
     def _means(self, config: Config) -> "Means":

@@ -95,6 +95,11 @@ class PodFacts(Struct, frozen=True, kw_only=True):
         """What its samples stand under."""
         return f"pod:{self.uid}"
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Its groups: its own, and its containers'."""
+        return self.group, *(one.path for one in self.containers)
+
 
 class Frame(Struct, frozen=True, kw_only=True):
     """Everything known at one moment. ``at_s`` is the monotonic clock, ``wall_s`` seconds since the epoch.

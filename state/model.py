@@ -204,6 +204,11 @@ class Pod(Struct, frozen=True, kw_only=True):
         """``namespace/name`` where known, else the uid: how a person finds it."""
         return f"{self.namespace}/{self.name}" if self.name else self.uid
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Its groups: its own, and its containers'."""
+        return self.group.path, *(one.group.path for one in self.containers)
+
 
 class CpuPolicy(StrEnum):
     """The kubelet's CPU manager policy as its checkpoint tells it."""

@@ -102,7 +102,7 @@ class _Run:
             self._brain.history,
             self._evictions,
             named=judgement.named,
-            observe=True,
+            findings=judgement.findings,
         )
         if told:
             self._tell(frame, judgement, decision)

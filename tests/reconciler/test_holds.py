@@ -1,7 +1,7 @@
 import pytest
 
 from cgroupfs.errors import InputError
-from reconciler.holds import active, check_target, file_target, group_of, holding
+from reconciler.holds import active, check_target, file_target, group_of, holding, pod_hold
 from state.model import Hold
 
 
@@ -32,6 +32,25 @@ def test_a_hold_covers_its_target_and_nothing_else(target: str, covered: bool) -
     holds = active([Hold(target=target, reason="r", by="me")], 0)
     found = holding(holds, path="/kubepods/podu/c", knob="cpu.set", pod_uid="u")
     assert (found is not None) is covered
+
+
+@pytest.mark.parametrize(
+    ("target", "covered"),
+    [
+        ("node", True),
+        ("pod:u", True),
+        ("pod:v", False),
+        ("knob:cpu.set", False),
+        ("file:/kubepods/podu", True),
+        ("file:/kubepods/podu/c", True),
+        ("file:/kubepods/podv", False),
+        ("file:/kubepods/podu:cpu.set", False),
+    ],
+)
+def test_a_pod_is_held_as_a_whole_by_what_covers_all_of_it(target: str, covered: bool) -> None:
+    holds = active([Hold(target=target, reason="r", by="me")], 0)
+    assert (pod_hold(holds, "u", ("/kubepods/podu", "/kubepods/podu/c")) is not None) is covered
+    assert (pod_hold(holds) is not None) is (target == "node")
 
 
 @pytest.mark.parametrize("target", ["", "pods:u", "pod:", "knob:cpu.sett", "nodes"])

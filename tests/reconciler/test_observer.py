@@ -21,7 +21,7 @@ from reconciler.responses.eviction.config import EvictionConfig, LimitsConfig
 from reconciler.responses.eviction.spared import SparedConfig
 from reconciler.signals.readers import Scene, Sheet
 from reconciler.signals.reading import Means, Metered, Shared
-from state.eviction import Case, Order
+from state.eviction import Case, Order, Step
 from state.evidence import NODE, PodFacts, pod_subject
 from state.measures import Measures
 from state.model import Hold
@@ -65,13 +65,18 @@ class Orders:
 
     def __init__(self) -> None:
         self.submitted: list[Order] = []
+        self.withdrawn: dict[str, str] = {}
         self.leaving: frozenset[str] = frozenset()
+        self.step = Step.PLANNED
 
     def submit(self, order: Order) -> None:
         self.submitted.append(order)
 
+    def withdraw(self, order: str, why: str) -> None:
+        self.withdrawn[order] = why
+
     def cases(self) -> Sequence[Case]:
-        return tuple(Case(order=order) for order in self.submitted)
+        return tuple(Case(order=order, step=self.step) for order in self.submitted)
 
     def ending(self) -> frozenset[str]:
         return self.leaving
@@ -237,6 +242,59 @@ async def test_the_last_step_is_an_order_with_everything_that_led_to_it(live: Li
         assert (order.uid, order.title) == (BATCH, "ci/batch-7")
         assert "shop/web-0 suffers" in order.evidence
         assert any("ci/batch-7" in line for line in order.ranking)
+
+
+async def test_an_order_whose_reason_is_gone_is_withdrawn(live: LiveNode) -> None:
+    with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(20)
+        (order,) = scene.orders.submitted
+        assert scene.orders.withdrawn == {}
+        scene.script.bad = False
+        await scene.seconds(60)
+        assert scene.orders.withdrawn == {order.id: "shop/web-0 is well"}
+
+
+@pytest.mark.parametrize("inside", ["", f"/{container_id(BATCH)}"])
+async def test_a_hold_on_a_pods_directory_is_one_on_the_pod(live: LiveNode, inside: str) -> None:
+    with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(20)
+        (order,) = scene.orders.submitted
+        watching = scene.agent.watching
+        assert watching._forbidden(order) is None
+        await scene.agent.holds.put(Hold(target=f"file:{group(BATCH)}{inside}", reason="mine", by="ana"))
+        assert watching._forbidden(order) == "held by ana: mine"
+        await scene.seconds(1)
+        assert scene.observer.frame is not None
+        assert {uid for uid, one in scene.observer.frame.pods.items() if one.held} == {BATCH}
+
+
+async def test_an_eviction_that_is_refused_says_nothing_and_one_under_way_is_judged(live: LiveNode) -> None:
+    for step, useless in ((Step.ASK, 0), (Step.STOP, 1)):
+        with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
+            await certain(scene)
+            scene.script.bad = True
+            await scene.seconds(15)
+            scene.orders.step = step
+            await scene.seconds(95)
+            assert len(scene.observer.brain.ladder.useless) == useless, step
+
+
+async def test_where_evictions_are_a_dry_run_nobody_is_asked_and_whom_it_would_evict_is_told(live: LiveNode) -> None:
+    config = configured(live, Response.EVICT, eviction=True)
+    with stage(live, replace(config, eviction=replace(config.eviction, dry_run=True))) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(20)
+        assert [order.title for order in scene.observer.decision.would] == ["ci/batch-7"]
+        await scene.seconds(100)
+        assert scene.orders.submitted == []
+        assert not scene.observer.brain.ladder.useless
+        told = [one.summary for one in scene.told if "evict" in one.summary]
+        assert told == ["for shop/web-0 (cpu), would do: evict ci/batch-7"]
 
 
 async def test_a_pod_that_is_being_ended_is_not_frozen(live: LiveNode) -> None:

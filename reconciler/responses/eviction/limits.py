@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from reconciler.responses.eviction.config import LimitsConfig
 from state.eviction import Case, Order, Outcome
-from state.evidence import Frame, PodFacts
+from state.evidence import NODE, Frame, PodFacts
 
 KEEP_S: Final = 3600.0
 """No pause of the configuration is longer."""
@@ -26,7 +26,10 @@ _COUNTED: Final = frozenset({None, Outcome.DONE, Outcome.FAILED})
 
 
 class Turn(Struct, frozen=True, kw_only=True):
-    """One order and what came of it. ``ended_s`` means something once it has an outcome. ``frees`` as it was hoped."""
+    """One order and what came of it. ``ended_s`` means something once it has an outcome.
+
+    ``frees``: what was hoped of it, for ``subject``. ``dying``: it has failed, and its victim is half dead.
+    """
 
     id: str
     uid: str
@@ -36,6 +39,8 @@ class Turn(Struct, frozen=True, kw_only=True):
     outcome: Outcome | None = None
     ended_s: float = 0.0
     frees: Mapping[str, float] = {}
+    subject: str = NODE
+    dying: bool = False
 
     @property
     def open(self) -> bool:
@@ -48,10 +53,16 @@ class Past(Struct, frozen=True, kw_only=True):
 
     turns: tuple[Turn, ...] = ()
 
-    @property
-    def leaving(self) -> dict[str, Turn]:
-        """Victims under way, by uid."""
-        return {turn.uid: turn for turn in self.turns if turn.open}
+    def leaving(self, config: LimitsConfig, frame: Frame) -> dict[str, Turn]:
+        """Victims on their way, by uid: of open turns, and the half dead until they are gone or may be tried again.
+
+        What waits for a disk ends as soon as that answers; it is no reason for another victim.
+        """
+        return {
+            turn.uid: turn
+            for turn in self.turns
+            if turn.open or (turn.dying and turn.uid in frame.pods and frame.at_s - turn.ended_s < config.retry_s)
+        }
 
 
 def owner_of(pod: PodFacts) -> str:
@@ -62,7 +73,13 @@ def owner_of(pod: PodFacts) -> str:
 def turn_of(order: Order, pod: PodFacts, frame: Frame) -> Turn:
     """The record of an order that is given now."""
     return Turn(
-        id=order.id, uid=order.uid, owner=owner_of(pod), trigger=order.cause, at_s=frame.at_s, frees=order.frees
+        id=order.id,
+        uid=order.uid,
+        owner=owner_of(pod),
+        trigger=order.cause,
+        at_s=frame.at_s,
+        frees=order.frees,
+        subject=order.subject,
     )
 
 
@@ -84,10 +101,11 @@ def absorb(past: Past, cases: Iterable[Case], frame: Frame) -> Past:
                 trigger=order.cause,
                 at_s=_then(frame, order.decided_s),
                 frees=order.frees,
+                subject=order.subject,
             )
         if known.outcome is not case.outcome:
             ended_s = min(frame.at_s, _then(frame, case.ended_s)) if case.ended_s else frame.at_s
-            known = replace(known, outcome=case.outcome, ended_s=0.0 if case.open else ended_s)
+            known = replace(known, outcome=case.outcome, ended_s=0.0 if case.open else ended_s, dying=case.dying)
         turns[order.id] = known
     kept = []
     for turn in turns.values():

@@ -10,18 +10,20 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from reconciler.holds import active
 from reconciler.responses.eviction.config import EvictionConfig, TriggerConfig
 from reconciler.responses.eviction.goods import Good, held
 from reconciler.responses.eviction.limits import Past, absorb, turn_of
+from reconciler.responses.eviction.reasons import Reason, Suffering, over, pressing, reason_of, suffering
 from reconciler.responses.eviction.scene import Scene
-from reconciler.responses.eviction.select import Grounds, Pick, Refusal, select
+from reconciler.responses.eviction.select import Grounds, Leaving, Pick, Refusal, select
 from reconciler.responses.eviction.spared import name_of
 from reconciler.responses.eviction.triggers.base import Pressure, Reading
-from reconciler.responses.eviction.triggers.named import Named, pressure_of
+from reconciler.responses.eviction.triggers.named import NAME, Named, pressure_of
 from reconciler.responses.eviction.triggers.table import TRIGGERS
 from reconciler.signals.history import History
 from state.eviction import Case, Order
-from state.evidence import NODE, Frame
+from state.evidence import NODE, Finding, Frame
 from state.model import Hold
 
 _OVER_S: Final = 60.0
@@ -34,12 +36,14 @@ _FREES: Final = (Good.CPU, Good.MEMORY)
 class Decision(Struct, frozen=True, kw_only=True):
     """What came of a pass. ``orders`` are to be carried out; ``would``: those of a dry run, newest ranking.
 
-    ``readings``: how each trigger that is switched on stands. ``news``: lines for the log, of what has changed since.
-    Between two passes a decision has no orders and no news; the rest stands as it was.
+    ``over``: orders under way whose reason is gone, with that in words; by id. ``readings``: how each trigger that is
+    switched on stands. ``news``: lines for the log, of what has changed since. Between two passes a decision has no
+    orders, none that are over and no news; the rest stands as it was.
     """
 
     orders: tuple[Order, ...] = ()
     would: tuple[Order, ...] = ()
+    over: Mapping[str, str] = {}
     refusals: tuple[Refusal, ...] = ()
     pressures: tuple[Pressure, ...] = ()
     readings: Mapping[str, Reading] = {}
@@ -71,6 +75,8 @@ class Memory(Struct, frozen=True, kw_only=True):
     ending: Mapping[str, float] = {}
     """Since when each pod was seen terminating."""
     asked: Mapping[str, Asked] = {}
+    reasons: Mapping[str, Reason] = {}
+    """Of the orders of this run that are under way, by order."""
     told: Mapping[str, Told] = {}
     last: Decision = Decision()
 
@@ -103,23 +109,24 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
     cases: Sequence[Case] = (),
     holds: Mapping[str, Hold] | None = None,
     named: Sequence[Named] = (),
-    *,
-    observe: bool = False,
+    findings: Sequence[Finding] | None = None,
 ) -> tuple[Decision, Memory]:
     """The decision of this moment. ``history`` has taken ``frame`` in.
 
     ``cases``: all that are open, and those that have ended since the last call (older ones do no harm). ``holds`` by
-    target, beside what the frame tells. ``named``: suspects that rules want gone; asked once is enough, for a minute.
-    ``observe``, or a frame of a node on which nothing is enforced: all of it is a dry run.
+    target. ``named``: suspects that rules want gone; asked once is enough, for a minute, or until the
+    victim is well by the rules' ``findings`` (None: not known). A frame of a node on which nothing is enforced: all of
+    it is a dry run.
     """
     memory = begun(frame) if memory is None else memory
-    asked = {one.uid: Asked(one, frame.at_s) for one in named}
-    asked = {uid: one for uid, one in memory.asked.items() if frame.at_s - one.at_s <= _ASKED_S} | asked
+    ill = None if findings is None else suffering(findings)
+    asked = {uid: one for uid, one in memory.asked.items() if _stands(one, ill, frame.at_s)}
+    asked |= {one.uid: Asked(one, frame.at_s) for one in named}
     memory = replace(memory, past=absorb(memory.past, cases, frame), asked=asked)
     if not config.enabled:
         return Decision(), Memory(started_s=memory.started_s, past=memory.past)
     if memory.passed_s is not None and 0 <= frame.at_s - memory.passed_s < config.interval_s:
-        return replace(memory.last, orders=(), news=()), memory
+        return replace(memory.last, orders=(), over={}, news=()), memory
     scene = Scene(frame=frame, history=history, fresh_s=config.fresh_s)
     ending = {uid: memory.ending.get(uid, frame.at_s) for uid, pod in frame.pods.items() if pod.terminating}
     readings, kept = _read(config, scene, memory)
@@ -131,10 +138,10 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
         scene=scene,
         past=memory.past,
         leaving=_leaving(config, frame, memory.past, ending),
-        holds=holds or {},
+        holds=active(holds.values(), frame.wall_s) if holds else {},
         started_s=memory.started_s,
     )
-    everything = observe or not frame.enforce or config.dry_run
+    everything = not frame.enforce or config.dry_run
     dry = [one for one in pressures if everything or _config_of(config, one.trigger).dry_run]
     picks, refusals = select(grounds, [one for one in pressures if one not in dry])
     orders = tuple(_order(config, pick, scene) for pick in picks)
@@ -150,9 +157,20 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
         keys = {(one.trigger, one.subject, one.good) for one in dry}
         refusals = [*refusals, *(one for one in left if (one.trigger, one.subject, one.good) in keys)]
     turns = tuple(turn_of(order, frame.pods[order.uid], frame) for order in orders)
+    under_way = {turn.id for turn in memory.past.turns if turn.open}
+    reasons = {order: reason for order, reason in memory.reasons.items() if order in under_way}
+    reasons = pressing(reasons, readings, ill, frame.at_s)
     decision = Decision(
-        orders=orders, would=would, refusals=tuple(refusals), pressures=tuple(pressures), readings=readings
+        orders=orders,
+        would=would,
+        over=over(reasons, frame.at_s),
+        refusals=tuple(refusals),
+        pressures=tuple(pressures),
+        readings=readings,
     )
+    for order in orders:
+        named_by = asked[order.uid].named if order.cause == NAME else None
+        reasons[order.id] = reason_of(order, named_by, frame.at_s)
     told, news = _news(decision, memory.told, frame.at_s)
     decision = replace(decision, news=news)
     return decision, Memory(
@@ -162,6 +180,7 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
         triggers=kept,
         ending=ending,
         asked={uid: one for uid, one in asked.items() if uid not in {order.uid for order in orders}},
+        reasons=reasons,
         told=told,
         last=decision,
     )
@@ -182,15 +201,19 @@ def _config_of(config: EvictionConfig, trigger: str) -> TriggerConfig:
     return found
 
 
-def _leaving(
-    config: EvictionConfig, frame: Frame, past: Past, ending: Mapping[str, float]
-) -> dict[str, Mapping[str, float]]:
+def _stands(asked: Asked, ill: Suffering | None, now: float) -> bool:
+    """Whether a rule's wish is still one."""
+    return now - asked.at_s <= _ASKED_S and (ill is None or (asked.named.rule, asked.named.victim) in ill)
+
+
+def _leaving(config: EvictionConfig, frame: Frame, past: Past, ending: Mapping[str, float]) -> dict[str, Leaving]:
     """Whose goods are on their way: our victims, and whom others are ending, as long as that may take."""
-    found: dict[str, Mapping[str, float]] = {uid: turn.frees for uid, turn in past.leaving.items()}
+    ours = past.leaving(config.limits, frame)
+    found = {uid: Leaving(turn.trigger, turn.subject, turn.frees) for uid, turn in ours.items()}
     for uid, since in ending.items():
         grace = frame.pods[uid].grace_s or 0.0
         if frame.at_s - since <= grace + config.credit_s:
-            found.setdefault(uid, {})
+            found.setdefault(uid, Leaving())
     return found
 
 

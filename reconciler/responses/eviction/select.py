@@ -11,6 +11,7 @@ from typing import NamedTuple, final
 
 from msgspec import Struct
 
+from reconciler.holds import pod_hold
 from reconciler.responses.eviction.config import EvictionConfig, TriggerConfig
 from reconciler.responses.eviction.goods import Good, held, say
 from reconciler.responses.eviction.limits import Past, cooling, owner_of, owner_room, resting, room
@@ -19,7 +20,7 @@ from reconciler.responses.eviction.spared import why_spared
 from reconciler.responses.eviction.triggers.base import Pressure
 from reconciler.responses.eviction.triggers.table import FEATURES
 from reconciler.responses.eviction.victims import Candidate, Weighed, choose, lines, weigh
-from state.evidence import PodFacts
+from state.evidence import NODE, PodFacts
 from state.model import Hold
 
 
@@ -68,13 +69,21 @@ class Selection(NamedTuple):
     refusals: list[Refusal]
 
 
+class Leaving(NamedTuple):
+    """One who is going: for which trigger (empty: somebody else is ending it), and what was hoped of it, for where."""
+
+    trigger: str = ""
+    subject: str = NODE
+    frees: Mapping[str, float] = {}
+
+
 class Grounds(Struct, frozen=True, kw_only=True):
-    """What a pass stands on. ``leaving``: who is going already, by uid, with what was hoped of it (empty: unknown)."""
+    """What a pass stands on. ``leaving`` by uid. ``holds`` by target, those that are in force."""
 
     config: EvictionConfig
     scene: Scene
     past: Past
-    leaving: Mapping[str, Mapping[str, float]]
+    leaving: Mapping[str, Leaving]
     holds: Mapping[str, Hold]
     started_s: float
 
@@ -175,7 +184,7 @@ class _Pass:
         ranking = self._lines(pressure, plan, going, words)
         for one in going:
             self._picks.append(Pick(pressure, one, ranking))
-            self._leaving[one.pod.uid] = {pressure.good: one.relief}
+            self._leaving[one.pod.uid] = Leaving(pressure.trigger, pressure.subject, {pressure.good: one.relief})
             self._spared[one.pod.uid] = "is going already"
             self._owners[owner_of(one.pod)] -= 1
 
@@ -203,8 +212,8 @@ class _Pass:
         quiet = grounds.config.limits.quiet_s
         if since < quiet:
             return Why.STARTING, f"started {since:.0f} s ago, nobody goes in the first {quiet:g} s"
-        hold = grounds.holds.get("node")
-        if hold is not None and (hold.until is None or grounds.scene.frame.wall_s < hold.until):
+        hold = pod_hold(grounds.holds)
+        if hold is not None:
             return Why.HELD, f"the node is held by {hold.by}: {hold.reason}"
         config: TriggerConfig = getattr(grounds.config.triggers, pressure.trigger)
         rest = cooling(grounds.past, pressure.trigger, config.cooldown_s, now)
@@ -213,18 +222,35 @@ class _Pass:
         return None
 
     def _coming(self, pressure: Pressure) -> tuple[float, list[str]]:
-        """What comes back without a further eviction, and whose it is."""
+        """What comes back without a further eviction, and whose it is.
+
+        A pressure of which it cannot be told how much is lacking waits for all that was ordered for its trigger.
+        """
         total, who = 0.0, []
-        for uid, hoped in sorted(self._leaving.items()):
+        for uid, going in sorted(self._leaving.items()):
             pod = self._grounds.scene.frame.pods.get(uid)
-            if pod is None or (pressure.named and pressure.only is not None and uid not in pressure.only):
+            awaited = pressure.need is None and going.trigger == pressure.trigger
+            if pressure.named and not awaited and pressure.only is not None and uid not in pressure.only:
                 continue
-            amount = held(pressure.good, pod, pressure.subject, self._grounds.scene)
-            amount = hoped.get(pressure.good, 0.0) if amount is None else amount
-            if amount > pressure.least or pressure.named:
+            amount = self._gives(pressure, pod, going)
+            if amount > pressure.least or pressure.named or awaited:
                 total += amount
-                who.append(pod.title)
+                who.append(f"pod {uid}" if pod is None else pod.title)
         return total, who
+
+    def _gives(self, pressure: Pressure, pod: PodFacts | None, going: Leaving) -> float:
+        """What one who is going gives back: what it holds, or what was hoped of it where that is more.
+
+        One that has ended but for a helper holds nothing any more, and what is judged by a mean over some time does not
+        show that yet.
+        """
+        holds = None if pod is None else held(pressure.good, pod, pressure.subject, self._grounds.scene)
+        hoped = going.frees.get(pressure.good, 0.0)
+        if pressure.subject in {going.subject, NODE}:
+            return hoped if holds is None else max(holds, hoped)
+        if holds is not None or pod is None:
+            return holds or 0.0
+        return hoped
 
     def _stays(self, pod: PodFacts) -> str | None:
         grounds = self._grounds

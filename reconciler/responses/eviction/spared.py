@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from reconciler.holds import pod_hold
 from reconciler.rules import PodSelector, any_glob
 from state.evidence import Frame, PodFacts
 from state.model import Hold, PodClass
@@ -76,11 +77,11 @@ def why_spared(
 ) -> str | None:
     """Why this pod is never evicted now, in words for a person; None: it may be.
 
-    ``holds`` by target; those that have run out do not count. What is not known (labels, age) spares the pod.
+    ``holds`` by target, those that are in force. What is not known (labels, age) spares the pod.
     """
     if pod.terminating:
         return "is ending already"
-    if (held := _hold(pod, holds, frame.wall_s)) is not None:
+    if holds and (held := pod_hold(holds, pod.uid, pod.paths)) is not None:
         return f"held by {held.by}: {held.reason}"
     if pod.held:
         return "held by an operator"
@@ -151,10 +152,3 @@ def _young(pod: PodFacts, config: SparedConfig, frame: Frame) -> str | None:
         return "its age is not known"
     age = age_s(pod, frame)
     return f"young: {age:.0f} s of {config.young_s:g} s" if age < config.young_s else None
-
-
-def _hold(pod: PodFacts, holds: Mapping[str, Hold], wall_s: float) -> Hold | None:
-    """The hold on the node, the pod, its directory or a container's; one on a single file or knob holds no pod."""
-    targets = ["node", f"pod:{pod.uid}", f"file:{pod.group}", *(f"file:{one.path}" for one in pod.containers)]
-    found = (holds[target] for target in targets if target in holds)
-    return next((hold for hold in found if hold.until is None or wall_s < hold.until), None)

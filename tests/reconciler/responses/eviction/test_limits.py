@@ -124,10 +124,10 @@ def test_cases_tell_how_orders_ended_and_an_order_without_a_case_lapses() -> Non
     past = Past(turns=(msgspec.structs.replace(turn(START, None), id="order-a"), turn(START, None, uid="b")))
     world.at = START + 30
     past = absorb(past, [case("a", None)], world.frame())
-    assert sorted(past.leaving) == ["a", "b"]
+    assert sorted(past.leaving(LIMITS, world.frame())) == ["a", "b"]
     world.at = START + 61
     past = absorb(past, [case("a", None)], world.frame())
-    assert sorted(past.leaving) == ["a"]
+    assert sorted(past.leaving(LIMITS, world.frame())) == ["a"]
     world.at = START + 70
     past = absorb(past, [case("a", Outcome.DONE, ended=WALL + 65)], world.frame())
     assert sorted((one.uid, one.outcome, one.ended_s) for one in past.turns) == [

@@ -14,7 +14,7 @@ from reconciler.responses.eviction.victims import Candidate, choose, lines, stan
 from reconciler.rules import LabelSelector, Operator, PodSelector, Requirement
 from state.evidence import ContainerFacts, PodFacts
 from state.model import Hold, PodClass, Resources
-from tests.reconciler.responses.eviction.world import GI, MI, START, WALL, World, batch, be
+from tests.reconciler.responses.eviction.world import GI, MI, START, World, batch, be
 
 BE_ONLY = (PodClass.RECLAIMED,)
 HOLD = Hold(target="pod:a", reason="debugging", by="jo")
@@ -98,22 +98,20 @@ def test_pods_without_a_controller_are_spared_where_that_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "until", "is_held"),
+    ("target", "is_held"),
     [
-        ("node", None, True),
-        ("pod:a", None, True),
-        ("pod:b", None, False),
-        ("pod:a", WALL - 1, False),
-        ("pod:a", WALL + 1, True),
-        ("file:/kubepods/besteffort/poda", None, True),
-        ("file:/kubepods/besteffort/poda/c1", None, True),
-        ("file:/kubepods/besteffort/poda/c1:cpu.quota", None, False),
-        ("knob:cpu.set", None, False),
+        ("node", True),
+        ("pod:a", True),
+        ("pod:b", False),
+        ("file:/kubepods/besteffort/poda", True),
+        ("file:/kubepods/besteffort/poda/c1", True),
+        ("file:/kubepods/besteffort/poda/c1:cpu.quota", False),
+        ("knob:cpu.set", False),
     ],
 )
-def test_what_a_person_holds_is_left_alone_while_it_is_held(target: str, until: float | None, is_held: bool) -> None:
+def test_what_a_person_holds_is_left_alone(target: str, is_held: bool) -> None:
     pod = be("a", containers=(ContainerFacts(id="c1", path="/kubepods/besteffort/poda/c1"),))
-    hold = Hold(target=target, reason="debugging", by="jo", until=until)
+    hold = Hold(target=target, reason="debugging", by="jo")
     assert spared(pod, holds={target: hold}) == ("held by jo: debugging" if is_held else None)
 
 

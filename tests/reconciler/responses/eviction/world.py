@@ -13,7 +13,7 @@ from reconciler.responses.eviction.triggers.named import Named
 from reconciler.signals.catalog import SIGNALS
 from reconciler.signals.history import History
 from state.eviction import Case
-from state.evidence import NODE, Frame, PodFacts, Sample
+from state.evidence import NODE, Finding, Frame, PodFacts, Sample
 from state.model import Hold, PodClass, Resources
 
 GI = 1 << 30
@@ -123,6 +123,7 @@ class Planner:
         self.cases: list[Case] = []
         self.holds: dict[str, Hold] = {}
         self.named: list[Named] = []
+        self.findings: list[Finding] | None = None
         self.decision = Decision()
         self.log: list[str] = []
         if started:
@@ -132,7 +133,14 @@ class Planner:
     def step(self, seconds: float = 1.0) -> Decision:
         self.world.at += seconds
         self.decision, self.memory = decide(
-            self.config, self.world.frame(), self.world.history, self.memory, self.cases, self.holds, self.named
+            self.config,
+            self.world.frame(),
+            self.world.history,
+            self.memory,
+            self.cases,
+            self.holds,
+            self.named,
+            self.findings,
         )
         self.log += self.decision.news
         return self.decision

@@ -1,0 +1,72 @@
+"""What each order under way was given for, and whether that is still so: what has gone is no reason to end a pod. Pure.
+
+Not known is not over: a trigger that is blind, and an order of an earlier run of the daemon, are let be.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from reconciler.responses.eviction.triggers.base import Reading
+from reconciler.responses.eviction.triggers.named import NAME, Named
+from state.eviction import Order
+from state.evidence import Finding, Verdict
+
+EASED_S: Final = 10.0
+"""A pressure that has been away this long is over: one that comes and goes would be ordered and withdrawn in turn."""
+
+Suffering = Collection[tuple[str, str]]
+"""Rule and title of each victim that is not known to be well."""
+
+
+class Reason(Struct, frozen=True, kw_only=True):
+    """Of one order. ``named``: where a rule named the pod. ``pressed_s``: when it was last so (monotonic seconds)."""
+
+    trigger: str
+    subject: str
+    uid: str
+    pressed_s: float
+    named: Named | None = None
+
+
+def suffering(findings: Iterable[Finding]) -> Suffering:
+    """Of the findings of one moment."""
+    return frozenset((one.rule, one.title) for one in findings if one.verdict is not Verdict.OK)
+
+
+def reason_of(order: Order, named: Named | None, now: float) -> Reason:
+    """The reason for an order that is given now."""
+    return Reason(trigger=order.cause, subject=order.subject, uid=order.uid, pressed_s=now, named=named)
+
+
+def pressing(
+    reasons: Mapping[str, Reason], readings: Mapping[str, Reading], ill: Suffering | None, now: float
+) -> dict[str, Reason]:
+    """The reasons, by order, as they stand now. ``ill`` None: how the rules' victims are is not known."""
+    return {
+        order: replace(reason, pressed_s=now) if _presses(reason, readings, ill) else reason
+        for order, reason in reasons.items()
+    }
+
+
+def over(reasons: Mapping[str, Reason], now: float) -> dict[str, str]:
+    """The orders whose reason is gone, with that in words."""
+    return {
+        order: f"{reason.named.victim} is well" if reason.named is not None else "the pressure is over"
+        for order, reason in reasons.items()
+        if now - reason.pressed_s >= EASED_S
+    }
+
+
+def _presses(reason: Reason, readings: Mapping[str, Reading], ill: Suffering | None) -> bool:
+    if reason.trigger == NAME:
+        named = reason.named
+        return named is None or ill is None or (named.rule, named.victim) in ill
+    reading = readings.get(reason.trigger)
+    if reading is None:
+        return False  # it was switched off
+    return not reading.known or any(
+        one.subject == reason.subject and (one.only is None or reason.uid in one.only) for one in reading.pressures
+    )
