@@ -19,7 +19,7 @@ _FLAGS: Final = frozenset(
 )
 _USUAL_PLACE: Final = "/sys/fs/resctrl"
 _LINE: Final = re.compile(r"^\s*([A-Z0-9]+):(.*)$", re.MULTILINE)
-_DOMAIN: Final = re.compile(r"(?:^|;)\s*(\d+)=")
+_VALUE: Final = re.compile(r"(?:^|;)\s*(\d+)=\s*(\w*)")
 
 
 class Status(StrEnum):
@@ -133,7 +133,8 @@ def read_capability(root: str = "/") -> Capability:
         known = "resctrl" in (_text(f"{prefix}/proc/filesystems") or "").split()
         status, reason = _missing(known, bool(flags), place)
         return Capability(status=status, reason=reason, cpu_flags=flags)
-    domains = {match[1]: tuple(map(int, _DOMAIN.findall(match[2]))) for match in _LINE.finditer(_schemata(place))}
+    lines = {match[1]: _VALUE.findall(match[2]) for match in _LINE.finditer(_schemata(place))}
+    domains = {name: tuple(int(domain) for domain, _ in values) for name, values in lines.items()}
     amd = "AuthenticAMD" in cpuinfo or "HygonGenuine" in cpuinfo
     caches: list[Cache] = []
     bandwidths: list[Bandwidth] = []
@@ -145,7 +146,9 @@ def read_capability(root: str = "/") -> Capability:
         if os.path.exists(f"{directory}/cbm_mask"):
             caches.append(_cache(directory, name, domains, amd=amd))
         elif os.path.exists(f"{directory}/min_bandwidth"):
-            bandwidths.append(_bandwidth(directory, name, domains, amd=amd, mbps="mba_MBps" in options))
+            # A least of 0 does not tell AMD's numbers: Arm's MPAM may have that, too, and counts in percent.
+            absolute = amd or any(value.isdecimal() and int(value) > 100 for _, value in lines.get(name, ()))
+            bandwidths.append(_bandwidth(directory, name, domains, absolute=absolute, mbps="mba_MBps" in options))
         else:
             unknown.append(name)
     return Capability(
@@ -204,20 +207,19 @@ def _cache(directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *,
 
 
 def _bandwidth(
-    directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *, amd: bool, mbps: bool
+    directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *, absolute: bool, mbps: bool
 ) -> Bandwidth:
-    minimum = _number(f"{directory}/min_bandwidth")
+    """``absolute``: the numbers are AMD's, by the vendor or by what stands there: no percent is above 100."""
     unit = BandwidthUnit.PERCENT
     if mbps:
         unit = BandwidthUnit.MBPS
-    elif amd or minimum == 0:
-        # Intel's least is 10 per cent; a least of 0 means AMD's absolute steps also where the vendor is not known.
+    elif absolute:
         unit = BandwidthUnit.EIGHTH_GBPS
     mode = _text(f"{directory}/thread_throttle_mode")
     return Bandwidth(
         name=name,
         unit=unit,
-        minimum=minimum,
+        minimum=_number(f"{directory}/min_bandwidth"),
         step=_number(f"{directory}/bandwidth_gran"),
         groups=_number(f"{directory}/num_closids"),
         # On AMD the file says 0 because there is no delay at all; its numbers are absolute.

@@ -45,14 +45,14 @@ def _schema(machine: Machine, schema: Schema) -> dict[str, Callable[[], str]]:
             "bit_usage": lambda: machine.allocation.bit_usage(schema),
         }
         if release >= (6, 7):
-            found["sparse_masks"] = _fixed(int(part.lenient))
+            found["sparse_masks"] = _fixed(int(part.lenient or part.sparse))
         return found
     found |= {
         "min_bandwidth": _fixed(part.minimum),
         "bandwidth_gran": _fixed(part.step),
         "delay_linear": _fixed(int(not part.absolute)),
     }
-    if release >= (5, 12) and not part.absolute:
+    if release >= (5, 12) and not part.absolute and not part.bits:
         found["thread_throttle_mode"] = _fixed("max")
     return found
 

@@ -330,7 +330,7 @@ class ResctrlModel:
     def describe(self, directory: str) -> None:
         """Only what /proc says of it; a ``root`` below the directory is shown without that."""
         texts = {
-            "cpuinfo": f"vendor_id\t: {self.shape.vendor}\nflags\t\t: {' '.join(self.shape.flags)}\n",
+            "cpuinfo": self.shape.cpuinfo,
             "filesystems": "nodev\tproc\n" + ("nodev\tresctrl\n" if self.shape.any else ""),
             "self/mountinfo": "25 1 0:22 / /sys rw - sysfs sysfs rw\n"
             + self.mountinfo().replace(f" {directory.rstrip('/')}/", " /"),

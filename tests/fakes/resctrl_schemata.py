@@ -154,7 +154,8 @@ class Allocation:
         if self.mbps and new:
             return number
         # Before 6.1 a limit in MB/s is rounded too, and cut to 32 bits without a word.
-        return -(-number // part.step) * part.step & 0xFFFFFFFF
+        rounded = -(-number // part.step) * part.step & 0xFFFFFFFF
+        return part.kept(rounded) if part.bits and not self.mbps else rounded
 
     def _mask(self, schema: Schema, cache: CacheShape, domain: int, text: str, group: Control) -> int:
         if group.mode == "pseudo-locksetup" and any(
@@ -168,7 +169,7 @@ class Allocation:
         if (mask == 0 and not cache.lenient) or mask > cache.full:
             raise self._status.refuse("Mask out of range")
         run = _first_run(mask, cache.ways)
-        if run != mask and not cache.lenient:
+        if run != mask and not (cache.lenient or cache.sparse):
             raise self._status.refuse(f"The mask {mask:x} has non-consecutive 1-bits")
         if run.bit_count() < least:
             raise self._status.refuse(f"Need at least {least} bits in the mask")

@@ -2,7 +2,9 @@
 
 ``INTEL``, ``INTEL_L2`` and ``AMD`` are the machines of the recorded transcripts (tests/fixtures/resctrl); the others
 are the same with another mount option or less hardware. Kernels: 5.10, 6.1 and 6.12 are proved; a release between two
-of them follows the version at which the kernel's source changed.
+of them follows the version at which the kernel's source changed. ``MPAM`` and ``MPAM_COARSE`` are Arm's as the kernel's
+documentation (arch/arm64/mpam) and source have it; nobody has recorded one. That its monitoring ids are of one control
+group each is left out.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +19,10 @@ ALL_EVENTS = ("llc_occupancy", "mbm_total_bytes", "mbm_local_bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class CacheShape:
-    """A cache with ``ways``; ``shareable`` is the mask that hardware uses too. ``lenient``: AMD's rules for masks."""
+    """A cache with ``ways``; ``shareable`` is the mask that hardware uses too.
+
+    ``lenient``: AMD's rules for masks; ``sparse``: those of MPAM, which takes holes, but no empty mask.
+    """
 
     name: Literal["L2", "L3"]
     ways: int
@@ -27,6 +32,7 @@ class CacheShape:
     shareable: int = 0
     min_bits: int = 1
     lenient: bool = False
+    sparse: bool = False
     cdp: bool = False
 
     @property
@@ -36,7 +42,10 @@ class CacheShape:
 
 @dataclass(frozen=True, kw_only=True)
 class BandwidthShape:
-    """Memory bandwidth. Intel: per cent in steps of ``step``; AMD: ``absolute`` eighths of a GB/s up to ``maximum``."""
+    """Memory bandwidth. Intel: per cent in steps of ``step``; AMD: ``absolute`` eighths of a GB/s up to ``maximum``.
+
+    ``bits``: MPAM keeps a per cent as a fraction of so many bits, and shows what came of it.
+    """
 
     name: Literal["MB", "SMBA"]
     domains: tuple[int, ...]
@@ -45,7 +54,14 @@ class BandwidthShape:
     step: int = 10
     maximum: int = 100
     absolute: bool = False
+    bits: int = 0
     since: Release = (0, 0)
+
+    def kept(self, percent: int) -> int:
+        """What MPAM shows of a per cent that was written: each number of the fraction stands for its upper end."""
+        steps = 1 << self.bits
+        number = min(steps, max(1, (2 * percent * steps + 100) // 200))
+        return (2 * 100 * number + steps) // (2 * steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +93,7 @@ class Shape:
     """One machine. ``options``: how its resctrl is mounted. Nothing but a name: it has no resctrl."""
 
     name: str
-    vendor: Literal["GenuineIntel", "AuthenticAMD"] = "GenuineIntel"
+    vendor: Literal["GenuineIntel", "AuthenticAMD", "Arm"] = "GenuineIntel"
     cpus: int = 4
     caches: tuple[CacheShape, ...] = ()
     bandwidths: tuple[BandwidthShape, ...] = ()
@@ -88,6 +104,13 @@ class Shape:
     @property
     def any(self) -> bool:
         return bool(self.caches or self.bandwidths or self.monitor)
+
+    @property
+    def cpuinfo(self) -> str:
+        """What /proc/cpuinfo has of the first CPU, as far as it matters here."""
+        if self.vendor == "Arm":
+            return "Features\t: fp asimd\nCPU implementer\t: 0x41\n"
+        return f"vendor_id\t: {self.vendor}\nflags\t\t: {' '.join(self.flags)}\n"
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -148,11 +171,31 @@ AMD = Shape(
     bandwidths=(_AMD_MB, replace(_AMD_MB, name="SMBA", since=(6, 3))),
     monitor=MonitorShape(rmids=32, domains=_AMD_DOMAINS, threshold=0, cache_bytes=16 << 20, configurable=True),
 )
+_MPAM_L3 = CacheShape(
+    name="L3", ways=16, size=32 << 20, domains=(1, 2), closids=32, shareable=0xFFFF, sparse=True, cdp=True
+)
+_MPAM_MB = BandwidthShape(name="MB", domains=(1, 2), closids=32, minimum=0, step=1, bits=16)
+MPAM = Shape(
+    name="mpam",
+    vendor="Arm",
+    caches=(_MPAM_L3,),
+    bandwidths=(_MPAM_MB,),
+    monitor=MonitorShape(
+        rmids=64,
+        domains=(1, 2),
+        threshold=0,
+        cache_bytes=32 << 20,
+        events=("llc_occupancy", "mbm_total_bytes"),
+    ),
+)
+MPAM_COARSE = replace(MPAM, name="mpam-coarse", bandwidths=(replace(_MPAM_MB, minimum=13, step=13, bits=3),))
 NONE = Shape(name="none")
 
 SHAPES = {shape.name: shape for shape in (INTEL, INTEL_CDP, INTEL_MBPS, INTEL_L2, L2_ONLY, AMD, NONE)}
 """Machines that every kernel knows."""
-ALL_SHAPES = {**SHAPES, INTEL_SNC.name: INTEL_SNC}
+MPAM_SHAPES = {shape.name: shape for shape in (MPAM, MPAM_COARSE)}
+"""Arm's, with kernels that have resctrl for it."""
+ALL_SHAPES = {**SHAPES, **MPAM_SHAPES, INTEL_SNC.name: INTEL_SNC}
 
 
 def schemas(shape: Shape, release: Release, options: Options) -> tuple[Schema, ...]:

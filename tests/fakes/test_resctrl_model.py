@@ -23,6 +23,8 @@ from tests.fakes.resctrl_shapes import (
     INTEL_MBPS,
     INTEL_SNC,
     L2_ONLY,
+    MPAM,
+    MPAM_COARSE,
     NONE,
     SHAPES,
     CacheShape,
@@ -105,6 +107,8 @@ def test_every_file_reads_and_every_group_goes_again(shape: Shape, release: Rele
         (INTEL_SNC, ("L3", "MB"), BandwidthUnit.PERCENT, 8, True),
         (L2_ONLY, ("L2",), None, 4, False),
         (AMD, ("L3", "MB", "SMBA"), BandwidthUnit.EIGHTH_GBPS, 16, True),
+        (MPAM, ("L3", "MB"), BandwidthUnit.PERCENT, 32, True),
+        (MPAM_COARSE, ("L3", "MB"), BandwidthUnit.PERCENT, 32, True),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -245,6 +249,18 @@ def test_a_new_group_gets_what_is_shared_or_unused() -> None:
     assert parse_schemata(model.read(f"{ROOT}/new", "schemata"))["L3"] == {0: 0xFFC, 1: 0xFFC}
     assert written(model, "new", "schemata", "L3:0=fff\n") == "EINVAL"
     assert status(model) == "Overlaps with exclusive group\n"
+
+
+@pytest.mark.parametrize(
+    ("shape", "shown"), [(MPAM, {20: 20, 99: 99, 100: 100}), (MPAM_COARSE, {13: 13, 20: 25, 90: 88})]
+)
+def test_mpam_takes_holes_and_shows_what_its_fraction_can_hold(shape: Shape, shown: dict[int, int]) -> None:
+    model = made(shape, (7, 0), "g")
+    for asked, there in shown.items():
+        assert written(model, "g", "schemata", f"L3:1=5;2=f\nMB:1={asked}\n") == ""
+        assert parse_schemata(model.read(f"{ROOT}/g", "schemata"))["MB"] == {1: there, 2: 100}
+    assert written(model, "g", "schemata", "L3:1=0\n") == "EINVAL"
+    assert written(model, "g", "schemata", "MB:1=2048\n") == "EINVAL"
 
 
 def test_a_group_is_not_made_where_nothing_is_left_for_it() -> None:

@@ -99,6 +99,25 @@ def test_amd_takes_sparse_masks_and_absolute_bandwidths(tmp_path: Path, name: st
     assert capability.monitoring == Monitoring(features=ALL, groups=32, recheck_bytes=0)
 
 
+@pytest.mark.parametrize(
+    ("cpuinfo", "values", "unit"),
+    [
+        pytest.param("Features\t: fp asimd\n", "MB:0=100;1=100\n", BandwidthUnit.PERCENT, id="Arm's MPAM"),
+        pytest.param("Features\t: fp asimd\n", "MB:0= 20;1=  0\n", BandwidthUnit.PERCENT, id="the same, divided"),
+        pytest.param("", "    MB:0=2048;1=  80\n", BandwidthUnit.EIGHTH_GBPS, id="AMD's numbers, vendor not known"),
+        pytest.param(AMD, "    MB:0=  80;1=  80\n", BandwidthUnit.EIGHTH_GBPS, id="AMD, all of it divided"),
+    ],
+)
+def test_a_least_of_nothing_does_not_tell_the_unit(
+    tmp_path: Path, cpuinfo: str, values: str, unit: BandwidthUnit
+) -> None:
+    for file, value in (("min_bandwidth", 0), ("bandwidth_gran", 1), ("num_closids", 32), ("delay_linear", 1)):
+        put(tmp_path / f"sys/fs/resctrl/info/MB/{file}", f"{value}\n")
+    put(tmp_path / "sys/fs/resctrl/schemata", values)
+    (part,) = read_capability(node(tmp_path, cpuinfo=cpuinfo)).bandwidths
+    assert (part.unit, part.minimum, part.domains) == (unit, 0, (0, 1))
+
+
 def test_every_recorded_kernel_is_understood_whole(tmp_path: Path) -> None:
     names = sorted(path.name.removesuffix(".info.txt") for path in FIXTURES.glob("*.info.txt"))
     assert len(names) == 5

@@ -12,7 +12,7 @@ from reconciler.policies.cache import KNOB, CacheConfig
 from state.cache import ClassShare
 from state.model import Hold
 from tests.fakes.resctrl_model import Deed
-from tests.fakes.resctrl_shapes import INTEL_L2, NONE, SHAPES, Shape
+from tests.fakes.resctrl_shapes import INTEL_L2, MPAM_SHAPES, NONE, SHAPES, Shape
 from tests.reconciler.actuators.resctrl_world import BATCH, BE, CRUNCH, MOUNT, NO_MONITOR, WEB, World, annotated, wants
 from tests.reconciler.nodes import online
 
@@ -49,7 +49,19 @@ async def test_the_second_sweep_writes_nothing(world: World) -> None:
 @pytest.mark.parametrize("release", [(5, 10), (6, 1), (6, 12)])
 @pytest.mark.parametrize("shape", [one for one in SHAPES.values() if one is not NONE], ids=lambda one: one.name)
 async def test_every_machine_takes_what_it_is_given(tmp_path: Path, shape: Shape, release: tuple[int, int]) -> None:
-    world = World(tmp_path, shape, release)
+    await taken(World(tmp_path, shape, release))
+
+
+@pytest.mark.parametrize("shape", MPAM_SHAPES.values(), ids=lambda one: one.name)
+async def test_so_does_arms(tmp_path: Path, shape: Shape) -> None:
+    world = World(tmp_path, shape, (7, 0))
+    await taken(world)
+    before = len(world.model.deeds)
+    await world.sweep(annotated(BATCH, limit="low"), WEB)
+    assert world.model.deeds[before:] == []
+
+
+async def taken(world: World) -> None:
     world.config = CacheConfig(
         enabled=True,
         l2=True,
