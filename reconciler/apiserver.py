@@ -6,6 +6,8 @@ from msgspec import Meta, Struct
 
 _PATH_RESTART: Final = {"path": True, "restart": True}
 _RESTART: Final = {"restart": True}
+_SECRET_RESTART: Final = {"restart": True, "secret": True}
+_SECRET_PATH_RESTART: Final = {"path": True, "restart": True, "secret": True}
 
 
 class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,14 +23,15 @@ class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = None
     server: Annotated[
-        str | None, Meta(description="URL instead of a kubeconfig, with the files below", extra=_RESTART)
+        str | None, Meta(description="URL instead of a kubeconfig, with the files below", extra=_SECRET_RESTART)
     ] = None
     token_file: Annotated[
-        str | None, Meta(description="file with a bearer token, read again when it changes", extra=_PATH_RESTART)
+        str | None,
+        Meta(description="file with a bearer token, read again when it changes", extra=_SECRET_PATH_RESTART),
     ] = None
     client_cert_file: Annotated[str | None, Meta(description="client certificate, PEM", extra=_PATH_RESTART)] = None
     client_key_file: Annotated[
-        str | None, Meta(description="key of the client certificate, PEM", extra=_PATH_RESTART)
+        str | None, Meta(description="key of the client certificate, PEM", extra=_SECRET_PATH_RESTART)
     ] = None
     ca_file: Annotated[
         str | None, Meta(description="CA of the API server's certificate; null: the system's", extra=_PATH_RESTART)
@@ -42,7 +45,7 @@ class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if (self.client_cert_file is None) != (self.client_key_file is None):
             raise ValueError("client_cert_file and client_key_file go together; one is missing")
         if self.server is not None and not self.server.startswith(("https://", "http://")):
-            raise ValueError(f"server: expected a URL such as https://10.0.0.1:6443; got {self.server!r}")
+            raise ValueError(f"server: expected a URL such as https://10.0.0.1:6443; got {len(self.server)} characters")
         alone = self.token_file or self.client_cert_file or self.ca_file or self.insecure_skip_verify
         if alone and self.server is None:
             raise ValueError("token_file, client_cert_file, ca_file and insecure_skip_verify belong to server")

@@ -4,6 +4,7 @@ Each text is checked on its own first, so that a mistake in the first file is to
 Then the checked values are merged and the structs built, which runs their own checks (``__post_init__``).
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar, final
 
@@ -18,6 +19,7 @@ from reconciler.yamltree import Node, Place, Problem, Scalar
 
 T = TypeVar("T", bound=Struct)
 
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # YAML 1.1's words, as people who write Kubernetes manifests know them. Everything else is refused, never guessed.
 _BOOLS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -113,81 +115,92 @@ class _Binder:
         self.problems.append(Problem(at, path, message))
         self._lost.append(path)
 
-    def check(self, node: Node, schema: Schema, path: str) -> _Given | None:
-        """A node as a value of ``schema``; None (and a problem) where it is not one."""
+    def check(self, node: Node, schema: Schema, path: str, *, secret: bool = False) -> _Given | None:
+        """A node as a value of ``schema``; None (and a problem) where it is not one. A ``secret`` one is not shown."""
         null = isinstance(node, Scalar) and node.null
         if isinstance(schema, Section):
             # All keys of a section commented out leave "kubelet:" with nothing: the defaults, not a mistake.
-            return _Given({}, node.at) if null else self._section(node, schema, path)
+            return _Given({}, node.at) if null else self._section(node, schema, path, secret)
         if null and schema.optional:
             return _Given(None, node.at)
         if isinstance(schema, Table):
-            return self._table(node, schema, path)
+            return self._table(node, schema, path, secret)
         if isinstance(schema, Rows):
-            return self._rows(node, schema, path)
-        return self._leaf(node, schema, path)
+            return self._rows(node, schema, path, secret)
+        return self._leaf(node, schema, path, secret)
 
-    def _section(self, node: Node, schema: Section, path: str) -> _Given | None:
+    def _section(self, node: Node, schema: Section, path: str, secret: bool) -> _Given | None:
         if not isinstance(node, yamltree.Mapping):
-            self._bad(node.at, path, f"expected a section with keys; got {node.shown}")
+            self._bad(node.at, path, f"expected a section with keys; got {_shown(node, secret)}")
             return None
         found: dict[str, _Given] = {}
         for key, child in node.items.items():
-            name = f"{path}.{key}" if path else key
             field = schema.fields.get(key)
+            said = _said(key, secret)
+            name = f"{path}.{said}" if path else said
             if field is None:
-                self.problems.append(Problem(node.places[key], name, _unknown(key, schema.fields)))
+                self.problems.append(Problem(node.places[key], name, _unknown(said, schema.fields)))
                 continue
-            given = self.check(child, field.schema, name)
+            given = self.check(child, field.schema, name, secret=field.secret)
             if given is not None:
                 found[key] = given
         return _Given(found, node.at)
 
-    def _table(self, node: Node, schema: Table, path: str) -> _Given | None:
+    def _table(self, node: Node, schema: Table, path: str, secret: bool) -> _Given | None:
         if not isinstance(node, yamltree.Mapping):
-            self._bad(node.at, path, f"expected keys with values; got {node.shown}")
+            self._bad(node.at, path, f"expected keys with values; got {_shown(node, secret)}")
             return None
         item = schema.item
-        checked = {key: self.check(child, item, f"{path}.{key}") for key, child in node.items.items()}
+        checked = {
+            key: self.check(child, item, f"{path}.{_said(key, secret)}", secret=secret)
+            for key, child in node.items.items()
+        }
         return _Given({key: given for key, given in checked.items() if given is not None}, node.at)
 
-    def _rows(self, node: Node, schema: Rows, path: str) -> _Given | None:
+    def _rows(self, node: Node, schema: Rows, path: str, secret: bool) -> _Given | None:
         if not isinstance(node, yamltree.Sequence):
-            hint = f"; write [{node.text}]" if isinstance(node, Scalar) and node.text and not node.null else ""
-            self._bad(node.at, path, f"expected a list; got {node.shown}{hint}")
+            hint = ""
+            if isinstance(node, Scalar) and node.text and not node.null:
+                hint = "; write [ ] around it" if secret else f"; write [{node.text}]"
+            self._bad(node.at, path, f"expected a list; got {_shown(node, secret)}{hint}")
             return None
-        checked = [self.check(child, schema.item, f"{path}[{index}]") for index, child in enumerate(node.items)]
+        checked = [
+            self.check(child, schema.item, f"{path}[{index}]", secret=secret) for index, child in enumerate(node.items)
+        ]
         return _Given(checked, node.at)
 
-    def _leaf(self, node: Node, leaf: Leaf, path: str) -> _Given | None:
+    def _leaf(self, node: Node, leaf: Leaf, path: str, secret: bool) -> _Given | None:
         if not isinstance(node, Scalar) or (node.null and leaf.kind is not Kind.CHOICE):
             hint = "; leave the key out for the default" if isinstance(node, Scalar) else ""
-            self._bad(node.at, path, f"expected {leaf.words}; got {node.shown}{hint}")
+            self._bad(node.at, path, f"expected {leaf.words}; got {_shown(node, secret)}{hint}")
             return None
         try:
-            value = _value(node, leaf)
+            value = _value(node, leaf, _shown(node, secret))
         except ValueError as exc:
             self._bad(node.at, path, str(exc))
             return None
         return _Given(value, node.at)
 
-    def make(self, given: _Given, schema: Schema, path: str) -> object:
-        """The finished value; None (and a problem) where a struct's own check refuses it."""
+    def make(self, given: _Given, schema: Schema, path: str, *, secret: bool = False) -> object:
+        """The finished value; None (and a problem) where a struct's own check refuses it. ``secret``: as in `check`."""
         if isinstance(schema, Leaf) or given.value is None:
             return given.value
         if isinstance(schema, Rows):
             assert isinstance(given.value, list)
-            items = enumerate(given.value)
-            return schema.make([self.make(one, schema.item, f"{path}[{at}]") for at, one in items if one is not None])
+            items = [(at, one) for at, one in enumerate(given.value) if one is not None]
+            return schema.make([self.make(one, schema.item, f"{path}[{at}]", secret=secret) for at, one in items])
         assert isinstance(given.value, dict)
         if isinstance(schema, Table):
             item = schema.item
-            return {key: self.make(one, item, f"{path}.{key}") for key, one in given.value.items()}
+            return {
+                key: self.make(one, item, f"{path}.{_said(key, secret)}", secret=secret)
+                for key, one in given.value.items()
+            }
         values: dict[str, object] = {}
         for key, field in schema.fields.items():
             name = f"{path}.{key}" if path else key
             if key in given.value:
-                values[field.attribute] = self.make(given.value[key], field.schema, name)
+                values[field.attribute] = self.make(given.value[key], field.schema, name, secret=field.secret)
             elif field.required and not self._refused(name):
                 self._bad(given.at, path, f"missing key {key!r}{_because(field)}")
         if self._refused(path):
@@ -209,22 +222,34 @@ def _because(field: Field) -> str:
     return f" ({field.description})" if field.description else ""
 
 
-def _value(node: Scalar, leaf: Leaf) -> object:
-    """A scalar in the leaf's type. Errors: `ValueError` with the whole message."""
+def _shown(node: Node, secret: bool) -> str:
+    """What stands there, for a message; of what may be a secret only the length."""
+    if secret and isinstance(node, Scalar) and not node.null:
+        return f"a text of {len(node.text)} characters"
+    return node.shown
+
+
+def _said(key: str, secret: bool) -> str:
+    """A key, for a message. Where secrets belong, one that is no plain name may be a misplaced secret."""
+    return key if not secret or _PLAIN.fullmatch(key) else f"({len(key)} characters)"
+
+
+def _value(node: Scalar, leaf: Leaf, shown: str) -> object:
+    """A scalar in the leaf's type. Errors: `ValueError` with the whole message, which has ``shown`` for the value."""
     match leaf.kind:
         case Kind.TEXT:
             value: object = node.text
         case Kind.PATH:
             if not node.text.startswith("/") or "\0" in node.text:
-                raise ValueError(f"expected {leaf.words}; got {node.shown}")
+                raise ValueError(f"expected {leaf.words}; got {shown}")
             value = node.text
         case Kind.BOOL:
             value = None if node.quoted else _BOOLS.get(node.text.lower())
             if value is None:
-                raise ValueError(f"expected {leaf.words}; got {node.shown}")
+                raise ValueError(f"expected {leaf.words}; got {shown}")
         case Kind.CHOICE:
             if node.text not in leaf.choices:
-                raise ValueError(f"expected {leaf.words}; got {node.shown}{_meant(node.text, leaf.choices)}")
+                raise ValueError(f"expected {leaf.words}; got {shown}{_meant(node.text, leaf.choices)}")
             value = node.text
         case Kind.CPUS:
             try:
@@ -233,19 +258,19 @@ def _value(node: Scalar, leaf: Leaf) -> object:
                 raise ValueError(f"expected {leaf.words}; {exc}") from exc
         case Kind.INT | Kind.FLOAT:
             number = units.parse_number(node.text, leaf.unit, whole=leaf.whole)
-            _within(number, leaf, node)
+            _within(number, leaf, shown)
             # Checked in full here: msgspec takes no bounds on "a number or null".
             return int(number) if leaf.kind is Kind.INT else float(number)
     try:
         return msgspec.convert(value, type=leaf.annotation)
     except msgspec.ValidationError as exc:
-        raise ValueError(f"{str(exc)[:1].lower()}{str(exc)[1:]}; got {node.shown}") from exc
+        raise ValueError(f"{str(exc)[:1].lower()}{str(exc)[1:]}; got {shown}") from exc
 
 
-def _within(number: float, leaf: Leaf, node: Scalar) -> None:
+def _within(number: float, leaf: Leaf, shown: str) -> None:
     low = leaf.low is None or (number > leaf.low if leaf.above else number >= leaf.low)
     if not low or (leaf.high is not None and number > leaf.high):
-        raise ValueError(f"out of bounds: expected {leaf.bounds}; got {node.shown}")
+        raise ValueError(f"out of bounds: expected {leaf.bounds}; got {shown}")
 
 
 def _unknown(key: str, fields: Mapping[str, Field]) -> str:

@@ -23,6 +23,7 @@ from reconciler.rules import Rules
 _RESTART: Final = {"restart": True}
 _PATH: Final = {"path": True}
 _PATH_RESTART: Final = {"path": True, "restart": True}
+_SECRET_PATH_RESTART: Final = {"path": True, "restart": True, "secret": True}
 
 
 class Mode(StrEnum):
@@ -121,11 +122,12 @@ class Kubelet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int | None, Meta(ge=1, le=65535, description="null: from the kubelet, else 10255", extra=_RESTART)
     ] = None
     token_file: Annotated[
-        str | None, Meta(description="file with a bearer token, read at each request; may rotate", extra=_PATH_RESTART)
+        str | None,
+        Meta(description="file with a bearer token, read at each request; may rotate", extra=_SECRET_PATH_RESTART),
     ] = None
     client_cert_file: Annotated[str | None, Meta(description="client certificate, PEM", extra=_PATH_RESTART)] = None
     client_key_file: Annotated[
-        str | None, Meta(description="key of the client certificate, PEM", extra=_PATH_RESTART)
+        str | None, Meta(description="key of the client certificate, PEM", extra=_SECRET_PATH_RESTART)
     ] = None
     ca_file: Annotated[
         str | None,

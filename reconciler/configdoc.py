@@ -12,10 +12,11 @@ from typing import Final
 
 from cgroupfs.cpuset import CpuSet
 from reconciler import units
+from reconciler.alerts.secrets import masked_url
 from reconciler.config import Config
 from reconciler.configfile import DEFAULT_PATH, Loaded, value_at
 from reconciler.policies.table import POLICIES
-from reconciler.schema import Field, Leaf, Rows, Schema, Section, Table, section_of, settings
+from reconciler.schema import Field, Kind, Leaf, Rows, Schema, Section, Table, section_of, settings
 
 # Bare YAML words: everything else is quoted.
 _SAFE: Final = re.compile(r"[A-Za-z0-9/][A-Za-z0-9/._%-]*")
@@ -228,6 +229,8 @@ def _in_force(value: object, field: Field) -> str:
         return f"{len(value)} rules"
     if isinstance(value, Mapping) and isinstance(field.schema, Table) and isinstance(field.schema.item, Section):
         return ", ".join(map(str, value)) or "none"
+    if field.secret and isinstance(value, str) and isinstance(field.schema, Leaf) and field.schema.kind is Kind.TEXT:
+        return shown(masked_url(value), field)
     return shown(value, field)
 
 

@@ -57,7 +57,8 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
         Meta(description=f"rules by name; those of the names {', '.join(SHIPPED_RULES)} change the shipped ones"),
     ] = {}
     probes: Annotated[
-        Mapping[str, Probe], Meta(description="probes of services' latency by name, for the signal service.latency")
+        Mapping[str, Probe],
+        Meta(description="probes of services' latency by name, for the signal service.latency", extra={"secret": True}),
     ] = {}
     perf: PerfConfig = PerfConfig()
     responses: ResponseConfig = ResponseConfig()

@@ -1,8 +1,9 @@
 """What a configuration may hold, read off the frozen structs that hold it: one declaration, everything else derives.
 
 A setting is a struct's field: its type gives kind and bounds (`msgspec.Meta`), its name the unit, ``Meta.description``
-the words. ``Meta(extra={"restart": True})`` marks what a reload cannot change, ``{"path": True}`` a path. Parser,
-validation, ``config explain``, the example file and docs/config.md all walk the `Section` made here.
+the words. ``Meta(extra={"restart": True})`` marks what a reload cannot change, ``{"path": True}`` a path,
+``{"secret": True}`` what may hold a secret, by mistake (a token where its file belongs) or not: no message shows it.
+Parser, validation, ``config explain``, the example file and docs/config.md all walk the `Section` made here.
 
 What few nodes set is not loaded on every node: behind the keys of a table may stand a struct that is imported when the
 first of them is written (`Later`).
@@ -121,7 +122,10 @@ class Later(Struct, frozen=True):
 
 
 class Field(Struct, frozen=True, kw_only=True):
-    """One key of a section: ``name`` in the file, ``attribute`` in the struct; ``default`` is NODEFAULT if required."""
+    """One key of a section: ``name`` in the file, ``attribute`` in the struct; ``default`` is NODEFAULT if required.
+
+    ``secret``: a wrong value is not shown. Of a section that is what stands in its place; its fields say it themselves.
+    """
 
     name: str
     attribute: str
@@ -129,6 +133,7 @@ class Field(Struct, frozen=True, kw_only=True):
     default: object
     description: str = ""
     restart: bool = False
+    secret: bool = False
 
     @property
     def required(self) -> bool:
@@ -179,6 +184,7 @@ def section_of(struct: type[Struct]) -> Section:
             default=default,
             description=next((meta.description for meta in reversed(metas) if meta.description), ""),
             restart=any((meta.extra or {}).get("restart", False) for meta in metas),
+            secret=any((meta.extra or {}).get("secret", False) for meta in metas),
         )
     return Section(make=struct, fields=fields)
 

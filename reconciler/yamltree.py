@@ -124,10 +124,13 @@ class _Builder:
 
     def _refuse_fancy(self, event: yaml.NodeEvent) -> None:
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            raise _RefusedError(self.place(event), f"anchors and aliases are refused ({event.anchor}): write it out")
+            # Its name is not shown: it may be a password that nobody has quoted.
+            message = "anchors and aliases are refused: write it out; a text that begins with & or * needs quotes"
+            raise _RefusedError(self.place(event), message)
         tag = getattr(event, "tag", None)
         if tag is not None and tag != "!":
-            raise _RefusedError(self.place(event), f"tags are refused ({tag}): the setting knows its own type")
+            message = "tags are refused: the setting knows its own type; a text that begins with ! needs quotes"
+            raise _RefusedError(self.place(event), message)
 
     def _mapping(self, at: Place, nodes: list[Node]) -> Mapping:
         items: dict[str, Node] = {}

@@ -10,6 +10,8 @@ from reconciler.alerts.alert import Kind, Severity
 from reconciler.alerts.secrets import MASK, check_url, masked_url
 
 _PATH: Final = {"path": True}
+_SECRET: Final = {"secret": True}
+_SECRET_PATH: Final = {"path": True, "secret": True}
 SINKS: Final = ("journal", "alertmanager", "webhook", "kubernetes", "command", "file")
 """The kinds of sinks, each a section of `Sink`; `reconciler.alerts.sinks` has what they do."""
 
@@ -24,11 +26,11 @@ class Trust(Struct, frozen=True, kw_only=True):
     """How an HTTP server and we know each other."""
 
     token_file: Annotated[
-        str | None, Meta(description="file with a bearer token, read again when it changes", extra=_PATH)
+        str | None, Meta(description="file with a bearer token, read again when it changes", extra=_SECRET_PATH)
     ] = None
     ca_file: Annotated[str | None, Meta(description="CA of the server, PEM; null: the system's", extra=_PATH)] = None
     cert_file: Annotated[str | None, Meta(description="client certificate, PEM", extra=_PATH)] = None
-    key_file: Annotated[str | None, Meta(description="key of the client certificate, PEM", extra=_PATH)] = None
+    key_file: Annotated[str | None, Meta(description="key of the client certificate, PEM", extra=_SECRET_PATH)] = None
     server_name: Annotated[
         str | None, Meta(description="the name in the server's certificate, where it is not in the URL")
     ] = None
@@ -44,7 +46,10 @@ class Alertmanager(Trust, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     urls: Annotated[
         tuple[str, ...],
-        Meta(description="instances such as http://alertmanager:9093; a path before /api/v2/alerts may follow"),
+        Meta(
+            description="instances such as http://alertmanager:9093; a path before /api/v2/alerts may follow",
+            extra=_SECRET,
+        ),
     ]
     resend_s: Annotated[
         float, Meta(ge=1, le=3600, description="a state that lasts is sent again this often; it ends 4 times later")
@@ -52,7 +57,9 @@ class Alertmanager(Trust, frozen=True, kw_only=True, forbid_unknown_fields=True)
     event_s: Annotated[
         float, Meta(ge=1, le=86400, description="an event, which has no end of its own, is active this long")
     ] = 900.0
-    generator_url: Annotated[str, Meta(description="link that Alertmanager shows as the source; empty: none")] = ""
+    generator_url: Annotated[
+        str, Meta(description="link that Alertmanager shows as the source; empty: none", extra=_SECRET)
+    ] = ""
 
     def __post_init__(self) -> None:
         self._check()
@@ -68,14 +75,16 @@ class Alertmanager(Trust, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class Webhook(Trust, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Any HTTP server: our own JSON document, or a body of your own."""
 
-    url: Annotated[str | None, Meta(description="where to send; never shown beyond its host")] = None
+    url: Annotated[str | None, Meta(description="where to send; never shown beyond its host", extra=_SECRET)] = None
     url_file: Annotated[
-        str | None, Meta(description="file with the URL, where that is a secret; read at each request", extra=_PATH)
+        str | None,
+        Meta(description="file with the URL, where that is a secret; read at each request", extra=_SECRET_PATH),
     ] = None
     method: Annotated[Literal["POST", "PUT", "PATCH"], Meta(description="the request's method")] = "POST"
-    headers: Annotated[Mapping[str, str], Meta(description="headers; values are never shown")] = {}
+    headers: Annotated[Mapping[str, str], Meta(description="headers; values are never shown", extra=_SECRET)] = {}
     header_files: Annotated[
-        Mapping[str, str], Meta(description="headers whose values are in these files, read at each request")
+        Mapping[str, str],
+        Meta(description="headers whose values are in these files, read at each request", extra=_SECRET),
     ] = {}
     content_type: Annotated[
         str, Meta(description="of the body; with json in it, placeholders are escaped as in a JSON text")
@@ -93,14 +102,15 @@ class Webhook(Trust, frozen=True, kw_only=True, forbid_unknown_fields=True):
             check_url("url", self.url)
         for name in (*self.headers, *self.header_files):
             if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
-                raise ValueError(f"headers: {name!r} is no header's name")
+                # It is not shown: "Authorization: KEY" in quotes is a name with everything in it.
+                raise ValueError(f"headers: a key of {len(name)} characters is no header's name")
         if not all(text.isascii() and text.isprintable() for text in self.headers.values()):
             raise ValueError("headers: a value is one line of plain ASCII text")
         if both := {name.lower() for name in self.headers} & {name.lower() for name in self.header_files}:
             raise ValueError(f"headers and header_files both give {', '.join(sorted(both))}")
         for name, path in self.header_files.items():
             if not path.startswith("/"):
-                raise ValueError(f"header_files: {name}: expected an absolute path; got {path!r}")
+                raise ValueError(f"header_files: {name}: expected an absolute path; got {len(path)} characters")
         if self.template is not None:
             from reconciler.alerts.template import Template  # noqa: PLC0415  (nothing that few nodes need is loaded)
 
@@ -129,7 +139,8 @@ class Command(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A program of yours that gets our JSON document on its standard input; 0 means that it took it."""
 
     argv: Annotated[
-        tuple[str, ...], Meta(description="program (absolute path) and arguments; no shell; arguments are never shown")
+        tuple[str, ...],
+        Meta(description="program (absolute path) and arguments; no shell; arguments are never shown", extra=_SECRET),
     ]
 
     def __post_init__(self) -> None:
@@ -171,10 +182,10 @@ class Sink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 0
     give_up_s: Annotated[float, Meta(ge=10, le=2592000, description="age at which an alert is given up")] = 86400.0
     journal: Journal | None = None
-    alertmanager: Alertmanager | None = None
-    webhook: Webhook | None = None
+    alertmanager: Annotated[Alertmanager | None, Meta(extra=_SECRET)] = None
+    webhook: Annotated[Webhook | None, Meta(extra=_SECRET)] = None
     kubernetes: Kubernetes | None = None
-    command: Command | None = None
+    command: Annotated[Command | None, Meta(extra=_SECRET)] = None
     file: File | None = None
 
     def __post_init__(self) -> None:
@@ -192,7 +203,8 @@ class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Who is told what happens on this node. Without a sink, the daemon's log alone."""
 
     sinks: Annotated[
-        Mapping[str, Sink], Meta(description="sinks by a name of your choice, which metrics and messages use")
+        Mapping[str, Sink],
+        Meta(description="sinks by a name of your choice, which metrics and messages use", extra=_SECRET),
     ] = {}
     labels: Annotated[Mapping[str, str], Meta(description="labels put on every alert, such as the cluster's name")] = {}
     queue: Annotated[
@@ -205,7 +217,7 @@ class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def __post_init__(self) -> None:
         for name in self.sinks:
             if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum() or len(name) > 63:
-                raise ValueError(f"sinks: {name!r}: expected a name of letters, digits, - and _")
+                raise ValueError(f"sinks: expected a name of letters, digits, - and _; got {len(name)} characters")
         for name in self.labels:
             if not name.isascii() or not name.isidentifier():
                 raise ValueError(f"labels: {name!r}: expected letters, digits and _, with no digit first")

@@ -14,6 +14,7 @@ from reconciler.rules import LabelSelector
 KINDS: Final = ("command", "http", "prometheus")
 """Each a section of `Probe`."""
 
+_SECRET: Final = {"secret": True}
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _HEADER: Final = re.compile(r"[A-Za-z0-9_-]+")
 _SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key", "x-auth-token"})
@@ -45,7 +46,10 @@ class CommandProbe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     argv: Annotated[
         tuple[str, ...],
-        Meta(description="program (absolute path) and arguments, which may have placeholders such as {ip}"),
+        Meta(
+            description="program (absolute path) and arguments, which may have placeholders such as {ip}",
+            extra=_SECRET,
+        ),
     ]
     user: Annotated[
         str | None, Meta(description="user name or number that it runs as; null: nobody, where bypassd is root")
@@ -71,11 +75,17 @@ class _Asked(Trust, frozen=True, kw_only=True):
 
     url: Annotated[
         str,
-        Meta(description="such as http://{ip}:8080/ping; {ip}, {name}, {label:KEY}, {annotation:KEY} are the pod's"),
+        Meta(
+            description="such as http://{ip}:8080/ping; {ip}, {name}, {label:KEY}, {annotation:KEY} are the pod's",
+            extra=_SECRET,
+        ),
     ]
-    headers: Annotated[Mapping[str, str], Meta(description="headers of each request; values are never shown")] = {}
+    headers: Annotated[
+        Mapping[str, str], Meta(description="headers of each request; values are never shown", extra=_SECRET)
+    ] = {}
     header_files: Annotated[
-        Mapping[str, str], Meta(description="headers whose values are in these files, read at each request")
+        Mapping[str, str],
+        Meta(description="headers whose values are in these files, read at each request", extra=_SECRET),
     ] = {}
 
     def __post_init__(self) -> None:
@@ -89,12 +99,17 @@ class _Asked(Trust, frozen=True, kw_only=True):
             raise ValueError("url: the host is {ip} or a name; labels and annotations may stand for the port only")
         for name, text in self.headers.items():
             if not _HEADER.fullmatch(name) or "\n" in text or "\r" in text:
-                raise ValueError(f"headers: {name!r} is no header's name, or its value has more than one line")
+                raise ValueError(
+                    f"headers: a key of {len(name)} characters is no header's name, or its value has more than one line"
+                )
             if name.lower() in _SECRET_HEADERS:
                 raise ValueError(f"headers: {name} is a secret; put it into a file and name that in header_files")
         for name, path in self.header_files.items():
             if not _HEADER.fullmatch(name) or not path.startswith("/"):
-                raise ValueError(f"header_files: {name}: expected a header's name and an absolute path; got {path!r}")
+                raise ValueError(
+                    f"header_files: expected a header's name and an absolute path; got {len(name)} and {len(path)} "
+                    "characters"
+                )
         if both := {name.lower() for name in self.headers} & {name.lower() for name in self.header_files}:
             raise ValueError(f"headers and header_files both give {', '.join(sorted(both))}")
 
@@ -175,9 +190,9 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unit: Annotated[
         LatencyUnit | None, Meta(description="of the number that is read; null: s for prometheus, ms otherwise")
     ] = None
-    command: CommandProbe | None = None
-    http: HttpProbe | None = None
-    prometheus: PrometheusProbe | None = None
+    command: Annotated[CommandProbe | None, Meta(extra=_SECRET)] = None
+    http: Annotated[HttpProbe | None, Meta(extra=_SECRET)] = None
+    prometheus: Annotated[PrometheusProbe | None, Meta(extra=_SECRET)] = None
 
     def __post_init__(self) -> None:
         given = [name for name in KINDS if getattr(self, name) is not None]
@@ -225,5 +240,5 @@ def _check_placeholders(setting: str, text: str) -> None:
     if setting == "url" and ("{" in rest or "}" in rest):
         raise ValueError(
             f"{setting}: expected the placeholders {{ip}}, {{name}}, {{namespace}}, {{uid}}, {{label:KEY}} and "
-            f"{{annotation:KEY}}; got {text!r}"
+            f"{{annotation:KEY}}; got something else in braces"
         )

@@ -12,6 +12,8 @@ from cgroupfs.cpuset import CpuSet
 from reconciler.binder import ConfigError, Text, bind
 from reconciler.schema import section_of
 
+QUOTES = "a text that begins with {} needs quotes"
+
 
 class Colour(StrEnum):
     RED = "red"
@@ -137,8 +139,8 @@ labels: {tier: 5, empty: ""}
         ("a: [1", ["f0:2:1: not YAML: did not find expected ',' or ']' while parsing a flow sequence"]),
         ("a: b: c", ["f0:1:5: not YAML: mapping values are not allowed in this context"]),
         ("count: 1\n---\ncount: 2", ["f0:2:1: a second document starts here; put everything into one"]),
-        ("a: &x 1\nb: *x", ["f0:1:4: anchors and aliases are refused (x): write it out"]),
-        ("count: !!int 1", ["f0:1:8: tags are refused (tag:yaml.org,2002:int): the setting knows its own type"]),
+        ("a: &x 1\nb: *x", [f"f0:1:4: anchors and aliases are refused: write it out; {QUOTES.format('& or *')}"]),
+        ("count: !!int 1", [f"f0:1:8: tags are refused: the setting knows its own type; {QUOTES.format('!')}"]),
         ("a: " + "[" * 60_000, ["f0:1:19: nested more than 16 levels deep"]),
         ("#" * (1 << 20) + "##", ["f0:1:1: larger than 1 MiB; this is no configuration"]),
     ],
