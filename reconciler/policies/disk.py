@@ -25,24 +25,20 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Final
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.codecs import Value
-from cgroupfs.device_codecs import MAX_BFQ_WEIGHT, MAX_IOPS, MAX_LATENCY_US, MIN_CFQ_WEIGHT, cost_row
+from cgroupfs.device_codecs import MAX_BFQ_WEIGHT, MIN_CFQ_WEIGHT, cost_row
 from cgroupfs.devices import DeviceLimits, Row
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig, containers_of
+from reconciler.policies.diskrules import KEYS, LEAST_BPS, LEAST_IOPS, DiskRule, by_device
 from reconciler.policies.offers import lacking
 from state.disk import DiskPlan
 from state.model import NodeView, Pod, PodClass, Pools, Setting
 
 NAME: Final = "disk"
-LEAST_BPS: Final = 65_536
-"""No part of a limit is smaller: a program that cannot read a page in a second looks hung."""
-LEAST_IOPS: Final = 10
-_MOST_BPS: Final = 1 << 50
-_KEYS: Final = {"rbps": "read_bps", "wbps": "write_bps", "riops": "read_iops", "wiops": "write_iops"}
 _LEAST: Final = {"rbps": LEAST_BPS, "wbps": LEAST_BPS, "riops": LEAST_IOPS, "wiops": LEAST_IOPS}
 _WEIGHTS: Final = {1: ("blkio.weight", "blkio.bfq_weight"), 2: ("io.weight", "io.bfq_weight")}
 
@@ -52,55 +48,6 @@ class Share(StrEnum):
 
     NODE = "node"
     POD = "pod"
-
-
-class DiskRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One disk and its limits; what is not given is not limited."""
-
-    name: Annotated[
-        str, Meta(min_length=1, description="a directory on it, a path below /dev, its name, or its major:minor")
-    ]
-    read_bps: Annotated[
-        Annotated[int, Meta(ge=LEAST_BPS, le=_MOST_BPS)] | None,
-        Meta(description="bytes that BE may read in a second; null: any"),
-    ] = None
-    write_bps: Annotated[
-        Annotated[int, Meta(ge=LEAST_BPS, le=_MOST_BPS)] | None,
-        Meta(description="bytes that BE may write in a second; null: any"),
-    ] = None
-    read_iops: Annotated[
-        Annotated[int, Meta(ge=LEAST_IOPS, le=MAX_IOPS)] | None, Meta(description="reads of BE in a second; null: any")
-    ] = None
-    write_iops: Annotated[
-        Annotated[int, Meta(ge=LEAST_IOPS, le=MAX_IOPS)] | None, Meta(description="writes of BE in a second; null: any")
-    ] = None
-    latency_us: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_LATENCY_US)] | None,
-        Meta(description="cgroup v2: above this latency of online pods' I/O others are slowed down; null: off"),
-    ] = None
-    cost_qos: Annotated[
-        str | None,
-        Meta(
-            description="cgroup v2: the disk's io.cost.qos, such as rpct=95 rlat=5000 wpct=95 wlat=5000 min=50 "
-            "max=150; empty: the kernel chooses; null: iocost is left as it is"
-        ),
-    ] = None
-    cost_model: Annotated[
-        str | None,
-        Meta(
-            description="cgroup v2: the disk's io.cost.model, all of rbps, rseqiops, rrandiops, wbps, wseqiops, "
-            "wrandiops; null: the kernel guesses"
-        ),
-    ] = None
-
-    def __post_init__(self) -> None:
-        for line, model in ((self.cost_qos, False), (self.cost_model, True)):
-            if line is not None:
-                cost_row(line, model=model)
-
-    def limits(self) -> Row:
-        """What is limited, under the kernel's names."""
-        return {key: value for key, name in _KEYS.items() if (value := getattr(self, name)) is not None}
 
 
 class DiskConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -157,9 +104,9 @@ def for_parents(view: NodeView, pools: Pools, config: DiskConfig) -> list[Settin
     settings += _protected(view, view.burstable, config)
     for knob, model in (("io.cost_qos", False), ("io.cost_model", True)):
         rows = {
-            view.disks[rule.name].device: cost_row(line, model=model)
-            for rule in config.devices
-            if rule.name in view.disks and (line := rule.cost_model if model else rule.cost_qos) is not None
+            device: cost_row(line, model=model)
+            for device, rule in _rules(view, config).items()
+            if (line := rule.cost_model if model else rule.cost_qos) is not None
         }
         if rows:
             settings.append(_setting("/", knob, DeviceLimits(rows), "as configured for these disks"))
@@ -199,19 +146,23 @@ def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskConfig) -> lis
     return [
         replace(_setting(one.group.path, f"blkio.{name}", _only(limits, key), words), container_id=one.id)
         for one in containers
-        for key, name in _KEYS.items()
+        for key, name in KEYS.items()
     ]
+
+
+def _rules(view: NodeView, config: DiskConfig) -> dict[str, DiskRule]:
+    return by_device(config.devices, view.disks)[0]
 
 
 def _part(view: NodeView, config: DiskConfig, mine: int, of: int) -> DeviceLimits | None:
     """``mine`` of ``of`` equal parts of every limit; None where nothing is limited on a disk that is there."""
     rows = {
-        view.disks[rule.name].device: {
+        device: {
             key: max(_LEAST[key], value * mine // max(of, 1)) if isinstance(value, int) else value
             for key, value in rule.limits().items()
         }
-        for rule in config.devices
-        if rule.name in view.disks and rule.limits()
+        for device, rule in _rules(view, config).items()
+        if rule.limits()
     }
     return DeviceLimits(rows) if rows else None
 
@@ -223,9 +174,9 @@ def _only(limits: DeviceLimits, key: str) -> DeviceLimits | None:
 
 def _protected(view: NodeView, path: str, config: DiskConfig) -> list[Setting]:
     rows: Mapping[str, Row] = {
-        view.disks[rule.name].device: {"target": rule.latency_us}
-        for rule in config.devices
-        if rule.name in view.disks and rule.latency_us is not None
+        device: {"target": rule.latency_us}
+        for device, rule in _rules(view, config).items()
+        if rule.latency_us is not None
     }
     return [_setting(path, "io.latency", DeviceLimits(rows), "latency target of online I/O")] if rows else []
 
@@ -264,6 +215,7 @@ def _reason(view: NodeView, config: DiskConfig, plan: DiskPlan) -> str:
     lost = sorted(rule.name for rule in config.devices if rule.name not in view.disks)
     if lost:
         parts.append(f"no disk found behind {', '.join(lost)}")
+    parts += by_device(config.devices, view.disks)[1]
     return "; ".join(parts) or "nothing is asked for"
 
 

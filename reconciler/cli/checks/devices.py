@@ -12,7 +12,10 @@ from cgroupfs.probe import offered
 from reconciler.actuators.links import link_mbit
 from reconciler.cli.checks.finding import Finding, State
 from reconciler.cli.nodeview import NodeView
+from reconciler.policies.disk import DiskConfig
+from reconciler.policies.diskrules import by_device
 from reconciler.sources.disks import find_disk
+from state.disk import Disk
 
 _WEIGHING: Final = frozenset({"bfq", "cfq"})
 _LEADING: Final = ("ifb", "sch_ingress", "sch_htb", "cls_u32", "act_mirred")
@@ -24,8 +27,7 @@ def devices(node: NodeView) -> Iterator[Finding]:
     there = offered(node.hierarchy, node.layout.kubepods) if node.hierarchy and node.layout else frozenset[str]()
     disk, network = node.config.policies.disk, node.config.policies.network
     if disk.enabled:
-        for rule in disk.devices:
-            yield _disk(node, rule.name, weighed=disk.weight_be is not None or disk.weight_online is not None)
+        yield from _disks(node, disk)
         if there and not there & _THROTTLES:
             yield Finding("disks", State.WARN, "this kernel limits no disk", "a kernel with CONFIG_BLK_DEV_THROTTLING")
     if network.enabled:
@@ -61,11 +63,21 @@ def _absent(node: NodeView, names: Iterable[str]) -> list[str]:
     return [name for name in names if name not in known]
 
 
-def _disk(node: NodeView, name: str, *, weighed: bool) -> Finding:
-    try:
-        disk = find_disk(name, node.root)
-    except SourceError as exc:
-        return Finding("disk", State.WARN, str(exc), "correct policies.disk.devices")
+def _disks(node: NodeView, config: DiskConfig) -> Iterator[Finding]:
+    weighed = config.weight_be is not None or config.weight_online is not None
+    disks: dict[str, Disk] = {}
+    for rule in config.devices:
+        try:
+            disks[rule.name] = find_disk(rule.name, node.root)
+        except SourceError as exc:
+            yield Finding("disk", State.WARN, str(exc), "correct policies.disk.devices")
+        else:
+            yield _disk(rule.name, disks[rule.name], weighed=weighed)
+    for words in by_device(config.devices, disks)[1]:
+        yield Finding("disk", State.WARN, words, "name each disk once in policies.disk.devices")
+
+
+def _disk(name: str, disk: Disk, *, weighed: bool) -> Finding:
     words = f"{name} is {disk.title}, scheduler {disk.scheduler or 'not known'}"
     if weighed and disk.scheduler and disk.scheduler not in _WEIGHING:
         fix = f"weights need BFQ: echo bfq > /sys/block/{disk.kernel}/queue/scheduler (or iocost on cgroup v2)"

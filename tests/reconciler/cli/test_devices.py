@@ -13,7 +13,8 @@ from reconciler.cli.options import parser
 from reconciler.cli.recorded import Recorded
 from reconciler.cli.words import text
 from reconciler.config import Config
-from reconciler.policies.disk import DiskConfig, DiskRule
+from reconciler.policies.disk import DiskConfig
+from reconciler.policies.diskrules import DiskRule
 from reconciler.policies.network import InterfaceRule, NetworkConfig
 from reconciler.policies.table import PoliciesConfig
 from tests.reconciler.cli.livenode import LiveNode
@@ -55,6 +56,14 @@ def test_a_disk_is_told_with_its_scheduler(live: LiveNode, scheduler: str, weigh
     with_disk(live, scheduler)
     name = "bfq" if "[bfq]" in scheduler else "none"
     assert found(live, disk("8:1", weight=weight)) == [("disk", state, f"8:1 is sda 8:0, scheduler {name}")]
+
+
+def test_two_names_of_one_disk_that_say_different_things_are_told(live: LiveNode) -> None:
+    with_disk(live)
+    rules = (DiskRule(name="8:1", write_bps=MEGA), DiskRule(name="8:0", write_bps=2 * MEGA))
+    told = found(live, PoliciesConfig(disk=DiskConfig(enabled=True, devices=rules)))
+    words = "8:1 and 8:0 are both sda 8:0: of two write_bps the smaller counts"
+    assert told[2:] == [("disk", State.WARN, words)]
 
 
 def test_a_disk_that_is_not_there_is_told(live: LiveNode) -> None:

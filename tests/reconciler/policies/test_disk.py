@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.naming import QosClass
 from reconciler.planner import plan
-from reconciler.policies.disk import LEAST_BPS, DiskConfig, DiskRule, Share
+from reconciler.policies.disk import DiskConfig, Share
+from reconciler.policies.diskrules import LEAST_BPS, DiskRule
 from reconciler.policies.table import PoliciesConfig
 from state.disk import Disk
 from state.model import ContainerKind, NodeView, Pod
@@ -131,6 +132,67 @@ CASES = {
 @pytest.mark.parametrize(("view", "settings", "expected"), CASES.values(), ids=CASES)
 def test_who_gets_which_part(view: NodeView, settings: DiskConfig, expected: Mapping[tuple[str, str], str]) -> None:
     assert wanted(view, settings) == expected
+
+
+TWO_NAMES = {
+    "/data": Disk(device="254:0", kernel="vda", scheduler="bfq"),
+    "vda": Disk(device="254:0", kernel="vda", scheduler="bfq"),
+    "vdb": Disk(device="254:16", kernel="vdb", scheduler="bfq"),
+}
+MODEL = "rbps={} rseqiops=2 rrandiops=3 wbps=4 wseqiops=5 wrandiops=6"
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected", "told"),
+    [
+        (
+            [{"name": "/data", "read_bps": 8 * MEGA}, {"name": "vda", "write_bps": 4 * MEGA}],
+            {("besteffort", "io.max"): f"254:0 rbps={8 * MEGA} wbps={4 * MEGA}"},
+            [],
+        ),
+        (
+            [
+                {"name": "/data", "read_bps": 8 * MEGA, "write_iops": 50},
+                {"name": "vda", "read_bps": 2 * MEGA, "write_iops": 90},
+                {"name": "vdb", "read_bps": 9 * MEGA},
+            ],
+            {("besteffort", "io.max"): f"254:0 rbps={2 * MEGA} wiops=50; 254:16 rbps={9 * MEGA}"},
+            [
+                f"/data and vda are both vda 254:0: of two {name} the smaller counts"
+                for name in ("read_bps", "write_iops")
+            ],
+        ),
+        (
+            [{"name": "/data", "read_bps": MEGA}, {"name": "vda", "read_bps": MEGA}],
+            {("besteffort", "io.max"): f"254:0 rbps={MEGA}"},
+            [],
+        ),
+        (
+            [{"name": "/data", "latency_us": 900, "cost_qos": ""}, {"name": "vda", "latency_us": 500}],
+            {("burstable", "io.latency"): "254:0 target=500", ("/", "io.cost_qos"): "254:0 enable=1 ctrl=auto"},
+            ["/data and vda are both vda 254:0: of two latency_us the smaller counts"],
+        ),
+        (
+            [{"name": "/data", "cost_model": MODEL.format(1)}, {"name": "vda", "cost_model": MODEL.format(9)}],
+            {("/", "io.cost_model"): f"254:0 ctrl=user model=linear {MODEL.format(1)}"},
+            ["/data and vda are both vda 254:0: of two cost_model the first counts"],
+        ),
+        (
+            [{"name": "/gone", "read_bps": MEGA}, {"name": "vda", "read_bps": 2 * MEGA}],
+            {("besteffort", "io.max"): f"254:0 rbps={2 * MEGA}"},
+            ["no disk found behind /gone"],
+        ),
+    ],
+    ids=["other keys", "the same keys", "no conflict", "latency", "models", "one of them not there"],
+)
+def test_two_names_of_one_disk_are_one_rule(
+    rules: list[dict[str, Any]], expected: Mapping[tuple[str, str], str], told: list[str]
+) -> None:
+    settings = DiskConfig(enabled=True, weight_be=None, devices=tuple(DiskRule(**rule) for rule in rules))
+    view = here(V2, pod("a"), disks=TWO_NAMES)
+    assert wanted(view, settings) == expected
+    reason = plan(view, None, PoliciesConfig(disk=settings)).pools.reasons["disk"]
+    assert [words for words in reason.split("; ") if "both" in words or "found" in words] == told
 
 
 def test_nothing_is_wanted_unless_it_is_enabled() -> None:

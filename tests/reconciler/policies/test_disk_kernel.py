@@ -21,7 +21,8 @@ from reconciler.actuators.work import Target
 from reconciler.foreign import ForeignRules, ForeignWrites
 from reconciler.hotlane import HotLane
 from reconciler.planner import plan
-from reconciler.policies.disk import DiskConfig, DiskRule, Share
+from reconciler.policies.disk import DiskConfig, Share
+from reconciler.policies.diskrules import DiskRule
 from reconciler.policies.table import PoliciesConfig
 from reconciler.restore import Undo, restore_all
 from reconciler.sources.disks import find_disk

@@ -1,0 +1,100 @@
+"""What is asked of a disk, and how names that mean the same one are made one."""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from cgroupfs.device_codecs import MAX_IOPS, MAX_LATENCY_US, cost_row
+from cgroupfs.devices import Row
+from state.disk import Disk
+
+LEAST_BPS: Final = 65_536
+"""No part of a limit is smaller: a program that cannot read a page in a second looks hung."""
+LEAST_IOPS: Final = 10
+KEYS: Final = {"rbps": "read_bps", "wbps": "write_bps", "riops": "read_iops", "wiops": "write_iops"}
+"""The limits, by the kernel's names."""
+_MOST_BPS: Final = 1 << 50
+_NUMBERS: Final = (*KEYS.values(), "latency_us")
+_LINES: Final = ("cost_qos", "cost_model")
+
+
+class DiskRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One disk and its limits; what is not given is not limited."""
+
+    name: Annotated[
+        str, Meta(min_length=1, description="a directory on it, a path below /dev, its name, or its major:minor")
+    ]
+    read_bps: Annotated[
+        Annotated[int, Meta(ge=LEAST_BPS, le=_MOST_BPS)] | None,
+        Meta(description="bytes that BE may read in a second; null: any"),
+    ] = None
+    write_bps: Annotated[
+        Annotated[int, Meta(ge=LEAST_BPS, le=_MOST_BPS)] | None,
+        Meta(description="bytes that BE may write in a second; null: any"),
+    ] = None
+    read_iops: Annotated[
+        Annotated[int, Meta(ge=LEAST_IOPS, le=MAX_IOPS)] | None, Meta(description="reads of BE in a second; null: any")
+    ] = None
+    write_iops: Annotated[
+        Annotated[int, Meta(ge=LEAST_IOPS, le=MAX_IOPS)] | None, Meta(description="writes of BE in a second; null: any")
+    ] = None
+    latency_us: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_LATENCY_US)] | None,
+        Meta(description="cgroup v2: above this latency of online pods' I/O others are slowed down; null: off"),
+    ] = None
+    cost_qos: Annotated[
+        str | None,
+        Meta(
+            description="cgroup v2: the disk's io.cost.qos, such as rpct=95 rlat=5000 wpct=95 wlat=5000 min=50 "
+            "max=150; empty: the kernel chooses; null: iocost is left as it is"
+        ),
+    ] = None
+    cost_model: Annotated[
+        str | None,
+        Meta(
+            description="cgroup v2: the disk's io.cost.model, all of rbps, rseqiops, rrandiops, wbps, wseqiops, "
+            "wrandiops; null: the kernel guesses"
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        for line, model in ((self.cost_qos, False), (self.cost_model, True)):
+            if line is not None:
+                cost_row(line, model=model)
+
+    def limits(self) -> Row:
+        """What is limited, under the kernel's names."""
+        return {key: value for key, name in KEYS.items() if (value := getattr(self, name)) is not None}
+
+
+def by_device(rules: Iterable[DiskRule], disks: Mapping[str, Disk]) -> tuple[dict[str, DiskRule], list[str]]:
+    """What is asked of each disk that is there, by its number; and what two names of one disk say differently of it.
+
+    A directory and the disk below it are often both named. Of two limits, and of two latency targets, the smaller one
+    counts; of two cost lines, which cannot be compared, the first.
+    """
+    found: dict[str, DiskRule] = {}
+    told: list[str] = []
+    for rule in rules:
+        disk = disks.get(rule.name)
+        if disk is None:
+            continue
+        first = found.get(disk.device)
+        found[disk.device] = rule if first is None else _both(first, rule, disk, told)
+    return found, told
+
+
+def _both(first: DiskRule, second: DiskRule, disk: Disk, told: list[str]) -> DiskRule:
+    """Two rules as one, under the first name; where they differ is added to ``told``."""
+    news: dict[str, int | str] = {}
+    for name in (*_NUMBERS, *_LINES):
+        one, other = getattr(first, name), getattr(second, name)
+        if other is None or other == one:
+            continue
+        news[name] = other if one is None else min(one, other) if name in _NUMBERS else one
+        if one is not None:
+            which = "the smaller" if name in _NUMBERS else "the first"
+            told.append(f"{first.name} and {second.name} are both {disk.title}: of two {name} {which} counts")
+    return replace(first, **news)
