@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from cgroupfs.codecs import PAGE
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import Policy, PolicyConfig
+from reconciler.policies.base import Policy, PolicyConfig, setting_of
 from reconciler.policies.offers import lacking
 from state.memory import Protection
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
@@ -181,22 +181,14 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: MemoryQosConfig) -> 
     found = of_pod(pod, view, config)
     settings = [one for container, amount in found for one in _of(pod, container, amount, view)]
     if percents(pod, config).oom_group and lacking(view, "memory.oom_group") is None:
+        reason = "one of it killed is all of it"
         settings += [
-            _setting(pod, container, "memory.oom_group", 1, "one of it killed is all of it") for container, _ in found
+            setting_of(pod, container, "memory.oom_group", 1, policy=NAME, reason=reason) for container, _ in found
         ]
     sums = _sum(amount for _, amount in found)
     for knob, value in (("memory.min", sums.min_bytes), ("memory.low", sums.low_bytes)):
         if value and lacking(view, knob) is None:
-            settings.append(
-                Setting(
-                    path=pod.group.path,
-                    knob=knob,
-                    value=value,
-                    policy=NAME,
-                    reason="the sum of its containers'",
-                    pod_uid=pod.uid,
-                )
-            )
+            settings.append(setting_of(pod, None, knob, value, policy=NAME, reason="the sum of its containers'"))
     return settings
 
 
@@ -209,19 +201,7 @@ def _of(pod: Pod, container: Container, amount: Amounts, view: NodeView) -> Iter
     )
     for knob, value, reason in wanted:
         if value is not None and lacking(view, knob) is None:
-            yield _setting(pod, container, knob, value, reason)
-
-
-def _setting(pod: Pod, container: Container, knob: str, value: int, reason: str) -> Setting:
-    return Setting(
-        path=container.group.path,
-        knob=knob,
-        value=value,
-        policy=NAME,
-        reason=reason,
-        pod_uid=pod.uid,
-        container_id=container.id,
-    )
+            yield setting_of(pod, container, knob, value, policy=NAME, reason=reason)
 
 
 def _sum(found: Iterator[Amounts]) -> Protection:

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.policies.base import Policy, PolicyConfig, placed_cpus
+from reconciler.policies.base import Policy, PolicyConfig, placed_cpus, setting_of
 from reconciler.policies.offers import lacking
 from state.model import Container, ContainerKind, NodeView, Phase, Pod, PodClass, Pools, Setting
 from state.topology import Topology
@@ -77,22 +77,11 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: NumaMemoryConfig) ->
         if not mems or mems >= every:
             continue
         reason = f"its CPUs are bound to NUMA node {nodes}"
-        settings.append(_setting(pod, container, "cpu.mems", mems, reason))
+        settings.append(setting_of(pod, container, "cpu.mems", mems, policy=NAME, reason=reason))
         if migrate and container.phase is Phase.SETTLED:
-            settings.append(_setting(pod, container, "cpu.mems_migrate", 1, "its memory follows when its nodes change"))
+            reason = "its memory follows when its nodes change"
+            settings.append(setting_of(pod, container, "cpu.mems_migrate", 1, policy=NAME, reason=reason))
     return settings
-
-
-def _setting(pod: Pod, container: Container, knob: str, value: CpuSet | int, reason: str) -> Setting:
-    return Setting(
-        path=container.group.path,
-        knob=knob,
-        value=value,
-        policy=NAME,
-        reason=reason,
-        pod_uid=pod.uid,
-        container_id=container.id,
-    )
 
 
 def _is_the_kubelets(pod: Pod, container: Container, view: NodeView, every: CpuSet) -> bool:
