@@ -16,6 +16,8 @@ from state.evidence import NODE, Frame, Sample, pod_subject
 _OCCUPANCY: Final = "llc.occupancy"
 _BANDWIDTH: Final = "memory.bandwidth"
 _MISSES: Final = "llc.misses"
+_UNSURE: Final = 0.5
+"""Misses no surer than this are not the last level's (AMD), or were counted for less than half of the time."""
 _OFF: Final = "it is measured while policies.cache is enabled, on a machine whose resctrl counts it"
 
 
@@ -58,12 +60,15 @@ class ResctrlReader:
 
 
 def misses_of(frame: Frame | None, now: float) -> dict[str, Sample]:
-    """The cache misses in a frame by pod uid, their age as of ``now``: what the share that moves is told."""
+    """The cache misses in a frame by pod uid, their age as of ``now``: what the share that moves is told.
+
+    What is only half sure is left out: misses of the second level may be ten times those of the last.
+    """
     if frame is None:
         return {}
     late_s = max(0.0, now - frame.at_s)
     return {
         uid: replace(sample, age_s=sample.age_s + late_s)
         for uid, pod in frame.pods.items()
-        if (sample := frame.samples.get(pod.subject, {}).get(_MISSES)) is not None
+        if (sample := frame.samples.get(pod.subject, {}).get(_MISSES)) is not None and sample.confidence > _UNSURE
     }

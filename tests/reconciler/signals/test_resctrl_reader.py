@@ -61,17 +61,20 @@ def test_why_is_told_by_signal() -> None:
     assert all("policies.cache" in words for words in off.values())
 
 
-def test_misses_of_a_frame_grow_old_with_it() -> None:
-    facts = {uid: PodFacts(uid=uid, title=uid, pod_class=PodClass.SHARED, group=f"/{uid}") for uid in ("web", "shop")}
+def test_misses_of_a_frame_grow_old_with_it_and_those_of_another_level_are_none() -> None:
+    facts = {
+        uid: PodFacts(uid=uid, title=uid, pod_class=PodClass.SHARED, group=f"/{uid}") for uid in ("web", "shop", "amd")
+    }
     frame = Frame(
         at_s=90.0,
         wall_s=0.0,
         pods=facts,
         samples={
-            "pod:web": {"llc.misses": Sample(7.0, 2.0, 0.5), "cpi": Sample(1.0)},
+            "pod:web": {"llc.misses": Sample(7.0, 2.0, 0.75), "cpi": Sample(1.0)},
             "pod:shop": {"cpi": Sample(1.0)},
+            "pod:amd": {"llc.misses": Sample(70.0, 2.0, 0.5)},
             "pod:other": {"llc.misses": Sample(9.0)},
         },
     )
-    assert misses_of(frame, 100.0) == {"web": Sample(7.0, 12.0, 0.5)}
+    assert misses_of(frame, 100.0) == {"web": Sample(7.0, 12.0, 0.75)}
     assert misses_of(None, 100.0) == {}
