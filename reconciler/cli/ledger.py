@@ -17,7 +17,7 @@ from reconciler.cli.exits import CliError, Exit
 from reconciler.instance import AlreadyRunningError, InstanceLock
 from reconciler.keeper import RUNNING, was_killed
 from reconciler.restore import Undone, restore_all
-from reconciler.thaw import thaw
+from reconciler.thaw import thaw, thaw_killed
 from state.ledger import Ledger
 from state.schema import META
 from state.store import Batch, Store, boot_id
@@ -63,9 +63,10 @@ def thaw_without_daemon(store_path: str, root: str, *, files: FileOps = REAL) ->
             store = Store(store_path, boot=boot_id(root), version=__version__, node=os.uname().nodename)
             try:
                 ledger = Ledger(store)
-                done = thaw(hierarchy, ledger, files=files)
+                done, failed = thaw(hierarchy, ledger, files=files)
                 ledger.flush()
-                return done
+                killed, alive = thaw_killed(hierarchy, store)
+                return [*done, *killed], [*failed, *alive]
             finally:
                 store.close()
     except (AlreadyRunningError, SourceError):

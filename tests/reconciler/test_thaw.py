@@ -6,12 +6,17 @@ import pytest
 import trio
 from msgspec.structs import replace
 
+from cgroupfs.subtree import Subtree
 from reconciler.agent import Agent
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.config import Mode
+from reconciler.responses.journal import row_of
+from state.eviction import Case, Order, Outcome, Step, Target
 from state.measures import Measures
 from state.model import Hold
+from state.schema import EVICTIONS
+from state.store import Batch, Store, boot_id
 from tests.fakes.kernel import Mode as KernelMode
 from tests.reconciler.cli.livenode import BATCH, LiveNode, container_id, group
 
@@ -94,6 +99,42 @@ def test_the_unit_thaws_what_a_killed_daemon_left(tmp_path: Path, capsys: pytest
     assert main(words) == Exit.OK
     assert capsys.readouterr().out == f"{group(BATCH)}: runs again\n"
     assert Path(f"{live.root}/sys/fs/cgroup/freezer{group(BATCH)}/freezer.state").read_text().startswith("THAWED")
+    assert main(words) == Exit.OK
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("at", ["killed", "another step", "another boot", "another group", "ended"])
+def test_the_unit_thaws_a_pod_that_was_being_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], at: str
+) -> None:
+    live = LiveNode(tmp_path)
+    place = live.place()
+    state = Path(f"{live.root}/sys/fs/cgroup/freezer{group(BATCH)}/freezer.state")
+    inside = state.parent / container_id(BATCH) / "freezer.state"
+    store = Store(live.config.store.path, boot="of old" if at == "another boot" else boot_id(live.root))
+    with Subtree.open(place.hierarchy, group(BATCH)) as tree:
+        inodes = {mount: inode + (at == "another group") for mount, inode in tree.inodes.items()}
+    order = Order(
+        id="o", uid=BATCH, title="ci/batch-7", namespace="ci", name="batch-7", owner=None, cause="x", evidence="y"
+    )
+    case = Case(
+        order=order,
+        target=Target(group=group(BATCH), inodes=inodes),
+        boot=store.boot,
+        step=Step.STOP if at == "another step" else Step.KILL,
+        outcome=Outcome.FAILED if at == "ended" else None,
+    )
+    batch = Batch()
+    batch.put(EVICTIONS, order.id, row_of(case))
+    store.apply(batch)
+    store.close()
+    state.write_text("FROZEN\n")
+    words = ("thaw", "--root", live.root, "--store", live.config.store.path)
+    assert main(words) == Exit.OK
+    thawed = at == "killed"
+    assert capsys.readouterr().out == (f"{group(BATCH)}: runs again\n" if thawed else "")
+    assert state.read_text().startswith("THAWED") is thawed
+    assert inside.read_text() == "THAWED\n"
     assert main(words) == Exit.OK
     assert capsys.readouterr().out == ""
 
