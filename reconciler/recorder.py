@@ -1,12 +1,14 @@
 """Writes recordings: a block each half minute, by a thread; a new file now and then; the oldest are removed.
 
-A recording is a help and no duty: a full disk or a missing directory is said once and ends it until the configuration
-changes or the next file is due; nothing ever waits for it.
+A recording is a help and no duty: what a full disk or a missing directory does not take is lost and counted. That is
+said once, and once more when it works again; nothing ever waits for it.
 """
 
 import logging
 import os
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NamedTuple, final
 
 from reconciler.interference import RecordConfig
@@ -31,7 +33,8 @@ class _Job(NamedTuple):
 class Recorder:
     """Call `add` with every frame; it returns at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, write: Callable[[int, memoryview], int] = os.write) -> None:
+        self._write = write
         self.problem: str | None = None
         self.written = 0
         """Bytes."""
@@ -55,7 +58,7 @@ class Recorder:
             return
         if not self._name or frame.wall_s - self._began_s >= config.file_s:
             self._flush()
-            self._began_s, self.problem = frame.wall_s, None
+            self._began_s = frame.wall_s
             stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(frame.wall_s))
             self._name = f"bypassd-{stamp}{SUFFIX}"
         if not len(self._packer):
@@ -92,37 +95,53 @@ class Recorder:
     def settle(self) -> None:
         """Take the last job's result, and start the next."""
         try:
-            self.written += self._lane.take() or 0
+            written = self._lane.take()
         except OSError as exc:
             self.lost += 1
             if self.problem is None:
                 _LOG.warning("the recording cannot be written: %s", exc)
             self.problem = str(exc)
-            # What comes after half a block would never be read: in a file of its own it will be.
-            self._name = ""
+        else:
+            if written and self.problem is not None:
+                _LOG.info("the recording is written again; blocks lost since the start: %d", self.lost)
+                self.problem = None
+            self.written += written or 0
         if self._waiting and self._lane.free:
             job = self._waiting.pop(0)
-            self._lane.start(lambda: _append(job))
+            self._lane.start(lambda: _append(job, self._write))
 
 
-def _append(job: _Job) -> int:
-    """Append a block to the file of this name, begin it where there is none, and keep to the size."""
+def _append(job: _Job, write: Callable[[int, memoryview], int]) -> int:
+    """Append a block to the file of this name; where there is none, make room and begin it. Errors: OSError."""
     config, name, block = job
     assert config.directory is not None
     os.makedirs(config.directory, mode=0o700, exist_ok=True)
     path = os.path.join(config.directory, name)
-    fresh = not os.path.exists(path)
+    if not os.path.exists(path):
+        # First: on a full disk it is what makes the room.
+        _prune(config, name)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     number = os.open(path, flags, 0o600)
-    with os.fdopen(number, "ab") as file:
-        file.write(HEAD + block if fresh else block)
-    if fresh:
-        _prune(config, name)
+    try:
+        before = os.fstat(number).st_size
+        data = memoryview(block if before else HEAD + block)
+        try:
+            while data:
+                data = data[write(number, data) :]
+        except OSError:
+            # What comes after half a block would never be read, and an empty file is no recording.
+            with suppress(OSError):
+                os.ftruncate(number, before)
+                if not before:
+                    os.unlink(path)
+            raise
+    finally:
+        os.close(number)
     return len(block)
 
 
 def _prune(config: RecordConfig, newest: str) -> None:
-    """Remove the oldest recordings until all of them, with as much again for the newest, keep to the size."""
+    """Remove the oldest recordings until the others, with as much again for the newest, keep to the size."""
     assert config.directory is not None
     sizes = {
         entry.name: entry.stat().st_size

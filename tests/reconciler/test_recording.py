@@ -1,5 +1,6 @@
 """Recordings: exact, small, readable block by block, and never more than the disk was promised."""
 
+import errno
 import io
 import os
 import zlib
@@ -167,24 +168,81 @@ async def test_the_oldest_recordings_make_room(tmp_path: Path) -> None:
     assert ours <= config.max_bytes
 
 
-async def test_a_disk_that_refuses_is_said_once_and_costs_the_block_alone(
+class Disk:
+    """What writes: while it is ``full``, half of what it gets is written, and then nothing."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.tries = 0
+
+    def write(self, number: int, data: memoryview) -> int:
+        self.tries += 1
+        if not self.full:
+            return os.write(number, data)
+        if len(data) > 10:
+            return os.write(number, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def recorded_seconds(recorder: Recorder, config: RecordConfig, first: int, last: int) -> None:
+    """A block is on the disk, or lost, before the next one is due."""
+    for second in range(first, last):
+        recorder.add(config, a_second(second))
+        with trio.fail_after(60):
+            while recorder.waiting:
+                await trio.sleep(0.005)
+                recorder.settle()
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.message.partition(":")[0].partition(";")[0] for one in caplog.records]
+
+
+async def test_a_full_disk_is_said_once_leaves_no_empty_files_and_costs_the_blocks_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
+    disk = Disk()
+    config, recorder = RecordConfig(directory=str(tmp_path), file_s=1000), Recorder(disk.write)
+    await recorded_seconds(recorder, config, 0, 100)
+    disk.full = True
+    await recorded_seconds(recorder, config, 100, 2100)
+    assert [len(os.listdir(tmp_path)), len(said(caplog))] == [1, 1]
+    assert (bool(recorder.problem), recorder.lost > 50) == (True, True)
+    disk.full = False
+    await recorded_seconds(recorder, config, 2100, 2200)
+    await recorder.aclose()
+    assert recorder.problem is None
+    assert said(caplog) == ["the recording cannot be written", "the recording is written again"]
+    names = sorted(os.listdir(tmp_path))
+    assert len(names) == 2, "a new file when it is due, and not with each failure"
+    told = [one.at_s for name in names for one in frames(io.BytesIO((tmp_path / name).read_bytes()), name)]
+    assert {*range(90), *range(2150, 2200)} <= set(told), "half a block does not hide those behind it"
+
+
+async def test_room_is_made_before_a_file_is_begun(tmp_path: Path) -> None:
+    disk = Disk()
+    disk.full = True
+    config, recorder = RecordConfig(directory=str(tmp_path), max_bytes=1 << 20, file_s=60), Recorder(disk.write)
+    for number_ in range(3):
+        (tmp_path / f"bypassd-20200101T00000{number_}Z.rec").write_bytes(b"x" * 600_000)
+    recorder.add(config, a_second(0))
+    await recorder.aclose()
+    assert disk.tries
+    assert os.listdir(tmp_path) == [], "one of 600 kB, and as much again for the newest, would be too much"
+
+
+async def test_a_directory_that_cannot_be_made_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("no directory")
     config, recorder = RecordConfig(directory=str(blocked / "rec"), file_s=60), Recorder()
-    for second in range(200):
-        recorder.add(config, a_second(second))
-        await trio.sleep(0.001)
-    await recorder.aclose()
-    assert recorder.lost >= 4
-    assert recorder.problem is not None
-    assert len([one for one in caplog.records if "cannot be written" in one.message]) <= recorder.lost
+    await recorded_seconds(recorder, config, 0, 200)
+    assert (bool(recorder.problem), recorder.lost >= 4, len(said(caplog))) == (True, True, 1)
     blocked.unlink()
-    for second in range(200, 300):
-        recorder.add(config, a_second(second))
+    await recorded_seconds(recorder, config, 200, 300)
     await recorder.aclose()
     assert os.listdir(blocked / "rec")
+    assert recorder.problem is None
 
 
 async def test_switched_off_nothing_is_kept() -> None:
