@@ -1,5 +1,7 @@
 """The observer's place in the agent: nothing is loaded while nobody asks for interference or eviction to be watched.
 
+A share of the cache that moves asks for it, too: by cache misses, which only the observer's readers count.
+
 Switched on by a reload it begins, switched off it ends and takes back what it asked for.
 """
 
@@ -15,6 +17,7 @@ from reconciler.alerts.telling import Telling
 from reconciler.config import Config
 from reconciler.holds import pod_hold
 from reconciler.peers import cri_socket
+from reconciler.policies.cache import signals_of
 from state.eviction import Order
 from state.evidence import PodFacts, Sample
 from state.model import SourceStatus
@@ -32,7 +35,8 @@ _LOOK_S: Final = 5.0
 
 def watched(config: Config) -> bool:
     """Whether anything is to be watched."""
-    return config.interference.enabled or config.eviction.enabled or config.interference.record.directory is not None
+    judged = config.interference.enabled or config.eviction.enabled
+    return judged or config.interference.record.directory is not None or bool(signals_of(config.policies.cache))
 
 
 class WatchNumbers(Struct, frozen=True, kw_only=True):

@@ -128,6 +128,11 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: CacheCon
     return replace(pools, cache=wish, reasons={**pools.reasons, NAME: reason})
 
 
+def signals_of(config: CacheConfig) -> frozenset[str]:
+    """What others have to measure for it: cache misses, while BE's share moves."""
+    return frozenset({"llc.misses"} if config.enabled and config.mode is CacheMode.DYNAMIC else ())
+
+
 def reduced(wish: CacheWish, percent: int) -> CacheWish:
     """The same with so much of BE's share, whatever its mode: at least one percent of ways and of bandwidth."""
 

@@ -89,7 +89,7 @@ class PerfReader:
         self._scarce: tuple[int, float] | None = None
         self._refused: dict[str, str] = {}
         self._short = ""
-        self._exact = 1.0 if self._misses.type != HARDWARE else _misses_confidence(hierarchy.root)
+        self._exact = 1.0 if self._misses.type != HARDWARE else misses_confidence(hierarchy.root)
 
     @property
     def descriptors(self) -> int:
@@ -272,7 +272,8 @@ def _allowed() -> int:
     return 1 << 20 if soft == resource.RLIM_INFINITY else soft // 2
 
 
-def _misses_confidence(root: str) -> float:
+def misses_confidence(root: str) -> float:
+    """How far the event that is called cache misses is of the last-level cache, on this processor."""
     try:
         with open(os.path.join(root, "proc/cpuinfo"), encoding="ascii", errors="replace") as file:
             head = file.read(4096)

@@ -1,4 +1,4 @@
-"""Interference and eviction: what of it this node can do. Says nothing of what is switched off.
+"""Interference, eviction, a share of the cache that moves: what this node can do. Says nothing of what is off.
 
 Where a daemon runs, its own rights count and not those of whoever asks: its unit or container may lack some.
 """
@@ -18,8 +18,10 @@ from reconciler.cli.nodeview import NodeView, read_text
 from reconciler.config import Endpoint, Mode
 from reconciler.detectors.rule import Rule, RuleMode, effective
 from reconciler.detectors.table import DETECTORS, DetectorEntry
+from reconciler.policies.cache import signals_of as cache_signals
 from reconciler.responses.eviction.config import TriggersConfig
 from reconciler.responses.eviction.plan import signals_of
+from reconciler.signals.perf import misses_confidence
 from resctrl.capability import Status, read_capability
 from state.eviction import Means
 
@@ -33,7 +35,7 @@ _SETUID: Final = (6, 7)
 
 
 def watching(node: NodeView, asked: Asked) -> Iterator[Finding]:
-    """What ``interference`` and ``eviction`` need."""
+    """What ``interference``, ``eviction`` and a share of the cache that moves need."""
     config = node.config
     if config.interference.enabled:
         rules = effective(config.interference.rules)
@@ -43,6 +45,7 @@ def watching(node: NodeView, asked: Asked) -> Iterator[Finding]:
     if config.interference.enabled or config.eviction.enabled:
         yield from _run_queue(node, asked)
     yield from _recording(node, asked)
+    yield from _moving(node, asked)
     if config.eviction.enabled:
         yield _eviction(node, asked)
         yield from _notice(node, asked)
@@ -195,6 +198,22 @@ def _recording(node: NodeView, asked: Asked) -> Iterator[Finding]:
     if directory is not None and not node.copied and not _writable(asked, directory):
         inside = os.path.join(os.path.dirname(node.store), "recordings")
         yield Finding("recording", State.WARN, f"{directory} cannot be written", f"a directory such as {inside}")
+
+
+def _moving(node: NodeView, asked: Asked) -> Iterator[Finding]:
+    """What BE's share of cache and bandwidth moves by, where it does not stand still."""
+    if not cache_signals(node.config.policies.cache):
+        return
+    lacking = _lacking(node, asked)
+    if misses_confidence(node.root) < 1:
+        lacking["llc.misses"] = "nothing: this processor counts misses of its second-level cache alone"
+    parts = {"llc.misses": "cache misses", "memory.bandwidth": "memory bandwidth"}
+    there = [words for signal, words in parts.items() if signal not in lacking]
+    missing = {words: lacking[signal] for signal, words in parts.items() if signal in lacking}
+    if missing:
+        found = f"BE's share goes by {there[0]} alone" if there else "BE's share stays at the level low"
+        fix = "; ".join(dict.fromkeys(missing.values()))
+        yield Finding("cache share", State.WARN, f"{found}: no {' and no '.join(missing)} counted", fix)
 
 
 # Eviction

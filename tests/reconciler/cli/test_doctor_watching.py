@@ -117,6 +117,29 @@ def test_every_lacking_signal_has_its_remedy(good: LiveNode, when: str, signal: 
     assert remedy in own.fix
 
 
+def test_what_a_share_of_the_cache_moves_by_is_told_where_something_is_missing(
+    good: LiveNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moving = "policies: {cache: {enabled: true, mode: dynamic}}\n"
+    assert found(good, "policies: {cache: {enabled: true}}\n") == {}
+    monkeypatch.setattr(watching, "_monitors", lambda _: True)
+    assert found(good, moving) == {}
+    good.put("proc/cpuinfo", "vendor_id\t: AuthenticAMD\n")
+    assert found(good, moving)["cache share"] == Finding(
+        "cache share",
+        State.WARN,
+        "BE's share goes by memory bandwidth alone: no cache misses counted",
+        "nothing: this processor counts misses of its second-level cache alone",
+    )
+    good.put("proc/cpuinfo", "vendor_id\t: GenuineIntel\n")
+    monkeypatch.setattr(watching, "_monitors", lambda _: False)
+    assert found(good, moving)["cache share"].found.startswith("BE's share goes by cache misses alone: no memory b")
+    shutil.rmtree(f"{good.root}/sys/bus")
+    one = found(good, moving)["cache share"]
+    assert one.found == "BE's share stays at the level low: no cache misses and no memory bandwidth counted"
+    assert one.fix == "see PMU above; a mounted resctrl with monitoring (CMT, MBM)"
+
+
 def test_counters_that_are_there_but_not_for_us_say_why(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
     node = view(good, WATCH)
     assert watching._lacking(node, Asked(perf_problem="not permitted (EACCES)"))["cpi"] == (
