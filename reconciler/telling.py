@@ -17,6 +17,7 @@ from state.evidence import Finding, Frame
 
 _BACK: Final = frozenset({Turn.UNDONE, Turn.ENDED})
 """A step is no longer in force."""
+_WOULD: Final = {Turn.APPLIED: "do", Turn.ASKED: "do", Turn.EXHAUSTED: "stop"}
 
 
 def alerts_of(judgement: Judgement, frame: Frame, climbs: Iterable[Climb]) -> Iterator[Alert]:
@@ -47,7 +48,7 @@ def ends_of(findings: Iterable[Finding], climbs: Iterable[Climb], frame: Frame, 
                 victim=climb.victim,
                 title=climb.title,
                 words=f"{step.words}: {why}",
-                shadow=climb.shadow,
+                shadow=climb.shadow or step.dry,
                 step=step,
             )
             yield _done(change, frame, ())
@@ -78,7 +79,7 @@ def _done(change: Change, frame: Frame, in_force: Collection[str]) -> Alert:
     if change.turn is Turn.EXHAUSTED:
         kind = Kind.EXHAUSTED
     would = "would " if change.shadow else ""
-    verb = {Turn.APPLIED: "do", Turn.EXHAUSTED: "stop"}.get(change.turn, "take back") if change.shadow else change.turn
+    verb = _WOULD.get(change.turn, "take back") if change.shadow else change.turn
     return Alert(
         kind=kind,
         key=key,
@@ -93,7 +94,8 @@ def _done(change: Change, frame: Frame, in_force: Collection[str]) -> Alert:
 def _key(of: Change | Climb, step: Step | None) -> str:
     """What makes steps one and the same response. A shadow's is another one: it may end as the other begins."""
     what = () if step is None else (step.response, step.what, step.suspect or "all")
-    return " ".join((of.rule, of.victim, *what, *(("shadow",) if of.shadow else ())))
+    shadow = of.shadow or (step is not None and step.dry)
+    return " ".join((of.rule, of.victim, *what, *(("shadow",) if shadow else ())))
 
 
 def _labels(rule: str, victim: str, frame: Frame) -> dict[str, str]:

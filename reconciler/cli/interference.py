@@ -78,8 +78,15 @@ def _finding(one: Row) -> Iterator[Block]:
 
 def _steps(climb: Row) -> Iterator[tuple[Cell, ...]]:
     for step in climb["steps"]:
-        state = "would" if climb["shadow"] else "in force" if step["judged"] else "is judged soon"
-        yield climb["title"], climb["rule"], words.span(step["for_s"]), Mark(state, "dim"), step["words"]
+        yield climb["title"], climb["rule"], words.span(step["for_s"]), Mark(_state(step), "dim"), step["words"]
+
+
+def _state(step: Row) -> str:
+    if step["shadow"]:
+        return "would"
+    if step["response"] == "evict":
+        return "is ending" if step["ending"] else "asked for"
+    return "in force" if step["judged"] else "is judged soon"
 
 
 def _unknown(seen: Row) -> Iterator[Block]:

@@ -47,7 +47,7 @@ def _counts(document: dict[str, Any]) -> dict[str, int]:
     for incident in document["incidents"]:
         counts[f"found by rule {incident['rule']}"] += 1
     for response in document["responses"]:
-        if response["turn"] == "applied":
+        if response["turn"] in {"applied", "asked"}:
             counts[f"would {response['words'].split(' ')[0].rstrip(':')} ({response['rule']})"] += 1
     for eviction in document["evictions"]:
         counts[f"would evict ({eviction['cause']})"] += 1

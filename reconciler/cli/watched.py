@@ -110,7 +110,8 @@ def _step_cells(whose: str, step: Row) -> Iterator[Cell]:
     if step["shadow"]:
         yield Mark("would be", "dim")
     else:
-        yield Mark("in force" if step["judged"] else "tried", "warn")
+        asked = step["response"] == "evict"
+        yield Mark("asked" if asked else "in force" if step["judged"] else "tried", "warn")
     yield f" {whose} ({step['rule']}): {step['words']}"
     yield Mark(f"  {words.span(step['for_s'])}", "dim")
 
@@ -158,7 +159,7 @@ def of_node(body: Row) -> Row:
             {one["victim"] for one in seen["findings"] if one["verdict"] == verdict}
             for verdict in ("interfered", "suspect")
         )
-        steps = [climb["shadow"] for climb in seen["ladder"] for _ in climb["steps"]]
+        steps = [step["shadow"] for climb in seen["ladder"] for step in climb["steps"]]
         told |= {
             "rules": len(seen["rules"]),
             "interfered": len(interfered),

@@ -5,6 +5,9 @@ once the victim is well, go back in small steps, slower after each relapse. Whil
 and nothing is given back: unknown is not well. A rule in shadow climbs the same way with steps that nobody takes, so
 that it can be seen what it would have done; its steps are never judged, as they had no effect.
 
+An eviction is a wish: somebody else decides, and may refuse it. It is judged when its pod has been seen ending, and
+else dropped, which says nothing about the suspect. Where nobody carries evictions out, it is only told.
+
 Everything in force is dropped with its victim or its suspect, and with the daemon: a new one starts on the floor. Only
 what did not help is remembered for longer.
 """
@@ -17,18 +20,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reconciler.responses.config import Response, ResponseConfig
-from reconciler.responses.steps import Chance, Step, What, enlarged, key_of, next_step, waited_for
+from reconciler.responses.steps import Chance, Step, What, enlarged, next_step, waited_for
 from reconciler.signals.history import History
 from state.evidence import Finding, Frame, Verdict
 
 _SLOWEST: Final = 8
 """The way back is at most this many times slower than configured, whatever the number of relapses."""
+_ASK_AGAIN_S: Final = 600.0
+"""An eviction that was not carried out is not asked for again this long: eviction's own limits are over by then."""
 
 
 class Turn(StrEnum):
     """What became of a change."""
 
     APPLIED = "applied"
+    ASKED = "asked"
     HELPED = "helped"
     UNDONE = "undone"
     EASED = "eased"
@@ -66,11 +72,16 @@ class Climb(Struct, frozen=True, kw_only=True):
 
 
 class LadderMemory(Struct, frozen=True, kw_only=True):
-    """``useless``: key -> until when (seconds since the epoch). ``rest``: pod uid -> until when it is not frozen."""
+    """``useless``: key -> until when (seconds since the epoch).
+
+    ``rest``: until when a pod is not frozen, by uid and whether that is in shadow. ``kept``: until when the eviction of
+    a pod is not asked for again, by uid.
+    """
 
     climbs: Mapping[str, Climb] = {}
     useless: Mapping[str, float] = {}
-    rest: Mapping[str, float] = {}
+    rest: Mapping[tuple[str, bool], float] = {}
+    kept: Mapping[str, float] = {}
 
 
 class Ascent(Struct, frozen=True, kw_only=True):
@@ -89,9 +100,13 @@ def advance(
     config: ResponseConfig,
     *,
     fresh_s: float,
+    evicts: bool = True,
 ) -> tuple[LadderMemory, tuple[Change, ...]]:
-    """One moment further. ``fresh_s``: how old a sample may be to count as now."""
-    ladder = _Ladder(memory, moment, config, fresh_s)
+    """One moment further. ``fresh_s``: how old a sample may be to count as now.
+
+    ``evicts``: somebody carries out evictions that are asked for; they are neither off nor a dry run.
+    """
+    ladder = _Ladder(memory, moment, config, fresh_s, evicts)
     interfered = Verdict.INTERFERED
     for ascent in ascents:
         for finding in ascent.findings:
@@ -102,22 +117,23 @@ def advance(
 
 class _Ladder:
     def __init__(
-        self, memory: LadderMemory, moment: tuple[Frame, History], config: ResponseConfig, fresh_s: float
+        self, memory: LadderMemory, moment: tuple[Frame, History], config: ResponseConfig, fresh_s: float, evicts: bool
     ) -> None:
         self._frame, self._history = frame, _ = moment
-        self._config, self._fresh_s = config, fresh_s
+        self._config, self._fresh_s, self._evicts = config, fresh_s, evicts
         self._before = dict(memory.climbs)
         self._after: dict[str, Climb] = {}
         self._useless = {key: until for key, until in memory.useless.items() if until > frame.wall_s}
-        self._rest = {uid: until for uid, until in memory.rest.items() if until > frame.at_s}
+        self._rest = {pod: until for pod, until in memory.rest.items() if until > frame.at_s}
+        self._kept = {uid: until for uid, until in memory.kept.items() if until > frame.at_s}
         self._changes: list[Change] = []
 
     def end(self) -> tuple[LadderMemory, tuple[Change, ...]]:
         # Whatever is left belongs to a victim that is gone or a rule that is no more.
         for climb in self._before.values():
             for step in reversed(climb.steps):
-                self._tell(Turn.ENDED, climb, f"{step.words}: {climb.title} is gone, or its rule", step)
-        memory = LadderMemory(climbs=self._after, useless=self._useless, rest=self._rest)
+                self._end(climb, step, f"{climb.title} is gone, or its rule")
+        memory = LadderMemory(climbs=self._after, useless=self._useless, rest=self._rest, kept=self._kept)
         return memory, tuple(self._changes)
 
     def go(self, ascent: Ascent, finding: Finding) -> None:
@@ -130,7 +146,7 @@ class _Ladder:
             if finding.verdict is not Verdict.INTERFERED:
                 return
             climb = Climb(rule=ascent.rule, victim=finding.victim, title=finding.title, shadow=ascent.shadow)
-        climb = self._without_the_gone(climb)
+        climb = self._without_the_gone(self._followed(climb))
         climb = self._thawed(climb)
         match finding.verdict:
             case Verdict.INTERFERED:
@@ -150,7 +166,7 @@ class _Ladder:
         climb = replace(climb, calm_s=None)
         waiting = waited_for(climb.steps)
         if waiting is not None:
-            if self._frame.at_s - waiting.at_s < self._patience(waiting):
+            if self._frame.at_s - _begun_s(waiting) < self._patience(waiting):
                 return climb
             larger = None if climb.shadow or self._better(waiting, finding) else enlarged(waiting, self._config.squeeze)
             if larger is not None:
@@ -159,12 +175,19 @@ class _Ladder:
                 return _with(climb, waiting, larger)
             climb = self._judge(climb, waiting, finding)
         step = next_step(self._chance(climb, ascent, finding))
+        if step is not None and step.response is Response.EVICT and not (climb.shadow or self._evicts):
+            # There is no effect to wait for: what else there is comes at once.
+            climb = self._take(climb, replace(step, judged=True, dry=True))
+            step = next_step(self._chance(climb, ascent, finding))
         if step is None:
             if not climb.exhausted:
                 self._tell(Turn.EXHAUSTED, climb, "nothing is left to try", None)
             return replace(climb, exhausted=True)
+        return self._take(climb, step)
+
+    def _take(self, climb: Climb, step: Step) -> Climb:
         climb = replace(climb, steps=(*climb.steps, step), exhausted=False)
-        self._tell(Turn.APPLIED, climb, step.words, step)
+        self._tell(Turn.ASKED if step.response is Response.EVICT else Turn.APPLIED, climb, step.words, step)
         return climb
 
     def _judge(self, climb: Climb, step: Step, finding: Finding) -> Climb:
@@ -174,20 +197,22 @@ class _Ladder:
         if self._better(step, finding):
             self._tell(Turn.HELPED, climb, f"{step.words}: {_by(step, finding)}", step)
             return _with(climb, step, replace(step, judged=True))
-        suspect = self._frame.pods.get(step.suspect or "")
-        key = key_of(finding, step.response, step.what, suspect, self._frame)
         if any(one.judged and one.suspect == step.suspect and one.what is step.what for one in climb.steps):
-            climb = replace(climb, given_up=(*climb.given_up, key))
+            climb = replace(climb, given_up=(*climb.given_up, step.key))
         else:
-            self._useless[key] = self._frame.wall_s + self._config.remember_s
-        self._tell(Turn.UNDONE, climb, f"{step.words}: it did not help ({_by(step, finding)})", step)
-        return _with(climb, step, None)
+            self._useless[step.key] = self._frame.wall_s + self._config.remember_s
+        # Who was evicted does not come back.
+        turn = Turn.ENDED if step.response is Response.EVICT else Turn.UNDONE
+        return self._end(climb, step, f"it did not help ({_by(step, finding)})", turn)
 
     def _better(self, step: Step, finding: Finding) -> bool:
         return finding.severity <= step.severity * (1 - self._config.better_percent / 100)
 
     def _settled(self, climb: Climb, finding: Finding) -> Climb:
-        """The victim is well: whatever was waited for has helped."""
+        """The victim is well: whatever was waited for has helped, but for what was only asked for."""
+        for step in climb.steps:
+            if step.dry or (_wish(climb, step) and step.ending_s is None):
+                climb = self._end(climb, step, f"{climb.title} is well")
         waiting = waited_for(climb.steps)
         if waiting is None:
             return climb
@@ -200,17 +225,25 @@ class _Ladder:
 
     def _chance(self, climb: Climb, ascent: Ascent, finding: Finding) -> Chance:
         others = [*self._after.values(), *self._before.values()]
-        waits = [waited_for(one.steps) for one in others if one.shadow == climb.shadow]
+        alike = [one for one in others if one.shadow == climb.shadow]
+        waits = [waited_for(one.steps) for one in alike]
+        responses = ascent.responses
+        if not self._evicts and any(step.dry for step in climb.steps):
+            # Who would be next depends on what the first one's end would bring.
+            responses = tuple(one for one in responses if one is not Response.EVICT)
+        # A pod is frozen for one victim at a time: its bound holds for all of them together.
+        frozen = {step.suspect or "" for one in alike for step in one.steps if step.response is Response.FREEZE}
         return Chance(
             finding=finding,
             frame=self._frame,
             history=self._history,
             config=self._config,
-            responses=ascent.responses,
+            responses=responses,
             taken=climb.steps,
             useless={*self._useless, *climb.given_up},
             busy={step.suspect for step in waits if step is not None and step.suspect is not None},
-            resting=self._rest.keys(),
+            resting=frozen | {uid for uid, shadow in self._rest if shadow == climb.shadow},
+            kept=self._kept.keys(),
             fresh_s=self._fresh_s,
         )
 
@@ -227,39 +260,58 @@ class _Ladder:
         eased = self._eased(climb, step)
         calmed = replace(climb, calm_s=self._frame.at_s)
         if eased is None:
-            self._tell(Turn.ENDED, climb, f"{step.words}: {climb.title} is well", step)
-        else:
-            self._tell(Turn.EASED, climb, eased.words, eased)
+            return self._end(calmed, step, f"{climb.title} is well")
+        self._tell(Turn.EASED, climb, eased.words, eased)
         return _with(calmed, step, eased)
 
     def _eased(self, climb: Climb, step: Step) -> Step | None:
-        """One step back; None: all of it."""
+        """The last step, one step back; None: all of it."""
         if step.what not in {What.CPU, What.MEMORY, What.DISK}:
             return None
-        first = next(one for one in climb.steps if one.suspect == step.suspect and one.what is step.what)
-        amount = step.amount + (first.before - step.amount) * self._config.recover_percent / 100
+        # What the steps below it leave binds in any case; above that nothing would be given back.
+        below = [one.amount for one in climb.steps[:-1] if one.suspect == step.suspect and one.what is step.what]
+        most = min([step.before, *below])
+        amount = step.amount + (most - step.amount) * self._config.recover_percent / 100
         # The last tenth is not worth a step of its own.
-        return replace(step, amount=amount) if amount < 0.9 * first.before else None
+        return replace(step, amount=amount) if amount < 0.9 * most else None
 
     # What ends by itself
+
+    def _followed(self, climb: Climb) -> Climb:
+        """What became of the evictions that were asked for."""
+        for step in climb.steps:
+            if not _wish(climb, step) or step.ending_s is not None:
+                continue
+            assert step.suspect is not None
+            pod = self._frame.pods.get(step.suspect)
+            if pod is None or pod.terminating:
+                climb = _with(climb, step, replace(step, ending_s=self._frame.at_s))
+            elif self._frame.at_s - step.at_s >= self._config.evict_effect_s:
+                self._kept[step.suspect] = self._frame.at_s + _ASK_AGAIN_S
+                climb = self._end(climb, step, "it was not carried out")
+        return climb
 
     def _without_the_gone(self, climb: Climb) -> Climb:
         for step in climb.steps:
             pod = None if step.suspect is None else self._frame.pods.get(step.suspect)
-            if step.suspect is not None and (pod is None or pod.held):
-                why = "it is gone" if pod is None else "somebody wants it left alone"
-                self._tell(Turn.ENDED, climb, f"{step.words}: {why}", step)
-                climb = _with(climb, step, None)
+            if step.suspect is None or (pod is None and _wish(climb, step)):
+                continue  # that it has gone was the wish: its effect is still to come
+            if pod is None or pod.held:
+                climb = self._end(climb, step, "it is gone" if pod is None else "somebody wants it left alone")
         return climb
 
     def _thawed(self, climb: Climb) -> Climb:
         for step in climb.steps:
             if step.response is Response.FREEZE and self._frame.at_s - step.at_s >= step.amount:
-                assert step.suspect is not None
-                self._rest[step.suspect] = self._frame.at_s + self._config.freeze.rest_s
-                self._tell(Turn.ENDED, climb, f"{step.words}: its time is over", step)
-                climb = _with(climb, step, None)
+                climb = self._end(climb, step, "its time is over")
         return climb
+
+    def _end(self, climb: Climb, step: Step, why: str, turn: Turn = Turn.ENDED) -> Climb:
+        """The climb without a step, whatever the reason."""
+        if step.response is Response.FREEZE and step.suspect is not None:
+            self._rest[step.suspect, climb.shadow] = self._frame.at_s + self._config.freeze.rest_s
+        self._tell(turn, climb, f"{step.words}: {why}", step)
+        return _with(climb, step, None)
 
     def _tell(self, turn: Turn, climb: Climb, words: str, step: Step | None) -> None:
         self._changes.append(
@@ -269,7 +321,7 @@ class _Ladder:
                 victim=climb.victim,
                 title=climb.title,
                 words=words,
-                shadow=climb.shadow,
+                shadow=climb.shadow or (step is not None and step.dry),
                 step=step,
             )
         )
@@ -280,12 +332,33 @@ def in_force(memory: LadderMemory) -> Iterator[tuple[Climb, Step]]:
     for climb in memory.climbs.values():
         if not climb.shadow:
             for step in climb.steps:
-                yield climb, step
+                if not step.dry:
+                    yield climb, step
+
+
+def let_go(memory: LadderMemory, config: ResponseConfig) -> LadderMemory:
+    """What is remembered where all that was in force has been ended at once, by somebody else."""
+    rest = dict(memory.rest)
+    for climb, step in in_force(memory):
+        if step.response is Response.FREEZE and step.suspect is not None:
+            # It began to rest by now at the latest.
+            rest[step.suspect, climb.shadow] = step.at_s + step.amount + config.freeze.rest_s
+    return LadderMemory(useless=memory.useless, rest=rest, kept=memory.kept)
 
 
 def _with(climb: Climb, old: Step, new: Step | None) -> Climb:
     steps = tuple(new if step is old else step for step in climb.steps if step is not old or new is not None)
     return replace(climb, steps=tuple(step for step in steps if step is not None))
+
+
+def _wish(climb: Climb, step: Step) -> bool:
+    """An eviction that was really asked for and is not judged yet."""
+    return step.response is Response.EVICT and not (climb.shadow or step.judged)
+
+
+def _begun_s(step: Step) -> float:
+    """Since when there may be an effect."""
+    return step.at_s if step.ending_s is None else step.ending_s
 
 
 def _by(step: Step, finding: Finding) -> str:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from reconciler.detectors.base import signature
 from reconciler.responses.config import Response, ResponseConfig, SqueezeConfig
 from reconciler.signals.history import History
-from state.evidence import NODE, Finding, Frame, PodFacts, Resource, Suspect, pod_subject
+from state.evidence import NODE, Finding, Frame, PodFacts, Resource, Suspect
 from state.model import PodClass
 
 SIGNALS: Final = ("be.budget", "be.use", "cpu.use", "memory.use", "disk.read", "disk.write")
@@ -45,7 +45,10 @@ class Step(Struct, frozen=True, kw_only=True):
 
     ``amount``: what is left to whom it concerns: thousandths of a CPU, bytes, bytes/s, percent of its share of the
     caches; for a freeze, seconds. ``before``: what it had, same unit. ``severity``: how much the victim suffered as it
-    was made. ``judged``: it helped, or is not to be judged.
+    was made. ``judged``: it helped, or is not to be judged. ``key``: what it is remembered by if it did not help.
+
+    An eviction is only asked for. ``ending_s``: since when its pod has been ending, or gone; None: not seen so far.
+    ``dry``: nobody is asked, as evictions are off or a dry run.
     """
 
     response: Response
@@ -57,6 +60,9 @@ class Step(Struct, frozen=True, kw_only=True):
     suspect: str | None = None
     title: str = ""
     judged: bool = False
+    key: str = ""
+    ending_s: float | None = None
+    dry: bool = False
 
     @property
     def words(self) -> str:
@@ -81,7 +87,8 @@ class Step(Struct, frozen=True, kw_only=True):
 class Chance(Struct, frozen=True, kw_only=True):
     """All that the choice goes by. ``useless``: keys (see `key_of`) of what has not helped this victim lately.
 
-    ``busy``: suspects on whom somebody waits for an effect. ``resting``: pods that were frozen a while ago.
+    ``busy``: suspects on whom somebody waits for an effect. ``resting``: pods that are frozen, or were a while ago.
+    ``kept``: pods whose eviction was asked for a while ago, and not carried out.
     """
 
     finding: Finding
@@ -93,6 +100,7 @@ class Chance(Struct, frozen=True, kw_only=True):
     useless: Collection[str]
     busy: Collection[str]
     resting: Collection[str]
+    kept: Collection[str]
     fresh_s: float
 
     def sample(self, subject: str, signal: str) -> float | None:
@@ -220,9 +228,12 @@ def _freeze(chance: Chance) -> Step | None:
 
 def _evict(chance: Chance) -> Step | None:
     for suspect, pod in _suspects(chance):
-        asked = any(step.suspect == pod.uid and step.response is Response.EVICT for step in chance.taken)
+        asked = any(
+            step.suspect == pod.uid and step.response is Response.EVICT and not step.dry for step in chance.taken
+        )
         if (
             not asked
+            and pod.uid not in chance.kept
             and _grave(chance, pod)
             and key_of(chance.finding, Response.EVICT, What.RUN, pod, chance.frame) not in chance.useless
         ):
@@ -261,6 +272,7 @@ def _step(
     chance: Chance, response: Response, what: What, bound: tuple[float, float], suspect: Suspect | None = None
 ) -> Step:
     """``bound``: what is left, and what there was."""
+    pod = None if suspect is None else chance.frame.pods[suspect.uid]
     return Step(
         response=response,
         what=what,
@@ -271,17 +283,13 @@ def _step(
         suspect=None if suspect is None else suspect.uid,
         title="" if suspect is None else suspect.title,
         judged=response is Response.HOLD,
+        key=key_of(chance.finding, response, what, pod, chance.frame),
     )
 
 
 def waited_for(steps: Iterable[Step]) -> Step | None:
     """The change whose effect is being waited for."""
     return next((step for step in steps if not step.judged), None)
-
-
-def subject_of(step: Step) -> str | None:
-    """The suspect as a subject of samples."""
-    return None if step.suspect is None else pod_subject(step.suspect)
 
 
 def _mib(amount: float) -> str:

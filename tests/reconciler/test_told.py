@@ -60,7 +60,7 @@ def test_undoing_one_suspects_squeeze_says_nothing_of_the_others() -> None:
 
 
 def test_a_response_ends_with_its_last_step_and_not_when_it_is_eased() -> None:
-    world, told = World(SQUEEZE, config=ResponseConfig(effect_s=5, recover_s=5, recover_percent=50)), Told()
+    world, told = World(SQUEEZE, config=ResponseConfig(effect_s=5, recover_s=5, recover_percent=40)), Told()
     told.hear(world, world.go(BAD, 4.0, gap=300.0))
     world.uses["pod:hog"]["cpu.use"] = 1500.0
     told.hear(world, world.go(BAD, 2.0, seconds=5, gap=300.0))
@@ -81,6 +81,29 @@ def test_what_a_shadow_would_have_done_ends_apart_from_what_is_done() -> None:
     world.shadow = False
     told.hear(world, world.go(BAD, 4.0))
     assert told.open() == in_force(world) == {"cpu pod:web squeeze CPU hog"}
+
+
+def test_an_eviction_is_asked_for_and_its_end_is_told_whether_anybody_carried_it_out_or_not() -> None:
+    world, told = World(EVICT), Told()
+    (asked,) = alerts_of(Judgement(at_s=0.0, changes=world.go(BAD, 4.0)), world.frame(), world.memory.climbs.values())
+    assert asked.summary == "for ns/web (cpu), asked: evict ns/hog"
+    told.take(asked)
+    assert told.open() == in_force(world) == {"cpu pod:web evict running hog"}
+    told.hear(world, world.go(BAD, 4.0, seconds=world.config.evict_effect_s))
+    assert told.open() == in_force(world) == set()
+
+
+def test_whom_a_dry_run_would_evict_is_told_as_such_and_ends() -> None:
+    world, told = World(EVICT), Told()
+    world.evicts = False
+    changes = world.go(BAD, 4.0)
+    alert = next(alerts_of(Judgement(at_s=0.0, changes=changes), world.frame(), world.memory.climbs.values()))
+    assert alert.summary == "for ns/web (cpu), would do: evict ns/hog"
+    assert alert.labels["mode"] == "shadow"
+    told.hear(world, changes)
+    assert told.open() == {"cpu pod:web evict running hog shadow"}
+    told.hear(world, world.go(WELL))
+    assert told.open() == set()
 
 
 def test_that_nothing_is_left_to_try_is_an_event_which_needs_no_end() -> None:

@@ -40,6 +40,10 @@ Lower = Annotated[
 ]
 
 
+def _left(lower: float | None, threshold: float) -> float:
+    return max(0.0, threshold - 2 if lower is None else lower)
+
+
 def _below(lower: float | None, threshold: float) -> None:
     if lower is not None and lower > threshold:
         raise ValueError(f"lower_percent is {lower:g}; expected at most threshold_percent ({threshold:g})")
@@ -128,6 +132,11 @@ class NodeCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         _below(self.lower_percent, self.threshold_percent)
 
+    @property
+    def left_percent(self) -> float:
+        """How much is left in use when enough has gone."""
+        return _left(self.lower_percent, self.threshold_percent)
+
 
 class NodeMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The node uses more of its memory, page cache apart, than a threshold (koordlet's memory use)."""
@@ -139,6 +148,11 @@ class NodeMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_
 
     def __post_init__(self) -> None:
         _below(self.lower_percent, self.threshold_percent)
+
+    @property
+    def left_percent(self) -> float:
+        """How much is left in use when enough has gone."""
+        return _left(self.lower_percent, self.threshold_percent)
 
 
 class NumaMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -376,6 +390,12 @@ class EvictionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     spared: SparedConfig = SparedConfig()
     limits: LimitsConfig = LimitsConfig()
     means: EvictionMeans = EvictionMeans()
+
+    @property
+    def serves_rules(self) -> bool:
+        """Whether a pod that a rule names may really be evicted: that is neither off nor a dry run."""
+        named = self.triggers.interference
+        return self.enabled and named.enabled and not (self.dry_run or named.dry_run)
 
     def __post_init__(self) -> None:
         if PodClass.SYSTEM in self.classes:

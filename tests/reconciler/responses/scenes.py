@@ -53,6 +53,7 @@ class World:
         }
         self.suspects: tuple[tuple[str, float], ...] = (("hog", 0.9), ("calm", 0.3))
         self.log: list[str] = []
+        self.evicts = True
 
     def go(
         self,
@@ -80,7 +81,9 @@ class World:
         )
         findings = (finding,) if victim in self.pods else ()
         ascent = Ascent(rule="cpu", shadow=self.shadow, responses=self.responses, findings=findings)
-        self.memory, changes = advance(self.memory, [ascent], (frame, self.history), self.config, fresh_s=3.0)
+        self.memory, changes = advance(
+            self.memory, [ascent], (frame, self.history), self.config, fresh_s=3.0, evicts=self.evicts
+        )
         self.log += [f"{change.turn}: {change.words}" for change in changes]
         return changes
 
