@@ -8,6 +8,7 @@ AgentError
    ├─ CgroupGoneError      the group vanished under us; normal, look again
    ├─ CgroupRefusedError   the value was refused; needs a policy change or a person
    ├─ CgroupBusyError      refused now, may be accepted later (another process or a child holds it)
+   │  └─ CgroupUnderWayError   the kernel is still at it, or at another before it: look again soon
    └─ CgroupDeniedError    the agent lacks the right, or the mount is read-only
 """
 
@@ -69,6 +70,10 @@ class CgroupRefusedError(CgroupError):
 
 class CgroupBusyError(CgroupError):
     """Refused now; may be accepted when a child, a sibling or memory usage has moved."""
+
+
+class CgroupUnderWayError(CgroupBusyError):
+    """Nobody waits longer for the kernel, which is at this write or at another one before it. Never an alert."""
 
 
 class CgroupDeniedError(CgroupError):

@@ -26,7 +26,7 @@ _MIGRATE: Final = "cpu.mems_migrate"
 _BANDWIDTH: Final = ("cpu.quota", "cpu.period", "cpu.burst")
 _PLAIN: Final = (
     *("freeze", "cpu.identity", "cpu.qos", "pids.max"),
-    *("memory.min", "memory.low", "memory.high", "memory.soft", "memory.oom_group"),
+    *("memory.min", "memory.low", "memory.soft", "memory.oom_group"),
 )
 _USED: Final = {1: "memory.usage_in_bytes", 2: "memory.current"}
 _DISK: Final = tuple(name for name, knob in CATALOG.items() if knob.controller in {"blkio", "io", "net_cls"})
@@ -82,6 +82,7 @@ class _Planner:
                     )
                 else:
                     self._step(change)
+        self._order_high()
         self._order_memory_and_swap()
         return Plan(steps=(*self._fast, *self._slow), blocked=tuple(self._blocked))
 
@@ -174,6 +175,7 @@ class _Planner:
         guard: str | None = None,
         *,
         reclaim: bool = False,
+        anyway: bool = False,
         moving: bool = False,
     ) -> None:
         knob = CATALOG[change.knob]
@@ -192,6 +194,7 @@ class _Planner:
             why=change.why if why is None else why,
             guard=guard,
             reclaim=reclaim,
+            anyway=anyway,
         )
         (self._slow if slow else self._fast).append(step)
 
@@ -295,6 +298,12 @@ class _Planner:
                 why=change.why,
             )
         )
+
+    def _order_high(self) -> None:
+        """The kernel reclaims within the write, in one go: what can be taken in small pieces is taken before it."""
+        for change in self._left["memory.high"].values():
+            first = change.reclaim and self._tightens(change)
+            self._step(change, guard=_USED[2] if first else None, reclaim=first, anyway=first)
 
     def _order_memory_and_swap(self) -> None:
         limits, swaps = self._left["memory.max"], self._left["memory.swap"]

@@ -38,6 +38,7 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
     ``slow``: may take milliseconds in the kernel. ``guard`` names a file of the group whose number must not be above
     the one written, at the moment of writing: a v2 memory limit below the usage kills at once. ``reclaim``: where it
     is above, memory is taken from the group first, bounded in time, as far as the kernel finds any that it can take.
+    ``anyway``: then it is written whatever is left, because it kills nobody.
     """
 
     path: str
@@ -50,6 +51,7 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
     why: str = ""
     guard: str | None = None
     reclaim: bool = False
+    anyway: bool = False
 
 
 class Blocked(Struct, frozen=True, kw_only=True, gc=False):

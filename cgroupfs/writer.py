@@ -2,7 +2,7 @@
 
 `Writer` writes, `Recorder` only tells what it would have written; both have the same interface (`StepWriter`). Control
 files are written inline, because a write costs 2-40 µs and a thread 150; only steps that may make the kernel reclaim
-memory go to a thread of their own.
+memory or move pages go to a thread of their own, `cgroupfs.slowlane`.
 """
 
 import errno
@@ -14,16 +14,24 @@ from typing import Final, Protocol, final
 import trio
 from msgspec import Struct
 
-from cgroupfs.errors import CgroupBusyError, CgroupError, CgroupGoneError, CgroupRefusedError, cgroup_error
+from cgroupfs.errors import (
+    CgroupBusyError,
+    CgroupError,
+    CgroupGoneError,
+    CgroupRefusedError,
+    CgroupUnderWayError,
+    cgroup_error,
+)
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.knobs import CATALOG
+from cgroupfs.slowlane import SlowLane
 from cgroupfs.steps import Step
 
 YIELD_S: Final = 0.001
 """How long the writer may hold the loop before it lets others run."""
 RECLAIM_S: Final = 1.0
-"""How long one step may take memory from its group, in the slow lane: the worker's next look waits for it. The rest is
-for the next try; a second is enough for some 25 GB of page cache."""
+"""How long one step may take memory from its group in small pieces: enough for some 25 GB of page cache. The rest is
+for the next try, or for the kernel within the write where that kills nobody."""
 _CHUNK: Final = 32 << 20
 """Bytes asked for at once: about a millisecond of page cache, some more where pages go to swap."""
 
@@ -63,13 +71,20 @@ class StepWriter(Protocol):
     async def perform(self, steps: Sequence[Step], inodes: Mapping[str, int] | None = None) -> list[Outcome]:
         """Perform steps in order; one outcome each."""
 
+    def finished(self) -> list[Outcome]:
+        """What has come of steps that `perform` left under way; each is told once."""
+
+    async def quiet(self) -> None:
+        """Wait, within bounds, until nothing is under way any more."""
+
 
 @final
 class Writer:
     """Writes to the kernel.
 
     ``deadline_s`` bounds one `perform`: it is shielded from cancellation (a half-done plan is legal, but what was done
-    must be recorded), so it must end by itself. ``clock`` gives the outcomes' times.
+    must be recorded), so it must end by itself. ``patience_s``: how long it waits for lowered memory limits in all,
+    None: as long; then the one that the kernel is at is left under way. ``clock`` gives the outcomes' times.
     """
 
     def __init__(
@@ -78,13 +93,15 @@ class Writer:
         *,
         files: FileOps = REAL,
         deadline_s: float = 10.0,
+        patience_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._places = places
         self._files = files
         self._deadline_s = deadline_s
+        self._patience_s = deadline_s if patience_s is None else min(patience_s, deadline_s)
         self._clock = clock
-        self._slow_lane = trio.CapacityLimiter(1)
+        self._slow_lane: SlowLane[Outcome] = SlowLane()
 
     def write(self, step: Step, inode: int = 0) -> Outcome:
         """Perform one step now, in the calling task whatever ``step.slow`` says: a read, a write, a read.
@@ -135,48 +152,66 @@ class Writer:
     async def perform(self, steps: Sequence[Step], inodes: Mapping[str, int] | None = None) -> list[Outcome]:
         """Perform steps in their order: the fast ones inline, the slow ones in a thread.
 
-        Others run every millisecond. ``inodes`` is by group path. Steps that the deadline cuts off end in a
-        `CgroupBusyError`; the one that was in the kernel at that moment may still come true.
+        Others run every millisecond. ``inodes`` is by group path. Steps for which nobody waits any longer end in a
+        `CgroupUnderWayError`, those that the deadline cuts off in a `CgroupBusyError`. The one that is in the kernel at
+        that moment may still come true, see `finished`; its file and the slow lane are left alone until then.
         """
         inodes = inodes or {}
         outcomes: list[Outcome] = []
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._deadline_s):
-            for slow, run in groupby(steps, key=lambda step: step.slow):
-                if slow:
-                    await self._perform_slow(list(run), inodes, outcomes)
-                else:
+            for lane, run in groupby(steps, key=lambda step: step.controller if step.slow else ""):
+                if not lane:
                     await self._perform_fast(run, inodes, outcomes)
+                elif not await self._perform_slow(list(run), inodes, outcomes):
+                    break
             # Not an ordinary checkpoint: being cancelled here would lose the outcomes of what is done.
             await trio.lowlevel.cancel_shielded_checkpoint()
-        for step in steps[len(outcomes) :]:
-            error = CgroupBusyError(step.path, f"{step.file}: not done within {self._deadline_s:g} s")
-            outcomes.append(Outcome(step=step, ok=False, at=self._clock(), error=error))
+        outcomes += [self._not_done(step) for step in steps[len(outcomes) :]]
         return outcomes
+
+    def finished(self) -> list[Outcome]:
+        """What has come of steps that `perform` left under way; each is told once."""
+        return self._slow_lane.late()
+
+    async def quiet(self) -> None:
+        """Wait until nothing is under way any more, as long as `perform` would."""
+        with trio.move_on_after(self._deadline_s):
+            await self._slow_lane.quiet()
 
     async def _perform_fast(self, steps: Iterable[Step], inodes: Mapping[str, int], outcomes: list[Outcome]) -> None:
         since = time.perf_counter()
+        left = self._slow_lane.at_work()
         for step in steps:
-            outcomes.append(self.write(step, inodes.get(step.path, 0)))
+            # Of two writes of one file at a time nobody could say which comes last.
+            held = left is not None and left.holds(step)
+            outcomes.append(self._not_done(step) if held else self.write(step, inodes.get(step.path, 0)))
             if time.perf_counter() - since > YIELD_S:
                 await trio.lowlevel.checkpoint()
                 since = time.perf_counter()
 
-    async def _perform_slow(self, steps: list[Step], inodes: Mapping[str, int], outcomes: list[Outcome]) -> None:
-        """Hand the steps to the slow lane. The thread owns its list: what it does after being given up is not ours."""
-        done: list[Outcome] = []
-        given_up: list[bool] = []
+    async def _perform_slow(self, steps: list[Step], inodes: Mapping[str, int], outcomes: list[Outcome]) -> bool:
+        """Hand the steps to the slow lane; False where not all of them are done, and none must follow."""
+        if self._slow_lane.at_work() is not None:
+            return False
+        before = len(outcomes)
+        # Pages that move with a cpuset are waited for: up to Linux 6.13 or so each write of a cpuset waits for them.
+        patience_s = self._patience_s if steps[0].controller == "memory" else self._deadline_s
+        with trio.move_on_after(patience_s):
+            await self._slow_lane.run(steps, lambda step: self.write(step, inodes.get(step.path, 0)), outcomes)
+        return len(outcomes) - before == len(steps)
 
-        def work() -> None:
-            for step in steps:
-                if given_up:
-                    return
-                done.append(self.write(step, inodes.get(step.path, 0)))
-
-        try:
-            await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._slow_lane)
-        finally:
-            given_up.append(True)
-            outcomes.extend(done)
+    def _not_done(self, step: Step) -> Outcome:
+        """The outcome of a step for which nobody waits any longer."""
+        left = self._slow_lane.at_work()
+        stuck = left is not None and trio.current_time() - left.since >= self._deadline_s
+        error: CgroupError
+        if stuck or self._patience_s >= self._deadline_s:
+            error = CgroupBusyError(step.path, f"{step.file}: not done within {self._deadline_s:g} s")
+        elif left is None or left.at is None or left.holds(step):
+            error = CgroupUnderWayError(step.path, f"{step.file}: the kernel is still at it")
+        else:
+            error = CgroupUnderWayError(step.path, f"{step.file}: the kernel is at {left.at.file} of {left.at.path}")
+        return Outcome(step=step, ok=False, at=self._clock(), error=error)
 
 
 @final
@@ -213,6 +248,14 @@ class Recorder:
                 since = time.perf_counter()
         await trio.lowlevel.checkpoint()
         return outcomes
+
+    def finished(self) -> list[Outcome]:
+        """Nothing: nothing is ever under way."""
+        return []
+
+    async def quiet(self) -> None:
+        """It is quiet."""
+        await trio.lowlevel.checkpoint()
 
 
 def _is(step: Step, shown: str) -> bool:
@@ -276,7 +319,7 @@ def _guarded(
         return cgroup_error(f"{directory}/{step.guard}", exc, "read")
     except ValueError:
         return CgroupBusyError(path, f"{step.guard} is not a number: not written")
-    if used <= limit:
+    if used <= limit or step.anyway:
         return None
     kept = "no more can be reclaimed" if step.reclaim else "nothing may be reclaimed for it"
     danger = ", and the OOM killer would run at once" if step.version == 2 else ""

@@ -63,6 +63,8 @@ from state.model import Hold, KubeletView, NodeCpu, NodeView, Pod, Pools, Settin
 from state.store import Store, boot_id
 
 _FILES_S: Final = 30.0
+_PATIENCE_S: Final = 0.5
+"""How long one look waits for memory limits that are lowered, in all: enough for some 12 GB of page cache."""
 
 
 @final
@@ -146,7 +148,9 @@ class Agent:
         self.actuator = CgroupActuator(
             judge=self.judge,
             ledger=self.ledger,
-            writer=Writer(place.hierarchy, files=files, deadline_s=config.writes.slow_timeout_s),
+            writer=Writer(
+                place.hierarchy, files=files, deadline_s=config.writes.slow_timeout_s, patience_s=_PATIENCE_S
+            ),
             lane=self.lane,
             store_lane=self.store_lane,
             watched=self.witness,
@@ -426,6 +430,7 @@ class Agent:
             # What the runtime has told until now: it may be a newer value to restore to.
             with suppress(SourceError):
                 await self.reconciler.look(self.dirty.take_nowait())
+            await self.actuator.settle()
             done = await restore_all(
                 self.place.hierarchy,
                 self.ledger,

@@ -4,7 +4,8 @@ Look at every group, record the originals of first touches durably, write in the
 outcomes, and have the hot lane ready for the runtime's next signal. Level-triggered: it keeps nothing that a new look
 would not find again, except the ledger.
 
-One caller at a time (the worker). It waits in two places only: the store's lane (an fsync) and the writer's slow lane.
+One caller at a time (the worker). It waits in two places only: the store's lane (an fsync) and, not for long, the
+writer's slow lane. What the kernel is still at then stands as under way, and is entered when a later look finds it.
 """
 
 import logging
@@ -16,7 +17,7 @@ from typing import Final, Protocol, final
 import trio
 
 from cgroupfs.codecs import Value
-from cgroupfs.errors import CgroupGoneError, StoreError
+from cgroupfs.errors import CgroupGoneError, CgroupUnderWayError, StoreError
 from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import Change, order_changes
 from cgroupfs.writer import Outcome, StepWriter
@@ -73,11 +74,13 @@ class CgroupActuator:
         self.reclaim = False
         """Whether a memory limit below the use may have memory taken from its group first."""
         self._prepared: dict[str, dict[FileKey, Work]] = {}
+        self._under_way: dict[tuple[str, str], Work] = {}
         self.writes: Counter[tuple[str, str]] = Counter()
-        """By (knob, outcome): written, refused, blocked, gone, restored, hot."""
+        """By (knob, outcome): written, refused, blocked, under way, gone, restored, hot."""
 
     async def apply(self, targets: Sequence[Target]) -> None:
         """Bring these groups to what is wanted. No file's failure raises: it is noted, told, and tried again."""
+        self._catch_up()
         for target in targets:
             self._retract(target)
         work: list[Work] = []
@@ -95,8 +98,15 @@ class CgroupActuator:
         for target in targets:
             self._prepare(target, prepared.get(target.group.path, ()))
 
+    async def settle(self) -> None:
+        """Wait, within bounds, until the kernel has done what is under way, and enter it."""
+        await self._writer.quiet()
+        self._catch_up()
+
     def forget(self, path: str, container_id: str | None = None) -> None:
         """The group is gone: so is everything about it."""
+        for place in [place for place in self._under_way if place[0] == path]:
+            del self._under_way[place]
         self.judge.forget(path)
         self._ledger.forget_group(path)
         self._watched.forget(path)
@@ -209,6 +219,17 @@ class CgroupActuator:
             if place in by_place:
                 self._note(outcome, by_place[place])
 
+    def _catch_up(self) -> None:
+        """Enter what has come of writes that were left under way."""
+        for outcome in self._writer.finished():
+            work = self._under_way.pop((outcome.step.path, outcome.step.knob), None)
+            if work is None:
+                continue
+            self._note(outcome, work)
+            if outcome.ok:
+                # Something else may be wanted by now.
+                self.judge.standings.look_again(work, time.monotonic())
+
     def _change(self, work: Work) -> Change:
         have = work.knob.decode(work.actual, work.version)
         want = work.setting.value if work.setting is not None else work.knob.decode(work.text, work.version)
@@ -244,6 +265,12 @@ class CgroupActuator:
 
     def _note(self, outcome: Outcome, work: Work) -> None:
         error = outcome.error
+        if isinstance(error, CgroupUnderWayError):
+            # The first one stays: that is what the kernel is at, whatever is wanted of the file since.
+            self._under_way.setdefault(work.place, work)
+            self.writes[work.knob.name, "under way"] += 1
+            self.judge.standings.under_way(work, str(error))
+            return
         if isinstance(error, CgroupGoneError):
             self.writes[work.knob.name, "gone"] += 1
             return
@@ -253,6 +280,7 @@ class CgroupActuator:
             self._ledger.failed(work.key, errno=error.errno if error is not None else 0, error=reason)
             self.judge.standings.refused(work, reason)
             return
+        self._under_way.pop(work.place, None)
         self.judge.standings.done(work)
         self.judge.known.actual[work.place] = work.knob.decode(outcome.after, work.version)
         if work.move is Move.RELEASE:

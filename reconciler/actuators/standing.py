@@ -18,9 +18,9 @@ _RETRY_MAX_S: Final = 60.0
 class Standing(NamedTuple):
     """How one wanted setting stands, for ``diff``, ``explain`` and the live table.
 
-    ``state``: in place, written, would write, prepared, waiting, held, yielded, refused, missing (no such file here),
-    not recorded (the store cannot take the original), blocked (a rule of the kernel). Texts are the kernel's; ``at``
-    is wall-clock seconds.
+    ``state``: in place, written, under way (the kernel is at it, or at another before it), would write, prepared,
+    waiting, held, yielded, refused, missing (no such file here), not recorded (the store cannot take the original),
+    blocked (a rule of the kernel). Texts are the kernel's; ``at`` is wall-clock seconds.
     """
 
     setting: Setting
@@ -94,6 +94,11 @@ class Standings:
         self.note(work, state, reason)
         if tell and (known is None or (known.state, known.detail) != (state, reason)):
             self._alert(state, reason, work.setting)
+
+    def under_way(self, work: Work, detail: str) -> None:
+        """The kernel takes its time: look again soon. No refusal, and nobody is told."""
+        self._retry(work, _Retry(time.monotonic() + _RETRY_S, _RETRY_S, work.text, work.target.pod_uid))
+        self.note(work, "under way", detail)
 
     def look_again(self, work: Work, at: float) -> None:
         """Have the file looked at again at ``at`` (monotonic), though nothing was refused."""

@@ -293,6 +293,21 @@ def test_a_limit_that_may_reclaim_goes_to_the_writer_and_one_that_may_not_is_gua
     assert (step.guard, step.reclaim) == ("memory.usage_in_bytes", False)
 
 
+@pytest.mark.parametrize(
+    ("have", "reclaim", "slow", "guard"),
+    [(None, True, True, "memory.current"), (None, False, True, None), (MEGA, True, False, None)],
+)
+def test_a_lowered_bound_takes_memory_first_where_it_may_and_is_written_in_any_case(
+    have: int | None, reclaim: bool, slow: bool, guard: str | None
+) -> None:
+    change = Change(path="/c", knob="memory.high", have=have, want=8 * MEGA, reclaim=reclaim)
+    plan = order_changes([change], {}, V2)
+    assert not plan.blocked
+    (step,) = plan.steps
+    assert (step.slow, step.guard) == (slow, guard)
+    assert step.reclaim is step.anyway is (guard is not None)
+
+
 def test_protections_soft_limits_and_the_oom_group_are_plain_writes() -> None:
     known: dict[tuple[str, str], Value] = {("/c", "memory.high"): None}
     together = Change(path="/c", knob="memory.oom_group", want=1)

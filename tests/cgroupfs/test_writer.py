@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 import trio
+from msgspec.structs import replace
 
-from cgroupfs.errors import CgroupBusyError, CgroupGoneError, CgroupRefusedError
+from cgroupfs.errors import CgroupBusyError, CgroupGoneError, CgroupRefusedError, CgroupUnderWayError
 from cgroupfs.files import REAL, Directory, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
@@ -59,7 +60,14 @@ def machine(mode: Mode = "v1") -> tuple[FakeKernel, FakePlaces]:
 
 
 def step(
-    knob: str, text: str, *, version: int = 1, slow: bool = False, guard: str | None = None, reclaim: bool = False
+    knob: str,
+    text: str,
+    *,
+    version: int = 1,
+    slow: bool = False,
+    guard: str | None = None,
+    reclaim: bool = False,
+    anyway: bool = False,
 ) -> Step:
     entry = CATALOG[knob]
     return Step(
@@ -72,6 +80,7 @@ def step(
         slow=slow,
         guard=guard,
         reclaim=reclaim,
+        anyway=anyway,
     )
 
 
@@ -184,6 +193,35 @@ def test_a_v2_limit_that_may_reclaim_takes_memory_first_in_chunks_and_never_kill
     assert isinstance(outcome.error, CgroupBusyError) is not ok
 
 
+@pytest.mark.parametrize(
+    ("anon", "cache", "release", "asked"),
+    [
+        pytest.param(8, 100, (6, 18), [32, 32, 32, 2], id="the page cache is enough"),
+        pytest.param(30, 0, (6, 18), [20, 20], id="nothing can be reclaimed"),
+        pytest.param(8, 100, (5, 10), [], id="the kernel does it within the write"),
+        pytest.param(3, 0, (6, 18), [], id="it fits"),
+    ],
+)
+def test_a_v2_bound_that_kills_nobody_takes_memory_in_chunks_first_and_is_written_anyway(
+    anon: int, cache: int, release: tuple[int, int], asked: list[int]
+) -> None:
+    kernel = FakeKernel("v2", release=release)
+    kernel.make_group(GROUP)
+    places = FakePlaces(kernel)
+    directory = places.directory("memory", GROUP)
+    kernel.write(directory, "cgroup.procs", str(kernel.spawn()))
+    kernel.charge(directory, anon=anon * MEGA, cache=cache * MEGA)
+    kernel.writes.clear()
+    high = step("memory.high", str(10 * MEGA), version=2, guard="memory.current", reclaim=True, anyway=True)
+    assert Recorder(places, files=kernel).write(high).ok
+    assert Writer(places, files=kernel).write(high).ok
+    accepted = [int(text) // MEGA for path, text, _ in kernel.writes if path.endswith("memory.reclaim")]
+    assert (accepted if release >= (5, 19) else []) == asked
+    assert kernel.read(directory, "memory.high") == f"{10 * MEGA}\n"
+    assert kernel.read(directory, "memory.current") == f"{max(anon, min(10, anon + cache)) * MEGA}\n"
+    assert kernel.killed == []
+
+
 def test_without_memory_reclaim_a_limit_below_usage_is_busy() -> None:
     kernel = FakeKernel("v2", release=(5, 10))
     kernel.make_group(GROUP)
@@ -272,6 +310,76 @@ async def test_the_deadline_cuts_off_what_hangs_and_says_so_for_each_step() -> N
     # The thread that was given up finishes the write it was in, and takes no further step.
     assert [file for file, _ in files.writers] == ["memory.limit_in_bytes"]
     assert kernel.read(places.directory("cpu", GROUP), "cpu.shares") == "1024\n"
+
+
+class Held(Slow):
+    """Slow writes that end when the test says so."""
+
+    def __init__(self, inner: FileOps) -> None:
+        super().__init__(inner, 0)
+        self.go_on = threading.Event()
+
+    def write(self, directory: Directory, file: str, text: str) -> None:
+        if not self.go_on.is_set() and threading.current_thread() is not threading.main_thread():
+            assert self.go_on.wait(10)
+        super().write(directory, file, text)
+
+
+async def test_what_takes_long_is_left_under_way_and_told_when_it_is_done() -> None:
+    kernel, places = machine()
+    other = "/kubepods/pod1/c2"
+    kernel.make_group(other)
+    files = Held(kernel)
+    writer = Writer(places, files=files, patience_s=0.2)
+    lowered = step("memory.max", str(8 * MEGA), slow=True)
+    elsewhere = replace(lowered, path=other)
+    since = time.perf_counter()
+    outcomes = await writer.perform([step("cpu.weight", "2"), lowered, elsewhere])
+    assert time.perf_counter() - since < 5
+    assert [type(outcome.error) for outcome in outcomes] == [type(None), CgroupUnderWayError, CgroupUnderWayError]
+    assert "the kernel is still at it" in str(outcomes[1].error)
+    assert f"the kernel is at memory.limit_in_bytes of {GROUP}" in str(outcomes[2].error)
+    assert writer.finished() == []
+    # Meanwhile others go on; the lane and the file that the kernel is at are left alone.
+    since = time.perf_counter()
+    outcomes = await writer.perform([step("cpu.weight", "3"), step("memory.max", "-1"), elsewhere])
+    assert time.perf_counter() - since < 0.2
+    assert [outcome.ok for outcome in outcomes] == [True, False, False]
+    files.go_on.set()
+    with trio.fail_after(10):
+        await writer.quiet()
+    (late,) = writer.finished()
+    assert (late.step, late.ok, late.after) == (lowered, True, str(8 * MEGA))
+    assert writer.finished() == []
+    outcomes = await writer.perform([step("memory.max", "-1"), elsewhere])
+    assert [outcome.ok for outcome in outcomes] == [True, True]
+
+
+async def test_pages_that_move_are_waited_for() -> None:
+    kernel, places = machine()
+    writer = Writer(places, files=Slow(kernel, 0.1), patience_s=0.01)
+    outcomes = await writer.perform([step("cpu.mems", "0", slow=True), step("cpu.set", "1", slow=True)])
+    assert [outcome.ok for outcome in outcomes] == [True, True]
+    (limit,) = await writer.perform([step("memory.max", str(8 * MEGA), slow=True)])
+    assert isinstance(limit.error, CgroupUnderWayError)
+    with trio.fail_after(10):
+        await writer.quiet()
+
+
+async def test_what_is_under_way_for_too_long_is_stuck() -> None:
+    kernel, places = machine()
+    files = Held(kernel)
+    writer = Writer(places, files=files, deadline_s=0.2, patience_s=0.05)
+    lowered = step("memory.max", str(8 * MEGA), slow=True)
+    (first,) = await writer.perform([lowered])
+    assert isinstance(first.error, CgroupUnderWayError)
+    await trio.sleep(0.2)
+    (second,) = await writer.perform([lowered])
+    assert not isinstance(second.error, CgroupUnderWayError)
+    assert "not done within 0.2 s" in str(second.error)
+    files.go_on.set()
+    with trio.fail_after(10):
+        await writer.quiet()
 
 
 @pytest.mark.parametrize("mode", ["v1", "v2"])

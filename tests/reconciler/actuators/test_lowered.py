@@ -1,11 +1,17 @@
 """A memory limit below the use: taken down to it first, or left unwritten; nobody dies of it either way."""
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
+import trio
 
-from tests.fakes.kernel import Mode
-from tests.reconciler.actuators.acting import GROUP, Acting, make_node
+from cgroupfs.files import Directory
+from cgroupfs.writer import Writer
+from state.entry import US
+from tests.fakes.kernel import FakeKernel, Mode
+from tests.reconciler.actuators.acting import GROUP, POD, UID, Acting, StoppingFiles, make_node
 
 MEGA = 1 << 20
 
@@ -42,4 +48,86 @@ async def test_a_limit_below_usage(
     # Wanted no more: what stood there comes back, whatever has been used meanwhile.
     await act.actuator.apply([act.target(GROUP, {})])
     assert kernel.read(directory, file) == before
+    act.close()
+
+
+class Held(StoppingFiles):
+    """A kernel that takes its time over what is written in the slow lane, until the test says otherwise."""
+
+    def __init__(self, kernel: FakeKernel) -> None:
+        super().__init__(kernel)
+        self.go_on = threading.Event()
+
+    def write(self, directory: Directory, file: str, text: str) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert self.go_on.wait(10)
+        super().write(directory, file, text)
+
+
+async def test_what_was_told_as_stuck_is_ours_all_the_same_once_it_is_done(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    act = Acting(kernel, hierarchy, tmp_path)
+    act.actuator.reclaim = True
+    files = Held(kernel)
+    act.actuator._writer = Writer(hierarchy, files=files, deadline_s=0.1, patience_s=0.01)
+    before = act.read(GROUP, "memory.max")
+    lowered = act.target(GROUP, {"memory.max": 16 * MEGA})
+    await act.actuator.apply([lowered])
+    await trio.sleep(0.1)
+    act.judge.standings.look_again(act.actuator._under_way[GROUP, "memory.max"], 0.0)
+    await act.actuator.apply([lowered])
+    assert act.stood(GROUP, "memory.max") == "refused"
+    assert [(kind, "not done within 0.1 s" in words) for kind, words in act.alerts] == [("refused", True)]
+    files.go_on.set()
+    with trio.fail_after(5):
+        await act.actuator._writer.quiet()
+    await act.actuator.apply([lowered])
+    assert act.read(GROUP, "memory.max") == str(16 * MEGA)
+    await act.actuator.apply([act.target(GROUP, {})])
+    assert act.read(GROUP, "memory.max") == before
+    act.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "knob", "file"),
+    [
+        ("v1", "memory.max", "memory.limit_in_bytes"),
+        ("v2", "memory.max", "memory.max"),
+        ("v2", "memory.high", "memory.high"),
+    ],
+)
+async def test_a_look_does_not_wait_for_what_takes_long_and_a_later_one_enters_it(
+    tmp_path: Path, mode: Mode, knob: str, file: str
+) -> None:
+    kernel, hierarchy = make_node(tmp_path, mode=mode)
+    act = Acting(kernel, hierarchy, tmp_path)
+    act.actuator.reclaim = True
+    files = Held(kernel)
+    act.actuator._writer = Writer(hierarchy, files=files, patience_s=0.05)
+    directory = hierarchy.directory("memory", GROUP)
+    kernel.charge(directory, anon=8 * MEGA, cache=24 * MEGA)
+    before = kernel.read(directory, file)
+    lowered = act.target(GROUP, {knob: 16 * MEGA})
+    with trio.fail_after(5):
+        await act.actuator.apply([lowered])
+    assert (act.stood(GROUP, knob), act.alerts) == ("under way", [])
+    assert act.judge.next_look() is not None
+    # Others are served meanwhile, and the file itself is left alone.
+    with trio.fail_after(5):
+        await act.actuator.apply([act.target(POD, {"cpu.weight": 7})])
+        await act.actuator.apply([lowered])
+    assert act.stood(POD, "cpu.weight") == "written"
+    assert kernel.read(directory, file) == before
+    files.go_on.set()
+    with trio.fail_after(5):
+        await act.actuator.settle()
+    assert act.stood(GROUP, knob) == "written"
+    assert kernel.read(directory, file) == f"{16 * MEGA}\n"
+    (entry,) = act.ledger.group(GROUP)
+    assert (entry.writer, entry.seen) == (US, str(16 * MEGA))
+    assert act.judge.due(time.monotonic()) == {UID}
+    # It is ours, so what stood there comes back.
+    await act.actuator.apply([act.target(GROUP, {})])
+    assert kernel.read(directory, file) == before
+    assert act.alerts == []
     act.close()

@@ -1,0 +1,98 @@
+"""The writer's slow lane: one thread for steps that may keep the kernel busy, for which nobody has to wait.
+
+A write that makes the kernel reclaim memory or move pages cannot be called back. Whoever has waited long enough leaves
+it there: the lane is taken until it ends, nothing else is begun in it meanwhile, and what came of it is told later.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Generic, TypeVar, final
+
+import trio
+
+from cgroupfs.steps import Step
+
+T = TypeVar("T")
+
+
+class Job(Generic[T]):
+    """What one thread is at. ``since``: trio's clock. The thread sets ``at``, ``done``, ``began`` and ``over``."""
+
+    def __init__(self) -> None:
+        self.since = trio.current_time()
+        self.at: Step | None = None
+        self.done: list[T] = []
+        self.over = False
+        self.began = False
+        self.given_up = False
+        self.told = 0
+        self.ended = trio.Event()
+
+    def holds(self, step: Step) -> bool:
+        """Whether the kernel is at this very file."""
+        return self.at is not None and (self.at.path, self.at.file) == (step.path, step.file)
+
+
+@final
+class SlowLane(Generic[T]):
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        self._one = trio.CapacityLimiter(1)
+        self._left: Job[T] | None = None
+        self._late: list[T] = []
+
+    def at_work(self) -> Job[T] | None:
+        """What was left in the kernel and is there still; None: the lane is free."""
+        self._collect()
+        return self._left
+
+    def late(self) -> list[T]:
+        """What has come of steps that were left; each is told once."""
+        self._collect()
+        found, self._late = self._late, []
+        return found
+
+    async def quiet(self) -> None:
+        """Wait until the kernel has come to an end of what was left with it."""
+        await trio.lowlevel.checkpoint()
+        if (left := self.at_work()) is not None:
+            await left.ended.wait()
+
+    async def run(self, steps: Sequence[Step], do: Callable[[Step], T], done: list[T]) -> None:
+        """Do the steps in the lane's thread, and add what comes of them to ``done``.
+
+        Cancelled: the step that the kernel is at is left there, and none after it is begun.
+        """
+        job = Job[T]()
+        token = trio.lowlevel.current_trio_token()
+
+        def work() -> None:
+            job.began = True
+            try:
+                for step in steps:
+                    job.at = step
+                    if job.given_up:
+                        return
+                    job.done.append(do(step))
+            finally:
+                job.over = True
+                # The program may have ended meanwhile; then nobody waits.
+                with suppress(trio.RunFinishedError):
+                    token.run_sync_soon(job.ended.set)
+
+        try:
+            await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._one)
+        finally:
+            job.given_up = True
+            # In this order: a thread that was over before the count has nothing more to tell.
+            over = job.over
+            job.told = len(job.done)
+            done += job.done[: job.told]
+            if job.began and not over:
+                self._left = job
+
+    def _collect(self) -> None:
+        if self._left is not None and self._left.over:
+            self._late += self._left.done[self._left.told :]
+            self._left = None
