@@ -19,9 +19,8 @@ from reconciler.detectors.suspects import rank
 from reconciler.detectors.table import DETECTORS
 from reconciler.detectors.uses import Uses
 from reconciler.interference import InterferenceConfig
-from reconciler.responses.config import Response
 from reconciler.responses.eviction.triggers.named import Named
-from reconciler.responses.ladder import Ascent, Change, LadderMemory, Turn, advance
+from reconciler.responses.ladder import Ascent, Change, LadderMemory, Turn, advance, let_go
 from reconciler.responses.measure import measures_of
 from reconciler.responses.steps import SIGNALS as STEP_SIGNALS
 from reconciler.signals.history import History
@@ -37,6 +36,9 @@ _NOBODY: Final = "no pod is likely to be the cause"
 _MOVED: Final = ("disk.read", "disk.write")
 _LEARNED_MOST: Final = 2000
 """Workloads' memories kept at most; those not seen for longest go first."""
+_UNUSED_S: Final = 7 * 86400.0
+"""So long is kept what was learned by a rule that is switched off."""
+_LOOK_THROUGH_S: Final = 3600.0
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
@@ -44,7 +46,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
     ``findings``: of every rule and victim. ``begun`` and ``over``: those that are interfered now and were not, and the
     other way round. ``measures``: what the plan is asked for. ``named``: pods that should go as the ladder's last
-    step; the eviction planner has the last word.
+    step; the eviction planner has the last word. ``would``: the same by rules in shadow, for which nobody goes.
     """
 
     at_s: float
@@ -54,6 +56,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
     changes: tuple[Change, ...] = ()
     measures: Measures = Measures()
     named: tuple[Named, ...] = ()
+    would: tuple[Named, ...] = ()
 
 
 class Remembered(Struct, frozen=True, kw_only=True):
@@ -67,7 +70,10 @@ class Remembered(Struct, frozen=True, kw_only=True):
 class Brain:
     """Keeps the history of the signals and what rules and ladder remember."""
 
-    def __init__(self, config: InterferenceConfig, remembered: Remembered | None = None) -> None:
+    def __init__(
+        self, config: InterferenceConfig, remembered: Remembered | None = None, *, evicts: bool = True
+    ) -> None:
+        """``evicts``: see `configure`."""
         self.history = History()
         self.ladder = LadderMemory(useless=remembered.useless if remembered is not None else {})
         # By rule, by victim.
@@ -75,22 +81,22 @@ class Brain:
         self._learned: dict[str, Struct] = _learned(remembered) if remembered is not None else {}
         self._active: dict[tuple[str, str], Finding] = {}
         self._first_s: float | None = None
-        self.configure(config)
+        self._aged_s: float | None = None
+        self.configure(config, evicts=evicts)
 
-    def configure(self, config: InterferenceConfig) -> None:
-        """Go by another configuration from the next frame on; what is in force by rules that are gone ends there."""
-        self.config = config
+    def configure(self, config: InterferenceConfig, *, evicts: bool = True) -> None:
+        """Go by another configuration from the next frame on; what is in force by rules that are gone ends there.
+
+        ``evicts``: evictions that a rule asks for are carried out. What was learned for rules that are gone is kept for
+        a while: they may come back.
+        """
+        self.config, self._evicts = config, evicts
         self.rules: Mapping[str, Rule] = effective(config.rules) if config.enabled else {}
         self._ready = [ready(name, rule) for name, rule in self.rules.items()]
-        places = {(name, place) for name, rule in self.rules.items() for place in _places(rule)}
-        known = {(key.split(" ", 2)[0], key.split(" ", 2)[1]) for key in self._learned} - places
-        self._learned = {
-            key: value for key, value in self._learned.items() if tuple(key.split(" ", 2)[:2]) not in known
-        }
 
     def forget(self) -> None:
         """Begin anew: nothing is in force any more, and there is no past. What was learned stays."""
-        self.history, self.ladder = History(), LadderMemory(useless=self.ladder.useless)
+        self.history, self.ladder = History(), let_go(self.ladder, self.config.responses)
         self._watches, self._active, self._first_s = {}, {}, None
 
     @property
@@ -106,6 +112,7 @@ class Brain:
     def look(self, frame: Frame) -> Generator[None, None, Judgement]:
         """One frame further. Yields at least each half millisecond or so, for a caller that lets others run."""
         self.history.add(frame)
+        self._forget_unused(frame.wall_s)
         if self._first_s is None:
             self._first_s = frame.at_s
         watches: dict[str, dict[str, Watch]] = {}
@@ -135,12 +142,17 @@ class Brain:
                 findings.append(finding)
             # Steps that nobody writes cannot help: they are not to be judged by that.
             shadow = rule.mode is not RuleMode.ENFORCE or not frame.enforce
-            ascents.append(Ascent(rule=name, shadow=shadow, responses=rule.responses, findings=tuple(findings)))
+            ascents.append(Ascent(rule=name, shadow=shadow, responses=rule.allowed, findings=tuple(findings)))
         self._watches = watches
         changes: tuple[Change, ...] = ()
         if frame.at_s - self._first_s >= self.config.settle_s:
             self.ladder, changes = advance(
-                self.ladder, ascents, (frame, self.history), self.config.responses, fresh_s=self.fresh_s
+                self.ladder,
+                ascents,
+                (frame, self.history),
+                self.config.responses,
+                fresh_s=self.fresh_s,
+                evicts=self._evicts,
             )
         every = tuple(finding for ascent in ascents for finding in ascent.findings)
         begun, over = self._transitions(every)
@@ -151,7 +163,8 @@ class Brain:
             over=over,
             changes=changes,
             measures=measures_of(self.ladder, frame),
-            named=tuple(_named(changes, every)),
+            named=tuple(_named(changes, ascents, shadow=False)),
+            would=tuple(_named(changes, ascents, shadow=True)),
         )
 
     def at_once(self, frame: Frame) -> Judgement:
@@ -198,6 +211,18 @@ class Brain:
                     shared=shared,
                 )
             yield sight
+
+    def _forget_unused(self, wall_s: float) -> None:
+        """What no rule has gone by for long says nothing any more."""
+        if self._aged_s is not None and 0 <= wall_s - self._aged_s < _LOOK_THROUGH_S:
+            return
+        self._aged_s = wall_s
+        used = {(name, place) for name, rule in self.rules.items() for place in _places(rule)}
+        for key, memory in list(self._learned.items()):
+            rule, place, _ = key.split(" ", 2)
+            learned_s = DETECTORS[_detector_of(memory)].learned_s
+            if (rule, place) not in used and learned_s is not None and wall_s - learned_s(memory) > _UNUSED_S:
+                del self._learned[key]
 
     def _learn(self, learned: Mapping[str, Struct]) -> None:
         for key, memory in learned.items():
@@ -264,14 +289,14 @@ def _measure(finding: Finding, sight: Sight) -> tuple[tuple[str, ...], float]:
     return (), 0.0
 
 
-def _named(changes: Iterable[Change], findings: Iterable[Finding]) -> Iterable[Named]:
-    found = {(one.rule, one.victim): one for one in findings}
+def _named(changes: Iterable[Change], ascents: Iterable[Ascent], *, shadow: bool) -> Iterable[Named]:
+    """Whom rules in shadow, or the others, want gone from now on; where evictions are a dry run as well."""
+    found = {(one.rule, one.victim): one for ascent in ascents if ascent.shadow == shadow for one in ascent.findings}
     for change in changes:
-        step = change.step
-        if change.turn is not Turn.APPLIED or change.shadow or step is None or step.response is not Response.EVICT:
+        step, finding = change.step, found.get((change.rule, change.victim))
+        if change.turn is not Turn.ASKED or step is None or finding is None:
             continue
         assert step.suspect is not None
-        finding = found[change.rule, change.victim]
         evidence = "; ".join(finding.evidence)
         yield Named(
             uid=step.suspect, rule=change.rule, victim=change.title, evidence=evidence, resource=finding.resource

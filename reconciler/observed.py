@@ -22,7 +22,7 @@ def facts(observer: Observer) -> Mapping[str, object]:
     judgement = observer.judgement or Judgement(at_s=0.0)
     return {
         "rules": {
-            name: {"mode": rule.mode.value, "responses": [one.value for one in rule.responses]}
+            name: {"mode": rule.mode.value, "responses": [one.value for one in rule.allowed]}
             for name, rule in observer.brain.rules.items()
         },
         "verdicts": _counts(judgement),
@@ -104,6 +104,8 @@ def _climb(climb: Climb, now: float) -> dict[str, object]:
                 "suspect": step.suspect,
                 "for_s": round(now - step.at_s, 1),
                 "judged": step.judged,
+                "shadow": climb.shadow or step.dry,
+                "ending": step.ending_s is not None,
             }
             for step in climb.steps
         ],

@@ -39,7 +39,7 @@ from reconciler.signals.tasks import ReaderTasks
 from reconciler.slices import Slices
 from reconciler.telling import alerts_of, ends_of
 from state.cache import CacheUse
-from state.eviction import Case, Order
+from state.eviction import Case, Order, Step
 from state.evidence import Frame, PodFacts
 from state.measures import Measures
 from state.model import Hold, NodeView, Pod, PodClass, Pools
@@ -52,6 +52,8 @@ ROW: Final = "interference"
 _KEEP_S: Final = 60.0
 _DISKS_S: Final = 60.0
 _STOP_S: Final = 5.0
+_ENDING: Final = frozenset({Step.WAIT, Step.STOP, Step.TERMINATE, Step.KILL, Step.VERIFY})
+"""The pod has been told to end, and nobody may refuse it any more."""
 
 
 class Kept(Struct, frozen=True, kw_only=True):
@@ -121,7 +123,7 @@ class Observer:
         self._resting: Config | None = None
         self._looking = trio.Lock()
         kept = read_kept(node.store)
-        self.brain = Brain(node.config.interference, kept.brain)
+        self.brain = Brain(node.config.interference, kept.brain, evicts=node.config.eviction.serves_rules)
         self._past = kept.past
         self.evictions: EvictionMemory | None = None
         """What the eviction planner remembers; None before the first pass."""
@@ -232,7 +234,7 @@ class Observer:
         if config is self._config:
             return
         self._config = config
-        self.brain.configure(config.interference)
+        self.brain.configure(config.interference, evicts=config.eviction.serves_rules)
         wanted = self.brain.wanted() | signals_of(config.eviction)
         before, self._readers = self._readers, self._building(wanted, self._means(config), self._readers)
         if self._tasks is not None:
@@ -253,6 +255,8 @@ class Observer:
             self._known.clear()
             self._pools, self._default_cpus = pools, view.kubelet.default_cpus
         pods = {uid: self._facts(pod, view, pools, holds) for uid, pod in view.pods.items()}
+        for uid in self._ended_by_us() & pods.keys():
+            pods[uid] = msgspec.structs.replace(pods[uid], terminating=True)
         for uid in self._created.keys() - pods.keys():
             del self._created[uid]
             self._known.pop(uid, None)
@@ -267,6 +271,10 @@ class Observer:
             disks=self._disks,
             enforce=self._node.enforces(),
         )
+
+    def _ended_by_us(self) -> set[str]:
+        """Pods that are being made to end, by uid: the kubelet tells that late, or never where it is not asked."""
+        return {case.order.uid for case in self.cases() if case.open and case.step in _ENDING}
 
     def _facts(self, pod: Pod, view: NodeView, pools: Pools | None, holds: Mapping[str, Hold]) -> PodFacts:
         held = bool(holds) and pod_hold(holds, pod.uid, pod.paths) is not None

@@ -81,7 +81,8 @@ class Detector(Struct, Generic[C, M], frozen=True, kw_only=True):
     """One kind of detector. ``config_type`` has a default for each field; its docstring is the documentation.
 
     ``signals``: what it needs, given its configuration. ``judge``: opinion and what to remember of this victim.
-    ``durable``: what it remembers outlives the daemon, by workload (see `signature`) instead of by pod.
+    ``learned_s``: when (seconds since the epoch) it last learned something; given where what it remembers outlives the
+    daemon, by workload (see `signature`) instead of by pod.
     """
 
     name: str
@@ -90,7 +91,12 @@ class Detector(Struct, Generic[C, M], frozen=True, kw_only=True):
     memory_type: type[M]
     signals: Callable[[C], tuple[str, ...]]
     judge: Callable[[C, Sight, M | None], tuple[Opinion, M]]
-    durable: bool = False
+    learned_s: Callable[[M], float] | None = None
+
+    @property
+    def durable(self) -> bool:
+        """Whether what it remembers outlives the daemon."""
+        return self.learned_s is not None
 
 
 # The table holds detectors of every config and memory type; each is called only with its own.

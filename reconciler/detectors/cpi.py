@@ -143,6 +143,11 @@ def judge(config: CpiConfig, sight: Sight, memory: CpiMemory | None) -> tuple[Op
     return _opinion(config, sight, measure, past, limit), kept
 
 
+def learned_s(memory: CpiMemory) -> float:
+    """When the workload was last learned from, by any measure."""
+    return max((one.wall_s for one in memory.learned.values()), default=0.0)
+
+
 def _current(sight: Sight, memory: CpiMemory | None) -> CpiMemory:
     """The memory without those pods' pasts that are none any more: of another boot, or of pods that are gone."""
     clock = sight.frame.wall_s - sight.now
@@ -312,5 +317,5 @@ DETECTOR = Detector(
     memory_type=CpiMemory,
     signals=_signals,
     judge=judge,
-    durable=True,
+    learned_s=learned_s,
 )

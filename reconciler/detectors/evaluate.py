@@ -3,7 +3,7 @@
 In a group (AND) one ``ok`` is enough for ok, and one ``unknown`` beside agreeing others makes it unknown. Between
 groups (OR) the worst counts; a group that is unknown takes no part while another can answer, so that a rule may offer
 several proofs of which a node has one. What was found stays at least suspected until nothing has been found for
-``clear_s``.
+``clear_s``; it is not over while a group that found it is unknown, whatever the others say.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,13 +26,15 @@ _BADNESS: Final = {Verdict.UNKNOWN: 0, Verdict.OK: 1, Verdict.SUSPECT: 2, Verdic
 class Watch(Struct, frozen=True, kw_only=True):
     """What a rule remembers of one victim. ``details``: by detector, ``group.entry``.
 
-    ``verdict`` since ``since_s``; ``found_s``: when it was last interfered; None: not since it was over.
+    ``verdict`` since ``since_s``; ``found_s``: when it was last interfered; None: not since it was over. ``found_by``:
+    the groups that found it since then, by number.
     """
 
     details: Mapping[str, Struct] = {}
     verdict: Verdict = Verdict.UNKNOWN
     since_s: float = 0.0
     found_s: float | None = None
+    found_by: frozenset[int] = frozenset()
 
 
 class Part(NamedTuple):
@@ -86,7 +88,8 @@ def evaluate(
     taught: dict[str, Struct] = {}
     best: list[Opinion] = []
     verdict, bad, severity = _UNKNOWN, -1, 0.0
-    for group in groups:
+    found_by, dark = watch.found_by, best
+    for number, group in enumerate(groups):
         opinions: list[Opinion] = []
         for place, judge, memory_type, config, whose in group:
             if whose is None:
@@ -99,6 +102,10 @@ def evaluate(
             opinions.append(opinion)
         this = opinions[0].verdict if len(opinions) == 1 else _group(opinions)
         worst = opinions[0].severity if len(opinions) == 1 else max([one.severity for one in opinions])
+        if this is _INTERFERED:
+            found_by |= {number}
+        elif this is _UNKNOWN and number in found_by:
+            dark = opinions
         badness = _BADNESS[this]
         if badness > bad or (badness == bad and worst > severity):
             best, verdict, bad, severity = opinions, this, badness, worst
@@ -108,10 +115,12 @@ def evaluate(
     if verdict is _INTERFERED:
         found_s = now
     elif found_s is not None and verdict is _OK:
-        if now - found_s < rule.clear_s:
+        if dark:
+            verdict, best = _UNKNOWN, dark
+        elif now - found_s < rule.clear_s:
             verdict = Verdict.SUSPECT
         else:
-            found_s = None
+            found_s, found_by = None, frozenset()
     if verdict is not before_that:
         since_s = now
     finding = Finding(
@@ -127,7 +136,8 @@ def evaluate(
     )
     if verdict is before_that and found_s == watch.found_s and not details and not watch.details:
         return finding, watch, taught
-    return finding, Watch(details=details, verdict=verdict, since_s=since_s, found_s=found_s), taught
+    now_known = Watch(details=details, verdict=verdict, since_s=since_s, found_s=found_s, found_by=found_by)
+    return finding, now_known, taught
 
 
 def _group(opinions: Sequence[Opinion]) -> Verdict:

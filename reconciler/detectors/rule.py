@@ -62,12 +62,13 @@ class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = ()
     victims: Victims = Victims()
     resource: Annotated[
-        Resource | None, Meta(description="what is lacking; null: as the detector that found it says")
+        Resource | None,
+        Meta(description="what is lacking; null: as the shipped rule has it, or as the detector that found it says"),
     ] = None
-    responses: Annotated[tuple[Response, ...], Meta(description="what may be done, the mildest first")] = (
-        Response.HOLD,
-        Response.SQUEEZE,
-    )
+    responses: Annotated[
+        tuple[Response, ...] | None,
+        Meta(description="what may be done, the mildest first; null: hold and squeeze, or as the shipped rule has it"),
+    ] = None
     needs_suspect: Annotated[
         bool,
         Meta(
@@ -80,10 +81,18 @@ class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 30.0
 
     def __post_init__(self) -> None:
-        if len(set(self.responses)) != len(self.responses):
-            raise ValueError(f"responses: expected each once; got {', '.join(self.responses)}")
+        if len(set(self.allowed)) != len(self.allowed):
+            raise ValueError(f"responses: expected each once; got {', '.join(self.allowed)}")
         if any(not group for group in self.when):
             raise ValueError("when: a group without detectors would always hold; expected at least one in each")
+
+    @property
+    def allowed(self) -> tuple[Response, ...]:
+        """What may be done."""
+        return _USUAL if self.responses is None else self.responses
+
+
+_USUAL: Final = (Response.HOLD, Response.SQUEEZE)
 
 
 def _entry(**given: Struct) -> DetectorEntry:
@@ -102,7 +111,10 @@ SHIPPED: Final[Mapping[str, Rule]] = {
     ),
     "io": Rule(when=((_entry(pressure=PressureConfig(resource="io", above_percent=5.0)),),), resource=Resource.IO),
 }
-"""The rules that a node has without writing any. All of them only watch (shadow) until somebody says otherwise."""
+"""The rules that a node has without writing any. All of them only watch (shadow) until somebody says otherwise.
+
+They set nothing but ``when``, ``resource`` and ``responses``, where nothing written differs from all that can be.
+"""
 
 
 def effective(rules: Mapping[str, Rule]) -> Mapping[str, Rule]:
@@ -113,11 +125,10 @@ def effective(rules: Mapping[str, Rule]) -> Mapping[str, Rule]:
         if rule.when or shipped is None:
             found[name] = rule
             continue
-        given = {
-            field: value for field in rule.__struct_fields__ if (value := getattr(rule, field)) != _DEFAULTS[field]
-        }
-        found[name] = replace(shipped, **given)
+        found[name] = replace(
+            rule,
+            when=shipped.when,
+            resource=shipped.resource if rule.resource is None else rule.resource,
+            responses=shipped.responses if rule.responses is None else rule.responses,
+        )
     return {name: rule for name, rule in found.items() if rule.mode is not RuleMode.OFF}
-
-
-_DEFAULTS: Final = {field: getattr(Rule(), field) for field in Rule.__struct_fields__}

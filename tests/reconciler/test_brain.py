@@ -7,7 +7,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from reconciler.binder import Text, bind
 from reconciler.brain import Brain, Judgement, Remembered
+from reconciler.config import Config
 from reconciler.detectors.rule import SHIPPED, Rule, RuleMode, Victims, effective
 from reconciler.detectors.run_queue import RunQueueConfig
 from reconciler.detectors.table import DetectorEntry
@@ -15,7 +17,7 @@ from reconciler.detectors.threshold import ThresholdConfig
 from reconciler.interference import InterferenceConfig
 from reconciler.recording import HEAD, Packer, frames
 from reconciler.responses.config import Response, ResponseConfig
-from state.evidence import NODE, Frame, PodFacts, Sample, Verdict
+from state.evidence import NODE, Frame, PodFacts, Resource, Sample, Verdict
 from state.measures import Measures
 from state.model import PodClass
 
@@ -98,7 +100,8 @@ def test_a_hog_is_found_named_and_squeezed() -> None:
     assert set(asked[0]) == {"hog"}
     assert words(judgements)[0].startswith("applied: hold: BE stays at ")
     assert words(judgements)[1].startswith("applied: squeeze ns/hog: CPU 2500 -> ")
-    assert words(judgements)[2].startswith("undone: squeeze ns/hog"), "nothing changes in these frames"
+    assert words(judgements)[2].startswith("applied: squeeze ns/hog: CPU 2500 -> 1250"), "enlarged once"
+    assert words(judgements)[3].startswith("undone: squeeze ns/hog"), "nothing changes in these frames"
     first = next(number for number, one in enumerate(judgements) if one.begun)
     assert 40 <= first <= 52, "five windows of two seconds"
 
@@ -227,6 +230,8 @@ def test_shadow_is_the_default_and_touches_nothing() -> None:
 def test_on_a_node_that_only_observes_every_rule_is_in_shadow() -> None:
     brain = Brain(config(cpu=ENFORCED))
     judgements = judged(brain, (replace(one, enforce=False) for one in trouble()))
+    assert [finding.rule for one in judgements for finding in one.begun] == ["cpu"]
+    assert any(change.shadow for one in judgements for change in one.changes)
     assert all(one.measures == Measures() for one in judgements)
     assert brain.ladder.useless == {}
 
@@ -259,6 +264,31 @@ def test_a_rule_of_a_shipped_name_changes_only_what_it_says() -> None:
     assert rules["memory"] == SHIPPED["memory"]
 
 
+@pytest.mark.parametrize("responses", [(Response.HOLD, Response.SQUEEZE), (Response.HOLD,), ()])
+def test_what_is_written_counts_whether_or_not_it_is_what_another_rule_has_by_default(
+    responses: tuple[Response, ...],
+) -> None:
+    listed = ", ".join(responses)
+    text = f"interference: {{rules: {{cache: {{mode: enforce, responses: [{listed}], clear_s: 5s}}}}}}"
+    rules = effective(bind(Config, [Text("a.yaml", text)]).value.interference.rules)
+    assert rules["cache"].allowed == responses
+    assert rules["cache"].when == SHIPPED["cache"].when
+
+
+def test_what_a_shipped_rule_says_stays_where_nothing_is_written() -> None:
+    text = "interference: {rules: {cache: {mode: enforce}, io: {clear_s: 9s, responses: [squeeze]}}}"
+    rules = effective(bind(Config, [Text("a.yaml", text)]).value.interference.rules)
+    assert rules["cache"].allowed == (Response.HOLD, Response.PARTITION, Response.SQUEEZE)
+    assert (rules["io"].clear_s, rules["io"].allowed, rules["io"].resource) == (9.0, (Response.SQUEEZE,), Resource.IO)
+
+
+def test_shipped_rules_set_only_what_can_be_left_unwritten() -> None:
+    plain = Rule()
+    for name, rule in SHIPPED.items():
+        differing = {field for field in rule.__struct_fields__ if getattr(rule, field) != getattr(plain, field)}
+        assert differing <= {"when", "resource", "responses"}, name
+
+
 def test_a_rule_without_detectors_and_without_a_shipped_name_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rules\.mine: it has no detectors"):
         InterferenceConfig(rules={"mine": Rule()})
@@ -284,6 +314,36 @@ def test_between_groups_one_is_enough_and_one_that_cannot_answer_takes_no_part()
     alone = Brain(config(mine=Rule(when=((missing,),)), cpu=Rule(mode=RuleMode.OFF)))
     verdicts = {finding.verdict for finding in judged(alone, trouble())[-1].findings if finding.rule == "mine"}
     assert verdicts == {Verdict.UNKNOWN}
+
+
+def slow(second: int, latency: float | None, wait: float) -> Frame:
+    plain = frame(second, hog_milli=2500.0, wait=wait)
+    more = {} if latency is None else {"service.latency": Sample(latency)}
+    return replace(plain, samples={**plain.samples, "pod:web": {**plain.samples["pod:web"], **more}})
+
+
+def test_what_one_group_found_is_not_over_because_another_is_well_while_the_first_is_blind() -> None:
+    late = DetectorEntry(threshold=ThresholdConfig(signal="service.latency", above=100.0, for_s=5, clear_s=5))
+    rule = Rule(mode=RuleMode.ENFORCE, when=((late,), (DetectorEntry(run_queue=RunQueueConfig()),)))
+    brain = Brain(config(mine=rule, **{name: Rule(mode=RuleMode.OFF) for name in SHIPPED}))
+    found = judged(brain, (slow(second, 400.0, 0.5) for second in range(60)))
+    assert found[-1].findings[0].verdict is Verdict.INTERFERED
+    blind = judged(brain, (slow(60 + second, None, 0.5) for second in range(300)))
+    assert {one.findings[0].verdict for one in blind[60:]} == {Verdict.UNKNOWN}
+    assert not [finding for one in blind for finding in one.over]
+    assert "service.latency" in blind[-1].findings[0].evidence[0]
+    assert blind[-1].measures != Measures(), "nothing is given back"
+    well = judged(brain, (slow(360 + second, 20.0, 0.5) for second in range(60)))
+    assert [finding.title for one in well for finding in one.over] == ["ns/web"]
+
+
+def test_a_group_that_never_found_anything_may_be_blind() -> None:
+    late = DetectorEntry(threshold=ThresholdConfig(signal="service.latency", above=100.0))
+    rule = Rule(mode=RuleMode.ENFORCE, when=((late,), (DetectorEntry(run_queue=RunQueueConfig()),)))
+    brain = Brain(config(mine=rule, **{name: Rule(mode=RuleMode.OFF) for name in SHIPPED}))
+    found = judged(brain, trouble())
+    assert [one for one in found if one.begun]
+    assert [one for one in judged(brain, (slow(90 + second, None, 0.5) for second in range(60))) if one.over]
 
 
 def test_who_is_watched_can_be_chosen() -> None:
@@ -314,6 +374,64 @@ def test_a_recording_gives_the_same_judgements() -> None:
     assert back == scene
     live, again = judged(Brain(config(cpu=ENFORCED)), iter(scene)), judged(Brain(config(cpu=ENFORCED)), iter(back))
     assert live == again
+
+
+def lasting(seconds: int, begin: int = 0) -> Iterator[Frame]:
+    """CPI of the victim once in ten seconds, and enough CPU use for it to count."""
+    for second in range(begin, begin + seconds):
+        plain = frame(second, hog_milli=100.0, wait=0.2)
+        yield replace(
+            plain, samples={**plain.samples, "pod:web": {**plain.samples["pod:web"], "cpi": Sample(1.0, second % 10)}}
+        )
+
+
+def learning(**rules: Rule) -> InterferenceConfig:
+    others = {name: Rule(mode=RuleMode.OFF) for name in SHIPPED if name != "cache"}
+    return config(**{**others, **rules})
+
+
+def learned_of(brain: Brain) -> set[str]:
+    return {key for memories in brain.remember().learned.values() for key in memories}
+
+
+@pytest.mark.parametrize("off", [InterferenceConfig(enabled=False), learning(cache=Rule(mode=RuleMode.OFF))])
+def test_what_was_learned_is_kept_while_its_rule_is_off_and_forgotten_when_that_lasts(off: InterferenceConfig) -> None:
+    brain = Brain(learning())
+    judged(brain, lasting(400))
+    learned = learned_of(brain)
+    assert learned
+    brain.configure(off)
+    judged(brain, lasting(10, 400))
+    again = Brain(off, brain.remember())
+    judged(again, lasting(10, 6 * 86400))
+    assert learned_of(again) == learned
+    again.configure(learning())
+    judged(again, lasting(10, 8 * 86400))
+    assert learned_of(again) == learned, "it is used"
+    again.configure(off)
+    judged(again, lasting(10, 16 * 86400))
+    assert learned_of(again) == set()
+
+
+def test_whom_a_shadow_wants_gone_is_told_apart_from_who_is_to_go() -> None:
+    responses = (Response.EVICT,)
+    rules = {"cpu": Rule(mode=RuleMode.ENFORCE, responses=responses)}
+    wanted = [[(len(one.named), len(one.would)) for one in judged(Brain(config(**rules)), trouble()) if one.changes]]
+    wanted.append(
+        [
+            (len(one.named), len(one.would))
+            for one in judged(Brain(config(**rules)), (replace(one, enforce=False) for one in trouble()))
+            if one.changes
+        ]
+    )
+    wanted.append(
+        [
+            (len(one.named), len(one.would))
+            for one in judged(Brain(config(**rules), evicts=False), trouble())
+            if one.named
+        ]
+    )
+    assert [one[0] for one in wanted] == [(1, 0), (0, 1), (1, 0)], "a dry run of evictions decides as a real one would"
 
 
 def test_what_was_useless_is_remembered_over_a_restart() -> None:

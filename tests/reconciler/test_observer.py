@@ -272,15 +272,21 @@ async def test_a_hold_on_a_pods_directory_is_one_on_the_pod(live: LiveNode, insi
         assert {uid for uid, one in scene.observer.frame.pods.items() if one.held} == {BATCH}
 
 
-async def test_an_eviction_that_is_refused_says_nothing_and_one_under_way_is_judged(live: LiveNode) -> None:
-    for step, useless in ((Step.ASK, 0), (Step.STOP, 1)):
-        with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
-            await certain(scene)
-            scene.script.bad = True
-            await scene.seconds(15)
-            scene.orders.step = step
-            await scene.seconds(95)
-            assert len(scene.observer.brain.ladder.useless) == useless, step
+@pytest.mark.parametrize(("step", "useless"), [(Step.ASK, 0), (Step.STOP, 1)])
+async def test_an_eviction_that_is_refused_says_nothing_and_one_under_way_is_judged(
+    live: LiveNode, step: Step, useless: int
+) -> None:
+    with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(15)
+        scene.orders.step = step
+        await scene.seconds(100)
+        assert len(scene.observer.brain.ladder.useless) == useless
+        asked = [one.summary for one in scene.told if "evict ci/batch-7" in one.summary]
+        assert asked[0] == "for shop/web-0 (cpu), asked: evict ci/batch-7"
+        assert ("was not carried out" in asked[1]) is (not useless)
+        assert ("did not help" in asked[1]) is bool(useless)
 
 
 async def test_where_evictions_are_a_dry_run_nobody_is_asked_and_whom_it_would_evict_is_told(live: LiveNode) -> None:
