@@ -44,6 +44,8 @@ def facts_of(
         pool=pool,
         cpus="" if cpus is None else str(cpus),
         requests=requests,
+        be_cpu_milli=_total(one.requests.be_cpu_milli for one in working),
+        be_memory_bytes=_total(one.requests.be_memory_bytes for one in working),
         limits=limits,
         created_s=created_s,
         terminating=pod.deleting,
@@ -83,7 +85,12 @@ def _sum(parts: Iterable[Resources]) -> tuple[Resources, tuple[str, ...]]:
     partial: list[str] = []
     for field in _FIELDS:
         told = [value for part in all_parts if (value := getattr(part, field)) is not None]
-        sums[field] = sum(told) if told else None
+        sums[field] = _total(told)
         if told and len(told) < len(all_parts):
             partial.append(field)
     return Resources(**sums), tuple(partial)
+
+
+def _total(parts: Iterable[int | None]) -> int | None:
+    told = [part for part in parts if part is not None]
+    return sum(told) if told else None

@@ -63,7 +63,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     runs everywhere. ``created_s``: wall-clock seconds at which its cgroup was made, 0.0: not known. ``terminating``:
     somebody has begun to end it. ``grace_s``: the time that it gets to end, None: not known. ``certain``: some source
     has told its labels. ``held``: a person wants it left alone. ``partial``: the fields of ``requests`` that not every
-    container of the pod has, so that the sum is less than the pod may use.
+    container of the pod has, so that the sum is less than the pod may use. ``be_cpu_milli``, ``be_memory_bytes``: what
+    it has asked for as BE work, container by container; None: nothing, or (an old recording) as ``requests`` have it.
     """
 
     uid: str
@@ -82,6 +83,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     pool: str | None = None
     cpus: str = ""
     requests: Resources = Resources()
+    be_cpu_milli: int | None = None
+    be_memory_bytes: int | None = None
     limits: Resources = Resources()
     created_s: float = 0.0
     terminating: bool = False

@@ -60,6 +60,16 @@ class Resources(Struct, frozen=True, kw_only=True):
     batch_cpu_milli: int | None = None
     batch_memory_bytes: int | None = None
 
+    @property
+    def be_cpu_milli(self) -> int | None:
+        """What BE work of one container has asked for: under the names for BE work, else under the plain ones."""
+        return self.cpu_milli if self.batch_cpu_milli is None else self.batch_cpu_milli
+
+    @property
+    def be_memory_bytes(self) -> int | None:
+        """The same of memory."""
+        return self.memory_bytes if self.batch_memory_bytes is None else self.batch_memory_bytes
+
 
 class RuntimeSpec(Struct, frozen=True, kw_only=True):
     """What the runtime was told to set for one container: config.json at creation, runc's state.json afterwards.

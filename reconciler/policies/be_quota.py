@@ -47,8 +47,7 @@ def _asked(pod: Pod) -> int:
 
 def container_asks(container: Container) -> int:
     """What one container asks for: the measure by which a pod's share is split."""
-    asked = container.requests
-    return asked.batch_cpu_milli or asked.cpu_milli or _CPU
+    return container.requests.be_cpu_milli or _CPU
 
 
 def parts_of(pod: Pod, view: NodeView, pools: Pools) -> dict[str, int]:

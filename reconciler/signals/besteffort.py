@@ -8,7 +8,7 @@ from typing import Final, final
 from cgroupfs.codecs import DEFAULT_PERIOD_US
 from reconciler.signals.readers import Scene, Sheet
 from state.evidence import NODE
-from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Resources
+from state.model import ContainerKind, NodeView, Pod, PodClass, Pools
 
 NAME: Final = "besteffort"
 SIGNALS: Final = (
@@ -47,17 +47,9 @@ def asked(pods: Iterable[Pod]) -> tuple[int, int]:
             for one in pod.containers:
                 # An init container has ended before the others begin.
                 if one.kind in {ContainerKind.APP, ContainerKind.UNKNOWN}:
-                    cpu += _cpu(one.requests)
-                    memory += _memory(one.requests)
+                    cpu += one.requests.be_cpu_milli or 0
+                    memory += one.requests.be_memory_bytes or 0
     return cpu, memory
-
-
-def _cpu(asked_for: Resources) -> int:
-    return asked_for.batch_cpu_milli or asked_for.cpu_milli or 0
-
-
-def _memory(asked_for: Resources) -> int:
-    return asked_for.batch_memory_bytes or asked_for.memory_bytes or 0
 
 
 @final

@@ -2,7 +2,9 @@ from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
 from reconciler.podfacts import facts_of
+from reconciler.responses.eviction.goods import cpu_request, memory_request
 from reconciler.rules import Rules
+from reconciler.signals.besteffort import asked
 from reconciler.view import PodInput, assemble
 from state.model import ContainerKind, ContainerMeta, GroupRef, PodClass, PodMeta, Pools, Resources
 from tests.reconciler.nodes import container, cpus, pod
@@ -41,6 +43,23 @@ def test_requests_are_the_sum_of_app_containers_and_what_some_lack_is_told() -> 
         ("init", False),
     ]
     assert (facts.pool, facts.cpus, facts.created_s, facts.subject) == (None, "", 0.0, "pod:be")
+
+
+def test_what_a_pod_has_asked_for_as_be_work_is_told_container_by_container_by_one_rule() -> None:
+    one = pod(
+        "be",
+        container("main", requests=Resources(batch_cpu_milli=2000, memory_bytes=3 << 30)),
+        container("side", requests=Resources(cpu_milli=500, memory_bytes=5 << 30, batch_memory_bytes=1 << 30)),
+        container("none", requests=Resources(batch_cpu_milli=0, cpu_milli=700)),
+        container("init", kind=ContainerKind.INIT, requests=Resources(batch_cpu_milli=9000)),
+    )
+    facts = facts_of(one, None)
+    assert (facts.be_cpu_milli, facts.be_memory_bytes) == (2500, 4 << 30)
+    assert (cpu_request(facts), memory_request(facts)) == asked([one]) == (2500, 4 << 30)
+    old = replace(facts, be_cpu_milli=None, be_memory_bytes=None)
+    assert (cpu_request(old), memory_request(old)) == (2000, 1 << 30)
+    nothing = facts_of(pod("bare", container("main")), None)
+    assert (cpu_request(nothing), memory_request(nothing)) == (None, None)
 
 
 def test_the_cpus_are_those_of_its_pool() -> None:

@@ -44,6 +44,10 @@ def _left(lower: float | None, threshold: float) -> float:
     return max(0.0, threshold - 2 if lower is None else lower)
 
 
+def _left(lower: float | None, threshold: float) -> float:
+    return max(0.0, threshold - 2 if lower is None else lower)
+
+
 def _below(lower: float | None, threshold: float) -> None:
     if lower is not None and lower > threshold:
         raise ValueError(f"lower_percent is {lower:g}; expected at most threshold_percent ({threshold:g})")
@@ -137,6 +141,11 @@ class NodeCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fie
         """How much is left in use when enough has gone."""
         return _left(self.lower_percent, self.threshold_percent)
 
+    @property
+    def left_percent(self) -> float:
+        """How much is left in use when enough has gone."""
+        return _left(self.lower_percent, self.threshold_percent)
+
 
 class NodeMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The node uses more of its memory, page cache apart, than a threshold (koordlet's memory use)."""
@@ -148,6 +157,11 @@ class NodeMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_
 
     def __post_init__(self) -> None:
         _below(self.lower_percent, self.threshold_percent)
+
+    @property
+    def left_percent(self) -> float:
+        """How much is left in use when enough has gone."""
+        return _left(self.lower_percent, self.threshold_percent)
 
     @property
     def left_percent(self) -> float:

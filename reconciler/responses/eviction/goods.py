@@ -57,14 +57,12 @@ def held(good: Good, pod: PodFacts, place: str, scene: Scene) -> float | None:
 
 def cpu_request(pod: PodFacts) -> int | None:
     """What a BE pod has asked for under the names for BE work, else its plain request. Thousandths of a CPU."""
-    batch = pod.requests.batch_cpu_milli
-    return pod.requests.cpu_milli if batch is None else batch
+    return pod.requests.be_cpu_milli if pod.be_cpu_milli is None else pod.be_cpu_milli
 
 
 def memory_request(pod: PodFacts) -> int | None:
     """The same of memory, in bytes."""
-    batch = pod.requests.batch_memory_bytes
-    return pod.requests.memory_bytes if batch is None else batch
+    return pod.requests.be_memory_bytes if pod.be_memory_bytes is None else pod.be_memory_bytes
 
 
 def say(good: Good, value: float) -> str:

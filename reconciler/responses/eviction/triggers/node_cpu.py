@@ -22,8 +22,7 @@ def release_milli(config: NodeCpuConfig, use: float, idle: float) -> float:
     there = use + idle
     if there <= 0 or use / there * 100 < config.threshold_percent:
         return 0.0
-    lower = config.threshold_percent - 2 if config.lower_percent is None else config.lower_percent
-    return use - there * max(0.0, lower) / 100
+    return use - there * config.left_percent / 100
 
 
 def _judge(config: NodeCpuConfig, scene: Scene, _memory: Nothing | None) -> tuple[Reading, Nothing]:

@@ -24,11 +24,10 @@ def _judge(config: NodeMemoryConfig, scene: Scene, _memory: Nothing | None) -> t
     words = f"{size(used)} of {size(total)} used, {percent:.1f} %, too much at {config.threshold_percent:g} %"
     if percent < config.threshold_percent:
         return Reading(words=words), Nothing()
-    lower = config.threshold_percent - 2 if config.lower_percent is None else config.lower_percent
     pressure = Pressure(
         trigger=TRIGGER.name,
         good=Good.MEMORY,
-        need=used - total * max(0.0, lower) / 100,
+        need=used - total * config.left_percent / 100,
         evidence=words,
         hard=True,
     )
