@@ -26,6 +26,7 @@ from reconciler.holds import pod_hold
 from reconciler.knowledge import Knowledge
 from reconciler.place import Place
 from reconciler.podfacts import facts_of
+from reconciler.policies.cache import signals_of as cache_signals
 from reconciler.recorder import Recorder
 from reconciler.responses.eviction.limits import Past
 from reconciler.responses.eviction.limits import kept as past_kept
@@ -235,7 +236,7 @@ class Observer:
             return
         self._config = config
         self.brain.configure(config.interference, evicts=config.eviction.serves_rules)
-        wanted = self.brain.wanted() | signals_of(config.eviction)
+        wanted = self._wanted(config)
         before, self._readers = self._readers, self._building(wanted, self._means(config), self._readers)
         if self._tasks is not None:
             self._tasks.arrange(one.reader for one in self._readers)
@@ -243,10 +244,13 @@ class Observer:
             if reader not in self._readers:
                 await reader.aclose()
 
+    def _wanted(self, config: Config) -> frozenset[str]:
+        return self.brain.wanted() | signals_of(config.eviction) | cache_signals(config.policies.cache)
+
     async def _frame(self, config: Config) -> Frame:
         now = self._clock()
         view, pools = self._node.scene()
-        wanted = self.brain.wanted() | signals_of(config.eviction)
+        wanted = self._wanted(config)
         scene, sheet = Scene(view=view, pools=pools, wanted=wanted), Sheet()
         for reader in self._readers:
             await reader.read(scene, sheet, now)
