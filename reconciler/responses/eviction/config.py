@@ -44,10 +44,6 @@ def _left(lower: float | None, threshold: float) -> float:
     return max(0.0, threshold - 2 if lower is None else lower)
 
 
-def _left(lower: float | None, threshold: float) -> float:
-    return max(0.0, threshold - 2 if lower is None else lower)
-
-
 def _below(lower: float | None, threshold: float) -> None:
     if lower is not None and lower > threshold:
         raise ValueError(f"lower_percent is {lower:g}; expected at most threshold_percent ({threshold:g})")
@@ -141,11 +137,6 @@ class NodeCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fie
         """How much is left in use when enough has gone."""
         return _left(self.lower_percent, self.threshold_percent)
 
-    @property
-    def left_percent(self) -> float:
-        """How much is left in use when enough has gone."""
-        return _left(self.lower_percent, self.threshold_percent)
-
 
 class NodeMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The node uses more of its memory, page cache apart, than a threshold (koordlet's memory use)."""
@@ -157,11 +148,6 @@ class NodeMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_
 
     def __post_init__(self) -> None:
         _below(self.lower_percent, self.threshold_percent)
-
-    @property
-    def left_percent(self) -> float:
-        """How much is left in use when enough has gone."""
-        return _left(self.lower_percent, self.threshold_percent)
 
     @property
     def left_percent(self) -> float:
@@ -404,6 +390,18 @@ class EvictionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     spared: SparedConfig = SparedConfig()
     limits: LimitsConfig = LimitsConfig()
     means: EvictionMeans = EvictionMeans()
+
+    @property
+    def windows(self) -> dict[str, float]:
+        """How far back in the samples the triggers that are on look: seconds by setting."""
+        satisfaction, cpu = self.triggers.cpu_satisfaction, self.triggers.node_cpu
+        reclaimed = self.triggers.reclaimed_resource
+        found = {
+            "cpu_satisfaction.window_s": satisfaction.window_s if satisfaction.enabled else 0.0,
+            "node_cpu.window_s": cpu.window_s if cpu.enabled else 0.0,
+            "reclaimed_resource.for_s": reclaimed.for_s if reclaimed.enabled else 0.0,
+        }
+        return {f"eviction.triggers.{name}": seconds for name, seconds in found.items()} if self.enabled else {}
 
     @property
     def serves_rules(self) -> bool:
