@@ -6,6 +6,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, final
 
 import trio
@@ -23,7 +24,7 @@ from reconciler.alerts.notice import Incidents, Notice, tidy
 from reconciler.alerts.queue import DurableQueue
 from reconciler.alerts.sinks import build as build_sink
 from reconciler.alerts.sinks.base import Setup, Sink
-from reconciler.alerts.trial import try_sink
+from reconciler.alerts.trial import test_notice, try_sinks
 from state.schema import META
 from state.store import Batch, Store
 
@@ -154,20 +155,11 @@ class Teller:
             if name not in self._couriers:
                 self._start(name, sink, None)
 
-    async def test(self, only: str | None, alert: Alert) -> Sequence[Mapping[str, object]]:
-        """Tell each sink (or one) of this alert now, around filters and waits; what came of it, by sink."""
-        notice = Incidents(FORGET_S).take(alert)
-        notice = replace(notice, labels={**self._config.labels, **notice.labels})
-        couriers = [one for name, one in self._couriers.items() if only is None or name == only]
-        results: dict[str, Mapping[str, object]] = {}
-
-        async def one(courier: Courier) -> None:
-            results[courier.name] = await try_sink(courier.setup, lambda: courier.once(notice))
-
-        async with trio.open_nursery() as nursery:
-            for courier in couriers:
-                nursery.start_soon(one, courier)
-        return [results[courier.name] for courier in couriers]
+    async def test(self, only: str | None, by: str) -> Sequence[Mapping[str, object]]:
+        """Tell each sink (or one) of a test now, around filters and waits; what came of it, by sink."""
+        notice = test_notice(self._config, by, self._clock())
+        couriers = [one for name, one in self._couriers.items() if only in {None, name}]
+        return await try_sinks([(one.setup, partial(one.once, notice)) for one in couriers])
 
     # What there is
 

@@ -14,7 +14,7 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.errors import InputError, StoreError
-from reconciler.alerts.alert import Alert, Kind, Severity
+from reconciler.alerts.alert import Alert
 from reconciler.alerts.config import AlertsConfig
 from reconciler.alerts.config import Sink as SinkConfig
 from reconciler.apiserver import ApiServer
@@ -127,7 +127,7 @@ class Telling:
     async def test(self, only: str | None, by: str) -> Sequence[Mapping[str, object]]:
         """Tell every sink (or one) of a test. Errors: `InputError` when there is no such sink, or none at all."""
         check_sink(self._config, only)
-        return await (await self._load()).test(only, test_alert(by, time.time()))
+        return await (await self._load()).test(only, by)
 
     # What there is
 
@@ -218,18 +218,6 @@ def check_sink(config: AlertsConfig, only: str | None) -> None:
         raise InputError("alerts.sinks", "", "a sink in the configuration; there is none")
     if only is not None and only not in config.sinks:
         raise InputError("sink", only, f"one of {', '.join(config.sinks)}")
-
-
-def test_alert(by: str, at_s: float) -> Alert:
-    """What a test tells."""
-    return Alert(
-        kind=Kind.TEST,
-        key=f"test:{at_s:.3f}",
-        summary=f"this is a test by {by}; nothing has happened" if by else "this is a test; nothing has happened",
-        severity=Severity.INFO,
-        at_s=at_s,
-        details={"by": by} if by else {},
-    )
 
 
 def _nothing() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from cgroupfs.errors import StoreError
@@ -309,13 +310,15 @@ async def test_a_test_tells_each_sink_around_its_filters_and_says_what_came_of_i
     await nursery.start(world.teller.run)
     await settled(world)
     world.made["b"].broken = SinkError("no door")
-    results = await world.teller.test(None, alert(kind=Kind.TEST))
+    world.teller.reconfigure(replace(world.config, labels={"cluster": "east"}))
+    results = await world.teller.test(None, "ana")
     assert [(one["sink"], one["ok"], one["detail"]) for one in results] == [
         ("a", True, "taken"),
         ("b", False, "no door"),
     ]
-    assert world.made["a"].notices[0].alert.kind is Kind.TEST
-    assert [one["sink"] for one in await world.teller.test("a", alert(kind=Kind.TEST))] == ["a"]
+    (told,) = world.made["a"].notices
+    assert (told.alert.kind, told.labels, told.alert.details) == (Kind.TEST, {"cluster": "east"}, {"by": "ana"})
+    assert [one["sink"] for one in await world.teller.test("a", "ana")] == ["a"]
     nursery.cancel_scope.cancel()
 
 

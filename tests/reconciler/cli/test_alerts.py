@@ -79,13 +79,15 @@ def test_without_a_daemon_the_sinks_are_built_from_the_configuration(run: Run, t
     config.write_text(
         f"http: {{socket: {tmp_path}/none}}\n"
         f"node: {{root: {tmp_path}}}\n"
-        "alerts: {sinks: {lines: {file: {path: /alerts}}, bad: {command: {argv: [/nowhere/tell]}}}}\n"
+        "alerts:\n  labels: {cluster: east}\n"
+        "  sinks: {lines: {file: {path: /alerts}}, bad: {command: {argv: [/nowhere/tell]}}}\n"
     )
     ran = run("alert", "test", "--config", str(config))
     assert ran.code == Exit.NOT_OK
     assert "the sinks are tried from here, as configured" in ran.err
     assert "/nowhere/tell: cannot be run: No such file or directory" in ran.out
-    assert json.loads((tmp_path / "alerts").read_text())["kind"] == "test"
+    told = json.loads((tmp_path / "alerts").read_text())
+    assert (told["kind"], told["labels"]) == ("test", {"cluster": "east"}), "it takes the way of every other alert"
     assert run("alert", "test", "--sink", "lines", "--config", str(config)).code == Exit.OK
     ran = run("alert", "test", "--sink", "linse", "--config", str(config))
     assert (ran.code, ran.err.splitlines()[-1]) == (Exit.USAGE, "bypassctl: sink: 'linse': expected one of lines, bad")
