@@ -305,3 +305,17 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     store: StoreConfig = StoreConfig()
     http: Http = Http()
     log: Log = Log()
+
+    def __post_init__(self) -> None:
+        windows = self.eviction.windows
+        if not windows:
+            return
+        from reconciler.signals.history import LENGTH  # noqa: PLC0415  (loaded where samples are kept)
+
+        sample_s = self.interference.sample_s
+        for name, seconds in windows.items():
+            if seconds > LENGTH * sample_s:
+                raise ValueError(
+                    f"{name} is {seconds:g} s; expected at most {LENGTH * sample_s:g} s: of each signal {LENGTH} "
+                    f"samples are kept, and interference.sample_s is {sample_s:g} s"
+                )

@@ -119,12 +119,6 @@ class Frame(Struct, frozen=True, kw_only=True):
     disks: tuple[str, ...] = ()
     enforce: bool = True
 
-    def value(self, subject: str, signal: str) -> float | None:
-        """The number of one signal; None: unknown."""
-        found = self.samples.get(subject)
-        sample = found.get(signal) if found is not None else None
-        return None if sample is None else sample.value
-
 
 class Verdict(StrEnum):
     """What a detector says of a victim."""

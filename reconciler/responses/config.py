@@ -78,7 +78,13 @@ class ResponseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, Meta(ge=1, le=100, description="each step back gives this part of what was taken")
     ] = 25
     evict_effect_s: Annotated[
-        float, Meta(ge=1, le=3600, description="an eviction is judged after this, its grace included")
+        float,
+        Meta(
+            ge=1,
+            le=3600,
+            description="an eviction is judged so long after its pod has begun to end, and dropped after this if "
+            "nobody has begun to carry it out",
+        ),
     ] = 90.0
     squeeze: SqueezeConfig = SqueezeConfig()
     partition: PartitionConfig = PartitionConfig()

@@ -119,6 +119,37 @@ def test_an_address_that_others_can_reach_needs_to_be_allowed(tmp_path: Path, ad
     assert load(allowed).config.http.address == address
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "eviction: {enabled: true, triggers: {node_cpu: {enabled: true, window_s: 5m}}}",
+            "eviction.triggers.node_cpu.window_s is 300 s; expected at most 120 s",
+        ),
+        (
+            "eviction: {enabled: true, triggers: {cpu_satisfaction: {enabled: true, window_s: 121s}}}",
+            "eviction.triggers.cpu_satisfaction.window_s is 121 s; expected at most 120 s",
+        ),
+        (
+            "eviction: {enabled: true}\ninterference: {sample_s: 200ms}",
+            "eviction.triggers.reclaimed_resource.for_s is 60 s; expected at most 24 s",
+        ),
+        ("eviction: {enabled: true, triggers: {node_cpu: {enabled: true, window_s: 2m}}}", None),
+        ("eviction: {enabled: true, triggers: {node_cpu: {window_s: 5m}}}", None),
+        ("eviction: {triggers: {node_cpu: {enabled: true, window_s: 5m}}}", None),
+        ("eviction: {enabled: true}\ninterference: {sample_s: 500ms}", None),
+    ],
+)
+def test_a_window_that_is_longer_than_what_is_kept_is_refused(tmp_path: Path, text: str, problem: str | None) -> None:
+    path = place(tmp_path, main=text)
+    if problem is None:
+        load(path)
+        return
+    (line,) = refused(path)
+    assert problem in line
+    assert "120 samples are kept, and interference.sample_s is" in line
+
+
 def test_a_host_name_is_no_address(tmp_path: Path) -> None:
     path = place(tmp_path, main="http: {address: localhost}\n")
     assert refused(path) == [
