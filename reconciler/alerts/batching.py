@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 from typing import Final, final
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from reconciler.alerts.alert import Alert, Kind, Severity
 from reconciler.alerts.notice import Notice
@@ -44,11 +45,16 @@ class Tally(Struct):
     """Tellings, by what became of them."""
 
     offered: int = 0
-    ignored: int = 0
     told: int = 0
+    ignored: int = 0
     folded: int = 0
     dropped: int = 0
     failed: int = 0
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """All but those that were offered, which are the sum and what still waits."""
+        return {name: count for name, count in asdict(self).items() if name != "offered"}
 
 
 @final
@@ -76,7 +82,8 @@ class _Record:
 class Outbox:
     """One sink's. `offer` what there is, `take` what is due, then say `landed`, `failed` or `gave_up` of it."""
 
-    def __init__(self, name: str, rules: Rules, clock_s: float = 0.0) -> None:
+    def __init__(self, name: str, rules: Rules, wall_offset_s: float = 0.0) -> None:
+        """``wall_offset_s``: what makes ``now`` seconds since the epoch."""
         self.rules = rules
         self.tally = Tally()
         self.lost: list[str] = []
@@ -88,7 +95,7 @@ class Outbox:
         self._storm: Counter[str] = Counter()
         self._storm_at = math.inf
         self._storms = 0
-        self._wall_offset = clock_s
+        self._wall_offset_s = wall_offset_s
 
     # In
 
@@ -183,11 +190,6 @@ class Outbox:
     def waiting(self) -> int:
         """Tellings that have not been told yet."""
         return sum(record.pending for record in self._records.values())
-
-    @property
-    def flying(self) -> tuple[Notice, ...]:
-        """What is being told now."""
-        return tuple(notice for notice, _ in self._flying.values())
 
     def age_s(self, now: float) -> float:
         """How long ago the oldest of what waits should have been told; 0 when nothing is late."""
@@ -286,7 +288,7 @@ class Outbox:
         total = sum(self._storm.values())
         words = ", ".join(f"{kind} {count}" for kind, count in sorted(self._storm.items()))
         self._storms += 1
-        at_s = self._wall_offset + now
+        at_s = self._wall_offset_s + now
         alert = Alert(
             kind=Kind.OTHER,
             key="storm",

@@ -176,23 +176,17 @@ class Teller:
     def facts(self) -> dict[str, object]:
         """The state document's part: each sink, what has yet to be told, and the newest."""
         now = trio.current_time()
-        sinks = []
-        for one in self._couriers.values():
-            tally = one.outbox.tally
-            sinks.append(
-                {
-                    "sink": one.name,
-                    "kind": one.setup.config.how,
-                    "problem": one.problem or "",
-                    "waiting": one.outbox.waiting,
-                    "late_s": round(one.outbox.age_s(now), 1),
-                    "told": tally.told,
-                    "ignored": tally.ignored,
-                    "folded": tally.folded,
-                    "dropped": tally.dropped,
-                    "failed": tally.failed,
-                }
-            )
+        sinks = [
+            {
+                "sink": one.name,
+                "kind": one.setup.config.how,
+                "problem": one.problem or "",
+                "waiting": one.outbox.waiting,
+                "late_s": round(one.outbox.age_s(now), 1),
+                **one.outbox.tally.outcomes,
+            }
+            for one in self._couriers.values()
+        ]
         waiting = [
             {**entry(notice), "to": [one.name for one in self._couriers.values() if one.outbox.waits(notice.id)]}
             for notice in self._recent.values()

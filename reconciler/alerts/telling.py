@@ -145,16 +145,8 @@ class Telling:
         couriers = self._teller.couriers() if self._teller is not None else ()
         sinks = {}
         for one in couriers:
-            tally = one.outbox.tally
-            outcomes = {
-                "told": tally.told,
-                "ignored": tally.ignored,
-                "folded": tally.folded,
-                "dropped": tally.dropped,
-                "failed": tally.failed,
-            }
             sinks[one.name] = SinkNumbers(
-                outcomes=outcomes,
+                outcomes=one.outbox.tally.outcomes,
                 waiting=one.outbox.waiting,
                 late_s=one.outbox.age_s(now),
                 failing=one.problem is not None,

@@ -99,7 +99,7 @@ def test_a_state_is_sent_again_until_it_ends_and_an_event_is_not() -> None:
 
 
 def test_of_a_storm_some_are_told_the_rest_is_counted_and_told_once_and_durable_ones_always() -> None:
-    outbox = Outbox("s", Rules(batch_delay_s=0, per_minute=3, batch_size=100), clock_s=1_000_000)
+    outbox = Outbox("s", Rules(batch_delay_s=0, per_minute=3, batch_size=100), wall_offset_s=1_000_000)
     for number in range(10):
         outbox.offer(notice(f"n{number}"), 1)
     outbox.offer(notice("kept", durable=True), 1)
