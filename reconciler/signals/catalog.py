@@ -93,7 +93,7 @@ SIGNALS: Final = _catalog(
     _s("fs.size", "bytes", ("fs",), "size of the file system"),
     _s("fs.inodes_free", "count", ("fs",), "inodes that are free"),
     _s("fs.inodes", "count", ("fs",), "inodes there are"),
-    _s("fs.use", "bytes", ("pod",), "written by the pod to the node's own file system, where that is known"),
+    _s("fs.use", "bytes", ("pod",), "what the pod has written to the node's (pod:UID@fs:imagefs: the images') disk"),
     _s("fs.inodes_use", "count", ("pod",), "inodes of the pod's files there, where that is known"),
     _s("service.latency", "ms", ("pod",), "what the pod's own probe measured"),
 )

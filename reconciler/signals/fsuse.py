@@ -1,9 +1,10 @@
-"""What each pod has written to the node's own file system: its volumes there, its logs, its containers' top layers.
+"""What each pod has written to the node's own file systems: its volumes there, its logs, its containers' top layers.
 
 ``du`` counts, in a process of its own at the least priority: going through a million files in one of our threads would
-hold up the loop. One file system only, the one that the kubelet lives on: volumes mounted from elsewhere, memory
-volumes, and layers on a disk of their own are not what runs full here. A container's layer is where its first process
-says its root is mounted (overlay's upper directory); other snapshotters' layers are not known, and not counted.
+hold up the loop. The file system that the kubelet lives on, and that of the images where it is one of its own: layers
+there stand under the subject ``pod:UID@fs:imagefs``. Volumes mounted from elsewhere and memory volumes are not what
+runs full. A container's layer is where its first process says its root is mounted (overlay's upper directory); other
+snapshotters' layers are not known, and not counted.
 
 **Cost**: one process a minute, and what reading the pods' directories takes. Source: kernel documentation,
 filesystems/overlayfs; the kubelet's directories.
@@ -20,6 +21,7 @@ from typing import Final, NamedTuple, final
 from reconciler.signals.lane import Lane
 from reconciler.signals.processes import PodProcesses
 from reconciler.signals.readers import Scene, Sheet
+from state.evidence import pod_at, pod_subject
 from state.model import Pod
 
 NAME: Final = "fsuse"
@@ -31,8 +33,11 @@ _DU: Final = ("nice", "-n", "19", "du", "-x", "-s")
 _LOGS: Final = "var/log/pods"
 
 
+_IMAGES: Final = "fs:imagefs"
+
+
 class Use(NamedTuple):
-    """Of one pod. ``at_s``: when counting began."""
+    """Of one pod, at one place. ``at_s``: when counting began."""
 
     size: int
     inodes: int
@@ -75,7 +80,7 @@ def upper_directory(mountinfo: str) -> str | None:
 
 @final
 class FsUse:
-    """A `Reader`. ``kubelet``: the kubelet's directory, without ``root``, the prefix of all paths."""
+    """A `Reader`. ``kubelet``, ``images``: directories of theirs, without ``root``, the prefix of all paths."""
 
     name = NAME
     signals: Collection[str] = SIGNALS
@@ -85,6 +90,7 @@ class FsUse:
         processes: PodProcesses,
         kubelet: str,
         *,
+        images: str | None = None,
         root: str = "/",
         du: Callable[[Sequence[str], Sequence[str]], str] = run_du,
         clock: Callable[[], float] = time.monotonic,
@@ -93,10 +99,12 @@ class FsUse:
         self._root = root.rstrip("/")
         self._pods = f"{self._root}/{kubelet.strip('/')}/pods"
         self._logs = f"{self._root}/{_LOGS}"
+        self._images = None if images is None else f"{self._root}/{images.strip('/')}"
         self._du = du
         self._clock = clock
         self._lane = Lane[dict[str, Use]](NAME)
         self._uses: Mapping[str, Use] = {}
+        """By subject."""
         self._next_at = 0.0
         self._problem: str | None = None
 
@@ -120,10 +128,11 @@ class FsUse:
             if self._lane.start(partial(self._count, places)):
                 self._next_at = at_s + _EVERY_S
         for uid in scene.view.pods:
-            if (use := self._uses.get(uid)) is not None:
-                age_s = max(0.0, at_s - use.at_s)
-                sheet.put(f"pod:{uid}", "fs.use", use.size, age_s=age_s)
-                sheet.put(f"pod:{uid}", "fs.inodes_use", use.inodes, age_s=age_s)
+            for subject in (pod_subject(uid), pod_at(uid, _IMAGES)):
+                if (use := self._uses.get(subject)) is not None:
+                    age_s = max(0.0, at_s - use.at_s)
+                    sheet.put(subject, "fs.use", use.size, age_s=age_s)
+                    sheet.put(subject, "fs.inodes_use", use.inodes, age_s=age_s)
 
     def _places(self, pod: Pod, now: float) -> Iterator[str]:
         """Where its files may be; a process's own mount table is left for the thread to read."""
@@ -136,21 +145,33 @@ class FsUse:
     def _count(self, places: Mapping[str, Sequence[str]]) -> dict[str, Use]:
         """In the thread. Errors: `OSError` when nothing can be counted."""
         at_s = self._clock()
-        device = os.stat(self._pods).st_dev
-        chosen = {uid: sorted(set(self._here(paths, device))) for uid, paths in places.items()}
+        nodefs, imagefs = os.stat(self._pods).st_dev, self._image_device()
+        chosen: dict[str, list[str]] = {}
+        for uid, paths in places.items():
+            # One file system by both names is the first.
+            subjects = {imagefs: pod_at(uid, _IMAGES), nodefs: pod_subject(uid)}
+            for path, device in sorted(set(self._found(paths))):
+                if device in subjects:
+                    chosen.setdefault(subjects[device], []).append(path)
         everything = [path for paths in chosen.values() for path in paths]
         if not everything:
             return {}
         sizes, inodes = parse_du(self._du(("-B1",), everything)), parse_du(self._du(("--inodes",), everything))
         return {
-            uid: Use(sum(sizes[path] for path in paths), sum(inodes.get(path, 0) for path in paths), at_s)
-            for uid, paths in chosen.items()
+            subject: Use(sum(sizes[path] for path in paths), sum(inodes.get(path, 0) for path in paths), at_s)
+            for subject, paths in chosen.items()
             # A directory that went while it was counted makes the whole pod unknown, for it may have been the largest.
-            if paths and all(path in sizes for path in paths)
+            if all(path in sizes for path in paths)
         }
 
-    def _here(self, paths: Sequence[str], device: int) -> Iterator[str]:
-        """Those on the node's own file system, with the layers that mount tables name."""
+    def _image_device(self) -> int | None:
+        try:
+            return None if self._images is None else os.stat(self._images).st_dev
+        except OSError:
+            return None  # the runtime keeps them somewhere else
+
+    def _found(self, paths: Sequence[str]) -> Iterator[tuple[str, int]]:
+        """Those that are there, with the layers that mount tables name, and the file system that each is on."""
         for path in paths:
             place: str | None = path
             try:
@@ -158,7 +179,7 @@ class FsUse:
                     with open(path, encoding="utf-8", errors="surrogateescape") as file:
                         upper = upper_directory(file.read())
                     place = None if upper is None else f"{self._root}{upper}"
-                if place is not None and os.stat(place).st_dev == device:
-                    yield place
+                if place is not None:
+                    yield place, os.stat(place).st_dev
             except OSError:
                 continue

@@ -220,7 +220,8 @@ def _file_systems(shared: Shared) -> Reader:
 def _fs_use(shared: Shared) -> Reader:
     from reconciler.signals.fsuse import FsUse  # noqa: PLC0415
 
-    return FsUse(shared.processes, shared.means.kubelet, root=shared.means.root)
+    means = shared.means
+    return FsUse(shared.processes, means.kubelet, images=means.filesystems.get("imagefs"), root=means.root)
 
 
 def _pools(shared: Shared) -> Reader:

@@ -33,6 +33,7 @@ class Why(StrEnum):
     COMING = "coming"
     NOBODY = "nobody"
     NOT_THEIRS = "not-theirs"
+    UNKNOWN = "unknown"
     LIMIT = "limit"
     TURN = "turn"
 
@@ -153,7 +154,9 @@ class _Pass:
         classes = "/".join(cls for cls in config.classes if cls in pressure.classes)
         if not weighed.candidates:
             why, words = Why.NOBODY, "nobody may go for this"
-            if weighed.small:
+            if weighed.unknown:
+                why, words = Why.UNKNOWN, f"it is not known what {weighed.unknown} of those that may go hold there"
+            elif weighed.small:
                 why, words = Why.NOT_THEIRS, f"evicting {classes} pods cannot cure it: none of them holds enough of it"
             self._refuse(pressure, why, words, lines(pressure, weighed, (), {}))
             return None

@@ -65,12 +65,13 @@ class Weighed(Struct, frozen=True, kw_only=True):
     """All pods as weighed for one pressure.
 
     ``spared``: title, what it holds, and the reason, of those who hold some of it and stay. ``small``: how many stay
-    only because they hold too little.
+    only because they hold too little, ``unknown``: because it is not known how much.
     """
 
     candidates: tuple[Candidate, ...] = ()
     spared: tuple[tuple[str, float | None, str], ...] = ()
     small: int = 0
+    unknown: int = 0
 
     @property
     def relief(self) -> float:
@@ -108,7 +109,7 @@ def weigh(
     """
     candidates: list[Candidate] = []
     staying: list[tuple[str, float | None, str]] = []
-    small = 0
+    small = unknown = 0
     least = max(pressure.least, 0.0 if need is None else need * config.least_percent / 100)
     for uid, pod in sorted(scene.frame.pods.items()):
         if pressure.only is not None and uid not in pressure.only:
@@ -120,7 +121,8 @@ def weigh(
         reason = reason or accepts(pod, features)
         if reason is None and not pressure.named:
             reason = _too_little(pressure.good, relief, least)
-            small += reason is not None
+            small += reason is not None and relief is not None
+            unknown += relief is None
         if reason is None:
             candidates.append(
                 Candidate(
@@ -134,7 +136,7 @@ def weigh(
             staying.append((pod.title, relief, reason))
     candidates.sort(key=lambda one: one.order)
     staying.sort(key=lambda one: (-(one[1] or 0.0), one[0]))
-    return Weighed(candidates=tuple(candidates), spared=tuple(staying), small=small)
+    return Weighed(candidates=tuple(candidates), spared=tuple(staying), small=small, unknown=unknown)
 
 
 def choose(

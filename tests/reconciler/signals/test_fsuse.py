@@ -1,6 +1,7 @@
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -72,6 +73,49 @@ async def test_volumes_logs_and_the_top_layer_are_counted(tmp_path: Path) -> Non
     # Three files and the directories that they are in.
     assert found["fs.inodes_use"] == 3 + 1 + 4 + 2
     assert "pod:b" not in sheet.samples
+
+
+async def test_layers_on_a_file_system_of_the_images_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, (layer, *_) = _node(tmp_path)
+    images = str(tmp_path / "var/lib/containerd")
+    real = os.stat
+
+    def stat(path: Any, **more: Any) -> Any:
+        found = real(path, **more)
+        if not str(path).startswith(images):
+            return found
+        values = list(found)
+        values[2] = found.st_dev + 1
+        return os.stat_result(values)
+
+    monkeypatch.setattr(os, "stat", stat)
+
+    def du(options: Sequence[str], paths: Sequence[str]) -> str:
+        return "".join(f"{100 if path == layer else 7}\t{path}\n" for path in paths)
+
+    reader = FsUse(
+        PodProcesses(tree.hierarchy), "/var/lib/kubelet", images="var/lib/containerd", root=str(tree.root), du=du
+    )
+    sheet = await _until_told(reader, tree, "a", "b")
+    assert {subject: found["fs.use"].value for subject, found in sheet.samples.items()} == {
+        "pod:a": 14,
+        "pod:a@fs:imagefs": 100,
+    }
+    assert sheet.samples["pod:a@fs:imagefs"]["fs.inodes_use"].value == 100
+    # Where nobody says that it is that of the images, it is no matter of ours.
+    other = await _until_told(_reader(tree, du=du), tree, "a", "b")
+    assert other.samples.keys() == {"pod:a"}
+
+
+@pytest.mark.parametrize("images", ["/var/lib/containerd", "/nowhere"])
+async def test_images_on_the_same_file_system_are_not_counted_twice(tmp_path: Path, images: str) -> None:
+    tree, _ = _node(tmp_path)
+    reader = FsUse(PodProcesses(tree.hierarchy), "/var/lib/kubelet", images=images, root=str(tree.root))
+    sheet = await _until_told(reader, tree, "a")
+    assert sheet.samples.keys() == {"pod:a"}
+    assert sheet.samples["pod:a"]["fs.use"].value >= 120_000
 
 
 async def test_a_node_without_du_says_so(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from reconciler.responses.eviction.config import (
+    DiskConfig,
     EvictionConfig,
     LimitsConfig,
     MemoryPressureConfig,
@@ -164,6 +165,21 @@ def test_pods_that_hold_next_to_nothing_cannot_cure_it_either() -> None:
     assert reasons(planner.decision)["node_memory"] == (
         "not-theirs: evicting reclaimed pods cannot cure it: none of them holds enough of it"
     )
+
+
+def test_for_the_images_file_system_who_holds_some_of_it_goes_and_an_unknown_part_is_told_as_such() -> None:
+    config = only("disk", DiskConfig(enabled=True, for_s=0))
+    world = World(be("a"), be("b"))
+    for place, free in (("fs:nodefs", 50), ("fs:imagefs", 5)):
+        world.put(place, fs__size=100 * GI, fs__available=free * GI, fs__inodes=1e6, fs__inodes_free=9e5)
+    world.put("pod:a", fs__use=30 * GI, fs__inodes_use=100)
+    planner = Planner(world, config)
+    assert planner.run(5) == []
+    assert reasons(planner.decision)["disk"] == "unknown: it is not known what 2 of those that may go hold there"
+    (refusal,) = planner.decision.refusals
+    assert all("what it holds is not known (holds an unknown part)" in line for line in refusal.ranking)
+    world.put("pod:b@fs:imagefs", fs__use=20 * GI, fs__inodes_use=100)
+    assert planner.run(1) == ["b"]
 
 
 def test_nobody_is_left_to_go() -> None:
