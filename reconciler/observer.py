@@ -28,6 +28,7 @@ from reconciler.place import Place
 from reconciler.podfacts import facts_of
 from reconciler.policies.cache import signals_of as cache_signals
 from reconciler.recorder import Recorder
+from reconciler.recording import Learned
 from reconciler.responses.eviction.limits import Past
 from reconciler.responses.eviction.limits import kept as past_kept
 from reconciler.responses.eviction.limits import restored as past_restored
@@ -206,7 +207,7 @@ class Observer:
             response = change.step.response.value if change.step is not None else ""
             self.changes[response, f"would-{change.turn}" if change.shadow else change.turn.value] += 1
         self.judgement = judgement
-        self.recorder.add(config.interference.record, frame)
+        self.recorder.add(config.interference.record, frame, lambda: Learned(self.brain.remember().learned))
         self.passes += 1
         if frame.at_s - self._saved_at >= _KEEP_S:
             await self._keep(frame.at_s)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple, final
 
 from reconciler.interference import RecordConfig
-from reconciler.recording import HEAD, Packer
+from reconciler.recording import Learned, Packer, begin
 from reconciler.signals.lane import Lane
 from state.evidence import Frame
 
@@ -26,6 +26,7 @@ _MOST_WAITING: Final = 4
 class _Job(NamedTuple):
     config: RecordConfig
     name: str
+    learned: Learned
     block: bytes
 
 
@@ -45,11 +46,12 @@ class Recorder:
         self._waiting: list[_Job] = []
         self._config: RecordConfig | None = None
         self._name = ""
+        self._learned = Learned()
         self._began_s = 0.0
         self._block_s = 0.0
 
-    def add(self, config: RecordConfig, frame: Frame) -> None:
-        """Take one frame, if recording is configured."""
+    def add(self, config: RecordConfig, frame: Frame, learned: Callable[[], Learned] = Learned) -> None:
+        """Take one frame, if recording is configured. ``learned``: so far, for the head of a file."""
         self.settle()
         if self._config != config:
             self._flush()
@@ -60,7 +62,7 @@ class Recorder:
             self._flush()
             self._began_s = frame.wall_s
             stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(frame.wall_s))
-            self._name = f"bypassd-{stamp}{SUFFIX}"
+            self._name, self._learned = f"bypassd-{stamp}{SUFFIX}", learned()
         if not len(self._packer):
             self._block_s = frame.at_s
         self._packer.add(frame)
@@ -85,7 +87,7 @@ class Recorder:
     def _flush(self) -> None:
         if not len(self._packer) or self._config is None:
             return
-        self._waiting.append(_Job(self._config, self._name, self._packer.block()))
+        self._waiting.append(_Job(self._config, self._name, self._learned, self._packer.block()))
         # A disk that hangs must not fill the memory: what it cannot take is lost, and counted.
         while len(self._waiting) > _MOST_WAITING:
             self._waiting.pop(0)
@@ -113,7 +115,7 @@ class Recorder:
 
 def _append(job: _Job, write: Callable[[int, memoryview], int]) -> int:
     """Append a block to the file of this name; where there is none, make room and begin it. Errors: OSError."""
-    config, name, block = job
+    config, name, learned, block = job
     assert config.directory is not None
     os.makedirs(config.directory, mode=0o700, exist_ok=True)
     path = os.path.join(config.directory, name)
@@ -124,7 +126,7 @@ def _append(job: _Job, write: Callable[[int, memoryview], int]) -> int:
     number = os.open(path, flags, 0o600)
     try:
         before = os.fstat(number).st_size
-        data = memoryview(block if before else HEAD + block)
+        data = memoryview(block if before else begin(learned) + block)
         try:
             while data:
                 data = data[write(number, data) :]

@@ -1,7 +1,8 @@
 """The form of a recording: frames in a file, small enough for a night of them, and read back as they were judged.
 
 A file begins with a line that names its kind and version. Then come blocks: length and CRC-32 of the rest (4 bytes
-each, big-endian), and zlib over msgpack: a list of rows, one a frame. Within a block the name of a subject or signal
+each, big-endian), and zlib over msgpack. The first of them is what durable detectors had learned by then (a file of
+version 1 has none); each other one is a list of rows, one a frame. Within a block the name of a subject or signal
 stands once, so does the list of signals that a subject has, and a pod's facts when they have changed, so that each
 block can be read without those before it. A torn last block (the daemon or the machine died) is the end of the
 recording.
@@ -22,10 +23,18 @@ from cgroupfs.errors import InputError
 from state.evidence import Frame, PodFacts, Sample
 
 HEAD: Final = b"bypassd-recording 1\n"
+"""Of a file without what was learned."""
 _KIND: Final = b"bypassd-recording "
+_HEADS: Final = {HEAD: 1, b"bypassd-recording 2\n": 2}
 _LEVEL: Final = 3
 _MOST: Final = 256 << 20
 """No block is larger: a length beyond is damage, and is not given to the allocator."""
+
+
+class Learned(Struct, frozen=True, array_like=True):
+    """What detectors had learned of workloads before the first frame: by detector, then by key."""
+
+    learned: Mapping[str, Mapping[str, msgspec.Raw]] = {}
 
 
 class _Samples(Struct, frozen=True, array_like=True, gc=False):
@@ -68,6 +77,7 @@ class _Block(Struct, frozen=True, array_like=True, gc=False):
 
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODE: Final = msgspec.msgpack.Decoder(_Block).decode
+_DECODE_LEARNED: Final = msgspec.msgpack.Decoder(Learned).decode
 
 
 @final
@@ -129,16 +139,29 @@ def pack(body: bytes) -> bytes:
     return len(packed).to_bytes(4, "big") + zlib.crc32(packed).to_bytes(4, "big") + packed
 
 
-def frames(file: BinaryIO, name: str) -> Iterator[Frame]:
-    """The frames of a recording, the oldest first; a torn or damaged rest is the end.
+def begin(learned: Learned) -> bytes:
+    """How a file begins."""
+    return _KIND + b"2\n" + pack(_ENCODE(learned))
 
+
+def frames(file: BinaryIO, name: str) -> Iterator[Frame]:
+    """The frames of a recording alone, see `read`."""
+    return (one for one in read(file, name) if isinstance(one, Frame))
+
+
+def read(file: BinaryIO, name: str) -> Iterator[Learned | Frame]:
+    """What was learned before, where the file has it, and the frames, the oldest first.
+
+    A torn or damaged rest is the end.
     Errors: `InputError` for a file that is no recording, or of a version that is not known.
     """
     head = file.readline(64)
-    if head != HEAD:
+    version = _HEADS.get(head)
+    if version is None:
         got = head.decode("ascii", "replace").strip()
-        expected = "a recording of version 1" if head.startswith(_KIND) else "a recording (bypassd-recording 1)"
-        raise InputError(name, got[:40], expected)
+        known = "a recording of version 1 or 2" if head.startswith(_KIND) else "a recording (bypassd-recording 2)"
+        raise InputError(name, got[:40], known)
+    first = version > 1
     while True:
         lead = file.read(8)
         size = int.from_bytes(lead[:4], "big")
@@ -146,9 +169,14 @@ def frames(file: BinaryIO, name: str) -> Iterator[Frame]:
         if len(lead) < 8 or len(packed) < size or zlib.crc32(packed) != int.from_bytes(lead[4:], "big"):
             return
         try:
-            yield from _unpack(_DECODE(zlib.decompress(packed)))
+            body = zlib.decompress(packed)
+            if first:
+                yield _DECODE_LEARNED(body)
+            else:
+                yield from _unpack(_DECODE(body))
         except (zlib.error, msgspec.MsgspecError, IndexError, ValueError) as exc:
-            raise InputError(name, f"a block of {size} bytes", f"frames of version 1 ({exc})") from exc
+            raise InputError(name, f"a block of {size} bytes", f"frames of version {version} ({exc})") from exc
+        first = False
 
 
 def _unpack(block: _Block) -> Iterator[Frame]:

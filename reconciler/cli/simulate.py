@@ -15,14 +15,14 @@ from msgspec.structs import replace
 
 from reconciler import configfile
 from reconciler.binder import ConfigError
-from reconciler.brain import Brain, Judgement
+from reconciler.brain import Brain, Judgement, Remembered
 from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import show
 from reconciler.cli.simscreen import blocks
 from reconciler.config import Config
-from reconciler.recording import frames
+from reconciler.recording import Learned, read
 from reconciler.responses.eviction.plan import Decision, Memory, decide
 from state.evidence import Frame, Verdict
 
@@ -63,12 +63,15 @@ def run(options: Namespace) -> int:
     return Exit.OK
 
 
-def replay(config: Config, recorded: Iterator[Frame], begin: float | None, end: float | None) -> Report:
+def replay(config: Config, recorded: Iterator[Learned | Frame], begin: float | None, end: float | None) -> Report:
     """Judge frame by frame; what lies before ``begin`` only makes the past."""
     began = time.process_time()
     report = Report(incidents=[], responses=[], evictions=[], unknown={})
     run = _Run(config, report)
     for frame in recorded:
+        if isinstance(frame, Learned):
+            run.learned = frame
+            continue
         if end is not None and frame.wall_s > end:
             break
         run.take(frame, told=begin is None or frame.wall_s >= begin)
@@ -82,6 +85,8 @@ class _Run:
         self._config, self._report = config, report
         self._interference = replace(config.interference, enabled=True)
         self._brain = Brain(self._interference)
+        self.learned: Learned | None = None
+        """What the daemon had learned before the next frame; None: that is not written there."""
         self._evictions: Memory | None = None
         self._last: Frame | None = None
         self._open: dict[tuple[str, str], dict[str, Any]] = {}
@@ -89,10 +94,14 @@ class _Run:
         self._unknown: Counter[str] = Counter()
 
     def take(self, frame: Frame, *, told: bool) -> None:
-        if self._last is not None and not 0 < frame.at_s - self._last.at_s <= _GAP_S:
+        known, self.learned = self.learned, None
+        gap = self._last is not None and not 0 < frame.at_s - self._last.at_s <= _GAP_S
+        if gap:
             self._report.gaps += 1
             self.finish()
-            self._brain, self._evictions = Brain(self._interference, self._brain.remember()), None
+        if gap or self._last is None:
+            learned = self._brain.remember().learned if known is None else known.learned
+            self._brain, self._evictions = Brain(self._interference, Remembered(learned=learned)), None
         self._last = frame
         shadow = replace(frame, enforce=False)
         judgement = self._brain.at_once(shadow)
@@ -101,7 +110,7 @@ class _Run:
             shadow,
             self._brain.history,
             self._evictions,
-            named=judgement.named,
+            named=(*judgement.named, *judgement.would),
             findings=judgement.findings,
         )
         if told:
@@ -163,11 +172,11 @@ class _Run:
                 self._report.evictions.append(self._would[uid])
 
 
-def _frames(paths: Sequence[str]) -> Iterator[Frame]:
+def _frames(paths: Sequence[str]) -> Iterator[Learned | Frame]:
     for path in paths:
         try:
             with open(path, "rb") as file:
-                yield from frames(file, path)
+                yield from read(file, path)
         except OSError as exc:
             raise CliError(f"{path}: {exc.strerror}", Exit.UNREACHABLE) from exc
 

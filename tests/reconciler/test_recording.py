@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cgroupfs.errors import InputError
+from reconciler import recording
 from reconciler.interference import RecordConfig
 from reconciler.recorder import Recorder
-from reconciler.recording import HEAD, Packer, frames, pack
+from reconciler.recording import HEAD, Learned, Packer, begin, frames, pack
 from state.evidence import Frame, PodFacts, Sample
 from state.model import PodClass, Resources
 
@@ -82,6 +83,35 @@ def test_a_torn_file_ends_with_its_last_whole_block(parts: list[list[Frame]], da
     assert len(told) in ends
 
 
+def test_what_was_learned_stands_before_the_frames_and_an_older_file_has_none() -> None:
+    one = a_second(1.0)
+    packer = Packer()
+    packer.add(one)
+    block = packer.block()
+    learned = Learned({"cpi": {"cache 0.0 shop/web": msgspec.Raw(msgspec.msgpack.encode([1, 2]))}})
+    assert list(recording.read(io.BytesIO(begin(learned) + block), "x.rec")) == [learned, one]
+    assert list(frames(io.BytesIO(begin(learned) + block), "x.rec")) == [one]
+    assert list(recording.read(io.BytesIO(HEAD + block), "x.rec")) == [one]
+    assert read((begin(learned) + block)[:-1]) == []
+    with pytest.raises(InputError, match="frames of version 2"):
+        read(begin(learned) + pack(b"\x93\x01\x02\x03"))
+
+
+async def test_each_file_begins_with_what_was_learned_by_then(tmp_path: Path) -> None:
+    config, recorder = RecordConfig(directory=str(tmp_path), file_s=100), Recorder()
+    for second in range(150):
+        raw = msgspec.Raw(msgspec.msgpack.encode(second))
+        recorder.add(config, a_second(second), lambda raw=raw: Learned({"cpi": {"a": raw}}))  # type: ignore[misc]
+        if second % 50 == 0:
+            with trio.fail_after(60):
+                while recorder.waiting:
+                    await trio.sleep(0.01)
+                    recorder.settle()
+    await recorder.aclose()
+    heads = [next(recording.read(io.BytesIO(path.read_bytes()), path.name)) for path in sorted(tmp_path.iterdir())]
+    assert heads == [Learned({"cpi": {"a": msgspec.Raw(msgspec.msgpack.encode(second))}}) for second in (0, 100)]
+
+
 def test_each_block_can_be_read_alone() -> None:
     pod = PodFacts(uid="a", title="ns/a", pod_class=PodClass.SHARED, group="/a")
     first = Frame(at_s=1.0, wall_s=1.0, pods={"a": pod}, knobs=("freeze",))
@@ -102,7 +132,7 @@ def test_a_pod_that_does_not_change_stands_once_in_a_block() -> None:
     assert body.count(b"x" * 50) == 1
 
 
-@pytest.mark.parametrize("head", [b"", b"\x1f\x8b\x08\x00", b"bypassd-recording 2\n", b"apiVersion: v1\n"])
+@pytest.mark.parametrize("head", [b"", b"\x1f\x8b\x08\x00", b"bypassd-recording 3\n", b"apiVersion: v1\n"])
 def test_another_file_is_told_by_name(head: bytes) -> None:
     with pytest.raises(InputError, match=r"x\.rec"):
         read(head + b"\0" * 20)

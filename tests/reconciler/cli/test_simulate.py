@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from reconciler.brain import Brain
 from reconciler.cli.exits import Exit
-from reconciler.recording import HEAD, Packer
+from reconciler.recording import HEAD, Learned, Packer, begin
 from state.evidence import Frame
 from tests.reconciler.cli.conftest import Run
-from tests.reconciler.test_brain import frame, trouble
+from tests.reconciler.test_brain import frame, lasting, learning, trouble
 
 CONFIG = """\
 interference:
@@ -21,6 +22,9 @@ interference:
     io: {mode: off}
     cache: {mode: off}
 """
+
+
+CPI = "{when: [[cpi: {every_s: 10s, within_s: 60s, samples: 10}]]}"
 
 
 def record(path: Path, frames: list[Frame]) -> str:
@@ -82,6 +86,41 @@ def test_a_gap_begins_a_new_past(run: Run, config: str, tmp_path: Path) -> None:
     path = record(tmp_path / "gap.rec", first + later)
     told = json.loads(run("simulate", "--record", path, "--config", config, "-o", "json").out)
     assert told["gaps"] == 1
+
+
+def test_whom_a_rule_would_have_evicted_is_among_the_evictions(run: Run, recording: str, tmp_path: Path) -> None:
+    path = tmp_path / "evicting.yaml"
+    path.write_text(
+        CONFIG.replace("[hold, squeeze, evict]", "[evict]")
+        + "eviction: {enabled: true, limits: {quiet_s: 0}, spared: {young_s: 0}}\n"
+    )
+    ran = run("simulate", "--record", recording, "--config", str(path), "-o", "json")
+    told = json.loads(ran.out)
+    assert [(one["pod"], one["cause"]) for one in told["evictions"]] == [("ns/hog", "interference")]
+    assert [one["words"] for one in told["responses"] if one["turn"] == "asked"] == ["evict ns/hog", "evict ns/calm"][
+        :1
+    ]
+    shown = run("simulate", "--record", recording, "--config", str(path)).out
+    assert "would evict (cpu)" in shown
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_the_daemon_had_learned_of_workloads_is_known_to_the_replay(run: Run, tmp_path: Path, known: bool) -> None:
+    brain = Brain(learning())
+    for one in lasting(1500):
+        brain.at_once(one)
+    seconds = list(lasting(60, 1500))
+    packer = Packer()
+    for one in seconds:
+        packer.add(one)
+    head = begin(Learned(brain.remember().learned)) if known else HEAD
+    (tmp_path / "later.rec").write_bytes(head + packer.block())
+    config = tmp_path / "cache.yaml"
+    config.write_text(
+        "interference: {rules: {cpu: {mode: off}, memory: {mode: off}, io: {mode: off}, cache: *}}\n".replace("*", CPI)
+    )
+    ran = run("simulate", "--record", str(tmp_path / "later.rec"), "--config", str(config), "-o", "json")
+    assert json.loads(ran.out)["unknown"] == ({} if known else {"cache": 60})
 
 
 def test_only_a_part_is_reported_and_the_rest_makes_the_past(run: Run, recording: str, config: str) -> None:
