@@ -82,6 +82,8 @@ class Evictor:
         self._cases: dict[str, Case] = {}
         self._new: dict[str, Case] = {}
         self._withdrawn: dict[str, str] = {}
+        self._waiting: dict[str, trio.CancelScope] = {}
+        """For its turn, by order."""
         self._wake = trio.Event()
         self._loaded = False
         self.reconfigure(config)
@@ -109,8 +111,11 @@ class Evictor:
 
     def withdraw(self, order: str, why: str) -> None:
         """The reason for an order has gone. What has begun to end goes on ending."""
-        if any(case.open and case.order.id == order for case in self.cases()):
+        case = next((case for case in self.cases() if case.open and case.order.id == order), None)
+        if case is not None:
             self._withdrawn[order] = why
+            if order in self._waiting and self._why_not(case) is not None:
+                self._waiting[order].cancel()
 
     def cases(self) -> tuple[Case, ...]:
         """All that are open, and those that ended in the last hours; the oldest first."""
@@ -193,8 +198,19 @@ class Evictor:
         handling = Handling(case, self._tools, self._changed)
         if not known:
             await handling.plan()  # before its turn: it is known, and told, that it is coming
-        async with self._turns:
+        turns, order = self._turns, case.order.id
+        try:
+            # Who is withdrawn ends without a turn: nothing is done to the pod.
+            with trio.CancelScope() as waiting:
+                self._waiting[order] = waiting
+                await turns.acquire()
+        finally:
+            del self._waiting[order]
+        try:
             ended = await handling.run()
+        finally:
+            if not waiting.cancelled_caught:
+                turns.release()
         self._withdrawn.pop(ended.order.id, None)
         _LOG.info("eviction of %s: %s: %s", ended.order.title, ended.outcome, ended.detail)
 

@@ -74,6 +74,7 @@ class Handling:
         self._tree: Subtree | None = None
         # What an earlier run was at; None as soon as we are past it.
         self._resumed: Step | None = case.step if case.step is not Step.PLANNED else None
+        self._stepped: float | None = None
         self._way: Means | None = case.means
         self._broken: str | None = None
 
@@ -113,7 +114,13 @@ class Handling:
             raise _Ended(Outcome.ABANDONED, why + more)
 
     def elapsed_s(self) -> float:
-        """Time since the step was first journalled; never negative, whoever sets the clock."""
+        """Time since the step was first journalled; never negative, whoever sets the clock.
+
+        Of a step of this run by a clock that nobody sets, and from when it was durable: a store that takes nothing for
+        a while is no time that the pod had.
+        """
+        if self._stepped is not None:
+            return trio.current_time() - self._stepped
         return max(0.0, self._tools.clock() - self._case.step_s)
 
     async def step(self, step: Step, *, accepted: bool = False, pid_starts: Mapping[int, int] | None = None) -> None:
@@ -134,6 +141,7 @@ class Handling:
         if pid_starts is not None:
             case = replace(case, pid_starts={str(pid): start for pid, start in pid_starts.items()})
         await self._write(case)
+        self._stepped = trio.current_time()
 
     async def refused(self, words: str) -> None:
         """See `base.Work`. The first word of it is enough."""

@@ -217,6 +217,65 @@ async def test_a_withdrawn_order_is_given_up_only_while_nothing_has_been_done(be
     assert [pods["a"].alive, pods["b"].alive] == [True, False]
 
 
+async def test_one_that_waits_for_its_turn_ends_at_once_when_it_is_withdrawn(bench: Bench) -> None:
+    pods = {uid: bench.node.add(uid) for uid in "abc"}
+    go = trio.Event()
+
+    class Slow:
+        means = Means.CRI
+
+        def unusable(self, _: Case) -> None:
+            return None
+
+        async def end(self, work: Work) -> Result:
+            await work.step(Step.STOP)
+            await go.wait()
+            return ends(pods[work.case.order.uid])(work)
+
+    evictor = bench.evictor(Slow(), config=replace(CONFIG, at_once=1))
+
+    def outcome(uid: str) -> Outcome | None:
+        return next(case.outcome for case in evictor.cases() if case.order.uid == uid)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(evictor.run)
+        for uid in "abc":
+            evictor.submit(order_for(uid))
+            await until(lambda: len(bench.told) == len(evictor.cases()))
+        evictor.withdraw("1-a", "the pressure is over")
+        evictor.withdraw("1-b", "the pressure is over")
+        await until(lambda: outcome("b") is Outcome.ABANDONED)
+        assert (outcome("a"), outcome("c"), pods["b"].alive) == (None, None, True)
+        go.set()
+        await until(lambda: outcome("c") is Outcome.DONE)
+        assert outcome("a") is Outcome.DONE, "what has begun to end goes on ending"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_store_that_takes_nothing_for_a_while_takes_nothing_off_the_pods_grace(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.node.add("a")
+    real, refused, elapsed = Store.apply, 0, []
+
+    def apply(store: Store, batch: Batch) -> None:
+        nonlocal refused
+        if any(case.step is Step.PLANNED for case in bench.rows()) and refused < 3:
+            refused += 1
+            raise StoreError("disk: ENOSPC")
+        real(store, batch)
+
+    def act(work: Work) -> Result:
+        elapsed.append(work.elapsed_s())
+        return Result(outcome=None, detail="no")
+
+    monkeypatch.setattr(Store, "apply", apply)
+    monkeypatch.setattr("reconciler.responses.journal._RETRY_S", 0.2)
+    await carried_out(bench.evictor(ScriptedWay(Means.CRI, act)), order_for("a"))
+    assert refused == 3
+    assert elapsed[0] < 0.3
+
+
 async def test_a_pod_that_the_kubelet_starts_again_is_ended_again_so_often(bench: Bench) -> None:
     pod = bench.node.add("a")
     config = replace(CONFIG, restarts=RestartRules(watch_s=0.3, times=2))
