@@ -12,11 +12,11 @@ from typing import Final
 
 from cgroupfs.cpuset import CpuSet
 from reconciler import units
-from reconciler.alerts.secrets import masked_url
 from reconciler.config import Config
 from reconciler.configfile import DEFAULT_PATH, Loaded, value_at
 from reconciler.policies.table import POLICIES
 from reconciler.schema import Field, Kind, Leaf, Rows, Schema, Section, Table, section_of, settings
+from reconciler.urls import masked_url
 
 # Bare YAML words: everything else is quoted.
 _SAFE: Final = re.compile(r"[A-Za-z0-9/][A-Za-z0-9/._%-]*")

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from cgroupfs.errors import SourceError
 from reconciler import __version__
-from reconciler.alerts.secrets import split_url
+from reconciler.urls import split_url
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -7,7 +7,8 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from reconciler.alerts.alert import Kind, Severity
-from reconciler.alerts.secrets import MASK, check_url, masked_url
+from reconciler.httpconfig import Trust, check_headers
+from reconciler.urls import MASK, check_url, masked_url
 
 _PATH: Final = {"path": True}
 _SECRET: Final = {"secret": True}
@@ -20,25 +21,6 @@ class Journal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The systemd journal, one structured entry for each alert; the daemon's own log where no journal listens."""
 
     socket: Annotated[str, Meta(description="where journald listens", extra=_PATH)] = "/run/systemd/journal/socket"
-
-
-class Trust(Struct, frozen=True, kw_only=True):
-    """How an HTTP server and we know each other."""
-
-    token_file: Annotated[
-        str | None, Meta(description="file with a bearer token, read again when it changes", extra=_SECRET_PATH)
-    ] = None
-    ca_file: Annotated[str | None, Meta(description="CA of the server, PEM; null: the system's", extra=_PATH)] = None
-    cert_file: Annotated[str | None, Meta(description="client certificate, PEM", extra=_PATH)] = None
-    key_file: Annotated[str | None, Meta(description="key of the client certificate, PEM", extra=_SECRET_PATH)] = None
-    server_name: Annotated[
-        str | None, Meta(description="the name in the server's certificate, where it is not in the URL")
-    ] = None
-    insecure_skip_verify: Annotated[bool, Meta(description="accept any certificate")] = False
-
-    def _check(self) -> None:
-        if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("cert_file and key_file go together; one is missing")
 
 
 class Alertmanager(Trust, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,7 +44,7 @@ class Alertmanager(Trust, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = ""
 
     def __post_init__(self) -> None:
-        self._check()
+        self.check()
         if not self.urls:
             raise ValueError("urls: expected one URL at least")
         for url in self.urls:
@@ -95,22 +77,12 @@ class Webhook(Trust, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
     def __post_init__(self) -> None:
-        self._check()
+        self.check()
         if (self.url is None) == (self.url_file is None):
             raise ValueError("expected exactly one of url, url_file")
         if self.url is not None:
             check_url("url", self.url)
-        for name in (*self.headers, *self.header_files):
-            if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
-                # It is not shown: "Authorization: KEY" in quotes is a name with everything in it.
-                raise ValueError(f"headers: a key of {len(name)} characters is no header's name")
-        if not all(text.isascii() and text.isprintable() for text in self.headers.values()):
-            raise ValueError("headers: a value is one line of plain ASCII text")
-        if both := {name.lower() for name in self.headers} & {name.lower() for name in self.header_files}:
-            raise ValueError(f"headers and header_files both give {', '.join(sorted(both))}")
-        for name, path in self.header_files.items():
-            if not path.startswith("/"):
-                raise ValueError(f"header_files: {name}: expected an absolute path; got {len(path)} characters")
+        check_headers(self.headers, self.header_files)
         if self.template is not None:
             from reconciler.alerts.template import Template  # noqa: PLC0415  (nothing that few nodes need is loaded)
 

@@ -7,16 +7,15 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from reconciler.alerts.config import Trust
-from reconciler.alerts.secrets import MASK, check_url, masked_url
+from reconciler.httpconfig import Trust, check_headers
 from reconciler.rules import LabelSelector
+from reconciler.urls import MASK, check_url, masked_url
 
 KINDS: Final = ("command", "http", "prometheus")
 """Each a section of `Probe`."""
 
 _SECRET: Final = {"secret": True}
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_HEADER: Final = re.compile(r"[A-Za-z0-9_-]+")
 _SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key", "x-auth-token"})
 PLACEHOLDER: Final = re.compile(r"\{(?:(ip|name|namespace|uid)|(label|annotation):([^{}]+))\}")
 """What stands for something of the pod: ``{ip}``, ``{label:app}``, ``{annotation:prometheus.io/port}``."""
@@ -89,7 +88,7 @@ class _Asked(Trust, frozen=True, kw_only=True):
     ] = {}
 
     def __post_init__(self) -> None:
-        self._check()
+        self.check()
         _check_placeholders("url", self.url)
         check_url("url", PLACEHOLDER.sub("1", self.url))
         _, host, _ = url_parts(self.url)
@@ -97,21 +96,10 @@ class _Asked(Trust, frozen=True, kw_only=True):
             raise ValueError("url: credentials do not belong here; use token_file, or header_files for Authorization")
         if not _HOST.fullmatch(host):
             raise ValueError("url: the host is {ip} or a name; labels and annotations may stand for the port only")
-        for name, text in self.headers.items():
-            if not _HEADER.fullmatch(name) or "\n" in text or "\r" in text:
-                raise ValueError(
-                    f"headers: a key of {len(name)} characters is no header's name, or its value has more than one line"
-                )
+        check_headers(self.headers, self.header_files)
+        for name in self.headers:
             if name.lower() in _SECRET_HEADERS:
                 raise ValueError(f"headers: {name} is a secret; put it into a file and name that in header_files")
-        for name, path in self.header_files.items():
-            if not _HEADER.fullmatch(name) or not path.startswith("/"):
-                raise ValueError(
-                    f"header_files: expected a header's name and an absolute path; got {len(name)} and {len(path)} "
-                    "characters"
-                )
-        if both := {name.lower() for name in self.headers} & {name.lower() for name in self.header_files}:
-            raise ValueError(f"headers and header_files both give {', '.join(sorted(both))}")
 
     def __repr__(self) -> str:
         headers = dict.fromkeys((*self.headers, *self.header_files), MASK)

@@ -10,14 +10,14 @@ from typing import Final, final
 import trio
 
 from cgroupfs.errors import SourceError
-from reconciler.alerts.secrets import MASK, split_url
-from reconciler.httpclient import Answer, HttpSession, Peer
+from reconciler.httpclient import Answer, HttpSession
+from reconciler.httpconfig import read_line
 from reconciler.signals.probe_config import HttpProbe, PrometheusProbe
 from reconciler.signals.probe_source import Measured, failed, number_in
 from reconciler.signals.probe_targets import Target
+from reconciler.urls import MASK, split_url
 
 _MOST_VALUE: Final = 64 * 1024
-_LONGEST_HEADER: Final = 64 * 1024
 _LATE: Final = 0.5
 """Confidence of a time that is only known to be at least this."""
 
@@ -31,19 +31,7 @@ class Asker:
         self._config = config
         self._title = target.title
         self.url = f"{base}{self._path.partition('?')[0]}" + (f"?{MASK}" if "?" in self._path else "")
-        self._session = HttpSession(
-            Peer(
-                name=target.title,
-                url=base,
-                token_file=config.token_file,
-                ca_file=config.ca_file,
-                cert_file=config.cert_file,
-                key_file=config.key_file,
-                server_name=config.server_name,
-                insecure=config.insecure_skip_verify,
-                timeout_s=target.probe.timeout_s,
-            )
-        )
+        self._session = HttpSession(config.peer(target.title, base, target.probe.timeout_s))
 
     async def get(self, headers: Mapping[str, str], most: int) -> Answer:
         """One request. Errors: `SourceError`."""
@@ -52,18 +40,10 @@ class Asker:
         return await self._session.exchange("GET", self._path, None, given, most=most, shown=f"/{shown}")
 
     def _read_headers(self) -> dict[str, str]:
-        """Of small files, read anew each time: secrets are renewed by replacing them."""
-        found: dict[str, str] = {}
-        for name, path in self._config.header_files.items():
-            try:
-                with open(path, "rb") as file:
-                    text = file.read(_LONGEST_HEADER).strip().decode("latin-1")
-            except OSError as exc:
-                raise failed(self._title, f"cannot read {path} for {name}: {exc.strerror}") from exc
-            if not text.isprintable():
-                raise failed(self._title, f"{path} has more than one line, and so is no value for {name}")
-            found[name] = text
-        return found
+        try:
+            return {name: read_line(path) for name, path in self._config.header_files.items()}
+        except ValueError as exc:
+            raise failed(self._title, str(exc)) from exc
 
     def refused(self, answer: Answer) -> SourceError:
         """The error for an answer that does not count."""

@@ -24,7 +24,7 @@ OPT_IN = ("actuators", "alerts", "detectors", "responses", "signals")
 NEEDED = {
     "actuators": {"cgroup", "compare", "judge", "ondemand", "others", "putback", "readings", "resets", "side", "spec"}
     | {"standing", "work", "cookies"},
-    "alerts": {"alert", "config", "plainwords", "secrets", "telling"},
+    "alerts": {"alert", "config", "plainwords", "telling"},
     "responses": {"config", "eviction", "eviction.config", "eviction.spared", "means", "means.config"},
     "signals": {"cpu", "groups", "irqs", "load", "memory", "numa_memory", "perf_config", "uses"},
 }
@@ -58,6 +58,12 @@ def test_with_the_default_configuration_nothing_is_loaded_that_only_some_nodes_u
         found = {name.removeprefix(prefix) for name in modules if name.startswith(prefix)}
         assert found == NEEDED.get(package, set()), package
     assert not NEVER & modules
+
+
+def test_who_reads_a_configuration_with_sinks_and_probes_loads_nothing_that_asks() -> None:
+    text = "alerts: {sinks: {a: {webhook: {url: http://h}}}}"
+    code = f'from reconciler import binder, config\nbinder.bind(config.Config, [binder.Text("f", "{text}")])'
+    assert not {"trio", "ssl", "reconciler.httpclient"} & loaded(code)
 
 
 def test_detectors_are_loaded_with_the_first_rule_that_is_written() -> None:

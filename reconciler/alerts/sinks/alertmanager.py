@@ -16,9 +16,9 @@ import trio
 
 from reconciler import logs
 from reconciler.alerts.notice import Notice, stamp
-from reconciler.alerts.secrets import masked_url
 from reconciler.alerts.sinks.base import Plain, Setup, SinkError
 from reconciler.alerts.sinks.http import Door
+from reconciler.urls import masked_url
 
 _PATH: Final = "/api/v2/alerts"
 _KEPT: Final = 4

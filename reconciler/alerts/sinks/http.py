@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Final, final
 
 from cgroupfs.errors import SourceError
-from reconciler.alerts.config import Trust
-from reconciler.alerts.secrets import MASK, split_url
 from reconciler.alerts.sinks.base import SinkError
-from reconciler.httpclient import Answer, HttpSession, Inline, Peer
+from reconciler.httpclient import Answer, HttpSession
+from reconciler.httpconfig import Trust
+from reconciler.urls import MASK, split_url
 
 LONGEST_WAIT_S: Final = 3600.0
 """A server's Retry-After counts up to here."""
@@ -23,20 +23,7 @@ class Door:
 
     def __init__(self, name: str, url: str, trust: Trust, timeout_s: float) -> None:
         base, self._target, self._user = split_url(url)
-        self._session = HttpSession(
-            Peer(
-                name=name,
-                url=base,
-                token_file=trust.token_file,
-                ca_file=trust.ca_file,
-                cert_file=trust.cert_file,
-                key_file=trust.key_file,
-                server_name=trust.server_name,
-                insecure=trust.insecure_skip_verify,
-                timeout_s=timeout_s,
-                inline=Inline(),
-            )
-        )
+        self._session = HttpSession(trust.peer(name, base, timeout_s))
         self._name = name
         self._base = base
 

@@ -1,15 +1,14 @@
 """A webhook: our document, or a body by template. URL and headers may come from files, read at each request."""
 
 from collections.abc import Sequence
-from typing import Final, final
+from typing import final
 
 from reconciler.alerts.document import document
 from reconciler.alerts.notice import Notice
 from reconciler.alerts.sinks.base import Plain, Setup, SinkError
 from reconciler.alerts.sinks.http import Door
 from reconciler.alerts.template import Template
-
-_LONGEST: Final = 64 * 1024
+from reconciler.httpconfig import read_line
 
 
 @final
@@ -51,13 +50,7 @@ class WebhookSink(Plain):
         return self._door[1]
 
     def _read(self, path: str) -> str:
-        """The one line of a file."""
         try:
-            with open(self._setup.path(path), encoding="utf-8") as file:
-                text = file.read(_LONGEST).strip()
-        except (OSError, UnicodeDecodeError) as exc:
-            why = exc.strerror if isinstance(exc, OSError) else "it is no text"
-            raise SinkError(f"{path}: cannot be read: {why}") from exc
-        if not text or not text.isprintable() or not text.isascii():
-            raise SinkError(f"{path}: expected one line of plain ASCII text")
-        return text
+            return read_line(path, self._setup.root)
+        except ValueError as exc:
+            raise SinkError(str(exc)) from exc

@@ -5,8 +5,8 @@ import pytest
 from reconciler.alerts import config as given
 from reconciler.alerts.alert import Kind, Severity
 from reconciler.alerts.config import AlertsConfig, Sink
-from reconciler.alerts.secrets import masked_url, split_url
 from reconciler.binder import ConfigError, Text, bind
+from reconciler.urls import masked_url, split_url
 
 WHOLE = """
 labels: {cluster: east}

@@ -183,6 +183,5 @@ def test_without_a_sink_neither_the_teller_nor_any_sink_is_loaded() -> None:
         "reconciler.alerts.alert",
         "reconciler.alerts.config",
         "reconciler.alerts.plainwords",
-        "reconciler.alerts.secrets",
         "reconciler.alerts.telling",
     ]

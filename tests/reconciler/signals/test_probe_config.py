@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from reconciler.alerts.config import Trust
 from reconciler.binder import ConfigError, Text, bind
 from reconciler.config import Config
+from reconciler.httpconfig import Trust
 from reconciler.rules import LabelSelector
 from reconciler.signals.probe_config import (
     CommandProbe,
@@ -84,7 +84,11 @@ HTTP = "http: {url: http://h"
         (f"{HTTP}, headers: {{Authorization: x}}}}", "31: probes.a.http", "Authorization is a secret"),
         (f"{HTTP}, headers: {{a b: x}}}}", "31: probes.a.http", "a key of 3 characters is no header's name"),
         (f"{HTTP}, headers: {{A: x}}, header_files: {{a: /x}}}}", "31: probes.a.http", "both give a"),
-        (f"{HTTP}, header_files: {{X: rel}}}}", "31: probes.a.http", "an absolute path; got 1 and 3 characters"),
+        (
+            f"{HTTP}, header_files: {{X: rel}}}}",
+            "31: probes.a.http",
+            "X: expected an absolute path; got 3 characters",
+        ),
         (f"{HTTP}, field: a}}", "31: probes.a.http", "field: only with measure: value"),
         (f"{HTTP}, measure: value, connect: yes}}", "31: probes.a.http", "only with measure: time"),
         (f"{HTTP}, cert_file: /c}}", "31: probes.a.http", "cert_file and key_file go together"),

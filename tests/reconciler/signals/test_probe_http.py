@@ -166,7 +166,7 @@ async def test_tokens_and_headers_come_from_files_and_are_in_no_message(nursery:
     await one.measure()
     assert server.requests[1]["x-key"] == "newer"
     (tmp_path / "key").write_text("a\nb\n")
-    assert "has more than one line" in await words_of(one)
+    assert "expected one line of plain ASCII text" in await words_of(one)
     (tmp_path / "key").unlink()
     assert "No such file" in await words_of(one)
     nursery.cancel_scope.cancel()
