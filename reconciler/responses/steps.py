@@ -217,7 +217,8 @@ def _freeze(chance: Chance) -> Step | None:
     if "freeze" not in chance.frame.knobs:
         return None
     for suspect, pod in _suspects(chance):
-        if pod.uid in chance.resting or any(step.suspect == pod.uid and step.what is What.RUN for step in chance.taken):
+        stopped = any(step.suspect == pod.uid and step.what is What.RUN and not step.dry for step in chance.taken)
+        if stopped or pod.uid in chance.resting:
             continue
         if not _grave(chance, pod):
             continue

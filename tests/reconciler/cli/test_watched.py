@@ -46,6 +46,16 @@ SQUEEZED = Step(
     title="ci/batch-7",
     judged=True,
 )
+EVICTED = Step(
+    response=Response.EVICT,
+    what=What.RUN,
+    amount=0,
+    before=0,
+    at_s=90.0,
+    severity=4.81,
+    suspect=BATCH,
+    title="ci/batch-7",
+)
 HELD = Step(response=Response.HOLD, what=What.BUDGET, amount=2460, before=3000, at_s=97.0, severity=4.8)
 
 
@@ -114,6 +124,25 @@ def test_what_a_rule_in_shadow_would_do_is_told_as_such(run: Run, watching: Fake
     lines = section_of(run("explain", BATCH, "--socket", watching.socket).out)
     assert lines[1:] == [f"  would be for shop/web-0 (cpu): {SQUEEZED.words}  12 s"]
     assert "0 steps in force, 1 in shadow" in run("status", "--socket", watching.socket).out
+
+
+@pytest.mark.parametrize(
+    ("step", "told", "listed", "counted"),
+    [
+        (EVICTED, "asked for", "asked for", "1 step in force"),
+        (replace(EVICTED, ending_s=95.0), "asked for", "is ending", "1 step in force"),
+        (replace(EVICTED, dry=True, judged=True), "would be for", "would", "0 steps in force, 1 in shadow"),
+    ],
+)
+def test_an_eviction_is_shown_as_asked_for_and_a_dry_run_as_what_it_would_do(
+    run: Run, watching: FakeDaemon, step: Step, told: str, listed: str, counted: str
+) -> None:
+    watching.document["interference"] = watched(SUFFERS, steps=(step,))
+    lines = section_of(run("explain", BATCH, "--socket", watching.socket).out)
+    assert lines[1:] == [f"  {told} shop/web-0 (cpu): evict ci/batch-7  10 s"]
+    row = next(line for line in run("interference", "--socket", watching.socket).out.splitlines() if "evict ci" in line)
+    assert row.split("  ")[-2].strip() == listed
+    assert counted in run("status", "--socket", watching.socket).out
 
 
 def test_a_frozen_pod_says_why(run: Run, watching: FakeDaemon) -> None:

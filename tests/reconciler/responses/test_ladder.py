@@ -468,6 +468,17 @@ def test_where_evictions_are_a_dry_run_it_is_told_whom_it_would_evict_and_nothin
     assert "ended: evict ns/hog: ns/web is well" in world.log
 
 
+def test_whom_a_dry_run_would_evict_may_still_be_frozen() -> None:
+    world = World(FREEZE, EVICT, config=ResponseConfig(freeze=FreezeConfig(max_s=10, rest_s=60)))
+    world.suspects, world.evicts = (("hog", 0.9),), False
+    world.go(BAD, 4.0)
+    world.go(BAD, 4.0, seconds=10)
+    assert "asked: evict ns/hog" in world.log
+    assert world.measures.frozen == {}
+    world.go(BAD, 4.0, seconds=61)
+    assert world.measures.frozen
+
+
 def test_switched_on_the_eviction_that_was_only_told_is_asked_for() -> None:
     world = World(EVICT)
     world.evicts = False
