@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     import httpcore2
 
+LONGEST_WAIT_S: Final = 3600.0
+"""A server's wish that it be asked later counts up to here."""
 _LARGEST: Final = 64 * 1024 * 1024
 # Of an answer that is read for what it says and not for its data.
 _MOST_KEPT: Final = 8 * 1024
@@ -105,6 +107,10 @@ class Answer(Struct, frozen=True, kw_only=True):
     def words(self) -> str:
         """The beginning of the body, for a message."""
         return " ".join(self.body[:200].decode(errors="replace").split())[:120]
+
+    def wait_s(self, now_s: float) -> float | None:
+        """How long the peer wants not to be asked; None: it says nothing. ``now_s``: seconds since the epoch."""
+        return retry_after_s(self.headers.get("retry-after"), now_s)
 
 
 class _Request(NamedTuple):
@@ -315,6 +321,25 @@ class HttpSession:
 
     def _error(self, message: str) -> SourceError:
         return SourceError(self._peer.name, f"{self._peer.url}: {message}")
+
+
+def retry_after_s(text: str | None, now_s: float) -> float | None:
+    """A Retry-After header in seconds from now, bounded; None for none, or one that nobody can read.
+
+    Source: RFC 9110, section 10.2.3: a number of seconds, or a date.
+    """
+    if text is None:
+        return None
+    if text.strip().isdecimal():
+        wait_s = float(text)
+    else:
+        from email.utils import parsedate_to_datetime  # noqa: PLC0415  (rare, and not light)
+
+        try:
+            wait_s = parsedate_to_datetime(text).timestamp() - now_s
+        except (ValueError, TypeError, OverflowError):
+            return None
+    return min(max(0.0, wait_s), LONGEST_WAIT_S)
 
 
 def _address(base: str, path: str) -> "tuple[httpcore2.URL, str]":

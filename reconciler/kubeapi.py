@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from cgroupfs.errors import InputError, SourceError
 from reconciler.apiserver import ApiServer
-from reconciler.httpclient import Answer, HttpSession, Peer
+from reconciler.httpclient import LONGEST_WAIT_S, Answer, HttpSession, Peer
 from reconciler.kubeconfig import read_kubeconfig
 
 NAME: Final = "API server"
@@ -68,6 +68,13 @@ def status_of(answer: Answer) -> Status:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return Status()
     return status if status.kind == "Status" else Status()
+
+
+def wait_s_of(answer: Answer, status: Status, now_s: float) -> float | None:
+    """How long the API server wants not to be asked, by the header, else by its Status; None: it says nothing."""
+    told = status.details.retry_after_s if status.details is not None else 0
+    wait_s = answer.wait_s(now_s)
+    return min(float(told), LONGEST_WAIT_S) if wait_s is None and told > 0 else wait_s
 
 
 def find_peer(

@@ -9,7 +9,7 @@ import trustme
 
 from cgroupfs.errors import SourceError
 from reconciler import __version__
-from reconciler.httpclient import HttpSession, Peer, _address
+from reconciler.httpclient import HttpSession, Peer, _address, retry_after_s
 from tests.fakes.http_peer import HttpPeer, Reply
 
 
@@ -147,3 +147,20 @@ async def test_sessions_that_trust_the_same_share_one_context(tmp_path: Path, mo
     assert len(made) == 2
     for session in sessions:
         await session.aclose()
+
+
+@pytest.mark.parametrize(
+    ("text", "wait_s"),
+    [
+        (None, None),
+        ("120", 120.0),
+        (" 5 ", 5.0),
+        ("99999999", 3600.0),
+        ("Thu, 01 Jan 1970 00:17:10 GMT", 30.0),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+        ("soon", None),
+        ("-3", None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date_and_bounded(text: str | None, wait_s: float | None) -> None:
+    assert retry_after_s(text, 1000.0) == wait_s

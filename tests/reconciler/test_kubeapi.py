@@ -13,7 +13,7 @@ import trustme
 from cgroupfs.errors import InputError, SourceError
 from reconciler.apiserver import ApiServer
 from reconciler.httpclient import Answer
-from reconciler.kubeapi import SERVICE_ACCOUNT, KubeApi, Status, find_peer, status_of
+from reconciler.kubeapi import SERVICE_ACCOUNT, Details, KubeApi, Status, find_peer, status_of, wait_s_of
 from reconciler.kubeconfig import read_kubeconfig
 from tests.fakes.http_peer import HttpPeer, Reply
 
@@ -221,3 +221,23 @@ def test_a_settings_mistake_is_one_message() -> None:
     for wrong, words in wrongs:
         with pytest.raises(ValueError, match=words):
             ApiServer(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("header", "told", "wait_s"),
+    [
+        (None, 0, None),
+        (None, 9, 9.0),
+        (None, 1 << 40, 3600.0),
+        (None, -1, None),
+        ("0", 9, 0.0),
+        ("7", 9, 7.0),
+        ("soon", 9, 9.0),
+        ("Thu, 01 Jan 1970 00:17:10 GMT", 9, 30.0),
+    ],
+)
+def test_how_long_it_wants_not_to_be_asked_is_in_the_header_else_in_its_own_account(
+    header: str | None, told: int, wait_s: float | None
+) -> None:
+    answer = Answer(status=429, headers={} if header is None else {"retry-after": header})
+    assert wait_s_of(answer, Status(details=Details(retry_after_s=told)), 1000.0) == wait_s

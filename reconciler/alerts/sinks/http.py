@@ -11,8 +11,6 @@ from reconciler.httpclient import Answer, HttpSession
 from reconciler.httpconfig import Trust
 from reconciler.urls import MASK, split_url
 
-LONGEST_WAIT_S: Final = 3600.0
-"""A server's Retry-After counts up to here."""
 _NEVER: Final = frozenset({400, 413, 415, 422})
 """Statuses that mean the message and not the moment."""
 
@@ -54,25 +52,6 @@ def check(answer: Answer, what: str) -> None:
     words = f" {answer.words}" if answer.words else ""
     raise SinkError(
         f"{what}: it answered {answer.status}{words}",
-        retry_after_s=retry_after_s(answer.headers.get("retry-after"), time.time()),
+        retry_after_s=answer.wait_s(time.time()),
         permanent=answer.status in _NEVER,
     )
-
-
-def retry_after_s(text: str | None, now_s: float) -> float | None:
-    """A Retry-After header in seconds from now, bounded; None for none, or one that nobody can read.
-
-    Source: RFC 9110, section 10.2.3: a number of seconds, or a date.
-    """
-    if text is None:
-        return None
-    if text.strip().isdecimal():
-        wait_s = float(text)
-    else:
-        from email.utils import parsedate_to_datetime  # noqa: PLC0415  (rare, and not light)
-
-        try:
-            wait_s = parsedate_to_datetime(text).timestamp() - now_s
-        except (ValueError, TypeError, OverflowError):
-            return None
-    return min(max(0.0, wait_s), LONGEST_WAIT_S)

@@ -4,6 +4,7 @@ Its name is the incident's id, so that telling twice makes no second one. An end
 Source: Kubernetes API reference, Event core/v1 and events.k8s.io/v1 (of which only the series may change).
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Final, final
 
@@ -12,9 +13,9 @@ from reconciler.alerts.alert import Severity
 from reconciler.alerts.config import EventApi
 from reconciler.alerts.notice import Notice, stamp
 from reconciler.alerts.sinks.base import Plain, Setup, SinkError
-from reconciler.alerts.sinks.http import check, retry_after_s
+from reconciler.alerts.sinks.http import check
 from reconciler.httpclient import Answer
-from reconciler.kubeapi import KubeApi, status_of
+from reconciler.kubeapi import KubeApi, status_of, wait_s_of
 
 _COMPONENT: Final = "bypassd"
 _PATCH: Final = "application/merge-patch+json"
@@ -71,12 +72,10 @@ class KubernetesSink(Plain):
         status = status_of(answer)
         if answer.status == 404 or (answer.status == 403 and status.has_cause("NamespaceTerminating")):
             raise SinkError(f"{method} {path}: the namespace is gone", permanent=True)
-        wait_s = status.details.retry_after_s if status.details is not None else 0
-        if not answer.good and wait_s and "retry-after" not in answer.headers:
+        wait_s = wait_s_of(answer, status, time.time())
+        if not answer.good and wait_s is not None and "retry-after" not in answer.headers:
             said = status.message or answer.words
-            raise SinkError(
-                f"{method} {path}: it answered {answer.status} {said}", retry_after_s=retry_after_s(str(wait_s), 0)
-            )
+            raise SinkError(f"{method} {path}: it answered {answer.status} {said}", retry_after_s=wait_s)
         check(answer, f"{method} {path}")
 
     # The objects

@@ -9,6 +9,7 @@ restart, for its word is in the journal. Whether the server knows policy/v1 or o
 Source: Kubernetes documentation, "API-initiated Eviction"; kubectl's drain; the API server's eviction handler.
 """
 
+import time
 from enum import Enum, auto
 from typing import Final, final
 from urllib.parse import quote
@@ -19,7 +20,7 @@ from msgspec import Struct
 
 from cgroupfs.errors import CgroupError, SourceError
 from reconciler.httpclient import Answer
-from reconciler.kubeapi import KubeApi, Status, status_of
+from reconciler.kubeapi import KubeApi, Status, status_of, wait_s_of
 from reconciler.responses.means.base import Result, Work, obeys
 from reconciler.responses.means.config import EvictionMeans
 from state.eviction import Case, Means, Outcome, Step
@@ -53,10 +54,10 @@ class Reply(Struct, frozen=True, kw_only=True):
 
 
 def judge(answer: Answer) -> Reply:
-    """What the API server means. Pure."""
+    """What the API server means, now."""
     status = status_of(answer)
     words = f"it answered {answer.status} {' '.join((status.message or answer.words).split())[:200]}".rstrip()
-    return Reply(said=_said(answer, status), words=words, wait_s=_wait_s(answer, status))
+    return Reply(said=_said(answer, status), words=words, wait_s=wait_s_of(answer, status, time.time()))
 
 
 def _said(answer: Answer, status: Status) -> Said:
@@ -82,15 +83,6 @@ def _said(answer: Answer, status: Status) -> Said:
             return Said.BUSY  # without a Status of its own it is the server as a whole that has too much to do
         case _:
             return Said.NOT_ALLOWED
-
-
-def _wait_s(answer: Answer, status: Status) -> float | None:
-    """Seconds, from the header or the Status; a date in the header is not used by the API server."""
-    text = answer.headers.get("retry-after", "")
-    if text.isdecimal():
-        return float(text)
-    told = status.details.retry_after_s if status.details is not None else 0
-    return float(told) if told > 0 else None
 
 
 class _Resource(Struct, frozen=True):

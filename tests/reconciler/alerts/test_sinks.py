@@ -15,7 +15,6 @@ from reconciler.alerts.notice import Incidents, Notice
 from reconciler.alerts.sinks import TABLE, build
 from reconciler.alerts.sinks.alertmanager import AlertmanagerSink
 from reconciler.alerts.sinks.base import Setup, Sink, SinkError
-from reconciler.alerts.sinks.http import retry_after_s
 from reconciler.apiserver import ApiServer
 from tests.fakes.http_peer import HttpPeer, Reply
 from tests.reconciler.alerts.making import alert, notice, severity
@@ -334,20 +333,3 @@ async def test_what_the_api_server_refuses(
     assert error is not None
     assert words in str(error)
     assert (error.retry_after_s, error.permanent) == (wait_s, permanent)
-
-
-@pytest.mark.parametrize(
-    ("text", "wait_s"),
-    [
-        (None, None),
-        ("120", 120.0),
-        (" 5 ", 5.0),
-        ("99999999", 3600.0),
-        ("Thu, 01 Jan 1970 00:17:10 GMT", 30.0),
-        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
-        ("soon", None),
-        ("-3", None),
-    ],
-)
-def test_retry_after_is_seconds_or_a_date_and_bounded(text: str | None, wait_s: float | None) -> None:
-    assert retry_after_s(text, 1000.0) == wait_s
