@@ -17,6 +17,7 @@ from cgroupfs.errors import StoreError
 from reconciler import logs
 from reconciler.alerts.alert import Severity
 from reconciler.alerts.notice import Notice
+from state.rows import HeldRows, RowForm
 from state.schema import META
 from state.store import Batch, Store
 
@@ -34,13 +35,7 @@ class Row(Struct, frozen=True, kw_only=True):
     stored_s: float
 
 
-class _Versioned(Struct):
-    v: int = 0
-
-
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(Row).decode
-_decode_version: Final = msgspec.msgpack.Decoder(_Versioned).decode
+_FORM: Final = RowForm(Row, VERSION)
 
 
 @final
@@ -54,12 +49,11 @@ class DurableQueue:
         self.dropped = 0
         """Rows given up because there were too many."""
         self.problem: str | None = None
-        self._store = store
         self._lane = lane
         self._clock = clock
         self._rows: dict[str, Row] = {}
         self._dirty: set[str] = set()
-        self._generation = store.generation
+        self._held = HeldRows(store, META, _FORM, PREFIX)
         self._turn = trio.Lock()
         self._log = logs.get("alerts")
 
@@ -80,10 +74,10 @@ class DurableQueue:
                 continue
             name = key.removeprefix(PREFIX)
             try:
-                if _decode_version(body).v > VERSION:
+                row = _FORM.decode(body)
+                if row is None:
                     self._log.warning("an alert of a newer version is left in the store", id=name)
                     continue
-                row = _decode(body)
                 # What has been put meanwhile is newer.
                 self._rows.setdefault(name, row)
             except msgspec.MsgspecError as exc:
@@ -102,8 +96,7 @@ class DurableQueue:
 
     def stage(self, batch: Batch, notice: Notice, to: Collection[str]) -> None:
         """Put the row that `put` would make into a batch of the caller's, to be durable together with his."""
-        row = Row(notice=notice, to=tuple(to), stored_s=self._clock())
-        batch.put(META, f"{PREFIX}{notice.id}", _encode(row))
+        self._held.put(batch, notice.id, Row(notice=notice, to=tuple(to), stored_s=self._clock()))
 
     def settle(self, ids: Collection[str], sink: str) -> None:
         """This sink has taken these, or has given them up."""
@@ -121,14 +114,13 @@ class DurableQueue:
     async def flush(self) -> bool:
         """Bring the store up to date; False when it cannot be written now, which is told once."""
         async with self._turn:
-            if not self._dirty and self._store.generation == self._generation:
+            if not self._dirty and self._held.current:
                 return self.problem is None
             taken, self._dirty = self._dirty, set()
             changes = {key: self._rows.get(key) for key in taken}
             stored = False
             try:
-                args = (changes, dict(self._rows), self._generation)
-                generation = await trio.to_thread.run_sync(self._write, *args, limiter=self._lane)
+                await trio.to_thread.run_sync(self._write, changes, limiter=self._lane)
                 stored = True
             except StoreError as exc:
                 if self.problem is None:
@@ -140,20 +132,15 @@ class DurableQueue:
                     self._dirty |= taken
             if self.problem is not None:
                 self._log.info("alerts are in the store again", count=len(self._rows))
-            self.problem, self._generation = None, generation
+            self.problem = None
             return True
 
-    def _write(self, changes: Mapping[str, Row | None], whole: Mapping[str, Row], known: int) -> int:
-        """In the lane. The file may have been lost or replaced since: then everything that is held goes in again."""
-        generation = self._store.ready()
+    def _write(self, changes: Mapping[str, Row | None]) -> None:
+        """In the lane."""
         batch = Batch()
-        for key, row in (changes if generation == known else {**changes, **whole}).items():
-            if row is None:
-                batch.delete(META, f"{PREFIX}{key}")
-            else:
-                batch.put(META, f"{PREFIX}{key}", _encode(row))
-        self._store.apply(batch)
-        return generation
+        for key, row in changes.items():
+            self._held.put(batch, key, row)
+        self._held.write(batch, lambda: dict(self._rows))
 
     def _drop(self, newest: str) -> None:
         others = (key for key in self._rows if key != newest)

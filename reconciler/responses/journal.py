@@ -15,6 +15,7 @@ from msgspec import Struct
 from cgroupfs.errors import StoreError
 from reconciler.alerts.alert import Alert
 from state.eviction import Case
+from state.rows import HeldRows, RowForm
 from state.schema import EVICTIONS
 from state.store import Batch, Store
 
@@ -36,18 +37,12 @@ class _Row(Struct, frozen=True, kw_only=True):
     case: Case
 
 
-class _Versioned(Struct):
-    v: int = 0
-
-
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(_Row).decode
-_decode_version: Final = msgspec.msgpack.Decoder(_Versioned).decode
+_FORM: Final = RowForm(_Row, VERSION)
 
 
 def row_of(case: Case) -> bytes:
     """The body of a case's row."""
-    return _encode(_Row(case=case))
+    return _FORM.encode(_Row(case=case))
 
 
 def cases_of(rows: Iterable[tuple[str, bytes]]) -> list[Case]:
@@ -55,10 +50,11 @@ def cases_of(rows: Iterable[tuple[str, bytes]]) -> list[Case]:
     found = []
     for key, body in rows:
         try:
-            if _decode_version(body).v > VERSION:
+            row = _FORM.decode(body)
+            if row is None:
                 _LOG.warning("eviction %s is of a newer version and left as it is", key)
                 continue
-            found.append(_decode(body).case)
+            found.append(row.case)
         except msgspec.MsgspecError as exc:
             _LOG.warning("eviction %s cannot be read: %s", key, exc)
     return found
@@ -72,15 +68,15 @@ class Journal:
         self._store = store
         self._lane = lane
         self._stage = stage
-        self._generation = store.generation
-        self._written: dict[str, Case] = {}
+        self._held = HeldRows(store, EVICTIONS, _FORM)
+        self._written: dict[str, _Row] = {}
         self.problem: str | None = None
 
     async def load(self) -> list[Case]:
         """The cases of earlier runs. Errors: `StoreError`."""
         rows = await trio.to_thread.run_sync(self._store.rows, EVICTIONS, limiter=self._lane)
         cases = cases_of(rows)
-        self._written = {case.order.id: case for case in cases}
+        self._written = {case.order.id: _Row(case=case) for case in cases}
         return cases
 
     async def write(self, case: Case, *alerts: Alert) -> None:
@@ -88,30 +84,30 @@ class Journal:
 
         Errors: none. A store that takes nothing is asked again and again; `problem` says so.
         """
-        batch = Batch()
-        batch.put(EVICTIONS, case.order.id, row_of(case))
+        batch, row = Batch(), _Row(case=case)
+        self._held.put(batch, case.order.id, row)
         # Once each: the very same alert staged again would be none.
         stored = [await self._stage(batch, alert) for alert in alerts]
         pause_s = _RETRY_S
         while not await self._apply(batch):
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
-        self._written[case.order.id] = case
+        self._written[case.order.id] = row
         for tell in stored:
             tell()
 
     async def forget(self, orders: Iterable[str]) -> None:
         """Remove rows whose time is over. A store that takes nothing now keeps them until the next time."""
-        batch = Batch()
-        for order in orders:
-            batch.delete(EVICTIONS, order)
+        batch, gone = Batch(), tuple(orders)
+        for order in gone:
+            self._held.put(batch, order, None)
         if batch and await self._apply(batch):
-            for order in batch.rows[EVICTIONS]:
+            for order in gone:
                 self._written.pop(order, None)
 
     async def _apply(self, batch: Batch) -> bool:
         try:
-            await trio.to_thread.run_sync(self._write, batch, limiter=self._lane)
+            await trio.to_thread.run_sync(self._held.write, batch, lambda: dict(self._written), limiter=self._lane)
         except StoreError as exc:
             if self.problem is None:
                 _LOG.warning("evictions wait for the store: %s", exc)
@@ -121,15 +117,3 @@ class Journal:
             _LOG.info("evictions go on: the store takes writes again")
         self.problem = None
         return True
-
-    def _write(self, batch: Batch) -> None:
-        generation = self._store.ready()
-        if generation != self._generation:
-            # The file was lost or replaced: what is known goes in again, below what is new.
-            again = Batch()
-            for order, case in self._written.items():
-                again.put(EVICTIONS, order, row_of(case))
-            if again:
-                self._store.apply(again)
-            self._generation = generation
-        self._store.apply(batch)

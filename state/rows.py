@@ -1,0 +1,73 @@
+"""Rows that their owner holds in memory, too: with a version, and all of them written again into a file that was lost.
+
+A row of a newer version is left as it is, so that an older daemon in between costs nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final, Generic, TypeVar, final
+
+import msgspec
+from msgspec import Struct
+
+from state.store import Batch, Store
+
+R = TypeVar("R", bound=Struct)
+
+
+class _Versioned(Struct):
+    v: int = 0
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_version: Final = msgspec.msgpack.Decoder(_Versioned).decode
+
+
+@final
+class RowForm(Generic[R]):
+    """How rows of one kind are written. ``kind`` has a field ``v``, whose default is the newest ``version``."""
+
+    def __init__(self, kind: type[R], version: int) -> None:
+        self._version = version
+        self._decoder = msgspec.msgpack.Decoder(kind)
+
+    def encode(self, row: R) -> bytes:
+        """The body of a row."""
+        return _encode(row)
+
+    def decode(self, body: bytes) -> R | None:
+        """The row; None for one of a newer version. Errors: `msgspec.MsgspecError` for one that cannot be read."""
+        return None if _decode_version(body).v > self._version else self._decoder.decode(body)
+
+
+@final
+class HeldRows(Generic[R]):
+    """Writes one owner's rows of a table, all of whose keys begin with ``prefix``; `write` belongs to the store's lane."""
+
+    def __init__(self, store: Store, table: str, form: RowForm[R], prefix: str = "") -> None:
+        self._store, self._table, self._form, self._prefix = store, table, form, prefix
+        self._generation = store.generation
+
+    @property
+    def current(self) -> bool:
+        """False when the file was lost or replaced since the last `write`."""
+        return self._store.generation == self._generation
+
+    def put(self, batch: Batch, key: str, row: R | None) -> None:
+        """Have a row written with this batch, or removed."""
+        if row is None:
+            batch.delete(self._table, f"{self._prefix}{key}")
+        else:
+            batch.put(self._table, f"{self._prefix}{key}", self._form.encode(row))
+
+    def write(self, batch: Batch, held: Callable[[], Mapping[str, R]]) -> None:
+        """Store a batch. ``held``: what the owner holds, which a new file lacks; a copy. Errors: `StoreError`."""
+        generation = self._store.ready()
+        if generation != self._generation:
+            again = Batch()
+            for key, row in held().items():
+                self.put(again, key, row)
+            if again:
+                self._store.apply(again)
+            self._generation = generation
+        # Above what was: the batch is newer, or as new.
+        self._store.apply(batch)
