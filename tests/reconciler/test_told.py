@@ -122,6 +122,18 @@ def test_a_victim_that_is_gone_leaves_nothing_open() -> None:
     assert told.open() == set()
 
 
+def test_an_eviction_that_helped_is_open_until_that_is_known() -> None:
+    world, told = World(EVICT), Told()
+    told.hear(world, world.go(BAD, 4.0))
+    assert told.open() == in_force(world) == {"cpu pod:web evict running hog"}
+    del world.pods["hog"]
+    world.suspects = ()
+    while world.memory.climbs:
+        told.hear(world, world.go(WELL))
+        assert told.open() == in_force(world)
+    assert told.known[Kind.RESPONSE, "cpu pod:web evict running hog"].over
+
+
 def test_a_pod_that_was_frozen_and_whose_squeeze_stays_is_still_squeezed() -> None:
     responses = ResponseConfig(effect_s=5)
     world, told = World(SQUEEZE, FREEZE, config=replace(responses, freeze=replace(responses.freeze, max_s=20))), Told()
