@@ -3,13 +3,14 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from cgroupfs.errors import CgroupError
 from cgroupfs.hierarchy import FREEZER, Hierarchy
 from cgroupfs.subtree import Subtree
 from reconciler.alerts.alert import Alert, Kind
@@ -54,6 +55,19 @@ def freeze(hierarchy: Hierarchy, group: str) -> None:
     assert frozen(hierarchy, group)
 
 
+@pytest.fixture(autouse=True)
+def thawed(containerd_node: Node, request: pytest.FixtureRequest) -> Iterator[None]:
+    """No runtime ends a frozen pod: asks for the factory first, so as to come before its pods are removed."""
+    request.getfixturevalue("run_pod")
+    yield
+    for pod in containerd_node.pods.values():
+        with (
+            contextlib.suppress(CgroupError),
+            Subtree.open(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec)) as tree,
+        ):
+            tree.thaw()
+
+
 async def evicted(
     node: Node, pod: RunningPod, directory: Path, *means: Means, server: str | None = None
 ) -> tuple[Case, list[Alert]]:
@@ -83,7 +97,7 @@ async def evicted(
         lane=trio.CapacityLimiter(1),
         stage=stage,
         api=KubeApi(ApiServer(server=server, timeout_s=0.5) if server else ApiServer(enabled=False)),
-        cri=CriClient(node.containerd.socket, timeout_s=10.0),
+        cri=lambda: CriClient(node.containerd.socket, timeout_s=10.0),
         kubelet_dir=node.kubelet_root,
         pods={facts.uid: facts}.get,
         forbidden=lambda _: None,
