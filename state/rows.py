@@ -41,7 +41,7 @@ class RowForm(Generic[R]):
 
 @final
 class HeldRows(Generic[R]):
-    """Writes one owner's rows of a table, all of whose keys begin with ``prefix``; `write` belongs to the store's lane."""
+    """Writes one owner's rows of a table, whose keys all begin with ``prefix``; `write` is for the store's lane."""
 
     def __init__(self, store: Store, table: str, form: RowForm[R], prefix: str = "") -> None:
         self._store, self._table, self._form, self._prefix = store, table, form, prefix
