@@ -10,6 +10,9 @@ from state.evidence import NODE, Finding, Frame, PodFacts, Resource, Sample, Sus
 from state.measures import Measures
 from state.model import PodClass
 
+BAD, WELL, UNSURE, LOST = Verdict.INTERFERED, Verdict.OK, Verdict.SUSPECT, Verdict.UNKNOWN
+HOLD, SQUEEZE, PARTITION, FREEZE, EVICT = Response
+EFFECT = ResponseConfig().effect_s
 KNOBS = ("cpu.quota", "memory.high", "io.max", "freeze")
 
 

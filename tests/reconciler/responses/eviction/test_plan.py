@@ -9,11 +9,9 @@ from reconciler.responses.eviction.config import (
     DiskConfig,
     EvictionConfig,
     LimitsConfig,
-    MemoryPressureConfig,
     NodeCpuConfig,
     NodeMemoryConfig,
     NumaMemoryConfig,
-    PoolLoadConfig,
     ReclaimedResourceConfig,
     RssOveruseConfig,
     TriggersConfig,
@@ -24,39 +22,11 @@ from reconciler.responses.eviction.triggers.base import Trigger, registered
 from reconciler.responses.eviction.triggers.named import NAME, Named
 from reconciler.responses.eviction.triggers.node_memory import TRIGGER as NODE_MEMORY
 from reconciler.responses.eviction.triggers.table import TRIGGERS
-from state.eviction import Case, Means, Order, Outcome
-from state.evidence import Finding, PodFacts, Resource, Verdict
+from state.eviction import Outcome
+from state.evidence import Resource
 from state.model import Hold, PodClass
+from tests.reconciler.responses.eviction.plans import QUIET, case, full, memory, only
 from tests.reconciler.responses.eviction.world import GI, START, WALL, Planner, World, batch, be, reasons
-
-QUIET = LimitsConfig(quiet_s=60)
-
-
-def only(name: str, section: Any, **changes: Any) -> EvictionConfig:
-    """Everything off but one trigger; enforced."""
-    off = {
-        field: replace(getattr(TriggersConfig(), field), enabled=False) for field in TriggersConfig.__struct_fields__
-    }
-    triggers = TriggersConfig(**(off | {name: section}))
-    base: dict[str, Any] = {"enabled": True, "dry_run": False, "triggers": triggers, "interval_s": 1.0}
-    return EvictionConfig(**(base | changes))
-
-
-def memory(**changes: Any) -> EvictionConfig:
-    return only("node_memory", NodeMemoryConfig(enabled=True), **changes)
-
-
-def full(*pods: PodFacts, used: float = 80, **gib: float) -> World:
-    """100 GiB, of which ``used`` are; 70 are too much, 68 are left. Pods hold what is given."""
-    world = World(*pods)
-    world.put(memory__total=100 * GI, memory__available=(100 - used) * GI)
-    for uid, value in gib.items():
-        world.put(f"pod:{uid}", memory__rss=value * GI)
-    return world
-
-
-def case(order: Order, outcome: Outcome | None = None, ended: float = 0.0) -> Case:
-    return Case(order=order, outcome=outcome, ended_s=ended)
 
 
 def test_an_order_tells_all_that_carrying_it_out_needs() -> None:
@@ -85,35 +55,6 @@ def test_the_grace_is_the_pods_own_but_not_more_than_the_trigger_gives(
     config = only("node_memory", NodeMemoryConfig(enabled=True, grace_s=most))
     (order,) = Planner(full(be("a", grace_s=own), a=15), config).first().orders
     assert order.grace_s == grace
-
-
-def test_nobody_goes_for_pressure_that_is_on_its_way() -> None:
-    world = full(be("a"), be("b"), a=13, b=13)
-    planner = Planner(world, memory())
-    (order,) = planner.first().orders
-    planner.cases = [case(order)]
-    assert planner.run(300) == []
-    assert reasons(planner.decision)["node_memory"].startswith(f"coming: on its way: {order.title} going")
-
-
-def test_between_the_order_and_its_case_nobody_goes_either() -> None:
-    planner = Planner(full(be("a"), be("b"), a=13, b=13), memory())
-    assert len(planner.first().orders) == 1
-    assert planner.run(55) == []
-
-
-def test_what_comes_back_is_credited_and_only_the_rest_is_taken() -> None:
-    """12 GiB must come back: 8 are on their way."""
-    world = full(be("gone", terminating=True), be("a"), be("b", priority=5), gone=8, a=5, b=9)
-    (order,) = Planner(world, memory()).first().orders
-    assert order.uid == "a"
-
-
-def test_a_pod_that_others_are_ending_is_credited_for_its_grace_and_a_while_and_then_no_more() -> None:
-    world = full(be("stuck", terminating=True, grace_s=30.0), be("a"), stuck=13, a=13)
-    planner = Planner(world, memory(credit_s=60.0))
-    assert planner.run(88) == []
-    assert planner.run(5) == ["a"]
 
 
 def test_a_refused_and_a_failed_eviction_are_no_relief_and_the_next_one_goes() -> None:
@@ -259,179 +200,6 @@ def test_numa_pressure_takes_who_holds_memory_there() -> None:
     world.put("pod:there@numa:0", memory__numa_rss=50 * GI)
     (order,) = Planner(world, config).first().orders
     assert (order.uid, order.subject, order.grace_s) == ("here", "numa:1", 10.0)
-
-
-def test_a_stall_without_an_amount_takes_one_and_waits_for_it() -> None:
-    config = only("memory_pressure", MemoryPressureConfig(reclaimed_s=0))
-    pods = [be(f"w{n}", cls=PodClass.SHARED) for n in range(3)]
-    world = full(be("a"), be("b"), *pods, a=5, b=4)
-    world.put(memory__pressure=50)
-    for pod in pods:
-        world.put(pod.subject, memory__pressure=50)
-    planner = Planner(world, config)
-    (order,) = planner.first().orders
-    assert order.uid == "a"
-    planner.cases = [case(order)]
-    assert planner.run(100) == []
-    # Its work has ended, a helper of it has not: what is judged by a mean is still bad, and waits for the end.
-    world.put("pod:a", memory__rss=0)
-    assert planner.run(100) == []
-    assert reasons(planner.decision)["memory_pressure"].startswith("coming: on its way: ci/a going")
-    del world.pods["a"]
-    assert planner.run(10) == []
-    planner.cases = [case(order, Outcome.GONE, WALL + world.at - START)]
-    assert planner.run(1) == ["b"]
-
-
-def test_what_was_hoped_of_a_pod_is_credited_until_its_case_has_ended() -> None:
-    """A pool's load is judged by a ring of samples, which shows for minutes what has gone."""
-    config = only("pool_load", PoolLoadConfig(enabled=True), classes=(PodClass.SHARED,))
-    world = World(be("a", cls=PodClass.SHARED), be("b", cls=PodClass.SHARED))
-    world.put("pool:shared", load__runnable=40, pool__cpus=10)
-    for uid, use in (("a", 30_000), ("b", 20_000)):
-        world.put(f"pod:{uid}", cpu__use=use, cpu__wait_milli=0)
-    planner = Planner(world, config)
-    (order,) = planner.first(600).orders
-    planner.cases = [case(order)]
-    world.put(f"pod:{order.uid}", cpu__use=0)
-    assert planner.run(30) == []
-    assert reasons(planner.decision)["pool_load"].startswith(f"coming: on its way: {order.title} going")
-    del world.pods[order.uid]
-    assert planner.run(10) == []
-
-
-def test_what_was_hoped_for_one_place_is_not_credited_to_another() -> None:
-    config = only("numa_memory", NumaMemoryConfig(cooldown_s=0, droppable_percent=100, reclaimed_passes=1))
-    world = World(be("a"), be("b"))
-    for node in ("numa:0", "numa:1"):
-        world.put(node, memory__free=GI / 4, memory__total=100 * GI, memory__low=GI, memory__min=GI / 2)
-    world.put("numa:1", memory__free=50 * GI)
-    world.put("pod:a@numa:0", memory__numa_rss=5 * GI)
-    world.put("pod:a@numa:1", memory__numa_rss=0)
-    world.put("pod:b@numa:1", memory__numa_rss=5 * GI)
-    planner = Planner(world, config)
-    (order,) = planner.first().orders
-    assert order.uid == "a"
-    planner.cases = [case(order)]
-    world.put("numa:1", memory__free=GI / 4)
-    assert planner.run(30) == ["b"]
-
-
-def test_a_second_suspect_waits_for_the_end_of_the_first() -> None:
-    config = only("interference", TriggersConfig().interference)
-    planner = Planner(World(be("hog"), be("other")), config)
-    planner.named = [
-        Named(uid=uid, rule="latency", victim="shop/web", evidence="slow", resource=Resource.CPU)
-        for uid in ("hog", "other")
-    ]
-    (order,) = planner.step().orders
-    planner.cases = [case(order)]
-    assert planner.run(30) == []
-    assert "coming" in reasons(planner.decision)[NAME]
-
-
-@pytest.mark.parametrize(
-    ("more", "credited"),
-    [
-        ({"means": Means.SIGNAL, "left": (Means.API, Means.CRI, Means.SIGNAL)}, True),
-        ({"means": Means.API, "left": (Means.API,), "accepted": True}, True),
-        ({"means": Means.API, "left": (Means.API,)}, False),
-        ({"means": Means.CRI, "left": (Means.API,)}, False),  # the kubelet has started it again
-        ({}, False),
-    ],
-)
-def test_a_half_dead_pod_is_credited_until_it_is_gone_or_may_be_tried_again(
-    more: dict[str, Any], credited: bool
-) -> None:
-    world = full(be("a"), be("b"), a=15, b=14)
-    planner = Planner(world, memory(limits=LimitsConfig(retry_s=120)))
-    (first,) = planner.first().orders
-    planner.cases = [replace(case(first, Outcome.FAILED, WALL + world.at - START), **more)]
-    world.put("pod:a", memory__rss=1 * GI)
-    if not credited:
-        assert planner.run(2) == ["b"]
-        return
-    assert planner.run(118) == []
-    assert reasons(planner.decision)["node_memory"].startswith("coming: on its way: ci/a going, 15.0 GiB")
-    again = Planner(world, planner.config)
-    assert planner.memory is not None
-    row = kept(planner.memory.past, world.frame())
-    frame = world.frame()
-    again.memory = begun(frame, restored(row, at_s=frame.at_s, wall_s=frame.wall_s))
-    assert planner.run(5) == ["b"]
-    del world.pods["a"]
-    assert again.run(70) == ["b"]
-
-
-def finding(verdict: Verdict, rule: str = "latency", title: str = "shop/web") -> Finding:
-    return Finding(rule=rule, victim="pod:web", title=title, verdict=verdict, resource=Resource.CPU, since_s=0.0)
-
-
-def test_a_wish_ends_with_the_suffering_and_not_before() -> None:
-    config = only("interference", TriggersConfig().interference, limits=LimitsConfig(quiet_s=30))
-    for verdict, ordered in ((Verdict.OK, []), (Verdict.UNKNOWN, ["hog"]), (Verdict.INTERFERED, ["hog"])):
-        planner = Planner(World(be("hog")), config, started=False)
-        planner.named = [Named(uid="hog", rule="latency", victim="shop/web", evidence="slow")]
-        planner.findings = [finding(Verdict.INTERFERED), finding(Verdict.INTERFERED, "other")]
-        planner.step()
-        planner.named, planner.findings = [], [finding(verdict), finding(Verdict.INTERFERED, "other")]
-        assert planner.run(55) == ordered, verdict
-
-
-def test_an_order_whose_pressure_is_over_is_withdrawn_after_a_while() -> None:
-    world = full(be("a"), a=15)
-    planner = Planner(world, memory())
-    (order,) = planner.first().orders
-    planner.cases = [case(order)]
-    overs: list[Any] = []
-
-    def watch(seconds: int) -> list[Any]:
-        return [over for _ in range(seconds) if (over := dict(planner.step().over))]
-
-    assert watch(20) == []
-    world.put(memory__available=40 * GI)
-    assert watch(9) == []
-    world.put(memory__available=20 * GI)
-    assert watch(5) == []
-    world.put(memory__available=None)
-    assert watch(100) == [], "not known is not over"
-    world.put(memory__available=40 * GI)
-    overs = watch(12)
-    assert overs[0] == {order.id: "the pressure is over"}
-    planner.cases = [case(order, Outcome.ABANDONED, WALL + world.at - START)]
-    assert watch(5) == []
-
-
-def test_an_order_is_withdrawn_when_the_victim_of_the_rule_is_well_and_one_of_an_earlier_run_is_let_be() -> None:
-    config = only("interference", TriggersConfig().interference)
-    planner = Planner(World(be("hog")), config)
-    planner.named = [Named(uid="hog", rule="latency", victim="shop/web", evidence="slow")]
-    planner.findings = [finding(Verdict.INTERFERED)]
-    (order,) = planner.first().orders
-    planner.named, planner.cases = [], [case(order)]
-    assert planner.run(20) == []
-    assert planner.decision.over == {}
-    planner.findings = [finding(Verdict.OK)]
-    planner.run(9)
-    assert planner.decision.over == {}
-    planner.run(1)
-    assert planner.decision.over == {order.id: "shop/web is well"}
-    later = Planner(planner.world, config)
-    later.cases, later.findings = planner.cases, planner.findings
-    later.run(100)
-    assert later.decision.over == {}
-
-
-def test_an_order_for_one_pod_is_withdrawn_when_the_pressure_no_longer_means_that_one() -> None:
-    config = only("rss_overuse", RssOveruseConfig(enabled=True, for_s=0))
-    world = full(be("a", requests=batch(None, GI)), be("b", requests=batch(None, GI)), used=10, a=9, b=2)
-    planner = Planner(world, config)
-    orders = [*planner.step().orders, *planner.step().orders]
-    assert len(orders) == 2
-    planner.cases = [case(order) for order in orders]
-    world.put("pod:a", memory__rss=GI)
-    planner.run(12)
-    assert list(planner.decision.over) == [order.id for order in orders if order.uid == "a"]
 
 
 def test_a_hold_that_has_run_out_holds_nobody() -> None:

@@ -1,0 +1,98 @@
+"""An evictor with pods of plain files, and what tests want to do with it."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from reconciler.alerts.alert import Alert, Kind
+from reconciler.apiserver import ApiServer
+from reconciler.kubeapi import KubeApi
+from reconciler.responses.evictor import Evictor
+from reconciler.responses.journal import cases_of, row_of
+from reconciler.responses.means.base import Way
+from reconciler.responses.means.config import EvictionMeans, RestartRules
+from state.eviction import Case, Order, Step, Target
+from state.schema import EVICTIONS
+from state.store import Batch, Store
+from tests.fakes.plainpod import PlainNode, PlainPod, order_for
+
+CONFIG = EvictionMeans(margin_s=1.0, restarts=RestartRules(watch_s=0.0), at_once=2)
+
+
+class Bench:
+    """An evictor on a store of its own; what it tells stays in ``told``."""
+
+    def __init__(self, directory: Path) -> None:
+        (directory / "groups").mkdir()
+        self.node = PlainNode(directory / "groups")
+        self.path = str(directory / "state.db")
+        self.kubelet = directory / "kubelet"
+        self.told: list[Alert] = []
+        self.why: str | None = None
+        self.lane = trio.CapacityLimiter(1)
+        self.open_store()
+
+    def open_store(self, boot: str = "boot-1") -> None:
+        self.store = Store(self.path, boot=boot, retry_s=0.0)
+
+    async def stage(self, batch: Batch, alert: Alert) -> Callable[[], None]:
+        assert EVICTIONS in batch.rows
+        return lambda: self.told.append(alert)
+
+    def evictor(self, *ways: Way, config: EvictionMeans = CONFIG, **more: Any) -> Evictor:
+        return Evictor(
+            config,
+            hierarchy=self.node.hierarchy,
+            store=self.store,
+            lane=self.lane,
+            stage=self.stage,
+            api=KubeApi(ApiServer(enabled=False)),
+            cri=lambda: None,
+            kubelet_dir=str(self.kubelet),
+            pods=self.node.pods.get,
+            forbidden=lambda _: self.why,
+            ways=ways,
+            **more,
+        )
+
+    def rows(self) -> list[Case]:
+        return cases_of(self.store.rows(EVICTIONS))
+
+    def leave(self, case: Case) -> None:
+        """As an earlier run would have left it."""
+        batch = Batch()
+        batch.put(EVICTIONS, case.order.id, row_of(case))
+        self.store.apply(batch)
+
+    def kinds(self) -> list[Kind]:
+        return [alert.kind for alert in self.told]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(10):
+        while True:
+            if condition():
+                return
+            await trio.sleep(0.01)
+
+
+async def carried_out(evictor: Evictor, *orders: Order) -> tuple[Case, ...]:
+    """Run until every case has ended."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(evictor.run)
+        for order in orders:
+            evictor.submit(order)
+        await until(lambda: not any(case.open for case in evictor.cases()))
+        nursery.cancel_scope.cancel()
+    return evictor.cases()
+
+
+def left_at(pod: PlainPod, step: Step, **more: Any) -> Case:
+    inode = pod.directory.stat().st_ino
+    uid = pod.directory.name.removeprefix("pod")
+    target = Target(group=f"/{pod.directory.name}", inodes={str(pod.directory.parent): inode}, grace_s=0.2)
+    now = time.time()
+    return Case(order=order_for(uid), target=target, boot="boot-1", step=step, step_s=now, begun_s=now, **more)
