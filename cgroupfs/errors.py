@@ -8,7 +8,8 @@ AgentError
    ├─ CgroupGoneError      the group vanished under us; normal, look again
    ├─ CgroupRefusedError   the value was refused; needs a policy change or a person
    ├─ CgroupBusyError      refused now, may be accepted later (another process or a child holds it)
-   │  └─ CgroupUnderWayError   the kernel is still at it, or at another before it: look again soon
+   │  ├─ CgroupUnderWayError   the kernel is still at it, or at another before it: look again soon
+   │  └─ CgroupChangedError    somebody else has written the file since it was looked at
    └─ CgroupDeniedError    the agent lacks the right, or the mount is read-only
 """
 
@@ -74,6 +75,10 @@ class CgroupBusyError(CgroupError):
 
 class CgroupUnderWayError(CgroupBusyError):
     """Nobody waits longer for the kernel, which is at this write or at another one before it. Never an alert."""
+
+
+class CgroupChangedError(CgroupBusyError):
+    """The file no longer reads what the step rests on: look again. Never an alert."""
 
 
 class CgroupDeniedError(CgroupError):

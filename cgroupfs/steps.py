@@ -38,7 +38,8 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
     ``slow``: may take milliseconds in the kernel. ``guard`` names a file of the group whose number must not be above
     the one written, at the moment of writing: a v2 memory limit below the usage kills at once. ``reclaim``: where it
     is above, memory is taken from the group first, bounded in time, as far as the kernel finds any that it can take.
-    ``anyway``: then it is written whatever is left, because it kills nobody.
+    ``anyway``: then it is written whatever is left, because it kills nobody. ``expects``: written only while the file
+    reads this, in the knob's normal form; None: whatever it reads.
     """
 
     path: str
@@ -52,6 +53,7 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
     guard: str | None = None
     reclaim: bool = False
     anyway: bool = False
+    expects: str | None = None
 
 
 class Blocked(Struct, frozen=True, kw_only=True, gc=False):

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from cgroupfs.errors import (
     CgroupBusyError,
+    CgroupChangedError,
     CgroupError,
     CgroupGoneError,
     CgroupRefusedError,
@@ -115,7 +116,7 @@ class Writer:
         before = None if seen is None else seen.rstrip("\n")
         if failed is None and seen is not None and _is(step, seen):
             return Outcome(step=step, ok=True, at=self._clock(), before=before, after=before)
-        failed = failed or _guarded(self._files, directory, step, self._clock)
+        failed = failed or _changed(step, directory, seen) or _guarded(self._files, directory, step, self._clock)
         if failed is not None:
             return Outcome(step=step, ok=False, at=self._clock(), before=before, after=before, error=failed)
         path = f"{directory}/{step.file}"
@@ -292,6 +293,14 @@ def _look(files: FileOps, places: Places, step: Step, inode: int) -> tuple[str, 
         return directory, files.read(directory, step.file), None
     except OSError as exc:
         return directory, None, cgroup_error(f"{directory}/{step.file}", exc, "read")
+
+
+def _changed(step: Step, directory: str, seen: str | None) -> CgroupError | None:
+    """Why the step rests on something that is no longer so. What is left is the time from this read to the write."""
+    if step.expects is None or seen is None or CATALOG[step.knob].normal(seen, step.version) == step.expects:
+        return None
+    now = seen.rstrip("\n")
+    return CgroupChangedError(f"{directory}/{step.file}", f"write {step.text!r}: it reads {now!r} by now")
 
 
 def _guarded(

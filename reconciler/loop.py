@@ -348,7 +348,8 @@ class Reconciler:
         groups = [(pod.group, None), *((one.group, one) for one in pod.containers)]
         for group, container in groups:
             here = wanted.get(group.path, {})
-            if not here and not self._ledger.group(group.path) and group.path not in before:
+            ours = self._ledger.group(group.path) or group.path in self.actuator.judge.given
+            if not here and not ours and group.path not in before:
                 continue
             if container is None and not pod.containers:
                 # The kubelet is still at its own values there: it is done before the first container comes.

@@ -15,11 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol, final
 
 import trio
+from msgspec.structs import replace
 
 from cgroupfs.codecs import Value
-from cgroupfs.errors import CgroupGoneError, CgroupUnderWayError, StoreError
+from cgroupfs.errors import CgroupChangedError, CgroupGoneError, CgroupUnderWayError, StoreError
 from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import Change, order_changes
+from cgroupfs.steps import Step
 from cgroupfs.writer import Outcome, StepWriter
 from reconciler.actuators.compare import Move
 from reconciler.actuators.judge import Judge
@@ -76,7 +78,7 @@ class CgroupActuator:
         self._prepared: dict[str, dict[FileKey, Work]] = {}
         self._under_way: dict[tuple[str, str], Work] = {}
         self.writes: Counter[tuple[str, str]] = Counter()
-        """By (knob, outcome): written, refused, blocked, under way, gone, restored, hot."""
+        """By (knob, outcome): written, refused, blocked, under way, gone, changed, restored, hot."""
 
     async def apply(self, targets: Sequence[Target]) -> None:
         """Bring these groups to what is wanted. No file's failure raises: it is noted, told, and tried again."""
@@ -214,7 +216,7 @@ class CgroupActuator:
                 self.judge.known.unlearn_above(one.key[1])
                 self.judge.standings.refused(one, f"{blocked.rule}: {blocked.reason}", "blocked")
         inodes = {one.target.group.path: one.target.group.inode for one in work}
-        for outcome in await self._writer.perform(plan.steps, inodes):
+        for outcome in await self._writer.perform(_safe(plan.steps, by_place), inodes):
             place = (outcome.step.path, outcome.step.knob)
             if place in by_place:
                 self._note(outcome, by_place[place])
@@ -274,6 +276,10 @@ class CgroupActuator:
         if isinstance(error, CgroupGoneError):
             self.writes[work.knob.name, "gone"] += 1
             return
+        if isinstance(error, CgroupChangedError):
+            self.writes[work.knob.name, "changed"] += 1
+            self.judge.standings.look_again(work, time.monotonic())
+            return
         if error is not None or outcome.after is None:
             self.writes[work.knob.name, "refused"] += 1
             reason = str(error) if error is not None else "it could not be read back"
@@ -286,6 +292,7 @@ class CgroupActuator:
         if work.move is Move.RELEASE:
             self.writes[work.knob.name, "restored"] += 1
             self._ledger.restored(work.key, outcome.after)
+            self.judge.given.note(work, outcome.after)
             return
         self.writes[work.knob.name, "written"] += 1
         self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
@@ -358,6 +365,19 @@ class CgroupActuator:
             else:
                 works[file.key] = Work(target, *file, setting, "", "", standing.wanted, Move.CHANGE)
         return works
+
+
+def _safe(steps: Iterable[Step], works: Mapping[tuple[str, str], Work]) -> list[Step]:
+    """Nothing is given back over a value that came while the look was at it: that is its owner's newer one."""
+    safe: list[Step] = []
+    begun: set[tuple[str, str]] = set()
+    for step in steps:
+        place = (step.path, step.knob)
+        work = works.get(place)
+        first = place not in begun and work is not None and work.move is Move.RELEASE
+        begun.add(place)
+        safe.append(replace(step, expects=work.actual) if first and work is not None else step)
+    return safe
 
 
 def _may_be_hot(work: Work) -> bool:

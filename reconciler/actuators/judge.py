@@ -14,6 +14,7 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from reconciler.actuators.compare import Found, Move, compare
+from reconciler.actuators.given import Given
 from reconciler.actuators.others import Attribution, Others
 from reconciler.actuators.putback import put_back
 from reconciler.actuators.readings import Readings
@@ -65,6 +66,7 @@ class Judge:
         """The store was lost: what stands in a file now may be ours, and is taken for nobody's original."""
         self.adoptable: list[Work] = []
         """Files that hold what is wanted, and not what the kubelet and the runtime would have left there."""
+        self.given = Given(self.known)
         self._ledger = ledger
         self._files = files
         self._held = held
@@ -81,6 +83,7 @@ class Judge:
                 for entry in self._ledger.group(path)
                 if entry.knob not in target.settings and entry.knob not in mute
             ]
+            found += self.given.put_right(target)
             work = [one for one in found if one is not None]
             work += [after for one in work if (after := self._after(one)) is not None]
             if any(one.knob.name == "cpu.quota" for one in work):
@@ -97,6 +100,7 @@ class Judge:
     def forget(self, path: str) -> None:
         """The group is gone; those below it are told one by one."""
         self.known.forget(path)
+        self.given.forget(path)
         self.standings.forget(path)
         self.others.forget(path)
 

@@ -1,11 +1,14 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import Directory
 from reconciler.adopt import adopt_after_kill
 from reconciler.restore import Undo, restore_all
+from state.entry import Entry
 from state.model import Hold, RuntimeSpec
 from tests.reconciler.actuators.acting import (
     BE,
@@ -309,6 +312,60 @@ async def test_a_runtime_in_the_middle_of_its_update_is_left_to_finish_it(tmp_pa
     assert acting.judge.next_look() is not None
     await acting.actuator.apply([acting.target(GROUP, wanted, signalled=True)])
     assert acting.read(GROUP, "cpu.weight") == "3"
+    acting.close()
+
+
+async def test_nothing_is_given_back_over_what_its_owner_wrote_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the write another file's original is made durable, which takes a disk's time."""
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3})])
+    record = acting.ledger.first_touches
+
+    def slowly(entries: Sequence[Entry]) -> None:
+        acting.write(GROUP, "cpu.weight", "256")
+        record(entries)
+
+    monkeypatch.setattr(acting.ledger, "first_touches", slowly)
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.set": CpuSet.parse("2-3")})])
+    assert (acting.read(GROUP, "cpu.set"), acting.read(GROUP, "cpu.weight")) == ("2-3", "256")
+    assert acting.actuator.writes["cpu.weight", "changed"] == 1
+    due = acting.judge.next_look()
+    assert due is not None
+    assert acting.judge.due(due) == {UID}
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.set": CpuSet.parse("2-3")})])
+    assert acting.read(GROUP, "cpu.weight") == "256"
+    assert acting.ledger.get(("cpu", GROUP, "cpu.shares")) is None, "it is theirs again"
+    assert acting.alerts == []
+    acting.close()
+
+
+@pytest.mark.parametrize(
+    ("late", "spec", "left"), [(False, "1", "1"), (False, "0-3", "0-3"), (False, "", "0-3"), (True, "1", "0-3")]
+)
+async def test_what_was_given_back_while_the_runtime_wrote_is_put_right_at_its_signal(
+    tmp_path: Path, late: bool, spec: str, left: str
+) -> None:
+    """The kubelet gives the very CPU that stood there as ours: its value cannot be told from ours until the signal."""
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.set": CpuSet.parse("1")})])
+    acting.write(GROUP, "cpu.set", "1")  # the runtime's, for the kubelet
+    await acting.actuator.apply([acting.target(GROUP, {})])
+    assert acting.read(GROUP, "cpu.set") == "0-3"
+    if late:
+        given = acting.judge.given._files
+        given.update({place: (at - 10.0, after) for place, (at, after) in given.items()})
+    update = acting.target(GROUP, {}, signalled=True)
+    assert update.container is not None
+    update = replace(update, container=replace(update.container, spec=RuntimeSpec(shares=2, cpus=spec)))
+    for _ in range(2):
+        await acting.actuator.apply([update])
+        assert acting.read(GROUP, "cpu.set") == left
+    assert acting.ledger.get(("cpuset", GROUP, "cpuset.cpus")) is None
+    assert GROUP not in acting.judge.given or left == "1"
     acting.close()
 
 
