@@ -35,6 +35,8 @@ SHAPES: dict[str, Any] = {
     "value of several": lambda text: {"X-Key": [text]},
     "section": lambda text: {"X-Key": {"X": text}},
 }
+TRIED = [(shape, text) for shape in SHAPES for text in (TEXTS if shape in {"text", "list"} else TEXTS[:1])]
+"""What a text is matters where it is taken for one; elsewhere its place is wrong, whatever it is."""
 _PROBE = "interference.probes.NAME"
 BESIDE: dict[str, dict[str, Any]] = {
     "alerts.sinks.NAME.webhook": {"url": "http://h"},
@@ -86,17 +88,16 @@ def test_every_setting_that_may_hold_a_secret_is_marked() -> None:
 def test_no_message_shows_it(path: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "config.yaml"
     refused = 0
-    for shape, make in SHAPES.items():
-        for text in TEXTS:
-            file.write_text(json.dumps(written(path, make(text)), ensure_ascii=False))
-            try:
-                loaded = configfile.load(str(file), required=True)
-            except ConfigError as exc:
-                message = str(exc)
-                refused += 1
-            else:
-                message = f"{explain(loaded)} {loaded.config.alerts!r} {loaded.config.interference!r}"
-            assert SECRET not in message, (shape, text)
+    for shape, text in TRIED:
+        file.write_text(json.dumps(written(path, SHAPES[shape](text)), ensure_ascii=False))
+        try:
+            loaded = configfile.load(str(file), required=True)
+        except ConfigError as exc:
+            message = str(exc)
+            refused += 1
+        else:
+            message = f"{explain(loaded)} {loaded.config.alerts!r} {loaded.config.interference!r}"
+        assert SECRET not in message, (shape, text)
     assert refused > len(SHAPES)
     file.write_text(json.dumps(written(path, TEXTS[0]), ensure_ascii=False))
     daemon.main(["check-config", "--config", str(file)])

@@ -70,7 +70,6 @@ async def test_a_fork_bomb_ends_and_nothing_stays_frozen(
     victim: Victim, how: str, monkeypatch: pytest.MonkeyPatch, bystander: subprocess.Popen[bytes]
 ) -> None:
     victim.limit(100)
-    victim.python(FORKS)
     stops: list[bool] = []
     real = Subtree.stop
 
@@ -82,10 +81,14 @@ async def test_a_fork_bomb_ends_and_nothing_stays_frozen(
     if how != "cgroup.kill":
         monkeypatch.setattr(Subtree, "kill", lambda _: False)
         monkeypatch.setattr(way, "_LOOPS", 1 if how == "freezer" else 1000)
-    _, outcome, detail = await end(victim, grace_s=0.1)
-    assert outcome is Outcome.DONE, detail
-    assert victim.empty()
-    assert victim.frozen() == victim.frozen("/c") == "THAWED"
+    for _ in range(10):
+        victim.python(FORKS)
+        _, outcome, detail = await end(victim, grace_s=0.1)
+        assert outcome is Outcome.DONE, detail
+        assert victim.empty()
+        assert victim.frozen() == victim.frozen("/c") == "THAWED"
+        if how != "freezer" or stops:
+            break  # now and then the plain kill before it is quick enough
     # On a busy machine the killed may need more than one round to be gone, and a later one stops them.
     assert (set(stops) == {True}) if how == "freezer" else (how != "loop" or stops == [])
     assert bystander.poll() is None
