@@ -34,20 +34,24 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# What needs nothing but a processor runs in two halves side by side; what asks the kernel or containerd has the machine
-# to itself afterwards, because what it measures is the machine's.
+# What needs nothing but a processor runs in two parts side by side, and beside them what mostly waits: daemons on nodes
+# made of directories. What measures, and what asks containerd, has the machine to itself afterwards.
 unit: setup
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target unit-reconciler unit-rest
-	$(BIN)/python -m pytest -q -m "kernel or containerd"
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=target unit-reconciler unit-rest unit-daemon
+	$(BIN)/python -m pytest -q -m "kernel or containerd" $(DAEMON:%=--ignore=%)
 
 PURE = $(BIN)/python -m pytest -q -p no:cacheprovider -m "not kernel and not containerd"
-PLACEMENT = tests/reconciler/placement tests/reconciler/signals
-.PHONY: unit-reconciler unit-rest
+ELSEWHERE = tests/reconciler/placement tests/reconciler/signals tests/reconciler/cli
+DAEMON = $(filter-out tests/daemon/test_network.py,$(wildcard tests/daemon/test_*.py))
+.PHONY: unit-reconciler unit-rest unit-daemon
 unit-reconciler:
-	$(PURE) tests/reconciler $(PLACEMENT:%=--ignore=%)
+	$(PURE) tests/reconciler $(ELSEWHERE:%=--ignore=%)
 
 unit-rest:
-	$(PURE) $(filter-out tests/reconciler/,$(wildcard tests/*/)) $(wildcard tests/test_*.py) $(PLACEMENT)
+	$(PURE) $(filter-out tests/reconciler/,$(wildcard tests/*/)) $(wildcard tests/test_*.py) $(ELSEWHERE)
+
+unit-daemon:
+	$(BIN)/python -m pytest -q -p no:cacheprovider -m "kernel or containerd" $(DAEMON)
 
 search: setup ## the pure tests on examples that nobody has seen yet
 	BYPASSD_SEARCH=1 $(BIN)/python -m pytest -q -m "not kernel and not containerd"

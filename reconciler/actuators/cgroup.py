@@ -370,7 +370,8 @@ class CgroupActuator:
 def _safe(steps: Iterable[Step], works: Mapping[tuple[str, str], Work]) -> list[Step]:
     """Nothing is given back over a value that came while the look was at it: that is its owner's newer one."""
     safe: list[Step] = []
-    begun: set[tuple[str, str]] = set()
+    # What another write makes the kernel forget does not read as it was looked at.
+    begun = {(path, work.knob.resets) for (path, _), work in works.items()}
     for step in steps:
         place = (step.path, step.knob)
         work = works.get(place)

@@ -22,7 +22,19 @@ bind(Config, [Text("config.yaml", open("deploy/config.yaml").read())])
 OPT_IN = ("actuators", "alerts", "detectors", "responses", "signals")
 """Packages of which a node with the default configuration needs only what is listed below."""
 NEEDED = {
-    "actuators": {"cgroup", "compare", "judge", "ondemand", "others", "putback", "readings", "resets", "side", "spec"}
+    "actuators": {
+        "cgroup",
+        "compare",
+        "judge",
+        "ondemand",
+        "given",
+        "others",
+        "putback",
+        "readings",
+        "resets",
+        "side",
+        "spec",
+    }
     | {"standing", "work", "cookies"},
     "alerts": {"alert", "config", "plainwords", "telling"},
     "responses": {"config", "eviction", "eviction.config", "eviction.spared", "means", "means.config"},
