@@ -355,9 +355,11 @@ async def test_what_was_given_back_while_the_runtime_wrote_is_put_right_at_its_s
     acting.write(GROUP, "cpu.set", "1")  # the runtime's, for the kubelet
     await acting.actuator.apply([acting.target(GROUP, {})])
     assert acting.read(GROUP, "cpu.set") == "0-3"
+    assert GROUP in acting.judge.given
     if late:
         given = acting.judge.given._files
         given.update({place: (at - 10.0, after) for place, (at, after) in given.items()})
+        assert GROUP not in acting.judge.given, "nobody looks at the group for ever"
     update = acting.target(GROUP, {}, signalled=True)
     assert update.container is not None
     update = replace(update, container=replace(update.container, spec=RuntimeSpec(shares=2, cpus=spec)))
