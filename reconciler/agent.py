@@ -41,7 +41,7 @@ from reconciler.loop import Reconciler
 from reconciler.memory_headroom import MemoryHeadroom
 from reconciler.metadata import Metadata
 from reconciler.metrics import Counters
-from reconciler.peers import cri_socket, kubelet_peer
+from reconciler.peers import cri_client, kubelet_peer
 from reconciler.place import Place
 from reconciler.replug import Replug
 from reconciler.restore import Undone, restore_all
@@ -357,10 +357,7 @@ class Agent:
         return KubeletPods(peer, on_change=self._pods_changed, period_s=self.config.kubelet.period_s)
 
     def _cri(self) -> CriClient | None:
-        socket = cri_socket(self.config.runtime, self.place.kubelet, self.place.root)
-        if socket is None:
-            return None
-        return CriClient(socket, root=self.place.root, timeout_s=self.config.runtime.timeout_s)
+        return cri_client(self.config.runtime, self.place.kubelet, self.place.root)
 
     def _pods_changed(self, uids: frozenset[str]) -> None:
         for uid in uids:
