@@ -3,7 +3,7 @@
 A process is believed when all of this holds, before and after its arguments are read:
 
 - all four of its user ids are 0;
-- it is in the user, PID and mount namespace of process 1;
+- it is in the user, PID and mount namespace of process 1 (in ours, where we lack the right to see those of process 1);
 - no hierarchy shows it in a pod's group (``kubepods``, whatever the cgroup driver makes of it);
 - its first argument and its executable both have the name that is looked for;
 - its executable is a regular file that root alone can write, in directories that root alone can write, and the path
@@ -164,6 +164,13 @@ class _Search:
         self._proc = proc
         self._programs = programs
         self._executable = executable
+        self._host = f"{proc}/1"
+        try:
+            os.readlink(f"{self._host}/ns/mnt")
+        except PermissionError:
+            self._host = f"{proc}/self"
+        except OSError:
+            pass  # nothing is believed
 
     def has_name(self, pid: int) -> bool:
         """Whether it calls itself so, or runs the named program. Cheap, and no proof."""
@@ -212,7 +219,7 @@ class _Search:
             raise _RefusedError(f"it runs as uid {b'/'.join(uids).decode(errors='replace') or 'unknown'}")
         # A kubelet in a container has file systems of its own, and may have process ids of its own beside ours.
         for space in ("user",) if self._executable is not None else ("user", "pid", "mnt"):
-            if os.readlink(f"{directory}/ns/{space}") != os.readlink(f"{self._proc}/1/ns/{space}"):
+            if os.readlink(f"{directory}/ns/{space}") != os.readlink(f"{self._host}/ns/{space}"):
                 raise _RefusedError(f"it is not in the {space} namespace of process 1")
         groups = _read(f"{directory}/cgroup", _MOST_TEXT)
         if _POD in groups:
@@ -238,7 +245,7 @@ class _Search:
             raise _RefusedError(f"its program {link} {reason}")
         if link.endswith(" (deleted)") or not running.st_nlink:
             raise _RefusedError(f"its program {link} has been replaced or removed since it started: restart it")
-        base = f"{directory}/root" if self._executable is not None else f"{self._proc}/1/root"
+        base = f"{directory}/root" if self._executable is not None else f"{self._host}/root"
         try:
             named = walk(link, base, links=0)
         except UntrustedFileError as exc:
