@@ -334,11 +334,21 @@ class Agent:
             *([self.disks.status()] if self.config.policies.disk.devices else []),
         ]
         found += self.by_hand.statuses()
+        if self.config.kubelet.enabled:
+            found.append(self._kubelet_process())
         if not self.store.writable:
             found.append(SourceStatus(name="store", ok=False, age_s=None, detail=self.store.problem or "not writable"))
         else:
             found.append(SourceStatus(name="store", ok=True, age_s=0.0, detail=self.store.path))
         return found
+
+    def _kubelet_process(self) -> SourceStatus:
+        """Whether a process is believed to be the kubelet, and what of its settings could not be used."""
+        kubelet = self.place.kubelet
+        detail = "; ".join(kubelet.problems)
+        if not detail:
+            detail = "none runs" if kubelet.pid is None else f"process {kubelet.pid}"
+        return SourceStatus(name="kubelet process", ok=not kubelet.problems, age_s=0.0, detail=detail)
 
     def _kubelet_view(self, pods: Mapping[str, Pod]) -> KubeletView:
         if not self.config.kubelet.enabled:

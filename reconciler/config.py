@@ -149,8 +149,8 @@ class Kubelet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     insecure_skip_verify: Annotated[
         bool,
         Meta(
-            description="accept any kubelet certificate; no token or client certificate is sent then. A self-signed "
-            "one needs no more than ca_file: null",
+            description="accept any kubelet certificate; no token or client certificate is sent then, and one that "
+            "signs itself does not need this",
             extra=_RESTART,
         ),
     ] = False

@@ -54,6 +54,8 @@ def read_file(path: str, rule: FileRule, *, root: str = "/", largest: int = LARG
     """
     with _opened(path, rule, root) as number:
         found = os.fstat(number)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(found.st_mode):
             raise UntrustedFileError(path, f"is {_kind(found.st_mode)}, no regular file")
         reading = os.open(f"/proc/self/fd/{number}", _READ)

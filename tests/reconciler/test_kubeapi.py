@@ -170,7 +170,11 @@ async def test_a_changed_kubeconfig_is_followed_and_a_broken_one_is_an_error_unt
 ) -> None:
     servers = [HttpPeer([Reply(b"{}")]), HttpPeer([Reply(b"{}")])]
     ports = [await nursery.start(server.serve) for server in servers]
-    texts = [KUBELETS.format(ca=encoded("CA"), server=f"http://127.0.0.1:{port}") for port in ports]
+    texts = [
+        f"clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\n"
+        "users: [{name: u, user: {}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
+        for port in ports
+    ]
     write(tmp_path, "/k", texts[0])
     api = KubeApi(ApiServer(kubeconfig="/k"), root=str(tmp_path))
     await api.request("GET", "/a")
