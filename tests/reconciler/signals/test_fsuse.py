@@ -150,7 +150,7 @@ def test_lines_that_are_no_count_are_left_out(text: str) -> None:
 
 
 async def test_a_mount_of_a_process_in_a_user_namespace_of_its_own_names_no_directory(tmp_path: Path) -> None:
-    tree, (layer, *others) = _node(tmp_path)
+    tree, (layer, *_) = _node(tmp_path)
     (tmp_path / "proc/11/ns/user").unlink()
     (tmp_path / "proc/11/ns/user").symlink_to("user:[2]")
     counted: set[str] = set()
