@@ -1,9 +1,12 @@
+import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import Driver
+from reconciler.sources.host_processes import HostProcess, HostSearch
 from reconciler.sources.kubelet_config import KubeletConfig, parse_flags, read_kubelet_config
 
 CONFIG = """\
@@ -188,6 +191,34 @@ def test_what_the_operator_configured_wins_over_flags_and_a_difference_is_one_wa
     assert (same.root_dir, same.problems) == ("/flags/kubelet", ())
     assert read_kubelet_config(root).root_dir == "/flags/kubelet"
     assert read_kubelet_config(str(tmp_path / "empty"), root_dir="/ours/kubelet").root_dir == "/ours/kubelet"
+
+
+def test_what_the_flags_name_is_not_used_where_another_user_can_change_it(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    tmp_path.chmod(0o777)
+    files = {name: tmp_path / name for name in ("k.yaml", "drop.conf")}
+    for file in files.values():
+        file.write_text("port: 7\n")
+    flags = (f"--root-dir={tmp_path}/root", f"--config={files['k.yaml']}", f"--config-dir={tmp_path}")
+    found = HostSearch(process=HostProcess(pid=7, arguments=flags))
+    config = read_kubelet_config(search=lambda: found)
+    assert (config.pid, config.port, config.root_dir) == (7, 10250, "/var/lib/kubelet")
+    assert len(config.problems) == 3
+    ours = read_kubelet_config("/", str(files["k.yaml"]), root_dir=str(tmp_path / "root"), search=lambda: found)
+    assert (ours.port, ours.root_dir) == (7, str(tmp_path / "root"))
+
+
+def _same(found: HostSearch) -> HostSearch:
+    return found
+
+
+def test_a_configuration_file_that_is_a_pipe_or_a_device_is_one_message(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (str(tmp_path / "pipe"), "/dev/zero"):
+        found = HostSearch(process=HostProcess(pid=7, arguments=(f"--config={path}",)))
+        for config in (read_kubelet_config(search=partial(_same, found)), read_kubelet_config("/", path)):
+            assert config.port == 10250
+            assert len([problem for problem in config.problems if path in problem or "tmp" in problem]) == 1
 
 
 def test_a_copied_nodes_kubelet_names_no_file_outside_of_the_copy(tmp_path: Path) -> None:
