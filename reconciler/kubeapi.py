@@ -154,10 +154,10 @@ class KubeApi:
     def unreachable(self) -> str | None:
         """Why there is no point in asking, from files alone; None: it can be tried."""
         try:
-            self._find()
+            peer = self._find()
         except SourceError as exc:
             return str(exc)
-        return None
+        return f"{NAME}: {peer.url}: {peer.exposed}" if peer.exposed else None
 
     async def request(
         self,

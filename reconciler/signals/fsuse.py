@@ -170,7 +170,7 @@ class FsUse:
         }
 
     def _mounted_by_host(self, process: str) -> bool:
-        """Whether a process shares process 1's user namespace: in one of its own it mounts any directory as its root."""
+        """Whether a process shares process 1's user namespace: in its own it mounts anything as its root."""
         try:
             try:
                 first = os.readlink(f"{self._root}/proc/1/ns/user")

@@ -268,9 +268,12 @@ def _arguments(
     if not words:
         return None
     if executable is not None:
-        # Its path is the proof of its name; a program for many purposes is told its purpose first.
-        purpose = ("kubelet",) if words[1:2] == ["kubelet"] else ()
-        needed: tuple[str, ...] | None = programs.get(os.path.basename(executable), purpose)
+        # Its path is the proof of its name; a program for many purposes is told its purpose by its name, or first.
+        needed: tuple[str, ...] | None
+        if words[1:2] == ["kubelet"]:
+            needed = ("kubelet",)
+        else:
+            needed = programs.get(os.path.basename(executable), ()) if os.path.basename(words[0]) != "kubelet" else ()
     else:
         needed = programs.get(os.path.basename(words[0]))
     if needed is None or tuple(words[1 : 1 + len(needed)]) != needed:

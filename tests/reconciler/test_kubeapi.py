@@ -275,3 +275,14 @@ def test_the_files_that_such_a_kubeconfig_names_are_root_s_too(monkeypatch: pyte
     monkeypatch.setattr(kubeconfig, "read_file", lambda *_, **__: text.encode())
     peer = find_peer(ApiServer(), kubelets="/etc/hostname", environ={})
     assert set(peer.root_only) == {"/var/lib/kubelet/pki/kubelet-client-current.pem"}
+
+
+def test_credentials_that_would_not_be_sent_are_no_way_to_the_api_server(tmp_path: Path) -> None:
+    for server, more in (("http://10.0.0.1", ""), ("https://10.0.0.1", ", insecure-skip-tls-verify: true")):
+        (tmp_path / "k").write_text(
+            f"clusters: [{{name: c, cluster: {{server: '{server}'{more}}}}}]\n"
+            "users: [{name: u, user: {token: hush}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
+        )
+        problem = KubeApi(ApiServer(kubeconfig=str(tmp_path / "k")), environ={}).unreachable() or ""
+        assert "is not sent" in problem
+        assert "hush" not in problem

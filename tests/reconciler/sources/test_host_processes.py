@@ -201,6 +201,26 @@ def test_the_operator_s_word_names_one_of_two_and_one_in_a_container(tree: Tree)
 
 
 @pytest.mark.parametrize(
+    ("name", "argv", "arguments"),
+    [
+        ("hyperkube", ("kubelet", "--port=1"), ("--port=1",)),
+        ("hyperkube", ("/hyperkube", "kubelet", "--port=1"), ("--port=1",)),
+        ("hyperkube", ("/hyperkube", "kube-proxy"), None),
+        ("k3s", ("/usr/bin/k3s server",), ()),
+        ("anything", ("a", "kubelet", "--port=1"), ("--port=1",)),
+    ],
+)
+def test_a_named_program_may_have_many_purposes(
+    tree: Tree, name: str, argv: tuple[str, ...], arguments: tuple[str, ...] | None
+) -> None:
+    program = tree.program(f"bin/{name}")
+    tree.add(40, program, argv=argv)
+    (Path(tree.root) / "proc/40/root").symlink_to("/")
+    found = tree.search(program)
+    assert (None if found.process is None else found.process.arguments, found.problems) == (arguments, ())
+
+
+@pytest.mark.parametrize(
     ("uids", "space", "cgroup"),
     [("1 1 1 1", "", SERVICE), ("0 0 0 0", "user", SERVICE), ("0 0 0 0", "", POD)],
 )
