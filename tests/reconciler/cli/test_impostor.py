@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.livenode import LiveNode
 
 NOBODY = 65534
 # Whoever runs it leaves a file behind: first its author, and then whoever can be brought to run it.
@@ -117,3 +118,13 @@ def test_a_capture_and_a_plan_have_nothing_of_it(run: Run, impostor: Impostor, c
     run("plan", "--config", config, "-o", "json")
     assert not impostor.marker.exists()
     assert not impostor.was_asked()
+
+
+def test_the_daemon_says_why_no_process_is_believed(live: LiveNode) -> None:
+    (source,) = (one for one in live.document()["sources"] if one["name"] == "kubelet process")
+    assert source["ok"]
+    for pid in (7, 8):
+        live.put(f"proc/{pid}/cmdline", "kubelet\0--port=1\0")
+    (source,) = (one for one in live.document()["sources"] if one["name"] == "kubelet process")
+    assert not source["ok"]
+    assert "7, 8" in source["detail"]
