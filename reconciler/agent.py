@@ -41,7 +41,7 @@ from reconciler.loop import Reconciler
 from reconciler.memory_headroom import MemoryHeadroom
 from reconciler.metadata import Metadata
 from reconciler.metrics import Counters
-from reconciler.peers import cri_socket, kubelet_peer
+from reconciler.peers import cri_client, kubelet_peer
 from reconciler.place import Place
 from reconciler.replug import Replug
 from reconciler.restore import Undone, restore_all
@@ -334,11 +334,21 @@ class Agent:
             *([self.disks.status()] if self.config.policies.disk.devices else []),
         ]
         found += self.by_hand.statuses()
+        if self.config.kubelet.enabled:
+            found.append(self._kubelet_process())
         if not self.store.writable:
             found.append(SourceStatus(name="store", ok=False, age_s=None, detail=self.store.problem or "not writable"))
         else:
             found.append(SourceStatus(name="store", ok=True, age_s=0.0, detail=self.store.path))
         return found
+
+    def _kubelet_process(self) -> SourceStatus:
+        """Whether a process is believed to be the kubelet, and what of its settings could not be used."""
+        kubelet = self.place.kubelet
+        detail = "; ".join(kubelet.problems)
+        if not detail:
+            detail = "none runs" if kubelet.pid is None else f"process {kubelet.pid}"
+        return SourceStatus(name="kubelet process", ok=not kubelet.problems, age_s=0.0, detail=detail)
 
     def _kubelet_view(self, pods: Mapping[str, Pod]) -> KubeletView:
         if not self.config.kubelet.enabled:
@@ -357,10 +367,7 @@ class Agent:
         return KubeletPods(peer, on_change=self._pods_changed, period_s=self.config.kubelet.period_s)
 
     def _cri(self) -> CriClient | None:
-        socket = cri_socket(self.config.runtime, self.place.kubelet, self.place.root)
-        if socket is None:
-            return None
-        return CriClient(socket, root=self.place.root, timeout_s=self.config.runtime.timeout_s)
+        return cri_client(self.config.runtime, self.place.kubelet, self.place.root)
 
     def _pods_changed(self, uids: frozenset[str]) -> None:
         for uid in uids:

@@ -37,7 +37,11 @@ class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None, Meta(description="CA of the API server's certificate; null: the system's", extra=_PATH_RESTART)
     ] = None
     insecure_skip_verify: Annotated[
-        bool, Meta(description="accept any certificate of the API server", extra=_RESTART)
+        bool,
+        Meta(
+            description="accept any certificate of the API server; no token or client certificate is sent then",
+            extra=_RESTART,
+        ),
     ] = False
     timeout_s: Annotated[float, Meta(ge=0.05, le=60, description="one whole request", extra=_RESTART)] = 10.0
 

@@ -99,9 +99,18 @@ class Kubelet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The kubelet: its checkpoints, and its pod list with names, labels and requests."""
 
     enabled: Annotated[bool, Meta(description="use the kubelet's checkpoints and pod list", extra=_RESTART)] = True
+    executable: Annotated[
+        str | None,
+        Meta(
+            description="path of the kubelet's program, where it is not found by itself (a kubelet in a container, or "
+            "several); null: the one process named kubelet that runs as root outside every pod (docs/security.md)",
+            extra=_PATH_RESTART,
+        ),
+    ] = None
     root_dir: Annotated[
-        str, Meta(description="the kubelet's --root-dir, where its checkpoints are", extra=_PATH_RESTART)
-    ] = "/var/lib/kubelet"
+        str | None,
+        Meta(description="where its checkpoints are; null: its --root-dir, else /var/lib/kubelet", extra=_PATH_RESTART),
+    ] = None
     config_file: Annotated[
         str | None, Meta(description="the kubelet's --config; null: found from its command line", extra=_PATH_RESTART)
     ] = None
@@ -140,7 +149,8 @@ class Kubelet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     insecure_skip_verify: Annotated[
         bool,
         Meta(
-            description="accept any kubelet certificate; a self-signed one needs no more than ca_file: null",
+            description="accept any kubelet certificate; no token or client certificate is sent then, and one that "
+            "signs itself does not need this",
             extra=_RESTART,
         ),
     ] = False

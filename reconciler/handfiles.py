@@ -14,6 +14,7 @@ from reconciler.config import Config
 from reconciler.metadata import Metadata
 from reconciler.place import Place
 from reconciler.rules import Rules
+from reconciler.safefiles import FileRule
 from reconciler.sources.manifests import ManifestDirectory, resolve
 from reconciler.sources.operator_file import OperatorFile
 from state.model import Pod, SourceStatus
@@ -36,7 +37,8 @@ class HandFiles:
         """Have the readers of these files ready; what was read of others is forgotten."""
         root, manifests = config.node.root, config.static_manifests or self._place.kubelet.static_pod_path
         self._operator = OperatorFile(config.operator_file, root) if config.operator_file else None
-        self._manifests = ManifestDirectory(manifests, root) if manifests else None
+        rule = FileRule.OPERATOR if config.static_manifests else FileRule.ROOT
+        self._manifests = ManifestDirectory(manifests, root, rule) if manifests else None
         self._problems.clear()
 
     def rules(self, configured: Rules) -> Rules:

@@ -215,7 +215,10 @@ def replace_file(path: str, content: bytes) -> None:
     """
     temporary = f"{path}.{os.getpid()}"
     try:
-        with open(temporary, "wb") as file:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o600), "wb") as file:
             os.fchmod(file.fileno(), 0o644)
             file.write(content)
         os.replace(temporary, path)

@@ -11,8 +11,8 @@ import logging
 import os
 import ssl
 import string
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import ExitStack, aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
 from urllib.parse import quote
 from weakref import WeakValueDictionary
@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from cgroupfs.errors import SourceError
 from reconciler import __version__
+from reconciler.safefiles import LARGEST, FileRule, read_file
 from reconciler.urls import split_url
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ _LARGEST: Final = 64 * 1024 * 1024
 _MOST_KEPT: Final = 8 * 1024
 _KEEPALIVE_S: Final = 120.0
 _CLOSE_S: Final = 1.0
+_LARGEST_TOKEN: Final = 64 * 1024
 # With the system's certificates one is 0.8 MiB and takes 60 ms: sessions that trust the same share it while one lives.
 _CONTEXTS: Final[WeakValueDictionary[object, ssl.SSLContext]] = WeakValueDictionary()
 
@@ -56,7 +58,8 @@ class Peer(Struct, frozen=True, kw_only=True):
     """Whom to ask and how to trust each other. All files are read again when they change.
 
     ``server_name``: the name in the peer's certificate, where the address is not in it. ``insecure``: accept any
-    certificate; only ever set by the operator's own hand.
+    certificate; then no token and no client certificate is shown. ``root_only``: those of the files that another
+    component named, which only root may be able to change.
     """
 
     name: str
@@ -69,6 +72,18 @@ class Peer(Struct, frozen=True, kw_only=True):
     insecure: bool = False
     timeout_s: float = 5.0
     inline: Inline = Inline()
+    root_only: tuple[str, ...] = ()
+
+    @property
+    def exposed(self) -> str:
+        """Why nothing may be asked with these credentials: who listens on the way could take them; empty: it may."""
+        if not (self.token_file or self.cert_file or self.inline.token or self.inline.cert):
+            return ""
+        if not self.secure:
+            return f"{self.credentials} is not sent without TLS: give an https address"
+        if self.insecure:
+            return f"{self.credentials} is not sent, as the server's certificate is not verified: give its CA"
+        return ""
 
     @property
     def secure(self) -> bool:
@@ -211,6 +226,8 @@ class HttpSession:
         await trio.to_thread.run_sync(importlib.import_module, "httpcore2")
         import httpcore2  # noqa: PLC0415
 
+        if self._peer.exposed:
+            raise self._error(f"{what}{self._peer.exposed}")
         pool = await self._open()
         token = self._read_token()
         try:
@@ -281,7 +298,7 @@ class HttpSession:
 
     async def _shared_context(self, versions: object) -> ssl.SSLContext:
         peer = self._peer
-        key = versions, peer.ca_file, peer.cert_file, peer.key_file, peer.insecure, peer.inline
+        key = versions, peer.ca_file, peer.cert_file, peer.key_file, peer.insecure, peer.inline, peer.root_only
         context = _CONTEXTS.get(key)
         if context is None:
             context = await trio.to_thread.run_sync(self._context)
@@ -291,14 +308,20 @@ class HttpSession:
     def _context(self) -> ssl.SSLContext:
         peer = self._peer
         try:
-            context = ssl.create_default_context(cafile=peer.ca_file, cadata=peer.inline.ca)
-            if peer.insecure:
-                context.check_hostname = False
-                context.verify_mode = ssl.CERT_NONE
-            if peer.cert_file:
-                context.load_cert_chain(peer.cert_file, peer.key_file)
-            elif peer.inline.cert:
-                _load_inline(context, peer.inline)
+            with ExitStack() as held:
+
+                def path_of(path: str | None) -> str | None:
+                    return None if path is None else held.enter_context(_in_memory(self._read(path)))
+
+                context = ssl.create_default_context(cafile=path_of(peer.ca_file), cadata=peer.inline.ca)
+                if peer.insecure:
+                    context.check_hostname = False
+                    context.verify_mode = ssl.CERT_NONE
+                if (cert := path_of(peer.cert_file)) is not None:
+                    context.load_cert_chain(cert, path_of(peer.key_file))
+                elif peer.inline.cert:
+                    both = f"{peer.inline.cert}\n{peer.inline.key or ''}".encode()
+                    context.load_cert_chain(held.enter_context(_in_memory(both)))
         except OSError as exc:
             files = ", ".join(path for path in (peer.ca_file, peer.cert_file, peer.key_file) if path)
             files = files or "the certificates given"
@@ -313,11 +336,21 @@ class HttpSession:
         version = _version(path)
         if self._token is None or self._token[0] != version:
             try:
-                with open(path, encoding="ascii") as file:
-                    self._token = (version, file.read().strip())
-            except (OSError, UnicodeDecodeError) as exc:
-                raise self._error(f"cannot read the token of {path}: {exc}") from exc
+                token = self._read(path, _LARGEST_TOKEN).decode("ascii").strip()
+            except OSError as exc:
+                raise self._error(f"cannot read the token of {path}: {exc.strerror or exc}") from exc
+            except UnicodeDecodeError:
+                raise self._error(f"{path} is no token: expected one line of plain ASCII text") from None
+            if not token.isprintable() or " " in token:
+                # What it is instead may be somebody's secret: nothing of it is sent or shown.
+                raise self._error(f"{path} is no token: expected one line of plain ASCII text")
+            self._token = (version, token)
         return self._token[1]
+
+    def _read(self, path: str, largest: int = LARGEST) -> bytes:
+        """One of the peer's files. Errors: `OSError`."""
+        rule = FileRule.ROOT if path in self._peer.root_only else FileRule.OPERATOR
+        return read_file(os.path.abspath(path), rule, largest=largest)
 
     def _error(self, message: str) -> SourceError:
         return SourceError(self._peer.name, f"{self._peer.url}: {message}")
@@ -378,12 +411,16 @@ async def _body(stream: AsyncGenerator[bytes], most: int, keep: int | None = Non
     return bytes(body), True
 
 
-def _load_inline(context: ssl.SSLContext, inline: Inline) -> None:
-    """OpenSSL takes a certificate and its key from a file only: from one that never has a name. Errors: `OSError`."""
+@contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """OpenSSL takes certificates and keys from a file only: the path of one that never has a name. Errors: `OSError`.
+
+    So what was checked and what OpenSSL reads is the same.
+    """
     number = os.memfd_create("certificate", os.MFD_CLOEXEC)
     try:
-        os.write(number, f"{inline.cert}\n{inline.key or ''}".encode())
-        context.load_cert_chain(f"/proc/self/fd/{number}")
+        os.write(number, content)
+        yield f"/proc/self/fd/{number}"
     finally:
         os.close(number)
 

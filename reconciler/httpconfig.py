@@ -28,7 +28,9 @@ class Trust(Struct, frozen=True, kw_only=True):
     server_name: Annotated[
         str | None, Meta(description="the name in the server's certificate, where it is not in the URL")
     ] = None
-    insecure_skip_verify: Annotated[bool, Meta(description="accept any certificate")] = False
+    insecure_skip_verify: Annotated[
+        bool, Meta(description="accept any certificate; no token or client certificate is sent")
+    ] = False
 
     def check(self) -> None:
         """Errors: `ValueError`."""

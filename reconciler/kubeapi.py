@@ -15,6 +15,7 @@ from cgroupfs.errors import InputError, SourceError
 from reconciler.apiserver import ApiServer
 from reconciler.httpclient import LONGEST_WAIT_S, Answer, HttpSession, Peer
 from reconciler.kubeconfig import read_kubeconfig
+from reconciler.safefiles import FileRule
 
 NAME: Final = "API server"
 _MOST: Final = 64 * 1024
@@ -111,7 +112,8 @@ def find_peer(
             timeout_s=config.timeout_s,
         )
     try:
-        return read_kubeconfig(path, name=NAME, root=root, timeout_s=config.timeout_s)
+        rule = FileRule.ROOT if config.kubeconfig is None else FileRule.OPERATOR
+        return read_kubeconfig(path, name=NAME, root=root, timeout_s=config.timeout_s, rule=rule)
     except InputError as exc:
         raise SourceError(NAME, f"kubeconfig {exc}") from exc
 
@@ -152,10 +154,10 @@ class KubeApi:
     def unreachable(self) -> str | None:
         """Why there is no point in asking, from files alone; None: it can be tried."""
         try:
-            self._find()
+            peer = self._find()
         except SourceError as exc:
             return str(exc)
-        return None
+        return f"{NAME}: {peer.url}: {peer.exposed}" if peer.exposed else None
 
     async def request(
         self,

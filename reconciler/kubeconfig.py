@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from cgroupfs.errors import InputError, SourceError
 from reconciler.httpclient import Inline, Peer
+from reconciler.safefiles import FileRule, read_file
 from reconciler.yamldoc import Document, Path, read_yaml
 
 _T = TypeVar("_T")
@@ -78,15 +79,16 @@ class _Config(Struct, rename={"current": "current-context"}):
     current: str | None = None
 
 
-def read_kubeconfig(path: str, *, name: str, root: str = "/", timeout_s: float = 10.0) -> Peer:
+def read_kubeconfig(
+    path: str, *, name: str, root: str = "/", timeout_s: float = 10.0, rule: FileRule = FileRule.OPERATOR
+) -> Peer:
     """Whom the current context of ``path`` names; ``name`` is what messages call it.
 
-    ``root`` is the prefix of all paths. Errors: `SourceError` when the file cannot be read, `InputError` for what it
-    says.
+    ``root`` is the prefix of all paths; ``rule`` holds for the file and for those that it names.
+    Errors: `SourceError` when the file cannot be read, `InputError` for what it says.
     """
     try:
-        with open(os.path.join(root, path.lstrip("/")), encoding="utf-8") as file:
-            text = file.read()
+        text = read_file(path, rule, root=root).decode()
     except OSError as exc:
         raise SourceError(name, f"kubeconfig {path}: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:
@@ -106,6 +108,7 @@ def read_kubeconfig(path: str, *, name: str, root: str = "/", timeout_s: float =
         raise document.refusal((*cluster_at, "server"), "a URL such as https://10.0.0.1:6443")
     files = _Files(document, root, os.path.dirname(path))
     ca, cert = cluster.certificate_authority_data, user.client_certificate_data
+    named = (cluster.certificate_authority, user.client_certificate, user.client_key, user.token_file)
     return Peer(
         name=name,
         url=cluster.server.rstrip("/"),
@@ -116,6 +119,7 @@ def read_kubeconfig(path: str, *, name: str, root: str = "/", timeout_s: float =
         token_file=None if user.token else files.path(user.token_file),
         server_name=cluster.tls_server_name,
         insecure=cluster.insecure_skip_tls_verify,
+        root_only=tuple(filter(None, map(files.path, named))) if rule is FileRule.ROOT and root == "/" else (),
         timeout_s=timeout_s,
         inline=Inline(
             ca=files.text((*cluster_at, "certificate-authority-data"), ca),

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from reconciler.config import Endpoint, Kubelet, Runtime, Switch
 from reconciler.httpclient import Peer
-from reconciler.sources.cri import find_socket
+from reconciler.sources.cri import CriClient, find_socket
 from reconciler.sources.kubelet_api import KubeletAccess, choose_peer
 from reconciler.sources.kubelet_config import KubeletConfig
 
@@ -47,3 +47,14 @@ def cri_socket(config: Runtime, found: KubeletConfig, root: str) -> str | None:
         return None
     endpoints = config.sockets or (found.runtime_endpoint,)
     return next((socket for endpoint in endpoints if (socket := find_socket(endpoint, root)) is not None), None)
+
+
+def cri_client(config: Runtime, found: KubeletConfig, root: str) -> CriClient | None:
+    """A client of the runtime, not yet connected; None as for `cri_socket`.
+
+    A socket that the operator did not name is used only if it is root's, and a process of root's listens on it.
+    """
+    socket = cri_socket(config, found, root)
+    if socket is None:
+        return None
+    return CriClient(socket, root=root, timeout_s=config.timeout_s, root_only=not config.sockets and root == "/")

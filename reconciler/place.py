@@ -76,10 +76,12 @@ def read_kubelet(config: Config) -> KubeletConfig:
     """The kubelet's own settings, with the operator's word above them."""
     if not config.kubelet.enabled:
         return KubeletConfig()
-    kubelet = read_kubelet_config(config.node.root, config.kubelet.config_file)
-    if "root_dir" not in kubelet.sources:
-        kubelet = replace(kubelet, root_dir=config.kubelet.root_dir)
-    return kubelet
+    return read_kubelet_config(
+        config.node.root,
+        config.kubelet.config_file,
+        root_dir=config.kubelet.root_dir,
+        executable=config.kubelet.executable,
+    )
 
 
 def runtime_dirs(config: Config) -> RuntimeDirs:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from reconciler.alerts.telling import Telling
 from reconciler.config import Config
 from reconciler.holds import pod_hold
-from reconciler.peers import cri_socket
+from reconciler.peers import cri_client
 from reconciler.policies.cache import signals_of
 from state.eviction import Order
 from state.evidence import PodFacts, Sample
@@ -129,8 +129,7 @@ class Watching:
         config = node.config
 
         def cri() -> CriClient | None:
-            socket = cri_socket(config.runtime, place.kubelet, place.root)
-            return None if socket is None else CriClient(socket, root=place.root, timeout_s=config.runtime.timeout_s)
+            return cri_client(config.runtime, place.kubelet, place.root)
 
         return Evictor(
             config.eviction.means,

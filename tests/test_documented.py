@@ -43,3 +43,13 @@ def test_the_readme_names_every_document() -> None:
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text())
     assert [one for one in targets if not (path.parent / one).exists()] == []
+
+
+def test_every_check_that_the_security_page_names_is_there() -> None:
+    named = re.findall(r"`([a-z_/]+\.py):(\w+)`", (DOCS / "security.md").read_text())
+    assert len(named) > 30
+    for file, name in named:
+        assert re.search(rf"^\s*(?:async )?(?:def|class) {name}\b", (ROOT / file).read_text(), re.MULTILINE), (
+            file,
+            name,
+        )

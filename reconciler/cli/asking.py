@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -16,7 +15,9 @@ from reconciler.cli.client import Unreachable, exchange
 from reconciler.cli.nodeview import NodeView, read_number, read_text
 from reconciler.httpclient import Answer, HttpSession, Peer
 from reconciler.kubeapi import KubeApi, status_of
-from reconciler.peers import cri_socket, kubelet_peer
+from reconciler.peers import cri_client, cri_socket, kubelet_peer
+from reconciler.program import Program
+from reconciler.safefiles import check_program
 from reconciler.signals.perf_abi import CACHE_MISSES, CYCLES, INSTRUCTIONS, RealPerf
 from reconciler.signals.perf_window import probe
 from reconciler.signals.taskstats import Taskstats
@@ -26,9 +27,10 @@ from state.eviction import Means
 from state.model import PodMeta
 
 _PROGRAM_S: Final = 5.0
+_VERSION_BYTES: Final = 4096
 _API_S: Final = 3.0
 _REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-_VERSION: Final = re.compile(r"v(\d+)\.(\d+)\.(\d+)\S*")
+_VERSION: Final = re.compile(r"v(\d{1,4})\.(\d{1,4})\.(\d{1,4})[A-Za-z0-9.+-]{0,64}")
 
 
 class Asked(Struct, kw_only=True):
@@ -64,7 +66,6 @@ def ask_node(node: NodeView) -> Asked:
     if node.config.interference.enabled or node.config.eviction.enabled:
         asked.taskstats_problem, asked.perf_problem = _taskstats_problem(), _perf_problem()
     _ask_daemon(node, asked)
-    asked.kubelet_version = _program_version(node.kubelet.pid)
     peer = kubelet_peer(node.config.kubelet, node.kubelet)
     asked.cri_socket = cri_socket(node.config.runtime, node.kubelet, node.root)
     eviction = node.config.eviction
@@ -76,8 +77,9 @@ def ask_node(node: NodeView) -> Asked:
                 nursery.start_soon(ask_api, node, asked)
             if peer is not None:
                 nursery.start_soon(_ask_kubelet, peer, asked)
-            if asked.cri_socket is not None:
-                nursery.start_soon(_ask_runtime, asked.cri_socket, node, asked)
+            if (client := cri_client(node.config.runtime, node.kubelet, node.root)) is not None:
+                nursery.start_soon(_ask_runtime, client, asked)
+            nursery.start_soon(_ask_version, node, asked)
 
     trio.run(ask)
     return asked
@@ -94,8 +96,32 @@ async def _ask_kubelet(peer: Peer, asked: Asked) -> None:
         asked.kubelet_problem = str(exc)
 
 
-async def _ask_runtime(socket: str, node: NodeView, asked: Asked) -> None:
-    async with CriClient(socket, root=node.root, timeout_s=node.config.runtime.timeout_s) as client:
+async def _ask_version(node: NodeView, asked: Asked) -> None:
+    """What the verified kubelet's program says of itself.
+
+    Run is the file at its path, never what /proc leads to: only root can change that file or put another in its place,
+    and it is the one that the kubelet runs. It runs as nobody.
+    """
+    path, program = node.kubelet.executable, node.kubelet.program
+    if path is None or os.geteuid() != 0:
+        return
+    try:
+        found = check_program(path)
+        if (found.st_dev, found.st_ino) == program:
+            asked.kubelet_version = await _program_version(path)
+    except OSError:
+        return  # a kubelet in a container has its program elsewhere: its version is not known
+
+
+async def _program_version(path: str) -> str | None:
+    """``v1.22.17``. Errors: `OSError` when it cannot be run."""
+    done = await Program([path, "--version"], user="nobody", most_output=_VERSION_BYTES).run(_PROGRAM_S)
+    match = _VERSION.search(done.output.decode(errors="replace"))
+    return match[0] if match and not done.problem else None
+
+
+async def _ask_runtime(client: CriClient, asked: Asked) -> None:
+    async with client:
 
         async def one(question: Callable[[], Awaitable[object]], into: str) -> None:
             setattr(asked, into, await question())
@@ -189,20 +215,6 @@ def _perf_problem() -> str:
     cpu = min(os.sched_getaffinity(0))
     missing = probe(RealPerf(), (CYCLES, INSTRUCTIONS), (CACHE_MISSES,), cpu).missing
     return next(iter(missing.values()), "")
-
-
-def _program_version(pid: int | None) -> str | None:
-    """``v1.22.17``, from the running kubelet's own program."""
-    if pid is None:
-        return None
-    try:
-        done = subprocess.run(  # noqa: S603  (the kubelet that runs here as root, by its process)
-            [f"/proc/{pid}/exe", "--version"], capture_output=True, text=True, timeout=_PROGRAM_S, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    match = _VERSION.search(done.stdout)
-    return match[0] if match else None
 
 
 def release(version: str | None) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from cgroupfs.errors import errno_name
 from reconciler.cli import masks
 from reconciler.cli.nodeview import NodeView
 from reconciler.cli.sink import Sink
-from reconciler.sources.kubelet_config import find_kubelets, parse_flags
+from reconciler.safefiles import FileRule, UntrustedFileError, check_directory, read_file
 from reconciler.sources.runtime_roots import CONTAINERD_CONFIG
 from state.allocated import ACTUATED_PODS, ALLOCATED_PODS
 from state.kubelet import CPU_STATE, DEVICES, MEMORY_STATE, POD_STATUS
@@ -81,27 +81,26 @@ class Gatherer:
     def kubelet(self) -> None:
         """What it was told and what it allocated; of its flags only those that the agent reads."""
         node, found = self._node, self._node.kubelet
-        for pid, arguments in find_kubelets(self._root):
-            flags = [f"--{name}={masks.mask_text(value)}" for name, value in parse_flags(arguments).items()]
-            self.put(f"proc/{pid}/cmdline", "\0".join(["kubelet", *flags, ""]))
+        if found.pid is not None:
+            flags = [f"--{name}={masks.mask_text(value)}" for name, value in found.flags.items()]
+            self.put(f"proc/{found.pid}/cmdline", "\0".join(["kubelet", *flags, ""]))
         if found.config_path is not None:
-            self.one(found.config_path, masks.mask_config_text)
-        for _, arguments in find_kubelets(self._root):
-            directory = parse_flags(arguments).get("config-dir")
-            if directory:
-                self.all(self._globbed([f"{directory.lstrip('/')}/*.conf"]), masks.mask_config_text)
+            self.one(found.config_path, masks.mask_config_text, rule=found.config_rule)
+        if directory := found.flags.get("config-dir"):
+            self._named(directory, "*.conf", FileRule.ROOT, masks.mask_config_text)
         for name in (CPU_STATE, MEMORY_STATE):
             self.one(f"{found.root_dir}/{name}")
         for name in (POD_STATUS, ALLOCATED_PODS, ACTUATED_PODS):
             self.one(f"{found.root_dir}/{name}", masks.mask_allocations)
         self.one(f"{found.root_dir}/{DEVICES}", masks.mask_devices)
-        manifests = node.config.static_manifests or found.static_pod_path
-        if manifests:
-            self.all(self._globbed([f"{manifests.strip('/')}/[!.]*"]), masks.mask_yaml_text)
+        if node.config.static_manifests:
+            self._named(node.config.static_manifests, "[!.]*", FileRule.OPERATOR, masks.mask_yaml_text)
+        elif found.static_pod_path:
+            self._named(found.static_pod_path, "[!.]*", FileRule.ROOT, masks.mask_yaml_text)
 
     def runtime(self) -> None:
         """Its configuration, and of each container the bundle and the state."""
-        self.one(CONTAINERD_CONFIG, masks.mask_config_text)
+        self.one(CONTAINERD_CONFIG, masks.mask_config_text, rule=FileRule.ROOT)
         self.all(
             self._globbed(["etc/containerd/conf.d/*.toml", "etc/containerd/certs.d/*.toml"]), masks.mask_config_text
         )
@@ -129,13 +128,31 @@ class Gatherer:
         for path in paths:
             self.one(path, masked, largest=largest, quiet=quiet)
 
-    def one(self, path: str, masked: Masked | None = None, *, largest: int = _LARGEST, quiet: bool = False) -> None:
-        """One file, if it is there. ``quiet``: many of these cannot be read, and nobody needs to know which."""
+    def one(
+        self,
+        path: str,
+        masked: Masked | None = None,
+        *,
+        largest: int = _LARGEST,
+        quiet: bool = False,
+        rule: FileRule | None = None,
+    ) -> None:
+        """One file, if it is there. ``quiet``: many of these cannot be read, and nobody needs to know which.
+
+        ``rule``: who named the path; None: it is one of our own list.
+        """
         path = path.lstrip("/")
         if path in self._taken:
             return
         try:
-            text = _read(os.path.join(self._root, path), largest)
+            if rule is None:
+                text = _read(os.path.join(self._root, path), largest)
+            else:
+                content = read_file(f"/{path}", rule, root=self._root, largest=largest)
+                text = content.decode("utf-8", "surrogateescape")
+        except UntrustedFileError as exc:
+            self.problems.append(f"/{path}: {exc.strerror}")
+            return
         except FileNotFoundError:
             return
         except OSError as exc:
@@ -146,6 +163,17 @@ class Gatherer:
             self.put(path, masked(text) if masked is not None else text)
         except ValueError as exc:
             self.problems.append(f"/{path}: left out, as it cannot be masked: {exc}")
+
+    def _named(self, directory: str, pattern: str, rule: FileRule, masked: Masked) -> None:
+        """The files of a directory that the operator or the kubelet named."""
+        try:
+            check_directory(directory, rule, root=self._root)
+        except OSError as exc:
+            if not isinstance(exc, FileNotFoundError):
+                self.problems.append(f"{directory}: {exc.strerror or exc}")
+            return
+        for path in self._globbed([f"{glob.escape(directory.strip('/'))}/{pattern}"]):
+            self.one(path, masked, rule=rule)
 
     def put(self, path: str, text: str) -> None:
         """One file with this content."""

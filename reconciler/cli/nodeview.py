@@ -3,6 +3,7 @@
 import logging
 import os
 from argparse import Namespace
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,9 +16,12 @@ from reconciler.binder import ConfigError
 from reconciler.cli import places
 from reconciler.config import Config
 from reconciler.place import read_kubelet, runtime_dirs
+from reconciler.safefiles import FileRule, read_file
 from reconciler.sources.kubelet_config import KubeletConfig
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs, TreeSource
+
+_LARGEST: Final = 64 << 20
 
 
 class NodeView(Struct, frozen=True, kw_only=True):
@@ -113,12 +117,12 @@ def _layout(config: Config, hierarchy: Hierarchy, kubelet: KubeletConfig) -> Lay
 
 
 def read_text(root: str, path: str) -> str | None:
-    """A file of the node; None where it cannot be had."""
+    """A file of the node; None where it cannot be had, is no regular file or leads out of a copied node."""
     try:
-        with open(os.path.join(root, path.lstrip("/")), encoding="utf-8", errors="replace") as file:
-            return file.read()
+        content = read_file(f"/{path.lstrip('/')}", FileRule.OPERATOR, root=root, largest=_LARGEST)
     except OSError:
         return None
+    return content.decode(errors="replace")
 
 
 def read_number(root: str, path: str) -> int | None:

@@ -30,6 +30,7 @@ from reconciler.keeper import POOLS
 from reconciler.knowledge import Knowledge
 from reconciler.planner import plan
 from reconciler.rules import Rules
+from reconciler.safefiles import FileRule
 from reconciler.signals.cpu import CpuSampler, Reading, parse_stat
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.disks import DiskSource
@@ -135,7 +136,8 @@ def _manifests(node: Node, knowledge: Knowledge, problems: list[str]) -> dict[st
     if directory is None:
         return {}
     try:
-        found = ManifestDirectory(directory, node.root).read()
+        rule = FileRule.OPERATOR if node.config.static_manifests else FileRule.ROOT
+        found = ManifestDirectory(directory, node.root, rule).read()
     except SourceError as exc:
         problems.append(str(exc))
         return {}

@@ -4,6 +4,7 @@ import io
 import os
 import tarfile
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self, final
 
@@ -65,7 +66,11 @@ class TarSink:
         self._part = f"{path}.part"
         self._seen: set[str] = set()
         try:
-            self._file = open(os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")  # noqa: SIM115
+            # Somebody else may have put a link of this name into a directory that all may write.
+            with suppress(FileNotFoundError):
+                os.unlink(self._part)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._file = open(os.open(self._part, flags, 0o600), "wb")  # noqa: SIM115
         except OSError as exc:
             raise CliError(f"{path}: {errno_name(exc.errno)}", Exit.USAGE) from exc
         self._tar = tarfile.open(fileobj=self._file, mode="w:gz", compresslevel=6)  # noqa: SIM115

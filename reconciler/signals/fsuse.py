@@ -30,6 +30,10 @@ _EVERY_S: Final = 60.0
 _LONGEST_S: Final = 120.0
 _ROOT: Final = re.compile(r"^\d+ \d+ \d+:\d+ \S+ / .* - overlay \S+ \S*?upperdir=([^,\s]+)", re.MULTILINE)
 _DU: Final = ("nice", "-n", "19", "du", "-x", "-s")
+_ENVIRONMENT: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+# Kubernetes' names of namespaces and pods: nothing that leads elsewhere.
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_MOST_MOUNTS: Final = 1 << 20
 _LOGS: Final = "var/log/pods"
 
 
@@ -52,6 +56,7 @@ def run_du(options: Sequence[str], paths: Sequence[str]) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env=_ENVIRONMENT,
             timeout=_LONGEST_S,
             check=False,
         )
@@ -137,7 +142,7 @@ class FsUse:
     def _places(self, pod: Pod, now: float) -> Iterator[str]:
         """Where its files may be; a process's own mount table is left for the thread to read."""
         yield f"{self._pods}/{pod.uid}"
-        if pod.namespace and pod.name:
+        if all(_NAME.fullmatch(name or "") for name in (pod.namespace, pod.name)):
             yield f"{self._logs}/{pod.namespace}_{pod.name}_{pod.uid}"
         for pid in self._processes.of(pod, now):
             yield f"{self._root}/proc/{pid}/mountinfo"
@@ -164,6 +169,17 @@ class FsUse:
             if all(path in sizes for path in paths)
         }
 
+    def _mounted_by_host(self, process: str) -> bool:
+        """Whether a process shares process 1's user namespace: in its own it mounts anything as its root."""
+        try:
+            try:
+                first = os.readlink(f"{self._root}/proc/1/ns/user")
+            except PermissionError:
+                first = os.readlink(f"{self._root}/proc/self/ns/user")
+            return os.readlink(f"{process}/ns/user") == first
+        except OSError:
+            return False
+
     def _image_device(self) -> int | None:
         try:
             return None if self._images is None else os.stat(self._images).st_dev
@@ -176,8 +192,10 @@ class FsUse:
             place: str | None = path
             try:
                 if path.endswith("/mountinfo"):
+                    if not self._mounted_by_host(path.removesuffix("/mountinfo")):
+                        continue
                     with open(path, encoding="utf-8", errors="surrogateescape") as file:
-                        upper = upper_directory(file.read())
+                        upper = upper_directory(file.read(_MOST_MOUNTS))
                     place = None if upper is None else f"{self._root}{upper}"
                 if place is not None:
                     yield place, os.stat(place).st_dev

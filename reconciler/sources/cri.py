@@ -90,13 +90,14 @@ class CriClient:
     """Asks one runtime. Connects on the first question, and again after `aclose` or a lost connection.
 
     ``timeout_s`` is for one trip to the runtime; a question makes one, or two, and at first one or two more.
+    ``root_only``: as for `UnaryChannel`.
     """
 
-    def __init__(self, socket: str, *, root: str = "/", timeout_s: float = 2.0) -> None:
+    def __init__(self, socket: str, *, root: str = "/", timeout_s: float = 2.0, root_only: bool = False) -> None:
         self._socket = socket
         self._path = os.path.abspath(_under(root, socket))
         self._timeout_s = timeout_s
-        self._channel = UnaryChannel(self._path, source=NAME, shown=socket)
+        self._channel = UnaryChannel(self._path, source=NAME, shown=socket, root_only=root_only)
         self._lane = trio.CapacityLimiter(1)
         self._api: str | None = None
         self._pb: Any = None  # the module of generated messages

@@ -11,6 +11,7 @@ Source: "gRPC over HTTP2" in gRPC's documentation.
 
 import math
 import socket
+import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple, final
@@ -19,6 +20,7 @@ from urllib.parse import unquote
 import trio
 
 from cgroupfs.errors import SourceError
+from reconciler.safefiles import FileRule, UntrustedFileError, check_socket
 from reconciler.sources.http2 import FULL_S, Connection, Exchange, LostError
 
 Code = IntEnum(
@@ -59,10 +61,12 @@ class RefusedError(SourceError):
 class UnaryChannel:
     """Asks one peer; connects when asked, and anew after a lost connection. Many tasks may ask at once.
 
-    ``source`` and ``shown`` (the socket as the operator knows it) begin every message.
+    ``source`` and ``shown`` (the socket as the operator knows it) begin every message. ``root_only``: only a socket of
+    root's, in directories of root's, on which a process of root's listens.
     """
 
-    def __init__(self, path: str, *, source: str, shown: str) -> None:
+    def __init__(self, path: str, *, source: str, shown: str, root_only: bool = False) -> None:
+        self._root_only = root_only
         self._path = path
         self._source = source
         self._shown = shown
@@ -120,12 +124,18 @@ class UnaryChannel:
         while True:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
+                if self._root_only:
+                    check_socket(self._path, FileRule.ROOT)
                 sock.setblocking(False)
                 sock.connect(self._path)
+                if self._root_only and (uid := _listener(sock)) != 0:
+                    raise UntrustedFileError(self._path, f"a process of uid {uid} listens on it, not root")
             except OSError as exc:
                 sock.close()
                 if isinstance(exc, FileNotFoundError):
                     raise SourceError(self._source, f"{self._shown}: there is no such socket") from exc
+                if isinstance(exc, UntrustedFileError):
+                    raise SourceError(self._source, f"{self._shown}: not used: {exc.strerror}") from exc
                 if not isinstance(exc, BlockingIOError):
                     raise self._error(questions, f"cannot connect: {exc.strerror or exc}") from exc
             else:
@@ -190,6 +200,12 @@ def judged(exchange: Exchange) -> tuple[int, str]:
     if len(head) < _PREFIX or head[0] or len(exchange.body) != _PREFIX + int.from_bytes(head[1:], "big"):
         return 0, f"its answer is not one plain message: {len(exchange.body)} bytes that begin with {head.hex()!r}"
     return 0, ""
+
+
+def _listener(sock: socket.socket) -> int:
+    """The user id of the process that listens at the other end."""
+    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(uid)
 
 
 def _late(timeout_s: float) -> str:

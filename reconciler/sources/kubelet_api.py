@@ -56,12 +56,14 @@ def choose_peer(access: KubeletAccess, kubelet: KubeletConfig) -> Peer:
         read_only = kubelet.read_only_port and not credentials
         url = f"http://{host}:{kubelet.read_only_port}" if read_only else f"https://{host}:{kubelet.port}"
     own = kubelet.tls_cert_file or f"{kubelet.cert_dir}/kubelet.crt"
+    takes_own = url.startswith("https:") and not (access.ca_file or access.url or access.insecure)
     name = access.server_name or (None if access.url else kubelet.node_name or socket.gethostname().lower())
     return Peer(
         name=NAME,
         url=url,
         token_file=access.token_file,
-        ca_file=access.ca_file or (own if url.startswith("https:") and not (access.url or access.insecure) else None),
+        ca_file=own if takes_own else access.ca_file,
+        root_only=(own,) if takes_own else (),
         cert_file=access.cert_file,
         key_file=access.key_file,
         server_name=name if url.startswith("https:") else None,

@@ -3,6 +3,9 @@
 The kubelet takes its file first and lets flags win. Only what this agent needs is read; an unreadable part is one
 message in ``problems`` and leaves the value at the kubelet's own default, so that a wrong file never hides the node.
 
+Believed is only the process that `reconciler.sources.host_processes` verifies; a file that its flags name must be one
+that root alone can change, and what the operator configured wins over both.
+
 Source: Kubernetes documentation, "kubelet" (flags) and "KubeletConfiguration (v1beta1)" (file, defaults). The
 read-only port is 10255 for a kubelet without a file and closed for one with a file.
 """
@@ -17,6 +20,8 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import InputError
 from cgroupfs.naming import Driver
+from reconciler.safefiles import FileRule, UntrustedFileError, check_directory, list_directory, read_file
+from reconciler.sources.host_processes import HostSearch, find_host_process
 from reconciler.yamldoc import read_yaml
 
 STANDARD_CONFIG: Final = "/var/lib/kubelet/config.yaml"
@@ -27,12 +32,18 @@ _READ_ONLY_PORT: Final = 10255
 class KubeletConfig(Struct, frozen=True, kw_only=True):
     """What the kubelet was told. ``sources`` maps a field's name to the flag or ``file:line:column`` that set it.
 
-    A field that is not in ``sources`` has the kubelet's default. ``pid`` None: no kubelet runs that we can see. Paths
-    are as the kubelet names them, without the root prefix. ``address`` is where it listens (``0.0.0.0``: everywhere).
+    A field that is not in ``sources`` has the kubelet's default. ``pid`` None: no process is believed to be the
+    kubelet. Paths are as the kubelet names them, without the root prefix. ``address`` is where it listens (``0.0.0.0``:
+    everywhere). ``executable``, ``program``: path, device and inode of the verified program. ``flags``: those of its
+    arguments that are read here. ``config_rule``: whose word ``config_path`` is.
     """
 
     pid: int | None = None
+    executable: str | None = None
+    program: tuple[int, int] | None = None
+    flags: Mapping[str, str] = {}
     config_path: str | None = None
+    config_rule: FileRule = FileRule.ROOT
     port: int = 10250
     read_only_port: int = 0
     address: str = "0.0.0.0"
@@ -135,45 +146,6 @@ _OPTIONS: Final = (
 _FLAGS: Final = frozenset({"config", "config-dir", *(option.flag for option in _OPTIONS if option.flag)})
 
 
-def find_kubelets(root: str = "/") -> list[tuple[int, tuple[str, ...]]]:
-    """Process id and arguments of every kubelet under ``root``'s /proc; those in pid 1's mount namespace come first.
-
-    A machine can run several (nested test clusters): another namespace's file names would be wrong here.
-    """
-    proc = os.path.join(root, "proc")
-    try:
-        pids = sorted(int(name) for name in os.listdir(proc) if name.isdecimal())
-    except OSError:
-        return []
-    ours = _namespace(proc, 1)
-    found = [(pid, arguments) for pid in pids if (arguments := _kubelet_arguments(proc, pid)) is not None]
-    return sorted(found, key=lambda kubelet: (_namespace(proc, kubelet[0]) != ours, kubelet[0]))
-
-
-def _namespace(proc: str, pid: int) -> str | None:
-    try:
-        return os.readlink(f"{proc}/{pid}/ns/mnt")
-    except OSError:
-        return None
-
-
-def _kubelet_arguments(proc: str, pid: int) -> tuple[str, ...] | None:
-    """The arguments after the program's name; None when the process is no kubelet (or gone)."""
-    try:
-        with open(f"{proc}/{pid}/cmdline", "rb") as file:
-            words = [os.fsdecode(word) for word in file.read().split(b"\0")]
-    except OSError:
-        return None
-    while words and not words[-1]:
-        words.pop()
-    program = os.path.basename(words[0]) if words else ""
-    if program == "kubelet":
-        return tuple(words[1:])
-    if program == "hyperkube" and words[1:2] == ["kubelet"]:
-        return tuple(words[2:])
-    return None
-
-
 def parse_flags(arguments: tuple[str, ...]) -> dict[str, str]:
     """``--name=value`` and ``--name value`` of the flags we know, the last one winning; ``_`` counts as ``-``."""
     flags: dict[str, str] = {}
@@ -190,30 +162,52 @@ def parse_flags(arguments: tuple[str, ...]) -> dict[str, str]:
     return flags
 
 
-def read_kubelet_config(root: str = "/", config_path: str | None = None) -> KubeletConfig:
-    """What this node's kubelet was told. ``config_path`` replaces the file that its flags name.
+def read_kubelet_config(
+    root: str = "/",
+    config_path: str | None = None,
+    *,
+    root_dir: str | None = None,
+    executable: str | None = None,
+    search: Callable[[], HostSearch] | None = None,
+) -> KubeletConfig:
+    """What this node's kubelet was told. The operator's ``config_path`` and ``root_dir`` win over its flags.
 
+    ``executable``: the path of its program, where the operator names it. ``search``: finds the process, for tests.
     Never raises: where no kubelet runs, its usual file still tells what it would do, and without that its defaults.
     """
-    kubelets = find_kubelets(root)
+    found = search() if search is not None else find_host_process(root=root, executable=executable)
+    kubelet = found.process
+    flags = parse_flags(kubelet.arguments) if kubelet is not None else {}
     read = _Values(root)
-    pid, arguments = kubelets[0] if kubelets else (None, ())
-    if len(kubelets) > 1:
-        others = ", ".join(str(other) for other, _ in kubelets[1:])
-        read.problems.append(f"{len(kubelets)} kubelets run here: process {pid} is taken for this node's, not {others}")
-    flags = parse_flags(arguments)
-    path = config_path or flags.get("config") or None
-    if path is None and pid is None and os.path.exists(_under(root, STANDARD_CONFIG)):
+    path, rule = (config_path, FileRule.OPERATOR) if config_path else (flags.get("config") or None, FileRule.ROOT)
+    if path is None and kubelet is None and os.path.exists(_under(root, STANDARD_CONFIG)):
         path = STANDARD_CONFIG
     if path is not None:
-        read.read_files(path, flags.get("config-dir"))
-    elif pid is not None:
+        read.read_files(path, rule, flags.get("config-dir"))
+    elif kubelet is not None:
         read.values["read_only_port"] = _READ_ONLY_PORT
     for option in _OPTIONS:
         if option.flag in flags:
             read.set(option, flags[option.flag], f"kubelet --{option.flag}")
-    start = KubeletConfig(pid=pid, config_path=path, sources=read.sources, problems=tuple(read.problems))
+    read.check_root_dir()
+    read.prefer("root_dir", root_dir, "root-dir", "kubelet.root_dir")
+    if config_path is not None and flags.get("config", config_path) != config_path:
+        read.problems.append(_differs("config", flags["config"], "kubelet.config_file", config_path))
+    start = KubeletConfig(
+        pid=None if kubelet is None else kubelet.pid,
+        executable=None if kubelet is None else kubelet.executable or None,
+        program=None if kubelet is None else kubelet.program,
+        flags=flags,
+        config_path=path,
+        config_rule=rule,
+        sources=read.sources,
+        problems=(*read.problems, *found.problems),
+    )
     return replace(start, **read.values)
+
+
+def _differs(flag: str, value: str, setting: str, configured: str) -> str:
+    return f"{setting} is {configured}, but the kubelet runs with --{flag}={value[:200]}; the setting is used"
 
 
 class _Values:
@@ -236,12 +230,34 @@ class _Values:
             return
         self.sources[option.field] = source
 
-    def read_files(self, path: str, drop_ins: str | None) -> None:
+    def prefer(self, field: str, configured: str | None, flag: str, setting: str) -> None:
+        """The operator's word wins; where the kubelet's differs, one of the two is wrong."""
+        if configured is None:
+            return
+        source = f"kubelet --{flag}"
+        if self.sources.get(field) == source and self.values[field] != configured:
+            self.problems.append(_differs(flag, str(self.values[field]), setting, configured))
+        self.values[field] = configured
+        self.sources.pop(field, None)
+
+    def check_root_dir(self) -> None:
+        """It is read, counted and written in: one that somebody else can change is not used."""
+        if "root_dir" not in self.sources:
+            return
+        try:
+            check_directory(str(self.values["root_dir"]), FileRule.ROOT, root=self.root)
+        except UntrustedFileError as exc:
+            self.problems.append(f"{self.sources.pop('root_dir')}: {exc.strerror}; it is not used")
+            del self.values["root_dir"]
+        except OSError:
+            return  # not there yet; what is there of the way to it is root's
+
+    def read_files(self, path: str, rule: FileRule, drop_ins: str | None) -> None:
         """The file, then ``*.conf`` of the drop-in directory in the order of their names, each over the one before."""
-        for name in (path, *self._drop_ins(drop_ins)):
+        files = [(path, rule), *((name, FileRule.ROOT) for name in self._drop_ins(drop_ins))]
+        for name, named_by in files:
             try:
-                with open(_under(self.root, name), encoding="utf-8") as file:
-                    document = read_yaml(file.read(), name)
+                document = read_yaml(read_file(name, named_by, root=self.root).decode(), name)
             except OSError as exc:
                 self.problems.append(f"kubelet configuration {name}: {exc.strerror or exc}")
                 continue
@@ -259,7 +275,7 @@ class _Values:
         if directory is None:
             return
         try:
-            names = sorted(os.listdir(_under(self.root, directory)))
+            names = list_directory(directory, FileRule.ROOT, root=self.root)
         except OSError as exc:
             self.problems.append(f"kubelet configuration {directory}: {exc.strerror or exc}")
             return

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from cgroupfs.errors import InputError, SourceError
+from reconciler.safefiles import FileRule, list_directory, read_file
 from reconciler.sources.podspec import PodObject, meta_of
 from reconciler.yamldoc import Document, read_yaml
 from state.model import PodMeta
@@ -101,11 +102,13 @@ def _suffixes(namespace: str, short: str, by_name: Mapping[tuple[str, str], str]
 class ManifestDirectory:
     """Reads the directory again on demand, a file only when it has changed. A file that broke keeps its last good pod.
 
-    ``path`` is as the kubelet names it; ``root`` the node's prefix.
+    ``path`` is as the kubelet names it; ``root`` the node's prefix; ``rule`` says who named it.
     """
 
-    def __init__(self, path: str, root: str = "/") -> None:
+    def __init__(self, path: str, root: str = "/", rule: FileRule = FileRule.OPERATOR) -> None:
         self._path = path
+        self._root = root
+        self._rule = rule
         self._directory = os.path.join(root, path.lstrip("/"))
         self._seen: dict[str, tuple[object, Manifest | None, str | None]] = {}
 
@@ -115,7 +118,8 @@ class ManifestDirectory:
         Errors: `SourceError` when the directory itself cannot be read.
         """
         try:
-            names = sorted(name for name in os.listdir(self._directory) if not name.startswith("."))
+            listed = list_directory(self._path, self._rule, root=self._root)
+            names = [name for name in listed if not name.startswith(".")]
         except OSError as exc:
             raise SourceError(NAME, f"{self._path}: {exc.strerror or exc}") from exc
         seen: dict[str, tuple[object, Manifest | None, str | None]] = {}
@@ -141,8 +145,8 @@ class ManifestDirectory:
                 return before
             if stat.st_size > _LARGEST:
                 return version, last_good, str(InputError(shown, stat.st_size, "at most 1 MiB"))
-            with open(file, encoding="utf-8") as opened:
-                return version, read_manifest(opened.read(), shown), None
+            text = read_file(shown, self._rule, root=self._root, largest=_LARGEST).decode()
+            return version, read_manifest(text, shown), None
         except OSError as exc:
             return None, last_good, f"{shown}: {exc.strerror or exc}"
         except UnicodeDecodeError:

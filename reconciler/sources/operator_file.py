@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from cgroupfs.errors import InputError
 from reconciler.rules import Operator, Override
+from reconciler.safefiles import FileRule, read_file
 from reconciler.yamldoc import Document, read_yaml
 from state.model import PodClass
 
@@ -82,6 +83,7 @@ class OperatorFile:
 
     def __init__(self, path: str, root: str = "/") -> None:
         self._path = path
+        self._root = root
         self._file = os.path.join(root, path.lstrip("/"))
         self._version: object = None
         self._held = Overrides()
@@ -102,8 +104,8 @@ class OperatorFile:
         if stat.st_size > _LARGEST:
             return self._keep(str(InputError(self._path, stat.st_size, "at most 4 MiB")))
         try:
-            with open(self._file, encoding="utf-8") as opened:
-                self._held = read_overrides(opened.read(), self._path)
+            content = read_file(self._path, FileRule.OPERATOR, root=self._root, largest=_LARGEST)
+            self._held = read_overrides(content.decode(), self._path)
         except OSError as exc:
             self._version = None
             return self._keep(f"{self._path}: {exc.strerror or exc}")

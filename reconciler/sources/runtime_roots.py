@@ -15,7 +15,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from cgroupfs.errors import InputError, errno_name
+from cgroupfs.errors import InputError
+from reconciler.safefiles import FileRule, read_file
 
 CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
 _STATE: Final = "/run/containerd"
@@ -134,12 +135,11 @@ def _documents(root: str, config: str, problems: list[InputError]) -> Iterator[M
 
 def _load(root: str, path: str) -> Mapping[str, object] | None:
     try:
-        with open(os.path.join(root, path.lstrip("/")), "rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(read_file(path, FileRule.ROOT, root=root).decode())
     except FileNotFoundError:
         return None
     except OSError as exc:
-        raise InputError(path, errno_name(exc.errno), "a readable file") from exc
+        raise InputError(path, exc.strerror or str(exc), "a readable file of root's") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise InputError(path, str(exc), "TOML") from exc
 

@@ -200,3 +200,11 @@ def test_a_failed_replacement_leaves_the_old_file_and_nothing_beside_it(tmp_path
     with pytest.raises(OSError, match="headroom"):
         replace_file(str(target), b"{}")
     assert os.listdir(tmp_path) == ["headroom.json"]
+
+
+def test_the_file_is_not_written_through_a_link_that_waits_under_a_temporary_name(tmp_path: Path) -> None:
+    victim, target = tmp_path / "victim", tmp_path / "headroom.json"
+    victim.write_text("mine")
+    Path(f"{target}.{os.getpid()}").symlink_to(victim)
+    replace_file(str(target), b"{}")
+    assert (victim.read_text(), target.read_text(), target.is_symlink()) == ("mine", "{}", False)

@@ -1,15 +1,18 @@
 """Exchanges of any method and status; what `get` does is tested with the kubelet's list."""
 
+import os
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 import trustme
+from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
 from reconciler import __version__
-from reconciler.httpclient import HttpSession, Peer, _address, retry_after_s
+from reconciler.httpclient import HttpSession, Inline, Peer, _address, retry_after_s
 from tests.fakes.http_peer import HttpPeer, Reply
 
 
@@ -164,3 +167,110 @@ async def test_sessions_that_trust_the_same_share_one_context(tmp_path: Path, mo
 )
 def test_retry_after_is_seconds_or_a_date_and_bounded(text: str | None, wait_s: float | None) -> None:
     assert retry_after_s(text, 1000.0) == wait_s
+
+
+# Credentials
+
+
+def tls(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    return context
+
+
+@pytest.mark.parametrize("secure", [False, True])
+async def test_no_token_and_no_certificate_goes_to_a_server_that_is_not_verified(
+    nursery: trio.Nursery, tmp_path: Path, secure: bool
+) -> None:
+    authority = trustme.CA()
+    server = HttpPeer([Reply(b"{}")])
+    port = await nursery.start(server.serve, tls(authority) if secure else None)
+    mine = authority.issue_cert("agent@node1")
+    mine.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "client.pem"))
+    (tmp_path / "token").write_text("hush")
+    pem = str(tmp_path / "client.pem")
+    plain = Peer(name="x", url=f"http{'s' if secure else ''}://127.0.0.1:{port}", insecure=secure)
+    shown: list[dict[str, Any]] = [
+        {"token_file": str(tmp_path / "token")},
+        {"inline": Inline(token="hush")},
+        {"cert_file": pem, "key_file": pem},
+        {"inline": Inline(cert=(tmp_path / "client.pem").read_text())},
+    ]
+    for credentials in shown:
+        async with HttpSession(replace(plain, **credentials)) as session:
+            with pytest.raises(SourceError, match="is not sent") as caught:
+                await session.get("/")
+        assert "hush" not in str(caught.value)
+    assert (server.connections, server.requests) == (0, [])
+    async with HttpSession(plain) as session:
+        assert await session.get("/") == b"{}"
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_token_is_not_sent_before_the_server_is_verified(nursery: trio.Nursery, tmp_path: Path) -> None:
+    server = HttpPeer([Reply(b"{}")])
+    port = await nursery.start(server.serve, tls(trustme.CA()))
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    peer = Peer(
+        name="x",
+        url=f"https://127.0.0.1:{port}",
+        ca_file=str(tmp_path / "ca.pem"),
+        inline=Inline(token="hush"),
+    )
+    async with HttpSession(peer) as session:
+        with pytest.raises(SourceError, match="certificate is not trusted"):
+            await session.get("/")
+    assert server.requests == []
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_redirect_takes_nothing_to_another_server(nursery: trio.Nursery, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    other = HttpPeer([Reply(b"{}")])
+    elsewhere = await nursery.start(other.serve)
+    reply = Reply(status="307 Temporary Redirect", headers=(f"Location: http://127.0.0.1:{elsewhere}/",))
+    port = await nursery.start(HttpPeer([reply]).serve, tls(authority))
+    url, ca = f"https://127.0.0.1:{port}", str(tmp_path / "ca.pem")
+    async with HttpSession(Peer(name="x", url=url, ca_file=ca, inline=Inline(token="hush"))) as session:
+        assert (await session.exchange("GET", "/")).status == 307
+        with pytest.raises(SourceError, match="307"):
+            await session.get("/")
+    assert other.connections == 0
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("content", ["root:$6$hush:1\ndaemon:*:1\n", "hush\x1b[31m", "a hush b", "hushé"])
+async def test_a_file_that_is_no_token_is_not_sent_and_not_shown(
+    nursery: trio.Nursery, tmp_path: Path, content: str
+) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    server = HttpPeer([Reply(b"{}")])
+    port = await nursery.start(server.serve, tls(authority))
+    token = tmp_path / "token"
+    token.write_text(content)
+    peer = Peer(
+        name="x", url=f"https://127.0.0.1:{port}", ca_file=str(tmp_path / "ca.pem"), token_file=str(tmp_path / "token")
+    )
+    async with HttpSession(peer) as session:
+        with pytest.raises(SourceError, match="is no token") as caught:
+            await session.get("/")
+        assert "hush" not in str(caught.value)
+        token.unlink()
+        os.mkfifo(token)
+        with pytest.raises(SourceError, match="cannot read the token"):
+            await session.get("/")
+    assert server.requests == []
+    nursery.cancel_scope.cancel()
+
+
+async def test_files_that_another_component_named_are_root_s(tmp_path: Path) -> None:
+    for name in ("token", "ca", "cert"):
+        (tmp_path / name).write_text("x")
+    for field in ("token_file", "ca_file", "cert_file"):
+        path = str(tmp_path / field.removesuffix("_file"))
+        peer = Peer(name="x", url="https://127.0.0.1:9", root_only=(path,))
+        async with HttpSession(replace(peer, **{field: path})) as session:
+            with pytest.raises(SourceError, match="can be written by everybody"):
+                await session.get("/")

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import ssl
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import trio
 import trustme
 
 from cgroupfs.errors import InputError, SourceError
+from reconciler import kubeconfig
 from reconciler.apiserver import ApiServer
 from reconciler.httpclient import Answer
 from reconciler.kubeapi import SERVICE_ACCOUNT, Details, KubeApi, Status, find_peer, status_of, wait_s_of
@@ -170,7 +172,11 @@ async def test_a_changed_kubeconfig_is_followed_and_a_broken_one_is_an_error_unt
 ) -> None:
     servers = [HttpPeer([Reply(b"{}")]), HttpPeer([Reply(b"{}")])]
     ports = [await nursery.start(server.serve) for server in servers]
-    texts = [KUBELETS.format(ca=encoded("CA"), server=f"http://127.0.0.1:{port}") for port in ports]
+    texts = [
+        f"clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\n"
+        "users: [{name: u, user: {}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
+        for port in ports
+    ]
     write(tmp_path, "/k", texts[0])
     api = KubeApi(ApiServer(kubeconfig="/k"), root=str(tmp_path))
     await api.request("GET", "/a")
@@ -241,3 +247,42 @@ def test_how_long_it_wants_not_to_be_asked_is_in_the_header_else_in_its_own_acco
 ) -> None:
     answer = Answer(status=429, headers={} if header is None else {"retry-after": header})
     assert wait_s_of(answer, Status(details=Details(retry_after_s=told)), 1000.0) == wait_s
+
+
+@pytest.mark.parametrize("kind", ["a user's", "a link", "a pipe"])
+async def test_a_kubeconfig_that_the_kubelet_names_is_root_s_and_what_the_operator_names_is_his(
+    tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "kubelet.conf"
+    if kind == "a link":
+        path.symlink_to("/etc/shadow")
+    elif kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text(KUBELETS.format(ca=encoded("CA"), server="https://10.0.0.1:6443"))
+        os.chmod(path, 0o666)
+    with pytest.raises(SourceError) as caught:
+        find_peer(ApiServer(), kubelets=str(path), environ={})
+    assert "root:" not in str(caught.value)
+    assert KubeApi(ApiServer(), kubelets=str(path), environ={}).unreachable()
+    if kind == "a user's":
+        peer = find_peer(ApiServer(kubeconfig=str(path)), environ={})
+        assert (peer.url, peer.root_only) == ("https://10.0.0.1:6443", ())
+
+
+def test_the_files_that_such_a_kubeconfig_names_are_root_s_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = KUBELETS.format(ca=encoded("CA"), server="https://10.0.0.1:6443")
+    monkeypatch.setattr(kubeconfig, "read_file", lambda *_, **__: text.encode())
+    peer = find_peer(ApiServer(), kubelets="/etc/hostname", environ={})
+    assert set(peer.root_only) == {"/var/lib/kubelet/pki/kubelet-client-current.pem"}
+
+
+def test_credentials_that_would_not_be_sent_are_no_way_to_the_api_server(tmp_path: Path) -> None:
+    for server, more in (("http://10.0.0.1", ""), ("https://10.0.0.1", ", insecure-skip-tls-verify: true")):
+        (tmp_path / "k").write_text(
+            f"clusters: [{{name: c, cluster: {{server: '{server}'{more}}}}}]\n"
+            "users: [{name: u, user: {token: hush}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
+        )
+        problem = KubeApi(ApiServer(kubeconfig=str(tmp_path / "k")), environ={}).unreachable() or ""
+        assert "is not sent" in problem
+        assert "hush" not in problem

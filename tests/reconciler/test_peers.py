@@ -1,9 +1,12 @@
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
+from cgroupfs.errors import SourceError
 from reconciler.config import Endpoint, Kubelet, Runtime, Switch
-from reconciler.peers import cri_socket, kubelet_peer
+from reconciler.peers import cri_client, cri_socket, kubelet_peer
 from reconciler.sources.kubelet_config import KubeletConfig
 
 TOLD = KubeletConfig(port=10250, read_only_port=10255, sources={"port": "file"})
@@ -43,3 +46,22 @@ def test_the_runtimes_socket_is_the_named_one_else_the_usual_one_that_exists(tmp
     assert cri_socket(Runtime(sockets=("/a.sock",)), KubeletConfig(), root) == "/a.sock"
     assert cri_socket(Runtime(), KubeletConfig(runtime_endpoint="unix:///b.sock"), root) == "/b.sock"
     assert cri_socket(Runtime(cri=Switch.OFF), KubeletConfig(), root) is None
+
+
+async def test_a_socket_that_the_operator_did_not_name_is_root_s(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        path = str(tmp_path / "s")
+        listening.bind(path)
+        listening.listen()
+        os.chmod(path, 0o666)
+        tmp_path.chmod(0o777)
+        named = cri_client(Runtime(timeout_s=0.1), KubeletConfig(runtime_endpoint=f"unix://{path}"), "/")
+        assert named is not None
+        with pytest.raises(SourceError, match=r"not used: .* can be written by everybody"):
+            await named.version()
+        ours = cri_client(Runtime(sockets=(path,), timeout_s=0.1), KubeletConfig(), "/")
+        assert ours is not None
+        with pytest.raises(SourceError, match="no answer within"):
+            await ours.version()
+        await named.aclose()
+        await ours.aclose()

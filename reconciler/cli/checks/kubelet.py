@@ -43,7 +43,9 @@ def _kubelet(node: NodeView, asked: Asked) -> Finding:
     who = f"pid {found.pid}" if found.pid is not None else "does not run" if not node.copied else "copied"
     words_ = f"{version}{who}, {found.config_path or 'no configuration file'}"
     if found.problems:
-        return Finding("kubelet", State.WARN, f"{words_}: {found.problems[0]}", "see kubelet.config_file")
+        more = f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""
+        fix = "see kubelet.config_file and kubelet.executable"
+        return Finding("kubelet", State.WARN, f"{words_}: {found.problems[0]}{more}", fix)
     if found.pid is None and not found.sources:
         return Finding(
             "kubelet", State.WARN, "no process and no configuration", "start the kubelet, or name kubelet.config_file"
@@ -135,7 +137,10 @@ def _endpoint(node: NodeView, asked: Asked) -> Finding:
         return Finding("kubelet /pods", State.OK, found)
     if asked.kubelet_url is None:
         return Finding("kubelet /pods", State.WARN, "no kubelet to ask", "set kubelet.address where it is elsewhere")
-    fix = "give credentials (kubelet.token_file, or client_cert_file and client_key_file), or open its read-only port"
+    fix = (
+        "give credentials (kubelet.token_file, or client_cert_file and client_key_file) and the CA of its certificate "
+        "(kubelet.ca_file), or open its read-only port"
+    )
     return Finding("kubelet /pods", State.WARN, asked.kubelet_problem, fix)
 
 

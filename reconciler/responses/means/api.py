@@ -9,6 +9,7 @@ restart, for its word is in the journal. Whether the server knows policy/v1 or o
 Source: Kubernetes documentation, "API-initiated Eviction"; kubectl's drain; the API server's eviction handler.
 """
 
+import re
 import time
 from enum import Enum, auto
 from typing import Final, final
@@ -26,6 +27,8 @@ from reconciler.responses.means.config import EvictionMeans
 from state.eviction import Case, Means, Outcome, Step
 
 _CORE: Final = "/api/v1"
+# Other sources than the API server told the name, and "." and ".." would be other resources.
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _EVICTION: Final = "pods/eviction"
 _LISTED: Final = 1 << 20
 _NEWEST: Final = "policy/v1"
@@ -116,6 +119,8 @@ class ApiWay:
             return "it is a static pod, of which the API server has only a picture"
         if case.order.name is None or case.order.namespace is None:
             return "its name is not known"
+        if not (_NAME.fullmatch(case.order.name) and _NAME.fullmatch(case.order.namespace)):
+            return "its name is none that the API server can have given"
         return self._api.unreachable()
 
     async def end(self, work: Work) -> Result:

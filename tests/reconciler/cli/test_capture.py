@@ -249,3 +249,14 @@ def test_the_plan_has_the_documented_keys_and_is_the_same_each_time(run: Run, li
     text = (FIXTURES.parents[1] / "docs/plan.md").read_text()
     for key in (*one, *one["node"], *one["sources"], *one["settings"][0], *one["writes"][0], *one["budget"]):
         assert f"`{key}`" in text or f"`{key}[]`" in text or f" {key}" in text, key
+
+
+def test_an_archive_is_not_written_through_a_link_that_waits_under_its_name(
+    run: Run, live: LiveNode, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "node.tar.gz.part").symlink_to(victim)
+    capture(run, live.root, str(tmp_path / "node.tar.gz"))
+    assert victim.read_text() == "mine"
+    assert not (tmp_path / "node.tar.gz").is_symlink()

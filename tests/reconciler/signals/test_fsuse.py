@@ -43,6 +43,9 @@ def _node(tmp_path: Path) -> tuple[Tree, list[str]]:
         place.mkdir(parents=True)
         (place / "file").write_bytes(b"x" * 40_000)
     tree.proc("11/mountinfo", OVERLAY)
+    for pid in ("1", "11"):
+        (tmp_path / "proc" / pid / "ns").mkdir(parents=True)
+        (tmp_path / "proc" / pid / "ns/user").symlink_to("user:[1]")
     return tree, [str(layer), str(volume), str(logs)]
 
 
@@ -50,12 +53,12 @@ def _reader(tree: Tree, du: Callable[[Sequence[str], Sequence[str]], str] = run_
     return FsUse(PodProcesses(tree.hierarchy), "/var/lib/kubelet", root=str(tree.root), du=du)
 
 
-async def _until_told(reader: FsUse, tree: Tree, *uids: str) -> Sheet:
+async def _until_told(reader: FsUse, tree: Tree, *uids: str, name: str = "web") -> Sheet:
     pods = []
     for uid in uids:
         pod = tree.pod(uid)
         tree.put("cpuset", pod.containers[0].group.path, "cgroup.procs", "11\n" if uid == "a" else "")
-        pods.append(replace(pod, namespace="ns", name="web"))
+        pods.append(replace(pod, namespace="ns", name=name))
     with trio.fail_after(20):
         while True:
             sheet = Sheet()
@@ -144,3 +147,33 @@ async def test_a_pod_of_which_a_part_vanished_meanwhile_is_unknown(tmp_path: Pat
 @pytest.mark.parametrize("text", ["", "du: cannot\n", "x\t/a\n", "5 /a\n"])
 def test_lines_that_are_no_count_are_left_out(text: str) -> None:
     assert parse_du(text) == {}
+
+
+async def test_a_mount_of_a_process_in_a_user_namespace_of_its_own_names_no_directory(tmp_path: Path) -> None:
+    tree, (layer, *_) = _node(tmp_path)
+    (tmp_path / "proc/11/ns/user").unlink()
+    (tmp_path / "proc/11/ns/user").symlink_to("user:[2]")
+    counted: set[str] = set()
+
+    def du(options: Sequence[str], paths: Sequence[str]) -> str:
+        counted.update(paths)
+        return "".join(f"1\t{path}\n" for path in paths)
+
+    await _until_told(_reader(tree, du=du), tree, "a")
+    assert layer not in counted
+    assert counted
+
+
+async def test_a_name_that_leads_elsewhere_names_no_directory(tmp_path: Path) -> None:
+    tree, _ = _node(tmp_path)
+    elsewhere = tmp_path / "etc/x_a"
+    elsewhere.mkdir(parents=True)
+    (tmp_path / "var/log/pods/ns_").mkdir()
+    counted: set[str] = set()
+
+    def du(options: Sequence[str], paths: Sequence[str]) -> str:
+        counted.update(map(os.path.realpath, paths))
+        return "".join(f"1\t{path}\n" for path in paths)
+
+    await _until_told(_reader(tree, du=du), tree, "a", name="/../../../../etc/x")
+    assert str(elsewhere) not in counted

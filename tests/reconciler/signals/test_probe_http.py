@@ -4,6 +4,7 @@ import math
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -155,9 +156,14 @@ async def test_a_number_is_read_from_the_answer(nursery: trio.Nursery) -> None:
 async def test_tokens_and_headers_come_from_files_and_are_in_no_message(nursery: trio.Nursery, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("hush-token\n")
     (tmp_path / "key").write_text("hush-key\n")
-    server = await peer(nursery, Reply(b"x", status="500 Oh"), Reply(b"ok"))
+    authority = trustme.CA()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    server = await peer(nursery, Reply(b"x", status="500 Oh"), Reply(b"ok"), tls=context)
     given = {"X-Key": str(tmp_path / "key")}
-    one = http(server, "/x?key=hush", token_file=str(tmp_path / "token"), header_files=given, headers={"X-Team": "a"})
+    trust: dict[str, Any] = {"token_file": str(tmp_path / "token"), "ca_file": str(tmp_path / "ca.pem")}
+    one = http(server, "/x?key=hush", scheme="https", **trust, header_files=given, headers={"X-Team": "a"})
     said = await words_of(one)
     assert server.requests[0]["authorization"] == "Bearer hush-token"
     assert (server.requests[0]["x-key"], server.requests[0]["x-team"]) == ("hush-key", "a")

@@ -3,8 +3,11 @@
 Longer than other modules because all of it needs the same peer, scripted frame by frame, and the same pair of ends.
 """
 
+import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -620,3 +623,54 @@ async def test_no_socket_nobody_listening_and_too_long_a_path_are_each_one_clear
             channel = UnaryChannel(str(place / name), source="t", shown="s")
             with pytest.raises(SourceError, match=message):
                 await channel.ask(ASK, timeout_s=1)
+
+
+LISTEN = """
+import os, socket, sys
+made = socket.socket(fileno=int(sys.argv[1]))
+os.setresuid(65534, 65534, 65534)
+made.listen()
+print(flush=True)
+made.accept()[0].recv(1)
+"""
+
+
+def started(command: list[str], descriptor: int) -> "subprocess.Popen[bytes]":
+    """The process, when it has said that it listens."""
+    process = subprocess.Popen(command, pass_fds=[descriptor], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+async def answer_once(peer: Peer) -> None:
+    await echo_once(peer)
+
+
+async def test_a_socket_that_nobody_configured_is_root_s_and_root_listens_on_it(nursery: trio.Nursery) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("NOT RUN: only root can make files that root alone can change")
+    with tempfile.TemporaryDirectory(prefix="bypassd-test-", dir="/run") as directory:
+        place = Path(directory)
+        channel = UnaryChannel(str(place / "s"), source="t", shown="s", root_only=True)
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(place / "s"))
+            command = [sys.executable, "-c", LISTEN, str(bound.fileno())]
+            with started(command, bound.fileno()) as process:
+                try:
+                    with pytest.raises(SourceError, match="a process of uid 65534 listens on it"):
+                        await channel.ask(ASK, timeout_s=5)
+                finally:
+                    process.kill()
+            os.chown(place / "s", 65534, 0)
+            with pytest.raises(SourceError, match="belongs to uid 65534"):
+                await channel.ask(ASK, timeout_s=5)
+        (place / "s").unlink()
+        peers = Peers(place / "s", answer_once, settings={})
+        await nursery.start(peers.run)
+        assert len(await channel.ask(ASK, timeout_s=5)) == 1
+        place.chmod(0o777)
+        channel.close()
+        with pytest.raises(SourceError, match="can be written by everybody"):
+            await channel.ask(ASK, timeout_s=5)
+        nursery.cancel_scope.cancel()

@@ -203,13 +203,18 @@ async def test_a_token_is_sent_and_read_again_when_its_file_changes(
 
 @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
 async def test_a_refused_token_is_named_by_its_file_never_by_its_value(
-    nursery: trio.Nursery, tmp_path: Path, status: str
+    nursery: trio.Nursery, tmp_path: Path, authority: trustme.CA, status: str
 ) -> None:
     (tmp_path / "token").write_text("very-secret")
-    port = await nursery.start(HttpPeer([Reply(status=status)]).serve)
-    async with HttpSession(
-        Peer(name="kubelet", url=f"http://127.0.0.1:{port}", token_file=str(tmp_path / "token"))
-    ) as session:
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
+    port = await nursery.start(HttpPeer([Reply(status=status)]).serve, server_tls(authority, "127.0.0.1"))
+    peer = Peer(
+        name="kubelet",
+        url=f"https://127.0.0.1:{port}",
+        ca_file=str(tmp_path / "ca.crt"),
+        token_file=str(tmp_path / "token"),
+    )
+    async with HttpSession(peer) as session:
         with pytest.raises(SourceError, match=f"{status[:3]}.*token of {tmp_path}/token") as caught:
             await session.get("/pods")
     assert "very-secret" not in str(caught.value)

@@ -1,10 +1,13 @@
+import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import Driver
-from reconciler.sources.kubelet_config import KubeletConfig, find_kubelets, parse_flags, read_kubelet_config
+from reconciler.sources.host_processes import HostProcess, HostSearch
+from reconciler.sources.kubelet_config import KubeletConfig, parse_flags, read_kubelet_config
 
 CONFIG = """\
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -33,7 +36,7 @@ def node(root: Path, files: dict[str, str] | None = None, **processes: tuple[str
         path = root / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    (root / "proc").mkdir(exist_ok=True)
+    (root / "proc").mkdir(parents=True, exist_ok=True)
     (root / "proc/self").mkdir()
     for pid, words in processes.items():
         (root / "proc" / pid[1:]).mkdir()
@@ -171,15 +174,61 @@ def test_bytes_that_are_no_text_are_one_message(tmp_path: Path) -> None:
     assert len(read_kubelet_config(root).problems) == 1
 
 
-def test_of_several_kubelets_the_one_in_our_namespace_is_taken(tmp_path: Path) -> None:
+def test_of_several_kubelets_none_is_believed(tmp_path: Path) -> None:
     root = node(tmp_path, p1=("init",), p30=("kubelet", "--port=1"), p40=("kubelet", "--port=2"), p50=("kubeletd",))
-    for pid, namespace in (("1", "mnt:[1]"), ("30", "mnt:[9]"), ("40", "mnt:[1]")):
-        (tmp_path / "proc" / pid / "ns").mkdir()
-        (tmp_path / "proc" / pid / "ns/mnt").symlink_to(namespace)
-    assert [pid for pid, _ in find_kubelets(root)] == [40, 30]
     config = read_kubelet_config(root)
-    assert (config.pid, config.port) == (40, 2)
-    assert config.problems == ("2 kubelets run here: process 40 is taken for this node's, not 30",)
+    assert (config.pid, config.port, config.flags) == (None, 10250, {})
+    assert [problem for problem in config.problems if "30, 40" in problem and "kubelet.executable" in problem]
+
+
+def test_what_the_operator_configured_wins_over_flags_and_a_difference_is_one_warning(tmp_path: Path) -> None:
+    flags = ("kubelet", "--root-dir=/flags/kubelet", "--config=/flags/k.yaml")
+    root = node(tmp_path, {"/flags/k.yaml": "port: 1\n", "/ours/k.yaml": "port: 2\n"}, p9=flags)
+    config = read_kubelet_config(root, "/ours/k.yaml", root_dir="/ours/kubelet")
+    assert (config.root_dir, config.port, config.config_path) == ("/ours/kubelet", 2, "/ours/k.yaml")
+    assert [problem.split(" ", 1)[0] for problem in config.problems] == ["kubelet.root_dir", "kubelet.config_file"]
+    same = read_kubelet_config(root, "/flags/k.yaml", root_dir="/flags/kubelet")
+    assert (same.root_dir, same.problems) == ("/flags/kubelet", ())
+    assert read_kubelet_config(root).root_dir == "/flags/kubelet"
+    assert read_kubelet_config(str(tmp_path / "empty"), root_dir="/ours/kubelet").root_dir == "/ours/kubelet"
+
+
+def test_what_the_flags_name_is_not_used_where_another_user_can_change_it(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    tmp_path.chmod(0o777)
+    files = {name: tmp_path / name for name in ("k.yaml", "drop.conf")}
+    for file in files.values():
+        file.write_text("port: 7\n")
+    flags = (f"--root-dir={tmp_path}/root", f"--config={files['k.yaml']}", f"--config-dir={tmp_path}")
+    found = HostSearch(process=HostProcess(pid=7, arguments=flags))
+    config = read_kubelet_config(search=lambda: found)
+    assert (config.pid, config.port, config.root_dir) == (7, 10250, "/var/lib/kubelet")
+    assert len(config.problems) == 3
+    ours = read_kubelet_config("/", str(files["k.yaml"]), root_dir=str(tmp_path / "root"), search=lambda: found)
+    assert (ours.port, ours.root_dir) == (7, str(tmp_path / "root"))
+
+
+def _same(found: HostSearch) -> HostSearch:
+    return found
+
+
+def test_a_configuration_file_that_is_a_pipe_or_a_device_is_one_message(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (str(tmp_path / "pipe"), "/dev/zero"):
+        found = HostSearch(process=HostProcess(pid=7, arguments=(f"--config={path}",)))
+        for config in (read_kubelet_config(search=partial(_same, found)), read_kubelet_config("/", path)):
+            assert config.port == 10250
+            assert len([problem for problem in config.problems if path in problem or "tmp" in problem]) == 1
+
+
+def test_a_copied_nodes_kubelet_names_no_file_outside_of_the_copy(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("port: 1\n")
+    root = node(tmp_path / "copy", p9=("kubelet", "--config=/etc/k.yaml"))
+    (tmp_path / "copy/etc").mkdir()
+    (tmp_path / "copy/etc/k.yaml").symlink_to("../../secret")
+    config = read_kubelet_config(root)
+    assert config.port == 10250
+    assert len(config.problems) == 1
 
 
 def test_a_flag_at_the_end_without_its_value_is_empty() -> None:

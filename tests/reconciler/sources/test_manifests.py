@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import InputError, SourceError
+from reconciler.safefiles import FileRule
 from reconciler.sources.manifests import Manifest, ManifestDirectory, read_manifest, resolve
 from state.model import ContainerKind, PodMeta, Resources
 
@@ -165,3 +166,17 @@ def test_an_unchanged_file_is_not_read_again(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_read_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"^manifest: /etc/none: No such file or directory$"):
         ManifestDirectory("/etc/none", str(tmp_path)).read()
+
+
+def test_a_pipe_and_a_device_are_one_message_each_and_nobody_waits(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    read = ManifestDirectory(str(tmp_path)).read()
+    assert (read.found, len(read.problems)) == ((), 2)
+
+
+def test_a_directory_that_the_kubelet_names_is_root_s(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    ManifestDirectory(str(tmp_path)).read()
+    with pytest.raises(SourceError, match="can be written by everybody"):
+        ManifestDirectory(str(tmp_path), rule=FileRule.ROOT).read()

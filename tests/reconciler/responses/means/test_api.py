@@ -316,6 +316,9 @@ def test_static_and_nameless_pods_are_no_matter_for_the_api_server() -> None:
     assert way.unusable(Case(order=ORDER)) is None
     assert "static" in (way.unusable(Case(order=ORDER, target=Target(static=True))) or "")
     assert "name" in (way.unusable(Case(order=replace(ORDER, name=None))) or "")
+    for name in ("..", ".", "", "a/../b", "a?b", "A", "a" * 254):
+        assert "name" in (way.unusable(Case(order=replace(ORDER, name=name))) or "")
+        assert "name" in (way.unusable(Case(order=replace(ORDER, namespace=name))) or "")
     off = ApiWay(CONFIG, KubeApi(ApiServer(enabled=False)))
     assert "enabled is false" in (off.unusable(Case(order=ORDER)) or "")
 

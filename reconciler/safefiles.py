@@ -1,0 +1,197 @@
+"""Opens files whose names come from somebody else: never a device, a pipe or a file that another user can change.
+
+`FileRule` says whose word the name is. A component of the node (the kubelet's flags and files, a kubeconfig that the
+kubelet uses, the usual places) may name only what root alone can change: the file, every directory above it and every
+symbolic link on the way belong to root, and neither group nor others may write them. A sticky bit does not help: in
+``/tmp`` everybody can make the name first. What the operator's configuration names may be anybody's, and a link.
+
+Both rules take regular files only, look at the type before the file is opened for reading, and bound the size.
+
+Below a prefix other than ``/`` (a copied node) owners say nothing, for the files belong to whoever copied them. There a
+name must not lead out of the copy, and the rest is the operator's rule.
+
+Source: open(2) (O_PATH), proc(5) (/proc/PID/fd), path_resolution(7).
+"""
+
+import errno
+import os
+import stat
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Final
+
+LARGEST: Final = 1 << 20
+"""Bytes of a configuration file, a certificate or a manifest."""
+_LINKS: Final = 16
+_PATH: Final = os.O_PATH | os.O_CLOEXEC
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+class FileRule(Enum):
+    """Who named the file."""
+
+    OPERATOR = "operator"
+    """Our own configuration: a regular file of anybody's, links followed."""
+    ROOT = "root"
+    """Anything else: only root can change it, nor any directory or link on the way to it."""
+
+
+class UntrustedFileError(PermissionError):
+    """The file exists and is refused; ``strerror`` says why."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(errno.EPERM, reason, path)
+
+
+def read_file(path: str, rule: FileRule, *, root: str = "/", largest: int = LARGEST) -> bytes:
+    """The content of a regular file. ``path`` is without the prefix ``root``.
+
+    Units: bytes. Errors: `OSError`, whose ``strerror`` says why: missing, not readable, refused (`UntrustedFileError`),
+    longer than ``largest``.
+    """
+    with _opened(path, rule, root) as number:
+        found = os.fstat(number)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(found.st_mode):
+            raise UntrustedFileError(path, f"is {_kind(found.st_mode)}, no regular file")
+        reading = os.open(f"/proc/self/fd/{number}", _READ)
+        try:
+            parts = bytearray()
+            while len(parts) <= largest and (part := os.read(reading, min(1 << 20, largest + 1 - len(parts)))):
+                parts += part
+        finally:
+            os.close(reading)
+    if len(parts) > largest:
+        raise OSError(errno.EFBIG, f"is longer than {largest} bytes", path)
+    return bytes(parts)
+
+
+def list_directory(path: str, rule: FileRule, *, root: str = "/") -> list[str]:
+    """The names in a directory, sorted. Errors: `OSError`, as `read_file`."""
+    with _opened(path, rule, root) as number:
+        if not stat.S_ISDIR(os.fstat(number).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        return sorted(os.listdir(f"/proc/self/fd/{number}"))
+
+
+def check_directory(path: str, rule: FileRule, *, root: str = "/") -> None:
+    """Errors: `OSError` unless it is a directory that the rule admits."""
+    with _opened(path, rule, root) as number:
+        if not stat.S_ISDIR(os.fstat(number).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+
+
+def check_socket(path: str, rule: FileRule, *, root: str = "/") -> None:
+    """Errors: `OSError` unless it is a socket that the rule admits.
+
+    Of a socket that everybody may connect to only the owner counts: who may write decides who may ask it.
+    """
+    with _opened(path, rule, root, socket=True) as number:
+        if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            raise UntrustedFileError(path, "is no socket")
+
+
+def check_program(path: str) -> os.stat_result:
+    """The facts of a program that only root can change. Errors: `OSError` for any other."""
+    with _opened(path, FileRule.ROOT, "/") as number:
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode):
+            raise UntrustedFileError(path, f"is {_kind(found.st_mode)}, no regular file")
+        return found
+
+
+def root_only(found: os.stat_result) -> str:
+    """Why somebody other than root can change this file or directory; empty: nobody can."""
+    if found.st_uid != 0:
+        return f"belongs to uid {found.st_uid}, not to root"
+    if found.st_mode & _WRITABLE:
+        who = "everybody" if found.st_mode & stat.S_IWOTH else f"group {found.st_gid}"
+        return f"can be written by {who}"
+    return ""
+
+
+@contextmanager
+def _opened(path: str, rule: FileRule, root: str, *, socket: bool = False) -> Iterator[int]:
+    """An O_PATH descriptor: it tells what the file is, without any effect on it."""
+    if not path.startswith("/") or "\0" in path:
+        raise OSError(errno.EINVAL, "is no absolute path", path)
+    if root != "/":
+        number = os.open(_inside(path, root), _PATH)
+    elif rule is FileRule.ROOT:
+        number = walk(path, "/", socket=socket)
+    else:
+        number = os.open(path, _PATH)
+    try:
+        yield number
+    finally:
+        os.close(number)
+
+
+def _inside(path: str, root: str) -> str:
+    """The file below the prefix, with its links resolved. Errors: `UntrustedFileError` for one that leads out."""
+    base = os.path.realpath(root)
+    real = os.path.realpath(os.path.join(base, path.lstrip("/")))
+    if real != base and not real.startswith(f"{base.rstrip('/')}/"):
+        raise UntrustedFileError(path, "leads out of the copied node")
+    return real
+
+
+def walk(path: str, base: str, *, links: int = _LINKS, socket: bool = False) -> int:
+    """Follow ``path`` from the directory ``base``, part by part: an O_PATH descriptor of what it names.
+
+    ``links``: symbolic links that may be followed on the way; they are read within ``base``. ``socket``: the mode of a
+    socket does not count.
+    Errors: `UntrustedFileError` when anybody but root can change anything on the way; `OSError`.
+    """
+    directories = [os.open(base, _PATH | os.O_DIRECTORY)]
+    try:
+        _admit(os.fstat(directories[0]), "/")
+        parts = deque(path.split("/"))
+        while parts:
+            part = parts.popleft()
+            if part in {"", "."}:
+                continue
+            if part == "..":
+                if len(directories) > 1:
+                    os.close(directories.pop())
+                continue
+            number = os.open(part, _PATH | os.O_NOFOLLOW, dir_fd=directories[-1])
+            directories.append(number)
+            found = os.fstat(number)
+            if stat.S_ISLNK(found.st_mode):
+                links -= 1
+                if links < 0:
+                    raise UntrustedFileError(path, f"has a symbolic link, {part}, on its way")
+                if found.st_uid != 0:
+                    raise UntrustedFileError(path, f"{part} is a symbolic link of uid {found.st_uid}")
+                target = os.readlink("", dir_fd=number)
+                os.close(directories.pop())
+                while target.startswith("/") and len(directories) > 1:
+                    os.close(directories.pop())
+                parts.extendleft(reversed(target.split("/")))
+                continue
+            if stat.S_ISDIR(found.st_mode):
+                _admit(found, part)
+                continue
+            if any(rest not in {"", "."} for rest in parts):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            if not (socket and stat.S_ISSOCK(found.st_mode) and found.st_uid == 0):
+                _admit(found, part)
+        return directories.pop()
+    finally:
+        for number in directories:
+            os.close(number)
+
+
+def _admit(found: os.stat_result, name: str) -> None:
+    if reason := root_only(found):
+        raise UntrustedFileError(name, f"{name} {reason}")
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
+    return kinds.get(stat.S_IFMT(mode), "a device")

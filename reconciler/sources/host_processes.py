@@ -1,0 +1,321 @@
+"""Which process is the node's own kubelet: a name is free to everybody, so the name alone proves nothing.
+
+A process is believed when all of this holds, before and after its arguments are read:
+
+- all four of its user ids are 0;
+- it is in the user, PID and mount namespace of process 1 (in ours, where we lack the right to see those of process 1);
+- no hierarchy shows it in a pod's group (``kubepods``, whatever the cgroup driver makes of it);
+- its first argument and its executable both have the name that is looked for;
+- its executable is a regular file that root alone can write, in directories that root alone can write, and the path
+  in process 1's file system leads to this same file.
+
+Where the operator names the program (``kubelet.executable``), its path takes the place of the name, and the process may
+be in a mount namespace of its own (a kubelet in a container); the path is then looked up there.
+
+Only one such process is believed. Of several none is: which of them is the node's is the operator's to say.
+
+**A copied node** (a prefix other than ``/``) has no processes: a ``cmdline`` there is a file that was copied. Only the
+name is compared, for there is nothing else; nothing that a copied node names is executed or connected to.
+
+**Cost**: 10 µs for each process of the machine, and 100 µs for each that has the name; what is read of one is bounded.
+Source: proc(5), namespaces(7).
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Mapping
+from typing import Final, final
+
+from msgspec import Struct
+
+from reconciler.safefiles import UntrustedFileError, root_only, walk
+
+KUBELETS: Final[Mapping[str, tuple[str, ...]]] = {"kubelet": (), "hyperkube": ("kubelet",)}
+"""Programs that are a kubelet, by the name of their file, with the words that must follow it."""
+
+_HEAD: Final = 4096
+"""Bytes of a command line that tell its name."""
+_MOST_ARGUMENTS: Final = 128 * 1024
+_MOST_TEXT: Final = 64 * 1024
+_MOST_SHOWN: Final = 4
+_POD: Final = b"kubepods"
+
+
+class HostProcess(Struct, frozen=True, kw_only=True):
+    """A believed process. ``arguments``: after its name. ``executable``: as its own mount namespace names it.
+
+    ``program``: device and inode of the executable; None on a copied node. ``parent``: the parent's pid.
+    """
+
+    pid: int
+    arguments: tuple[str, ...]
+    executable: str = ""
+    program: tuple[int, int] | None = None
+    parent: int = 0
+
+
+class Rejected(Struct, frozen=True, kw_only=True):
+    """A process that has the name and is not believed, with the reason."""
+
+    pid: int
+    reason: str
+
+
+class HostSearch(Struct, frozen=True, kw_only=True):
+    """What a search found. ``process`` is None when nothing or more than one is believed; ``problems`` says why.
+
+    ``rejected``: the first of those that are not believed; ``rejections``: how many there are.
+    """
+
+    process: HostProcess | None = None
+    candidates: tuple[HostProcess, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    rejections: int = 0
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """A message for every reason why a process is not believed."""
+        found = []
+        if len(self.candidates) > 1:
+            pids = ", ".join(str(one.pid) for one in self.candidates[:_MOST_SHOWN])
+            found.append(
+                f"{len(self.candidates)} kubelets run here (processes {pids}): none is believed; "
+                "kubelet.executable can name the program of this node's"
+            )
+        found += [f"process {one.pid} has a kubelet's name and is not believed: {one.reason}" for one in self.rejected]
+        if more := self.rejections - len(self.rejected):
+            found.append(f"{more} more processes have a kubelet's name and are not believed")
+        return tuple(found)
+
+
+class _RefusedError(Exception):
+    """The process is not believed; the text says why."""
+
+
+class _GoneError(Exception):
+    """The process has ended, or another one has its id now."""
+
+
+def find_host_process(
+    programs: Mapping[str, tuple[str, ...]] = KUBELETS,
+    *,
+    root: str = "/",
+    executable: str | None = None,
+    copied: bool | None = None,
+) -> HostSearch:
+    """Look through ``root``'s /proc once. ``executable``: the operator's word, see the module's text.
+
+    ``copied`` None: where the prefix is not ``/``. Errors: none; what cannot be read is not believed.
+    """
+    proc = os.path.join(root, "proc")
+    try:
+        pids = sorted(int(name) for name in os.listdir(proc) if name.isdecimal() and name.isascii())
+    except OSError:
+        return HostSearch()
+    if copied if copied is not None else root != "/":
+        return _copied(proc, pids, programs, executable)
+    search = _Search(proc, programs, executable)
+    candidates: list[HostProcess] = []
+    rejected: list[Rejected] = []
+    rejections = 0
+    for pid in pids:
+        try:
+            if search.has_name(pid):
+                candidates.append(search.verified(pid))
+        except _GoneError:
+            continue
+        except _RefusedError as exc:
+            rejections += 1
+            if len(rejected) < _MOST_SHOWN:
+                rejected.append(Rejected(pid=pid, reason=str(exc)))
+    candidates = _without_children(candidates)
+    return HostSearch(
+        process=candidates[0] if len(candidates) == 1 else None,
+        candidates=tuple(candidates),
+        rejected=tuple(rejected),
+        rejections=rejections,
+    )
+
+
+def _copied(proc: str, pids: list[int], programs: Mapping[str, tuple[str, ...]], executable: str | None) -> HostSearch:
+    found = []
+    for pid in pids:
+        try:
+            words = _words(_read(f"{proc}/{pid}/cmdline", _MOST_ARGUMENTS))
+        except OSError:
+            continue
+        if (arguments := _arguments(words, programs, executable)) is not None:
+            found.append(HostProcess(pid=pid, arguments=arguments))
+    return HostSearch(process=found[0] if len(found) == 1 else None, candidates=tuple(found))
+
+
+def _without_children(candidates: list[HostProcess]) -> list[HostProcess]:
+    """A program that starts another is there twice for a moment, until the child has its own program."""
+    programs = {one.pid: one.program for one in candidates}
+    return [one for one in candidates if programs.get(one.parent) != one.program]
+
+
+@final
+class _Search:
+    """One look at the processes of one machine."""
+
+    def __init__(self, proc: str, programs: Mapping[str, tuple[str, ...]], executable: str | None) -> None:
+        self._proc = proc
+        self._programs = programs
+        self._executable = executable
+        self._host = f"{proc}/1"
+        try:
+            os.readlink(f"{self._host}/ns/mnt")
+        except PermissionError:
+            self._host = f"{proc}/self"
+        except OSError:
+            pass  # nothing is believed
+
+    def has_name(self, pid: int) -> bool:
+        """Whether it calls itself so, or runs the named program. Cheap, and no proof."""
+        try:
+            if self._executable is not None:
+                return os.readlink(f"{self._proc}/{pid}/exe") == self._executable
+            words = _words(_read(f"{self._proc}/{pid}/cmdline", _HEAD))
+        except OSError:
+            return False
+        return _arguments(words, self._programs, None) is not None
+
+    def verified(self, pid: int) -> HostProcess:
+        """The process, when it is believed. Errors: `_RefusedError`, `_GoneError`."""
+        directory = f"{self._proc}/{pid}"
+        try:
+            owner = os.stat(directory).st_uid
+            if owner != 0:
+                raise _RefusedError(f"it runs as uid {owner}")
+            start = _start(directory)
+            self._check_identity(directory)
+            link, program = self._check_program(directory)
+            text = _read(f"{directory}/cmdline", _MOST_ARGUMENTS + 1)
+            if len(text) > _MOST_ARGUMENTS:
+                raise _RefusedError(f"its arguments are longer than {_MOST_ARGUMENTS} bytes")
+            arguments = _arguments(_words(text), self._programs, self._executable)
+            if arguments is None:
+                raise _GoneError
+            # Again: the id may be another process's by now, and a process may have become another program.
+            parent = self._check_identity(directory)
+            if self._check_program(directory) != (link, program) or _start(directory) != start:
+                raise _GoneError
+        except (FileNotFoundError, ProcessLookupError) as exc:
+            raise _GoneError from exc
+        except OSError as exc:
+            raise _RefusedError(f"it cannot be verified: {exc.strerror or exc} (as root it can)") from exc
+        name = link.rpartition("/")[2]
+        if self._executable is None and (name not in self._programs or not _called(text, name)):
+            raise _RefusedError(f"its program is {link}")
+        return HostProcess(pid=pid, arguments=arguments, executable=link, program=program, parent=parent)
+
+    def _check_identity(self, directory: str) -> int:
+        """User ids, namespaces and groups; the parent's pid."""
+        status = _read(f"{directory}/status", _MOST_TEXT)
+        uids = _field(status, b"Uid:").split()
+        if len(uids) != 4 or any(uid != b"0" for uid in uids):
+            raise _RefusedError(f"it runs as uid {b'/'.join(uids).decode(errors='replace') or 'unknown'}")
+        # A kubelet in a container has file systems of its own, and may have process ids of its own beside ours.
+        for space in ("user",) if self._executable is not None else ("user", "pid", "mnt"):
+            if os.readlink(f"{directory}/ns/{space}") != os.readlink(f"{self._host}/ns/{space}"):
+                raise _RefusedError(f"it is not in the {space} namespace of process 1")
+        groups = _read(f"{directory}/cgroup", _MOST_TEXT)
+        if _POD in groups:
+            raise _RefusedError("it is in a pod's cgroup")
+        if not groups or len(groups) >= _MOST_TEXT:
+            raise _RefusedError("its cgroup is not known")
+        parent = _field(status, b"PPid:")
+        return int(parent) if parent.isdigit() else 0
+
+    def _check_program(self, directory: str) -> tuple[str, tuple[int, int]]:
+        """The executable's path, device and inode."""
+        link = os.readlink(f"{directory}/exe")
+        if self._executable is not None and link != self._executable:
+            raise _GoneError
+        number = os.open(f"{directory}/exe", os.O_PATH | os.O_CLOEXEC)
+        try:
+            running = os.fstat(number)
+        finally:
+            os.close(number)
+        if not stat.S_ISREG(running.st_mode):
+            raise _RefusedError("its program is no regular file")
+        if reason := root_only(running):
+            raise _RefusedError(f"its program {link} {reason}")
+        if link.endswith(" (deleted)") or not running.st_nlink:
+            raise _RefusedError(f"its program {link} has been replaced or removed since it started: restart it")
+        base = f"{directory}/root" if self._executable is not None else f"{self._host}/root"
+        try:
+            named = walk(link, base, links=0)
+        except UntrustedFileError as exc:
+            raise _RefusedError(f"its program {link}: {exc.strerror}") from exc
+        except FileNotFoundError as exc:
+            raise _RefusedError(f"its program {link} is not there") from exc
+        try:
+            found = os.fstat(named)
+        finally:
+            os.close(named)
+        if (found.st_dev, found.st_ino) != (running.st_dev, running.st_ino):
+            raise _RefusedError(f"its program {link} has been replaced since it started: restart it")
+        return link, (running.st_dev, running.st_ino)
+
+
+def _arguments(
+    words: list[str], programs: Mapping[str, tuple[str, ...]], executable: str | None
+) -> tuple[str, ...] | None:
+    """The arguments after the program's name; None when the name is another."""
+    if not words:
+        return None
+    if executable is not None:
+        # Its path is the proof of its name; a program for many purposes is told its purpose by its name, or first.
+        needed: tuple[str, ...] | None
+        if words[1:2] == ["kubelet"]:
+            needed = ("kubelet",)
+        else:
+            needed = programs.get(os.path.basename(executable), ()) if os.path.basename(words[0]) != "kubelet" else ()
+    else:
+        needed = programs.get(os.path.basename(words[0]))
+    if needed is None or tuple(words[1 : 1 + len(needed)]) != needed:
+        return None
+    return tuple(words[1 + len(needed) :])
+
+
+def _called(text: bytes, name: str) -> bool:
+    return os.path.basename(os.fsdecode(text.partition(b"\0")[0])) == name
+
+
+def _words(text: bytes) -> list[str]:
+    words = [os.fsdecode(word) for word in text.split(b"\0")]
+    while words and not words[-1]:
+        words.pop()
+    return words
+
+
+def _start(directory: str) -> bytes:
+    """Ticks since boot: two processes of one id have different ones."""
+    fields = _read(f"{directory}/stat", _HEAD).rpartition(b")")[2].split()
+    if len(fields) < 20:
+        raise _GoneError
+    return fields[19]
+
+
+def _field(status: bytes, name: bytes) -> bytes:
+    """The kernel escapes line ends in a process's name: a line that begins so is the kernel's."""
+    return next((line[len(name) :].strip() for line in status.split(b"\n") if line.startswith(name)), b"")
+
+
+def _read(path: str, most: int) -> bytes:
+    """The first ``most`` bytes of a file of /proc. Errors: `OSError`."""
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        parts = bytearray()
+        while len(parts) < most and (part := os.read(number, min(1 << 16, most - len(parts)))):
+            parts += part
+        return bytes(parts)
+    except OSError as exc:
+        if exc.errno == errno.ESRCH:
+            raise ProcessLookupError(errno.ESRCH, "it has ended") from exc
+        raise
+    finally:
+        os.close(number)
