@@ -4,7 +4,6 @@ Exit codes: 0 asked to stop; 1 an essential part failed; 2 bad usage or configur
 4 the store is of a newer version.
 """
 
-import argparse
 import os
 import signal
 import sys
@@ -20,6 +19,9 @@ from reconciler import __version__, configfile, logs, memory
 from reconciler.agent import Agent
 from reconciler.alerts.plainwords import component_alert
 from reconciler.binder import ConfigError
+from reconciler.cli.main import to_output
+from reconciler.cli.options import Parser
+from reconciler.cli.output import complain_lines, prepare, write
 from reconciler.config import Config, Mode, OnStop
 from reconciler.configfile import DEFAULT_PATH, Loaded
 from reconciler.instance import AlreadyRunningError, InstanceLock
@@ -177,9 +179,9 @@ class Daemon:
         return ()
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The program's options."""
-    top = argparse.ArgumentParser(prog="bypassd", description=(__doc__ or "").partition("\n")[0])
+    top = Parser(prog="bypassd", description=(__doc__ or "").partition("\n")[0])
     top.add_argument("--version", action="version", version=f"bypassd {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="run the agent in the foreground")
@@ -192,18 +194,23 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program. Returns the exit code."""
+    prepare()
     options = parser().parse_args(arguments)
     path = options.config or DEFAULT_PATH
     try:
         loaded = configfile.load(path, required=options.config is not None)
     except ConfigError as exc:
-        print(exc, file=sys.stderr)
+        complain_lines(str(exc))
         return EXIT_USAGE
     if options.command == "check-config":
-        print(f"{', '.join(loaded.files) or 'no file: the defaults hold'}: good")
-        return 0
+        return to_output(lambda: _good(loaded), "bypassd")
     logs.setup(loaded.config.log.level, loaded.config.log.format)
     return _run(Daemon(loaded, dry_run=options.dry_run))
+
+
+def _good(loaded: Loaded) -> int:
+    write(f"{', '.join(loaded.files) or 'no file: the defaults hold'}: good\n")
+    return 0
 
 
 def _run(daemon: Daemon) -> int:

@@ -34,6 +34,8 @@ from typing import Final
 
 import msgpack
 
+from state.printable import encodable, printable_json
+
 SCHEMA: Final = 1
 FORMATS: Final = ("json", "yaml", "msgpack")
 
@@ -172,22 +174,36 @@ def from_store(dump: Mapping[str, object], at: float) -> dict[str, object]:
 
 
 def render(found: Mapping[str, object], form: str) -> bytes:
-    """The document in one of `FORMATS`; text forms end in a newline. Errors: `ValueError` for another format."""
+    """The document in one of `FORMATS`; text forms end in a newline and are safe to print on a terminal.
+
+    Errors: `ValueError` for another format.
+    """
     renderer = _RENDERERS.get(form)
     if renderer is None:
         raise ValueError(f"{form!r} is not one of {', '.join(FORMATS)}")
-    return renderer(found)
+    try:
+        return renderer(found)
+    except UnicodeEncodeError:
+        return renderer(encodable(found))
 
 
 def _json(found: Mapping[str, object]) -> bytes:
-    return (json.dumps(found, indent=2, ensure_ascii=False) + "\n").encode()
+    return (printable_json(json.dumps(found, indent=2, ensure_ascii=False)) + "\n").encode()
+
+
+def yaml_bytes(value: object, width: int = 120) -> bytes:
+    """Plain data as YAML. The library escapes C0 and C1, but nothing above where text need not be ASCII."""
+    import yaml  # noqa: PLC0415  (15 ms that the other formats do not pay)
+
+    for unicode in (True, False):
+        text: str = yaml.dump(value, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=unicode, width=width)
+        if text.replace("\n", "").isprintable():
+            break
+    return text.encode()
 
 
 def _yaml(found: Mapping[str, object]) -> bytes:
-    import yaml  # noqa: PLC0415  (15 ms that the other formats do not pay)
-
-    text: str = yaml.dump(found, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True, width=120)
-    return text.encode()
+    return yaml_bytes(found)
 
 
 def _msgpack(found: Mapping[str, object]) -> bytes:

@@ -1,6 +1,5 @@
 """``bypassctl alert test``: tell every sink of a test, through the daemon, or without one from the configuration."""
 
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +8,7 @@ from reconciler.cli import places, words
 from reconciler.cli.client import Unreachable, ask
 from reconciler.cli.control import who
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.output import emit
+from reconciler.cli.output import complain, emit
 from reconciler.cli.screen import Mark, Table, show
 
 _PATIENCE_S = 620.0
@@ -46,7 +45,7 @@ def _through(options: Namespace) -> list[dict[str, Any]]:  # the shape of a JSON
             return list(answer["sinks"])
         except Unreachable as exc:
             why = str(exc)
-    print(f"bypassctl: {why}; the sinks are tried from here, as configured", file=sys.stderr)
+    complain(f"{why}; the sinks are tried from here, as configured")
     return [dict(one) for one in _directly(options)]
 
 

@@ -1,12 +1,12 @@
 """``bypassctl config``: the configuration in force, and where each value was written."""
 
-import sys
 from argparse import Namespace
 
 from reconciler import configfile
 from reconciler.binder import ConfigError
 from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.output import complain_lines, write
 from reconciler.configdoc import explain
 
 
@@ -16,7 +16,7 @@ def run(options: Namespace) -> int:
         loaded = configfile.load(places.config_path(options), required=options.config is not None)
     except ConfigError as exc:
         # One line each, unlike other mistakes: every one of them has a place of its own.
-        print(exc, file=sys.stderr)
+        complain_lines(str(exc))
         return Exit.USAGE
     try:
         text = explain(loaded, options.key)
@@ -24,5 +24,5 @@ def run(options: Namespace) -> int:
         raise CliError(f"{options.key}: there is no such setting", Exit.NOT_FOUND) from exc
     if options.action == "show":
         text = "".join(f"{one}\n" for one in text.splitlines() if not one.startswith("  "))
-    sys.stdout.write(text)
+    write(text)
     return Exit.OK

@@ -1,11 +1,16 @@
 """The command line: every command with its options, declared once. Parser, help and completion come from here."""
 
 import argparse
+import sys
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from reconciler import __version__
+from reconciler.cli.output import complain_lines, write
 from state.machine_syntax import SYNTAX
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 FORMATS: Final = ("table", "json", "yaml", "msgpack")
 SHORT_FORMATS: Final = ("table", "json", "yaml")
@@ -21,6 +26,20 @@ class Command(NamedTuple):
     module: str
     formats: tuple[str, ...] = SHORT_FORMATS
     add: Callable[[argparse.ArgumentParser], None] | None = None
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that writes as the commands do: its messages quote what was given, which may come from anywhere.
+
+    The library's own way would also be silent about a help text that a full disk did not take.
+    """
+
+    def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
+        # First, because either may be None.
+        if file is sys.stderr:
+            complain_lines(message.rstrip("\n"))
+        else:
+            write(message)
 
 
 def seconds(text: str) -> float:
@@ -140,9 +159,7 @@ COMMANDS: Final = (
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
     """The whole command line; with ``only``, just that command: the others' options cost 10 ms to declare."""
-    top = argparse.ArgumentParser(
-        prog="bypassctl", description="Shows what bypassd knows, wants and did on this node, and undoes it."
-    )
+    top = Parser(prog="bypassctl", description="Shows what bypassd knows, wants and did on this node, and undoes it.")
     top.add_argument("--version", action="version", version=f"bypassctl {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:

@@ -1,12 +1,117 @@
-"""Machine-readable output, the same for every command."""
+"""The edge of a program's output: documents, lines and messages, safe for a terminal whatever is in them.
 
+Everything that a command writes goes through here or through `screen`. A standard output that is closed or full ends
+the program with `Exit.OUTPUT`, and one whose reader has seen enough (head, less) with 0; never with a traceback.
+"""
+
+import io
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Final, TextIO
+
+from cgroupfs.errors import errno_name
+from reconciler.cli.exits import CliError, Exit
+from state.printable import LONGEST, printable, printable_lines
+
+_STANDARD: Final = (0, 1, 2)
+
+
+class OutputError(CliError):
+    """Standard output cannot be written. What the command was to do is done all the same.
+
+    ``code`` is `Exit.OK` when its reader has seen enough (head, less), which is no failure.
+    """
+
+    def __init__(self, why: str, code: Exit = Exit.OUTPUT) -> None:
+        super().__init__(f"standard output cannot be written: {why}", code)
+
+
+def prepare() -> None:
+    """Have standard streams that no text can break: once, before anything is written.
+
+    A character that the terminal's encoding does not have becomes an escape. A stream that is closed becomes one that
+    is: the next file to be opened would take its number, and be written to.
+    """
+    for number in _STANDARD:
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is this one. Programs that we start have it, too.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    sys.excepthook = _uncaught
+
+
+@contextmanager
+def guarded() -> Iterator[TextIO]:
+    """Standard output. Errors: `OutputError` when it does not take what the block writes."""
+    if sys.stdout is None:
+        raise OutputError("it is closed")
+    try:
+        yield sys.stdout
+    except BrokenPipeError as exc:
+        raise OutputError("its reader has gone", Exit.OK) from exc
+    except OSError as exc:
+        raise OutputError(errno_name(exc.errno)) from exc
 
 
 def emit(found: Mapping[str, object], form: str) -> None:
-    """Write a document to standard output as ``json``, ``yaml`` or ``msgpack``."""
+    """Write a document to standard output as ``json``, ``yaml`` or ``msgpack``.
+
+    Errors: `CliError` for msgpack on a terminal: it is binary, and a terminal would obey it.
+    """
     from state.dump import render  # noqa: PLC0415  (msgpack: 5 ms that tables do not pay)
 
-    sys.stdout.buffer.write(render(found, form))
-    sys.stdout.buffer.flush()
+    with guarded() as out:
+        if form == "msgpack" and out.isatty():
+            raise CliError("-o msgpack is binary; send it to a file or a pipe", Exit.USAGE)
+        out.buffer.write(render(found, form))
+        out.buffer.flush()
+
+
+def write(text: str) -> None:
+    """Write lines to standard output."""
+    with guarded() as out:
+        out.write(printable_lines(text, LONGEST))
+
+
+def complain(text: str, program: str = "bypassctl") -> None:
+    """One line on standard error. Where that cannot be written there is nowhere else to say so."""
+    _to_stderr(f"{program}: {printable(' '.join(text.split()), LONGEST)}\n")
+
+
+def complain_lines(text: str) -> None:
+    """Several lines on standard error, such as the problems of a configuration."""
+    _to_stderr(f"{printable_lines(text, LONGEST)}\n")
+
+
+def finish() -> None:
+    """Flush standard output. Errors: `OutputError`."""
+    if sys.stdout is not None:
+        with guarded() as out:
+            out.flush()
+
+
+def give_up() -> None:
+    """Throw away what standard output did not take: Python would try once more at exit, and complain."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _uncaught(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
+    """A mistake of ours, with its traceback; the exception's text may be anybody's."""
+    import traceback  # noqa: PLC0415  (rare)
+
+    complain_lines("".join(traceback.format_exception(kind, exc, trace)).rstrip("\n"))
+
+
+def _to_stderr(text: str) -> None:
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
