@@ -21,7 +21,7 @@ from reconciler.alerts.plainwords import component_alert
 from reconciler.binder import ConfigError
 from reconciler.cli.main import to_output
 from reconciler.cli.options import Parser
-from reconciler.cli.output import complain_lines, prepare, write
+from reconciler.cli.output import complain_lines, prepared, write
 from reconciler.config import Config, Mode, OnStop
 from reconciler.configfile import DEFAULT_PATH, Loaded
 from reconciler.instance import AlreadyRunningError, InstanceLock
@@ -133,6 +133,7 @@ class Daemon:
             busy = self.agent.reconciler.busy_since if self.agent is not None else None
             if busy is None or time.monotonic() - busy < _STUCK_S:
                 self.heartbeat.beat()
+            logs.write_due()
             await trio.sleep(_BEAT_S)
 
     def _statuses(self) -> list[ComponentStatus]:
@@ -194,7 +195,11 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program. Returns the exit code."""
-    prepare()
+    with prepared():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     options = parser().parse_args(arguments)
     path = options.config or DEFAULT_PATH
     try:
@@ -205,6 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "check-config":
         return to_output(lambda: _good(loaded), "bypassd")
     logs.setup(loaded.config.log.level, loaded.config.log.format)
+    sys.excepthook = logs.uncaught
     return _run(Daemon(loaded, dry_run=options.dry_run))
 
 
@@ -227,6 +233,8 @@ def _run(daemon: Daemon) -> int:
         if not all(isinstance(leaf, AgentError) for leaf in leaves):
             raise
         return _told(log, leaves)
+    finally:
+        logs.write_due(all_of_them=True)
     return 0
 
 

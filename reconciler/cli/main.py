@@ -24,29 +24,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def to_output(run: Callable[[], int], program: str = "bypassctl") -> int:
     """Run a part of a program that writes to standard output; its exit code, or that of what went wrong."""
-    output.prepare()
-    try:
+    with output.prepared():
         try:
-            code = run()
-        except SystemExit as exc:
-            # --help, --version, and what argparse refuses.
-            code = int(exc.code or 0)
-        except output.OutputError:
-            raise
-        except CliError as exc:
-            code = _failed(str(exc), exc.code, program)
-        except InputError as exc:
-            code = _failed(str(exc), Exit.USAGE, program)
-        except AgentError as exc:
-            code = _failed(str(exc), Exit.REFUSED, program)
-        output.finish()
-    except output.OutputError as exc:
-        output.give_up()
-        if exc.code is not Exit.OK:
-            output.complain(str(exc), program)
-        return int(exc.code)
-    except KeyboardInterrupt:
-        return 130
+            return _until_written(run, program)
+        except output.OutputError as exc:
+            output.give_up()
+            if exc.code is not Exit.OK:
+                output.complain(str(exc), program)
+            return int(exc.code)
+        except KeyboardInterrupt:
+            return 130
+
+
+def _until_written(run: Callable[[], int], program: str) -> int:
+    try:
+        code = run()
+    except SystemExit as exc:
+        # --help, --version, and what argparse refuses.
+        code = int(exc.code or 0)
+    except output.OutputError:
+        raise
+    except CliError as exc:
+        code = _failed(str(exc), exc.code, program)
+    except InputError as exc:
+        code = _failed(str(exc), Exit.USAGE, program)
+    except AgentError as exc:
+        code = _failed(str(exc), Exit.REFUSED, program)
+    output.finish()
     return code
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Final, TextIO
+from typing import Final, TextIO, cast, final
 
 from cgroupfs.errors import errno_name
 from reconciler.cli.exits import CliError, Exit
@@ -29,11 +29,13 @@ class OutputError(CliError):
         super().__init__(f"standard output cannot be written: {why}", code)
 
 
-def prepare() -> None:
-    """Have standard streams that no text can break: once, before anything is written.
+@contextmanager
+def prepared() -> Iterator[None]:
+    """Have standard streams that no text can break while the block runs.
 
-    A character that the terminal's encoding does not have becomes an escape. A stream that is closed becomes one that
-    is: the next file to be opened would take its number, and be written to.
+    A character that the terminal's encoding does not have becomes an escape. The number of a stream that is closed is
+    taken: the next file to be opened would have it, and be written to. Of standard error all texts are made safe, as
+    libraries, warnings and modules' own log lines go there by themselves.
     """
     for number in _STANDARD:
         try:
@@ -45,6 +47,13 @@ def prepare() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.excepthook = _uncaught
+    before = sys.stderr
+    if before is not None:
+        sys.stderr = cast("TextIO", _Safe(before))
+    try:
+        yield
+    finally:
+        sys.stderr = before
 
 
 @contextmanager
@@ -101,6 +110,35 @@ def give_up() -> None:
     """Throw away what standard output did not take: Python would try once more at exit, and complain."""
     with suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@final
+class _Safe(io.TextIOBase):
+    """Passes on what is printable, and escapes of the rest."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    def write(self, text: str) -> int:
+        self._stream.write(printable_lines(text))
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
 
 
 def _uncaught(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
