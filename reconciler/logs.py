@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Final, TextIO, final
 
 from reconciler.logfold import FoldingHandler
-from state.printable import printable
+from state.printable import encodable, printable
 
 ROOT: Final = "bypassd"
 OURS: Final = (ROOT, "reconciler", "state", "resctrl", "cgroupfs")
@@ -190,11 +190,11 @@ class _Formatter(logging.Formatter, ABC):
         """The traceback's lines; the exception's text may be anybody's."""
         if not record.exc_info:
             return []
-        lines = [printable(line, _LONGEST) for line in self.formatException(record.exc_info).split("\n")]
+        lines = self.formatException(record.exc_info).split("\n")
         left_out = len(lines) - _MOST_LINES
         if left_out > 0:
             lines[_MOST_LINES // 2 : -_MOST_LINES // 2] = [f"({left_out} lines left out)"]
-        return lines
+        return [printable(line, _LONGEST) for line in lines]
 
     def name(self, record: logging.LogRecord) -> str:
         return record.name.removeprefix(f"{ROOT}.").removeprefix("reconciler.")
@@ -227,7 +227,7 @@ class JsonFormatter(_Formatter):
             # Its end says most.
             line["exc"] = "\n".join(self.trace(record))[-8 * longest :]
         # ASCII: it escapes whatever a terminal could obey, and needs no encoding of the stream's.
-        return json.dumps(line)
+        return json.dumps(encodable(line))
 
 
 @final

@@ -36,11 +36,12 @@ def printable_lines(text: str, longest: int | None = None) -> str:
 def printable_json(text: str) -> str:
     r"""A JSON text that may be written to a terminal: what is not printable within its strings as ``\uXXXX``.
 
-    Outside its strings a JSON text has line ends and printable ASCII only, and within them no line end.
+    Outside its strings a JSON text has line ends and printable ASCII only, and within them no line end. A lone
+    surrogate, which strict readers refuse even when it is escaped, becomes the text ``\udc80`` as with `encodable`.
     """
     if text.replace("\n", "").isprintable():
         return text
-    return "".join(char if char == "\n" or char.isprintable() else json.dumps(char)[1:-1] for char in text)
+    return "".join(char if char == "\n" or char.isprintable() else json.dumps(encodable(char))[1:-1] for char in text)
 
 
 def encodable(value: Any) -> Any:  # plain data of any shape, and the same shape back
