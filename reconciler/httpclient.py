@@ -22,7 +22,8 @@ from msgspec import Struct
 
 from cgroupfs.errors import SourceError
 from reconciler import __version__
-from reconciler.urls import split_url
+from reconciler.httpconfig import checked_token
+from reconciler.urls import MASK, shown_url, split_url
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -34,6 +35,8 @@ LONGEST_WAIT_S: Final = 3600.0
 _LARGEST: Final = 64 * 1024 * 1024
 # Of an answer that is read for what it says and not for its data.
 _MOST_KEPT: Final = 8 * 1024
+_LONGEST_TOKEN: Final = 64 * 1024
+_NO_HEADER: Final = "a header of the request has what no header can hold"
 _KEEPALIVE_S: Final = 120.0
 _CLOSE_S: Final = 1.0
 # With the system's certificates one is 0.8 MiB and takes 60 ms: sessions that trust the same share it while one lives.
@@ -69,6 +72,14 @@ class Peer(Struct, frozen=True, kw_only=True):
     insecure: bool = False
     timeout_s: float = 5.0
     inline: Inline = Inline()
+
+    def __repr__(self) -> str:
+        return f"Peer({self.name!r}, {self.shown!r})"
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages: without credentials."""
+        return shown_url(self.url)
 
     @property
     def secure(self) -> bool:
@@ -216,6 +227,9 @@ class HttpSession:
         try:
             url, host = _address(self._peer.url, request.path)
             fields = request.fields(host, token)
+        except UnicodeError:
+            # Its text, and what it holds, is the header's value: it is not kept as the cause either.
+            raise self._error(f"{what}{_NO_HEADER}") from None
         except ValueError as exc:
             raise self._error(f"{what}{exc}") from exc
         began, connecting = trio.current_time(), 0.0
@@ -239,6 +253,9 @@ class HttpSession:
                 if not good:
                     keep = _MOST_KEPT if keep is None else keep
                 body, whole = await _body(answer.aiter_stream(), _LARGEST, keep)
+                if not good and token:
+                    # What a server says of a request that it refuses may quote it, and is shown.
+                    body = body.replace(token.encode(), MASK.encode())
                 if not whole and good and most is not None:
                     raise self._error(f"{what}the answer is longer than {most >> 20} MiB")
                 return Answer(
@@ -248,6 +265,10 @@ class HttpSession:
                     seconds=trio.current_time() - began,
                     connect_s=began - connecting if connecting else 0.0,
                 )
+        except httpcore2.LocalProtocolError:
+            # Its text quotes the header's value, which may be a secret.
+            await self.aclose()
+            raise self._error(f"{what}{_NO_HEADER}") from None
         except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException) as exc:
             await self.aclose()
             raise self._error(f"{what}{_reason(exc)}") from exc
@@ -313,14 +334,18 @@ class HttpSession:
         version = _version(path)
         if self._token is None or self._token[0] != version:
             try:
-                with open(path, encoding="ascii") as file:
-                    self._token = (version, file.read().strip())
-            except (OSError, UnicodeDecodeError) as exc:
-                raise self._error(f"cannot read the token of {path}: {exc}") from exc
+                with open(path, encoding="ascii", newline="") as file:
+                    self._token = (version, checked_token(file.read(_LONGEST_TOKEN)))
+            except OSError as exc:
+                raise self._error(f"cannot read the token of {path}: {exc.strerror}") from exc
+            except UnicodeDecodeError:
+                raise self._error(f"cannot use the token of {path}: it is no ASCII text") from None
+            except ValueError as exc:
+                raise self._error(f"cannot use the token of {path}: {exc}") from exc
         return self._token[1]
 
     def _error(self, message: str) -> SourceError:
-        return SourceError(self._peer.name, f"{self._peer.url}: {message}")
+        return SourceError(self._peer.name, f"{self._peer.shown}: {message}")
 
 
 def retry_after_s(text: str | None, now_s: float) -> float | None:

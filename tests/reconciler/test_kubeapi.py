@@ -241,3 +241,30 @@ def test_how_long_it_wants_not_to_be_asked_is_in_the_header_else_in_its_own_acco
 ) -> None:
     answer = Answer(status=429, headers={} if header is None else {"retry-after": header})
     assert wait_s_of(answer, Status(details=Details(retry_after_s=told)), 1000.0) == wait_s
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("    client-certificate: ", '    token: "s3cr3t\\ns3cr3t"\n    client-certificate: '),
+        ("    client-certificate: ", "    token: s3cr3t x\n    client-certificate: "),
+        ("    client-certificate: ", "    token: [s3cr3t]\n    client-certificate: "),
+        ("    client-certificate: ", "    token: *s3cr3t\n    client-certificate: "),
+        ("    client-certificate: ", "    token: s3cr3t: x\n    client-certificate: "),
+        ("    client-certificate: ", "    client-key-data: s3cr3t-\n    client-certificate: "),
+        ("    client-certificate: ", "    exec: s3cr3t\n    client-certificate: "),
+        ("server: https://h", "server: ftp://u:s3cr3t@h"),
+        ("users:\n", "users: s3cr3t\nothers:\n"),
+    ],
+)
+def test_nothing_that_may_be_a_secret_is_quoted_from_a_kubeconfig(tmp_path: Path, change: tuple[str, str]) -> None:
+    text = KUBELETS.format(ca=encoded("CA"), server="https://h")
+    assert change[0] in text
+    write(tmp_path, "/k", text.replace(*change))
+    with pytest.raises(InputError) as caught:
+        read_kubeconfig("/k", name="x", root=str(tmp_path))
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "s3cr3t" not in str(error)
+        assert "s3cr3t" not in repr(vars(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
