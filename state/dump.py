@@ -16,7 +16,7 @@ Shape (``schema`` 1; keys are added, never renamed or removed within one schema 
 ``pods``        the daemon's pods (from the store: names and class only)
 ``settings``    what the last plan wants: ``path knob value policy reason pod_uid container_id``
 ``files``       the ledger in the order of first touch: the fields of `state.entry.Entry`
-``holds``       ``target reason by until``
+``holds``       the fields of `state.model.Hold`
 ``history``     newest first: ``seq`` and the fields of `state.entry.Event`
 ``sources``     sources of knowledge with their ages (empty from the store)
 ``alerts``      ``sinks`` with their counts, ``stored`` (some sink has yet to take them), ``recent``, newest first
@@ -95,7 +95,15 @@ SETTING_DEFAULTS: Final[Mapping[str, object]] = {
     "pod_uid": None,
     "container_id": None,
 }
-HOLD_DEFAULTS: Final[Mapping[str, object]] = {"target": "", "reason": "", "by": "", "until": None}
+HOLD_DEFAULTS: Final[Mapping[str, object]] = {
+    "target": "",
+    "reason": "",
+    "by": "",
+    "until": None,
+    "seconds": None,
+    "ends_boot_s": None,
+    "boot_id": "",
+}
 
 Row = Mapping[str, object]
 
