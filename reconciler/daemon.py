@@ -205,7 +205,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         loaded = configfile.load(path, required=options.config is not None)
     except ConfigError as exc:
-        complain_lines(str(exc))
+        complain_lines(exc.problems)
         return EXIT_USAGE
     if options.command == "check-config":
         return to_output(lambda: _good(loaded), "bypassd")

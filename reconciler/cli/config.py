@@ -16,7 +16,7 @@ def run(options: Namespace) -> int:
         loaded = configfile.load(places.config_path(options), required=options.config is not None)
     except ConfigError as exc:
         # One line each, unlike other mistakes: every one of them has a place of its own.
-        complain_lines(str(exc))
+        complain_lines(exc.problems)
         return Exit.USAGE
     try:
         text = explain(loaded, options.key)

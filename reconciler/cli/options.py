@@ -4,11 +4,12 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from reconciler import __version__
 from reconciler.cli.output import complain_lines, write
 from state.machine_syntax import SYNTAX
+from state.printable import LONGEST, printable
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -38,10 +39,14 @@ class Parser(argparse.ArgumentParser):
     The library's own way would also be silent about a help text that a full disk did not take.
     """
 
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, which is one line whatever was given, and exit."""
+        super().error(printable(message, LONGEST))
+
     def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
         # First, because either may be None.
         if file is sys.stderr:
-            complain_lines(message.rstrip("\n"))
+            complain_lines(message.splitlines())
         else:
             write(message)
 

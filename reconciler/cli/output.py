@@ -7,7 +7,7 @@ the program with `Exit.OUTPUT`, and one whose reader has seen enough (head, less
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, TextIO, cast, final
@@ -94,9 +94,9 @@ def complain(text: str, program: str = "bypassctl") -> None:
     _to_stderr(f"{program}: {printable(' '.join(text.split()), LONGEST)}\n")
 
 
-def complain_lines(text: str) -> None:
-    """Several lines on standard error, such as the problems of a configuration."""
-    _to_stderr(f"{printable_lines(text, LONGEST)}\n")
+def complain_lines(lines: Iterable[object]) -> None:
+    """Several lines on standard error, such as the problems of a configuration. None of them holds a line end."""
+    _to_stderr("".join(f"{printable(str(line), LONGEST)}\n" for line in lines))
 
 
 def finish() -> None:
@@ -106,10 +106,10 @@ def finish() -> None:
             out.flush()
 
 
-def give_up() -> None:
-    """Throw away what standard output did not take: Python would try once more at exit, and complain."""
+def give_up(stream: TextIO | None = None) -> None:
+    """Throw away what a stream (standard output) did not take: Python would try once more at exit, and complain."""
     with suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 
 
 @final
@@ -145,11 +145,13 @@ def _uncaught(kind: type[BaseException], exc: BaseException, trace: TracebackTyp
     """A mistake of ours, with its traceback; the exception's text may be anybody's."""
     import traceback  # noqa: PLC0415  (rare)
 
-    complain_lines("".join(traceback.format_exception(kind, exc, trace)).rstrip("\n"))
+    complain_lines("".join(traceback.format_exception(kind, exc, trace)).splitlines())
 
 
 def _to_stderr(text: str) -> None:
     if sys.stderr is not None:
-        with suppress(OSError, ValueError):
+        try:
             sys.stderr.write(text)
             sys.stderr.flush()
+        except (OSError, ValueError):
+            give_up(sys.stderr)
