@@ -1,7 +1,7 @@
 """``bypassd``: the daemon's program. Configuration, one instance, signals, systemd, and an orderly end.
 
 Exit codes: 0 asked to stop; 1 an essential part failed; 2 bad usage or configuration; 3 another instance runs;
-4 the store is of a newer version.
+4 the store is of a newer version; 6 standard output cannot be written (check-config, --help).
 """
 
 import os
@@ -19,9 +19,6 @@ from reconciler import __version__, configfile, logs, memory
 from reconciler.agent import Agent
 from reconciler.alerts.plainwords import component_alert
 from reconciler.binder import ConfigError
-from reconciler.cli.main import to_output
-from reconciler.cli.options import Parser
-from reconciler.cli.output import complain_lines, prepared, write
 from reconciler.config import Config, Mode, OnStop
 from reconciler.configfile import DEFAULT_PATH, Loaded
 from reconciler.instance import AlreadyRunningError, InstanceLock
@@ -29,6 +26,7 @@ from reconciler.notify import Heartbeat, Notifier, Watchdog, watchdog_interval_s
 from reconciler.place import Place, wait_for_place
 from reconciler.show import Show
 from reconciler.slices import share_interpreter
+from reconciler.streams import OutputError, Parser, complain, complain_lines, finish, give_up, prepared, write
 from reconciler.supervisor import Component, ComponentStatus, Health, Supervisor
 from reconciler.web import components as web
 from state.schema import NewerSchemaError
@@ -37,6 +35,7 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_RUNNING: Final = 3
 EXIT_NEWER: Final = 4
+EXIT_OUTPUT: Final = 6
 _STUCK_S: Final = 20.0
 """A look that takes longer than this means that the loop is no longer alive."""
 _BEAT_S: Final = 1.0
@@ -196,7 +195,15 @@ def parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program. Returns the exit code."""
     with prepared():
-        return _main(arguments)
+        try:
+            return _main(arguments)
+        except OutputError as exc:
+            # --help, --version and check-config: the daemon itself writes to standard error only.
+            give_up()
+            if exc.seen_enough:
+                return 0
+            complain(str(exc), "bypassd")
+            return EXIT_OUTPUT
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -208,15 +215,12 @@ def _main(arguments: Sequence[str] | None) -> int:
         complain_lines(exc.problems)
         return EXIT_USAGE
     if options.command == "check-config":
-        return to_output(lambda: _good(loaded), "bypassd")
+        write(f"{', '.join(loaded.files) or 'no file: the defaults hold'}: good\n")
+        finish()
+        return 0
     logs.setup(loaded.config.log.level, loaded.config.log.format)
     sys.excepthook = logs.uncaught
     return _run(Daemon(loaded, dry_run=options.dry_run))
-
-
-def _good(loaded: Loaded) -> int:
-    write(f"{', '.join(loaded.files) or 'no file: the defaults hold'}: good\n")
-    return 0
 
 
 def _run(daemon: Daemon) -> int:

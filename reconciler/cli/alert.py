@@ -8,8 +8,9 @@ from reconciler.cli import places, words
 from reconciler.cli.client import Unreachable, ask
 from reconciler.cli.control import who
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.output import complain, emit
+from reconciler.cli.output import emit
 from reconciler.cli.screen import Mark, Table, show
+from reconciler.streams import complain
 
 _PATIENCE_S = 620.0
 """One try of the slowest sink that can be configured."""

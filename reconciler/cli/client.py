@@ -46,11 +46,11 @@ def ask(
         found = json.loads(answer)
     except ValueError as exc:
         raise Unreachable(path, f"what answers there is no bypassd ({exc})") from exc
+    if status // 100 != 2:
+        words = found.get("error") if isinstance(found, dict) else None
+        raise Refused(status, str(words or f"it answered {status}"))
     if not isinstance(found, dict):
         raise Unreachable(path, f"what answers there is no bypassd ({type(found).__name__})")
-    if status // 100 != 2:
-        words = found.get("error")
-        raise Refused(status, str(words or f"it answered {status}"))
     return found
 
 

@@ -6,8 +6,8 @@ from reconciler import configfile
 from reconciler.binder import ConfigError
 from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.output import complain_lines, write
 from reconciler.configdoc import explain
+from reconciler.streams import complain_lines, write
 
 
 def run(options: Namespace) -> int:

@@ -5,12 +5,11 @@ library and the models only by commands that act or look at the node themselves.
 """
 
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 
 from cgroupfs.errors import AgentError, InputError
-from reconciler.cli import output
+from reconciler import streams
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.options import COMMANDS, parser
 
@@ -19,49 +18,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code (`Exit`)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     known = words and words[0] in {command.name for command in COMMANDS}
-    return to_output(lambda: _command(parser(only=words[0] if known else None).parse_args(words)))
-
-
-def to_output(run: Callable[[], int], program: str = "bypassctl") -> int:
-    """Run a part of a program that writes to standard output; its exit code, or that of what went wrong."""
-    with output.prepared():
+    with streams.prepared():
         try:
-            return _until_written(run, program)
-        except output.OutputError as exc:
-            output.give_up()
-            if exc.code is not Exit.OK:
-                output.complain(str(exc), program)
-            return int(exc.code)
+            return _until_written(words, words[0] if known else None)
+        except streams.OutputError as exc:
+            streams.give_up()
+            if exc.seen_enough:
+                return Exit.OK
+            streams.complain(str(exc))
+            return Exit.OUTPUT
         except KeyboardInterrupt:
             return 130
 
 
-def _until_written(run: Callable[[], int], program: str) -> int:
+def _until_written(words: Sequence[str], only: str | None) -> int:
     try:
-        code = run()
+        options = parser(only).parse_args(words)
+        code = int(import_module(f"reconciler.cli.{options.module}").run(options))
     except SystemExit as exc:
         # --help, --version, and what argparse refuses.
         code = int(exc.code or 0)
-    except output.OutputError:
+    except streams.OutputError:
         raise
     except CliError as exc:
-        code = _failed(str(exc), exc.code, program)
+        code = _failed(str(exc), exc.code)
     except InputError as exc:
-        code = _failed(str(exc), Exit.USAGE, program)
+        code = _failed(str(exc), Exit.USAGE)
     except AgentError as exc:
-        code = _failed(str(exc), Exit.REFUSED, program)
-    output.finish()
+        code = _failed(str(exc), Exit.REFUSED)
+    streams.finish()
     return code
 
 
-def _command(options: Namespace) -> int:
-    return int(import_module(f"reconciler.cli.{options.module}").run(options))
-
-
-def _failed(text: str, code: Exit, program: str) -> int:
+def _failed(text: str, code: Exit) -> int:
     # In the order in which it happened, where both go to one terminal.
-    output.finish()
-    output.complain(text, program)
+    streams.finish()
+    streams.complain(text)
     return int(code)
 
 

@@ -2,17 +2,12 @@
 
 import argparse
 import re
-import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple
 
 from reconciler import __version__
-from reconciler.cli.output import complain_lines, write
+from reconciler.streams import Parser
 from state.machine_syntax import SYNTAX
-from state.printable import LONGEST, printable
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsWrite
 
 FORMATS: Final = ("table", "json", "yaml", "msgpack")
 SHORT_FORMATS: Final = ("table", "json", "yaml")
@@ -31,24 +26,6 @@ class Command(NamedTuple):
     module: str
     formats: tuple[str, ...] = SHORT_FORMATS
     add: Callable[[argparse.ArgumentParser], None] | None = None
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that writes as the commands do: its messages quote what was given, which may come from anywhere.
-
-    The library's own way would also be silent about a help text that a full disk did not take.
-    """
-
-    def error(self, message: str) -> NoReturn:
-        """Print the usage and the message, which is one line whatever was given, and exit."""
-        super().error(printable(message, LONGEST))
-
-    def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
-        # First, because either may be None.
-        if file is sys.stderr:
-            complain_lines(message.splitlines())
-        else:
-            write(message)
 
 
 def seconds(text: str) -> float:

@@ -1,78 +1,15 @@
-"""The edge of a program's output: documents, lines and messages, safe for a terminal whatever is in them.
+"""Machine-readable output, the same for every command."""
 
-Everything that a command writes goes through here or through `screen`. A standard output that is closed or full ends
-the program with `Exit.OUTPUT`, and one whose reader has seen enough (head, less) with 0; never with a traceback.
-"""
+from collections.abc import Mapping
 
-import io
-import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from types import TracebackType
-from typing import Final, TextIO, cast, final
-
-from cgroupfs.errors import errno_name
 from reconciler.cli.exits import CliError, Exit
-from state.printable import LONGEST, printable, printable_lines
-
-_STANDARD: Final = (0, 1, 2)
-
-
-class OutputError(CliError):
-    """Standard output cannot be written. What the command was to do is done all the same.
-
-    ``code`` is `Exit.OK` when its reader has seen enough (head, less), which is no failure.
-    """
-
-    def __init__(self, why: str, code: Exit = Exit.OUTPUT) -> None:
-        super().__init__(f"standard output cannot be written: {why}", code)
-
-
-@contextmanager
-def prepared() -> Iterator[None]:
-    """Have standard streams that no text can break while the block runs.
-
-    A character that the terminal's encoding does not have becomes an escape. The number of a stream that is closed is
-    taken: the next file to be opened would have it, and be written to. Of standard error all texts are made safe, as
-    libraries, warnings and modules' own log lines go there by themselves.
-    """
-    for number in _STANDARD:
-        try:
-            os.fstat(number)
-        except OSError:
-            # The lowest free number is this one. Programs that we start have it, too.
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-    sys.excepthook = _uncaught
-    before = sys.stderr
-    if before is not None:
-        sys.stderr = cast("TextIO", _Safe(before))
-    try:
-        yield
-    finally:
-        sys.stderr = before
-
-
-@contextmanager
-def guarded() -> Iterator[TextIO]:
-    """Standard output. Errors: `OutputError` when it does not take what the block writes."""
-    if sys.stdout is None:
-        raise OutputError("it is closed")
-    try:
-        yield sys.stdout
-    except BrokenPipeError as exc:
-        raise OutputError("its reader has gone", Exit.OK) from exc
-    except OSError as exc:
-        raise OutputError(errno_name(exc.errno)) from exc
+from reconciler.streams import guarded
 
 
 def emit(found: Mapping[str, object], form: str) -> None:
     """Write a document to standard output as ``json``, ``yaml`` or ``msgpack``.
 
-    Errors: `CliError` for msgpack on a terminal: it is binary, and a terminal would obey it.
+    Errors: `CliError` for msgpack on a terminal: it is binary, and a terminal would obey it; `OutputError`.
     """
     from state.dump import render  # noqa: PLC0415  (msgpack: 5 ms that tables do not pay)
 
@@ -81,77 +18,3 @@ def emit(found: Mapping[str, object], form: str) -> None:
             raise CliError("-o msgpack is binary; send it to a file or a pipe", Exit.USAGE)
         out.buffer.write(render(found, form))
         out.buffer.flush()
-
-
-def write(text: str) -> None:
-    """Write lines to standard output."""
-    with guarded() as out:
-        out.write(printable_lines(text, LONGEST))
-
-
-def complain(text: str, program: str = "bypassctl") -> None:
-    """One line on standard error. Where that cannot be written there is nowhere else to say so."""
-    _to_stderr(f"{program}: {printable(' '.join(text.split()), LONGEST)}\n")
-
-
-def complain_lines(lines: Iterable[object]) -> None:
-    """Several lines on standard error, such as the problems of a configuration. None of them holds a line end."""
-    _to_stderr("".join(f"{printable(str(line), LONGEST)}\n" for line in lines))
-
-
-def finish() -> None:
-    """Flush standard output. Errors: `OutputError`."""
-    if sys.stdout is not None:
-        with guarded() as out:
-            out.flush()
-
-
-def give_up(stream: TextIO | None = None) -> None:
-    """Throw away what a stream (standard output) did not take: Python would try once more at exit, and complain."""
-    with suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
-
-
-@final
-class _Safe(io.TextIOBase):
-    """Passes on what is printable, and escapes of the rest."""
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__()
-        self._stream = stream
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._stream.encoding
-
-    def write(self, text: str) -> int:
-        self._stream.write(printable_lines(text))
-        return len(text)
-
-    def writable(self) -> bool:
-        return True
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-
-def _uncaught(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
-    """A mistake of ours, with its traceback; the exception's text may be anybody's."""
-    import traceback  # noqa: PLC0415  (rare)
-
-    complain_lines("".join(traceback.format_exception(kind, exc, trace)).splitlines())
-
-
-def _to_stderr(text: str) -> None:
-    if sys.stderr is not None:
-        try:
-            sys.stderr.write(text)
-            sys.stderr.flush()
-        except (OSError, ValueError):
-            give_up(sys.stderr)

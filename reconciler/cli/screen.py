@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TextIO
 
-from reconciler.cli import output
+from reconciler import streams
 from state.printable import LONGEST, printable
 
 LABEL: Final = 9
@@ -76,7 +76,7 @@ def show(blocks: Iterable[Block], out: TextIO | None = None) -> None:
     if out is not None:
         _draw(blocks, out)
         return
-    with output.guarded() as standard:
+    with streams.guarded() as standard:
         _draw(blocks, standard)
 
 

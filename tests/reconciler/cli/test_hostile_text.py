@@ -307,7 +307,7 @@ def test_msgpack_goes_to_no_terminal(
 
 
 def test_a_mistake_of_ours_is_shown_with_its_traceback_and_nothing_raw() -> None:
-    code = f"import sys\nfrom reconciler.cli import output\nwith output.prepared():\n    raise KeyError({UTF_8!r})\n"
+    code = f"import sys\nfrom reconciler import streams\nwith streams.prepared():\n    raise KeyError({UTF_8!r})\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, cwd=PROJECT, timeout=60)
     assert done.returncode == 1
     text = done.stderr.decode()
@@ -388,6 +388,18 @@ def test_an_encoding_that_lacks_characters_gets_escapes(
         shown = raw.getvalue().decode("ascii")
     if name == "status":
         assert r"850 \xb5s" in shown
+
+
+@pytest.mark.parametrize("words", ["check-config --config /dev/null", "--help", "--version"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_nor_does_the_daemons_own_program(words: str, unbuffered: str) -> None:
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    for redirect, code in ((">/dev/full", 6), (">&-", 6), ("| true", 0)):
+        script = f"{sys.executable} -m reconciler.daemon {words} {redirect}; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(
+            ["bash", "-c", script], capture_output=True, text=True, check=False, cwd=PROJECT, env=environ, timeout=120
+        )
+        assert (done.returncode, done.stderr.count("\n")) == (code, int(code != 0)), done.stderr
 
 
 SHELL = [
