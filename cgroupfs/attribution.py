@@ -107,6 +107,7 @@ class FanotifyWatch:
         self._bases: dict[int, str] = {}
         self._elsewhere: set[tuple[int, str]] = set()
         self._waiting = False
+        self._losing = 0
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._init()
         failed: list[str] = []
@@ -193,9 +194,15 @@ class FanotifyWatch:
             if exc.errno in _REMOVED:
                 # Its group was removed before we came to read: what was written there is of no interest any more.
                 return []
-            # EMFILE, ENFILE: the kernel has dropped the event whose file it could not open.
-            _LOG.warning("%s: events lost: %s", _NAME, errno_name(exc.errno))
+            # EMFILE, ENFILE: the kernel has dropped the event whose file it could not open. Each write on the node is
+            # one such event: what is logged is that it began, and that it is over.
+            if exc.errno != self._losing:
+                _LOG.warning("%s: events are lost: %s", _NAME, errno_name(exc.errno))
+            self._losing = exc.errno or 0
             return [Write("", "", "", UNKNOWN_WRITER, lost=True)]
+        if self._losing:
+            _LOG.info("%s: events are read again", _NAME)
+        self._losing = 0
         batch: list[Write] = []
         writers: dict[int, Writer] = {}
         offset = 0

@@ -106,7 +106,7 @@ class Agent:
             apiserver=config.apiserver,
             statuses=self.statuses,
         )
-        self.holds = HoldBook(read_holds(self.store), self._hold)
+        self.holds = HoldBook(read_holds(self.store), self._hold, boot_id=self.store.boot)
         self.by_hand = HandFiles(config, place)
         self.checkpoints = CheckpointSource(self.dirty, root=place.root, kubelet_root=place.kubelet.root_dir)
         self.kubelet_pods = self._kubelet_pods()
@@ -422,8 +422,10 @@ class Agent:
         self.holds.refresh()
         return True
 
-    async def restore(self, only: str | None = None) -> list[Undone]:
-        """Put everything back and enforce no more until a reload says so; or one pod, which is then held.
+    async def restore(self, only: str | None = None, *, by: str = "") -> list[Undone]:
+        """Put everything back and enforce no more until a reload says so; or one pod, which is then held for a while.
+
+        A hold that a person has put on it stays as it is.
 
         Errors: `StoreError` when the ledger cannot be written afterwards; the files are restored all the same.
         """
@@ -431,7 +433,7 @@ class Agent:
             self.set_enforce(enforce=False)
             await self.watching.rest()
         else:
-            await self.holds.put(Hold(target=f"pod:{only}", reason="restored", by="restore"))
+            self.holds.restored(only, by, self.config.writes.foreign.hold_person_s)
         self.lane.clear()
         async with self.reconciler.paused():
             # What the runtime has told until now: it may be a newer value to restore to.

@@ -1,10 +1,9 @@
 """``bypassd``: the daemon's program. Configuration, one instance, signals, systemd, and an orderly end.
 
 Exit codes: 0 asked to stop; 1 an essential part failed; 2 bad usage or configuration; 3 another instance runs;
-4 the store is of a newer version.
+4 the store is of a newer version; 6 standard output cannot be written (check-config, --help).
 """
 
-import argparse
 import os
 import signal
 import sys
@@ -27,6 +26,7 @@ from reconciler.notify import Heartbeat, Notifier, Watchdog, watchdog_interval_s
 from reconciler.place import Place, wait_for_place
 from reconciler.show import Show
 from reconciler.slices import share_interpreter
+from reconciler.streams import OutputError, Parser, complain, complain_lines, finish, give_up, prepared, write
 from reconciler.supervisor import Component, ComponentStatus, Health, Supervisor
 from reconciler.web import components as web
 from state.schema import NewerSchemaError
@@ -35,6 +35,7 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_RUNNING: Final = 3
 EXIT_NEWER: Final = 4
+EXIT_OUTPUT: Final = 6
 _STUCK_S: Final = 20.0
 """A look that takes longer than this means that the loop is no longer alive."""
 _BEAT_S: Final = 1.0
@@ -131,6 +132,7 @@ class Daemon:
             busy = self.agent.reconciler.busy_since if self.agent is not None else None
             if busy is None or time.monotonic() - busy < _STUCK_S:
                 self.heartbeat.beat()
+            logs.write_due()
             await trio.sleep(_BEAT_S)
 
     def _statuses(self) -> list[ComponentStatus]:
@@ -177,9 +179,9 @@ class Daemon:
         return ()
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The program's options."""
-    top = argparse.ArgumentParser(prog="bypassd", description=(__doc__ or "").partition("\n")[0])
+    top = Parser(prog="bypassd", description=(__doc__ or "").partition("\n")[0])
     top.add_argument("--version", action="version", version=f"bypassd {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="run the agent in the foreground")
@@ -192,17 +194,32 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program. Returns the exit code."""
+    with prepared():
+        try:
+            return _main(arguments)
+        except OutputError as exc:
+            # --help, --version and check-config: the daemon itself writes to standard error only.
+            give_up()
+            if exc.seen_enough:
+                return 0
+            complain(str(exc), "bypassd")
+            return EXIT_OUTPUT
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     options = parser().parse_args(arguments)
     path = options.config or DEFAULT_PATH
     try:
         loaded = configfile.load(path, required=options.config is not None)
     except ConfigError as exc:
-        print(exc, file=sys.stderr)
+        complain_lines(exc.problems)
         return EXIT_USAGE
     if options.command == "check-config":
-        print(f"{', '.join(loaded.files) or 'no file: the defaults hold'}: good")
+        write(f"{', '.join(loaded.files) or 'no file: the defaults hold'}: good\n")
+        finish()
         return 0
     logs.setup(loaded.config.log.level, loaded.config.log.format)
+    sys.excepthook = logs.uncaught
     return _run(Daemon(loaded, dry_run=options.dry_run))
 
 
@@ -220,6 +237,8 @@ def _run(daemon: Daemon) -> int:
         if not all(isinstance(leaf, AgentError) for leaf in leaves):
             raise
         return _told(log, leaves)
+    finally:
+        logs.write_due(all_of_them=True)
     return 0
 
 

@@ -21,6 +21,7 @@ from reconciler.metrics import HistogramValues, MetricsSnapshot, PodMetrics
 from reconciler.supervisor import Health
 from reconciler.watching import WatchNumbers
 from state.cache import CacheUse
+from state.printable import printable_lines
 
 _POD = ("uid", "namespace", "pod")
 
@@ -55,6 +56,11 @@ def render(snapshot: MetricsSnapshot, accept: str = "") -> tuple[bytes, str]:
     return encoder(registry), content_type
 
 
+def _printable(values: Iterable[str]) -> list[str]:
+    """Labels' values: the library escapes line ends and quotes only, and a lone surrogate would end the scrape."""
+    return [printable_lines(value) for value in values]
+
+
 def _gauge(name: str, words: str, value: float) -> Metric:
     return GaugeMetricFamily(f"bypassd_{name}", words, value=value)
 
@@ -62,7 +68,7 @@ def _gauge(name: str, words: str, value: float) -> Metric:
 def _gauges(name: str, words: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
     family = GaugeMetricFamily(f"bypassd_{name}", words, labels=labels)
     for names, value in values:
-        family.add_metric(names, value)
+        family.add_metric(_printable(names), value)
     return family
 
 
@@ -73,7 +79,7 @@ def _counter(name: str, words: str, value: float) -> Metric:
 def _counters(name: str, words: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
     family = CounterMetricFamily(f"bypassd_{name}", words, labels=labels)
     for names, value in values:
-        family.add_metric(names, value)
+        family.add_metric(_printable(names), value)
     return family
 
 

@@ -42,7 +42,12 @@ class ForeignRules(Struct, frozen=True, kw_only=True):
         float, Meta(ge=1, le=604800, description="when a file that was left to others is tried again")
     ] = 3600.0
     hold_person_s: Annotated[
-        float, Meta(ge=0, le=604800, description="how long a value that a person wrote by hand stays")
+        float,
+        Meta(
+            ge=0,
+            le=604800,
+            description="how long a value that a person wrote by hand stays, and a pod after restore --pod",
+        ),
     ] = 3600.0
 
 

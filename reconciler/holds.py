@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from cgroupfs.errors import InputError
 from cgroupfs.knobs import CATALOG
 from reconciler.actuators.cookies import KNOB as COOKIE
@@ -11,13 +13,23 @@ from reconciler.policies.oom_score import KNOB as OOM_SCORE
 from reconciler.policies.watermarks import KNOBS as MARKS
 from state.model import Hold
 from state.network import SHARE
+from state.printable import printable
 
+LONGEST_S: Final = 30 * 86400.0
+"""A hold with an end ends within this; one that is to last longer is one until it is released, by that word."""
+MOST: Final = 1000
+"""Holds at the same time: a plan looks at each, and each is a row of the store."""
+_LONGEST_TARGET: Final = 4096
+_LONGEST_REASON: Final = 500
+_LONGEST_BY: Final = 100
 _KNOBS: Final = frozenset({*CATALOG, COOKIE, RESCTRL_GROUP, OOM_SCORE, SHARE, *MARKS})
 _EXPECTED = "node, pod:UID, knob:NAME, file:/GROUP/PATH or file:/GROUP/PATH:KNOB"
 
 
 def check_target(target: str) -> str:
     """The target itself, when it is one. Errors: `InputError` naming what it may be."""
+    if len(target) > _LONGEST_TARGET or not target.isprintable():
+        raise InputError("hold target", target, f"at most {_LONGEST_TARGET} printable characters: {_EXPECTED}")
     kind, _, rest = target.partition(":")
     if target == "node" or (kind in {"pod", "file"} and rest):
         return target
@@ -26,6 +38,25 @@ def check_target(target: str) -> str:
             return target
         raise InputError("hold target", target, f"knob: and one of {', '.join(sorted(_KNOBS))}")
     raise InputError("hold target", target, _EXPECTED)
+
+
+def check_seconds(seconds: float | None, *, until_released: bool) -> None:
+    """Errors: `InputError` unless it is either a time within bounds, or the word that there is none."""
+    # A comparison that NaN fails.
+    if until_released == (seconds is not None) or (seconds is not None and not 0 < seconds <= LONGEST_S):
+        value = "until_released" if until_released and seconds is None else seconds
+        raise InputError("hold seconds", value, f"above 0 and at most {LONGEST_S:.0f}, or until_released: true")
+
+
+def check_reason(reason: str) -> None:
+    """Errors: `InputError` for none, or one that fills the screen of everybody who looks at the holds."""
+    if not reason.strip() or len(reason) > _LONGEST_REASON:
+        raise InputError("hold reason", f"{len(reason)} characters", f"1 to {_LONGEST_REASON}")
+
+
+def tidied(hold: Hold) -> Hold:
+    """The hold with texts of bounded length that are safe to print: a process names itself."""
+    return replace(hold, reason=printable(hold.reason, _LONGEST_REASON), by=printable(hold.by, _LONGEST_BY))
 
 
 def active(holds: Iterable[Hold], now: float) -> dict[str, Hold]:

@@ -22,8 +22,9 @@ from msgspec import Struct
 
 from cgroupfs.errors import SourceError
 from reconciler import __version__
+from reconciler.httpconfig import checked_token
 from reconciler.safefiles import LARGEST, FileRule, read_file
-from reconciler.urls import split_url
+from reconciler.urls import MASK, shown_url, split_url
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -35,9 +36,10 @@ LONGEST_WAIT_S: Final = 3600.0
 _LARGEST: Final = 64 * 1024 * 1024
 # Of an answer that is read for what it says and not for its data.
 _MOST_KEPT: Final = 8 * 1024
+_LONGEST_TOKEN: Final = 64 * 1024
+_NO_HEADER: Final = "a header of the request has what no header can hold"
 _KEEPALIVE_S: Final = 120.0
 _CLOSE_S: Final = 1.0
-_LARGEST_TOKEN: Final = 64 * 1024
 # With the system's certificates one is 0.8 MiB and takes 60 ms: sessions that trust the same share it while one lives.
 _CONTEXTS: Final[WeakValueDictionary[object, ssl.SSLContext]] = WeakValueDictionary()
 
@@ -84,6 +86,14 @@ class Peer(Struct, frozen=True, kw_only=True):
         if self.insecure:
             return f"{self.credentials} is not sent, as the server's certificate is not verified: give its CA"
         return ""
+
+    def __repr__(self) -> str:
+        return f"Peer({self.name!r}, {self.shown!r})"
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages: without credentials."""
+        return shown_url(self.url)
 
     @property
     def secure(self) -> bool:
@@ -233,6 +243,9 @@ class HttpSession:
         try:
             url, host = _address(self._peer.url, request.path)
             fields = request.fields(host, token)
+        except UnicodeError:
+            # Its text, and what it holds, is the header's value: it is not kept as the cause either.
+            raise self._error(f"{what}{_NO_HEADER}") from None
         except ValueError as exc:
             raise self._error(f"{what}{exc}") from exc
         began, connecting = trio.current_time(), 0.0
@@ -256,6 +269,9 @@ class HttpSession:
                 if not good:
                     keep = _MOST_KEPT if keep is None else keep
                 body, whole = await _body(answer.aiter_stream(), _LARGEST, keep)
+                if not good and token:
+                    # What a server says of a request that it refuses may quote it, and is shown.
+                    body = body.replace(token.encode(), MASK.encode())
                 if not whole and good and most is not None:
                     raise self._error(f"{what}the answer is longer than {most >> 20} MiB")
                 return Answer(
@@ -265,6 +281,10 @@ class HttpSession:
                     seconds=trio.current_time() - began,
                     connect_s=began - connecting if connecting else 0.0,
                 )
+        except httpcore2.LocalProtocolError:
+            # Its text quotes the header's value, which may be a secret.
+            await self.aclose()
+            raise self._error(f"{what}{_NO_HEADER}") from None
         except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException) as exc:
             await self.aclose()
             raise self._error(f"{what}{_reason(exc)}") from exc
@@ -336,15 +356,13 @@ class HttpSession:
         version = _version(path)
         if self._token is None or self._token[0] != version:
             try:
-                token = self._read(path, _LARGEST_TOKEN).decode("ascii").strip()
+                self._token = (version, checked_token(self._read(path, _LONGEST_TOKEN).decode("ascii")))
             except OSError as exc:
                 raise self._error(f"cannot read the token of {path}: {exc.strerror or exc}") from exc
             except UnicodeDecodeError:
-                raise self._error(f"{path} is no token: expected one line of plain ASCII text") from None
-            if not token.isprintable() or " " in token:
-                # What it is instead may be somebody's secret: nothing of it is sent or shown.
-                raise self._error(f"{path} is no token: expected one line of plain ASCII text")
-            self._token = (version, token)
+                raise self._error(f"cannot use the token of {path}: it is no ASCII text") from None
+            except ValueError as exc:
+                raise self._error(f"cannot use the token of {path}: {exc}") from exc
         return self._token[1]
 
     def _read(self, path: str, largest: int = LARGEST) -> bytes:
@@ -353,7 +371,7 @@ class HttpSession:
         return read_file(os.path.abspath(path), rule, largest=largest)
 
     def _error(self, message: str) -> SourceError:
-        return SourceError(self._peer.name, f"{self._peer.url}: {message}")
+        return SourceError(self._peer.name, f"{self._peer.shown}: {message}")
 
 
 def retry_after_s(text: str | None, now_s: float) -> float | None:

@@ -87,5 +87,16 @@ def read_line(path: str, root: str = "/") -> str:
     return text
 
 
+def checked_token(text: str) -> str:
+    """A bearer token, without the line end that an editor puts behind it (RFC 6750, section 2.1).
+
+    Errors: `ValueError`, with nothing of the token in it: a library that refuses a header quotes all of it.
+    """
+    token = text.removesuffix("\n").removesuffix("\r")
+    if not token or not _is_line(token) or " " in token:
+        raise ValueError("expected a token: one line of printable ASCII without blanks")
+    return token
+
+
 def _is_line(text: str) -> bool:
     return text.isascii() and text.isprintable()

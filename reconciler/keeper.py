@@ -86,7 +86,11 @@ def read_holds(store: Store) -> dict[str, Hold]:
     holds: dict[str, Hold] = {}
     for key, row in store.rows(HOLDS):
         try:
-            holds[key] = msgspec.msgpack.decode(row, type=Hold)
+            hold = msgspec.msgpack.decode(row, type=Hold)
+            if hold.target != key:
+                _LOG.warning("hold %s cannot be read: it is one on %s", key, hold.target)
+                continue
+            holds[key] = hold
         except msgspec.MsgspecError as exc:
             _LOG.warning("hold %s cannot be read: %s", key, exc)
     return holds

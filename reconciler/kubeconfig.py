@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from cgroupfs.errors import InputError, SourceError
 from reconciler.httpclient import Inline, Peer
+from reconciler.httpconfig import checked_token
 from reconciler.safefiles import FileRule, read_file
 from reconciler.yamldoc import Document, Path, read_yaml
 
@@ -93,7 +94,10 @@ def read_kubeconfig(
         raise SourceError(name, f"kubeconfig {path}: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:
         raise InputError(path, "binary data", "a kubeconfig") from exc
-    document = read_yaml(text, path)
+    try:
+        document = read_yaml(text, path)
+    except InputError as exc:
+        raise _unquoted(exc) from None
     config = _typed(document, (), _Config)
     context_at = _chosen(document, "contexts", config.contexts, config.current)
     context = _typed(document, (*context_at, "context"), _Context)
@@ -105,7 +109,9 @@ def read_kubeconfig(
     if cluster.proxy_url:
         raise document.refusal((*cluster_at, "proxy-url"), "no proxy: the API server is asked directly")
     if not cluster.server.startswith(("https://", "http://")):
-        raise document.refusal((*cluster_at, "server"), "a URL such as https://10.0.0.1:6443")
+        refusal = document.refusal((*cluster_at, "server"), "a URL such as https://10.0.0.1:6443")
+        # Before an @ stands a password.
+        raise _unquoted(refusal) if "@" in cluster.server else refusal
     files = _Files(document, root, os.path.dirname(path))
     ca, cert = cluster.certificate_authority_data, user.client_certificate_data
     named = (cluster.certificate_authority, user.client_certificate, user.client_key, user.token_file)
@@ -125,7 +131,7 @@ def read_kubeconfig(
             ca=files.text((*cluster_at, "certificate-authority-data"), ca),
             cert=files.text((*user_at, "client-certificate-data"), cert),
             key=files.text((*user_at, "client-key-data"), user.client_key_data),
-            token=user.token or None,
+            token=files.token((*user_at, "token"), user.token),
         ),
     )
 
@@ -134,7 +140,12 @@ def _typed(document: Document, at: Path, kind: type[_T]) -> _T:
     try:
         return msgspec.convert(document.value(at), kind)
     except msgspec.ValidationError as exc:
-        raise document.explain(exc, at) from exc
+        raise _unquoted(document.explain(exc, at)) from None
+
+
+def _unquoted(error: InputError) -> InputError:
+    """The same without the value: whatever has the wrong form may be a token, a key, or a part of either."""
+    return InputError(error.where, "...", error.expected)
 
 
 def _chosen(document: Document, group: str, entries: list[_Named], wanted: str | None) -> Path:
@@ -152,7 +163,7 @@ def _chosen(document: Document, group: str, entries: list[_Named], wanted: str |
 def _refuse_unusable(document: Document, at: Path, user: _User) -> None:
     for key, value in (("exec", user.exec), ("auth-provider", user.auth_provider)):
         if value is not None:
-            shown = value.get("command") or value.get("name") if isinstance(value, Mapping) else value
+            shown = value.get("command") or value.get("name") if isinstance(value, Mapping) else "..."
             raise InputError(f"{document.place((*at, key))}: user.{key}", shown, _INSTEAD)
     if user.username is not None:
         raise InputError(f"{document.place((*at, 'username'))}: user.username", user.username, _INSTEAD)
@@ -175,11 +186,18 @@ class _Files(Struct, frozen=True):
         """As it is on this machine: relative ones are below the kubeconfig's own directory."""
         return os.path.join(self.root, os.path.join(self.directory, path).lstrip("/")) if path else None
 
+    def token(self, at: Path, text: str | None) -> str | None:
+        """A token that stands in the file itself. Errors: `InputError`, which does not show it."""
+        try:
+            return checked_token(text) if text else None
+        except ValueError as exc:
+            raise InputError(f"{self.document.place(at)}: {at[-1]}", "...", str(exc).removeprefix("expected ")) from exc
+
     def text(self, at: Path, data: str | None) -> str | None:
         """Base64 of a PEM text. Errors: `InputError`, which does not show it."""
         if not data:
             return None
         try:
             return base64.b64decode(data, validate=True).decode("ascii")
-        except (binascii.Error, UnicodeDecodeError, ValueError) as exc:
-            raise InputError(f"{self.document.place(at)}: {at[-1]}", "...", "base64 of PEM text") from exc
+        except (binascii.Error, UnicodeDecodeError, ValueError):
+            raise InputError(f"{self.document.place(at)}: {at[-1]}", "...", "base64 of PEM text") from None

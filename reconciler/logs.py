@@ -4,18 +4,24 @@
     log.warning("write refused", path=path, errno="EINVAL")
 
 Under systemd each line starts with ``<priority>``, which journald takes off; whether standard error *is* the journal is
-told by JOURNAL_STREAM, as a unit may send it elsewhere. Values are quoted, so that a pod's name can never forge a line.
+told by JOURNAL_STREAM, as a unit may send it elsewhere. Values are quoted and of bounded length, so that a pod's name
+can never forge a line. Equal lines are folded (`reconciler.logfold`).
 """
 
 import json
 import logging
+import math
 import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from types import TracebackType
 from typing import Final, TextIO, final
+
+from reconciler.logfold import FoldingHandler
+from state.printable import encodable, printable
 
 ROOT: Final = "bypassd"
 OURS: Final = (ROOT, "reconciler", "state", "resctrl", "cgroupfs")
@@ -47,6 +53,12 @@ _LEVELS: Final[Mapping[LogLevel, int]] = {
     LogLevel.WARNING: logging.WARNING,
     LogLevel.ERROR: logging.ERROR,
 }
+_LONGEST: Final = 2048
+"""Characters of a message, and of a field's value."""
+_MOST_LINES: Final = 200
+"""Lines of a traceback: the first half and the last."""
+_LONGEST_LINE: Final = 32 * 1024
+"""journald cuts longer ones (LineMax, 48 KiB), and reads what is behind the cut as a line of its own."""
 _PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_./:,@+%*")
 
 
@@ -104,25 +116,39 @@ def setup(
     *,
     stream: TextIO | None = None,
     environ: Mapping[str, str] = os.environ,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Send everything to ``stream`` (standard error). Again after a reload: the old handler is replaced.
 
-    Libraries' own loggers end here too, from WARNING on.
+    Libraries' own loggers end here too, from WARNING on. ``clock``: for the folding of equal lines.
     """
     target = sys.stderr if stream is None else stream
     journal = is_journal(target, environ)
-    handler = logging.StreamHandler(target)
+    handler = FoldingHandler(target, clock)
     handler.setFormatter(
         JsonFormatter(journal=journal) if form is LogFormat.JSON else ConsoleFormatter(journal=journal)
     )
     base = logging.getLogger()
     for old in base.handlers[:]:
-        if isinstance(old.formatter, JsonFormatter | ConsoleFormatter):
+        if isinstance(old, FoldingHandler):
+            old.write_due(all_of_them=True)
             base.removeHandler(old)
     base.addHandler(handler)
     base.setLevel(logging.WARNING)
     for name in OURS:
         logging.getLogger(name).setLevel(_LEVELS[level])
+
+
+def write_due(*, all_of_them: bool = False) -> None:
+    """Write the counts of equal lines that are due; with ``all_of_them`` all, before the program ends."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, FoldingHandler):
+            handler.write_due(all_of_them=all_of_them)
+
+
+def uncaught(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
+    """For `sys.excepthook`: what ends the daemon is a log line like any other, safe to print."""
+    logging.getLogger(ROOT).critical("ended by a mistake of its own", exc_info=(kind, exc, trace))
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -151,7 +177,7 @@ class _Formatter(logging.Formatter, ABC):
             return text
         # journald reads a priority per line: a traceback's lines need it as well.
         prefix = f"<{_PRIORITY.get(record.levelno, 6)}>"
-        return "\n".join(f"{prefix}{line}" for line in text.splitlines())
+        return "\n".join(f"{prefix}{line}" for line in text.split("\n"))
 
     @abstractmethod
     def lines(self, record: logging.LogRecord) -> str: ...
@@ -159,6 +185,16 @@ class _Formatter(logging.Formatter, ABC):
     def fields(self, record: logging.LogRecord) -> Mapping[str, object]:
         fields: Mapping[str, object] = getattr(record, "fields", {})
         return fields
+
+    def trace(self, record: logging.LogRecord) -> list[str]:
+        """The traceback's lines; the exception's text may be anybody's."""
+        if not record.exc_info:
+            return []
+        lines = self.formatException(record.exc_info).split("\n")
+        left_out = len(lines) - _MOST_LINES
+        if left_out > 0:
+            lines[_MOST_LINES // 2 : -_MOST_LINES // 2] = [f"({left_out} lines left out)"]
+        return [printable(line, _LONGEST) for line in lines]
 
     def name(self, record: logging.LogRecord) -> str:
         return record.name.removeprefix(f"{ROOT}.").removeprefix("reconciler.")
@@ -170,18 +206,28 @@ class JsonFormatter(_Formatter):
 
     def lines(self, record: logging.LogRecord) -> str:
         """The one line."""
+        text = ""
+        for longest in (_LONGEST, _LONGEST // 8, _LONGEST // 64):
+            text = self._line(record, longest)
+            if len(text) <= _LONGEST_LINE:
+                break
+        return text
+
+    def _line(self, record: logging.LogRecord, longest: int) -> str:
         line: dict[str, object] = {
             "ts": f"{_stamp(record)}Z",
             "level": record.levelname.lower(),
             "part": self.name(record),
-            "msg": record.getMessage(),
+            "msg": _cut(record.getMessage(), longest),
         }
         for key, value in self.fields(record).items():
             # A field never hides what every line has.
-            line[f"{key}_" if key in line else key] = value
+            line[f"{key}_" if key in line else key] = value if _is_number(value) else _cut(str(value), longest)
         if record.exc_info:
-            line["exc"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+            # Its end says most.
+            line["exc"] = "\n".join(self.trace(record))[-8 * longest :]
+        # ASCII: it escapes whatever a terminal could obey, and needs no encoding of the stream's.
+        return json.dumps(encodable(line))
 
 
 @final
@@ -191,26 +237,36 @@ class ConsoleFormatter(_Formatter):
     def lines(self, record: logging.LogRecord) -> str:
         """The line, and a traceback's lines below it."""
         pairs = "".join(f" {key}={_quoted(value)}" for key, value in self.fields(record).items())
-        message = record.getMessage()
+        message = _cut(record.getMessage(), _LONGEST)
         if not message.isprintable():
             message = _quoted(message)
         text = f"{self.name(record)}: {message}{pairs}"
+        text = _cut(text, _LONGEST_LINE // 4)
         if not self._journal:
             text = f"{_stamp(record)}Z {record.levelname.lower():7} {text}"
-        if record.exc_info:
-            text = f"{text}\n{self.formatException(record.exc_info)}"
-        return text
+        # Outside the journal, where nothing marks a line's begin, an exception's text must not look like one.
+        indent = "" if self._journal else "  "
+        return "\n".join([text, *(indent + line for line in self.trace(record))])
 
 
 def _stamp(record: logging.LogRecord) -> str:
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}"
 
 
+def _is_number(value: object) -> bool:
+    """Whether JSON has it as it is: it has no NaN."""
+    return value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[:longest]}…(+{len(text) - longest} characters)"
+
+
 def _quoted(value: object) -> str:
     """The value as one word: quoted as JSON where it has blanks, quotes or anything that could break the line."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = str(value)
+    text = _cut(str(value), _LONGEST)
     if text and _PLAIN.issuperset(text):
         return text
     return json.dumps(text, ensure_ascii=not text.isprintable())

@@ -12,9 +12,12 @@ from typing import Final, Protocol, final
 import trio
 
 from reconciler import logs
+from state.printable import printable
 
 _SHORTEST_S: Final = 0.05
 """Pings are never more frequent, whatever WATCHDOG_USEC says."""
+_LONGEST: Final = 1024
+"""Characters of one value."""
 _UNWATCHED_S: Final = 5.0
 """Without a watchdog the loop is looked at this often, for the log."""
 
@@ -45,7 +48,10 @@ class Notifier:
         """Send ``NAME=value`` lines; whether they were handed over."""
         if self._socket is None:
             return False
-        text = "\n".join(f"{name}={' '.join(str(value).split())}" for name, value in states.items())
+        # A line end would begin another field; what is no UTF-8, or too long for a datagram, would not be sent at all.
+        text = "\n".join(
+            f"{name}={printable(' '.join(str(value).split()), _LONGEST)}" for name, value in states.items()
+        )
         try:
             self._socket.sendto(text.encode(), self._address)
         except OSError as exc:

@@ -19,6 +19,7 @@ from reconciler.agent import Agent
 from reconciler.config import Mode
 from reconciler.facts import budget_facts, pod_facts, pool_lists
 from reconciler.gather import counters, pods_in_order, snapshot, standings_of
+from reconciler.holds import check_reason, check_seconds, check_target, pod_hold
 from reconciler.metrics import MetricsSnapshot, rss_bytes
 from reconciler.notify import Pulse
 from reconciler.supervisor import ComponentStatus
@@ -118,10 +119,13 @@ class Show:
 
     async def hold(self, request: HoldRequest) -> Hold:
         """Leave something alone from now on."""
+        check_target(request.target)
+        check_seconds(request.seconds, until_released=request.until_released)
+        check_reason(request.reason)
         until = None if request.seconds is None else time.time() + request.seconds
-        hold = Hold(target=request.target, reason=request.reason, by=request.by, until=until)
-        await self._agent.holds.put(hold)
-        return hold
+        return await self._agent.holds.put(
+            Hold(target=request.target, reason=request.reason, by=request.by, until=until)
+        )
 
     async def release(self, target: str) -> bool:
         """End a hold."""
@@ -130,12 +134,14 @@ class Show:
     async def restore(self, request: RestoreRequest) -> Mapping[str, object]:
         """Put the original values back; a whole restore also ends enforcing until the next reload or start."""
         self._agent.log.warning("restore asked for", by=request.by or "unknown", pod=request.pod_uid or "all")
-        done = await self._agent.restore(request.pod_uid)
+        done = await self._agent.restore(request.pod_uid, by=request.by)
+        held = None if request.pod_uid is None else pod_hold(self._agent.judge.holds, request.pod_uid)
         return {
             "files": [asdict(one) for one in done],
             "restored": sum(one.ok for one in done),
             "left": sum(not one.ok for one in done),
             "mode": Mode.ENFORCE.value if self._agent.judge.enforce else Mode.OBSERVE.value,
+            "hold": None if held is None else asdict(held),
         }
 
     async def test_alerts(self, request: AlertTest) -> Mapping[str, object]:

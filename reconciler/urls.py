@@ -45,6 +45,16 @@ def check_url(name: str, url: str) -> None:
         raise ValueError(f"{name}: {exc}; got {len(url)} characters") from exc
 
 
+def shown_url(url: str) -> str:
+    """A server's URL for messages: with its path, without the userinfo, and with a mask for a query."""
+    try:
+        base, target, _ = split_url(url)
+    except ValueError:
+        return MASK
+    path, query, _ = target.partition("?")
+    return f"{base}{path if path != '/' else ''}{query}{MASK if query else ''}"
+
+
 def masked_url(url: str) -> str:
     """Scheme, host and port, and a mask for the rest."""
     try:

@@ -16,7 +16,7 @@ Shape (``schema`` 1; keys are added, never renamed or removed within one schema 
 ``pods``        the daemon's pods (from the store: names and class only)
 ``settings``    what the last plan wants: ``path knob value policy reason pod_uid container_id``
 ``files``       the ledger in the order of first touch: the fields of `state.entry.Entry`
-``holds``       ``target reason by until``
+``holds``       the fields of `state.model.Hold`
 ``history``     newest first: ``seq`` and the fields of `state.entry.Event`
 ``sources``     sources of knowledge with their ages (empty from the store)
 ``alerts``      ``sinks`` with their counts, ``stored`` (some sink has yet to take them), ``recent``, newest first
@@ -33,6 +33,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgpack
+
+from state.printable import encodable, printable_json
 
 SCHEMA: Final = 1
 FORMATS: Final = ("json", "yaml", "msgpack")
@@ -93,7 +95,15 @@ SETTING_DEFAULTS: Final[Mapping[str, object]] = {
     "pod_uid": None,
     "container_id": None,
 }
-HOLD_DEFAULTS: Final[Mapping[str, object]] = {"target": "", "reason": "", "by": "", "until": None}
+HOLD_DEFAULTS: Final[Mapping[str, object]] = {
+    "target": "",
+    "reason": "",
+    "by": "",
+    "until": None,
+    "seconds": None,
+    "ends_boot_s": None,
+    "boot_id": "",
+}
 
 Row = Mapping[str, object]
 
@@ -172,22 +182,36 @@ def from_store(dump: Mapping[str, object], at: float) -> dict[str, object]:
 
 
 def render(found: Mapping[str, object], form: str) -> bytes:
-    """The document in one of `FORMATS`; text forms end in a newline. Errors: `ValueError` for another format."""
+    """The document in one of `FORMATS`; text forms end in a newline and are safe to print on a terminal.
+
+    Errors: `ValueError` for another format.
+    """
     renderer = _RENDERERS.get(form)
     if renderer is None:
         raise ValueError(f"{form!r} is not one of {', '.join(FORMATS)}")
-    return renderer(found)
+    try:
+        return renderer(found)
+    except UnicodeEncodeError:
+        return renderer(encodable(found))
 
 
 def _json(found: Mapping[str, object]) -> bytes:
-    return (json.dumps(found, indent=2, ensure_ascii=False) + "\n").encode()
+    return (printable_json(json.dumps(found, indent=2, ensure_ascii=False)) + "\n").encode()
+
+
+def yaml_bytes(value: object, width: int = 120) -> bytes:
+    """Plain data as YAML. The library escapes C0 and C1, but nothing above where text need not be ASCII."""
+    import yaml  # noqa: PLC0415  (15 ms that the other formats do not pay)
+
+    for unicode in (True, False):
+        text: str = yaml.dump(value, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=unicode, width=width)
+        if text.replace("\n", "").isprintable():
+            break
+    return text.encode()
 
 
 def _yaml(found: Mapping[str, object]) -> bytes:
-    import yaml  # noqa: PLC0415  (15 ms that the other formats do not pay)
-
-    text: str = yaml.dump(found, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True, width=120)
-    return text.encode()
+    return yaml_bytes(found)
 
 
 def _msgpack(found: Mapping[str, object]) -> bytes:

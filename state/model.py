@@ -394,13 +394,18 @@ class Hold(Struct, frozen=True, kw_only=True):
 
     ``target`` is ``pod:UID``, ``knob:NAME``, ``file:PATH`` or ``node``.
 
-    ``until`` is wall-clock seconds since the epoch, None for "until released".
+    ``until`` is wall-clock seconds since the epoch, None for "until released". The wall clock may be set: ``seconds``
+    is how long the hold was to last, and ``ends_boot_s`` when it ends on the boot clock (CLOCK_BOOTTIME, which counts
+    through suspend) of the boot ``boot_id``; None until they are entered.
     """
 
     target: str
     reason: str
     by: str
     until: float | None = None
+    seconds: float | None = None
+    ends_boot_s: float | None = None
+    boot_id: str = ""
 
 
 class Desired(Struct, frozen=True, kw_only=True):

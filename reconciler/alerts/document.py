@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from reconciler.alerts.notice import Notice
+from state.printable import printable_json
 
 VERSION: Final = 1
 
@@ -30,13 +31,18 @@ def entry(notice: Notice) -> dict[str, object]:
 
 def document(notices: Sequence[Notice], node: str) -> bytes:
     """All that are told together."""
-    return msgspec.json.encode({"version": VERSION, "node": node, "alerts": [entry(notice) for notice in notices]})
+    return _encode({"version": VERSION, "node": node, "alerts": [entry(notice) for notice in notices]})
 
 
 def lines(notices: Sequence[Notice], node: str) -> bytes:
     """One JSON object a line."""
     rows = ({"version": VERSION, "node": node, **entry(notice)} for notice in notices)
-    return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+    return b"".join(_encode(row) + b"\n" for row in rows)
+
+
+def _encode(value: object) -> bytes:
+    # A stored alert may be of a version that did not tidy it so.
+    return printable_json(msgspec.json.encode(value).decode()).encode()
 
 
 def line(notice: Notice) -> str:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reconciler.alerts.alert import Alert, Kind, Severity
+from state.printable import printable, printable_lines
 
 MOST: Final = 4096
 """Incidents remembered; the one that was quiet for longest is forgotten first."""
@@ -51,19 +52,30 @@ class Notice(Struct, frozen=True, kw_only=True):
 
 
 def tidy(alert: Alert) -> Alert:
-    """The alert in texts that every sink can write, of bounded length; words may come from a process or a file name."""
+    """The alert in texts that every sink can write, of bounded length and safe to print wherever they end.
+
+    Their words may come from a process, a pod or the name of a file; a sink may be a terminal, a log or a chat.
+    """
     return replace(
         alert,
-        key=_text(alert.key, _LONGEST_NAME),
-        summary=_text(alert.summary, _LONGEST_SUMMARY),
-        labels={_text(name, _LONGEST_NAME): _text(text, _LONGEST_NAME) for name, text in alert.labels.items()},
-        details={_text(name, _LONGEST_NAME): _text(text, _LONGEST_DETAIL) for name, text in alert.details.items()},
+        key=_line(alert.key),
+        summary=_lines(alert.summary, _LONGEST_SUMMARY),
+        labels={_line(name): _line(text) for name, text in alert.labels.items()},
+        details={_line(name): _lines(text, _LONGEST_DETAIL) for name, text in alert.details.items()},
     )
 
 
-def _text(text: str, longest: int) -> str:
-    whole = text if text.isascii() else text.encode(errors="replace").decode()
-    return whole if len(whole) <= longest else f"{whole[: longest - 1]}…"
+def _line(text: str) -> str:
+    return _bounded(printable(text[:_LONGEST_NAME]), text, _LONGEST_NAME)
+
+
+def _lines(text: str, longest: int) -> str:
+    return _bounded(printable_lines(text[:longest]), text, longest)
+
+
+def _bounded(shown: str, whole: str, longest: int) -> str:
+    """Receivers have bounds of their own: an escape that is longer than its character counts as what it is."""
+    return shown if len(whole) <= longest and len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 def incident_id(kind: Kind, key: str, first_s: float) -> str:

@@ -1,6 +1,5 @@
 """``bypassctl alert test``: tell every sink of a test, through the daemon, or without one from the configuration."""
 
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from reconciler.cli.control import who
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import Mark, Table, show
+from reconciler.streams import complain
 
 _PATIENCE_S = 620.0
 """One try of the slowest sink that can be configured."""
@@ -46,7 +46,7 @@ def _through(options: Namespace) -> list[dict[str, Any]]:  # the shape of a JSON
             return list(answer["sinks"])
         except Unreachable as exc:
             why = str(exc)
-    print(f"bypassctl: {why}; the sinks are tried from here, as configured", file=sys.stderr)
+    complain(f"{why}; the sinks are tried from here, as configured")
     return [dict(one) for one in _directly(options)]
 
 

@@ -86,7 +86,7 @@ def ask_node(node: NodeView) -> Asked:
 
 
 async def _ask_kubelet(peer: Peer, asked: Asked) -> None:
-    asked.kubelet_url = peer.url
+    asked.kubelet_url = peer.shown
     try:
         async with HttpSession(peer) as session:
             asked.kubelet_body = await session.get("/pods")

@@ -49,6 +49,8 @@ def ask(
     if status // 100 != 2:
         words = found.get("error") if isinstance(found, dict) else None
         raise Refused(status, str(words or f"it answered {status}"))
+    if not isinstance(found, dict):
+        raise Unreachable(path, f"what answers there is no bypassd ({type(found).__name__})")
     return found
 
 

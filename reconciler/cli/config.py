@@ -1,6 +1,5 @@
 """``bypassctl config``: the configuration in force, and where each value was written."""
 
-import sys
 from argparse import Namespace
 
 from reconciler import configfile
@@ -8,6 +7,7 @@ from reconciler.binder import ConfigError
 from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
 from reconciler.configdoc import explain
+from reconciler.streams import complain_lines, write
 
 
 def run(options: Namespace) -> int:
@@ -16,7 +16,7 @@ def run(options: Namespace) -> int:
         loaded = configfile.load(places.config_path(options), required=options.config is not None)
     except ConfigError as exc:
         # One line each, unlike other mistakes: every one of them has a place of its own.
-        print(exc, file=sys.stderr)
+        complain_lines(exc.problems)
         return Exit.USAGE
     try:
         text = explain(loaded, options.key)
@@ -24,5 +24,5 @@ def run(options: Namespace) -> int:
         raise CliError(f"{options.key}: there is no such setting", Exit.NOT_FOUND) from exc
     if options.action == "show":
         text = "".join(f"{one}\n" for one in text.splitlines() if not one.startswith("  "))
-    sys.stdout.write(text)
+    write(text)
     return Exit.OK

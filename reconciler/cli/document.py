@@ -1,6 +1,5 @@
 """The state document, from the daemon when it answers, else from the store; and how to find a pod in it."""
 
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 from reconciler.cli import places
 from reconciler.cli.client import Unreachable, ask
 from reconciler.cli.exits import CliError, Exit
+from reconciler.streams import complain
 
 Row = dict[str, Any]
 """A part of the document: what JSON holds has no static type; docs/state.md describes it."""
@@ -42,7 +42,7 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True)
             down = str(exc)
     body = _stored(where.store, down)
     if say:
-        print(f"bypassctl: {down}; this is what the store holds: {where.store}", file=sys.stderr)
+        complain(f"{down}; this is what the store holds: {where.store}")
     return Found(body, down)
 
 

@@ -80,7 +80,7 @@ def _files(body: Row) -> Table:
 
 
 def _holds(body: Row) -> Table:
-    rows = [(one["target"], words.clock(one["until"]), one["by"], one["reason"]) for one in body["holds"]]
+    rows = [(one["target"], words.until(one["until"]), one["by"], one["reason"]) for one in body["holds"]]
     return Table(("TARGET", "UNTIL", "BY", "REASON"), rows)
 
 

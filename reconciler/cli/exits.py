@@ -20,6 +20,8 @@ class Exit(IntEnum):
     """Reached, but it said no: another instance runs, the store is of a newer version, the daemon cannot do it now."""
     NOT_FOUND = 5
     """No such pod, hold or setting."""
+    OUTPUT = 6
+    """Standard output is closed or cannot take what was to be written; what the command was to do is done."""
 
 
 class CliError(AgentError):

@@ -10,10 +10,13 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import Block, Cell, Mark, Table, blank, field, head, line, show
 from reconciler.cli.watched import of_pod, pod_blocks
+from state.printable import printable
 
 GOOD: Final = frozenset({"in place", "written", "prepared"})
 BESIDE: Final = frozenset({"core.cookie", "resctrl.group"})
 """What is set beside control files: there is no file to tell of."""
+_LONGEST_MARK: Final = 200
+"""Characters of one label or annotation."""
 _STAGES: Final = (
     ("seen", "seen_at"),
     ("prepared", "prepared_at"),
@@ -179,7 +182,9 @@ def _title(pod: Row) -> Iterator[Block]:
     yield line(Mark(f"uid {pod['uid']}, QoS {pod['qos']}, told by {pod['meta_source']}", "dim"))
     marks = {**pod.get("labels", {}), **pod.get("annotations", {})}
     if marks:
-        yield line(Mark(", ".join(f"{key}={value}" for key, value in sorted(marks.items())), "dim"))
+        # Each cut for itself: a long one would cut off all that come after it.
+        shown = (f"{key}={printable(str(value), _LONGEST_MARK)}" for key, value in sorted(marks.items()))
+        yield line(Mark(", ".join(shown), "dim"))
     for problem in pod["problems"]:
         yield line(Mark("! ", "bad"), problem)
 

@@ -15,7 +15,7 @@ def run(options: Namespace) -> int:
         "target": pod_target(options, options.target),
         "reason": options.reason,
         "by": options.by or who(),
-        "seconds": options.seconds,
+        **({"until_released": True} if options.until_released else {"seconds": options.seconds}),
     }
     hold = order(options, "POST", "/holds", body)
     if options.output != "table":

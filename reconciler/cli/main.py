@@ -4,12 +4,12 @@ Start-up is under 60 ms because a command's module is imported when the command 
 library and the models only by commands that act or look at the node themselves.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from cgroupfs.errors import AgentError, InputError
+from reconciler import streams
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.options import COMMANDS, parser
 
@@ -18,28 +18,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code (`Exit`)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     known = words and words[0] in {command.name for command in COMMANDS}
-    options = parser(only=words[0] if known else None).parse_args(words)
+    with streams.prepared():
+        try:
+            return _until_written(words, words[0] if known else None)
+        except streams.OutputError as exc:
+            streams.give_up()
+            if exc.seen_enough:
+                return Exit.OK
+            streams.complain(str(exc))
+            return Exit.OUTPUT
+        except KeyboardInterrupt:
+            return 130
+
+
+def _until_written(words: Sequence[str], only: str | None) -> int:
     try:
+        options = parser(only).parse_args(words)
         code = int(import_module(f"reconciler.cli.{options.module}").run(options))
-        sys.stdout.flush()
+    except SystemExit as exc:
+        # --help, --version, and what argparse refuses.
+        code = int(exc.code or 0)
+    except streams.OutputError:
+        raise
     except CliError as exc:
-        return _told(str(exc), exc.code)
+        code = _failed(str(exc), exc.code)
     except InputError as exc:
-        return _told(str(exc), Exit.USAGE)
+        code = _failed(str(exc), Exit.USAGE)
     except AgentError as exc:
-        return _told(str(exc), Exit.REFUSED)
-    except BrokenPipeError:
-        # The reader has seen enough (head, less). Python would complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return 130
+        code = _failed(str(exc), Exit.REFUSED)
+    streams.finish()
     return code
 
 
-def _told(words: str, code: Exit) -> int:
-    sys.stdout.flush()
-    print(f"bypassctl: {' '.join(words.split())}", file=sys.stderr)
+def _failed(text: str, code: Exit) -> int:
+    # In the order in which it happened, where both go to one terminal.
+    streams.finish()
+    streams.complain(text)
     return int(code)
 
 

@@ -1,15 +1,20 @@
 """The command line: every command with its options, declared once. Parser, help and completion come from here."""
 
 import argparse
+import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from reconciler import __version__
+from reconciler.streams import Parser
 from state.machine_syntax import SYNTAX
 
 FORMATS: Final = ("table", "json", "yaml", "msgpack")
 SHORT_FORMATS: Final = ("table", "json", "yaml")
 _FILES: Final = {"bash": "_shtab_compgen_files", "zsh": "_files"}
+_LONGEST_HOLD_S: Final = 30 * 86400.0
+"""`reconciler.holds.LONGEST_S`, which is not imported here for the start-up's sake."""
+_NEGATIVE: Final = re.compile(r"-[\d.]")
 _DURATION: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -30,8 +35,10 @@ def seconds(text: str) -> float:
         found = float(number) * _DURATION[unit]
     except (ValueError, KeyError):
         found = -1.0
-    if not 0 < found < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a duration such as 90s, 15m, 1h or 2d")
+    if not 0 < found <= _LONGEST_HOLD_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a duration such as 90s, 15m, 1h or 2d, above 0 and at most 30d"
+        )
     return found
 
 
@@ -56,9 +63,11 @@ def _restore(parser: argparse.ArgumentParser) -> None:
 
 def _hold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="node, pod:POD, knob:NAME or file:/GROUP/PATH")
-    parser.add_argument(
-        "--for", dest="seconds", type=seconds, metavar="TIME", help="such as 1h; default: until released"
-    )
+    # So that -5m is a wrong TIME and no option: its message says what a TIME is.
+    parser._negative_number_matcher = _NEGATIVE  # noqa: SLF001
+    lasts = parser.add_mutually_exclusive_group(required=True)
+    lasts.add_argument("--for", dest="seconds", type=seconds, metavar="TIME", help="such as 1h; at most 30d")
+    lasts.add_argument("--until-released", action="store_true", help="without an end, until bypassctl release")
     parser.add_argument("--reason", required=True, help="why; everybody gets to see it")
     parser.add_argument("--by", help="who asks (default: the user behind sudo, else the one logged in)")
 
@@ -140,9 +149,7 @@ COMMANDS: Final = (
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
     """The whole command line; with ``only``, just that command: the others' options cost 10 ms to declare."""
-    top = argparse.ArgumentParser(
-        prog="bypassctl", description="Shows what bypassd knows, wants and did on this node, and undoes it."
-    )
+    top = Parser(prog="bypassctl", description="Shows what bypassd knows, wants and did on this node, and undoes it.")
     top.add_argument("--version", action="version", version=f"bypassctl {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:

@@ -1,12 +1,20 @@
 """Machine-readable output, the same for every command."""
 
-import sys
 from collections.abc import Mapping
+
+from reconciler.cli.exits import CliError, Exit
+from reconciler.streams import guarded
 
 
 def emit(found: Mapping[str, object], form: str) -> None:
-    """Write a document to standard output as ``json``, ``yaml`` or ``msgpack``."""
+    """Write a document to standard output as ``json``, ``yaml`` or ``msgpack``.
+
+    Errors: `CliError` for msgpack on a terminal: it is binary, and a terminal would obey it; `OutputError`.
+    """
     from state.dump import render  # noqa: PLC0415  (msgpack: 5 ms that tables do not pay)
 
-    sys.stdout.buffer.write(render(found, form))
-    sys.stdout.buffer.flush()
+    with guarded() as out:
+        if form == "msgpack" and out.isatty():
+            raise CliError("-o msgpack is binary; send it to a file or a pipe", Exit.USAGE)
+        out.buffer.write(render(found, form))
+        out.buffer.flush()

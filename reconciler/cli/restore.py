@@ -67,4 +67,13 @@ def _blocks(answer: dict[str, Any], *, only: str | None) -> Iterator[Block]:
     if answer["through"] == "daemon" and only is None:
         yield line(f"The daemon goes on in mode {answer['mode']}; `bypassctl reload` lets it enforce again.")
     elif answer["through"] == "daemon":
-        yield line(f"The daemon will set them again unless the pod is held: bypassctl hold pod:{only} --reason ...")
+        yield line(*_held(answer.get("hold")))
+
+
+def _held(hold: dict[str, Any] | None) -> Iterator[Cell]:
+    if hold is None:
+        yield "The daemon sets them again: the pod is not held."
+        return
+    until = "until it is released" if hold["until"] is None else f"until {words.clock(hold['until'])}"
+    yield f"Held {until}: {hold['target']}: {hold['reason']} (by {hold['by']}). "
+    yield f"Then the daemon sets them again; sooner with: bypassctl release {hold['target']}"

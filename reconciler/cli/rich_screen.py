@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from reconciler.cli.screen import LABEL, Block, Cell, Field, Mark, Table
+from reconciler.cli.screen import LABEL, Block, Cell, Field, Mark, Table, text_of
 
 _STYLES: Final = {
     "ok": "green",
@@ -43,7 +43,7 @@ def draw(blocks: Iterable[Block], out: TextIO) -> None:
             grid = RichTable.grid()
             grid.add_column(width=LABEL, style="dim")
             grid.add_column(overflow="fold")
-            grid.add_row(block.label, _joined(block.cells))
+            grid.add_row(_text(block.label), _joined(block.cells))
             console.print(grid)
         else:
             whole = _joined(block.cells)
@@ -70,4 +70,5 @@ def _joined(cells: Iterable[Cell]) -> Text:
 
 
 def _text(cell: Cell) -> Text:
-    return Text(cell.text, style=_STYLES.get(cell.style, "")) if isinstance(cell, Mark) else Text(cell)
+    # Text, never str: a str would be read for rich's markup if the console's settings ever changed.
+    return Text(text_of(cell), style=_STYLES.get(cell.style, "") if isinstance(cell, Mark) else "")

@@ -4,9 +4,11 @@ A pipe gets plain text without wrapping, so that grep and awk work on it.
 """
 
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TextIO
+
+from reconciler import streams
+from state.printable import LONGEST, printable
 
 LABEL: Final = 9
 """Columns of a label."""
@@ -70,8 +72,15 @@ def blank() -> Line:
 
 
 def show(blocks: Iterable[Block], out: TextIO | None = None) -> None:
-    """Draw on standard output (or ``out``)."""
-    out = out or sys.stdout
+    """Draw on standard output (or ``out``). Errors: `OutputError` when it cannot be written."""
+    if out is not None:
+        _draw(blocks, out)
+        return
+    with streams.guarded() as standard:
+        _draw(blocks, standard)
+
+
+def _draw(blocks: Iterable[Block], out: TextIO) -> None:
     terminal = out.isatty()
     if terminal and os.environ.get("TERM") != "dumb":
         try:
@@ -99,8 +108,8 @@ def plain(blocks: Iterable[Block], width: int | None = None) -> str:
 
 
 def text_of(cell: Cell) -> str:
-    """The text of a cell, without its meaning."""
-    return cell.text if isinstance(cell, Mark) else cell
+    """The text of a cell, without its meaning, as it may be shown: both ways of drawing take it from here."""
+    return printable(cell.text if isinstance(cell, Mark) else cell, LONGEST)
 
 
 def _line(block: Line, width: int | None) -> list[str]:
@@ -112,7 +121,7 @@ def _line(block: Line, width: int | None) -> list[str]:
 def _field(block: Field, width: int | None) -> list[str]:
     text = "".join(map(text_of, block.cells))
     first, *more = _wrapped(text, None if width is None else max(width - LABEL, _NARROW))
-    return [block.label.ljust(LABEL) + first, *(" " * LABEL + part for part in more)]
+    return [printable(block.label, LONGEST).ljust(LABEL) + first, *(" " * LABEL + part for part in more)]
 
 
 def _table(block: Table, width: int | None) -> list[str]:

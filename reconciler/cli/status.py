@@ -92,7 +92,7 @@ def _blocks(found: Found, facts: Row) -> Iterator[Block]:
     yield from _sources(facts)
     if facts["holds"]:
         yield blank()
-        rows = [(one["target"], words.clock(one["until"]), f"{one['reason']} ({one['by']})") for one in facts["holds"]]
+        rows = [(one["target"], words.until(one["until"]), f"{one['reason']} ({one['by']})") for one in facts["holds"]]
         yield Table(("HOLD", "UNTIL", "REASON"), rows)
     if facts["alerts"]:
         yield blank()

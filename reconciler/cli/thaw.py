@@ -4,6 +4,7 @@ from argparse import Namespace
 
 from reconciler.cli import places
 from reconciler.cli.exits import Exit
+from reconciler.cli.screen import line, show
 
 
 def run(options: Namespace) -> int:
@@ -11,8 +12,5 @@ def run(options: Namespace) -> int:
     from reconciler.cli.ledger import thaw_without_daemon  # noqa: PLC0415  (the loop and the models)
 
     done, failed = thaw_without_daemon(places.find(options).store, options.root)
-    for path in done:
-        print(f"{path}: runs again")
-    for words in failed:
-        print(words)
+    show([line(text) for text in (*(f"{path}: runs again" for path in done), *failed)])
     return Exit.NOT_OK if failed else Exit.OK

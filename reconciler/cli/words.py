@@ -20,6 +20,11 @@ def clock(at: object, *, exact: bool = False) -> str:
     return text
 
 
+def until(at: object) -> str:
+    """The end of a hold: a time, or that it has none."""
+    return "until released" if at is None else clock(at)
+
+
 def span(seconds: object) -> str:
     """A length of time in two or three figures: ``850 µs``, ``4.2 s``, ``12 min``; a dash when there is none."""
     if not isinstance(seconds, int | float):

@@ -204,7 +204,7 @@ class KubeletPods:
         except SourceError as exc:
             return self._failed(exc)
         except ValueError as exc:
-            return self._failed(SourceError(NAME, f"{self._peer.url}: {_PATH}: {exc}"))
+            return self._failed(SourceError(NAME, f"{self._peer.shown}: {_PATH}: {exc}"))
         self._take(pods, problems)
         return None
 
@@ -222,13 +222,13 @@ class KubeletPods:
         for problem in set(problems).difference(self._problems):
             _LOG.warning("%s", problem)
         self._answered_at, self._ok, self._problems = trio.current_time(), True, problems
-        self._detail = f"{len(told)} pods from {self._peer.url}"
+        self._detail = f"{len(told)} pods from {self._peer.shown}"
         if problems:
             self._detail += f", {len(problems)} unusable"
         if told:
             self._listed = frozenset(told)
         elif self._known:
-            self._detail = f"an empty list from {self._peer.url}; the {len(self._known)} pods known before are kept"
+            self._detail = f"an empty list from {self._peer.shown}; the {len(self._known)} pods known before are kept"
         if changed:
             self._known = {**self._known, **told}
             self._on_change(changed)

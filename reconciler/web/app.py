@@ -10,7 +10,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 import trio
-import yaml
 from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,6 +23,8 @@ from reconciler import logs
 from reconciler.binder import ConfigError
 from reconciler.metrics import MetricsSnapshot
 from reconciler.web.interface import AlertTest, Control, HoldRequest, RestoreRequest, Shown
+from state.dump import yaml_bytes
+from state.printable import encodable, printable_json
 
 MAX_BODY: Final = 64 * 1024
 BODY_DEADLINE_S: Final = 5.0
@@ -165,16 +166,26 @@ def _with_text_keys(value: object) -> object:
 
 
 def _to_json(value: object) -> bytes:
-    return msgspec.json.encode(_plain(value)) + b"\n"
+    encoded = _encoded(msgspec.json.encode, value)
+    # A person may read it with curl on a terminal.
+    return printable_json(encoded.decode()).encode() + b"\n"
 
 
 def _to_msgpack(value: object) -> bytes:
-    return msgspec.msgpack.encode(_plain(value))
+    return _encoded(msgspec.msgpack.encode, value)
 
 
 def _to_yaml(value: object) -> bytes:
-    text: str = yaml.dump(_plain(value), Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True)
-    return text.encode()
+    return _encoded(yaml_bytes, value)
+
+
+def _encoded(encode: Callable[[object], bytes], value: object) -> bytes:
+    plain = _plain(value)
+    try:
+        return encode(plain)
+    except UnicodeEncodeError:
+        # One name that is no UTF-8 does not take the whole document with it.
+        return encode(encodable(plain))
 
 
 _FORMATS: Final[Mapping[str, tuple[str, Callable[[object], bytes]]]] = {

@@ -32,12 +32,13 @@ class Shown(Protocol):
 
 
 class HoldRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``POST /holds``. ``seconds`` None: until released."""
+    """``POST /holds``. Either ``seconds``, or ``until_released``: without an end."""
 
     target: str
     reason: str
     by: str
     seconds: float | None = None
+    until_released: bool = False
 
 
 class RestoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

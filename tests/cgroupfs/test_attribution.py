@@ -218,3 +218,20 @@ class NoFanotify:
     def fanotify_init(self, *_: object) -> int:
         ctypes.set_errno(errno.ENOSYS)
         return -1
+
+
+def test_events_that_are_lost_one_after_another_are_logged_once(
+    watch: FanotifyWatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(fd: int, length: int) -> bytes:
+        raise OSError(errno.EMFILE, "too many")
+
+    caplog.set_level("INFO")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "read", refused)
+        batches = [watch.take() for _ in range(100)]
+    assert all(batch[0].lost for batch in batches)
+    assert len(caplog.records) == 1
+    monkeypatch.setattr(os, "read", lambda fd, length: b"")
+    watch.take()
+    assert len(caplog.records) == 2

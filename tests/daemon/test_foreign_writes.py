@@ -114,7 +114,7 @@ def test_an_operators_hold_stops_writes_and_its_release_brings_ours_back(node: D
     one = daemon().up()
     wait_for(lambda: bounded(node, pod.main) and bounded(node, other.main), told=one.tail)
     ours = node.cpus(pod.main)
-    hold = {"target": f"pod:{pod.uid}", "reason": "measuring", "by": "test"}
+    hold = {"target": f"pod:{pod.uid}", "reason": "measuring", "by": "test", "until_released": True}
     assert one.call("POST", "/holds", hold)[0] == 201
     with Scribe("tuned") as tuned:
         for each in (pod, other):

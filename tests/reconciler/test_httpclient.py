@@ -254,7 +254,7 @@ async def test_a_file_that_is_no_token_is_not_sent_and_not_shown(
         name="x", url=f"https://127.0.0.1:{port}", ca_file=str(tmp_path / "ca.pem"), token_file=str(tmp_path / "token")
     )
     async with HttpSession(peer) as session:
-        with pytest.raises(SourceError, match="is no token") as caught:
+        with pytest.raises(SourceError, match="cannot use the token") as caught:
             await session.get("/")
         assert "hush" not in str(caught.value)
         token.unlink()
@@ -274,3 +274,95 @@ async def test_files_that_another_component_named_are_root_s(tmp_path: Path) -> 
         async with HttpSession(replace(peer, **{field: path})) as session:
             with pytest.raises(SourceError, match="can be written by everybody"):
                 await session.get("/")
+
+
+SECRET = "s3cr3tT0ken"
+
+
+async def verified(nursery: trio.Nursery, server: HttpPeer) -> tuple[str, str]:
+    """The address of a server that may be told a secret, and its certificate authority (PEM)."""
+    authority = trustme.CA()
+    port = await nursery.start(server.serve, tls(authority))
+    return f"https://127.0.0.1:{port}", authority.cert_pem.bytes().decode()
+
+
+def everything(error: BaseException | None) -> str:
+    """All that a log could show of an error: its texts, and those of whatever it holds on to."""
+    texts = []
+    while error is not None:
+        texts += [str(error), repr(error), repr(vars(error)), repr(error.args)]
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"{SECRET}\n{SECRET}", f"{SECRET} x", f"{SECRET}\x1b", f" {SECRET}", f"{SECRET}\t", f"{SECRET}\n\n", "\n", ""],
+)
+async def test_a_token_that_no_header_can_hold_is_refused_and_in_no_message(
+    tmp_path: Path, nursery: trio.Nursery, text: str
+) -> None:
+    (tmp_path / "token").write_text(text)
+    server = HttpPeer([Reply()])
+    url, ca = await verified(nursery, server)
+    peer = Peer(name="x", url=url, token_file=f"{tmp_path}/token", inline=Inline(ca=ca))
+    async with HttpSession(peer) as session:
+        with pytest.raises(SourceError, match="token: one line of printable ASCII") as caught:
+            await session.exchange("GET", "/")
+    assert SECRET not in everything(caught.value)
+    assert not server.requests
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+async def test_a_tokens_line_end_is_not_sent(tmp_path: Path, nursery: trio.Nursery, end: str) -> None:
+    (tmp_path / "token").write_bytes(f"{SECRET}{end}".encode())
+    server = HttpPeer([Reply()])
+    url, ca = await verified(nursery, server)
+    peer = Peer(name="x", url=url, token_file=f"{tmp_path}/token", inline=Inline(ca=ca))
+    async with HttpSession(peer) as session:
+        await session.exchange("GET", "/")
+    assert server.requests[0]["authorization"] == f"Bearer {SECRET}"
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_token_that_is_no_text_is_in_no_message(tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(SECRET.encode() + b"\xff")
+    async with HttpSession(Peer(name="x", url="https://127.0.0.1:1", token_file=f"{tmp_path}/token")) as session:
+        with pytest.raises(SourceError, match="token") as caught:
+            await session.exchange("GET", "/")
+    assert SECRET not in everything(caught.value)
+
+
+@pytest.mark.parametrize("bad", ["\n", "\u2713", "\x00", "\r\nX: "])
+async def test_a_header_that_cannot_be_sent_is_in_no_message(nursery: trio.Nursery, bad: str) -> None:
+    server = HttpPeer([Reply()])
+    url, ca = await verified(nursery, server)
+    peer = Peer(name="x", url=url, inline=Inline(ca=ca, token=f"{SECRET}{bad}{SECRET}"))
+    async with HttpSession(peer) as session:
+        for headers in ({}, {"Authorization": f"Basic {SECRET}{bad}{SECRET}"}):
+            with pytest.raises(SourceError) as caught:
+                await session.exchange("GET", "/", None, headers)
+            assert SECRET not in everything(caught.value)
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("path", ["", "/base", "/base?key=s3cr3tT0ken"])
+async def test_a_password_in_a_servers_url_is_in_no_message(path: str) -> None:
+    peer = Peer(name="x", url=f"http://admin:{SECRET}@127.0.0.1:1{path}")
+    async with HttpSession(peer) as session:
+        with pytest.raises(SourceError, match=r"x: http://127\.0\.0\.1:1") as caught:
+            await session.get("/pods")
+    assert SECRET not in everything(caught.value)
+    assert SECRET not in repr(peer)
+
+
+async def test_a_server_that_quotes_the_token_in_its_refusal_does_not_get_it_shown(nursery: trio.Nursery) -> None:
+    server = HttpPeer([Reply(f"unknown token {SECRET}".encode(), status="400 Bad Request")])
+    url, ca = await verified(nursery, server)
+    peer = Peer(name="x", url=url, inline=Inline(ca=ca, token=SECRET))
+    async with HttpSession(peer) as session:
+        with pytest.raises(SourceError, match=r"400 unknown token \*\*\*") as caught:
+            await session.get("/")
+    assert SECRET not in everything(caught.value)
+    nursery.cancel_scope.cancel()

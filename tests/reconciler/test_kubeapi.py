@@ -195,8 +195,8 @@ async def test_one_that_hangs_is_an_error_after_the_deadline_and_is_asked_again(
     server = HttpPeer([Reply(hang_s=60), Reply(b"{}")])
     port = await nursery.start(server.serve)
     api = KubeApi(ApiServer(server=f"http://127.0.0.1:{port}"))
-    with pytest.raises(SourceError, match=r"no answer within 0.1 s"):
-        await api.request("GET", "/a", timeout_s=0.1)
+    with pytest.raises(SourceError, match=r"no answer within 0.5 s"):
+        await api.request("GET", "/a", timeout_s=0.5)
     assert (await api.request("GET", "/b")).status == 200
     await api.aclose()
     nursery.cancel_scope.cancel()
@@ -286,3 +286,30 @@ def test_credentials_that_would_not_be_sent_are_no_way_to_the_api_server(tmp_pat
         problem = KubeApi(ApiServer(kubeconfig=str(tmp_path / "k")), environ={}).unreachable() or ""
         assert "is not sent" in problem
         assert "hush" not in problem
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("    client-certificate: ", '    token: "s3cr3t\\ns3cr3t"\n    client-certificate: '),
+        ("    client-certificate: ", "    token: s3cr3t x\n    client-certificate: "),
+        ("    client-certificate: ", "    token: [s3cr3t]\n    client-certificate: "),
+        ("    client-certificate: ", "    token: *s3cr3t\n    client-certificate: "),
+        ("    client-certificate: ", "    token: s3cr3t: x\n    client-certificate: "),
+        ("    client-certificate: ", "    client-key-data: s3cr3t-\n    client-certificate: "),
+        ("    client-certificate: ", "    exec: s3cr3t\n    client-certificate: "),
+        ("server: https://h", "server: ftp://u:s3cr3t@h"),
+        ("users:\n", "users: s3cr3t\nothers:\n"),
+    ],
+)
+def test_nothing_that_may_be_a_secret_is_quoted_from_a_kubeconfig(tmp_path: Path, change: tuple[str, str]) -> None:
+    text = KUBELETS.format(ca=encoded("CA"), server="https://h")
+    assert change[0] in text
+    write(tmp_path, "/k", text.replace(*change))
+    with pytest.raises(InputError) as caught:
+        read_kubeconfig("/k", name="x", root=str(tmp_path))
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "s3cr3t" not in str(error)
+        assert "s3cr3t" not in repr(vars(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

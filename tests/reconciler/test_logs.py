@@ -48,6 +48,47 @@ def test_no_value_can_forge_a_line(form: LogFormat) -> None:
     assert "\x1b" not in stream.getvalue()
 
 
+HOSTILE = "\x1b[2J\x07\x7f\x85\x9b\u2028\u202e\u2066\u200b\ufeff\r\n<0>forged \udc80"
+
+
+@pytest.mark.parametrize("form", [LogFormat.CONSOLE, LogFormat.JSON])
+@pytest.mark.parametrize("journal", [False, True])
+def test_what_is_written_is_printable_and_each_line_is_ours(form: LogFormat, journal: bool, tmp_path: Path) -> None:
+    with open(tmp_path / "f", "w+", encoding="utf-8") as stream:
+        stat = os.fstat(stream.fileno())
+        environ = {"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"} if journal else {}
+        logs.setup(LogLevel.INFO, form, stream=stream, environ=environ)
+        log = logs.get("loop")
+        log.warning(HOSTILE, value=HOSTILE, path=Path("/x\x1b"), nan=float("nan"))
+        logging.getLogger("some.library").warning("%s", HOSTILE)
+        log.failure("failed", ValueError(HOSTILE))
+        stream.seek(0)
+        lines = stream.read().split("\n")[:-1]
+    assert len(lines) == (3 if form is LogFormat.JSON else 5)
+    for line in lines:
+        assert line.isprintable()
+        if journal:
+            assert line[0] + line[2] == "<>"
+        elif form is LogFormat.CONSOLE:
+            # A line of an exception's text stands indented: it cannot look like a line of the log.
+            assert line.startswith(("20", "  "))
+        if form is LogFormat.JSON:
+            read = json.loads(line.partition("{")[1] + line.partition("{")[2])
+            assert read["msg"] in (HOSTILE.replace("\udc80", r"\udc80"), "failed")
+
+
+@pytest.mark.parametrize("form", [LogFormat.CONSOLE, LogFormat.JSON])
+def test_no_line_is_so_long_that_journald_would_cut_it(form: LogFormat) -> None:
+    stream, log = written(form)
+    long = "\x1b\U000e0001" * 50_000
+    fields = {f"field{number}": long for number in range(8)}
+    log.failure(long, ValueError("\n".join([long[:3000]] * 1000)), **fields)
+    assert max(map(len, stream.getvalue().split("\n"))) < 48 * 1024
+    assert len(stream.getvalue()) < 48 * 1024 * 210
+    if form is LogFormat.JSON:
+        assert json.loads(stream.getvalue())["exc"].endswith("characters)")
+
+
 def test_less_than_the_level_is_not_written_and_a_new_level_replaces_the_handler() -> None:
     stream, log = written(LogFormat.CONSOLE, LogLevel.WARNING)
     log.info("quiet")

@@ -124,3 +124,15 @@ async def test_the_watchdog_pings_only_while_the_heart_beats(
     assert pings == [0, 5, 10, 20, 50]
     told = [record.getMessage() for record in caplog.records]
     assert told == ["the main loop reports no progress", "the main loop moves again"] * 2 + [told[0]]
+
+
+def test_no_value_begins_another_field_and_none_keeps_a_state_from_being_sent(tmp_path: Path) -> None:
+    manager = Manager(f"{tmp_path}/n")
+    with manager.socket:
+        notifier = Notifier({"NOTIFY_SOCKET": f"{tmp_path}/n"})
+        assert notifier.status("evil\nMAINPID=1\x1b[2J\u2028\udc80")
+        assert notifier.status("x" * 1_000_000)
+        first, second = manager.received()
+        notifier.close()
+    assert first == {"STATUS": r"evil MAINPID=1\x1b[2J \udc80"}
+    assert len(second["STATUS"]) < 2048

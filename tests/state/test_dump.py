@@ -110,7 +110,7 @@ def test_the_store_alone_gives_the_whole_document(tmp_path: Path) -> None:
         "touched_at": 100.0,
         "written_at": 100.0,
     }
-    assert found["holds"] == [{"target": "pod:x", "reason": "debug", "by": "ops", "until": None}]
+    assert found["holds"] == [{**HOLD_DEFAULTS, "target": "pod:x", "reason": "debug", "by": "ops"}]
     history = found["history"]
     assert isinstance(history, list)
     assert [line["kind"] for line in history] == ["write", "touch", "touch"]

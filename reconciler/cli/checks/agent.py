@@ -75,7 +75,8 @@ def _rights(node: NodeView) -> Finding:
 
 
 def _store(node: NodeView) -> Finding:
-    directory = os.path.dirname(node.store)
+    # Absolute: of a name alone the directories above never come to /.
+    directory = os.path.dirname(os.path.abspath(node.store))
     while not os.path.isdir(directory) and directory != "/":
         directory = os.path.dirname(directory)
     if not os.access(directory, os.W_OK):

@@ -327,11 +327,12 @@ async def test_words_that_no_sink_can_write_are_made_writable_and_bounded(
 ) -> None:
     world = World(tmp_path, "a")
     await nursery.start(world.teller.run)
-    odd = alert("a\udcff", durable=True, summary="x" * 9999, details={"comm\udc80": "\udc80ü"})
+    odd = alert("a\udcff", durable=True, summary="x" * 9999, details={"comm\udc80\x1b": "\udc80ü\n<0>\u202e"})
     assert await world.teller.keep(odd)
     await settled(world)
     (one,) = world.made["a"].notices
-    assert (one.alert.key, len(one.alert.summary), one.alert.details) == ("a?", 4096, {"comm?": "?ü"})
+    assert (one.alert.key, len(one.alert.summary)) == (r"a\udcff", 4096)
+    assert one.alert.details == {r"comm\udc80\x1b": r"\udc80ü" + "\n" + r"<0>\u202e"}
     nursery.cancel_scope.cancel()
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.cli import ledger
+from reconciler.cli import ledger, options
 from reconciler.cli.exits import Exit
+from reconciler.holds import LONGEST_S
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 from tests.reconciler.cli.livenode import BATCH, LiveNode, container_id, group
@@ -41,15 +42,46 @@ def test_a_hold_names_the_pod_by_its_uid_and_who_asked(run: Run, daemon: FakeDae
 
 def test_a_hold_that_makes_no_sense_is_a_usage_error_in_the_daemons_words(run: Run, daemon: FakeDaemon) -> None:
     daemon.answers["POST /holds"] = (400, {"error": "hold target: 'cpu': expected node, pod:UID"})
-    ran = run("hold", "cpu", "--reason", "x", "--socket", daemon.socket)
+    ran = run("hold", "cpu", "--for", "1h", "--reason", "x", "--socket", daemon.socket)
     assert (ran.code, ran.err) == (Exit.USAGE, "bypassctl: the daemon: hold target: 'cpu': expected node, pod:UID\n")
 
 
-@pytest.mark.parametrize("text", ["1", "h", "-1h", "0s", "1w", "1e99d"])
-def test_a_time_is_a_number_with_a_unit(run: Run, text: str) -> None:
-    ran = run("hold", "node", f"--for={text}", "--reason", "x")
-    assert ran.code == Exit.USAGE
-    assert "expected a duration such as 90s, 15m, 1h or 2d" in ran.err
+@pytest.mark.parametrize("text", ["1", "h", "-1h", "-.5h", "0s", "1w", "1e99d", "nand", "infd", "31d", "720.1h", ""])
+def test_a_time_is_a_number_with_a_unit_above_zero_and_bounded(run: Run, text: str) -> None:
+    for words in ([f"--for={text}"], ["--for", text]):
+        ran = run("hold", "node", *words, "--reason", "x")
+        assert ran.code == Exit.USAGE
+        assert "expected a duration such as 90s, 15m, 1h or 2d, above 0 and at most 30d" in ran.err
+
+
+def test_a_hold_without_an_end_is_one_by_that_word_only(run: Run, daemon: FakeDaemon) -> None:
+    daemon.answers["POST /holds"] = (201, {"target": "node", "reason": "x", "by": "ana", "until": None})
+    assert run("hold", "node", "--reason", "x", "--socket", daemon.socket).code == Exit.USAGE
+    both = run("hold", "node", "--for", "1h", "--until-released", "--reason", "x", "--socket", daemon.socket)
+    assert both.code == Exit.USAGE
+    assert not daemon.asked
+    assert run("hold", "node", "--until-released", "--reason", "x", "--socket", daemon.socket).code == Exit.OK
+    assert daemon.asked[-1][1] == {"target": "node", "reason": "x", "by": "ana", "until_released": True}
+
+
+def test_the_bound_of_the_command_line_is_the_daemons() -> None:
+    assert options.seconds("30d") == LONGEST_S
+
+
+def test_a_hold_without_an_end_is_shown_as_such_everywhere(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["holds"] = [{"target": "node", "reason": "debug", "by": "cy", "until": None}]
+    for command in (["status"], ["holds"], ["dump", "--section", "holds"], ["explain", "batch-7"]):
+        assert "until released" in run(*command, "--socket", daemon.socket).out
+
+
+def test_restoring_one_pod_says_which_hold_is_on_it(run: Run, daemon: FakeDaemon) -> None:
+    answer = {"files": [UNDONE], "restored": 1, "left": 0, "mode": "enforce"}
+    hold = {"target": f"pod:{BATCH}", "reason": "INC-42", "by": "ben", "until": 4_000_000_000.0}
+    daemon.answers["POST /restore"] = (200, {**answer, "hold": hold})
+    said = run("restore", "--pod", "batch-7", "--socket", daemon.socket).out.splitlines()[-1]
+    assert all(part in said for part in (f"pod:{BATCH}", "INC-42", "ben", "2096-", "bypassctl release"))
+    daemon.answers["POST /restore"] = (200, {**answer, "hold": None})
+    assert "not held" in run("restore", "--pod", "batch-7", "--socket", daemon.socket).out
 
 
 def test_a_hold_is_ended_whatever_characters_its_target_has(run: Run, daemon: FakeDaemon) -> None:
@@ -85,7 +117,7 @@ def test_a_bad_configuration_is_refused_by_reload(run: Run, daemon: FakeDaemon) 
 
 
 def test_an_order_without_a_daemon_says_what_to_do(run: Run, tmp_path: Path) -> None:
-    for words in (["reload"], ["hold", "node", "--reason", "x"], ["release", "node"]):
+    for words in (["reload"], ["hold", "node", "--until-released", "--reason", "x"], ["release", "node"]):
         ran = run(*words, "--socket", str(tmp_path / "none"), "--store", str(tmp_path / "none"))
         assert ran.code == Exit.UNREACHABLE
         assert "this command needs the running daemon" in ran.err

@@ -1,0 +1,165 @@
+"""The edge of both programs' output: standard output and standard error, safe for a terminal whatever is in them.
+
+A standard output that is closed or full is one error, `OutputError`, and never a traceback.
+"""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, NoReturn, TextIO, cast, final
+
+from cgroupfs.errors import AgentError, errno_name
+from state.printable import LONGEST, printable, printable_lines
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
+_STANDARD: Final = (0, 1, 2)
+
+
+class OutputError(AgentError):
+    """Standard output cannot be written. What the program was to do is done all the same.
+
+    ``seen_enough``: its reader has gone (head, less), which is no failure.
+    """
+
+    def __init__(self, why: str, *, seen_enough: bool = False) -> None:
+        super().__init__(f"standard output cannot be written: {why}")
+        self.seen_enough = seen_enough
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that writes as the programs do: its messages quote what was given, which may come from anywhere.
+
+    The library's own way would also be silent about a help text that a full disk did not take.
+    """
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, which is one line whatever was given, and exit."""
+        super().error(printable(message, LONGEST))
+
+    def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
+        # First, because either may be None.
+        if file is sys.stderr:
+            complain_lines(message.splitlines())
+        else:
+            write(message)
+            finish()
+
+
+@contextmanager
+def prepared() -> Iterator[None]:
+    """Have standard streams that no text can break while the block runs.
+
+    A character that the terminal's encoding does not have becomes an escape. The number of a stream that is closed is
+    taken: the next file to be opened would have it, and be written to. Of standard error all texts are made safe, as
+    libraries, warnings and modules' own log lines go there by themselves.
+    """
+    for number in _STANDARD:
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is this one. Programs that we start have it, too.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    sys.excepthook = _uncaught
+    before = sys.stderr
+    if before is not None:
+        sys.stderr = cast("TextIO", _Safe(before))
+    try:
+        yield
+    finally:
+        sys.stderr = before
+
+
+@contextmanager
+def guarded() -> Iterator[TextIO]:
+    """Standard output. Errors: `OutputError` when it does not take what the block writes."""
+    if sys.stdout is None:
+        raise OutputError("it is closed")
+    try:
+        yield sys.stdout
+    except BrokenPipeError as exc:
+        raise OutputError("its reader has gone", seen_enough=True) from exc
+    except OSError as exc:
+        raise OutputError(errno_name(exc.errno)) from exc
+
+
+def write(text: str) -> None:
+    """Write lines to standard output."""
+    with guarded() as out:
+        out.write(printable_lines(text, LONGEST))
+
+
+def complain(text: str, program: str = "bypassctl") -> None:
+    """One line on standard error. Where that cannot be written there is nowhere else to say so."""
+    _to_stderr(f"{program}: {printable(' '.join(text.split()), LONGEST)}\n")
+
+
+def complain_lines(lines: Iterable[object]) -> None:
+    """Several lines on standard error, such as the problems of a configuration. None of them holds a line end."""
+    _to_stderr("".join(f"{printable(str(line), LONGEST)}\n" for line in lines))
+
+
+def finish() -> None:
+    """Flush standard output. Errors: `OutputError`."""
+    if sys.stdout is not None:
+        with guarded() as out:
+            out.flush()
+
+
+def give_up(stream: TextIO | None = None) -> None:
+    """Throw away what a stream (standard output) did not take: Python would try once more at exit, and complain."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
+
+
+@final
+class _Safe(io.TextIOBase):
+    """Passes on what is printable, and escapes of the rest."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    def write(self, text: str) -> int:
+        self._stream.write(printable_lines(text))
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+def _uncaught(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
+    """A mistake of ours, with its traceback; the exception's text may be anybody's."""
+    import traceback  # noqa: PLC0415  (rare)
+
+    complain_lines("".join(traceback.format_exception(kind, exc, trace)).splitlines())
+
+
+def _to_stderr(text: str) -> None:
+    if sys.stderr is not None:
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            give_up(sys.stderr)
