@@ -190,8 +190,10 @@ class Connection:
         if self._gone is not None:
             return
         if message["type"] == "http.response.start":
-            # What the app has not read of a body is not read at all, nor are requests behind this one.
-            self._last = self._last or not self._at_end() or bool(self._http.trailing_data[0])
+            # What the app has not read of a body is not read at all, nor are requests behind this one; and a fault of
+            # the app is raised again when it has answered.
+            behind = not self._at_end() or bool(self._http.trailing_data[0])
+            self._last = self._last or behind or message["status"] == 500
             self._start(message["status"], [(bytes(key), bytes(value)) for key, value in message["headers"]])
         elif message["type"] == "http.response.body":
             if message.get("body") and not self._head:

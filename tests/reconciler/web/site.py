@@ -33,6 +33,12 @@ class Site:
                 return float(line.rpartition(" ")[2])
         return 0.0
 
+    async def until(self, name: str) -> None:
+        """Wait until this series is there, and more than 0."""
+        with trio.fail_after(3):
+            while not await self.metric(name):  # noqa: ASYNC110  (what counts it has no event)
+                await trio.sleep(0.01)
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -68,7 +74,8 @@ async def exchange(stream: trio.SocketStream, request: bytes, timeout_s: float) 
     async with stream:
         with trio.fail_after(timeout_s):
             try:
-                await stream.send_all(request)
+                if request:
+                    await stream.send_all(request)
                 async for part in stream:
                     answer += part
             except trio.BrokenResourceError:

@@ -5,11 +5,10 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import msgspec
@@ -28,39 +27,9 @@ from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
 from reconciler.web.limits import ClientLimits, HttpCounts
 from reconciler.web.server import WebError, WebServer, listen_tcp, listen_unix
 from tests.fakes.web import FakeControl, FakeShown
+from tests.reconciler.web.site import free_port, raw, serving
 
 PROJECT = Path(__file__).parents[3]
-
-
-class Site:
-    """A daemon's two sockets with clients for both."""
-
-    def __init__(self, path: str, port: int) -> None:
-        self.path = path
-        self.port = port
-        self.shown = FakeShown()
-        self.control = FakeControl()
-        self.tcp = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}")
-        self.unix = httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=path), base_url="http://bypassd")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-@asynccontextmanager
-async def serving(directory: Path, max_connections: int = 32, **more: Any) -> AsyncIterator[Site]:
-    site = Site(str(directory / "s"), free_port())
-    config = Http(port=site.port, socket=site.path, max_connections=max_connections, **more)
-    async with trio.open_nursery() as nursery:
-        for component in components(config, site.shown, site.control):
-            await nursery.start(partial(component.run))
-        async with site.tcp, site.unix:
-            yield site
-        nursery.cancel_scope.cancel()
 
 
 async def test_health_is_the_pulse_of_the_loop(tmp_path: Path) -> None:
@@ -208,21 +177,6 @@ async def test_a_mistake_of_ours_is_logged_and_told_without_its_details(
         assert "ZeroDivisionError: a mistake" in caplog.text
         site.shown.broken = False
         assert (await site.unix.get("/state")).status_code == 200
-
-
-async def raw(site: Site, request: bytes, timeout_s: float = 3) -> bytes:
-    """Send bytes over TCP and read until the other side closes."""
-    stream = await trio.open_tcp_stream("127.0.0.1", site.port)
-    answer = b""
-    async with stream:
-        with trio.fail_after(timeout_s):
-            try:
-                await stream.send_all(request)
-                async for part in stream:
-                    answer += part
-            except trio.BrokenResourceError:
-                pass
-    return answer
 
 
 @pytest.mark.parametrize(
