@@ -5,6 +5,7 @@ import logging
 import socket
 import struct
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,8 @@ LONG = b"a" * 20_000
 CORPUS = {
     "a chunk's size is no number": b"POST /restore HTTP/1.1\r\n" + CHUNKED + b"zz\r\n\r\n",
     "a chunk's size on a read": b"GET /healthz HTTP/1.1\r\n" + CHUNKED + b"zz\r\n\r\n",
+    "a chunk's size on the metrics": b"GET /metrics HTTP/1.1\r\n" + CHUNKED + b"zz\r\n\r\n",
+    "a chunk's size on the state": b"GET /state HTTP/1.1\r\n" + CHUNKED + b"zz\r\n\r\n",
     "a chunk's size without an end": b"POST /restore HTTP/1.1\r\n" + CHUNKED + b"1" * 5000,
     "a chunk's size of 5000 digits": b"POST /restore HTTP/1.1\r\n" + CHUNKED + b"1" * 5000 + b"\r\n",
     "a chunk that is longer than it says": b"POST /restore HTTP/1.1\r\n" + CHUNKED + b"1\r\nabc\r\n0\r\n\r\n",
@@ -231,7 +234,7 @@ class Fuzzed:
                 await nursery.start(server.run)
                 self._up.set()
 
-    def ask(self, *pieces: bytes) -> bytes:
+    def ask(self, *pieces: bytes, pause_s: float = 0.0) -> bytes:
         answer = b""
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(5)
@@ -239,6 +242,7 @@ class Fuzzed:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 for piece in pieces:
                     client.sendall(piece)
+                    time.sleep(pause_s)
                 client.shutdown(socket.SHUT_WR)
             with contextlib.suppress(ConnectionResetError):
                 while part := client.recv(1 << 16):
@@ -253,6 +257,28 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
     with Fuzzed(tmp_path_factory.mktemp("fuzz")) as server:
         yield server
     connection.IDLE_S, connection.PIECE_S = before  # type: ignore[misc]
+
+
+BROKEN_CHUNKS = [
+    (b"zz\r\n",),
+    (b"5\r\nhello\r\n", b"zz\r\n"),
+    (b"5\r\nhelloXX", b"\r\n"),
+    (b"-1\r\n",),
+    (b"5;" + LONG,),
+]
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.0005, 0.001, 0.005])
+@pytest.mark.parametrize("chunks", BROKEN_CHUNKS, ids=range(len(BROKEN_CHUNKS)))
+def test_a_body_that_breaks_while_its_request_is_answered(
+    fuzzed: Fuzzed, chunks: tuple[bytes, ...], pause_s: float
+) -> None:
+    """Two tasks that sent on one connection, an answer and an error's, ended the component in one of 20 tries."""
+    for line in (b"GET /healthz", b"POST /healthz", b"GET /metrics", b"GET /state", b"POST /restore", b"GET /nothing"):
+        for _ in range(5):
+            fuzzed.ask(line + b" HTTP/1.1\r\n" + CHUNKED, *chunks, pause_s=pause_s)
+    assert fuzzed.ask(LIVES).startswith(b"HTTP/1.1 200")
+    assert fuzzed.counts.aborted["socket", "fault"] == 0
 
 
 TOKENS = st.sampled_from(
