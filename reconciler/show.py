@@ -33,6 +33,8 @@ from state.reader import read_history
 IDENTITY: Final = ("schema", "kind", "source", "at")
 """In every document, whatever sections it has."""
 _HISTORY: Final = 200
+_NAMES: Final = 4
+"""At most, before a problem's text."""
 _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
     *("headroom", "sides", "alerts", "interference", "eviction", "problems"),
@@ -282,8 +284,25 @@ class Show:
         found += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]
         if agent.store.quarantined:
             found.append(f"the store was damaged and has been moved aside to {agent.store.quarantined}")
-        # Two parts may tell of one fault, one of them with its name before it: the fuller line is enough.
-        return [line for line in dict.fromkeys(found) if not any(line in other and line != other for other in found)]
+        return distinct(found)
+
+
+def distinct(lines: Sequence[str]) -> list[str]:
+    """Each line once, and none that another has with a name before it ("kubelet: x; y" has "x"), which says more.
+
+    Linear in their bytes: tenants write some of them.
+    """
+    within: set[str] = set()
+    for line in lines:
+        rest = line
+        for _ in range(_NAMES):
+            parts = rest.split("; ")
+            within.update(parts if len(parts) > 1 else ())
+            _, name_ends, rest = rest.partition(": ")
+            if not name_ends:
+                break
+            within.add(rest)
+    return [line for line in dict.fromkeys(lines) if line not in within]
 
 
 def _by_path(setting: Setting) -> tuple[str, str]:

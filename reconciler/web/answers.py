@@ -40,7 +40,7 @@ class Rounds(Generic[K, V]):
         self._not_before = 0.0
         self.builds = 0
         self.spent_s = 0.0
-        """CPU time."""
+        """CPU time of the loop, and time in threads."""
 
     async def get(self, keys: frozenset[K]) -> Mapping[K, V]:
         """What these keys are now. Errors: those of the build."""
@@ -61,24 +61,25 @@ class Rounds(Generic[K, V]):
     async def _round(self) -> None:
         """One build for all that wait. Where its request is cancelled, the next that waits begins anew."""
         wishes = frozenset(self._waiting)
-        spent_s = 0.0
-        found: dict[K, V] | Exception = {}
+        found: Mapping[K, V] | Exception
+        before_s = self.spent_s
         self.builds += 1
         try:
-            parts = await self._build(frozenset().union(*(wish.keys for wish in wishes)))
-            found, spent_s = await self._sliced(parts)
+            found = await self._made(frozenset().union(*(wish.keys for wish in wishes)))
         except Exception as exc:  # noqa: BLE001  (it is raised again in every request that waited for this)
             found = exc
         finally:
-            self.spent_s += spent_s
-            self._not_before = trio.current_time() + spent_s * (1 / SHARE - 1)
+            self._not_before = trio.current_time() + (self.spent_s - before_s) * (1 / SHARE - 1)
         for wish in wishes:
             wish.found = found
 
-    @staticmethod
-    async def _sliced(parts: Iterator[tuple[K, Steps[V]]]) -> tuple[dict[K, V], float]:
-        slices, spent_s, began = Slices(), 0.0, time.thread_time()
+    async def _made(self, keys: frozenset[K]) -> dict[K, V]:
+        began = time.monotonic()
+        parts = await self._build(keys)
+        # All of this time, as threads at work take the interpreter from the loop.
+        self.spent_s += time.monotonic() - began
         found: dict[K, V] = {}
+        slices, began = Slices(), time.thread_time()
         for key, steps in parts:
             while True:
                 try:
@@ -87,10 +88,11 @@ class Rounds(Generic[K, V]):
                     found[key] = end.value
                     break
                 if slices.over:
-                    spent_s += time.thread_time() - began
+                    self.spent_s += time.thread_time() - began
                     await slices.checkpoint()
                     began = time.thread_time()
-        return found, spent_s + time.thread_time() - began
+        self.spent_s += time.thread_time() - began
+        return found
 
 
 @final

@@ -30,7 +30,6 @@ MAX_BODY: Final = 64 * 1024
 BODY_DEADLINE_S: Final = 5.0
 
 _JSON: Final = "application/json"
-_WINDOW: Final = LogWindow(logs.get("web"))
 
 R = TypeVar("R", bound=Struct)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -57,7 +56,8 @@ def control_app(shown: Shown, answers: Answers, control: Control) -> Starlette:
 
 
 def _app(routes: list[Route], hosts: Hosts | None = None) -> Starlette:
-    app = Starlette(routes=routes, exception_handlers=_HANDLERS)
+    window = LogWindow(logs.get("web"))
+    app = Starlette(routes=routes, exception_handlers={**_HANDLERS, Exception: _broken(window)})
     app.add_middleware(_Gate, hosts=hosts)
     return app
 
@@ -201,15 +201,17 @@ async def _http_error(request: Request, exc: Exception) -> Response:
     return Response(to_json({"error": words}), exc.status_code, headers=dict(exc.headers or {}), media_type=_JSON)
 
 
-async def _broken(request: Request, exc: Exception) -> Response:
-    """A mistake of ours: told in the log with its traceback, not to the caller."""
-    _WINDOW.failure("a request failed", exc, trio.current_time(), method=request.method, path=request.url.path)
-    return _answer({"error": "internal error; see the log"}, 500)
+def _broken(window: LogWindow) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def broken(request: Request, exc: Exception) -> Response:
+        """A mistake of ours: told in the log with its traceback, not to the caller."""
+        window.failure("a request failed", exc, trio.current_time(), method=request.method, path=request.url.path)
+        return _answer({"error": "internal error; see the log"}, 500)
+
+    return broken
 
 
 # Any: starlette's own type for this mapping.
 _HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]] = {
     AgentError: _refused,
     HTTPException: _http_error,
-    Exception: _broken,
 }

@@ -38,6 +38,8 @@ LONGEST_WAIT_S: Final = 1.0
 SHARE_BY_CLIENT: Final = 0.75
 """Of a listener's connections, what one client may hold."""
 LOG_WINDOW_S: Final = 60.0
+ROOT: Final = "uid 0"
+"""Has no limits of its own but the listener's."""
 
 
 @final
@@ -69,6 +71,7 @@ class ClientLimits:
     ) -> None:
         self.accepts = Bucket(accepts)
         self._all = Bucket(requests)
+        self._by_root = requests
         self._by_client = by_client
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
         self._open: Counter[str] = Counter()
@@ -77,7 +80,7 @@ class ClientLimits:
 
     def open(self, client: str) -> bool:
         """Count a new connection; False where it is one too many, and is to be closed. Root may have all of them."""
-        most = self._max_connections if client == "uid 0" else self._max_by_client
+        most = self._max_connections if client == ROOT else self._max_by_client
         if self._open[client] >= most or self._open.total() >= self._max_connections:
             return False
         self._open[client] += 1
@@ -93,7 +96,7 @@ class ClientLimits:
         """How long the request has to wait for its turn; None: too long, and it has taken no turn. Seconds."""
         bucket = self._buckets.get(client)
         if bucket is None:
-            bucket = self._buckets[client] = Bucket(self._by_client)
+            bucket = self._buckets[client] = Bucket(self._by_root if client == ROOT else self._by_client)
             if len(self._buckets) > MAX_CLIENTS:
                 self._buckets.popitem(last=False)
         self._buckets.move_to_end(client)

@@ -212,7 +212,8 @@ async def test_clients_are_known_by_uid_and_by_network(tmp_path: Path) -> None:
 
 async def test_too_many_requests_get_429_and_when_to_come_again(tmp_path: Path) -> None:
     shown, counts, path = FakeShown(), HttpCounts(), str(tmp_path / "s")
-    limits = ClientLimits(8, by_client=Rate(0.1, 2))
+    # Root has the listener's rate.
+    limits = ClientLimits(8, by_client=Rate(0.1, 2), requests=Rate(0.1, 2))
     server = WebServer(
         read_app(shown, Answers(shown, counts)), partial(listen_unix, path), limits, name="readers", counts=counts
     )
