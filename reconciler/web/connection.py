@@ -172,6 +172,8 @@ class Connection:
         if self._http.they_are_waiting_for_100_continue:
             self._out += self._http.send(h11.InformationalResponse(status_code=100, headers=[])) or b""
             await self._flush()
+        # A body of thousands of small chunks is thousands of events of one read.
+        await trio.lowlevel.checkpoint()
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 self._http.receive_data(await self._stream.receive_some(READ_BYTES))

@@ -1,19 +1,23 @@
 """What the listeners cost, counted: builds, steps, requests and connections. And who may ask for what."""
 
+import errno
 import grp
 import os
 import stat
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+import h11
 import pytest
 import trio
 import trio.testing
 
 from reconciler.config import Http
 from reconciler.supervisor import Health, Supervisor
+from reconciler.web import server
 from reconciler.web.answers import SHARE, Answers
 from reconciler.web.app import read_app
 from reconciler.web.components import components
@@ -214,12 +218,12 @@ async def test_too_many_requests_get_429_and_when_to_come_again(tmp_path: Path) 
     shown, counts, path = FakeShown(), HttpCounts(), str(tmp_path / "s")
     # Root has the listener's rate.
     limits = ClientLimits(8, by_client=Rate(0.1, 2), requests=Rate(0.1, 2))
-    server = WebServer(
+    listener = WebServer(
         read_app(shown, Answers(shown, counts)), partial(listen_unix, path), limits, name="readers", counts=counts
     )
     request = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
     async with trio.open_nursery() as nursery:
-        await nursery.start(server.run)
+        await nursery.start(listener.run)
         answers = [await exchange(await trio.open_unix_socket(path), request, 3) for _ in range(4)]
         nursery.cancel_scope.cancel()
     assert [answer[9:12] for answer in answers] == [b"200", b"200", b"429", b"429"]
@@ -231,15 +235,61 @@ async def test_connections_are_accepted_at_a_rate(tmp_path: Path) -> None:
     shown, counts, path = FakeShown(), HttpCounts(), str(tmp_path / "s")
     limits = ClientLimits(8, accepts=Rate(0.01, 3))
     app = read_app(shown, Answers(shown, counts))
-    server = WebServer(app, partial(listen_unix, path), limits, name="readers", counts=counts)
+    listener = WebServer(app, partial(listen_unix, path), limits, name="readers", counts=counts)
     async with trio.open_nursery() as nursery:
-        await nursery.start(server.run)
+        await nursery.start(listener.run)
         for _ in range(6):
             stream = await trio.open_unix_socket(path)
             nursery.start_soon(exchange, stream, b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 60)
         await trio.testing.wait_all_tasks_blocked(0.2)
         assert counts.requests == {("readers", "200"): 3}
         nursery.cancel_scope.cancel()
+
+
+async def test_a_process_without_free_descriptors_accepts_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "ACCEPT_AGAIN_S", 0.001)
+    real, failures = (
+        trio.SocketListener.accept,
+        iter([errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ECONNABORTED] * 3),
+    )
+
+    async def accept(self: trio.SocketListener) -> trio.SocketStream:
+        if number := next(failures, None):
+            raise OSError(number, os.strerror(number))
+        return await real(self)
+
+    monkeypatch.setattr(trio.SocketListener, "accept", accept)
+    async with serving(tmp_path) as site:
+        assert (await site.tcp.get("/healthz")).status_code == 200
+        assert (await site.unix.get("/healthz")).status_code == 200
+    assert len([one for one in caplog.records if one.levelname == "WARNING"]) <= 2, "one per listener and window"
+
+
+async def test_a_body_of_many_chunks_leaves_the_loop_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn, events, real = 0, Counter[int](), h11.Connection.next_event
+
+    async def other() -> None:
+        nonlocal turn
+        while True:
+            await trio.lowlevel.checkpoint()
+            turn += 1
+
+    def next_event(self: h11.Connection) -> object:
+        events[turn] += 1
+        return real(self)
+
+    monkeypatch.setattr(h11.Connection, "next_event", next_event)
+    request = b"POST /restore HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with serving(tmp_path) as site, trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        stream = await trio.open_unix_socket(site.path)
+        answer = await exchange(stream, request + b"1\r\n \r\n" * 500 + b"2\r\n{}\r\n0\r\n\r\n", 10)
+        nursery.cancel_scope.cancel()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert events.total() > 500
+    assert max(events.values()) <= 4, "events of one connection between two turns of another task"
 
 
 # Who may ask for what
