@@ -19,8 +19,8 @@ from reconciler.slices import Slices, Steps
 from reconciler.web.interface import Shown
 from reconciler.web.limits import HttpCounts
 
-SHARE: Final = 0.1
-"""Of the loop's time, what builds may take."""
+SHARE: Final = 0.05
+"""Of the loop's time, what builds of the state may take, and those of the metrics as much."""
 
 _UNPRINTABLE: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _SUSPECT: Final = re.compile(rb"[\x7f\xc2\xe2\xef]")

@@ -150,16 +150,23 @@ def listener(node: BenchNode, count: int, what: tuple[str, ...]) -> dict[str, ob
             numbers = range(10_000 * (turn + 1), 10_000 * (turn + 1) + count)
             with hammer.load(HTTP_PORT, node.socket, what) if turn % 2 else contextlib.nullcontext():
                 time.sleep(1)
-                before, _ = cpu_and_rss(agent.pid)
+                before, waited = cpu_and_rss(agent.pid)[0], _waited_s(agent.pid)
                 for number in numbers:
                     _start_one(node, number)
                     time.sleep(0.03)
-                after, rss = cpu_and_rss(agent.pid)
-                print(f"turn {turn}: {after - before:.2f} s of CPU, {rss:.1f} MiB", file=sys.stderr)
+                (after, rss), waited = cpu_and_rss(agent.pid), _waited_s(agent.pid) - waited
             time.sleep(1)
-            (loaded if turn % 2 else calm).extend(_hot(agent, numbers))
+            took = _hot(agent, numbers)
+            (loaded if turn % 2 else calm).extend(took)
             _remove(node, numbers)
+            figures = f"{after - before:.2f} s on a CPU, {waited:.2f} s waiting for one, {rss:.1f} MiB"
+            print(f"turn {turn}: {figures}, {_figures(took)} us", file=sys.stderr)
     return {"alone_us": _figures(calm), "loaded_us": _figures(loaded)}
+
+
+def _waited_s(pid: int) -> float:
+    """How long the main thread could run but had no CPU."""
+    return int(_read(f"/proc/{pid}/schedstat").split()[1]) / 1e9
 
 
 def _start_one(node: BenchNode, number: int) -> None:

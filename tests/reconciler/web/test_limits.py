@@ -50,7 +50,7 @@ class BusyShown(FakeShown):
             yield {"uid": number}
 
 
-async def test_builds_take_a_tenth_of_the_time_however_many_ask() -> None:
+async def test_builds_take_their_share_of_the_time_however_many_ask() -> None:
     shown = BusyShown()
     answers = Answers(shown, HttpCounts())
     asked = 0
