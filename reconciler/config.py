@@ -253,26 +253,51 @@ class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 10_000
 
 
-class Http(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Health, metrics and state over HTTP: read-only on TCP; with the controls on the unix socket (mode 0600)."""
+HostName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:\[\]-]{1,253}$")]
+GroupName = Annotated[str, Meta(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")]
 
-    enabled: Annotated[bool, Meta(description="serve over TCP at all", extra=_RESTART)] = True
+
+class Http(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Health and metrics over TCP; the state and the controls over unix sockets."""
+
+    enabled: Annotated[bool, Meta(description="serve health and metrics over TCP", extra=_RESTART)] = True
     address: Annotated[str, Meta(description="IP address to listen on", extra=_RESTART)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535, description="TCP port to listen on", extra=_RESTART)] = 9470
     allow_remote: Annotated[
-        bool, Meta(description="allow an address that other machines can reach: /state names pods", extra=_RESTART)
+        bool, Meta(description="allow an address that other machines can reach: /metrics names pods", extra=_RESTART)
+    ] = False
+    allowed_hosts: Annotated[
+        tuple[HostName, ...],
+        Meta(
+            max_length=64,
+            description="names in URLs of TCP clients, beside localhost, the address and the node's name",
+            extra=_RESTART,
+        ),
+    ] = ()
+    state_over_tcp: Annotated[
+        bool,
+        Meta(description="/state over TCP, too: every local user reads all pods' labels, annotations", extra=_RESTART),
     ] = False
     socket: Annotated[str | None, Meta(description="unix socket for bypassctl; null: none", extra=_PATH_RESTART)] = (
         "/run/bypassd/bypassd.sock"
     )
+    reader_group: Annotated[
+        GroupName | None,
+        Meta(description="a group whose members may read everything; null: root only", extra=_RESTART),
+    ] = None
+    reader_socket: Annotated[
+        str, Meta(description="the readers' unix socket, which has no controls", extra=_PATH_RESTART)
+    ] = "/run/bypassd/reader.sock"
     max_connections: Annotated[
-        int, Meta(ge=1, le=1024, description="open at once on each of the two; more are closed", extra=_RESTART)
+        int, Meta(ge=1, le=1024, description="open at once on each socket; more are closed", extra=_RESTART)
     ] = 32
     pod_metrics: Annotated[bool, Meta(description="series for every pod; off: only sums by class")] = True
 
     def __post_init__(self) -> None:
         if not _address(self.address).is_loopback and not self.allow_remote:
             raise ValueError(f"address {self.address} is not loopback; allow_remote: true allows that")
+        if self.reader_group is not None and self.reader_socket == self.socket:
+            raise ValueError("reader_socket and socket are the same; expected two paths")
 
 
 class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

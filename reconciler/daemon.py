@@ -103,7 +103,8 @@ class Daemon:
     def _inner(self, agent: Agent) -> list[Component]:
         """What people look through. Last, because its libraries take longer to load than the first look takes."""
         show = Show(agent, self.heartbeat, statuses=self._statuses, reload=self.reload)
-        return web.components(self.config.http, show, show, root="/")
+        name = agent.place.kubelet.node_name
+        return web.components(self.config.http, show, show, root="/", names=[name] if name else [])
 
     async def _end(self, agent: Agent) -> None:
         self._notifier.stopping("stopping")

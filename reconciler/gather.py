@@ -3,7 +3,7 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -16,6 +16,7 @@ from reconciler.agent import Agent
 from reconciler.config import Mode
 from reconciler.metrics import CounterValues, MetricsSnapshot, PodMetrics, rss_bytes
 from reconciler.sides import cache_use
+from reconciler.slices import Steps
 from reconciler.supervisor import ComponentStatus
 from state.cache import CacheUse, Use
 from state.model import Pod, PodClass
@@ -47,14 +48,22 @@ def counters(agent: Agent) -> CounterValues:
     )
 
 
-def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]) -> MetricsSnapshot:
-    """The newest numbers."""
-    pools, cpu = agent.reconciler.pools, agent.knowledge.cpu
+def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]) -> Steps[MetricsSnapshot]:
+    """The newest numbers, in steps of one pod or group: 500 pods are 20 ms of the loop."""
     settings: Counter[tuple[str, str]] = Counter()
     yielded = 0
-    for standing in _standings(agent):
-        settings[standing.setting.knob, _bucket(standing)] += 1
-        yielded += standing.state == "yielded"
+    for standings in _standings(agent):
+        for standing in standings.values():
+            settings[standing.setting.knob, _bucket(standing)] += 1
+            yielded += standing.state == "yielded"
+        yield
+    pods: list[PodMetrics] = []
+    if agent.config.http.pod_metrics:
+        cache = cache_use(agent.sides)
+        for pod in pods_in_order(agent):
+            pods.append(_pod_metrics(agent, pod, cache))
+            yield
+    pools, cpu = agent.reconciler.pools, agent.knowledge.cpu
     refused = Counter(one.rule for refusals in agent.reconciler.refusals.values() for one in refusals)
     used = {}
     if cpu is not None:
@@ -65,9 +74,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         version=__version__,
         mode=Mode.ENFORCE.value if agent.judge.enforce else Mode.OBSERVE.value,
         ready=ready,
-        pods=tuple(_pod_metrics(agent, pod, cache) for pod in pods_in_order(agent))
-        if agent.config.http.pod_metrics
-        else (),
+        pods=tuple(pods),
         pods_by_class=Counter(pod.pod_class.value for pod in agent.knowledge.pods.values()),
         pools={name: len(cpus) for name, cpus in _pool_sets(agent).items()},
         budget_milli=pools.budget_milli if pools is not None else None,
@@ -94,13 +101,13 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
     )
 
 
-def _standings(agent: Agent) -> Iterator[Standing]:
-    for here in agent.judge.standings.by_group.values():
-        yield from here.values()
+def _standings(agent: Agent) -> list[Mapping[str, Standing]]:
+    """By group. A list, as what it is made of may change between two steps."""
+    found: list[Mapping[str, Standing]] = list(agent.judge.standings.by_group.values())
     for side in agent.sides:
         if isinstance(side, ByGroup):
-            for beside in side.standings.values():
-                yield from beside.values()
+            found += side.standings.values()
+    return found
 
 
 def _bucket(standing: Standing) -> str:

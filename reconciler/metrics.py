@@ -1,6 +1,6 @@
 """What is counted and measured: plain numbers on the loop, and the frozen snapshot that a scrape shows.
 
-Nothing here knows Prometheus; `reconciler.exposition` makes its text from the newest snapshot in a worker thread. The
+Nothing here knows Prometheus; `reconciler.exposition` makes its text from the newest snapshot. The
 loop's task is the only writer, so counting is an addition without a lock, and `Counters.values` is the only copy.
 """
 
@@ -206,6 +206,10 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     watched: WatchNumbers | None = None
     """None where nothing measures it."""
     cache_age_s: float | None = None
+    http_requests: Mapping[tuple[str, str], int] = {}
+    """Answers of our own listeners, by listener and status."""
+    http_aborted: Mapping[tuple[str, str], int] = {}
+    """Connections that ended early, by listener and reason."""
 
 
 def rss_bytes(root: str = "/") -> int:

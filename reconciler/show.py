@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, final
 
+import trio
 from msgspec.structs import asdict
 
 from cgroupfs.errors import AgentError
@@ -22,13 +23,19 @@ from reconciler.gather import counters, pods_in_order, snapshot, standings_of
 from reconciler.holds import check_reason, check_seconds, check_target, pod_hold
 from reconciler.metrics import MetricsSnapshot, rss_bytes
 from reconciler.notify import Pulse
+from reconciler.slices import Steps, all_steps
 from reconciler.supervisor import ComponentStatus
 from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
-from state.dump import document
+from state.dump import EVENT_DEFAULTS, document
+from state.entry import Entry
 from state.model import Container, Hold, Pod, Setting
 from state.reader import read_history
 
+IDENTITY: Final = ("schema", "kind", "source", "at")
+"""In every document, whatever sections it has."""
 _HISTORY: Final = 200
+_NAMES: Final = 4
+"""At most, before a problem's text."""
 _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
     *("headroom", "sides", "alerts", "interference", "eviction", "problems"),
@@ -76,43 +83,56 @@ class Show:
         return reasons
 
     def state(self, sections: Sequence[str]) -> Mapping[str, object]:
-        """The document; with ``sections`` only those (and what identifies it)."""
-        agent = self._agent
+        """The document at one moment; with ``sections`` only those (and what identifies it)."""
+        parts = self._parts(sections, self._history() if not sections or "history" in sections else ())
+        return {name: list(value) if isinstance(value, Iterator) else value for name, value in parts}
+
+    async def parts(self, sections: Sequence[str]) -> Iterator[tuple[str, object]]:
+        """The same part by part."""
+        history: Sequence[Mapping[str, object]] = ()
+        if not sections or "history" in sections:
+            history = await trio.to_thread.run_sync(self._history)
+        return self._parts(sections, history)
+
+    def _parts(self, sections: Sequence[str], history: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, object]]:
+        """In the document's order; what is not wanted is not made."""
         wanted = frozenset(sections) or frozenset(_SECTIONS)
-        pools = agent.reconciler.pools
-        statuses = agent.statuses()
-        found = document(
-            at=time.time(),
-            source="daemon",
-            meta={
-                "agent_version": __version__,
-                "node": agent.place.kubelet.node_name or os.uname().nodename,
-                "boot_id": agent.store.boot,
-                "opened_at": agent.started_at,
-            },
-            files=[_plain(asdict(entry)) for entry in agent.ledger] if "files" in wanted else [],
-            settings=[_plain(asdict(one)) for one in self._settings()] if "settings" in wanted else [],
-            pools=pool_lists(pools) if pools is not None else {},
-            sides={side.name: side.facts() for side in agent.sides},
-            holds=[asdict(hold) for hold in agent.holds.all.values()],
-            history=self._history() if "history" in wanted else [],
-            pods=[self._pod(pod) for pod in pods_in_order(self._agent)] if "pods" in wanted else [],
-            sources=[asdict(status) for status in statuses],
-            alerts=agent.telling.facts(),
-            interference=agent.watching.facts() if "interference" in wanted else {},
-            eviction=agent.watching.eviction_facts() if "eviction" in wanted else None,
-            problems=self._problems(),
-        )
-        found["agent"] = {**_mapping(found["agent"]), **self._agent_facts()}
-        found["budget"] = self._budget()
-        found["headroom"] = agent.headroom.facts()
-        above = agent.reconciler.wanted.get("", {})
-        found["directories"] = [{"path": path, "settings": self._group(path)} for path in sorted(above)]
-        kept = {"schema", "kind", "source", "at"} | wanted
-        return {key: value for key, value in found.items() if key in kept}
+        # The shape is `document`'s, with the daemon's own knowledge in the places of these.
+        made: Mapping[str, Callable[[], object]] = {
+            "agent": self._about,
+            "pools": lambda: (
+                dict(sorted(pool_lists(self._agent.reconciler.pools).items()))
+                if self._agent.reconciler.pools is not None
+                else {}
+            ),
+            "headroom": self._agent.headroom.facts,
+            "sides": lambda: {side.name: side.facts() for side in self._agent.sides},
+            "pods": lambda: (self._pod(pod) for pod in pods_in_order(self._agent)),
+            "settings": lambda: (_plain(asdict(one)) for one in sorted(self._settings(), key=_by_path)),
+            "files": lambda: (_plain(asdict(one)) for one in sorted(self._agent.ledger, key=_by_order)),
+            "holds": lambda: [asdict(self._agent.holds.all[target]) for target in sorted(self._agent.holds.all)],
+            "history": lambda: ({**EVENT_DEFAULTS, **row} for row in history),
+            "sources": lambda: [asdict(status) for status in self._agent.statuses()],
+            "alerts": self._agent.telling.facts,
+            "interference": self._agent.watching.facts,
+            "eviction": self._agent.watching.eviction_facts,
+            "problems": self._problems,
+            "budget": self._budget,
+            "directories": self._directories,
+        }
+        whole = document(at=time.time(), source="daemon", meta={})
+        for name in (*whole, *(name for name in made if name not in whole)):
+            if name in wanted:
+                yield name, made[name]()
+            elif name in IDENTITY:
+                yield name, whole[name]
 
     def metrics(self) -> MetricsSnapshot:
         """The newest numbers."""
+        return all_steps(self.metrics_steps())
+
+    def metrics_steps(self) -> Steps[MetricsSnapshot]:
+        """The same in steps."""
         return snapshot(self._agent, ready=not self.not_ready(), components=self._statuses())
 
     # Control
@@ -157,6 +177,20 @@ class Show:
         return {"mode": self._agent.config.mode.value}
 
     # Parts of the document
+
+    def _about(self) -> dict[str, object]:
+        agent = self._agent
+        meta = {
+            "agent_version": __version__,
+            "node": agent.place.kubelet.node_name or os.uname().nodename,
+            "boot_id": agent.store.boot,
+            "opened_at": agent.started_at,
+        }
+        return {**_mapping(document(at=0.0, source="daemon", meta=meta)["agent"]), **self._agent_facts()}
+
+    def _directories(self) -> list[dict[str, object]]:
+        above = self._agent.reconciler.wanted.get("", {})
+        return [{"path": path, "settings": self._group(path)} for path in sorted(above)]
 
     def _agent_facts(self) -> dict[str, object]:
         agent = self._agent
@@ -256,8 +290,33 @@ class Show:
         found += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]
         if agent.store.quarantined:
             found.append(f"the store was damaged and has been moved aside to {agent.store.quarantined}")
-        # Two parts may tell of one fault, one of them with its name before it: the fuller line is enough.
-        return [line for line in dict.fromkeys(found) if not any(line in other and line != other for other in found)]
+        return distinct(found)
+
+
+def distinct(lines: Sequence[str]) -> list[str]:
+    """Each line once, and none that another has with a name before it ("kubelet: x; y" has "x"), which says more.
+
+    Linear in their bytes: tenants write some of them.
+    """
+    within: set[str] = set()
+    for line in lines:
+        rest = line
+        for _ in range(_NAMES):
+            parts = rest.split("; ")
+            within.update(parts if len(parts) > 1 else ())
+            _, name_ends, rest = rest.partition(": ")
+            if not name_ends:
+                break
+            within.add(rest)
+    return [line for line in dict.fromkeys(lines) if line not in within]
+
+
+def _by_path(setting: Setting) -> tuple[str, str]:
+    return setting.path, setting.knob
+
+
+def _by_order(entry: Entry) -> int:
+    return entry.order
 
 
 def _named(name: str, detail: str) -> str:

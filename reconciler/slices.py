@@ -6,11 +6,26 @@ until whoever has it makes a system call, or for the switch interval.
 
 import sys
 import time
-from typing import Final, final
+from collections.abc import Generator
+from typing import Final, TypeVar, final
 
 import trio
 
 _SLICE_S: Final = 0.001
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Work that may be interrupted between any two steps, and its result. Who drives it decides where."""
+
+
+def all_steps(steps: Steps[T]) -> T:
+    """The result, without an interruption."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 def share_interpreter() -> None:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from cgroupfs.attribution import FanotifyWatch
 from cgroupfs.errors import SourceError
-from reconciler.cli.client import Unreachable, exchange
+from reconciler.cli.client import Denied, Unreachable, exchange
 from reconciler.cli.nodeview import NodeView, read_number, read_text
 from reconciler.httpclient import Answer, HttpSession, Peer
 from reconciler.kubeapi import KubeApi, status_of
@@ -145,6 +145,8 @@ def _ask_daemon(node: NodeView, asked: Asked) -> None:
         asked.daemon_pid = _daemon_pid(node)
     except Unreachable:
         asked.daemon = None
+    except Denied as exc:
+        asked.daemon_reasons = (str(exc),)
     except (ValueError, KeyError, TypeError):
         asked.daemon_reasons = (f"what answers on {node.socket} is no bypassd",)
 

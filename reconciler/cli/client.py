@@ -25,6 +25,15 @@ class Unreachable(CliError):
         self.why = why
 
 
+class Denied(CliError):
+    """The socket is there, but this user may not use it: not the same as a daemon that is down."""
+
+    def __init__(self, path: str, group: str | None = None) -> None:
+        """``group``: whose members may do what was asked for, beside root."""
+        way = f"run as root or join group {group}" if group else "run as root"
+        super().__init__(f"{path}: permission denied; {way}", Exit.UNREACHABLE)
+
+
 class Refused(CliError):
     """The daemon answered, and said no."""
 
@@ -39,7 +48,7 @@ def ask(
 ) -> Any:  # what a JSON answer holds has no static type
     """One exchange; the decoded answer of a 2xx. ``target`` is a path as it goes over the wire (`quoted`).
 
-    Errors: `Unreachable` when nobody answers; `Refused` with the daemon's own words.
+    Errors: `Unreachable` when nobody answers; `Denied`; `Refused` with the daemon's own words.
     """
     status, answer = exchange(path, method, target, body, timeout_s=timeout_s)
     try:
@@ -57,7 +66,7 @@ def ask(
 def exchange(
     path: str, method: str, target: str, body: object = None, *, timeout_s: float = _ANSWER_S
 ) -> tuple[int, bytes]:
-    """Status and body of one exchange. Errors: `Unreachable`."""
+    """Status and body of one exchange. Errors: `Unreachable`, `Denied`."""
     content = b"" if body is None else json.dumps(body).encode()
     head = (
         f"{method} {target} HTTP/1.1\r\nHost: bypassd\r\nConnection: close\r\n"
@@ -75,7 +84,7 @@ def exchange(
     except ConnectionRefusedError as exc:
         raise Unreachable(path, "nobody listens there (it was killed?)") from exc
     except PermissionError as exc:
-        raise Unreachable(path, "only root may use it") from exc
+        raise Denied(path) from exc
     except TimeoutError as exc:
         raise Unreachable(path, f"no answer within {timeout_s:g} s") from exc
     except OSError as exc:

@@ -1,12 +1,13 @@
 """The state document, from the daemon when it answers, else from the store; and how to find a pod in it."""
 
+import os
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from reconciler.cli import places
-from reconciler.cli.client import Unreachable, ask
+from reconciler.cli.client import Denied, Unreachable, ask
 from reconciler.cli.exits import CliError, Exit
 from reconciler.streams import complain
 
@@ -29,21 +30,46 @@ class Found(NamedTuple):
 def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True) -> Found:
     """The document, with at least the ``sections`` (none: all). With ``say``, a daemon that is down is told.
 
-    Errors: `CliError` when neither the daemon nor the store can be had.
+    Errors: `CliError` when neither the daemon nor the store can be had, or this user may not use the socket.
     """
     where = places.find(options)
     if where.socket is None:
         down = "it is a copied node" if options.root != "/" else "the configuration has no socket"
     else:
         try:
-            query = f"?section={','.join(sections)}" if sections else ""
-            return Found(ask(where.socket, "GET", f"/state{query}"), None)
+            return Found(_ask(where.socket, where.reader, sections), None)
         except Unreachable as exc:
             down = str(exc)
     body = _stored(where.store, down)
     if say:
         complain(f"{down}; this is what the store holds: {where.store}")
     return Found(body, down)
+
+
+def _ask(path: str, reader: str | None, sections: Sequence[str]) -> Row:
+    """Over root's socket, else the readers'. Errors: as of `ask`."""
+    target = f"/state?section={','.join(sections)}" if sections else "/state"
+    try:
+        found: Row = ask(path, "GET", target)
+    except Denied:
+        if reader is None or not os.path.exists(reader):
+            raise
+        try:
+            found = ask(reader, "GET", target)
+        except Denied as exc:
+            raise Denied(reader, _group(reader)) from exc
+    return found
+
+
+def _group(path: str) -> str | None:
+    """Whose members may use the readers' socket."""
+    import grp  # noqa: PLC0415  (only for a message)
+
+    try:
+        gid = os.stat(path).st_gid
+        return grp.getgrgid(gid).gr_name if gid else None
+    except (OSError, KeyError):
+        return None
 
 
 def _stored(path: str, down: str) -> Row:

@@ -9,29 +9,34 @@ from reconciler.cli.exits import CliError, Exit
 
 DEFAULT_CONFIG: Final = "/etc/bypassd/config.yaml"
 DEFAULT_SOCKET: Final = "/run/bypassd/bypassd.sock"
+DEFAULT_READER: Final = "/run/bypassd/reader.sock"
 DEFAULT_STORE: Final = "/var/lib/bypassd/state.db"
 # A configuration that says nothing about places is not loaded: that costs as much as all the rest of the program.
-_SPEAKS: Final = re.compile(rb"""^[^#\n]*\b(?:socket|path|root)["']?\s*:""", re.MULTILINE)
+_SPEAKS: Final = re.compile(rb"""^[^#\n]*\b(?:socket|reader_socket|path|root)["']?\s*:""", re.MULTILINE)
 
 
 class Places(NamedTuple):
-    """``socket`` None: the configuration has none."""
+    """``socket`` None: the configuration has none. ``reader``: the readers' socket; None where it is not to be used."""
 
     socket: str | None
     store: str
+    reader: str | None = None
 
 
 def find(options: Namespace) -> Places:
     """Both places. Errors: `CliError` for a configuration that names them and is wrong."""
     root = options.root
     socket: str | None = DEFAULT_SOCKET
+    reader: str | None = DEFAULT_READER
     store = DEFAULT_STORE
     if (options.socket is None or options.store is None) and _config_speaks(options):
-        socket, store = _configured(options)
+        socket, reader, store = _configured(options)
     if root != "/":
         # A copied node has a store, but nobody lives there.
-        socket, store = None, os.path.join(root, store.lstrip("/"))
-    return Places(options.socket or socket, options.store or store)
+        socket, reader, store = None, None, os.path.join(root, store.lstrip("/"))
+    if options.socket is not None:
+        reader = None
+    return Places(options.socket or socket, options.store or store, reader)
 
 
 def config_path(options: Namespace) -> str:
@@ -61,7 +66,7 @@ def _content(path: str) -> bytes:
         return b""
 
 
-def _configured(options: Namespace) -> tuple[str | None, str]:
+def _configured(options: Namespace) -> tuple[str | None, str | None, str]:
     from reconciler import configfile  # noqa: PLC0415  (50 ms, only where the configuration names places)
     from reconciler.binder import ConfigError  # noqa: PLC0415
 
@@ -69,4 +74,4 @@ def _configured(options: Namespace) -> tuple[str | None, str]:
         config = configfile.load(config_path(options)).config
     except ConfigError as exc:
         raise CliError(str(exc), Exit.USAGE) from exc
-    return config.http.socket, config.store.path
+    return config.http.socket, config.http.reader_socket, config.store.path

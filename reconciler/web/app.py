@@ -1,12 +1,13 @@
-"""The HTTP answers: a read-only app for TCP, the same with the controls for the unix socket.
+"""The HTTP answers: health and metrics; the same with the state, for readers; the same with the controls.
 
-Two apps, not one with a check: what is not in an app's routes cannot be reached through it by any mistake.
+Three apps, not one with a check: what is not in an app's routes cannot be reached through it by any mistake. The first
+is for TCP, the second for the readers' unix socket, the third for root's.
 """
 
 import http
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, final
 
 import msgspec
 import trio
@@ -17,39 +18,79 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, InputError
 from reconciler import logs
 from reconciler.binder import ConfigError
-from reconciler.metrics import MetricsSnapshot
+from reconciler.web.answers import FORMATS, Answers, to_json
+from reconciler.web.hosts import Hosts
 from reconciler.web.interface import AlertTest, Control, HoldRequest, RestoreRequest, Shown
-from state.dump import yaml_bytes
-from state.printable import encodable, printable_json
+from reconciler.web.limits import LogWindow
 
 MAX_BODY: Final = 64 * 1024
 BODY_DEADLINE_S: Final = 5.0
 
 _JSON: Final = "application/json"
-_LOG: Final = logs.get("web")
 
 R = TypeVar("R", bound=Struct)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def read_app(shown: Shown) -> Starlette:
+def open_app(shown: Shown, answers: Answers, hosts: Hosts | None = None, *, state: bool = False) -> Starlette:
+    """What every local user may see, for TCP: health and numbers; with ``state`` the document of all pods, too.
+
+    ``hosts``: names by which clients may call; others are refused, so that no web page reads this through a name of
+    its own that leads here.
+    """
+    routes = [*_health(shown, named=state), *_metrics(answers), *(_state(shown, answers) if state else [])]
+    return _app(routes, hosts)
+
+
+def read_app(shown: Shown, answers: Answers) -> Starlette:
     """Everything that changes nothing."""
-    return Starlette(routes=_reading(shown), exception_handlers=_HANDLERS)
+    return _app(_reading(shown, answers))
 
 
-def control_app(shown: Shown, control: Control) -> Starlette:
+def control_app(shown: Shown, answers: Answers, control: Control) -> Starlette:
     """The same, and the controls."""
-    return Starlette(routes=[*_reading(shown), *_controlling(control)], exception_handlers=_HANDLERS)
+    return _app([*_reading(shown, answers), *_controlling(control)])
 
 
-def _reading(shown: Shown) -> list[Route]:
-    # Encoding and rendering take milliseconds: they run in one thread of their own, one at a time, so that a scraper
-    # that asks too often waits for itself and never for the loop.
-    lane = trio.CapacityLimiter(1)
+def _app(routes: list[Route], hosts: Hosts | None = None) -> Starlette:
+    window = LogWindow(logs.get("web"))
+    app = Starlette(routes=routes, exception_handlers={**_HANDLERS, Exception: _broken(window)})
+    app.add_middleware(_Gate, hosts=hosts)
+    return app
+
+
+@final
+class _Gate:
+    """Refuses web pages: requests to other hosts' names, and those that a browser marks as another site's."""
+
+    def __init__(self, app: Any, hosts: Hosts | None) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            headers = dict(scope["headers"])
+            if self._hosts is not None and not self._hosts.allow(headers.get(b"host"), scope["server"]):
+                await _answer({"error": "this host is not served; see http.allowed_hosts"}, 421)(scope, receive, send)
+                return
+            if b"origin" in headers or headers.get(b"sec-fetch-site", b"none") not in _SAME_SITE:
+                await _answer({"error": "requests of web pages are refused"}, 403)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+_SAME_SITE: Final = frozenset({b"none", b"same-origin"})
+
+
+def _reading(shown: Shown, answers: Answers) -> list[Route]:
+    return [*_health(shown, named=True), *_metrics(answers), *_state(shown, answers)]
+
+
+def _health(shown: Shown, *, named: bool) -> list[Route]:
+    """``named``: with the reasons, which may hold texts of tenants."""
 
     async def healthz(request: Request) -> Response:
         del request
@@ -60,34 +101,36 @@ def _reading(shown: Shown) -> list[Route]:
     async def readyz(request: Request) -> Response:
         del request
         reasons = list(shown.not_ready())
-        return _answer({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+        answer: dict[str, object] = {"ready": not reasons, "problems": len(reasons)}
+        if named:
+            answer["reasons"] = reasons
+        return _answer(answer, 503 if reasons else 200)
 
+    return [Route("/healthz", healthz, methods=["GET"]), Route("/readyz", readyz, methods=["GET"])]
+
+
+def _metrics(answers: Answers) -> list[Route]:
     async def metrics(request: Request) -> Response:
-        snapshot, accept = shown.metrics(), request.headers.get("accept", "")
-        text, content_type = await trio.to_thread.run_sync(_rendered, snapshot, accept, limiter=lane)
+        text, content_type = await answers.metrics(request.headers.get("accept", ""))
         return Response(text, headers={"content-type": content_type})
 
+    return [Route("/metrics", metrics, methods=["GET"])]
+
+
+def _state(shown: Shown, answers: Answers) -> list[Route]:
     async def state(request: Request) -> Response:
         known = shown.sections
-        wanted = [name for part in request.query_params.getlist("section") for name in part.split(",") if name]
-        for name in wanted:
+        wanted = {name for part in request.query_params.getlist("section") for name in part.split(",") if name}
+        for name in sorted(wanted):
             if name not in known:
                 raise InputError("section", name, f"one of {', '.join(known)}")
         form = request.query_params.get("format", "json")
-        if form not in _FORMATS:
-            raise InputError("format", form, f"one of {', '.join(_FORMATS)}")
-        content_type, encode = _FORMATS[form]
-        # Asked on the loop, so that it is one moment; written in the thread.
-        answer = shown.state([name for name in known if not wanted or name in wanted])
-        body = await trio.to_thread.run_sync(encode, answer, limiter=lane)
-        return Response(body, media_type=content_type)
+        if form not in FORMATS:
+            raise InputError("format", form, f"one of {', '.join(FORMATS)}")
+        body = await answers.state([name for name in known if not wanted or name in wanted], form)
+        return Response(body, media_type=FORMATS[form].content_type)
 
-    return [
-        Route("/healthz", healthz, methods=["GET"]),
-        Route("/readyz", readyz, methods=["GET"]),
-        Route("/metrics", metrics, methods=["GET"]),
-        Route("/state", state, methods=["GET"]),
-    ]
+    return [Route("/state", state, methods=["GET"])]
 
 
 def _controlling(control: Control) -> list[Route]:
@@ -138,72 +181,8 @@ async def _body(request: Request, model: type[R]) -> R:
         raise HTTPException(400, f"the body is no {model.__name__}: {exc}") from exc
 
 
-def _hook(value: object) -> object:
-    """What msgspec cannot write itself."""
-    if isinstance(value, CpuSet):
-        return str(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    return str(value)
-
-
-def _key(key: object) -> str:
-    return " ".join(map(str, key)) if isinstance(key, tuple) else str(key)
-
-
-def _plain(value: object) -> object:
-    """Plain data; keys that are tuples (group path, knob) become words."""
-    built = msgspec.to_builtins(value, enc_hook=_hook, builtin_types=(bytes,))
-    return _with_text_keys(built)
-
-
-def _with_text_keys(value: object) -> object:
-    if isinstance(value, dict):
-        return {_key(key): _with_text_keys(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_text_keys(item) for item in value]
-    return value
-
-
-def _to_json(value: object) -> bytes:
-    encoded = _encoded(msgspec.json.encode, value)
-    # A person may read it with curl on a terminal.
-    return printable_json(encoded.decode()).encode() + b"\n"
-
-
-def _to_msgpack(value: object) -> bytes:
-    return _encoded(msgspec.msgpack.encode, value)
-
-
-def _to_yaml(value: object) -> bytes:
-    return _encoded(yaml_bytes, value)
-
-
-def _encoded(encode: Callable[[object], bytes], value: object) -> bytes:
-    plain = _plain(value)
-    try:
-        return encode(plain)
-    except UnicodeEncodeError:
-        # One name that is no UTF-8 does not take the whole document with it.
-        return encode(encodable(plain))
-
-
-_FORMATS: Final[Mapping[str, tuple[str, Callable[[object], bytes]]]] = {
-    "json": (_JSON, _to_json),
-    "msgpack": ("application/vnd.msgpack", _to_msgpack),
-    "yaml": ("application/yaml", _to_yaml),
-}
-
-
-def _rendered(snapshot: MetricsSnapshot, accept: str) -> tuple[bytes, str]:
-    # Lazy: the library is 1.3 MiB, which a node that nobody scrapes does not pay.
-    from reconciler.exposition import render  # noqa: PLC0415
-
-    return render(snapshot, accept)
-
-
 def _answer(value: object, status: int = 200) -> Response:
-    return Response(_to_json(value), status, media_type=_JSON)
+    return Response(to_json(value), status, media_type=_JSON)
 
 
 async def _refused(request: Request, exc: Exception) -> Response:
@@ -219,18 +198,20 @@ async def _http_error(request: Request, exc: Exception) -> Response:
     words = exc.detail
     if words == http.HTTPStatus(exc.status_code).phrase:
         words = f"{words}: {request.method} {request.url.path}"
-    return Response(_to_json({"error": words}), exc.status_code, headers=dict(exc.headers or {}), media_type=_JSON)
+    return Response(to_json({"error": words}), exc.status_code, headers=dict(exc.headers or {}), media_type=_JSON)
 
 
-async def _broken(request: Request, exc: Exception) -> Response:
-    """A mistake of ours: told in the log with its traceback (starlette raises it again), not to the caller."""
-    _LOG.failure("a request failed", exc, method=request.method, path=request.url.path)
-    return _answer({"error": "internal error; see the log"}, 500)
+def _broken(window: LogWindow) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def broken(request: Request, exc: Exception) -> Response:
+        """A mistake of ours: told in the log with its traceback, not to the caller."""
+        window.failure("a request failed", exc, trio.current_time(), method=request.method, path=request.url.path)
+        return _answer({"error": "internal error; see the log"}, 500)
+
+    return broken
 
 
 # Any: starlette's own type for this mapping.
 _HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]] = {
     AgentError: _refused,
     HTTPException: _http_error,
-    Exception: _broken,
 }

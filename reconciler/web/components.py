@@ -1,27 +1,43 @@
 """The web part as the daemon's components. Its libraries are imported when it starts, in a thread.
 
-They take 7 MiB and 0.2 s: a daemon that is told to serve nothing pays neither, and one that does puts this into its
+They take 4 MiB and 0.1 s: a daemon that is told to serve nothing pays neither, and one that does puts this into its
 innermost layer, so that pods are right before the page about them exists.
 """
 
 import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib import import_module
-from typing import final
+from socket import socket as Socket  # noqa: N812
+from typing import TYPE_CHECKING, final
 
 import trio
 
 from reconciler.config import Http
 from reconciler.supervisor import Component
+from reconciler.web.answers import Answers
 from reconciler.web.interface import Control, Shown
+from reconciler.web.limits import ClientLimits, HttpCounts
+
+if TYPE_CHECKING:
+    from reconciler.web.connection import App
+    from reconciler.web.server import WebServer
 
 
-def components(config: Http, shown: Shown, control: Control, *, root: str = "/") -> list[Component]:
-    """What the configuration asks for: one component a socket, so that a port in use takes no controls away."""
-    web = _Web(config, shown, control, root)
+def components(
+    config: Http, shown: Shown, control: Control, *, root: str = "/", names: Sequence[str] = ()
+) -> list[Component]:
+    """What the configuration asks for: one component a socket, so that a port in use takes no controls away.
+
+    ``names``: the node's, by which clients may call over TCP.
+    """
+    web = _Web(config, shown, control, root, names)
     made: list[Component] = []
     if config.socket is not None:
         made.append(Component(name="web socket", run=web.socket))
+    if config.reader_group is not None:
+        made.append(Component(name="web readers", run=web.readers))
     if config.enabled:
         made.append(Component(name="web", run=web.tcp))
     return made
@@ -29,32 +45,58 @@ def components(config: Http, shown: Shown, control: Control, *, root: str = "/")
 
 @final
 class _Web:
-    """Two lives on one set of modules."""
+    """Three lives on one set of modules, and on one set of answers."""
 
-    def __init__(self, config: Http, shown: Shown, control: Control, root: str) -> None:
+    def __init__(self, config: Http, shown: Shown, control: Control, root: str, names: Sequence[str]) -> None:
         self._config = config
         self._shown = shown
         self._control = control
         self._root = root
+        self._names = names
+        self._counts = HttpCounts()
+        self._answers = Answers(shown, self._counts)
 
     async def socket(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The unix socket, with the controls."""
         await _import()
         from reconciler.web.app import control_app  # noqa: PLC0415
-        from reconciler.web.server import WebServer, listen_unix  # noqa: PLC0415
+        from reconciler.web.server import listen_unix  # noqa: PLC0415
 
-        path = os.path.join(self._root, (self._config.socket or "").lstrip("/"))
-        app = control_app(self._shown, self._control)
-        await WebServer(app, partial(listen_unix, path), self._config.max_connections).run(task_status=task_status)
+        app = control_app(self._shown, self._answers, self._control)
+        listen = partial(listen_unix, self._path(self._config.socket or ""))
+        await self._server(app, listen, "socket").run(task_status=task_status)
 
-    async def tcp(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Loopback TCP, read-only."""
+    async def readers(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """The unix socket of the readers' group, without the controls."""
         await _import()
         from reconciler.web.app import read_app  # noqa: PLC0415
-        from reconciler.web.server import WebServer, listen_tcp  # noqa: PLC0415
+        from reconciler.web.server import group_id, listen_unix  # noqa: PLC0415
 
-        listen = partial(listen_tcp, self._config.address, self._config.port)
-        await WebServer(read_app(self._shown), listen, self._config.max_connections).run(task_status=task_status)
+        group = await trio.to_thread.run_sync(group_id, self._config.reader_group or "")
+        app = read_app(self._shown, self._answers)
+        listen = partial(listen_unix, self._path(self._config.reader_socket), group)
+        await self._server(app, listen, "readers").run(task_status=task_status)
+
+    async def tcp(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Loopback TCP: health and metrics."""
+        await _import()
+        from reconciler.web.app import open_app  # noqa: PLC0415
+        from reconciler.web.hosts import Hosts  # noqa: PLC0415
+        from reconciler.web.server import listen_tcp  # noqa: PLC0415
+
+        config = self._config
+        hosts = Hosts((config.address, os.uname().nodename, *self._names, *config.allowed_hosts))
+        app = open_app(self._shown, self._answers, hosts, state=config.state_over_tcp)
+        await self._server(app, partial(listen_tcp, config.address, config.port), "tcp").run(task_status=task_status)
+
+    def _path(self, path: str) -> str:
+        return os.path.join(self._root, path.lstrip("/"))
+
+    def _server(self, app: "App", listen: "Callable[[], AbstractContextManager[Socket]]", name: str) -> "WebServer":
+        from reconciler.web.server import WebServer  # noqa: PLC0415
+
+        limits = ClientLimits(self._config.max_connections)
+        return WebServer(app, listen, limits, name=name, counts=self._counts)
 
 
 async def _import() -> None:

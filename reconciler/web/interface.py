@@ -1,17 +1,18 @@
 """What the web part asks of the daemon: something to show, and somebody to command. The daemon implements both."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
 from reconciler.metrics import MetricsSnapshot
 from reconciler.notify import Pulse
+from reconciler.slices import Steps
 from state.model import Hold
 
 
 class Shown(Protocol):
-    """What anyone who reaches the socket may see. Called on the loop; answers are values that nobody changes later."""
+    """What is shown. Called on the loop; answers are values that do not change later."""
 
     @property
     def pulse(self) -> Pulse:
@@ -24,11 +25,16 @@ class Shown(Protocol):
     def not_ready(self) -> Sequence[str]:
         """Why the node is not under control yet, in a person's words; empty when it is."""
 
-    def metrics(self) -> MetricsSnapshot:
-        """The newest numbers."""
+    def metrics_steps(self) -> Steps[MetricsSnapshot]:
+        """The newest numbers, in steps."""
 
-    def state(self, sections: Sequence[str]) -> Mapping[str, object]:
-        """These sections, of values that msgspec can write (frozen structs, mappings, CpuSet, …)."""
+    async def parts(self, sections: Sequence[str]) -> Iterator[tuple[str, object]]:
+        """These sections and what identifies the document, by name and in its order.
+
+        Values are such that msgspec can write them (frozen structs, mappings, CpuSet, …). A long list is an iterator
+        of its rows, which is read to its end before the next section is. Each value and row is made when it is reached,
+        and others may run between any two.
+        """
 
 
 class HoldRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,33 +1,26 @@
-"""Serves the two apps: loopback TCP read-only, and the unix socket (mode 0600) with the controls.
+"""The sockets: loopback TCP, the unix socket (mode 0600) with the controls, and one for a group of readers (0660).
 
-Hypercorn speaks the protocol; the accept loop and the stream are ours, for the limits that it does not have: how many
-connections are open, and how long a peer that does not read may keep one. Its own limits are all set here.
+One task accepts, at a bounded rate, and one task serves each connection (`reconciler.web.connection`). A connection's
+failure, whatever it is, is counted and logged at most once per window, and ends that connection.
 """
 
+import grp
 import os
 import socket
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Final, cast, final
+from typing import Final, final
 
 import trio
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.config import Config as HypercornConfig
-from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from starlette.applications import Starlette
 
 from cgroupfs.errors import AgentError, errno_name
 from reconciler import logs
+from reconciler.web.connection import Aborted, App, Client, Connection
+from reconciler.web.limits import ClientLimits, HttpCounts, LogWindow, client_of
 
-MAX_HEADER: Final = 16 * 1024
-READ_BYTES: Final = 4 * 1024
-IDLE_S: Final = 5.0
-"""Between requests, and until the first one's header is complete."""
-READ_S: Final = 10
-SEND_S: Final = 5.0
 BACKLOG: Final = 64
+ACCEPT_AGAIN_S: Final = 0.1
 
 
 class WebError(AgentError):
@@ -38,103 +31,87 @@ class WebError(AgentError):
 class WebServer:
     """A component: one app on one listening socket. ``started()`` when it listens.
 
-    Errors: `WebError`; the supervisor tries again, so a port that another process holds is taken when it gets free.
+    ``name`` is the listener's in logs and metrics. Errors: `WebError`; the supervisor tries again, so a port that
+    another process holds is taken when it gets free.
     """
 
     def __init__(
-        self, app: Starlette, listen: Callable[[], AbstractContextManager[socket.socket]], max_connections: int
+        self,
+        app: App,
+        listen: Callable[[], AbstractContextManager[socket.socket]],
+        limits: ClientLimits,
+        *,
+        name: str,
+        counts: HttpCounts,
     ) -> None:
         self._app = app
         self._listen = listen
-        self._max_connections = max_connections
-        self._log = logs.get("web")
+        self._limits = limits
+        self._name = name
+        self._counts = counts
+        self._log = logs.get("web", listener=name)
+        self._window = LogWindow(self._log)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; what is being sent then may take `SEND_S` more."""
         with self._listen() as listening:
-            await self._serve(listening, task_status)
+            listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+            async with trio.open_nursery() as nursery:
+                self._log.info("serving", at=_where(listening))
+                task_status.started()
+                await self._accept(listener, nursery)
 
-    async def _serve(self, listening: socket.socket, task_status: trio.TaskStatus[None]) -> None:
-        config = hypercorn_config()
-        context = WorkerContext(None)
-        app = ASGIWrapper(cast("Any", self._app))  # hypercorn's scope types and starlette's are the same mappings
-        open_now = 0
-
-        async def handle(stream: trio.SocketStream) -> None:
-            nonlocal open_now
-            if open_now >= self._max_connections:
-                await trio.aclose_forcefully(stream)
-                return
-            open_now += 1
+    async def _accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
+        while True:
+            # Before and not after: a connection that waits in the kernel's queue costs nothing.
+            bucket = self._limits.accepts
+            if wait_s := bucket.wait_s(trio.current_time()):
+                await trio.sleep(wait_s)
             try:
-                guarded = cast("Any", GuardedStream(stream))  # it is used as a stream with a socket, nothing more
-                await _Connection(app, config, context, cast("Any", {}), guarded)
-            finally:
-                open_now -= 1
+                stream = await listener.accept()
+            except OSError as exc:
+                # No descriptor is free, say: those in use are given back when their connections end.
+                self._window.warning(
+                    "cannot accept a connection", trio.current_time(), errno=errno_name(exc.errno or 0)
+                )
+                await trio.sleep(ACCEPT_AGAIN_S)
+                continue
+            bucket.take(trio.current_time())
+            try:
+                client = client_of(stream.socket)
+            except OSError:
+                client = ""
+            if client and self._limits.open(client):
+                nursery.start_soon(self._serve, stream, client)
+                continue
+            self._counts.aborted[self._name, "too many" if client else "reset"] += 1
+            await trio.aclose_forcefully(stream)
 
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
-        async with trio.open_nursery() as nursery:
-            await nursery.start(trio.serve_listeners, handle, [listener])
-            self._log.info("serving", at=_where(listening))
-            task_status.started()
-
-
-@final
-class _Connection(TCPServer):
-    """Hypercorn's, but over when the peer has gone: its own waits for the idle time to pass, holding the place."""
-
-    async def _read_data(self) -> None:
-        await super()._read_data()
-        await self.idle_task.stop()
-
-
-@final
-class GuardedStream:
-    """A connection as hypercorn uses it, with an end to waiting for a peer that does not read.
-
-    Hypercorn sends under a shield: without a deadline inside it, one stopped client could keep the daemon from ending.
-    """
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self._stream = stream
-        self.socket = stream.socket
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """As the stream does, a little at a time: a header that arrives whole is not measured, only a part of one."""
-        return await self._stream.receive_some(min(max_bytes or READ_BYTES, READ_BYTES))
-
-    async def send_all(self, data: bytes) -> None:
-        """As the stream does, but within `SEND_S`."""
-        with trio.move_on_after(SEND_S) as scope:
-            await self._stream.send_all(data)
-        if scope.cancelled_caught:
-            raise trio.BrokenResourceError(f"the peer has not read for {SEND_S:g} s")
-
-    async def send_eof(self) -> None:
-        """As the stream does."""
-        await self._stream.send_eof()
-
-    async def aclose(self) -> None:
-        """As the stream does."""
-        await self._stream.aclose()
+    async def _serve(self, stream: trio.SocketStream, client: str) -> None:
+        """One connection, guarded: no failure of it leaves this function."""
+        reason = ""
+        try:
+            await Connection(self._app, stream, Client(self._name, client, self._limits, self._counts)).run()
+        except Aborted as exc:
+            reason = str(exc)
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            reason = "reset"
+        except Exception as exc:  # noqa: BLE001  (every mistake of ours or a library's is this connection's alone)
+            reason = "fault"
+            self._window.failure("a connection failed", exc, trio.current_time(), client=client)
+        finally:
+            self._limits.close(client)
+            if reason:
+                self._counts.aborted[self._name, reason] += 1
+            await _close(stream)
 
 
-def hypercorn_config() -> HypercornConfig:
-    """Every limit that hypercorn has, explicitly."""
-    config = HypercornConfig()
-    config.h11_max_incomplete_size = MAX_HEADER
-    config.h2_max_concurrent_streams = 8
-    config.h2_max_header_list_size = MAX_HEADER
-    config.h2_max_inbound_frame_size = 2**14
-    config.keep_alive_timeout = IDLE_S
-    config.keep_alive_max_requests = 1000
-    config.read_timeout = READ_S
-    config.max_app_queue_size = 4
-    config.websocket_max_message_size = 1024
-    config.include_server_header = False
-    config.accesslog = None
-    config.errorlog = None
-    return config
+async def _close(stream: trio.SocketStream) -> None:
+    try:
+        with suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            await stream.send_eof()
+    finally:
+        await trio.aclose_forcefully(stream)
 
 
 @contextmanager
@@ -152,8 +129,10 @@ def listen_tcp(address: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def listen_unix(path: str) -> Iterator[socket.socket]:
-    """A listening unix socket of mode 0600 at ``path``; one that is there is replaced, ours is removed afterwards.
+def listen_unix(path: str, group: int | None = None) -> Iterator[socket.socket]:
+    """A listening unix socket at ``path``; one that is there is replaced, ours is removed afterwards.
+
+    Its mode is 0600; with a ``group`` (its id) it is that group's, and 0660.
 
     It is made under another name and renamed when its mode is right: at no moment could somebody else connect, and
     the process' umask, which all threads share, stays alone. Whether another daemon lives there is the instance lock's
@@ -169,6 +148,9 @@ def listen_unix(path: str) -> Iterator[socket.socket]:
                 os.unlink(temporary)
             made.bind(temporary)
             os.chmod(temporary, 0o600)
+            if group is not None:
+                _give(temporary, group)
+                os.chmod(temporary, 0o660)
             made.listen(BACKLOG)
             os.rename(temporary, path)
             inode = os.lstat(path).st_ino
@@ -182,6 +164,23 @@ def listen_unix(path: str) -> Iterator[socket.socket]:
                 # Not a successor's.
                 if os.lstat(path).st_ino == inode:
                     os.unlink(path)
+
+
+def _give(path: str, group: int) -> None:
+    try:
+        os.chown(path, -1, group)
+    except PermissionError as exc:
+        # Without CAP_CHOWN, which nothing else needs, only a member may do this.
+        os.unlink(path)
+        raise WebError(f"{path}: EPERM for group {group}: the unit needs SupplementaryGroups= with it") from exc
+
+
+def group_id(name: str) -> int:
+    """The group's id; a directory service may have to be asked. Errors: `WebError` when there is no such group."""
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError as exc:
+        raise WebError(f"there is no group {name!r}") from exc
 
 
 def _where(listening: socket.socket) -> str:

@@ -2,6 +2,7 @@
 
     idle N      N pods of two containers: time from start to all right, then CPU and memory while nothing happens
     starts N    N containers started one at a time, and in bursts of 15: signal to last write, beside a bare C loop
+    http N      N containers started in turns with and without clients that load the listener: signal to last write
     churn N     N pods made and removed as fast as the kernel allows: nothing missed, nothing left behind
     plan        one whole plan: CPU time and memory at 256 CPUs and 500 pods, and how both grow
     memory N    N windows of an online pod's allocations alone and N beside BE pods that allocate without end
@@ -23,11 +24,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from tests.bench import judging, memory, movement, planning, signals
-from tests.bench.node import KUBEPODS, MOUNT, BenchNode
+from tests.bench import hammer, judging, memory, movement, planning, signals
+from tests.bench.node import HTTP_PORT, KUBEPODS, MOUNT, BenchNode
 from tests.e2e.agent import Agent
 from tests.e2e.baseline.run import WatchWrite
 
+_KINDS = ("idle", "starts", "http", "churn", "judge", "memory", "movement", "plan", "signals")
 _TURNS = 3
 _CREATION_S = 0.02
 """From the container's mkdir to the runtime's signal: 14-30 ms were recorded."""
@@ -135,6 +137,36 @@ def starts(node: BenchNode, count: int) -> dict[str, object]:
         "bare_c_us": _figures(bare),
         "ratio_of_medians": round(statistics.median(alone) / statistics.median(bare), 2),
     }
+
+
+def listener(node: BenchNode, count: int, what: tuple[str, ...]) -> dict[str, object]:
+    """Signal to last write without and with clients of the listener, in turns within one run of the agent."""
+    for number in range(110):
+        node.pod(number)
+    calm: list[float] = []
+    loaded: list[float] = []
+    with running(node) as (agent, _):
+        for turn in range(2 * _TURNS):
+            numbers = range(10_000 * (turn + 1), 10_000 * (turn + 1) + count)
+            with hammer.load(HTTP_PORT, node.socket, what) if turn % 2 else contextlib.nullcontext():
+                time.sleep(1)
+                before, waited = cpu_and_rss(agent.pid)[0], _waited_s(agent.pid)
+                for number in numbers:
+                    _start_one(node, number)
+                    time.sleep(0.03)
+                (after, rss), waited = cpu_and_rss(agent.pid), _waited_s(agent.pid) - waited
+            time.sleep(1)
+            took = _hot(agent, numbers)
+            (loaded if turn % 2 else calm).extend(took)
+            _remove(node, numbers)
+            figures = f"{after - before:.2f} s on a CPU, {waited:.2f} s waiting for one, {rss:.1f} MiB"
+            print(f"turn {turn}: {figures}, {_figures(took)} us", file=sys.stderr)
+    return {"alone_us": _figures(calm), "loaded_us": _figures(loaded)}
+
+
+def _waited_s(pid: int) -> float:
+    """How long the main thread could run but had no CPU."""
+    return int(_read(f"/proc/{pid}/schedstat").split()[1]) / 1e9
 
 
 def _start_one(node: BenchNode, number: int) -> None:
@@ -271,10 +303,13 @@ def _until(done: "object", within_s: float = 20.0) -> float | None:
 def main() -> int:
     """Run one measurement and print it: as JSON, movement as a table."""
     options = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").splitlines()[0])
-    options.add_argument("what", choices=("idle", "starts", "churn", "judge", "memory", "movement", "plan", "signals"))
+    options.add_argument(
+        "what", choices=("idle", "starts", "http", "churn", "judge", "memory", "movement", "plan", "signals")
+    )
     options.add_argument(
         "count", type=int, nargs="?", default=0, help="of pods, containers, windows or lives; none for plan"
     )
+    options.add_argument("--load", nargs="+", default=hammer.EVERYTHING, help="what clients of http send")
     options.add_argument("--seconds", type=float, default=20.0)
     given = options.parse_args()
     if given.what == "movement":
@@ -300,6 +335,8 @@ def main() -> int:
             found = idle(node, given.count, given.seconds)
         elif given.what == "starts":
             found = starts(node, given.count)
+        elif given.what == "http":
+            found = listener(node, given.count, tuple(given.load))
         else:
             found = churn(node, given.count)
     print(json.dumps({"kubepods": KUBEPODS, **found}, indent=2))

@@ -18,6 +18,7 @@ MOUNT: Final = "/sys/fs/cgroup"
 CGROUP_ROOT: Final = "/bypassd-bench"
 KUBEPODS: Final = f"{CGROUP_ROOT}/kubepods"
 SPEC_SHARES: Final = 2
+HTTP_PORT: Final = 19470
 
 
 class BenchNode:
@@ -71,7 +72,7 @@ class BenchNode:
             },
             "runtime": {"state_dir": f"{self.directory}/containerd", "runc_roots": [self.runc_root]},
             "store": {"path": f"{self.directory}/state/state.db"},
-            "http": {"socket": self.socket, "port": 19470},
+            "http": {"socket": self.socket, "port": HTTP_PORT},
             **more,
         }
 

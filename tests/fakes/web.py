@@ -1,11 +1,12 @@
 """A daemon as the web part sees it: what it shows is set by the test, what it is told is written down."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, InputError
 from reconciler.binder import ConfigError
 from reconciler.metrics import MetricsSnapshot
+from reconciler.slices import Steps
 from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
 from reconciler.yamltree import Place, Problem
 from state.model import Hold
@@ -30,8 +31,12 @@ class FakeShown:
     def not_ready(self) -> Sequence[str]:
         return self.reasons
 
-    def metrics(self) -> MetricsSnapshot:
+    def metrics_steps(self) -> Steps[MetricsSnapshot]:
+        yield
         return MetricsSnapshot(version="1", mode="observe", ready=not self.reasons)
+
+    async def parts(self, sections: Sequence[str]) -> Iterator[tuple[str, object]]:
+        return iter(self.state(sections).items())
 
     def state(self, sections: Sequence[str]) -> Mapping[str, object]:
         self.asked.append(sections)

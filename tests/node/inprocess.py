@@ -17,7 +17,7 @@ from reconciler.notify import Heartbeat
 from reconciler.place import find_place
 from reconciler.show import Show
 from reconciler.supervisor import Supervisor
-from reconciler.web.app import _to_json
+from reconciler.web.answers import to_json
 from reconciler.web.interface import RestoreRequest
 from tests.e2e.agent import AgentFailed
 from tests.node.bypassd import SECTIONS, Undoing, View, numbers_of, undoing_of, view_of
@@ -74,11 +74,11 @@ class InProcess:
 
     async def _look(self) -> tuple[bytes, str]:
         assert self._show is not None
-        return _to_json(self._show.state(SECTIONS.split(","))), render(self._show.metrics())[0].decode()
+        return to_json(self._show.state(SECTIONS.split(","))), render(self._show.metrics())[0].decode()
 
     async def _restore(self) -> bytes:
         assert self._show is not None
-        return _to_json(await self._show.restore(convert({"by": "the end of the demo"}, RestoreRequest)))
+        return to_json(await self._show.restore(convert({"by": "the end of the demo"}, RestoreRequest)))
 
     def _run(self) -> None:
         try:

@@ -117,6 +117,6 @@ def test_the_daemon_imports_nothing_that_only_some_nodes_use(module: str) -> Non
         *("reconciler.actuators.resctrl", "reconciler.actuators.tc", "reconciler.actuators.core_sched"),
         *("reconciler.actuators.network", "reconciler.actuators.tcpods", "reconciler.actuators.links"),
         *("reconciler.actuators.watermarks", "reconciler.actuators.oom_score"),
-        *("pyroute2", "rich", "grpc", "httpx2", "httpcore2", "prometheus_client", "hypercorn", "starlette"),
+        *("pyroute2", "rich", "grpc", "httpx2", "httpcore2", "prometheus_client", "h11", "starlette"),
     ):
         assert name not in loaded, name

@@ -31,7 +31,9 @@ from reconciler.exposition import render
 from reconciler.metrics import PodMetrics
 from reconciler.notify import Pulse
 from reconciler.show import Show
-from reconciler.web.app import _FORMATS
+from reconciler.slices import all_steps
+from reconciler.web.answers import FORMATS, Answers
+from reconciler.web.limits import HttpCounts
 from state.printable import encodable
 from tests.fakes.web import FakePulse
 from tests.reconciler.cli import livenode
@@ -340,14 +342,14 @@ async def test_the_daemons_documents_are_safe_to_print(live: LiveNode) -> None:
         agent.knowledge.pods.clear()
         agent.knowledge.pods.update(pods)
         show = Show(agent, pulse, statuses=list, reload=tuple)
-        state = show.state(["pods"])
-        for form in ("json", "yaml"):
-            body = _FORMATS[form][1](state).decode()
+        answers = Answers(show, HttpCounts())
+        for form in FORMATS.keys() - {"msgpack"}:
+            body = (await answers.state(["pods"], form)).decode()
             check(body)
             read = json.loads(body) if form == "json" else yaml.load(body, Loader=yaml.CSafeLoader)
             assert {pod["annotations"][encodable(HOSTILE)] for pod in read["pods"]} == {encodable(HOSTILE)}
-        assert _FORMATS["msgpack"][1](state)
-        snapshot = show.metrics()
+        assert await answers.state(["pods"], "msgpack")
+        snapshot = all_steps(show.metrics_steps())
     metrics = replace(
         snapshot, pods=(PodMetrics(uid=HOSTILE, namespace=HOSTILE, name=HOSTILE, pod_class=HOSTILE, source=HOSTILE),)
     )

@@ -1,18 +1,24 @@
 """The program itself: what it imports, how it fails, its screens without rich, and what it says of itself."""
 
+import errno
+import grp
 import os
 import pty
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import shtab
 
 from reconciler import __version__, configfile
 from reconciler.cli import client, completion, exits, places, screen, words
+from reconciler.cli.asking import Asked, _ask_daemon
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.nodeview import NodeView
 from reconciler.cli.options import COMMANDS, parser
 from reconciler.cli.screen import Line, Mark, Table
 from reconciler.config import Config
@@ -83,6 +89,7 @@ def test_the_version_and_every_commands_help(run: Run) -> None:
 def test_the_usual_places_are_those_of_the_daemon() -> None:
     assert places.DEFAULT_STORE == Config().store.path == DEFAULT_PATH
     assert Config().http.socket == places.DEFAULT_SOCKET
+    assert Config().http.reader_socket == places.DEFAULT_READER
     assert places.DEFAULT_CONFIG == configfile.DEFAULT_PATH
 
 
@@ -246,3 +253,55 @@ def test_a_reader_that_leaves_early_is_no_error(daemon: FakeDaemon) -> None:
         ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, cwd=PROJECT, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def denied(monkeypatch: pytest.MonkeyPatch, *paths: str) -> None:
+    """This user may not use these sockets. (The tests may run as root, whom no mode keeps out.)"""
+    real = socket.socket.connect
+
+    def connect(self: socket.socket, address: str) -> None:
+        if address in paths:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        real(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+
+
+@pytest.mark.parametrize(
+    "command", [["status"], ["restore"], ["reload"], ["hold", "node", "--for", "1h", "--reason", "x"]]
+)
+def test_a_user_without_rights_is_not_sent_to_the_store(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    denied(monkeypatch, daemon.socket)
+    ran = run(*command, "--socket", daemon.socket)
+    assert ran.code == Exit.UNREACHABLE
+    assert f"{daemon.socket}: permission denied; run as root" in ran.err
+    assert ran.out == ""
+
+
+def test_readers_use_their_socket_where_roots_is_denied(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"http: {{socket: {tmp_path}/root, reader_group: ops, reader_socket: {daemon.socket}}}\n")
+    denied(monkeypatch, f"{tmp_path}/root")
+    assert run("holds", "--config", str(config)).code == Exit.OK
+    ran = run("reload", "--config", str(config))
+    assert (ran.code, "permission denied" in ran.err) == (Exit.UNREACHABLE, True)
+    denied(monkeypatch, f"{tmp_path}/root", daemon.socket)
+    group = grp.getgrgid(os.stat(daemon.socket).st_gid)
+    ran = run("holds", "--config", str(config))
+    assert ran.code == Exit.UNREACHABLE
+    assert (f"join group {group.gr_name}" in ran.err) == (group.gr_gid != 0)
+    assert "permission denied; run as root" in ran.err
+
+
+def test_doctor_knows_a_denied_daemon_from_one_that_is_down(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = SimpleNamespace(socket=daemon.socket)
+    denied(monkeypatch, daemon.socket)
+    asked = Asked()
+    _ask_daemon(cast("NodeView", node), asked)
+    assert asked.daemon_reasons == (f"{daemon.socket}: permission denied; run as root",)

@@ -5,8 +5,8 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -19,45 +19,17 @@ import yaml
 from cgroupfs.errors import StoreError
 from reconciler.config import Http
 from reconciler.supervisor import Supervisor
-from reconciler.web import server
-from reconciler.web.app import MAX_BODY, control_app, read_app
+from reconciler.web import connection
+from reconciler.web.answers import Answers
+from reconciler.web.app import MAX_BODY, control_app, open_app, read_app
 from reconciler.web.components import components
 from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
+from reconciler.web.limits import ClientLimits, HttpCounts
 from reconciler.web.server import WebError, WebServer, listen_tcp, listen_unix
 from tests.fakes.web import FakeControl, FakeShown
+from tests.reconciler.web.site import free_port, raw, serving
 
 PROJECT = Path(__file__).parents[3]
-
-
-class Site:
-    """A daemon's two sockets with clients for both."""
-
-    def __init__(self, path: str, port: int) -> None:
-        self.path = path
-        self.port = port
-        self.shown = FakeShown()
-        self.control = FakeControl()
-        self.tcp = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}")
-        self.unix = httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=path), base_url="http://bypassd")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-@asynccontextmanager
-async def serving(directory: Path, max_connections: int = 32) -> AsyncIterator[Site]:
-    site = Site(str(directory / "s"), free_port())
-    config = Http(port=site.port, socket=site.path, max_connections=max_connections)
-    async with trio.open_nursery() as nursery:
-        for component in components(config, site.shown, site.control):
-            await nursery.start(partial(component.run))
-        async with site.tcp, site.unix:
-            yield site
-        nursery.cancel_scope.cancel()
 
 
 async def test_health_is_the_pulse_of_the_loop(tmp_path: Path) -> None:
@@ -71,11 +43,11 @@ async def test_health_is_the_pulse_of_the_loop(tmp_path: Path) -> None:
 
 async def test_readiness_names_what_is_missing(tmp_path: Path) -> None:
     async with serving(tmp_path) as site:
-        assert (await site.tcp.get("/readyz")).json() == {"ready": True, "reasons": []}
+        assert (await site.unix.get("/readyz")).json() == {"ready": True, "problems": 0, "reasons": []}
         site.shown.reasons = ["the first plan is not done"]
-        answer = await site.tcp.get("/readyz")
+        answer = await site.unix.get("/readyz")
         assert answer.status_code == 503
-        assert answer.json() == {"ready": False, "reasons": ["the first plan is not done"]}
+        assert answer.json() == {"ready": False, "problems": 1, "reasons": ["the first plan is not done"]}
 
 
 async def test_metrics_are_prometheus_text(tmp_path: Path) -> None:
@@ -89,8 +61,8 @@ async def test_metrics_are_prometheus_text(tmp_path: Path) -> None:
 async def test_state_comes_in_three_formats_with_the_same_content(tmp_path: Path) -> None:
     whole = {"pods": {"u1": {"class": "reclaimed", "cpus": "0-3"}}, "pools": {"a 1": [2]}}
     async with serving(tmp_path) as site:
-        assert (await site.tcp.get("/state")).json() == whole
-        packed = await site.tcp.get("/state?format=msgpack")
+        assert (await site.unix.get("/state")).json() == whole
+        packed = await site.unix.get("/state?format=msgpack")
         assert packed.headers["content-type"] == "application/vnd.msgpack"
         assert msgspec.msgpack.decode(packed.content) == whole
         written = await site.unix.get("/state?format=yaml")
@@ -99,9 +71,9 @@ async def test_state_comes_in_three_formats_with_the_same_content(tmp_path: Path
 
 async def test_only_the_sections_asked_for_are_built(tmp_path: Path) -> None:
     async with serving(tmp_path) as site:
-        assert list((await site.tcp.get("/state?section=pools")).json()) == ["pools"]
-        assert list((await site.tcp.get("/state?section=pools,pods")).json()) == ["pods", "pools"]
-        assert list((await site.tcp.get("/state?section=pools&section=pods")).json()) == ["pods", "pools"]
+        assert list((await site.unix.get("/state?section=pools")).json()) == ["pools"]
+        assert list((await site.unix.get("/state?section=pools,pods")).json()) == ["pods", "pools"]
+        assert list((await site.unix.get("/state?section=pools&section=pods")).json()) == ["pods", "pools"]
         assert site.shown.asked == [["pools"], ["pods", "pools"], ["pods", "pools"]]
 
 
@@ -114,7 +86,7 @@ async def test_only_the_sections_asked_for_are_built(tmp_path: Path) -> None:
 )
 async def test_a_wrong_question_is_answered_with_what_is_known(tmp_path: Path, url: str, error: str) -> None:
     async with serving(tmp_path) as site:
-        answer = await site.tcp.get(url)
+        answer = await site.unix.get(url)
         assert (answer.status_code, answer.json()) == (400, {"error": error})
 
 
@@ -146,7 +118,7 @@ async def test_tcp_has_no_controls_at_all(tmp_path: Path) -> None:
             await site.tcp.post("/reload"),
         ]
         assert [answer.status_code for answer in answers] == [404] * 5
-        assert (await site.tcp.post("/state")).status_code == 405
+        assert (await site.tcp.post("/metrics")).status_code == 405
         assert site.control.told == []
 
 
@@ -201,26 +173,11 @@ async def test_a_mistake_of_ours_is_logged_and_told_without_its_details(
     async with serving(tmp_path) as site:
         site.shown.broken = True
         with caplog.at_level(logging.ERROR):
-            answer = await site.tcp.get("/state")
+            answer = await site.unix.get("/state")
         assert (answer.status_code, answer.json()) == (500, {"error": "internal error; see the log"})
         assert "ZeroDivisionError: a mistake" in caplog.text
         site.shown.broken = False
-        assert (await site.tcp.get("/state")).status_code == 200
-
-
-async def raw(site: Site, request: bytes, timeout_s: float = 3) -> bytes:
-    """Send bytes over TCP and read until the other side closes."""
-    stream = await trio.open_tcp_stream("127.0.0.1", site.port)
-    answer = b""
-    async with stream:
-        with trio.fail_after(timeout_s):
-            try:
-                await stream.send_all(request)
-                async for part in stream:
-                    answer += part
-            except trio.BrokenResourceError:
-                pass
-    return answer
+        assert (await site.unix.get("/state")).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -236,7 +193,7 @@ async def raw(site: Site, request: bytes, timeout_s: float = 3) -> bytes:
 async def test_bytes_that_are_no_request_end_only_their_own_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes, status: bytes
 ) -> None:
-    monkeypatch.setattr(server, "IDLE_S", 0.5)
+    monkeypatch.setattr(connection, "IDLE_S", 0.5)
     async with serving(tmp_path) as site:
         answer = await raw(site, request_bytes)
         assert answer[9:12] == status
@@ -261,15 +218,14 @@ WEBSOCKET = (
 async def test_other_protocols_do_no_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes
 ) -> None:
-    monkeypatch.setattr(server, "IDLE_S", 0.5)
-    monkeypatch.setattr(server, "READ_S", 1)
+    monkeypatch.setattr(connection, "IDLE_S", 0.5)
     async with serving(tmp_path) as site:
         await raw(site, request_bytes)
         assert (await site.tcp.get("/healthz")).status_code == 200
 
 
 async def test_a_header_that_never_ends_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "IDLE_S", 0.3)
+    monkeypatch.setattr(connection, "IDLE_S", 0.3)
     async with serving(tmp_path) as site:
         stream = await trio.open_tcp_stream("127.0.0.1", site.port)
         began = trio.current_time()
@@ -286,7 +242,7 @@ async def test_more_connections_than_allowed_are_closed_at_once(tmp_path: Path) 
         streams = [await trio.open_tcp_stream("127.0.0.1", site.port) for _ in range(3)]
         with trio.fail_after(3):
             assert await streams[2].receive_some() == b""
-        await streams[0].send_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        await streams[0].send_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         with trio.fail_after(3):
             assert (await streams[0].receive_some()).startswith(b"HTTP/1.1 200")
         for stream in streams:
@@ -298,7 +254,7 @@ async def test_a_peer_that_has_gone_leaves_its_place_at_once(tmp_path: Path) -> 
         with trio.fail_after(3):
             for _ in range(10):
                 stream = await trio.open_tcp_stream("127.0.0.1", site.port)
-                await stream.send_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
+                await stream.send_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
                 assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
                 await stream.aclose()
                 await trio.sleep(0.01)
@@ -307,11 +263,11 @@ async def test_a_peer_that_has_gone_leaves_its_place_at_once(tmp_path: Path) -> 
 async def test_a_peer_that_does_not_read_cannot_keep_the_daemon_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "SEND_S", 0.5)
+    monkeypatch.setattr(connection, "SEND_S", 0.5)
     began = 0.0
     async with serving(tmp_path) as site:
         site.shown.pods = {"big": "x" * (16 << 20)}
-        stream = await trio.open_tcp_stream("127.0.0.1", site.port)
+        stream = await trio.open_unix_socket(site.path)
         await stream.send_all(b"GET /state HTTP/1.1\r\nhost: a\r\n\r\n")
         await stream.receive_some(10)
         began = trio.current_time()
@@ -380,7 +336,8 @@ async def test_a_port_in_use_is_taken_when_it_gets_free_and_the_controls_never_s
                 assert (await client.get("/healthz")).status_code == 200
             supervisor.stop("enough")
     async with trio.open_nursery() as nursery:
-        run = WebServer(read_app(shown), partial(listen_tcp, "127.0.0.1", port), 4).run
+        app, listen = read_app(shown, Answers(shown, HttpCounts())), partial(listen_tcp, "127.0.0.1", port)
+        run = WebServer(app, listen, ClientLimits(4), name="tcp", counts=HttpCounts()).run
         await nursery.start(run)
         nursery.cancel_scope.cancel()
 
@@ -392,11 +349,13 @@ def test_what_is_not_asked_for_is_not_served() -> None:
     assert [one.name for one in components(Http(socket=None), shown, control)] == ["web"]
 
 
-def test_the_controls_are_routes_of_the_unix_sockets_app_only() -> None:
+def test_the_controls_are_routes_of_roots_socket_only_and_the_state_of_unix_sockets() -> None:
     shown = FakeShown()
-    reading = {getattr(route, "path", "") for route in read_app(shown).routes}
-    controlling = {getattr(route, "path", "") for route in control_app(shown, FakeControl()).routes}
-    assert reading == {"/healthz", "/readyz", "/metrics", "/state"}
+    answers = Answers(shown, HttpCounts())
+    apps = (open_app(shown, answers), read_app(shown, answers), control_app(shown, answers, FakeControl()))
+    over_tcp, reading, controlling = ({getattr(route, "path", "") for route in app.routes} for app in apps)
+    assert over_tcp == {"/healthz", "/readyz", "/metrics"}
+    assert reading - over_tcp == {"/state"}
     assert controlling - reading == {"/holds", "/holds/{target:path}", "/restore", "/alerts/test", "/reload"}
 
 
@@ -407,7 +366,7 @@ def test_a_hold_request_reads_back_as_it_was_written() -> None:
 
 
 def test_the_daemon_does_not_pay_for_the_web_part_before_it_starts() -> None:
-    heavy = ("starlette", "hypercorn", "prometheus_client")
+    heavy = ("starlette", "h11", "prometheus_client")
     code = f"import sys, reconciler.web.components; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROJECT)
     assert done.stdout == "[]\n"

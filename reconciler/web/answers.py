@@ -1,0 +1,258 @@
+"""The long answers, state and metrics: built on the loop a millisecond at a time, and rarely.
+
+All requests that wait are answered by one build, which begins after they came, so an answer is never older than its
+question. Builds take at most `SHARE` of the loop's time, however many requests there are: the next one begins so much
+later. On the loop and not in a thread: a thread that holds the interpreter delays every system call of the loop by a
+switch interval, the fast path's writes among them; on the loop they wait for one slice.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar, final
+
+import msgspec
+import trio
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.slices import Slices, Steps
+from reconciler.web.interface import Shown
+from reconciler.web.limits import HttpCounts
+from state.printable import encodable, printable_json
+
+SHARE: Final = 0.05
+"""Of the loop's time, what builds of the state may take, and those of the metrics as much."""
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@final
+class Rounds(Generic[K, V]):
+    """Builds for whoever waits, at most `SHARE` of the time. ``build`` makes everything for a set of keys."""
+
+    def __init__(self, build: Callable[[frozenset[K]], Awaitable[Iterator[tuple[K, Steps[V]]]]]) -> None:
+        self._build = build
+        self._waiting: set[_Wish[K, V]] = set()
+        self._one = trio.Lock()
+        self._not_before = 0.0
+        self.builds = 0
+        self.spent_s = 0.0
+        """CPU time of the loop, and time in threads."""
+
+    async def get(self, keys: frozenset[K]) -> Mapping[K, V]:
+        """What these keys are now. Errors: those of the build."""
+        wish = _Wish[K, V](keys)
+        self._waiting.add(wish)
+        try:
+            async with self._one:
+                if wish.found is None:
+                    await trio.sleep_until(self._not_before)
+                    await self._round()
+        finally:
+            self._waiting.discard(wish)
+        if isinstance(wish.found, Exception):
+            raise wish.found
+        assert wish.found is not None
+        return wish.found
+
+    async def _round(self) -> None:
+        """One build for all that wait. Where its request is cancelled, the next that waits begins anew."""
+        wishes = frozenset(self._waiting)
+        found: Mapping[K, V] | Exception
+        before_s = self.spent_s
+        self.builds += 1
+        try:
+            found = await self._made(frozenset().union(*(wish.keys for wish in wishes)))
+        except Exception as exc:  # noqa: BLE001  (it is raised again in every request that waited for this)
+            found = exc
+        finally:
+            self._not_before = trio.current_time() + (self.spent_s - before_s) * (1 / SHARE - 1)
+        for wish in wishes:
+            wish.found = found
+
+    async def _made(self, keys: frozenset[K]) -> dict[K, V]:
+        began = time.monotonic()
+        parts = await self._build(keys)
+        # All of this time, as threads at work take the interpreter from the loop.
+        self.spent_s += time.monotonic() - began
+        found: dict[K, V] = {}
+        slices, began = Slices(), time.thread_time()
+        for key, steps in parts:
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    found[key] = end.value
+                    break
+                if slices.over:
+                    self.spent_s += time.thread_time() - began
+                    await slices.checkpoint()
+                    began = time.thread_time()
+        self.spent_s += time.thread_time() - began
+        return found
+
+
+@final
+class _Wish(Generic[K, V]):
+    def __init__(self, keys: frozenset[K]) -> None:
+        self.keys = keys
+        self.found: Mapping[K, V] | Exception | None = None
+
+
+class Format(NamedTuple):
+    """One form of the state: how a section's value is written, and how sections make the document."""
+
+    content_type: str
+    value: Callable[[object], bytes]
+    rows: Callable[[Sequence[bytes]], bytes]
+    document: Callable[[Sequence[tuple[str, bytes]]], bytes]
+
+
+@final
+class Answers:
+    """State and metrics of one daemon, for all of its listeners."""
+
+    def __init__(self, shown: Shown, counts: HttpCounts) -> None:
+        self._shown = shown
+        self._counts = counts
+        self.state_rounds = Rounds[tuple[str, str], bytes](self._sections)
+        self.metrics_rounds = Rounds[str, tuple[bytes, str]](self._metrics)
+
+    async def state(self, sections: Sequence[str], form: str) -> bytes:
+        """The document of these sections in one of `FORMATS`."""
+        found = await self.state_rounds.get(frozenset((form, name) for name in sections))
+        # The build has more where other requests want more.
+        others = frozenset(self._shown.sections) - frozenset(sections)
+        parts = [(name, part) for (kind, name), part in found.items() if kind == form and name not in others]
+        return FORMATS[form].document(parts)
+
+    async def _sections(self, keys: frozenset[tuple[str, str]]) -> Iterator[tuple[tuple[str, str], Steps[bytes]]]:
+        wanted = {name for _, name in keys}
+        parts = await self._shown.parts([name for name in self._shown.sections if name in wanted])
+        forms = sorted({form for form, _ in keys})
+        return _encoded(parts, forms)
+
+    async def metrics(self, accept: str) -> tuple[bytes, str]:
+        """Prometheus' text as the ``Accept`` header wants it, and its content type."""
+        # Lazy: the library is 1.3 MiB, which a node that nobody scrapes does not pay.
+        from reconciler.exposition import accepted  # noqa: PLC0415
+
+        key = accepted(accept)
+        return (await self.metrics_rounds.get(frozenset((key,))))[key]
+
+    async def _metrics(self, keys: frozenset[str]) -> Iterator[tuple[str, Steps[tuple[bytes, str]]]]:
+        return ((key, self._rendered(key)) for key in sorted(keys))
+
+    def _rendered(self, accept: str) -> Steps[tuple[bytes, str]]:
+        from reconciler.exposition import rendering  # noqa: PLC0415
+
+        snapshot = yield from self._shown.metrics_steps()
+        counted = {"http_requests": dict(self._counts.requests), "http_aborted": dict(self._counts.aborted)}
+        return (yield from rendering(msgspec.structs.replace(snapshot, **counted), accept))
+
+
+def _encoded(
+    parts: Iterator[tuple[str, object]], forms: Sequence[str]
+) -> Iterator[tuple[tuple[str, str], Steps[bytes]]]:
+    for name, value in parts:
+        if isinstance(value, Iterator):
+            # Once for all forms: an iterator's rows can be had once.
+            rows: dict[str, list[bytes]] = {form: [] for form in forms}
+            yield from (((form, name), _rows(value if form == forms[0] else iter(()), rows, form)) for form in forms)
+        else:
+            yield from (((form, name), _value(value, form)) for form in forms)
+
+
+def _rows(values: Iterator[object], rows: dict[str, list[bytes]], form: str) -> Steps[bytes]:
+    for row in values:
+        for one, encoded in rows.items():
+            encoded.append(FORMATS[one].value(row))
+        yield
+    return FORMATS[form].rows(rows[form])
+
+
+def _value(value: object, form: str) -> Steps[bytes]:
+    yield
+    return FORMATS[form].value(value)
+
+
+# Values
+
+
+def _hook(value: object) -> object:
+    """What msgspec cannot write itself."""
+    if isinstance(value, CpuSet):
+        return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    # Tuples come here as keys only: (group path, knob).
+    return _key(value)
+
+
+def _key(key: object) -> str:
+    return " ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+
+
+def _plain(value: object) -> object:
+    """Plain data; keys that are tuples (group path, knob) become words."""
+    built = msgspec.to_builtins(value, enc_hook=_hook, builtin_types=(bytes,))
+    return _with_text_keys(built)
+
+
+def _with_text_keys(value: object) -> object:
+    if isinstance(value, dict):
+        return {_key(key): _with_text_keys(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_text_keys(item) for item in value]
+    return value
+
+
+def _json(value: object) -> bytes:
+    """One line that may be written to a terminal."""
+    try:
+        text = msgspec.json.encode(value, enc_hook=_hook)
+    except (TypeError, UnicodeEncodeError):
+        text = msgspec.json.encode(encodable(_plain(value)))
+    return printable_json(text.decode()).encode()
+
+
+def _msgpack(value: object) -> bytes:
+    return msgspec.msgpack.encode(encodable(_plain(value)))
+
+
+def to_json(value: object) -> bytes:
+    """A short answer, with a line's end."""
+    return _json(value) + b"\n"
+
+
+def _json_rows(rows: Sequence[bytes]) -> bytes:
+    return b"[" + b",".join(rows) + b"]"
+
+
+def _json_document(parts: Sequence[tuple[str, bytes]]) -> bytes:
+    return b"{" + b",".join(_json(name) + b":" + part for name, part in parts) + b"}\n"
+
+
+def _yaml_rows(rows: Sequence[bytes]) -> bytes:
+    return b"\n" + b"\n".join(b"- " + row for row in rows) if rows else b"[]"
+
+
+def _yaml_document(parts: Sequence[tuple[str, bytes]]) -> bytes:
+    """A line for every row, which is JSON, and so YAML: writing YAML's own style would take seconds of the loop."""
+    return b"".join(name.encode() + b": " + part + b"\n" for name, part in parts)
+
+
+def _msgpack_rows(rows: Sequence[bytes]) -> bytes:
+    return msgspec.msgpack.encode([msgspec.Raw(row) for row in rows])
+
+
+def _msgpack_document(parts: Sequence[tuple[str, bytes]]) -> bytes:
+    return msgspec.msgpack.encode({name: msgspec.Raw(part) for name, part in parts})
+
+
+FORMATS: Final[Mapping[str, Format]] = {
+    "json": Format("application/json", _json, _json_rows, _json_document),
+    "msgpack": Format("application/vnd.msgpack", _msgpack, _msgpack_rows, _msgpack_document),
+    "yaml": Format("application/yaml", _json, _yaml_rows, _yaml_document),
+}

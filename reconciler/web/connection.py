@@ -1,0 +1,251 @@
+"""One connection: HTTP/1.1 and nothing else, request after request, in one task. Whatever comes ends only this one.
+
+h11 reads and writes the protocol; what it leaves open is bounded here: how long a header may take, in how many pieces
+and lines it may come, how long a peer that does not read is waited for, how many requests a connection may make. There
+is no HTTP/2, no upgrade and no pipelining: bytes behind a request are not read, the connection ends after its answer.
+"""
+
+import re
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from email.utils import formatdate
+from typing import Any, Final, NamedTuple, NoReturn, final
+from urllib.parse import unquote
+
+import h11
+import trio
+from starlette.exceptions import HTTPException
+
+from reconciler.web.limits import ClientLimits, HttpCounts
+
+MAX_HEADER: Final = 16 * 1024
+MAX_LINES: Final = 100
+MAX_TARGET: Final = 8 * 1024
+MAX_QUERY: Final = 1024
+MAX_PIECES: Final = 16
+"""Reads that one header may take: a client that sends byte by byte costs a wake-up for each."""
+MAX_REQUESTS: Final = 1000
+READ_BYTES: Final = 4 * 1024
+PIECE_S: Final = 0.02
+"""Between two reads of one header."""
+IDLE_S: Final = 5.0
+"""Between requests, and until the first one's header is complete."""
+SEND_S: Final = 5.0
+ANSWER_S: Final = 60.0
+"""From a request's header to its whole answer."""
+
+RETRY_S: Final = 2
+_NO_REQUEST: Final = "what was sent is no HTTP/1.1 request"
+_END: Final = re.compile(rb"\n\r?\n")
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+class Aborted(Exception):
+    """The connection cannot go on; the text is the reason as it is counted."""
+
+
+class Client(NamedTuple):
+    """Who is served, and what counts and limits that."""
+
+    listener: str
+    name: str
+    limits: ClientLimits
+    counts: HttpCounts
+
+
+@final
+class Connection:
+    """One accepted connection. `run` returns when it is over; the caller closes the stream."""
+
+    def __init__(self, app: App, stream: trio.SocketStream, client: Client) -> None:
+        self._app = app
+        self._stream = stream
+        self._client = client
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER)
+        self._head = False
+        self._last = False
+        self._out = bytearray()
+        self._gone: Exception | None = None
+
+    async def run(self) -> None:
+        """Answer requests until either side has had enough.
+
+        Errors: `Aborted` for what is counted as such; `trio.BrokenResourceError` when the peer has gone; anything else
+        is a fault of the app.
+        """
+        for number in range(1, MAX_REQUESTS + 1):
+            request = await self._next_request()
+            if request is None:
+                return
+            self._head = request.method == b"HEAD"
+            self._last = number == MAX_REQUESTS
+            wait_s = self._client.limits.request(self._client.name, trio.current_time())
+            if wait_s is None:
+                await self._refuse(429, "rate", "too many requests", retry_after_s=RETRY_S)
+            elif wait_s:
+                await trio.sleep(wait_s)
+            await self._answer(request)
+            if self._last or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+                return
+            self._http.start_next_cycle()
+
+    async def _next_request(self) -> h11.Request | None:
+        """The next request whose header is sound; None when the peer makes no more."""
+        header = bytearray()
+        with trio.move_on_after(IDLE_S) as scope:
+            for piece in range(MAX_PIECES):
+                if piece:
+                    await trio.sleep(PIECE_S)
+                data = await self._stream.receive_some(READ_BYTES)
+                if not data:
+                    if header:
+                        raise Aborted("malformed")
+                    return None
+                header += data
+                if header[0] < ord("!"):
+                    # A TLS hello, for one, has no line's end to wait for.
+                    await self._refuse(400, "malformed", _NO_REQUEST)
+                end = _END.search(header)
+                if (end.end() if end else len(header)) > MAX_HEADER or header.count(b"\n", 0, _stop(end)) > MAX_LINES:
+                    await self._refuse(431, "too large", "the header is too large")
+                if end:
+                    break
+            else:
+                await self._refuse(400, "timeout", "the header comes in too many pieces")
+        if scope.cancelled_caught:
+            if header:
+                await self._refuse(408, "timeout", "the header takes too long")
+            return None
+        self._http.receive_data(bytes(header))
+        try:
+            request = self._http.next_event()
+        except h11.RemoteProtocolError as exc:
+            await self._refuse(exc.error_status_hint, "malformed", _NO_REQUEST)
+        if not isinstance(request, h11.Request):
+            await self._refuse(400, "malformed", _NO_REQUEST)
+        path, _, query = request.target.partition(b"?")
+        if len(path) > MAX_TARGET or len(query) > MAX_QUERY:
+            await self._refuse(414, "too large", "the request's target is too long")
+        if not path.startswith(b"/"):
+            await self._refuse(400, "malformed", "the request's target is no path")
+        return request
+
+    async def _answer(self, request: h11.Request) -> None:
+        path, _, query = request.target.partition(b"?")
+        local = self._stream.socket.getsockname()
+        scope: Message = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": request.http_version.decode(),
+            "method": request.method.decode(),
+            "scheme": "http",
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": [(bytes(key), bytes(value)) for key, value in request.headers],
+            "client": None,
+            # Where the client reached us: an address of this machine, whatever the name in the header says.
+            "server": None if self._stream.socket.family == socket.AF_UNIX else (local[0], local[1]),
+        }
+        with trio.move_on_after(ANSWER_S) as deadline:
+            try:
+                await self._app(scope, self._receive, self._send)
+            except Exception:
+                if self._http.our_state is h11.SEND_RESPONSE:
+                    raise
+                # The app has answered (500) and logged it.
+                raise Aborted("fault") from None
+        if deadline.cancelled_caught:
+            raise Aborted("timeout")
+        if self._gone is not None:
+            raise self._gone
+
+    # ASGI
+
+    async def _receive(self) -> Message:
+        """The next part of the body. Errors: `HTTPException` (400) for one that breaks the protocol."""
+        if self._http.they_are_waiting_for_100_continue:
+            self._out += self._http.send(h11.InformationalResponse(status_code=100, headers=[])) or b""
+            await self._flush()
+        # A body of thousands of small chunks is thousands of events of one read.
+        await trio.lowlevel.checkpoint()
+        try:
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                self._http.receive_data(await self._stream.receive_some(READ_BYTES))
+        except h11.RemoteProtocolError as exc:
+            self._last = True
+            self._client.counts.aborted[self._client.listener, "malformed"] += 1
+            raise HTTPException(400, "the body breaks the protocol") from exc
+        if isinstance(event, h11.Data):
+            return {"type": "http.request", "body": bytes(event.data), "more_body": True}
+        if isinstance(event, h11.EndOfMessage):
+            return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        """As ASGI has it. A peer that has gone is not the app's matter: `_answer` tells of it when the app is done."""
+        if self._gone is not None:
+            return
+        if message["type"] == "http.response.start":
+            # What the app has not read of a body is not read at all, nor are requests behind this one; and a fault of
+            # the app is raised again when it has answered.
+            behind = not self._at_end() or bool(self._http.trailing_data[0])
+            self._last = self._last or behind or message["status"] == 500
+            self._start(message["status"], [(bytes(key), bytes(value)) for key, value in message["headers"]])
+        elif message["type"] == "http.response.body":
+            if message.get("body") and not self._head:
+                self._out += self._http.send(h11.Data(data=message["body"])) or b""
+            if not message.get("more_body", False):
+                self._out += self._http.send(h11.EndOfMessage()) or b""
+            try:
+                await self._flush()
+            except (Aborted, trio.BrokenResourceError, trio.ClosedResourceError) as exc:
+                self._gone = exc
+
+    def _at_end(self) -> bool:
+        """Whether the request's body is read. That of a request without one is, and h11 says so at once."""
+        if self._http.their_state is h11.SEND_BODY:
+            try:
+                self._http.next_event()
+            except h11.RemoteProtocolError:
+                return False
+        return self._http.their_state is h11.DONE
+
+    # The wire
+
+    async def _refuse(self, status: int, reason: str, words: str, *, retry_after_s: int | None = None) -> NoReturn:
+        """Answer by ourselves, and end. Errors: `Aborted`, always."""
+        self._last = True
+        body = f'{{"error":"{words}"}}\n'.encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if retry_after_s is not None:
+            headers.append((b"retry-after", str(retry_after_s).encode()))
+        self._start(status, headers)
+        if not self._head:
+            self._out += self._http.send(h11.Data(data=body)) or b""
+        await self._flush()
+        raise Aborted(reason)
+
+    def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._client.counts.requests[self._client.listener, str(status)] += 1
+        headers.append((b"date", formatdate(usegmt=True).encode()))
+        if self._last:
+            headers.append((b"connection", b"close"))
+        self._out += self._http.send(h11.Response(status_code=status, headers=headers)) or b""
+
+    async def _flush(self) -> None:
+        """Under a shield: an answer that is being sent when the daemon ends gets `SEND_S` to go out."""
+        data, self._out = self._out, bytearray()
+        with trio.move_on_after(SEND_S, shield=True) as scope:
+            await self._stream.send_all(data)
+        if scope.cancelled_caught:
+            raise Aborted("slow reader")
+
+
+def _stop(end: "re.Match[bytes] | None") -> int:
+    return end.end() if end else 1 << 30

@@ -1,0 +1,33 @@
+"""By which names clients may call a TCP listener: the Host header against DNS rebinding.
+
+A web page whose own name its owner points to 127.0.0.1 is same-origin with what answers there, and could read all of
+it; the browser still sends that name. Source: RFC 9110, sections 7.2 (Host) and 15.5.20 (421).
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final, final
+
+ALWAYS: Final = ("localhost", "127.0.0.1", "::1")
+
+_HOST: Final = re.compile(rb"(?:\[([0-9a-f:.%]{2,64})\]|([a-z0-9_.-]{1,253}?)\.?)(?::[0-9]{1,5})?", re.IGNORECASE)
+
+
+@final
+class Hosts:
+    """The names allowed, with or without a port."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = frozenset(name.lower().strip("[]").removesuffix(".").encode() for name in (*ALWAYS, *names))
+
+    def allow(self, host: bytes | None, server: tuple[str, int] | None) -> bool:
+        """Whether a request with this Host header is served. ``server``: the address that the client connected to.
+
+        That address is allowed, too: where all of a machine's addresses are listened on, clients use any of them, and
+        no name of somebody else's is an address.
+        """
+        found = _HOST.fullmatch(host or b"")
+        if found is None:
+            return False
+        name = (found[1] or found[2]).lower()
+        return name in self._names or (server is not None and name == server[0].lower().encode())

@@ -1,0 +1,165 @@
+"""What the listeners may cost: requests and connections per second, by client and together; counts; log windows.
+
+A request that comes too early waits, without work, and is refused (429) only where it would wait for too long. So a
+client that asks in a loop gets as many answers per second as the rate says, whatever it does.
+"""
+
+import socket
+import struct
+from collections import Counter, OrderedDict
+from ipaddress import IPv6Address, ip_address
+from typing import Final, final
+
+import trio
+from msgspec import Struct
+
+from reconciler import logs
+
+MAX_CLIENTS: Final = 256
+"""Clients with a bucket of their own; beyond it the one that has been quiet for longest loses its bucket."""
+_UCRED: Final = struct.Struct("3i")
+
+
+class Rate(Struct, frozen=True):
+    """``per_s`` on average, ``burst`` at once."""
+
+    per_s: float
+    burst: int
+
+
+ACCEPTS: Final = Rate(100.0, 64)
+"""New connections of one listener. Later ones wait in the kernel's queue, where they cost nothing."""
+REQUESTS: Final = Rate(50.0, 100)
+"""Requests of one listener."""
+BY_CLIENT: Final = Rate(20.0, 40)
+"""Requests of one client (a uid, an IPv4 address, an IPv6 /64, or all of loopback)."""
+LONGEST_WAIT_S: Final = 1.0
+"""A request that would have to wait for longer is refused."""
+SHARE_BY_CLIENT: Final = 0.75
+"""Of a listener's connections, what one client may hold."""
+LOG_WINDOW_S: Final = 60.0
+ROOT: Final = "uid 0"
+"""Has no limits of its own but the listener's."""
+
+
+@final
+class Bucket:
+    """A token bucket that is reserved from: a token may be taken in advance, and the taker waits for it."""
+
+    __slots__ = ("_burst_s", "_free_at", "_interval_s")
+
+    def __init__(self, rate: Rate) -> None:
+        self._interval_s = 1.0 / rate.per_s
+        self._burst_s = rate.burst * self._interval_s
+        self._free_at = 0.0
+
+    def wait_s(self, now: float) -> float:
+        """How long a token that is taken now has to be waited for. Seconds."""
+        return max(0.0, max(self._free_at, now - self._burst_s) + self._interval_s - now)
+
+    def take(self, now: float) -> None:
+        """Take one."""
+        self._free_at = max(self._free_at, now - self._burst_s) + self._interval_s
+
+
+@final
+class ClientLimits:
+    """One listener's requests and connections, by client and together."""
+
+    def __init__(
+        self, max_connections: int, *, requests: Rate = REQUESTS, by_client: Rate = BY_CLIENT, accepts: Rate = ACCEPTS
+    ) -> None:
+        self.accepts = Bucket(accepts)
+        self._all = Bucket(requests)
+        self._by_root = requests
+        self._by_client = by_client
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._open: Counter[str] = Counter()
+        self._max_connections = max_connections
+        self._max_by_client = max(1, int(max_connections * SHARE_BY_CLIENT))
+
+    def open(self, client: str) -> bool:
+        """Count a new connection; False where it is one too many, and is to be closed. Root may have all of them."""
+        most = self._max_connections if client == ROOT else self._max_by_client
+        if self._open[client] >= most or self._open.total() >= self._max_connections:
+            return False
+        self._open[client] += 1
+        return True
+
+    def close(self, client: str) -> None:
+        """A connection that `open` counted has ended."""
+        self._open[client] -= 1
+        if not self._open[client]:
+            del self._open[client]
+
+    def request(self, client: str, now: float) -> float | None:
+        """How long the request has to wait for its turn; None: too long, and it has taken no turn. Seconds."""
+        bucket = self._buckets.get(client)
+        if bucket is None:
+            bucket = self._buckets[client] = Bucket(self._by_root if client == ROOT else self._by_client)
+            if len(self._buckets) > MAX_CLIENTS:
+                self._buckets.popitem(last=False)
+        self._buckets.move_to_end(client)
+        wait_s = max(bucket.wait_s(now), self._all.wait_s(now))
+        if wait_s > LONGEST_WAIT_S:
+            return None
+        bucket.take(now)
+        self._all.take(now)
+        return wait_s
+
+
+def client_of(connection: trio.socket.SocketType) -> str:
+    """Who is at the other end: ``uid N`` of a unix socket, else the address. Errors: `OSError` when it has gone.
+
+    All of loopback is one client, for a local user can send from any of its 16 million addresses, and so is an IPv6
+    /64, which one machine has for itself.
+    """
+    if connection.family == socket.AF_UNIX:
+        found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        return f"uid {_UCRED.unpack(found)[1]}"
+    address = ip_address(str(connection.getpeername()[0]).partition("%")[0])
+    if isinstance(address, IPv6Address):
+        address = address.ipv4_mapped or address
+    if address.is_loopback:
+        return "loopback"
+    if isinstance(address, IPv6Address):
+        return address.exploded[:19]
+    return str(address)
+
+
+@final
+class HttpCounts:
+    """What the listeners counted since the start. Only the loop's task writes."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str]] = Counter()
+        """By listener and status."""
+        self.aborted: Counter[tuple[str, str]] = Counter()
+        """Connections that ended early, by listener and reason."""
+
+
+@final
+class LogWindow:
+    """One kind of trouble is logged at most once per window, with how often it came since."""
+
+    def __init__(self, log: logs.Log) -> None:
+        self._log = log
+        self._next: dict[str, float] = {}
+        self._since: Counter[str] = Counter()
+
+    def warning(self, message: str, now: float, **fields: object) -> None:
+        """Log it, or count it. ``message`` is one of few: what a client chose belongs into ``fields``."""
+        if self._open(message, now):
+            self._log.warning(message, **fields, times=self._since.pop(message))
+
+    def failure(self, message: str, exc: BaseException, now: float, **fields: object) -> None:
+        """The same with a traceback."""
+        if self._open(message, now):
+            self._log.failure(message, exc, **fields, times=self._since.pop(message))
+
+    def _open(self, message: str, now: float) -> bool:
+        self._since[message] += 1
+        if now < self._next.get(message, now):
+            return False
+        self._next[message] = now + LOG_WINDOW_S
+        return True

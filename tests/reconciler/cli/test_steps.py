@@ -1,0 +1,93 @@
+"""The real document and metrics, as the listener builds them: in steps, and the same as in one go."""
+
+import json
+import time
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from reconciler.exposition import OPENMETRICS, TEXT, SnapshotCollector, accepted, rendering
+from reconciler.metrics import MetricsSnapshot, PodMetrics
+from reconciler.show import IDENTITY, Show, distinct
+from reconciler.slices import all_steps
+from reconciler.web.answers import Answers
+from reconciler.web.limits import HttpCounts
+from state.dump import document
+from tests.fakes.web import FakePulse
+from tests.reconciler.cli.livenode import LiveNode
+
+MOVING = {"at", "agent", "sources", "headroom"}
+"""What is another one a moment later."""
+
+
+async def test_the_documents_parts_are_the_document(live: LiveNode) -> None:
+    with live.agent() as agent:
+        show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+        await live.look(agent)
+        text = await Answers(show, HttpCounts()).state(list(show.sections), "json")
+        whole = json.loads(text)
+        at_once = json.loads(json.dumps(show.state([]), default=str))
+        assert list(whole) == [*document(at=0.0, source="daemon", meta={}), "budget", "directories"]
+        for name in set(whole) - MOVING:
+            assert whole[name] == at_once[name], name
+        assert list(json.loads(await Answers(show, HttpCounts()).state(["holds"], "json"))) == [*IDENTITY, "holds"]
+
+
+async def test_long_lists_are_made_row_by_row_and_only_where_wanted(live: LiveNode) -> None:
+    with live.agent() as agent:
+        show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+        await live.look(agent)
+        parts = dict(await show.parts(show.sections))
+        for name in ("pods", "settings", "files", "history"):
+            assert iter(parts[name]) is parts[name], name  # type: ignore[call-overload]
+        assert set(dict(await show.parts(["pools"]))) == {*IDENTITY, "pools"}
+
+
+async def test_the_metrics_have_a_step_for_every_pod_and_group(live: LiveNode) -> None:
+    with live.agent() as agent:
+        show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+        await live.look(agent)
+        steps = sum(1 for _ in show.metrics_steps())
+        assert steps >= len(agent.knowledge.pods) + len(agent.judge.standings.by_group)
+
+
+def many(count: int) -> MetricsSnapshot:
+    pods = tuple(
+        PodMetrics(uid=f"u{n}", namespace="a", name=f"p{n}", pod_class="reclaimed", source="label", cpus=n, in_force=n)
+        for n in range(count)
+    )
+    return MetricsSnapshot(version="1", mode="observe", pods=pods, http_requests={("tcp", "200"): 3})
+
+
+def test_text_that_is_made_in_steps_is_the_librarys() -> None:
+    snapshot = many(250)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(SnapshotCollector(snapshot))
+    for form in (TEXT, OPENMETRICS):
+        encoder, content_type = choose_encoder(form)
+        assert all_steps(rendering(snapshot, form)) == (encoder(registry), content_type)
+    few, more = (sum(1 for _ in rendering(many(count), TEXT)) for count in (1, 1001))
+    assert more - few >= 5 * 10, "a step for every hundred samples of each of a pod's series"
+
+
+def test_the_accept_header_chooses_one_of_two_forms_and_nothing_else() -> None:
+    assert accepted("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.1") == OPENMETRICS
+    for header in ("", "text/plain;version=1.0.0;escaping=allow-utf-8", "*/*", "x" * 10_000):
+        assert accepted(header) == TEXT
+    assert accepted("application/openmetrics-text;version=" + "9" * 5000) == OPENMETRICS
+
+
+def test_a_problem_that_another_line_has_with_its_source_is_left_out() -> None:
+    lines = ["kubelet: a; b", "a", "b", "kubelet: a; b", "c", "side: kubelet: d", "kubelet: d", "d", "b; e", "f: "]
+    assert distinct(lines) == ["kubelet: a; b", "c", "side: kubelet: d", "b; e", "f: "]
+
+
+def test_thousands_of_tenants_problems_cost_little() -> None:
+    lines = [f"ns/pod-{n}: the annotation x{n} is no list of CPUs: {'y' * 200}" for n in range(20_000)]
+    taken = []
+    for _ in range(3):
+        began = time.thread_time()
+        assert len(distinct(lines)) == len(lines)
+        taken.append(time.thread_time() - began)
+    # Comparing each with each other takes minutes.
+    assert min(taken) < 2

@@ -1,0 +1,83 @@
+"""The listeners of a daemon, with clients for all of them."""
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import trio
+
+from reconciler.config import Http
+from reconciler.web.components import components
+from tests.fakes.web import FakeControl, FakeShown
+
+
+class Site:
+    """A daemon's two sockets with clients for both."""
+
+    def __init__(self, path: str, port: int) -> None:
+        self.path = path
+        self.port = port
+        self.shown = FakeShown()
+        self.control = FakeControl()
+        self.tcp = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}")
+        self.unix = httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=path), base_url="http://bypassd")
+
+    async def metric(self, name: str) -> float:
+        """One series of ``/metrics``, 0 where there is none."""
+        for line in (await self.unix.get("/metrics")).text.splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.rpartition(" ")[2])
+        return 0.0
+
+    async def until(self, name: str) -> None:
+        """Wait until this series is there, and more than 0."""
+        with trio.fail_after(3):
+            while not await self.metric(name):  # noqa: ASYNC110  (what counts it has no event)
+                await trio.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@asynccontextmanager
+async def serving(directory: Path, max_connections: int = 32, **more: Any) -> AsyncIterator[Site]:
+    site = Site(str(directory / "s"), free_port())
+    config = Http(port=site.port, socket=site.path, max_connections=max_connections, **more)
+    async with trio.open_nursery() as nursery:
+        for component in components(config, site.shown, site.control, names=["node-7"]):
+            await nursery.start(partial(component.run))
+        async with site.tcp, site.unix:
+            yield site
+        nursery.cancel_scope.cancel()
+
+
+async def raw(site: Site, request: bytes, timeout_s: float = 3) -> bytes:
+    """Send bytes over TCP and read until the other side closes."""
+    return await exchange(await trio.open_tcp_stream("127.0.0.1", site.port), request, timeout_s)
+
+
+async def raw_unix(site: Site, request: bytes, timeout_s: float = 3) -> bytes:
+    """The same over root's unix socket."""
+    return await exchange(await trio.open_unix_socket(site.path), request, timeout_s)
+
+
+async def exchange(stream: trio.SocketStream, request: bytes, timeout_s: float) -> bytes:
+    answer = b""
+    async with stream:
+        with trio.fail_after(timeout_s):
+            try:
+                if request:
+                    await stream.send_all(request)
+                async for part in stream:
+                    answer += part
+            except trio.BrokenResourceError:
+                pass
+    return answer
