@@ -11,6 +11,7 @@ from cgroupfs.errors import SourceError
 from reconciler import logs
 from reconciler.classify import merge_rules
 from reconciler.config import Config
+from reconciler.marks import MarkReader
 from reconciler.metadata import Metadata
 from reconciler.place import Place
 from reconciler.rules import Rules
@@ -23,9 +24,10 @@ from state.model import Pod, SourceStatus
 class HandFiles:
     """See the module's text."""
 
-    def __init__(self, config: Config, place: Place) -> None:
+    def __init__(self, config: Config, place: Place, marks: MarkReader | None = None) -> None:
         """Reads nothing yet. Which files there are is the configuration's, else the kubelet's."""
         self._place = place
+        self._marks = marks
         self._log = logs.get("agent")
         self._operator: OperatorFile | None = None
         self._manifests: ManifestDirectory | None = None
@@ -36,7 +38,7 @@ class HandFiles:
         """Have the readers of these files ready; what was read of others is forgotten."""
         root, manifests = config.node.root, config.static_manifests or self._place.kubelet.static_pod_path
         self._operator = OperatorFile(config.operator_file, root) if config.operator_file else None
-        self._manifests = ManifestDirectory(manifests, root) if manifests else None
+        self._manifests = ManifestDirectory(manifests, root, self._marks) if manifests else None
         self._problems.clear()
 
     def rules(self, configured: Rules) -> Rules:

@@ -159,8 +159,7 @@ class CriClient:
     def __init__(
         self, socket: str, *, root: str = "/", timeout_s: float = 2.0, marks: MarkReader | None = None
     ) -> None:
-        self.problems: tuple[str, ...] = ()
-        """Of the last list: sandboxes and containers that cannot be read."""
+        self._problems: tuple[str, ...] = ()
         self._marks = marks or MarkReader()
         self._socket = socket
         self._path = os.path.abspath(_under(root, socket))
@@ -182,6 +181,11 @@ class CriClient:
     def connected(self) -> bool:
         """Whether a connection is held now."""
         return self._channel.connected
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Sandboxes and containers of the last list that cannot be read."""
+        return self._problems
 
     async def aclose(self) -> None:
         """Drop the connection. The client stays usable."""
@@ -288,7 +292,7 @@ class CriClient:
                 others,
             ),
         )
-        self.problems = (*some.problems, *others.problems)
+        self._problems = (*some.problems, *others.problems)
         return tuple(_joined(some.found, others.found))
 
     async def _ask(self, build: "Callable[..., T]", *calls: _Call, timeout_s: float | None = None) -> T:

@@ -120,7 +120,8 @@ class ManifestDirectory:
     ``path`` is as the kubelet names it; ``root`` the node's prefix.
     """
 
-    def __init__(self, path: str, root: str = "/") -> None:
+    def __init__(self, path: str, root: str = "/", marks: MarkReader | None = None) -> None:
+        self._marks = marks or MarkReader()
         self._path = path
         self._directory = os.path.join(root, path.lstrip("/"))
         self._seen: dict[str, tuple[object, Manifest | None, str | None]] = {}
@@ -158,7 +159,7 @@ class ManifestDirectory:
             if stat.st_size > _LARGEST:
                 return version, last_good, str(InputError(shown, stat.st_size, "at most 1 MiB"))
             with open(file, encoding="utf-8") as opened:
-                return version, read_manifest(opened.read(), shown), None
+                return version, read_manifest(opened.read(_LARGEST + 1), shown, self._marks), None
         except OSError as exc:
             return None, last_good, f"{shown}: {exc.strerror or exc}"
         except UnicodeDecodeError:
