@@ -376,10 +376,12 @@ class Agent:
 
     async def _watch_files(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look at the operator's file and at the static-pod manifests now and then; they change by hand."""
+        await trio.to_thread.run_sync(self.by_hand.prefetch)
         self.by_hand.read_manifests(self.metadata, self.knowledge.pods)
         task_status.started()
         while True:
             await trio.sleep(_FILES_S)
+            await trio.to_thread.run_sync(self.by_hand.prefetch)
             self.reread_files()
 
     def reread_files(self) -> None:

@@ -155,7 +155,7 @@ def classify(facts: PodFacts, rules: Rules) -> Classification:
     else:
         reclaimed = facts.qos is QosClass.BESTEFFORT
         pod_class = PodClass.RECLAIMED if reclaimed else PodClass.SHARED
-        source = f"kubernetes QoS: {facts.qos}" + ("" if certain else ", labels and annotations are not known")
+        source = f"kubernetes QoS: {facts.qos}"
     return Classification(
         pod_class=pod_class,
         source=source,

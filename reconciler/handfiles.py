@@ -5,6 +5,7 @@ what was read last, in force.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import final
 
 from cgroupfs.errors import SourceError
@@ -40,6 +41,17 @@ class HandFiles:
         self._operator = OperatorFile(config.operator_file, root) if config.operator_file else None
         self._manifests = ManifestDirectory(manifests, root, self._marks) if manifests else None
         self._problems.clear()
+
+    def prefetch(self) -> None:
+        """Read what has changed, so that `rules` and `read_manifests` find it read: for a thread, as YAML is slow.
+
+        What goes wrong is met again by those.
+        """
+        if self._operator is not None:
+            self._operator.read()
+        if self._manifests is not None:
+            with suppress(SourceError):
+                self._manifests.read()
 
     def rules(self, configured: Rules) -> Rules:
         """The class rules of the configuration with those of the operator's file before them."""

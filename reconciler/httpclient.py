@@ -178,18 +178,27 @@ class HttpSession:
         await self.read(path, take)
         return bytes(body)
 
-    async def read(
-        self, path: str, take: Take, headers: Mapping[str, str] | None = None, *, shown: str | None = None
-    ) -> Answer:
-        """Hand the body of a success to ``take`` as it arrives; nothing of it is kept. The answer has no body.
+    async def read(self, path: str, take: Take) -> None:
+        """Hand the body of a 200 to ``take`` as it arrives; nothing of it is kept.
 
         Errors: as `get`, but for the length: `_LONGEST_READ` bytes. ``take`` may have had a part before.
         """
-        what = f"{path}: " if shown is None else f"GET {shown}: "
-        answer = await self._within(_Request("GET", path, None, headers or {}), what, take=take)
+        answer = await self.stream("GET", path, take)
         if answer.status != 200:
-            raise self._error(f"{what}{self._refused(answer)}")
-        return answer
+            raise self._error(f"{path}: {self._refused(answer)}")
+
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        take: Take,
+        headers: Mapping[str, str] | None = None,
+        *,
+        shown: str | None = None,
+    ) -> Answer:
+        """As `exchange`, but ``take`` gets the body of a success as it arrives; the answer has none then."""
+        request = _Request(method, path, None, headers or {})
+        return await self._within(request, _what(method, path, shown), take=take)
 
     async def exchange(
         self,
@@ -208,8 +217,7 @@ class HttpSession:
         Errors: `SourceError` when there is no whole answer: unreachable, silent, broken off.
         """
         request = _Request(method, path, body, headers or {})
-        what = f"{path}: " if shown is None else f"{method} {shown}".rstrip() + ": "
-        return await self._within(request, what, keep=most, timeout_s=timeout_s)
+        return await self._within(request, _what(method, path, shown), keep=most, timeout_s=timeout_s)
 
     async def _within(
         self,
@@ -258,7 +266,7 @@ class HttpSession:
             async with pool.stream(
                 request.method, url, content=request.body, headers=fields, extensions=extensions
             ) as answer:
-                if take is not None and answer.status == 200:
+                if take is not None and 200 <= answer.status < 300:
                     body = b""
                     if not await _pass_on(answer.aiter_stream(), take):
                         raise self._error(f"{what}the answer is longer than {_LONGEST_READ >> 20} MiB")
@@ -348,6 +356,10 @@ class HttpSession:
 
     def _error(self, message: str) -> SourceError:
         return SourceError(self._peer.name, f"{self._peer.url}: {message}")
+
+
+def _what(method: str, path: str, shown: str | None) -> str:
+    return f"{path}: " if shown is None else f"{method} {shown}".rstrip() + ": "
 
 
 def retry_after_s(text: str | None, now_s: float) -> float | None:

@@ -8,7 +8,6 @@ from reconciler.config import Config
 from reconciler.marks import ReadKeys, keys_of
 from reconciler.responses.eviction.spared import SparedConfig
 from reconciler.rules import LabelSelector, Rules
-from reconciler.signals.probe_config import PLACEHOLDER, Probe
 
 
 def read_keys(config: Config, rules: Rules) -> ReadKeys:
@@ -22,10 +21,12 @@ def read_keys(config: Config, rules: Rules) -> ReadKeys:
             marks = keys_of((*part.marks, *part.prefer, *part.avoid))
             labels |= marks
             annotations |= marks
-        elif isinstance(part, Probe):
-            for text in _texts(part):
-                for _, table, key in PLACEHOLDER.findall(text):
-                    (labels if table == "label" else annotations).add(key)
+    if config.interference.probes:
+        from reconciler.signals.probe_config import PLACEHOLDER  # noqa: PLC0415  (loaded where there are probes)
+
+        for text in _texts(config.interference.probes):
+            for _, table, key in PLACEHOLDER.findall(text):
+                (labels if table == "label" else annotations).add(key)
     return ReadKeys(annotations=frozenset(annotations) - {""}, labels=frozenset(labels) - {""})
 
 

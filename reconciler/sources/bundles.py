@@ -254,6 +254,8 @@ def _texts(text: str | None, where: str) -> dict[str, str]:
 
 
 def _decode(decoder: msgspec.json.Decoder[T], text: bytes, where: str, expected: str) -> T:
+    if len(text) > _LARGEST:
+        raise InputError(where, f"{len(text)} bytes", f"at most {_LARGEST >> 20} MiB")
     try:
         return decoder.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as exc:
@@ -263,9 +265,6 @@ def _decode(decoder: msgspec.json.Decoder[T], text: bytes, where: str, expected:
 def _read(path: str) -> bytes:
     try:
         with open(path, "rb", buffering=0) as file:
-            text = file.read(_LARGEST + 1)
+            return file.read(_LARGEST + 1)
     except OSError as exc:
         raise SourceError("bundle", f"cannot read {path}: {errno_name(exc.errno)}") from exc
-    if len(text) > _LARGEST:
-        raise InputError(path, f"more than {_LARGEST} bytes", f"at most {_LARGEST >> 20} MiB")
-    return text

@@ -14,9 +14,12 @@ from typing import Final, NamedTuple, TypeVar, final
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
-from reconciler.marks import MarkReader, limited, too_long
+from reconciler.marks import LONGEST_NAME, MarkReader, limited, too_long
 from reconciler.sources.podspec import (
+    LONGEST_UID,
+    META_NAMES,
     MOST_CONTAINERS,
     SPEC_NAMES,
     STATUS_NAMES,
@@ -25,6 +28,7 @@ from reconciler.sources.podspec import (
     MarkedObject,
     Marks,
     ObjectMeta,
+    OwnerReference,
     PodCondition,
     PodIP,
     PodObject,
@@ -42,6 +46,7 @@ MOST_PODS: Final = 4096
 LONGEST_POD: Final = 4 << 20
 """Bytes of a pod that are looked at. etcd takes 1.5 MiB, of which some characters are six bytes in JSON."""
 _LONGEST_ENVELOPE: Final = 64 << 10
+_LONGEST_BLANK: Final = 1 << 10
 _MOST_PROBLEMS: Final = 64
 _LONGEST_PROBLEM: Final = 300
 _ITEMS_DEPTH: Final = 2
@@ -82,16 +87,24 @@ class _ListedStatus(Struct, frozen=True, rename=STATUS_NAMES):
 
     qos_class: str | None = None
     pod_ip: str | None = None
-    pod_ips: list[PodIP] | None = None
+    pod_ips: list[Raw] | None = None
     resize: str | None = None
-    conditions: list[PodCondition] | None = None
+    conditions: list[Raw] | None = None
     container_statuses: list[Raw] | None = None
     init_container_statuses: list[Raw] | None = None
     ephemeral_container_statuses: list[Raw] | None = None
 
 
+class _ListedMeta(Struct, frozen=True, rename=META_NAMES):
+    """`ObjectMeta` but for what `MarkedMeta` has."""
+
+    owners: list[Raw] | None = None
+    deletion_timestamp: str | None = None
+    deletion_grace_s: float | None = None
+
+
 class _ListedObject(Struct, frozen=True):
-    metadata: ObjectMeta = ObjectMeta()
+    metadata: _ListedMeta = _ListedMeta()
     spec: _ListedSpec = _ListedSpec()
     status: _ListedStatus = _ListedStatus()
 
@@ -105,23 +118,29 @@ _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _decode_pod = msgspec.json.Decoder(_ListedObject).decode
 _decode_container = msgspec.json.Decoder(ContainerSpec).decode
 _decode_container_status = msgspec.json.Decoder(ContainerStatus).decode
+_decode_owner = msgspec.json.Decoder(OwnerReference).decode
+_decode_address = msgspec.json.Decoder(PodIP).decode
+_decode_condition = msgspec.json.Decoder(PodCondition).decode
+_decode_name = msgspec.json.Decoder(str | None).decode
 _decode_marked = msgspec.json.Decoder(MarkedObject).decode
 _UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError)
 
 
 @final
 class Cutter:
-    """Finds the items of a list's JSON in chunks of any size. ``take`` gets each with its whole length.
+    """Finds the items of a list's JSON in chunks of any size. ``envelope`` is the text around them.
 
-    Of an item longer than ``longest`` only the beginning is kept. ``envelope`` is the text around the items.
+    ``take`` gets each item, its whole length, and where its first inner object or list ends (0: it has none). Of an
+    item longer than ``longest`` only the beginning is kept.
     """
 
-    def __init__(self, take: Callable[[bytes, int], None], *, longest: int = LONGEST_POD) -> None:
+    def __init__(self, take: Callable[[bytes, int, int], None], *, longest: int = LONGEST_POD) -> None:
         self._take = take
         self._longest = longest
         self.envelope = bytearray()
         self._item = bytearray()
         self._length = 0
+        self._first = 0
         self._depth = 0
         self._in_items = False
         self._in_string = False
@@ -138,7 +157,7 @@ class Cutter:
                 found = _TO_BRACKETS.match(data, at)
                 assert found is not None, "it matches every text"
                 run = found[1]
-                if self._depth - len(run) > _ITEMS_DEPTH and run:
+                if run and self._depth - len(run) > _ITEMS_DEPTH + 1:
                     # Deep inside an item: none of them can be its last.
                     closing = run.count(b"}") + run.count(b"]")
                     self._depth += len(run) - 2 * closing
@@ -159,6 +178,8 @@ class Cutter:
                     kept, self._in_items = at + 1, True
             elif byte in _CLOSING:
                 self._depth -= 1
+                if self._in_items and self._depth == _ITEMS_DEPTH + 1 and not self._first:
+                    self._first = self._length + at + 1 - kept
                 if self._in_items and self._depth < _ITEMS_DEPTH:
                     self._keep(data[kept:at])
                     self._end_of_item()
@@ -197,11 +218,11 @@ class Cutter:
             raise ValueError("the answer is not a pod list: too much text around its pods")
 
     def _end_of_item(self) -> None:
-        item, length = bytes(self._item), self._length
+        item, length, first = bytes(self._item), self._length, self._first
         self._item.clear()
-        self._length = 0
-        if item.strip():
-            self._take(item, length)
+        self._length = self._first = 0
+        if length > _LONGEST_BLANK or item.strip():
+            self._take(item, length, first)
 
 
 @final
@@ -232,48 +253,61 @@ class PodListReader:
         if self._count > MOST_PODS:
             raise ValueError(f"the list has {self._count} pods, of which the first {MOST_PODS} are read")
 
-    def _one(self, item: bytes, length: int) -> None:
+    def _one(self, item: bytes, length: int, first: int) -> None:
         self._count += 1
         if self._count > MOST_PODS:
             return
         try:
-            self.pods.append(read_pod(item, length, self._source, self._marks))
+            self.pods.append(read_pod(item, length, first, self._source, self._marks))
         except ValueError as exc:
             if len(self.problems) < _MOST_PROBLEMS:
                 self.problems.append(f"{self._source}: pod {self._count} of its list: {str(exc)[:_LONGEST_PROBLEM]}")
 
 
-def read_pod(item: bytes, length: int, source: str, reader: MarkReader) -> ListedPod:
-    """One pod from the beginning of its JSON; ``length`` is that of all of it.
+def read_pod(item: bytes, length: int, first: int, source: str, reader: MarkReader) -> ListedPod:
+    """One pod from the beginning of its JSON; ``length`` is that of all of it, ``first`` the end of its first object.
 
     Errors: `ValueError` when not even the pod's uid can be read.
     """
-    problem = ""
-    pod: PodObject | None = None
+    problem = "" if length == len(item) else too_long("pod", length, len(item))
     try:
-        if length > len(item):
-            problem = too_long("pod", length, len(item))
-        else:
-            pod = _pod_object(_decode_pod(item))
-    except _UNREADABLE as exc:
-        problem = str(exc)[:_LONGEST_PROBLEM]
-    try:
-        marked = _marked(item, whole=length == len(item))
+        found = _marked(item, first, whole=not problem).metadata
+        known = ObjectMeta(
+            name=_short(found.name, LONGEST_NAME),
+            namespace=_short(found.namespace, LONGEST_NAME),
+            uid=_short(found.uid),
+        )
     except _UNREADABLE as exc:
         return _unreadable(item, source, problem or str(exc)[:_LONGEST_PROBLEM], exc)
-    found = marked.metadata
+    pod: PodObject | None = None
+    if not problem:
+        try:
+            pod = _pod_object(_decode_pod(item), known)
+        except _UNREADABLE as exc:
+            problem = str(exc)[:_LONGEST_PROBLEM]
     marks = marks_of(found.labels, found.annotations, reader)
     if pod is not None:
         return ListedPod(meta_of(pod, source, marks), whole=marks.labels is not None and marks.annotations is not None)
-    known = PodObject(metadata=ObjectMeta(name=found.name, namespace=found.namespace, uid=found.uid))
     marks = Marks(marks.labels, marks.annotations, limited((*marks.problems, f"its spec cannot be read: {problem}")))
-    return ListedPod(meta_of(known, source, marks), whole=False)
+    return ListedPod(meta_of(PodObject(metadata=known), source, marks), whole=False)
 
 
-def _pod_object(listed: _ListedObject) -> PodObject:
-    spec, status = listed.spec, listed.status
+def _short(text: Raw, most: int = LONGEST_UID) -> str | None:
+    """A name, which is not even decoded when it is longer than any may be. Errors: `msgspec.DecodeError`."""
+    if len(memoryview(text)) > 6 * most + 2:
+        raise msgspec.DecodeError(too_long("name, namespace or uid", len(memoryview(text)), most))
+    return _decode_name(text)
+
+
+def _pod_object(listed: _ListedObject, known: ObjectMeta) -> PodObject:
+    meta, spec, status = listed.metadata, listed.spec, listed.status
     return PodObject(
-        metadata=listed.metadata,
+        metadata=replace(
+            known,
+            owners=_first(meta.owners, _decode_owner),
+            deletion_timestamp=meta.deletion_timestamp,
+            deletion_grace_s=meta.deletion_grace_s,
+        ),
         spec=PodSpec(
             containers=_first(spec.containers, _decode_container),
             init_containers=_first(spec.init_containers, _decode_container),
@@ -286,9 +320,9 @@ def _pod_object(listed: _ListedObject) -> PodObject:
         status=PodStatus(
             qos_class=status.qos_class,
             pod_ip=status.pod_ip,
-            pod_ips=status.pod_ips,
+            pod_ips=_first(status.pod_ips, _decode_address),
             resize=status.resize,
-            conditions=status.conditions,
+            conditions=_first(status.conditions, _decode_condition),
             container_statuses=_first(status.container_statuses, _decode_container_status),
             init_container_statuses=_first(status.init_container_statuses, _decode_container_status),
             ephemeral_container_statuses=_first(status.ephemeral_container_statuses, _decode_container_status),
@@ -301,26 +335,14 @@ def _first(items: list[Raw] | None, decode: Callable[[Raw], T]) -> list[T] | Non
     return None if items is None else [decode(one) for one in items[: MOST_CONTAINERS + 1]]
 
 
-def _marked(item: bytes, *, whole: bool) -> MarkedObject:
+def _marked(item: bytes, first: int, *, whole: bool) -> MarkedObject:
     """The metadata of a pod whose other parts may be cut off or unreadable, as far as it stands before those."""
-    try:
-        if whole:
-            return _decode_marked(item)
-    except _UNREADABLE:
-        if _METADATA.match(item) is None:
-            raise
     start = _METADATA.match(item)
-    if start is None:
-        raise msgspec.DecodeError("it does not begin with its metadata")
-    cut: list[bytes] = []
-    cutter = Cutter(lambda text, _: cut.append(text))
-    cutter.feed(b'{"items":[')
-    for at in range(start.end(), len(item), 1 << 14):
-        # What follows the metadata is read as further items.
-        cutter.feed(item[at : at + (1 << 14)])
-        if cut:
-            return _decode_marked(b'{"metadata":' + cut[0] + b"}")
-    raise msgspec.DecodeError("its metadata is too long")
+    if start is not None and start.end() < first <= len(item):
+        return _decode_marked(b'{"metadata":' + item[start.end() : first] + b"}")
+    if not whole:
+        raise msgspec.DecodeError("its metadata is cut off")
+    return _decode_marked(item)
 
 
 def _unreadable(item: bytes, source: str, problem: str, cause: Exception) -> ListedPod:

@@ -26,7 +26,7 @@ MOST_CONTAINERS: Final = 256
 """Of each kind in a pod; the rest count as not described."""
 _MOST_CONDITIONS: Final = 64
 _LONGEST_MESSAGE: Final = 1024
-_LONGEST_UID: Final = 128
+LONGEST_UID: Final = 128
 
 STATIC_SOURCES: Final = frozenset({"file", "http"})
 
@@ -39,15 +39,14 @@ class OwnerReference(Struct, frozen=True):
     controller: bool | None = None
 
 
-class ObjectMeta(
-    Struct,
-    frozen=True,
-    rename={
-        "owners": "ownerReferences",
-        "deletion_timestamp": "deletionTimestamp",
-        "deletion_grace_s": "deletionGracePeriodSeconds",
-    },
-):
+META_NAMES: Final = {
+    "owners": "ownerReferences",
+    "deletion_timestamp": "deletionTimestamp",
+    "deletion_grace_s": "deletionGracePeriodSeconds",
+}
+
+
+class ObjectMeta(Struct, frozen=True, rename=META_NAMES):
     """``metadata`` without labels and annotations, which `Marks` holds."""
 
     name: str | None = None
@@ -153,9 +152,9 @@ class PodObject(Struct, frozen=True):
 class MarkedMeta(Struct, frozen=True):
     """Who a pod is, with its labels and annotations as they stand in the JSON."""
 
-    name: str | None = None
-    namespace: str | None = None
-    uid: str | None = None
+    name: Raw = Raw(b"null")
+    namespace: Raw = Raw(b"null")
+    uid: Raw = Raw(b"null")
     labels: Raw = Raw(b"null")
     annotations: Raw = Raw(b"null")
 
@@ -204,8 +203,8 @@ def meta_of(pod: PodObject, source: str, marks: Marks, *, uid: str | None = None
     uid = uid or kept_as or metadata.uid
     if not uid:
         raise ValueError(f"pod {(metadata.namespace or '')[:60]}/{(metadata.name or '')[:60]} has no uid")
-    if len(uid) > _LONGEST_UID:
-        raise ValueError(too_long("uid", len(uid), _LONGEST_UID))
+    if len(uid) > LONGEST_UID:
+        raise ValueError(too_long("uid", len(uid), LONGEST_UID))
     problems = list(marks.problems)
     ids = dict(_ids(status))
     resizes = dict(_resizes(status, problems))
