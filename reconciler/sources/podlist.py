@@ -275,7 +275,7 @@ def read_pod(item: bytes, length: int, first: int, source: str, reader: MarkRead
         known = ObjectMeta(
             name=_short(found.name, LONGEST_NAME),
             namespace=_short(found.namespace, LONGEST_NAME),
-            uid=_short(found.uid),
+            uid=_short(found.uid, LONGEST_UID),
         )
     except _UNREADABLE as exc:
         return _unreadable(item, source, problem or str(exc)[:_LONGEST_PROBLEM], exc)
@@ -292,11 +292,12 @@ def read_pod(item: bytes, length: int, first: int, source: str, reader: MarkRead
     return ListedPod(meta_of(PodObject(metadata=known), source, marks), whole=False)
 
 
-def _short(text: Raw, most: int = LONGEST_UID) -> str | None:
+def _short(text: Raw, most: int) -> str | None:
     """A name, which is not even decoded when it is longer than any may be. Errors: `msgspec.DecodeError`."""
     if len(memoryview(text)) > 6 * most + 2:
         raise msgspec.DecodeError(too_long("name, namespace or uid", len(memoryview(text)), most))
-    return _decode_name(text)
+    name: str | None = _decode_name(text)
+    return name
 
 
 def _pod_object(listed: _ListedObject, known: ObjectMeta) -> PodObject:

@@ -199,13 +199,15 @@ def meta_of(pod: PodObject, source: str, marks: Marks, *, uid: str | None = None
     Errors: `ValueError` for a pod without any uid: nothing could be matched with it.
     """
     metadata, spec, status = pod.metadata, pod.spec, pod.status
-    kept_as = static_uid(marks.annotations or {}, metadata.uid)
+    problems = list(marks.problems)
+    kept_as = shortened(
+        static_uid(marks.annotations or {}, metadata.uid), "uid in its annotations", problems, LONGEST_UID
+    )
     uid = uid or kept_as or metadata.uid
     if not uid:
         raise ValueError(f"pod {(metadata.namespace or '')[:60]}/{(metadata.name or '')[:60]} has no uid")
     if len(uid) > LONGEST_UID:
         raise ValueError(too_long("uid", len(uid), LONGEST_UID))
-    problems = list(marks.problems)
     ids = dict(_ids(status))
     resizes = dict(_resizes(status, problems))
     containers = tuple(_containers(spec, ids, resizes, problems))

@@ -106,6 +106,62 @@ async def test_no_failure_and_no_empty_list_shrinks_what_is_known(nursery: trio.
     nursery.cancel_scope.cancel()
 
 
+BE = {"koordinator.sh/qosClass": "BE"}
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        Reply(pod_list({"metadata": {"uid": "a", "labels": 5}})),
+        Reply(pod_list({"metadata": {"uid": "a", "labels": {"koordinator.sh/qosClass": None}}})),
+        Reply(b'{"items":[{"metadata":{"uid":"a","name":' + b"[" * 5000 + b"]" * 5000 + b"}}]}"),
+        Reply(b'{"items":[{"metadata":{"uid":"a","labels":{"x":"' + b"y" * (5 << 20) + b'"}}}]}'),
+    ],
+    ids=["labels", "label", "nesting", "size"],
+)
+async def test_what_cannot_be_read_of_a_pod_this_time_stays_as_it_was_and_is_said(
+    nursery: trio.Nursery, second: Reply
+) -> None:
+    whole = {**pod_json("a", labels=BE), "spec": {"containers": [{"name": "main"}]}}
+    first = Reply(pod_list(whole, pod_json("b")))
+    port = await nursery.start(HttpPeer([first, second]).serve)
+    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
+    await nursery.start(pods.run)
+    known = await pods.refresh()
+    assert known["a"].labels == BE
+    assert known["a"].containers
+    assert len(known["a"].problems) == 1
+    assert len(known["a"].problems[0]) < 500
+    assert set(known) == {"a", "b"}
+    assert pods.status(trio.current_time()).ok
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_pods_before_a_break_are_known(nursery: trio.Nursery) -> None:
+    body = pod_list(pod_json("a", labels=BE), pod_json("b"))
+    port = await nursery.start(HttpPeer([Reply(body[:-20])]).serve)
+    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
+    await nursery.start(pods.run)
+    with pytest.raises(SourceError, match="not a pod list"):
+        await pods.refresh()
+    assert pods.known["a"].labels == BE
+    assert not pods.status(trio.current_time()).ok
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_list_of_any_length_is_known_and_the_loop_goes_on(nursery: trio.Nursery) -> None:
+    around = {f"x{number}": "y" * 200 for number in range(5000)}
+    items = [pod_json(f"u{number}", annotations=around, labels=BE) for number in range(70)]
+    body = pod_list(*items)
+    assert len(body) > 64 << 20
+    port = await nursery.start(HttpPeer([Reply(body)]).serve)
+    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=120), gap_s=0)
+    await nursery.start(pods.run)
+    assert {meta.labels["koordinator.sh/qosClass"] for meta in pods.known.values() if meta.labels} == {"BE"}
+    assert len(pods.known) == 70
+    nursery.cancel_scope.cancel()
+
+
 async def test_questions_that_come_together_are_one_question(nursery: trio.Nursery) -> None:
     server = HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=0.1), Reply(pod_list(pod_json("a")))])
     port = await nursery.start(server.serve)
