@@ -198,10 +198,11 @@ def objects() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "owners", listed(ownerReferences=[{"kind": "a", "name": "b"}] * (OBJECT // 26))
     yield "labels", listed(labels={f"{number}": "" for number in range(OBJECT // 10)})
     yield "annotations", listed(annotations={f"{number}": "" for number in range(ALL // 4)})
-    status = {"containerStatuses": [{"name": "a"}] * (OBJECT // 13)}
+    # The kubelet's own words, as short as they may be.
+    status = {"containerStatuses": [{"name": "a", "image": "b", "imageID": "c"}] * (OBJECT // 40)}
     yield "statuses", {**listed(), "status": status}
-    yield "conditions", {**listed(), "status": {"conditions": [{"type": "a"}] * (OBJECT // 13)}}
-    yield "addresses", {**listed(), "status": {"podIPs": [{"ip": "1"}] * (OBJECT // 11)}}
+    yield "conditions", {**listed(), "status": {"conditions": [{"type": "a", "status": "True"}] * (OBJECT // 30)}}
+    yield "addresses", {**listed(), "status": {"podIPs": [{"ip": "10.0.0.1"}] * (OBJECT // 18)}}
 
 
 def longest_step(answer: bytes) -> float:
