@@ -5,7 +5,14 @@ from collections.abc import Iterable, Iterator
 from typing import Final, final
 
 MAX_CPUS: Final = 8192
-_RANGE: Final = re.compile(r"(\d+)(?:-(\d+)(?::(\d+)/(\d+))?)?", re.ASCII)
+LONGEST_LIST: Final = 100 + 6 * MAX_CPUS
+"""Characters of a list: the kernel takes no longer one (``max_write_len`` of cpuset.cpus), and no set needs one."""
+MOST_STRIDES: Final = 64
+"""Items such as ``0-31:2/4`` in one list: a person's shorthand, which the kernel reads and never writes."""
+# Four digits name every CPU; leading zeros are allowed as in the kernel, thousands of digits are not.
+_RANGE: Final = re.compile(r"(\d{1,8})(?:-(\d{1,8})(?::(\d{1,8})/(\d{1,8}))?)?", re.ASCII)
+_RUN: Final = re.compile("1+")
+_LONGEST_SHOWN: Final = 60
 _BLANKS: Final = " \t\n\v\f\r"  # the kernel's; str.strip alone knows more, such as the no-break space
 
 
@@ -56,56 +63,56 @@ class CpuSet:
     def parse(cls, text: str) -> "CpuSet":
         """Read the kernel's list format: ``0-3,8``, blanks and empty items allowed, ``0-31:2/4`` too.
 
-        Errors: `ValueError` for anything the kernel would refuse with EINVAL.
+        The text may be anybody's: the work is linear in its length, which is bounded, and so are the messages.
+
+        Errors: `ValueError` for anything the kernel would refuse with EINVAL, for a text longer than `LONGEST_LIST`,
+        a number of more than eight digits, and more than `MOST_STRIDES` items with a stride.
         """
-        mask = 0
+        if len(text) > LONGEST_LIST:
+            raise ValueError(f"{_shown(text)} is not a CPU list: {len(text)} characters, at most {LONGEST_LIST}")
+        mask = strides = 0
         for item in text.split(","):
             word = item.strip(_BLANKS)
             if not word:
                 continue
             match = _RANGE.fullmatch(word)
             if match is None:
-                raise ValueError(f"{text.strip()!r} is not a CPU list: {word!r} is neither N nor N-M")
-            first = int(match[1])
-            last = int(match[2]) if match[2] is not None else first
+                raise ValueError(f"{_shown(text)} is not a CPU list: {_shown(word)} is neither N nor N-M")
+            first_text, last_text, used_text, group_text = match.groups()
+            first = int(first_text)
+            last = first if last_text is None else int(last_text)
             if last < first:
-                raise ValueError(f"{text.strip()!r} is not a CPU list: {word!r} runs backwards")
+                raise ValueError(f"{_shown(text)} is not a CPU list: {_shown(word)} runs backwards")
             if last >= MAX_CPUS:
-                raise ValueError(f"{text.strip()!r} is not a CPU list: {last} is beyond {MAX_CPUS - 1}")
-            if match[3] is None:
-                mask |= ((1 << (last - first + 1)) - 1) << first
+                raise ValueError(f"{_shown(text)} is not a CPU list: {last} is beyond {MAX_CPUS - 1}")
+            length = last - first + 1
+            if used_text is None:
+                mask |= ((1 << length) - 1) << first
                 continue
-            used, group = int(match[3]), int(match[4])
+            strides += 1
+            if strides > MOST_STRIDES:
+                raise ValueError(f"{_shown(text)} is not a CPU list: more than {MOST_STRIDES} items with a stride")
+            used, group = int(used_text), int(group_text)
             if group == 0 or used > group:
-                raise ValueError(f"{text.strip()!r} is not a CPU list: {word!r} uses more than its group")
-            for start in range(first, last + 1, group):
-                for cpu in range(start, min(start + used, last + 1)):
-                    mask |= 1 << cpu
+                raise ValueError(f"{_shown(text)} is not a CPU list: {_shown(word)} uses more than its group")
+            mask |= _stride(used, group, length) << first
         return cls.from_mask(mask)
 
     def __str__(self) -> str:
         """The kernel's normal form: ascending, ranges joined, empty for no CPU."""
         parts: list[str] = []
-        mask, base = self.mask, 0
-        while mask:
-            skip = (mask & -mask).bit_length() - 1
-            mask >>= skip
-            base += skip
-            run = (~mask & (mask + 1)).bit_length() - 1
-            parts.append(str(base) if run == 1 else f"{base}-{base + run - 1}")
-            mask >>= run
-            base += run
+        # Over the digits and not by shifting: a mask of 8192 CPUs would be copied for each of its ranges.
+        for run in _RUN.finditer(bin(self.mask)[:1:-1]):
+            first, end = run.span()
+            parts.append(str(first) if end - first == 1 else f"{first}-{end - 1}")
         return ",".join(parts)
 
     def __repr__(self) -> str:
         return f"CpuSet.parse({str(self)!r})"
 
     def __iter__(self) -> Iterator[int]:
-        mask = self.mask
-        while mask:
-            low = mask & -mask
-            yield low.bit_length() - 1
-            mask ^= low
+        for run in _RUN.finditer(bin(self.mask)[:1:-1]):
+            yield from range(*run.span())
 
     def __len__(self) -> int:
         return self.mask.bit_count()
@@ -157,3 +164,18 @@ class CpuSet:
 
 
 EMPTY: Final = CpuSet()
+
+
+def _stride(used: int, group: int, length: int) -> int:
+    """The lowest ``used`` of each ``group`` bits, in the first ``length`` bits. Doubled, so in few steps."""
+    pattern, width = (1 << min(used, length)) - 1, group
+    while width < length:
+        pattern |= pattern << width
+        width *= 2
+    return pattern & ((1 << length) - 1)
+
+
+def _shown(text: str) -> str:
+    """For a message: a bounded part of what may be anybody's text."""
+    text = text[: _LONGEST_SHOWN + len(_BLANKS)].strip()
+    return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}...")

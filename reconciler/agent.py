@@ -35,14 +35,16 @@ from reconciler.headroom_report import HeadroomReport, read_kept
 from reconciler.holdbook import HoldBook
 from reconciler.holds import group_of
 from reconciler.hotlane import HotLane, HotResult
-from reconciler.keeper import Keeper, read_holds, read_pools, was_killed
+from reconciler.keeper import Keeper, read_classes, read_holds, read_pools, was_killed
 from reconciler.knowledge import Knowledge
 from reconciler.loop import Reconciler
+from reconciler.marks import MarkReader
 from reconciler.memory_headroom import MemoryHeadroom
 from reconciler.metadata import Metadata
 from reconciler.metrics import Counters
 from reconciler.peers import cri_client, kubelet_peer
 from reconciler.place import Place
+from reconciler.readkeys import read_keys
 from reconciler.replug import Replug
 from reconciler.restore import Undone, restore_all
 from reconciler.sources.checkpoints import CheckpointSource
@@ -107,7 +109,8 @@ class Agent:
             statuses=self.statuses,
         )
         self.holds = HoldBook(read_holds(self.store), self._hold, boot_id=self.store.boot)
-        self.by_hand = HandFiles(config, place)
+        self.marks = MarkReader()
+        self.by_hand = HandFiles(config, place, self.marks)
         self.checkpoints = CheckpointSource(self.dirty, root=place.root, kubelet_root=place.kubelet.root_dir)
         self.kubelet_pods = self._kubelet_pods()
         self.metadata = Metadata(self.dirty, kubelet=self.kubelet_pods, cri=self._cri())
@@ -121,7 +124,10 @@ class Agent:
             rules=self.by_hand.rules(config.classes),
             metas=self.metadata.of,
             signalled=self.signal.covers,
+            marks=self.marks,
+            classes=read_classes(self.store),
         )
+        self.marks.use(read_keys(config, self.knowledge.rules))
         self.witness = Witness(
             place.hierarchy,
             self.dirty,
@@ -364,10 +370,10 @@ class Agent:
         peer = kubelet_peer(self.config.kubelet, self.place.kubelet)
         if peer is None:
             return None
-        return KubeletPods(peer, on_change=self._pods_changed, period_s=self.config.kubelet.period_s)
+        return KubeletPods(peer, on_change=self._pods_changed, period_s=self.config.kubelet.period_s, marks=self.marks)
 
     def _cri(self) -> CriClient | None:
-        return cri_client(self.config.runtime, self.place.kubelet, self.place.root)
+        return cri_client(self.config.runtime, self.place.kubelet, self.place.root, self.marks)
 
     def _pods_changed(self, uids: frozenset[str]) -> None:
         for uid in uids:
@@ -377,10 +383,12 @@ class Agent:
 
     async def _watch_files(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look at the operator's file and at the static-pod manifests now and then; they change by hand."""
+        await trio.to_thread.run_sync(self.by_hand.prefetch)
         self.by_hand.read_manifests(self.metadata, self.knowledge.pods)
         task_status.started()
         while True:
             await trio.sleep(_FILES_S)
+            await trio.to_thread.run_sync(self.by_hand.prefetch)
             self.reread_files()
 
     def reread_files(self) -> None:
@@ -389,6 +397,8 @@ class Agent:
             self.metadata.set_cri(cri)
             self.dirty.mark_all("runtime")
         rules = self.by_hand.rules(self.config.classes)
+        if self.marks.use(read_keys(self.config, rules)):
+            self.metadata.relist()
         if rules != self.knowledge.rules:
             self.knowledge.rules = rules
             self.dirty.mark_all("rules")

@@ -11,6 +11,7 @@ import msgspec
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import InputError
+from reconciler.marks import LONGEST_WORD, longest, note, too_long
 from reconciler.quantity import parse_quantity
 
 NUMA_NODES: Final = 1024
@@ -35,10 +36,13 @@ class JsonAnnotation:
         text = annotations.get(name)
         if text is None:
             return
+        if len(text) > longest(name):
+            note(problems, too_long(self._where, len(text), longest(name)))
+            return
         try:
             self._found = msgspec.json.decode(text, type=dict[str, Any])
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
-            problems.append(str(InputError(self._where, text, "a JSON object")))
+            note(problems, str(InputError(self._where, text, "a JSON object")))
 
     def read(self, key: str, reader: Callable[[Any], _T | None]) -> _T | None:
         """One field; None when it is missing, null, broken (a message), or says nothing."""
@@ -51,7 +55,12 @@ def read_plain(
 ) -> _T | None:
     """An annotation that is one value; None when it is missing, broken (a message), or says nothing."""
     text = annotations.get(name)
-    return None if text is None else attempt(f"annotation {name}", text, reader, problems)
+    if text is None:
+        return None
+    if len(text) > longest(name):
+        note(problems, too_long(f"annotation {name}", len(text), longest(name)))
+        return None
+    return attempt(f"annotation {name}", text, reader, problems)
 
 
 def attempt(where: str, value: object, reader: Callable[[Any], _T | None], problems: list[str]) -> _T | None:
@@ -59,7 +68,7 @@ def attempt(where: str, value: object, reader: Callable[[Any], _T | None], probl
     try:
         return reader(value)
     except UnusableError as exc:
-        problems.append(str(InputError(where, value, str(exc))))
+        note(problems, str(InputError(where, value, str(exc))))
         return None
 
 
@@ -116,21 +125,23 @@ def amount(value: object, expected: str) -> float:
 def cpu_list(value: object) -> CpuSet:
     """CPUs in the kernel's list format."""
     expected = "a CPU list such as 0-3,8"
-    text = text_of(value, expected)
-    try:
-        return CpuSet.parse(text)
-    except ValueError as exc:
-        raise UnusableError(expected) from exc
+    return _parsed(text_of(value, expected), expected)
 
 
 def node_list(value: object) -> tuple[int, ...]:
     """At least one NUMA node, in the same format."""
     expected = f"a list of NUMA nodes such as 0 or 0,2-3, below {NUMA_NODES}"
     text = text_of(value, expected)
+    nodes = _parsed(text, expected)
+    if not nodes or nodes.mask.bit_length() > NUMA_NODES:
+        raise UnusableError(expected)
+    return tuple(nodes)
+
+
+def _parsed(text: str, expected: str) -> CpuSet:
+    if len(text) > LONGEST_WORD:
+        raise UnusableError(f"{expected}, of at most {LONGEST_WORD} characters")
     try:
-        nodes = tuple(CpuSet.parse(text))
+        return CpuSet.parse(text)
     except ValueError as exc:
         raise UnusableError(expected) from exc
-    if not nodes or nodes[-1] >= NUMA_NODES:
-        raise UnusableError(expected)
-    return nodes

@@ -12,6 +12,9 @@ Sources, strongest first; the first that has an opinion decides:
 7. CPUs of its own from the kubelet's CPU manager: dedicated;
 8. the Kubernetes QoS class: BestEffort is reclaimed, the rest shared.
 
+**Unknown labels.** A pod whose labels and annotations cannot be read keeps the class of the last time they were (over
+a restart, too); only overrides stand above that. One of which they were never read has what 1 and 5-8 say of it.
+
 **Conflicts.** When two of 2-7 disagree, the stronger still decides, and ``problems`` says which disagreed: a class
 that changes with whichever source answers last would be worse than a wrong one. Overrides contradict on purpose and
 are not reported (two overrides that disagree are); QoS is no statement about latency and is not reported either.
@@ -32,8 +35,9 @@ from msgspec import Struct
 
 from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
+from reconciler.marks import note
 from reconciler.rules import ClassSelector, Override, Rules, pod_glob
-from state.model import Classification, PodClass, PodMeta
+from state.model import Classification, LastClass, PodClass, PodMeta
 
 KATALYST_QOS: Final = "katalyst.kubewharf.io/qos_level"
 KOORDINATOR_QOS: Final = "koordinator.sh/qosClass"
@@ -56,6 +60,8 @@ _KOORDINATOR: Final = {
 _VOLCANO: Final = {"LC": True, "HLS": True, "LS": True, "BE": False}
 """Volcano's levels: does it run online? Some distributions write a number from -7 to 7; below 0 is offline."""
 
+_LONGEST_LEVEL: Final = 20
+
 # The words that Go's ParseBool takes, which is what those projects read the mark with.
 _BOOLS: Final = {
     **dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),
@@ -67,7 +73,9 @@ _SYSTEM_PRIORITY: Final = 2_000_000_000
 
 
 class PodFacts(Struct, frozen=True, kw_only=True):
-    """What `classify` looks at. ``labels``/``annotations`` None: no source has told them (yet).
+    """What `classify` looks at. ``labels``/``annotations`` None: no source has told them (yet, or any more).
+
+    ``last``: the class when they were last read.
 
     ``exclusive``: some container of the pod has CPUs of its own from the kubelet. ``problems``: what the sources
     could not use of this pod; it is passed on.
@@ -83,6 +91,7 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     priority: int | None = None
     static: bool = False
     exclusive: bool = False
+    last: LastClass | None = None
     problems: tuple[str, ...] = ()
 
 
@@ -91,10 +100,12 @@ class _Claim(NamedTuple):
     source: str
 
 
-def facts_of(uid: str, qos: QosClass, meta: PodMeta | None = None, *, exclusive: bool = False) -> PodFacts:
+def facts_of(
+    uid: str, qos: QosClass, meta: PodMeta | None = None, *, exclusive: bool = False, last: LastClass | None = None
+) -> PodFacts:
     """The facts of one pod directory; ``qos`` is the path's, which the kubelet acts on, whatever a list may say."""
     if meta is None:
-        return PodFacts(uid=uid, qos=qos, exclusive=exclusive)
+        return PodFacts(uid=uid, qos=qos, exclusive=exclusive, last=last)
     return PodFacts(
         uid=uid,
         qos=qos,
@@ -106,6 +117,7 @@ def facts_of(uid: str, qos: QosClass, meta: PodMeta | None = None, *, exclusive:
         priority=meta.priority,
         static=meta.static,
         exclusive=exclusive,
+        last=last,
         problems=meta.problems,
     )
 
@@ -124,6 +136,17 @@ def classify(facts: PodFacts, rules: Rules) -> Classification:
             source=overrides[0].source,
             problems=tuple(problems),
             certain=certain or not any(rule.needs_labels or rule.pod for rule in earlier),
+            last=classify(facts, msgspec.structs.replace(rules, overrides=())).last,
+        )
+    if not certain and facts.last is not None:
+        # What is unknown now was known: a pod does not become online by a list that fails or leaves it out.
+        note(problems, f"labels and annotations cannot be read now: class {facts.last.pod_class} is of the last time")
+        return Classification(
+            pod_class=facts.last.pod_class,
+            source=f"{facts.last.source}, as last read",
+            problems=tuple(problems),
+            certain=False,
+            last=facts.last,
         )
     claims = list(_claims(facts, rules, problems))
     if claims:
@@ -133,7 +156,13 @@ def classify(facts: PodFacts, rules: Rules) -> Classification:
         reclaimed = facts.qos is QosClass.BESTEFFORT
         pod_class = PodClass.RECLAIMED if reclaimed else PodClass.SHARED
         source = f"kubernetes QoS: {facts.qos}"
-    return Classification(pod_class=pod_class, source=source, problems=tuple(problems), certain=certain)
+    return Classification(
+        pod_class=pod_class,
+        source=source,
+        problems=tuple(problems),
+        certain=certain,
+        last=LastClass(pod_class=pod_class, source=source) if certain else None,
+    )
 
 
 def _claims(facts: PodFacts, rules: Rules, problems: list[str]) -> Iterator[_Claim]:
@@ -203,7 +232,7 @@ def _volcano_level(text: str) -> bool | None:
     if text in _VOLCANO:
         return _VOLCANO[text]
     try:
-        number = int(text)
+        number = int(text) if len(text) <= _LONGEST_LEVEL else 8
     except ValueError:
         return None
     return number >= 0 if -7 <= number <= 7 else None

@@ -5,12 +5,14 @@ what was read last, in force.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import final
 
 from cgroupfs.errors import SourceError
 from reconciler import logs
 from reconciler.classify import merge_rules
 from reconciler.config import Config
+from reconciler.marks import MarkReader
 from reconciler.metadata import Metadata
 from reconciler.place import Place
 from reconciler.rules import Rules
@@ -24,9 +26,10 @@ from state.model import Pod, SourceStatus
 class HandFiles:
     """See the module's text."""
 
-    def __init__(self, config: Config, place: Place) -> None:
+    def __init__(self, config: Config, place: Place, marks: MarkReader | None = None) -> None:
         """Reads nothing yet. Which files there are is the configuration's, else the kubelet's."""
         self._place = place
+        self._marks = marks
         self._log = logs.get("agent")
         self._operator: OperatorFile | None = None
         self._manifests: ManifestDirectory | None = None
@@ -38,8 +41,19 @@ class HandFiles:
         root, manifests = config.node.root, config.static_manifests or self._place.kubelet.static_pod_path
         self._operator = OperatorFile(config.operator_file, root) if config.operator_file else None
         rule = FileRule.OPERATOR if config.static_manifests else FileRule.ROOT
-        self._manifests = ManifestDirectory(manifests, root, rule) if manifests else None
+        self._manifests = ManifestDirectory(manifests, root, rule, self._marks) if manifests else None
         self._problems.clear()
+
+    def prefetch(self) -> None:
+        """Read what has changed, so that `rules` and `read_manifests` find it read: for a thread, as YAML is slow.
+
+        What goes wrong is met again by those.
+        """
+        if self._operator is not None:
+            self._operator.read()
+        if self._manifests is not None:
+            with suppress(SourceError):
+                self._manifests.read()
 
     def rules(self, configured: Rules) -> Rules:
         """The class rules of the configuration with those of the operator's file before them."""

@@ -11,7 +11,7 @@ import logging
 import os
 import ssl
 import string
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
 from urllib.parse import quote
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 LONGEST_WAIT_S: Final = 3600.0
 """A server's wish that it be asked later counts up to here."""
 _LARGEST: Final = 64 * 1024 * 1024
+# Of an answer that is passed on as it arrives: a bound on work, not on memory.
+_LONGEST_READ: Final = 1024 * 1024 * 1024
 # Of an answer that is read for what it says and not for its data.
 _MOST_KEPT: Final = 8 * 1024
 _LONGEST_TOKEN: Final = 64 * 1024
@@ -42,6 +44,9 @@ _KEEPALIVE_S: Final = 120.0
 _CLOSE_S: Final = 1.0
 # With the system's certificates one is 0.8 MiB and takes 60 ms: sessions that trust the same share it while one lives.
 _CONTEXTS: Final[WeakValueDictionary[object, ssl.SSLContext]] = WeakValueDictionary()
+
+Take = Callable[[bytes], Awaitable[None]]
+"""Gets the parts of a body as they arrive."""
 
 
 class Inline(Struct, frozen=True, kw_only=True):
@@ -188,10 +193,37 @@ class HttpSession:
 
         Errors: `SourceError` for anything else: refused, silent, broken off, another status, too long.
         """
-        answer = await self._within(_Request("GET", path, None, {}), _LARGEST, f"{path}: ")
+        body = bytearray()
+
+        async def take(chunk: bytes) -> None:
+            body.extend(chunk)
+            if len(body) > _LARGEST:
+                raise self._error(f"{path}: the answer is longer than {_LARGEST >> 20} MiB")
+
+        await self.read(path, take)
+        return bytes(body)
+
+    async def read(self, path: str, take: Take) -> None:
+        """Hand the body of a 200 to ``take`` as it arrives; nothing of it is kept.
+
+        Errors: as `get`, but for the length: `_LONGEST_READ` bytes. ``take`` may have had a part before.
+        """
+        answer = await self.stream("GET", path, take)
         if answer.status != 200:
             raise self._error(f"{path}: {self._refused(answer)}")
-        return answer.body
+
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        take: Take,
+        headers: Mapping[str, str] | None = None,
+        *,
+        shown: str | None = None,
+    ) -> Answer:
+        """As `exchange`, but ``take`` gets the body of a success as it arrives; the answer has none then."""
+        request = _Request(method, path, None, headers or {})
+        return await self._within(request, _what(method, path, shown), take=take)
 
     async def exchange(
         self,
@@ -210,28 +242,27 @@ class HttpSession:
         Errors: `SourceError` when there is no whole answer: unreachable, silent, broken off.
         """
         request = _Request(method, path, body, headers or {})
-        what = f"{path}: " if shown is None else f"{method} {shown}".rstrip() + ": "
-        return await self._within(request, None, what, keep=most, timeout_s=timeout_s)
+        return await self._within(request, _what(method, path, shown), keep=most, timeout_s=timeout_s)
 
     async def _within(
         self,
         request: _Request,
-        most: int | None,
         what: str,
         *,
-        keep: int | None = None,
+        keep: int = _MOST_KEPT,
         timeout_s: float | None = None,
+        take: Take | None = None,
     ) -> Answer:
-        """The answer before the deadline. A success longer than ``most`` is an error; None: it is cut at ``keep``."""
+        """The answer before the deadline, cut at ``keep``. ``take`` gets the body of a success instead."""
         patience_s = self._peer.timeout_s if timeout_s is None else timeout_s
         try:
             with trio.fail_after(patience_s):
-                return await self._ask(request, most, what, keep)
+                return await self._ask(request, what, keep, take)
         except trio.TooSlowError as exc:
             await self.aclose()
             raise self._error(f"{what}no answer within {patience_s:g} s") from exc
 
-    async def _ask(self, request: _Request, most: int | None, what: str, keep: int | None) -> Answer:
+    async def _ask(self, request: _Request, what: str, keep: int, take: Take | None) -> Answer:
         # Lazy: see the module's docstring. In a thread: the loop has better to do for a tenth of a second.
         await trio.to_thread.run_sync(importlib.import_module, "httpcore2")
         import httpcore2  # noqa: PLC0415
@@ -266,14 +297,15 @@ class HttpSession:
                 request.method, url, content=request.body, headers=fields, extensions=extensions
             ) as answer:
                 good = 200 <= answer.status < 300
-                if not good:
-                    keep = _MOST_KEPT if keep is None else keep
-                body, whole = await _body(answer.aiter_stream(), _LARGEST, keep)
+                if take is not None and good:
+                    body = b""
+                    if not await _pass_on(answer.aiter_stream(), take):
+                        raise self._error(f"{what}the answer is longer than {_LONGEST_READ >> 20} MiB")
+                else:
+                    body = await _body(answer.aiter_stream(), keep)
                 if not good and token:
                     # What a server says of a request that it refuses may quote it, and is shown.
                     body = body.replace(token.encode(), MASK.encode())
-                if not whole and good and most is not None:
-                    raise self._error(f"{what}the answer is longer than {most >> 20} MiB")
                 return Answer(
                     status=answer.status,
                     headers=_by_name(answer.headers),
@@ -285,6 +317,10 @@ class HttpSession:
             # Its text quotes the header's value, which may be a secret.
             await self.aclose()
             raise self._error(f"{what}{_NO_HEADER}") from None
+        except (SourceError, ValueError):
+            # Of `take`, or too long: the connection has a rest on it that nobody reads.
+            await self.aclose()
+            raise
         except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException) as exc:
             await self.aclose()
             raise self._error(f"{what}{_reason(exc)}") from exc
@@ -374,6 +410,10 @@ class HttpSession:
         return SourceError(self._peer.name, f"{self._peer.shown}: {message}")
 
 
+def _what(method: str, path: str, shown: str | None) -> str:
+    return f"{path}: " if shown is None else f"{method} {shown}".rstrip() + ": "
+
+
 def retry_after_s(text: str | None, now_s: float) -> float | None:
     """A Retry-After header in seconds from now, bounded; None for none, or one that nobody can read.
 
@@ -414,19 +454,32 @@ def _by_name(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
     return found
 
 
-async def _body(stream: AsyncGenerator[bytes], most: int, keep: int | None = None) -> tuple[bytes, bool]:
-    """The body (of which the first ``keep`` bytes), and whether it ended within ``most``.
+async def _body(stream: AsyncGenerator[bytes], keep: int) -> bytes:
+    """The first ``keep`` bytes of the body.
 
-    What is not kept is read all the same: the library leaves its inner generators open when a body is left half-read.
+    What is not kept is read all the same, up to a bound: the library leaves its inner generators open when a body is
+    left half-read.
     """
     body, length = bytearray(), 0
     async with aclosing(stream) as chunks:
         async for chunk in chunks:
             length += len(chunk)
-            body += chunk if keep is None else chunk[: max(0, keep - len(body))]
-            if length > most:
-                return bytes(body), False
-    return bytes(body), True
+            body += chunk[: max(0, keep - len(body))]
+            if length > _LARGEST:
+                break
+    return bytes(body)
+
+
+async def _pass_on(stream: AsyncGenerator[bytes], take: Take) -> bool:
+    """Whether the body ended within the bound."""
+    length = 0
+    async with aclosing(stream) as chunks:
+        async for chunk in chunks:
+            length += len(chunk)
+            if length > _LONGEST_READ:
+                return False
+            await take(chunk)
+    return True
 
 
 @contextmanager

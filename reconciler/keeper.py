@@ -22,7 +22,7 @@ from reconciler.facts import pod_facts, pool_lists
 from reconciler.headroom_report import HEADROOM, Kept
 from reconciler.loop import Reconciler
 from state.ledger import Ledger
-from state.model import Hold, Pod, Pools, Setting
+from state.model import Hold, LastClass, Pod, PodClass, Pools, Setting
 from state.schema import ASSIGNMENTS, HOLDS, META, SETTINGS
 from state.store import Batch, Store
 
@@ -74,6 +74,33 @@ def decode_pools(row: bytes) -> Pools:
     # The old run's monotonic clock may be another boot's.
     sizes = {name: replace(size, changed_at=0.0, shrunk_at=0.0) for name, size in pools.sizes.items()}
     return replace(pools, budget_at=0.0, unknown_since=None, sizes=sizes)
+
+
+class _ClassRow(msgspec.Struct):
+    # What older versions wrote has the class and its source alone.
+    pod_class: PodClass = msgspec.field(name="class")
+    class_source: str = ""
+    class_certain: bool | None = None
+    last_class: PodClass | None = None
+    last_class_source: str | None = None
+
+    def last(self) -> LastClass | None:
+        if self.last_class is not None:
+            return LastClass(pod_class=self.last_class, source=self.last_class_source or "")
+        if self.class_certain is None and not self.class_source.startswith(("kubernetes QoS", "override")):
+            return LastClass(pod_class=self.pod_class, source=self.class_source)
+        return None
+
+
+def read_classes(store: Store) -> dict[str, LastClass]:
+    """The classes that the pods of an earlier run had when their labels were read, by uid. What is broken is left."""
+    found: dict[str, LastClass] = {}
+    for key, row in store.rows(ASSIGNMENTS):
+        if key.startswith(POD):
+            with contextlib.suppress(msgspec.MsgspecError):
+                last = msgspec.msgpack.decode(row, type=_ClassRow).last()
+                found |= {} if last is None else {key.removeprefix(POD): last}
+    return found
 
 
 def was_killed(store: Store) -> bool:

@@ -12,6 +12,7 @@ from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY
 from cgroupfs.errors import AgentError
 from cgroupfs.naming import Layout, QosClass
+from reconciler.marks import MarkReader
 from reconciler.rules import Rules
 from reconciler.sources.bundles import read_bundle, read_state
 from reconciler.sources.runtime_roots import RuntimeDirs
@@ -21,7 +22,7 @@ from state.cpu import GroupUse
 from state.disk import Disk
 from state.measures import Measures
 from state.memory import NodeMemory
-from state.model import KubeletView, NodeCpu, NodeView, NumaMemory, Pod, PodMeta
+from state.model import KubeletView, LastClass, NodeCpu, NodeView, NumaMemory, Pod, PodMeta
 from state.topology import Topology
 
 _LOG: Final = logging.getLogger(__name__)
@@ -55,8 +56,13 @@ class Knowledge:
         rules: Rules,
         metas: Callable[[str], list[PodMeta]],
         signalled: Callable[[str], bool],
+        marks: MarkReader | None = None,
+        classes: Mapping[str, LastClass] | None = None,
     ) -> None:
-        """``metas``: what the pod lists tell of a uid. ``signalled``: does the runtime's signal cover a container."""
+        """``metas``: what the pod lists tell of a uid. ``signalled``: does the runtime's signal cover a container.
+
+        ``marks`` takes what is kept of labels and annotations. ``classes``: by uid, those of an earlier run.
+        """
         self.topology = topology
         self.rules = rules
         self.layout = layout
@@ -81,6 +87,9 @@ class Knowledge:
         self._bundles: dict[str, PodMeta] = {}
         self._owners: dict[str, str] = {}
         self._dirs: dict[str, PodDirs] = {}
+        self._marks = marks or MarkReader()
+        self._last = dict(classes or {})
+        self._assembled: dict[str, tuple[PodInput, Rules, Pod]] = {}
 
     @property
     def besteffort(self) -> str:
@@ -101,8 +110,8 @@ class Knowledge:
             self._bundles.pop(cid, None)
             self._owners.pop(cid, None)
         if dirs is None:
-            self._dirs.pop(uid, None)
-            self.pods.pop(uid, None)
+            for table in (self._dirs, self.pods, self._last, self._assembled):
+                table.pop(uid, None)
             return Seen(None, before, frozenset(), then)
         self._dirs[uid] = dirs
         for cid in now:
@@ -177,8 +186,17 @@ class Knowledge:
             facts={cid: self._facts[cid] for cid in dirs.containers if cid in self._facts},
             granted=self.kubelet.granted.get(dirs.uid, {}),
             exclusive=bool(self.kubelet.exclusive.get(dirs.uid)),
+            last=self._last.get(dirs.uid),
         )
-        return assemble(known, self.rules)
+        before = self._assembled.get(dirs.uid)
+        if before is not None and before[1] is self.rules and before[0] == known:
+            # Nothing is new: what the pod's texts say is not read again.
+            return before[2]
+        pod = assemble(known, self.rules)
+        if pod.classification.last is not None:
+            self._last[dirs.uid] = pod.classification.last
+        self._assembled[dirs.uid] = known, self.rules, pod
+        return pod
 
     def _read(self, cid: str) -> None:
         """The runtime's files of one container: the bundle from its creation, runc's state once it has finished."""
@@ -193,7 +211,7 @@ class Knowledge:
                 state = read_state(path)
         except AgentError as exc:
             _LOG.warning("%s", exc)
-        if bundle is not None and (meta := bundle.meta()) is not None:
+        if bundle is not None and (meta := bundle.meta(self._marks)) is not None:
             self._bundles[cid] = meta
         spec = state.spec if state is not None else bundle.spec if bundle is not None else None
         facts = ContainerFacts(spec=spec, settled=state is not None or not self.signalled(cid))

@@ -45,6 +45,9 @@ class PodAsker(Protocol):
     @property
     def connected(self) -> bool: ...
 
+    @property
+    def problems(self) -> tuple[str, ...]: ...
+
     async def version(self) -> object: ...
 
     async def pod(self, uid: str) -> PodMeta | None: ...
@@ -72,6 +75,8 @@ class Metadata:
         self._told: dict[str, PodMeta] = {}
         self._answered_at: float | None = None
         self._problem: str | None = None
+        self._unread: tuple[str, ...] = ()
+        self._relist = False
         self._again: dict[str, tuple[int, float]] = {}
         self._wake = trio.Event()
         self.manifests: dict[str, PodMeta] = {}
@@ -110,6 +115,13 @@ class Metadata:
         """
         if self._kubelet is not None:
             self._kubelet.ask()
+
+    def relist(self) -> None:
+        """Have all that is known told again: from now on other keys of labels and annotations are read."""
+        self.renew()
+        if self._told:
+            self._relist = True
+            self._wake.set()
 
     def want(self, uids: Collection[str]) -> None:
         """Have the sources asked about pods whose labels nobody has told yet. Does not wait; answers mark the pods."""
@@ -159,6 +171,8 @@ class Metadata:
         if self._cri is not None:
             age = None if self._answered_at is None else now - self._answered_at
             detail = self._problem or ("connected" if self._cri.connected else "asked on demand")
+            if self._unread:
+                detail += f"; {'; '.join(self._unread)}"
             found.append(SourceStatus(name="cri", ok=self._problem is None, age_s=age, detail=detail))
         return found
 
@@ -168,7 +182,7 @@ class Metadata:
         await self._with_cri(self._greet)
         while True:
             self._wake = trio.Event()
-            due = min((at for _, at in self._again.values()), default=math.inf)
+            due = -math.inf if self._relist else min((at for _, at in self._again.values()), default=math.inf)
             with trio.move_on_at(due):
                 await self._wake.wait()
                 continue
@@ -181,6 +195,9 @@ class Metadata:
 
     async def _ask_again(self) -> None:
         """Ask about the pods whose time has come; those told are marked, the others wait longer."""
+        if self._relist:
+            self._relist = False
+            await self._ask_cri_all()
         now = trio.current_time()
         due = [uid for uid, (_, at) in self._again.items() if at <= now]
         if len(self._unlabelled(due)) > _FEW:
@@ -217,8 +234,17 @@ class Metadata:
         self._problem = None
         if self._cri is not None:
             self._answered_at = trio.current_time()
+            for problem in set(self._cri.problems).difference(self._unread):
+                _LOG.warning("cri: %s", problem)
+            self._unread = self._cri.problems
         for meta in metas:
-            self._told[meta.uid] = meta
+            before = self._told.get(meta.uid)
+            if before is not None and before.labels is not None and meta.labels is None:
+                continue  # its sandbox is not listed now: what is known of a pod that is there is never shrunk
+            if meta != before:
+                self._told[meta.uid] = meta
+                if before is not None:
+                    self._dirty.mark(pod_key(meta.uid))
 
     def _labelled(self, uid: str) -> bool:
         return any(meta.labels is not None for meta in self.of(uid))

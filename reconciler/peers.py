@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from reconciler.config import Endpoint, Kubelet, Runtime, Switch
 from reconciler.httpclient import Peer
+from reconciler.marks import MarkReader
 from reconciler.sources.cri import CriClient, find_socket
 from reconciler.sources.kubelet_api import KubeletAccess, choose_peer
 from reconciler.sources.kubelet_config import KubeletConfig
@@ -49,7 +50,7 @@ def cri_socket(config: Runtime, found: KubeletConfig, root: str) -> str | None:
     return next((socket for endpoint in endpoints if (socket := find_socket(endpoint, root)) is not None), None)
 
 
-def cri_client(config: Runtime, found: KubeletConfig, root: str) -> CriClient | None:
+def cri_client(config: Runtime, found: KubeletConfig, root: str, marks: MarkReader | None = None) -> CriClient | None:
     """A client of the runtime, not yet connected; None as for `cri_socket`.
 
     A socket that the operator did not name is used only if it is root's, and a process of root's listens on it.
@@ -57,4 +58,5 @@ def cri_client(config: Runtime, found: KubeletConfig, root: str) -> CriClient | 
     socket = cri_socket(config, found, root)
     if socket is None:
         return None
-    return CriClient(socket, root=root, timeout_s=config.timeout_s, root_only=not config.sockets and root == "/")
+    root_only = not config.sockets and root == "/"
+    return CriClient(socket, root=root, timeout_s=config.timeout_s, root_only=root_only, marks=marks)

@@ -33,6 +33,7 @@ _SCALE: Final = {
 # No resource of a node has more digits; a longer text or a larger exponent is a mistake or an attack on our memory.
 _LONGEST: Final = 64
 _LARGEST_EXPONENT: Final = 30
+_LARGEST_WHOLE: Final = 10**_LONGEST
 
 
 def parse_quantity(text: str | int) -> Fraction:
@@ -41,6 +42,8 @@ def parse_quantity(text: str | int) -> Fraction:
     Errors: `ValueError` that says what a quantity looks like.
     """
     if isinstance(text, int):
+        if abs(text) >= _LARGEST_WHOLE:
+            raise ValueError(f"a number of {text.bit_length()} bits is not a quantity such as 100m, 4Gi, 1e3 or 0.5")
         return Fraction(text)
     match = _SHAPE.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:

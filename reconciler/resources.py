@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from cgroupfs.errors import InputError
+from reconciler.marks import longest, note, too_long
 from reconciler.quantity import milli, whole
 from state.model import ContainerMeta, Resources
 
@@ -94,9 +95,11 @@ def with_extended(
     if text is None:
         return containers, ()
     where = f"annotation {EXTENDED_SPEC}"
+    if len(text) > longest(EXTENDED_SPEC):
+        return containers, (too_long(where, len(text), longest(EXTENDED_SPEC)),)
     try:
         spec = _decode_extended(text)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
         expected = '{"containers": {NAME: {"requests": {...}, "limits": {...}}}}'
         return containers, (str(InputError(where, text, expected)),)
     told = spec.containers or {}
@@ -109,7 +112,8 @@ def with_extended(
             continue
         requests, bad_requests = read_resources(f"{where}: {container.name}: requests", extra.requests)
         limits, bad_limits = read_resources(f"{where}: {container.name}: limits", extra.limits)
-        problems += (*bad_requests, *bad_limits)
+        for problem in (*bad_requests, *bad_limits):
+            note(problems, problem)
         merged.append(
             msgspec.structs.replace(
                 container,

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
 from reconciler.classify import classify, facts_of
+from reconciler.marks import limited
 from reconciler.memory_wishes import memory_wish_of
 from reconciler.resize import effective
 from reconciler.resources import with_extended
@@ -22,6 +23,7 @@ from state.model import (
     ContainerKind,
     ContainerMeta,
     GroupRef,
+    LastClass,
     Phase,
     Pod,
     PodMeta,
@@ -57,6 +59,8 @@ class PodInput(Struct, frozen=True, kw_only=True):
     facts: Mapping[str, ContainerFacts] = {}
     granted: Mapping[str, Resize] = {}
     exclusive: bool = False
+    last: LastClass | None = None
+    """The class when the pod's labels and annotations were last read."""
 
 
 def merge_metas(uid: str, metas: Iterable[PodMeta]) -> PodMeta | None:
@@ -86,7 +90,7 @@ def merge_metas(uid: str, metas: Iterable[PodMeta]) -> PodMeta | None:
             grace_s=merged.grace_s if merged.grace_s is not None else weaker.grace_s,
             containers=_join(merged.containers, weaker.containers),
             sandbox_ids=tuple(dict.fromkeys(merged.sandbox_ids + weaker.sandbox_ids)),
-            problems=tuple(dict.fromkeys(merged.problems + weaker.problems)),
+            problems=limited(merged.problems + weaker.problems),
         )
     return merged
 
@@ -105,12 +109,12 @@ def assemble(known: PodInput, rules: Rules) -> Pod:
     meta = merge_metas(known.uid, known.metas)
     if meta is not None:
         containers, problems = with_extended(meta.containers, meta.annotations)
-        meta = replace(meta, containers=containers, problems=(*meta.problems, *problems))
-    classification = classify(facts_of(known.uid, known.qos, meta, exclusive=known.exclusive), rules)
+        meta = replace(meta, containers=containers, problems=limited((*meta.problems, *problems)))
+    classification = classify(facts_of(known.uid, known.qos, meta, exclusive=known.exclusive, last=known.last), rules)
     labels, annotations = (meta.labels or {}, meta.annotations or {}) if meta else ({}, {})
     wish, problems = wish_of(labels, annotations)
     memory, more = memory_wish_of(annotations)
-    told_of = tuple(dict.fromkeys((*classification.problems, *problems, *more)))
+    told_of = limited((*classification.problems, *problems, *more))
     classification = replace(classification, problems=told_of)
     told = _Told(meta)
     containers_now = tuple(

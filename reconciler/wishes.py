@@ -55,6 +55,7 @@ _OWN_POOLS: Final = frozenset({"reserve", "reserved", "reclaim", "reclaimed", "i
 _POOL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _POOL_OF_NODE: Final = re.compile(r".*-NUMA\d+", re.ASCII)
 _NOT_BOUND: Final = "-1"
+_LONGEST_SHOWN: Final = 100
 
 # "default" is the node's own setting: no opinion. Katalyst has reserved "dynamic" and does nothing for it yet.
 _KATALYST_BURST: Final[Mapping[str, Burst | None]] = {
@@ -93,6 +94,9 @@ _TOPOLOGY: Final[Mapping[str, TopologyPolicy | None]] = {
 # BE pods may run on an LSR pod's CPUs and never on an LSE pod's.
 _LENDS: Final[Mapping[str | None, bool]] = {"LSE": False, "LSR": True}
 _CPU_RESOURCES: Final = ("cpu", "kubernetes.io/batch-cpu")
+
+_MOST_ENTRIES: Final = 128
+"""Of a list in an annotation, which names NUMA nodes: more than any machine has."""
 
 _Fields = dict[str, object]
 """Fields of `CpuWish`; None: it does not say."""
@@ -189,6 +193,8 @@ def _node_resources(value: object) -> tuple[int, ...] | None:
     expected = 'a list of {"node": NUMBER, "resources": {NAME: QUANTITY}}'
     if not isinstance(value, list):
         raise UnusableError(expected)
+    if len(value) > _MOST_ENTRIES:
+        raise UnusableError(f"{expected} of at most {_MOST_ENTRIES} entries")
     nodes: set[int] = set()
     for item in value:
         if not isinstance(item, dict):
@@ -202,6 +208,12 @@ def _node_resources(value: object) -> tuple[int, ...] | None:
 
 
 def _shown(value: object) -> str:
+    """For a message, bounded."""
+    text = _text(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def _text(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(str(item) for item in value)
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -167,17 +167,26 @@ class Container(Struct, frozen=True, kw_only=True):
     resize: str | None = None
 
 
+class LastClass(Struct, frozen=True, kw_only=True):
+    """The class that a pod had when its labels and annotations were read, and where it came from."""
+
+    pod_class: PodClass
+    source: str
+
+
 class Classification(Struct, frozen=True, kw_only=True):
     """A pod's class, where it came from, and what disagreed. ``problems`` are messages for a person.
 
-    ``certain`` is False while no source has told the pod's labels and annotations: the class is then the best that is
-    known, and a later answer may change it.
+    ``certain`` is False while no source has told the pod's labels and annotations: the class is then that of the last
+    time they were read, else what the QoS says, and a later answer may change it. ``last``: the class by what was
+    read last, without operators' overrides; None: they were never read.
     """
 
     pod_class: PodClass
     source: str
     problems: tuple[str, ...] = ()
     certain: bool = True
+    last: LastClass | None = None
 
 
 class Pod(Struct, frozen=True, kw_only=True):

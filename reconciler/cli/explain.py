@@ -46,6 +46,7 @@ def collect(found: Found, pod: Row, lines: int) -> Row:
     return {
         "pod": {key: value for key, value in pod.items() if key not in {"settings", "containers", "refusals"}},
         "source": body["source"],
+        "metadata": [one for one in body.get("sources", ()) if one["name"] in {"kubelet", "cri"}],
         "at": body["at"],
         "budget": body.get("budget", {}),
         "pools": {name: cpus for name, cpus in body["pools"].items() if _is_its_pool(name, pod)},
@@ -143,6 +144,7 @@ def _is_its_pool(name: str, pod: Row) -> bool:
 def _blocks(found: Found, facts: Row) -> Iterator[Block]:
     pod = facts["pod"]
     yield from _title(pod)
+    yield from _metadata(pod, facts["metadata"])
     yield from _signal(facts)
     for group in facts["groups"]:
         yield blank()
@@ -187,6 +189,17 @@ def _title(pod: Row) -> Iterator[Block]:
         yield line(Mark(", ".join(shown), "dim"))
     for problem in pod["problems"]:
         yield line(Mark("! ", "bad"), problem)
+
+
+def _metadata(pod: Row, sources: Sequence[Row]) -> Iterator[Block]:
+    """Where labels and annotations could not be read: that this is so, and how old each source's last answer is."""
+    if pod.get("gone") or pod.get("class_certain", True):
+        return
+    known = "as when they were last read" if pod.get("last_class") else "by what else is known"
+    yield line(Mark("! ", "bad"), f"labels and annotations are not known now; the class is {known}")
+    for one in sources:
+        age = f"last answer {words.span(one['age_s'])} ago" if one["age_s"] is not None else "no answer yet"
+        yield line(Mark(f"{one['name']}: {age}; {one['detail']}", "dim"), indent=2)
 
 
 def _signal(facts: Row) -> Iterator[Block]:

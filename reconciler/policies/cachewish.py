@@ -9,6 +9,7 @@ Source: Koordinator's API (apis/extension/resctrl.go), rubik's dynCache. Where b
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
@@ -19,6 +20,9 @@ from state.model import Pod, PodClass
 RESCTRL: Final = "node.koordinator.sh/resctrl"
 CACHE_LIMIT: Final = "volcano.sh/cache-limit"
 _T = TypeVar("_T")
+_REMEMBERED: Final = 256
+_MOST_ENTRIES: Final = 256
+"""Caches of one machine."""
 
 Range = tuple[int, int]
 
@@ -51,8 +55,15 @@ class PodShare(Struct, frozen=True, kw_only=True):
 
 def pod_share(pod: Pod) -> tuple[PodShare, tuple[str, ...]]:
     """What a pod asks for, and what of it could not be used."""
+    # A plan is made at each look: the texts are read when they have changed.
+    return _pod_share(pod.annotations.get(RESCTRL), pod.annotations.get(CACHE_LIMIT), pod.pod_class)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _pod_share(resctrl: str | None, cache_limit: str | None, pod_class: PodClass) -> tuple[PodShare, tuple[str, ...]]:
     problems: list[str] = []
-    found = JsonAnnotation(pod.annotations, RESCTRL, problems)
+    texts = {name: text for name, text in ((RESCTRL, resctrl), (CACHE_LIMIT, cache_limit)) if text is not None}
+    found = JsonAnnotation(texts, RESCTRL, problems)
     cache = found.read("llc", lambda value: _part(value, "range", _range, f"{RESCTRL}: llc", problems))
     memory = found.read("mb", lambda value: _part(value, "percent", _percent, f"{RESCTRL}: mb", problems))
     share = PodShare(
@@ -61,13 +72,9 @@ def pod_share(pod: Pod) -> tuple[PodShare, tuple[str, ...]]:
         percent=memory[0] if memory else None,
         percents=memory[1] if memory else {},
     )
-    level = read_plain(
-        pod.annotations, CACHE_LIMIT, lambda value: one_of(value, {one.value: one for one in LevelName}), problems
-    )
-    if level is not None and pod.pod_class is not PodClass.RECLAIMED:
-        problems.append(
-            f"annotation {CACHE_LIMIT}: {level.value!r}: levels are for BE pods; this one is {pod.pod_class}"
-        )
+    level = read_plain(texts, CACHE_LIMIT, lambda value: one_of(value, {one.value: one for one in LevelName}), problems)
+    if level is not None and pod_class is not PodClass.RECLAIMED:
+        problems.append(f"annotation {CACHE_LIMIT}: {level.value!r}: levels are for BE pods; this one is {pod_class}")
     elif level is not None and not share:
         share = PodShare(level=level)
     return share, tuple(problems)
@@ -90,6 +97,8 @@ def _part(
     entries = value.get("schemataPerCache") or []
     if not isinstance(entries, list):
         raise UnusableError("schemataPerCache as a list")
+    if len(entries) > _MOST_ENTRIES:
+        raise UnusableError(f"schemataPerCache with at most {_MOST_ENTRIES} entries")
     for entry in entries:
         pair = attempt(f"annotation {where}.schemataPerCache", entry, lambda one: _entry(one, key, reader), problems)
         if pair is not None:

@@ -10,7 +10,7 @@ from typing import Final, final
 import trio
 
 from cgroupfs.errors import SourceError
-from reconciler.httpclient import Answer, HttpSession
+from reconciler.httpclient import Answer, HttpSession, Take
 from reconciler.httpconfig import read_line
 from reconciler.signals.probe_config import HttpProbe, PrometheusProbe
 from reconciler.signals.probe_source import Measured, failed, number_in
@@ -38,6 +38,14 @@ class Asker:
         given = {"Accept": "*/*", **headers, **self._config.headers, **self._read_headers()}
         shown = self.url.partition("://")[2].partition("/")[2]
         return await self._session.exchange("GET", self._path, None, given, most=most, shown=f"/{shown}")
+
+    async def read(self, headers: Mapping[str, str], take: Take) -> None:
+        """One request; ``take`` gets the answer's body as it arrives. Errors: `SourceError`, and those of ``take``."""
+        given = {"Accept": "*/*", **headers, **self._config.headers, **self._read_headers()}
+        shown = self.url.partition("://")[2].partition("/")[2]
+        answer = await self._session.stream("GET", self._path, take, given, shown=f"/{shown}")
+        if not answer.good:
+            raise self.refused(answer)
 
     def _read_headers(self) -> dict[str, str]:
         try:

@@ -9,17 +9,25 @@ import math
 from collections.abc import Mapping
 from typing import Final, final
 
-import trio
-
 from reconciler.signals.probe_http import Asker
 from reconciler.signals.probe_source import Measured
 from reconciler.signals.probe_targets import Target
-from reconciler.signals.promtext import Histogram, Labels, Series, grown, histogram, parse_selector, quantile, series_of
+from reconciler.signals.promtext import (
+    Histogram,
+    Labels,
+    Series,
+    SeriesReader,
+    grown,
+    histogram,
+    parse_selector,
+    quantile,
+)
+from reconciler.slices import Slices
 
 _MOST: Final = 16 << 20
 _ACCEPT: Final = "text/plain;version=0.0.4;q=1,*/*;q=0.1"
-_IN_LOOP: Final = 64 * 1024
-"""Longer texts are read in a thread."""
+_STEP: Final = 4 * 1024
+"""Bytes of a text between two looks at the clock."""
 _LEAST_SURE: Final = 0.1
 _BEYOND: Final = 0.5
 """Confidence of a quantile beyond the last finite bucket: it is at least that bound."""
@@ -40,17 +48,22 @@ class PrometheusSource:
 
     async def measure(self) -> Measured:
         """Scrape once. Errors: `SourceError`."""
-        answer = await self._asker.get({"Accept": _ACCEPT}, most=_MOST)
-        if not answer.good:
-            raise self._asker.refused(answer)
+        reader, slices = SeriesReader(self._names(), lambda one: self._selector.fits(one.labels)), Slices()
+        length = 0
+
+        async def take(chunk: bytes) -> None:
+            nonlocal length
+            length += len(chunk)
+            if length >= _MOST:
+                raise ValueError(f"the answer is longer than {_MOST >> 20} MiB")
+            for at in range(0, len(chunk), _STEP):
+                reader.feed(chunk[at : at + _STEP])
+                await slices.checkpoint()
+
         try:
-            if len(answer.body) >= _MOST:
-                raise ValueError(f"the answer is longer than {_MOST >> 20} MiB")  # noqa: TRY301  # told as the others
-            if len(answer.body) > _IN_LOOP:
-                found = await trio.to_thread.run_sync(self._series, answer.body)
-            else:
-                found = self._series(answer.body)
-            return self._told(found)
+            await self._asker.read({"Accept": _ACCEPT}, take)
+            reader.end()
+            return self._told(reader.found)
         except ValueError as exc:
             raise self._asker.wrong(exc) from exc
 
@@ -58,14 +71,13 @@ class PrometheusSource:
         """Close the connection."""
         await self._asker.aclose()
 
-    def _series(self, body: bytes) -> list[Series]:
+    def _names(self) -> tuple[str, ...]:
         name = self._selector.name
-        names = {
+        return {
             "gauge": (name,),
             "mean": (f"{name}_sum", f"{name}_count"),
             "quantile": (f"{name}_bucket", name),
         }[self._config.read]
-        return [one for one in series_of(body, names) if self._selector.fits(one.labels)]
 
     def _told(self, found: list[Series]) -> Measured:
         if not found:

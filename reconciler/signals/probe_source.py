@@ -43,7 +43,9 @@ def number_in(body: bytes, field: str | None) -> float:
         for key in field.split("."):
             found = _inside(found, key, field)
     if isinstance(found, bool) or not isinstance(found, str | int | float):
-        raise ValueError(f"expected a number{_at(field)}; got {_shown(str(found))}")  # noqa: TRY004  # bad input
+        # Not what it holds: thousands of levels cannot be shown.
+        what = "a JSON object" if isinstance(found, dict) else "a JSON array" if isinstance(found, list) else str(found)
+        raise ValueError(f"expected a number{_at(field)}; got {_shown(what)}")  # noqa: TRY004  # bad input
     try:
         value = float(found)
     except (ValueError, OverflowError) as exc:

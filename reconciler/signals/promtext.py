@@ -9,8 +9,10 @@ Source: Prometheus documentation, instrumenting/exposition_formats, querying/bas
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from re import _constants as _sre  # type: ignore[attr-defined]  # the pattern's tree has no public name
+from re import _parser  # type: ignore[attr-defined]
+from typing import Any, Final, NamedTuple, final
 
 from msgspec import Struct
 
@@ -20,9 +22,19 @@ _MATCHER: Final = re.compile(
     r"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*(?:\"((?:\\.|[^\"\\])*)\"|'((?:\\.|[^'\\])*)')\s*(?:,|$)", re.DOTALL
 )
 _SAMPLE: Final = re.compile(
-    rb"[ \t]*([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*(?:\{((?:[^\"{}]|\"(?:\\.|[^\"\\])*\")*)\})?[ \t]*([^ \t#]+)"
+    # Possessive: of a text that anybody wrote no position is looked at twice.
+    rb"[ \t]*+([a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t]*+"
+    rb"(?:\{((?:[^\"{}]++|\"(?:[^\"\\]++|\\.)*+\")*+)\}[ \t]*+)?+([^ \t#]++)"
 )
-_LABEL: Final = re.compile(r"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*\"((?:\\.|[^\"\\])*)\"\s*(?:,|$)", re.DOTALL)
+_LABEL: Final = re.compile(r"\s*+([a-zA-Z_][a-zA-Z0-9_]*+)\s*+=\s*+\"((?:[^\"\\]++|\\.)*+)\"\s*+(?:,|$)", re.DOTALL)
+LONGEST_LINE: Final = 16 * 1024
+"""Bytes of a line that is wanted; one of another metric may have any length."""
+MOST_SERIES: Final = 10_000
+"""Of one scrape."""
+LONGEST_MATCHED: Final = 256
+"""Characters of a label's value that a pattern is compared with; a longer one fits none."""
+_MOST_REPEATS: Final = 2
+"""Such as ``.*``, in one pattern: more, or one within another, and a label made for it holds the daemon for seconds."""
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 _MEANT: Final = {"n": "\n", "\\": "\\", '"': '"'}
 _MEANT_IN_PROMQL: Final = {**_MEANT, "'": "'"}
@@ -42,7 +54,10 @@ class Matcher(Struct, frozen=True, kw_only=True):
     def fits(self, labels: Mapping[str, str]) -> bool:
         """As in PromQL a label that is not there is an empty one."""
         found = labels.get(self.label, "")
-        same = self.pattern.fullmatch(found) is not None if self.pattern is not None else found == self.value
+        if self.pattern is None:
+            same = found == self.value
+        else:
+            same = len(found) <= LONGEST_MATCHED and self.pattern.fullmatch(found) is not None
         return same is (self.operator in {"=", "=~"})
 
 
@@ -83,31 +98,130 @@ def parse_selector(text: str) -> Selector:
         if one[2] in {"=~", "!~"}:
             try:
                 pattern = re.compile(value, re.DOTALL)
-            except re.error as exc:
+                bounded = _ways(_parser.parse(value, re.DOTALL)) < _MOST_REPEATS + 0.5
+            except (re.error, RecursionError, OverflowError) as exc:
                 raise ValueError(f"select: {value!r} is no regular expression: {exc}") from exc
+            if not bounded:
+                raise ValueError(
+                    f"select: {value!r} could take for ever on a label that is made for it: expected at most "
+                    f"{_MOST_REPEATS} repeats such as .*, and none within another"
+                )
         matchers.append(Matcher(label=one[1], operator=one[2], value=value, pattern=pattern))
     return Selector(name=found[1], matchers=tuple(matchers))
+
+
+def _ways(parts: Iterable[tuple[Any, Any]]) -> float:
+    """In how many ways a parsed pattern can share a label's value out, as a power of its greatest length.
+
+    Python's patterns try them all where none fits; Prometheus' own take linear time whatever they are.
+    """
+    total = 0.0
+    for kind, value in parts:
+        if kind in {_sre.MAX_REPEAT, _sre.MIN_REPEAT, _sre.POSSESSIVE_REPEAT}:
+            least, most, inner = value
+            least, most = min(least, LONGEST_MATCHED), min(most, LONGEST_MATCHED)
+            total += _power(most - least + 1) + most * _ways(inner)
+        elif kind is _sre.BRANCH:
+            total += _power(len(value[1])) + max((_ways(branch) for branch in value[1]), default=0.0)
+        elif kind in {_sre.GROUPREF, _sre.GROUPREF_EXISTS, _sre.ASSERT, _sre.ASSERT_NOT}:
+            # RE2, which Prometheus uses, has none of these.
+            return math.inf
+        else:
+            total += sum(_ways(inner) for inner in _inner(value))
+    return total
+
+
+def _power(choices: int) -> float:
+    return math.log(max(1, choices), LONGEST_MATCHED)
+
+
+def _inner(value: Any) -> Iterator[Any]:  # the parser's own shapes
+    if isinstance(value, _parser.SubPattern):
+        yield value
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from _inner(one)
 
 
 def _unescaped(text: str, meant: Mapping[str, str] = _MEANT) -> str:
     return _ESCAPE.sub(lambda found: meant.get(found[1], found[0]), text) if "\\" in text else text
 
 
-def series_of(body: bytes, names: Iterable[str]) -> Iterator[Series]:
+@final
+class SeriesReader:
+    """Takes the wanted series out of a text that arrives in parts; nothing else of it is kept.
+
+    ``names``: of the metrics, as they stand in the text. ``found``: so far.
+    """
+
+    def __init__(self, names: Iterable[str], wanted: Callable[[Series], bool] = lambda _: True) -> None:
+        self.found: list[Series] = []
+        self._wanted = wanted
+        either = b"|".join(re.escape(name.encode()) for name in names)
+        self._line = re.compile(rb"^[ \t]{0,16}(?:" + either + rb")(?=[{ \t])[^\n]*", re.MULTILINE)
+        self._rest = bytearray()
+        self._skipped = False
+
+    def feed(self, data: bytes) -> None:
+        """Take the next part. Errors: `ValueError` for a wanted line that is broken or too long, or too many."""
+        cut = data.rfind(b"\n") + 1
+        if not cut:
+            self._hold(data)
+            return
+        if self._skipped:
+            self._lines(data[data.index(b"\n") + 1 : cut])
+        else:
+            self._lines(bytes(self._rest) + data[:cut])
+        self._rest.clear()
+        self._skipped = False
+        self._hold(data[cut:])
+
+    def end(self) -> None:
+        """There is no more. Errors: as `feed`."""
+        self.feed(b"\n")
+
+    def _hold(self, part: bytes) -> None:
+        """Keep the beginning of a line whose end is not there yet."""
+        if self._skipped:
+            return
+        self._rest += part
+        if len(self._rest) > LONGEST_LINE:
+            if self._line.match(self._rest) is not None:
+                raise ValueError(f"a line is longer than {LONGEST_LINE >> 10} KiB: {_shown(bytes(self._rest[:120]))}")
+            self._rest.clear()
+            self._skipped = True
+
+    def _lines(self, text: bytes) -> None:
+        for line in self._line.finditer(text):
+            if len(line[0]) > LONGEST_LINE:
+                raise ValueError(f"a line is longer than {LONGEST_LINE >> 10} KiB: {_shown(line[0][:120])}")
+            one = _series(line[0])
+            if self._wanted(one):
+                if len(self.found) >= MOST_SERIES:
+                    raise ValueError(f"it has more than {MOST_SERIES} series of {_shown(one.name.encode())}")
+                self.found.append(one)
+
+
+def _series(line: bytes) -> Series:
+    found = _SAMPLE.match(line)
+    if found is None:
+        raise ValueError(f"not a sample: {_shown(line)}")
+    try:
+        labels = _labels(found[2].decode()) if found[2] is not None else {}
+        return Series(found[1].decode(), labels, number(found[3].decode()))
+    except ValueError as exc:
+        raise ValueError(f"not a sample: {_shown(line)}") from exc
+
+
+def series_of(body: bytes, names: Iterable[str]) -> list[Series]:
     """The lines of these metrics, by their names as they stand in the text.
 
     Errors: `ValueError` for one of their lines that is broken, with the line.
     """
-    wanted = b"|".join(re.escape(name.encode()) for name in names)
-    for line in re.finditer(rb"^[ \t]*(?:" + wanted + rb")(?=[{ \t])[^\n]*", body, re.MULTILINE):
-        found = _SAMPLE.match(line[0])
-        if found is None:
-            raise ValueError(f"not a sample: {_shown(line[0])}")
-        try:
-            labels = _labels(found[2].decode()) if found[2] is not None else {}
-            yield Series(found[1].decode(), labels, number(found[3].decode()))
-        except ValueError as exc:
-            raise ValueError(f"not a sample: {_shown(line[0])}") from exc
+    reader = SeriesReader(names)
+    reader.feed(body)
+    reader.end()
+    return reader.found
 
 
 def _labels(text: str) -> dict[str, str]:
@@ -116,7 +230,7 @@ def _labels(text: str) -> dict[str, str]:
     while at < len(text):
         found = _LABEL.match(text, at)
         if found is None:
-            raise ValueError(text[at:])
+            raise ValueError("not a label")
         labels[found[1]] = _unescaped(found[2])
         at = found.end()
     return labels

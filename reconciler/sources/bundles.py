@@ -17,8 +17,12 @@ from msgspec import Struct, field
 
 from cgroupfs.errors import InputError, SourceError, errno_name
 from cgroupfs.naming import QosClass, oci_cgroups_path, parse
+from reconciler.marks import MarkReader
+from reconciler.sources.podspec import marks_of
 from state.model import ContainerKind, ContainerMeta, PodMeta, RuntimeSpec
 
+_LARGEST: Final = 8 << 20
+"""Bytes of a record: a pod's environment is in it, up to 1.5 MiB, of which some characters are six bytes in JSON."""
 _CRI: Final = "io.kubernetes.cri."
 _CRIO: Final = "io.kubernetes.cri-o."
 _KINDS: Final = {"sandbox": ContainerKind.SANDBOX, "container": ContainerKind.APP}
@@ -46,11 +50,12 @@ class Bundle(Struct, frozen=True, kw_only=True):
     annotations: Mapping[str, str] = {}
     spec: RuntimeSpec = RuntimeSpec()
 
-    def meta(self) -> PodMeta | None:
-        """What this tells of the pod; None when it does not even tell which."""
+    def meta(self, reader: MarkReader | None = None) -> PodMeta | None:
+        """What this tells of the pod; None when it does not even tell which. ``reader`` takes what is kept."""
         if self.pod_uid is None:
             return None
         own = {key: value for key, value in self.annotations.items() if not key.startswith((_CRI, _CRIO))}
+        marks = marks_of(self.labels or {}, own, reader or MarkReader())
         container = ContainerMeta(name=self.container_name or "", kind=self.kind, id=self.container_id)
         sandbox = self.container_id if self.kind is ContainerKind.SANDBOX else self.sandbox_id
         return PodMeta(
@@ -58,11 +63,12 @@ class Bundle(Struct, frozen=True, kw_only=True):
             source="bundle",
             namespace=self.namespace,
             name=self.pod_name,
-            labels=self.labels,
-            annotations=own or None,
+            labels=None if self.labels is None else marks.labels,
+            annotations=marks.annotations or None,
             qos=self.qos,
             containers=(container,) if self.container_name and self.kind is not ContainerKind.SANDBOX else (),
             sandbox_ids=(sandbox,) if sandbox else (),
+            problems=marks.problems,
         )
 
 
@@ -248,15 +254,17 @@ def _texts(text: str | None, where: str) -> dict[str, str]:
 
 
 def _decode(decoder: msgspec.json.Decoder[T], text: bytes, where: str, expected: str) -> T:
+    if len(text) > _LARGEST:
+        raise InputError(where, f"{len(text)} bytes", f"at most {_LARGEST >> 20} MiB")
     try:
         return decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise InputError(where, text[:60].decode(errors="replace"), f"{expected} ({exc})") from exc
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as exc:
+        raise InputError(where, text[:60].decode(errors="replace"), f"{expected} ({str(exc)[:200]})") from exc
 
 
 def _read(path: str) -> bytes:
     try:
         with open(path, "rb", buffering=0) as file:
-            return file.read()
+            return file.read(_LARGEST + 1)
     except OSError as exc:
         raise SourceError("bundle", f"cannot read {path}: {errno_name(exc.errno)}") from exc

@@ -13,14 +13,16 @@ Source: Kubernetes' CRI; recorded answers of containerd 1.6.
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar, final
 
 import trio
 from msgspec import Struct
 
 from cgroupfs.errors import SourceError
+from reconciler.marks import LONGEST_NAME, MarkReader, note, too_long
 from reconciler.sources.grpcunary import Code, Question, RefusedError, UnaryChannel
-from reconciler.sources.podspec import CONFIG_SOURCE, STATIC_SOURCES, kept_annotations
+from reconciler.sources.podspec import CONFIG_SOURCE, MOST_CONTAINERS, STATIC_SOURCES, Marks, marks_of
+from reconciler.sources.protoitems import LONGEST_ITEM, MessageItems
 from state.model import ContainerKind, ContainerMeta, PodMeta
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ _APIS: Final = ("v1", "v1alpha2")
 _MESSAGES: Final = "reconciler.sources.criapi.cri_pb2"
 # Longer answers are taken apart in a thread.
 _LONG: Final = 64 * 1024
+_MOST_ITEMS: Final = 16_384
 _POD_UID: Final = "io.kubernetes.pod.uid"
 # An annotation of each container, not of the sandbox.
 _GRACE: Final = "io.kubernetes.pod.terminationGracePeriod"
@@ -54,9 +57,70 @@ T = TypeVar("T")
 
 
 class _Call(NamedTuple):
+    """``items``: what takes a list's items one by one; the answer itself is not made then."""
+
     method: str
     request: "Message"
     answer: "type[Message]"
+    items: "_Items[Any] | None" = None
+
+
+class _Sandbox(NamedTuple):
+    """What is kept of a sandbox."""
+
+    uid: str
+    id: str
+    created_at: int
+    namespace: str
+    name: str
+    marks: Marks
+    static: bool
+
+
+class _Container(NamedTuple):
+    """What is kept of a container. ``uid``, ``namespace`` and ``pod_name``: its pod's, as its labels have them."""
+
+    id: str
+    sandbox_id: str
+    created_at: int
+    name: str
+    uid: str
+    namespace: str | None
+    pod_name: str | None
+    grace_s: float | None
+
+
+@final
+class _Items(Generic[T]):
+    """The items of one list, each made into something small as soon as it is there.
+
+    ``problems``: a message for each that cannot be read; the others hold.
+    """
+
+    def __init__(self, method: str, make: "Callable[[bytes], T | None]") -> None:
+        self.found: list[T] = []
+        self.problems: list[str] = []
+        self._method = method
+        self._make = make
+
+    def sink(self) -> "Callable[[bytes], None]":
+        """Begin, or begin anew."""
+        self.found, self.problems = [], []
+        return MessageItems(self._take).feed
+
+    def _take(self, item: bytes, length: int) -> None:
+        number = len(self.found) + len(self.problems) + 1
+        if len(self.found) >= _MOST_ITEMS:
+            note(self.problems, f"{self._method}: more than {_MOST_ITEMS} items")
+        elif length > len(item):
+            note(self.problems, too_long(f"{self._method}: item {number}", length, LONGEST_ITEM))
+        else:
+            try:
+                made = self._make(item)
+            except ValueError as exc:
+                note(self.problems, f"{self._method}: item {number}: {str(exc)[:200]}")
+            else:
+                self.found += () if made is None else (made,)
 
 
 class RuntimeVersion(Struct, frozen=True, kw_only=True):
@@ -93,7 +157,17 @@ class CriClient:
     ``root_only``: as for `UnaryChannel`.
     """
 
-    def __init__(self, socket: str, *, root: str = "/", timeout_s: float = 2.0, root_only: bool = False) -> None:
+    def __init__(
+        self,
+        socket: str,
+        *,
+        root: str = "/",
+        timeout_s: float = 2.0,
+        root_only: bool = False,
+        marks: MarkReader | None = None,
+    ) -> None:
+        self._problems: tuple[str, ...] = ()
+        self._marks = marks or MarkReader()
         self._socket = socket
         self._path = os.path.abspath(_under(root, socket))
         self._timeout_s = timeout_s
@@ -114,6 +188,11 @@ class CriClient:
     def connected(self) -> bool:
         """Whether a connection is held now."""
         return self._channel.connected
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Sandboxes and containers of the last list that cannot be read."""
+        return self._problems
 
     async def aclose(self) -> None:
         """Drop the connection. The client stays usable."""
@@ -190,19 +269,38 @@ class CriClient:
     async def _listed(self, sandboxes: dict[str, Any], containers: dict[str, Any]) -> tuple[PodMeta, ...]:
         """The pods of all sandboxes and containers that these filters let through."""
         pb = await self._messages()
-        return await self._ask(
-            lambda some, others: tuple(_joined(some.items, others.containers, pb)),
+        from google.protobuf.message import DecodeError  # noqa: PLC0415  (lazy: see the module's text)
+
+        def sandbox(item: bytes) -> _Sandbox:
+            try:
+                return _sandbox(pb.PodSandbox.FromString(item), self._marks)
+            except DecodeError as exc:
+                raise ValueError(str(exc)) from exc
+
+        def container(item: bytes) -> _Container | None:
+            try:
+                return _container(pb.Container.FromString(item), pb)
+            except DecodeError as exc:
+                raise ValueError(str(exc)) from exc
+
+        some, others = _Items("ListPodSandbox", sandbox), _Items("ListContainers", container)
+        await self._ask(
+            lambda: None,
             _Call(
                 "ListPodSandbox",
                 pb.ListPodSandboxRequest(filter=pb.PodSandboxFilter(**sandboxes)),
                 pb.ListPodSandboxResponse,
+                some,
             ),
             _Call(
                 "ListContainers",
                 pb.ListContainersRequest(filter=pb.ContainerFilter(**containers)),
                 pb.ListContainersResponse,
+                others,
             ),
         )
+        self._problems = (*some.problems, *others.problems)
+        return tuple(_joined(some.found, others.found))
 
     async def _ask(self, build: "Callable[..., T]", *calls: _Call, timeout_s: float | None = None) -> T:
         """What ``build`` makes of the answers; in the API version that is spoken."""
@@ -220,12 +318,18 @@ class CriClient:
 
     async def _ask_in(self, api: str, build: "Callable[..., T]", *calls: _Call, timeout_s: float | None = None) -> T:
         questions = (
-            Question(f"/runtime.{api}.RuntimeService/{call.method}", call.request.SerializeToString()) for call in calls
+            Question(
+                f"/runtime.{api}.RuntimeService/{call.method}",
+                call.request.SerializeToString(),
+                None if call.items is None else call.items.sink,
+            )
+            for call in calls
         )
         bodies = await self._channel.ask(*questions, timeout_s=timeout_s or self._timeout_s)
 
         def made() -> T:
-            return build(*(call.answer.FromString(body) for call, body in zip(calls, bodies, strict=True)))
+            whole = [(call, body) for call, body in zip(calls, bodies, strict=True) if call.items is None]
+            return build(*(call.answer.FromString(body) for call, body in whole))
 
         from google.protobuf.message import DecodeError  # noqa: PLC0415  (lazy: see the module's text)
 
@@ -246,52 +350,78 @@ class CriClient:
         return self._pb
 
 
-def _joined(
-    sandboxes: "Iterable[cri_pb2.PodSandbox]", containers: "Iterable[cri_pb2.Container]", pb: Any
-) -> "Iterator[PodMeta]":
+def _sandbox(item: "cri_pb2.PodSandbox", reader: MarkReader) -> _Sandbox:
+    marks = marks_of(item.labels, item.annotations, reader)
+    labels = {key: text for key, text in (marks.labels or {}).items() if key not in _KUBELETS_LABELS}
+    return _Sandbox(
+        uid=item.metadata.uid[:LONGEST_NAME],
+        id=item.id[:LONGEST_NAME],
+        created_at=item.created_at,
+        namespace=item.metadata.namespace[:LONGEST_NAME],
+        name=item.metadata.name[:LONGEST_NAME],
+        marks=marks._replace(labels=labels),
+        static=(marks.annotations or {}).get(CONFIG_SOURCE) in STATIC_SOURCES,
+    )
+
+
+def _container(item: "cri_pb2.Container", pb: Any) -> _Container | None:
+    """None for one that has exited."""
+    if item.state == pb.CONTAINER_EXITED:
+        return None
+    labels, grace = item.labels, item.annotations.get(_GRACE, "")
+    namespace, name = labels.get("io.kubernetes.pod.namespace"), labels.get("io.kubernetes.pod.name")
+    return _Container(
+        id=item.id[:LONGEST_NAME],
+        sandbox_id=item.pod_sandbox_id[:LONGEST_NAME],
+        created_at=item.created_at,
+        name=item.metadata.name[:LONGEST_NAME],
+        uid=labels.get(_POD_UID, "")[:LONGEST_NAME],
+        namespace=None if namespace is None else namespace[:LONGEST_NAME],
+        pod_name=None if name is None else name[:LONGEST_NAME],
+        grace_s=float(grace) if grace.isascii() and grace.isdecimal() and len(grace) < 10 else None,
+    )
+
+
+def _joined(sandboxes: "Iterable[_Sandbox]", containers: "Iterable[_Container]") -> "Iterator[PodMeta]":
     """One `PodMeta` per pod from its sandboxes (a pod whose sandbox died has several) and its live containers."""
-    by_pod: dict[str, list[cri_pb2.PodSandbox]] = {}
+    by_pod: dict[str, list[_Sandbox]] = {}
     pod_of_sandbox: dict[str, str] = {}
     for sandbox in sorted(sandboxes, key=_newest_first):
-        by_pod.setdefault(sandbox.metadata.uid, []).append(sandbox)
-        pod_of_sandbox[sandbox.id] = sandbox.metadata.uid
-    members: dict[str, list[cri_pb2.Container]] = {uid: [] for uid in by_pod}
+        by_pod.setdefault(sandbox.uid, []).append(sandbox)
+        pod_of_sandbox[sandbox.id] = sandbox.uid
+    members: dict[str, list[_Container]] = {uid: [] for uid in by_pod}
     for container in sorted(containers, key=_newest_first):
-        uid = pod_of_sandbox.get(container.pod_sandbox_id) or container.labels.get(_POD_UID)
-        if uid and container.state != pb.CONTAINER_EXITED:
+        uid = pod_of_sandbox.get(container.sandbox_id) or container.uid
+        if uid:
             members.setdefault(uid, []).append(container)
     for uid, parts in members.items():
         yield _meta(uid, by_pod.get(uid, ()), parts)
 
 
-def _newest_first(item: "cri_pb2.PodSandbox | cri_pb2.Container") -> tuple[int, str]:
+def _newest_first(item: "_Sandbox | _Container") -> tuple[int, str]:
     return -item.created_at, item.id
 
 
-def _meta(
-    uid: str, sandboxes: "list[cri_pb2.PodSandbox] | tuple[()]", containers: "list[cri_pb2.Container]"
-) -> PodMeta:
+def _meta(uid: str, sandboxes: "list[_Sandbox] | tuple[()]", containers: "list[_Container]") -> PodMeta:
     """A container whose sandbox is not listed (yet) tells its pod's names, not its labels."""
     newest = sandboxes[0] if sandboxes else None
-    names = containers[0].labels if newest is None else {}
-    annotations = dict(newest.annotations) if newest else {}
+    first = containers[0] if newest is None else None
     return PodMeta(
         uid=uid,
         source=NAME,
-        namespace=newest.metadata.namespace if newest else names.get("io.kubernetes.pod.namespace"),
-        name=newest.metadata.name if newest else names.get("io.kubernetes.pod.name"),
-        labels={key: text for key, text in newest.labels.items() if key not in _KUBELETS_LABELS} if newest else None,
-        annotations=kept_annotations(annotations) if newest else None,
-        static=annotations.get(CONFIG_SOURCE) in STATIC_SOURCES,
-        grace_s=next(
-            (float(text) for one in containers if (text := one.annotations.get(_GRACE, "")).isdecimal()), None
-        ),
+        namespace=newest.namespace if newest else first.namespace if first else None,
+        name=newest.name if newest else first.pod_name if first else None,
+        labels=newest.marks.labels if newest else None,
+        annotations=newest.marks.annotations if newest else None,
+        static=newest.static if newest else False,
+        grace_s=next((one.grace_s for one in containers if one.grace_s is not None), None),
         containers=tuple(
             # CRI does not tell init containers from the others; while they live they are treated alike.
-            ContainerMeta(name=one.metadata.name, id=one.id, kind=ContainerKind.APP)
-            for one in containers
+            ContainerMeta(name=one.name, id=one.id, kind=ContainerKind.APP)
+            for one in containers[:MOST_CONTAINERS]
         ),
         sandbox_ids=tuple(sandbox.id for sandbox in sandboxes),
+        problems=newest.marks.problems if newest else (),
     )
 
 

@@ -12,7 +12,7 @@ Source: "gRPC over HTTP2" in gRPC's documentation.
 import math
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple, final
 from urllib.parse import unquote
@@ -22,6 +22,7 @@ import trio
 from cgroupfs.errors import SourceError
 from reconciler.safefiles import FileRule, UntrustedFileError, check_socket
 from reconciler.sources.http2 import FULL_S, Connection, Exchange, LostError
+from reconciler.sources.protoitems import PREFIX
 
 Code = IntEnum(
     "Code",
@@ -31,16 +32,21 @@ Code = IntEnum(
     start=0,
 )
 
-# Bytes before each message: whether it is compressed, and its length.
-_PREFIX: Final = 5
 _LARGEST: Final = 64 * 1024 * 1024
+_LARGEST_READ: Final = 1024 * 1024 * 1024
+"""Of an answer that is taken apart as it arrives: a bound on work, not on memory."""
 
 
 class Question(NamedTuple):
-    """One call: ``/package.Service/Method`` and the serialized request."""
+    """One call: ``/package.Service/Method`` and the serialized request.
+
+    ``sink`` makes what gets the answer's bytes as they arrive, prefix and all; a question that is asked again makes a
+    new one. The answer itself is empty then.
+    """
 
     path: str
     message: bytes
+    sink: Callable[[], Callable[[bytes], None]] | None = None
 
     @property
     def method(self) -> str:
@@ -156,7 +162,7 @@ class UnaryChannel:
             raise RefusedError(self._source, f"{self._shown}: {question.method}: {name}: {text}", code)
         if said:
             raise self._error([question], said)
-        return bytes(exchange.body[_PREFIX:])
+        return bytes(exchange.body[PREFIX:])
 
     def _error(self, questions: Sequence[Question], message: str) -> SourceError:
         asked = ", ".join(question.method for question in questions)
@@ -176,8 +182,10 @@ def _exchange(question: Question, timeout_s: float) -> Exchange:
         ("content-type", "application/grpc"),
         ("user-agent", "bypassd"),
     )
-    framed = b"\0" + len(question.message).to_bytes(_PREFIX - 1, "big") + question.message
-    return Exchange(headers, framed, limit=_PREFIX + _LARGEST)
+    framed = b"\0" + len(question.message).to_bytes(PREFIX - 1, "big") + question.message
+    if question.sink is None:
+        return Exchange(headers, framed, limit=PREFIX + _LARGEST)
+    return Exchange(headers, framed, limit=PREFIX + _LARGEST_READ, sink=question.sink(), kept=PREFIX)
 
 
 def judged(exchange: Exchange) -> tuple[int, str]:
@@ -196,9 +204,9 @@ def judged(exchange: Exchange) -> tuple[int, str]:
         return 0, f"its answer ended with the status {status[:20]!r}, expected a number"
     if int(status):
         return int(status), unquote(exchange.headers.get("grpc-message", ""), errors="replace")
-    head = bytes(exchange.body[:_PREFIX])
-    if len(head) < _PREFIX or head[0] or len(exchange.body) != _PREFIX + int.from_bytes(head[1:], "big"):
-        return 0, f"its answer is not one plain message: {len(exchange.body)} bytes that begin with {head.hex()!r}"
+    head = bytes(exchange.body[:PREFIX])
+    if len(head) < PREFIX or head[0] or exchange.length != PREFIX + int.from_bytes(head[1:], "big"):
+        return 0, f"its answer is not one plain message: {exchange.length} bytes that begin with {head.hex()!r}"
     return 0, ""
 
 

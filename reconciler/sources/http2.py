@@ -50,17 +50,32 @@ class LostError(Exception):
 class Exchange:
     """One question on its stream, and what has come back so far: all headers and trailers, and the body.
 
-    ``problem`` tells why there is no whole answer although the connection is good.
+    ``problem`` tells why there is no whole answer although the connection is good. With a ``sink`` the body goes there
+    as it arrives, and only its first ``kept`` bytes stay here; ``length`` counts all of it.
     """
 
-    def __init__(self, asked: Headers, body: bytes, *, limit: int) -> None:
+    def __init__(
+        self, asked: Headers, body: bytes, *, limit: int, sink: Callable[[bytes], None] | None = None, kept: int = 0
+    ) -> None:
         self.asked = asked
         self.unsent = body
         self.limit = limit
         self.headers: dict[str, str] = {}
         self.body = bytearray()
+        self.length = 0
+        self.sink = sink
+        self.kept = kept
         self.ended = False
         self.problem = ""
+
+    def take(self, data: bytes) -> None:
+        """Take in a part of the body."""
+        self.length += len(data)
+        if self.sink is None:
+            self.body += data
+        else:
+            self.body += data[: max(0, self.kept - len(self.body))]
+            self.sink(data)
 
     def fail(self, why: str) -> None:
         """End it without an answer."""
@@ -225,8 +240,9 @@ class Connection:
         if isinstance(event, (ResponseReceived, TrailersReceived)):
             exchange.headers |= {_text(name): _text(value) for name, value in event.headers}
         elif isinstance(event, DataReceived):
-            exchange.body += event.data
-            if len(exchange.body) > exchange.limit:
+            if exchange.length + len(event.data) <= exchange.limit:
+                exchange.take(event.data)
+            else:
                 exchange.fail(f"its answer is longer than {exchange.limit} bytes")
                 exchange.body.clear()
                 self._reset(event.stream_id)

@@ -11,18 +11,22 @@ import socket
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, final
 
-import msgspec
 import trio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
 from reconciler.httpclient import HttpSession, Peer
+from reconciler.marks import MarkReader
+from reconciler.slices import Slices
 from reconciler.sources.kubelet_config import KubeletConfig
-from reconciler.sources.podspec import PodObject, meta_of
+from reconciler.sources.podlist import ListedPod, PodListReader, chunks
 from state.model import PodMeta, SourceStatus
 
 NAME: Final = "kubelet"
 _PATH: Final = "/pods"
+_STEP: Final = 4 * 1024
+"""Bytes of the list between two looks at the clock."""
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -72,34 +76,16 @@ def choose_peer(access: KubeletAccess, kubelet: KubeletConfig) -> Peer:
     )
 
 
-class _PodList(Struct):
-    kind: str | None = None
-    items: list[msgspec.Raw] | None = None
-
-
-_decode_list = msgspec.json.Decoder(_PodList).decode
-_decode_pod = msgspec.json.Decoder(PodObject).decode
-
-
-def decode_pods(body: bytes) -> tuple[tuple[PodMeta, ...], tuple[str, ...]]:
-    """The pods of one answer, and a message for each that could not be used; the others hold.
+def decode_pods(body: bytes, marks: MarkReader | None = None) -> tuple[tuple[PodMeta, ...], tuple[str, ...]]:
+    """The pods of one answer, and a message for each of which nothing could be used; the others hold.
 
     Errors: `ValueError` when the answer as a whole is no pod list (cut off, an error page, another kind).
     """
-    try:
-        answer = _decode_list(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise ValueError(f"the answer is not a pod list: {exc}") from exc
-    if answer.kind not in {None, "PodList"} or (answer.kind is None and answer.items is None):
-        raise ValueError(f"the answer is not a pod list but {answer.kind or 'something without items'}")
-    pods: list[PodMeta] = []
-    problems: list[str] = []
-    for index, item in enumerate(answer.items or ()):
-        try:
-            pods.append(meta_of(_decode_pod(item), NAME))
-        except (msgspec.MsgspecError, ValueError) as exc:
-            problems.append(f"{NAME}: pod {index + 1} of its list: {exc}")
-    return tuple(pods), tuple(problems)
+    reader = PodListReader(NAME, marks or MarkReader())
+    for chunk in chunks(body):
+        reader.feed(chunk)
+    reader.end()
+    return tuple(one.meta for one in reader.pods), tuple(reader.problems)
 
 
 class _Round:
@@ -125,8 +111,10 @@ class KubeletPods:
         on_change: Callable[[frozenset[str]], None] = lambda _: None,
         period_s: float = 30.0,
         gap_s: float = 0.2,
+        marks: MarkReader | None = None,
     ) -> None:
         self._peer = peer
+        self._marks = marks or MarkReader()
         self._on_change = on_change
         self._period_s = period_s
         self._gap_s = gap_s
@@ -198,14 +186,23 @@ class KubeletPods:
                         left.finished.set()
 
     async def _once(self, session: HttpSession) -> SourceError | None:
+        reader, slices = PodListReader(NAME, self._marks), Slices()
+
+        async def take(chunk: bytes) -> None:
+            for part in chunks(chunk, _STEP):
+                reader.feed(part)
+                await slices.checkpoint()
+
         try:
-            body = await session.get(_PATH)
-            pods, problems = decode_pods(body)
+            await session.read(_PATH, take)
+            reader.end()
         except SourceError as exc:
+            self._take(reader, whole=False)
             return self._failed(exc)
         except ValueError as exc:
+            self._take(reader, whole=False)
             return self._failed(SourceError(NAME, f"{self._peer.shown}: {_PATH}: {exc}"))
-        self._take(pods, problems)
+        self._take(reader, whole=True)
         return None
 
     def _failed(self, error: SourceError) -> SourceError:
@@ -214,21 +211,42 @@ class KubeletPods:
         self._ok, self._detail = False, str(error)
         return error
 
-    def _take(self, pods: tuple[PodMeta, ...], problems: tuple[str, ...]) -> None:
-        told = {pod.uid: pod for pod in pods}
-        changed = frozenset(uid for uid, pod in told.items() if self._known.get(uid) != pod)
+    def _take(self, reader: PodListReader, *, whole: bool) -> None:
+        """Bring in what was read; the pods before a failure hold, and none is forgotten for it."""
+        told = {pod.uid: pod for pod in map(self._joined, reader.pods)}
+        changed = frozenset(uid for uid, pod in told.items() if self._known.get(uid) is not pod)
+        if whole:
+            self._taken(told, reader)
+        if changed:
+            self._known = {**self._known, **told}
+            self._on_change(changed)
+
+    def _joined(self, listed: ListedPod) -> PodMeta:
+        """A pod with what is still known of what could not be read of it this time; the same object if all equals."""
+        before, now = self._known.get(listed.meta.uid), listed.meta
+        if before is None:
+            return now
+        if not listed.whole:
+            now = replace(
+                before,
+                labels=before.labels if now.labels is None else now.labels,
+                annotations=before.annotations if now.annotations is None else now.annotations,
+                problems=now.problems,
+            )
+        return before if now == before else now
+
+    def _taken(self, told: Mapping[str, PodMeta], reader: PodListReader) -> None:
+        problems = tuple(reader.problems)
         if not self._ok and self._answered_at is not None:
             _LOG.info("%s: answers again", NAME)
         for problem in set(problems).difference(self._problems):
             _LOG.warning("%s", problem)
         self._answered_at, self._ok, self._problems = trio.current_time(), True, problems
         self._detail = f"{len(told)} pods from {self._peer.shown}"
-        if problems:
-            self._detail += f", {len(problems)} unusable"
+        unusable = len(problems) + sum(not one.whole for one in reader.pods)
+        if unusable:
+            self._detail += f", {unusable} unusable"
         if told:
             self._listed = frozenset(told)
         elif self._known:
             self._detail = f"an empty list from {self._peer.shown}; the {len(self._known)} pods known before are kept"
-        if changed:
-            self._known = {**self._known, **told}
-            self._on_change(changed)

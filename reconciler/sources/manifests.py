@@ -10,14 +10,15 @@ begin with a dot, no sub-directories, YAML or JSON by content, one pod a file.
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Final, final
+from typing import Final, TypeVar, final
 
 import msgspec
 from msgspec import Struct
 
 from cgroupfs.errors import InputError, SourceError
+from reconciler.marks import MarkReader
 from reconciler.safefiles import FileRule, list_directory, read_file
-from reconciler.sources.podspec import PodObject, meta_of
+from reconciler.sources.podspec import PodObject, marks_of, meta_of
 from reconciler.yamldoc import Document, read_yaml
 from state.model import PodMeta
 
@@ -25,6 +26,8 @@ NAME: Final = "manifest"
 
 _LARGEST: Final = 1024 * 1024
 _DEFAULT_NAMESPACE: Final = "default"
+
+T = TypeVar("T")
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
@@ -44,8 +47,17 @@ class Manifests(Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-def read_manifest(text: str, path: str) -> Manifest:
-    """One file.
+class _MarkedMeta(Struct, frozen=True):
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _Marked(Struct, frozen=True):
+    metadata: _MarkedMeta = _MarkedMeta()
+
+
+def read_manifest(text: str, path: str, reader: MarkReader | None = None) -> Manifest:
+    """One file. ``reader`` takes what is kept of labels and annotations.
 
     Errors: `InputError` with file, line and column for what the kubelet would not take either.
     """
@@ -54,18 +66,22 @@ def read_manifest(text: str, path: str) -> Manifest:
         raise document.refusal((), "a Pod")
     if document.data.get("kind") != "Pod":
         raise document.refusal(("kind",), "Pod, the only kind that a static manifest may have")
-    pod = _converted(document)
+    pod, marked = _converted(document, PodObject), _converted(document, _Marked).metadata
     if not pod.metadata.name:
         raise document.refusal(("metadata",), "a name")
-    meta = meta_of(pod, NAME, uid=pod.metadata.uid or "?", static=True)
+    marks = marks_of(marked.labels or {}, marked.annotations or {}, reader or MarkReader())
+    try:
+        meta = meta_of(pod, NAME, marks, uid=pod.metadata.uid or "?", static=True)
+    except ValueError as exc:
+        raise document.refusal(("metadata", "uid"), "a uid") from exc
     uid = "" if meta.uid == "?" else meta.uid
     meta = msgspec.structs.replace(meta, uid=uid, namespace=meta.namespace or _DEFAULT_NAMESPACE)
     return Manifest(path=path, meta=meta)
 
 
-def _converted(document: Document) -> PodObject:
+def _converted(document: Document, kind: type[T]) -> T:
     try:
-        return msgspec.convert(document.data, PodObject)
+        return msgspec.convert(document.data, kind)
     except msgspec.ValidationError as exc:
         raise document.explain(exc) from exc
 
@@ -105,7 +121,10 @@ class ManifestDirectory:
     ``path`` is as the kubelet names it; ``root`` the node's prefix; ``rule`` says who named it.
     """
 
-    def __init__(self, path: str, root: str = "/", rule: FileRule = FileRule.OPERATOR) -> None:
+    def __init__(
+        self, path: str, root: str = "/", rule: FileRule = FileRule.OPERATOR, marks: MarkReader | None = None
+    ) -> None:
+        self._marks = marks or MarkReader()
         self._path = path
         self._root = root
         self._rule = rule
@@ -146,7 +165,7 @@ class ManifestDirectory:
             if stat.st_size > _LARGEST:
                 return version, last_good, str(InputError(shown, stat.st_size, "at most 1 MiB"))
             text = read_file(shown, self._rule, root=self._root, largest=_LARGEST).decode()
-            return version, read_manifest(text, shown), None
+            return version, read_manifest(text, shown, self._marks), None
         except OSError as exc:
             return None, last_good, f"{shown}: {exc.strerror or exc}"
         except UnicodeDecodeError:

@@ -8,11 +8,12 @@ Source: Kubernetes API reference, Pod v1.
 
 import ipaddress
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from cgroupfs.naming import QosClass
+from reconciler.marks import LONGEST_NAME, MarkReader, limited, note, shortened, too_long
 from reconciler.resize import Condition, state_of
 from reconciler.resources import read_resources
 from state.model import ContainerKind, ContainerMeta, PodMeta, Resize
@@ -21,9 +22,11 @@ CONFIG_HASH: Final = "kubernetes.io/config.hash"
 CONFIG_MIRROR: Final = "kubernetes.io/config.mirror"
 CONFIG_SOURCE: Final = "kubernetes.io/config.source"
 
-# Nothing we read is nearly as long; kubectl's copy of the whole manifest would be most of what we keep in memory.
-_LONGEST_ANNOTATION: Final = 16 * 1024
-_UNUSED_ANNOTATIONS: Final = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
+MOST_CONTAINERS: Final = 256
+"""Of each kind in a pod; the rest count as not described."""
+_MOST_CONDITIONS: Final = 64
+_LONGEST_MESSAGE: Final = 1024
+LONGEST_UID: Final = 128
 
 STATIC_SOURCES: Final = frozenset({"file", "http"})
 
@@ -36,22 +39,19 @@ class OwnerReference(Struct, frozen=True):
     controller: bool | None = None
 
 
-class ObjectMeta(
-    Struct,
-    frozen=True,
-    rename={
-        "owners": "ownerReferences",
-        "deletion_timestamp": "deletionTimestamp",
-        "deletion_grace_s": "deletionGracePeriodSeconds",
-    },
-):
-    """``metadata``."""
+META_NAMES: Final = {
+    "owners": "ownerReferences",
+    "deletion_timestamp": "deletionTimestamp",
+    "deletion_grace_s": "deletionGracePeriodSeconds",
+}
+
+
+class ObjectMeta(Struct, frozen=True, rename=META_NAMES):
+    """``metadata`` without labels and annotations, which `Marks` holds."""
 
     name: str | None = None
     namespace: str | None = None
     uid: str | None = None
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
     owners: list[OwnerReference] | None = None
     deletion_timestamp: str | None = None
     deletion_grace_s: float | None = None
@@ -72,17 +72,24 @@ class ContainerSpec(Struct, frozen=True, rename="camel"):
     restart_policy: str | None = None
 
 
-class PodSpec(
-    Struct,
-    frozen=True,
-    rename={
-        "init_containers": "initContainers",
-        "ephemeral_containers": "ephemeralContainers",
-        "priority_class_name": "priorityClassName",
-        "node_name": "nodeName",
-        "grace_s": "terminationGracePeriodSeconds",
-    },
-):
+SPEC_NAMES: Final = {
+    "init_containers": "initContainers",
+    "ephemeral_containers": "ephemeralContainers",
+    "priority_class_name": "priorityClassName",
+    "node_name": "nodeName",
+    "grace_s": "terminationGracePeriodSeconds",
+}
+STATUS_NAMES: Final = {
+    "qos_class": "qosClass",
+    "pod_ip": "podIP",
+    "pod_ips": "podIPs",
+    "container_statuses": "containerStatuses",
+    "init_container_statuses": "initContainerStatuses",
+    "ephemeral_container_statuses": "ephemeralContainerStatuses",
+}
+
+
+class PodSpec(Struct, frozen=True, rename=SPEC_NAMES):
     """``spec``."""
 
     containers: list[ContainerSpec] | None = None
@@ -120,17 +127,7 @@ class PodIP(Struct, frozen=True):
     ip: str = ""
 
 
-_STATUS_NAMES: Final = {
-    "qos_class": "qosClass",
-    "pod_ip": "podIP",
-    "pod_ips": "podIPs",
-    "container_statuses": "containerStatuses",
-    "init_container_statuses": "initContainerStatuses",
-    "ephemeral_container_statuses": "ephemeralContainerStatuses",
-}
-
-
-class PodStatus(Struct, frozen=True, rename=_STATUS_NAMES):
+class PodStatus(Struct, frozen=True, rename=STATUS_NAMES):
     """``status``."""
 
     qos_class: str | None = None
@@ -152,51 +149,85 @@ class PodObject(Struct, frozen=True):
     status: PodStatus = PodStatus()
 
 
-def static_uid(metadata: ObjectMeta) -> str | None:
+class MarkedMeta(Struct, frozen=True):
+    """Who a pod is, with its labels and annotations as they stand in the JSON."""
+
+    name: Raw = Raw(b"null")
+    namespace: Raw = Raw(b"null")
+    uid: Raw = Raw(b"null")
+    labels: Raw = Raw(b"null")
+    annotations: Raw = Raw(b"null")
+
+
+class MarkedObject(Struct, frozen=True):
+    """The part of a pod by which it is classified; everything else is passed over."""
+
+    metadata: MarkedMeta = MarkedMeta()
+
+
+class Marks(NamedTuple):
+    """The labels and annotations of one pod that are kept; None: they could not be read."""
+
+    labels: Mapping[str, str] | None
+    annotations: Mapping[str, str] | None
+    problems: tuple[str, ...] = ()
+
+
+def marks_of(labels: Raw | Mapping[str, str], annotations: Raw | Mapping[str, str], reader: MarkReader) -> Marks:
+    """What is kept of both maps."""
+    problems: list[str] = []
+    read = reader.labels(labels, problems), reader.annotations(annotations, problems)
+    return Marks(*read, tuple(problems))
+
+
+def static_uid(annotations: Mapping[str, str], uid: str | None) -> str | None:
     """The uid under which the kubelet keeps a static pod's cgroup; None for a pod of the API server.
 
     The API server knows such a pod as a mirror with a uid of its own; the mirror's annotation has the kubelet's.
     """
-    annotations = metadata.annotations or {}
     mirrored = annotations.get(CONFIG_MIRROR)
     if mirrored:
         return mirrored
     if annotations.get(CONFIG_SOURCE) in STATIC_SOURCES:
-        return annotations.get(CONFIG_HASH) or metadata.uid
+        return annotations.get(CONFIG_HASH) or uid
     return None
 
 
-def meta_of(pod: PodObject, source: str, *, uid: str | None = None, static: bool = False) -> PodMeta:
+def meta_of(pod: PodObject, source: str, marks: Marks, *, uid: str | None = None, static: bool = False) -> PodMeta:
     """The pod as one source tells it. ``uid`` replaces what the object says.
 
     Errors: `ValueError` for a pod without any uid: nothing could be matched with it.
     """
     metadata, spec, status = pod.metadata, pod.spec, pod.status
-    kept_as = static_uid(metadata)
+    problems = list(marks.problems)
+    kept_as = shortened(
+        static_uid(marks.annotations or {}, metadata.uid), "uid in its annotations", problems, LONGEST_UID
+    )
     uid = uid or kept_as or metadata.uid
     if not uid:
-        raise ValueError(f"pod {metadata.namespace}/{metadata.name} has no uid")
-    problems: list[str] = []
+        raise ValueError(f"pod {(metadata.namespace or '')[:60]}/{(metadata.name or '')[:60]} has no uid")
+    if len(uid) > LONGEST_UID:
+        raise ValueError(too_long("uid", len(uid), LONGEST_UID))
     ids = dict(_ids(status))
     resizes = dict(_resizes(status, problems))
     containers = tuple(_containers(spec, ids, resizes, problems))
     return PodMeta(
         uid=uid,
         source=source,
-        namespace=metadata.namespace,
-        name=metadata.name,
-        labels=metadata.labels or {},
-        annotations=kept_annotations(metadata.annotations or {}),
+        namespace=shortened(metadata.namespace, "namespace", problems),
+        name=shortened(metadata.name, "name", problems),
+        labels=marks.labels,
+        annotations=marks.annotations,
         qos=_qos(status.qos_class),
-        priority_class=spec.priority_class_name or None,
+        priority_class=shortened(spec.priority_class_name, "priorityClassName", problems) or None,
         priority=spec.priority,
-        owner=_owner(metadata.owners or ()),
+        owner=shortened(_owner(metadata.owners or ()), "ownerReferences", problems, 2 * LONGEST_NAME),
         ip=_address(status),
         static=static or kept_as is not None,
         deleting=metadata.deletion_timestamp is not None,
         grace_s=_grace_s(metadata, spec),
         containers=containers,
-        problems=tuple(problems),
+        problems=limited(problems),
     )
 
 
@@ -208,14 +239,20 @@ def _containers(
         (spec.containers, ContainerKind.APP),
         (spec.ephemeral_containers, ContainerKind.APP),
     ):
-        for container in group or ():
+        if group is not None and len(group) > MOST_CONTAINERS:
+            note(problems, f"more than {MOST_CONTAINERS} containers: the others count as not described")
+        for container in (group or ())[:MOST_CONTAINERS]:
+            if len(container.name) > LONGEST_NAME:
+                note(problems, too_long("name of a container", len(container.name), LONGEST_NAME))
+                continue
             # An init container that restarts always is a sidecar: it stays for the pod's life, like an app container.
             sidecar = kind is ContainerKind.INIT and container.restart_policy == "Always"
             where = f"container {container.name}"
             asked = container.resources or ResourceRequirements()
             requests, bad_requests = read_resources(f"{where}: requests", asked.requests)
             limits, bad_limits = read_resources(f"{where}: limits", asked.limits)
-            problems += (*bad_requests, *bad_limits)
+            for problem in (*bad_requests, *bad_limits):
+                note(problems, problem)
             yield ContainerMeta(
                 name=container.name,
                 kind=ContainerKind.APP if sidecar else kind,
@@ -229,13 +266,13 @@ def _containers(
 def _resizes(status: PodStatus, problems: list[str]) -> Iterator[tuple[str, Resize]]:
     """What the status tells of each container's resources, where it tells anything."""
     current = [
-        Condition(one.type, one.reason or "", one.message or "")
-        for one in status.conditions or ()
+        Condition(one.type, one.reason or "", (one.message or "")[:_LONGEST_MESSAGE])
+        for one in (status.conditions or ())[:_MOST_CONDITIONS]
         if one.status == "True"
     ]
     state, message = state_of(status.resize, current)
     for group in (status.init_container_statuses, status.container_statuses):
-        for container in group or ():
+        for container in (group or ())[:MOST_CONTAINERS]:
             told, has = container.allocated_resources, container.resources
             if told is None and has is None and state is None:
                 continue
@@ -243,7 +280,8 @@ def _resizes(status: PodStatus, problems: list[str]) -> Iterator[tuple[str, Resi
             admitted, bad_admitted = read_resources(f"{where}: allocatedResources", told)
             requests, bad_requests = read_resources(f"{where}: requests", has.requests if has else None)
             limits, bad_limits = read_resources(f"{where}: limits", has.limits if has else None)
-            problems += (*bad_admitted, *bad_requests, *bad_limits)
+            for problem in (*bad_admitted, *bad_requests, *bad_limits):
+                note(problems, problem)
             yield (
                 container.name,
                 Resize(
@@ -262,15 +300,6 @@ def _ids(status: PodStatus) -> Iterator[tuple[str, str]]:
         for container in group or ():
             if container.container_id:
                 yield container.name, container.container_id.rpartition("://")[2]
-
-
-def kept_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Without what nothing here reads and what is too long to be meant for us."""
-    return {
-        key: value
-        for key, value in annotations.items()
-        if key not in _UNUSED_ANNOTATIONS and len(value) <= _LONGEST_ANNOTATION
-    }
 
 
 def _address(status: PodStatus) -> str | None:

@@ -1,13 +1,14 @@
 import itertools
 import operator
 import os
+import time
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cgroupfs.cpuset import EMPTY, MAX_CPUS, CpuSet
+from cgroupfs.cpuset import EMPTY, LONGEST_LIST, MAX_CPUS, CpuSet
 from cgroupfs.files import read_text
 from tests.cgroupfs.kernelgroup import kernel_groups
 
@@ -179,3 +180,38 @@ def test_this_kernel_reads_and_prints_lists_the_same_way() -> None:
 def test_the_union_of_sets_is_what_is_in_any_of_them() -> None:
     assert CpuSet.union([CpuSet.parse("0-1"), CpuSet.parse("1,70")]) == CpuSet.parse("0-1,70")
     assert CpuSet.union([]) == CpuSet()
+
+
+@given(st.integers(0, 40), st.integers(0, 90), st.integers(0, 12), st.integers(1, 12))
+def test_a_stride_is_the_first_of_each_group(first: int, length: int, used: int, group: int) -> None:
+    used = min(used, group)
+    text = f"{first}-{first + length}:{used}/{group}"
+    assert CpuSet.parse(text) == CpuSet(first + at for at in range(length + 1) if at % group < used)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0-8191:1/1," * 23_000,
+        "0," * 125_000,
+        ",".join(["0-8191:1/2"] * 65),
+        "0" * 5000,
+        "9" * 5000,
+        "0-" + "9" * 5000,
+        "0-7:1/" + "9" * 5000,
+        "x" * 250_000,
+    ],
+    ids=lambda text: f"{text[:12]}x{len(text)}",
+)
+def test_a_list_that_no_kernel_takes_is_refused_in_few_words_and_at_once(text: str) -> None:
+    began = time.process_time()
+    with pytest.raises(ValueError, match="is not a CPU list") as refused:
+        CpuSet.parse(text)
+    assert time.process_time() - began < 0.5
+    assert len(str(refused.value)) < 300
+
+
+def test_the_longest_normal_form_is_taken() -> None:
+    cpus = CpuSet(range(0, MAX_CPUS, 2))
+    assert CpuSet.parse(str(cpus)) == cpus
+    assert len(str(cpus)) < LONGEST_LIST

@@ -90,6 +90,7 @@ def test_one_bad_pod_in_the_list_does_not_stop_the_others(node: DirectoryNode, d
     bad.meta["labels"] = ["not", "a", "mapping"]
     one = daemon().up()
     wait_for(lambda: bounded(node, good.main), told=one.tail)
-    assert one.pod(bad.uid)["class"] == "shared"
-    said = [line for line in one.problems() if "pod 1 of its list" in line]
+    # Never read: by its QoS, and marked so.
+    assert (one.pod(bad.uid)["class"], one.pod(bad.uid)["class_certain"]) == ("shared", False)
+    said = [line for line in one.problems() if line.startswith("default/bad: ")]
     assert len(said) == 1

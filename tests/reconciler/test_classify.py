@@ -6,7 +6,7 @@ import pytest
 from cgroupfs.naming import QosClass
 from reconciler.classify import PodFacts, classify, facts_of, merge_rules
 from reconciler.rules import ClassSelector, LabelSelector, Operator, Override, Requirement, Rules, any_glob, pod_glob
-from state.model import PodClass, PodMeta
+from state.model import LastClass, PodClass, PodMeta
 
 KATALYST = "katalyst.kubewharf.io/qos_level"
 KOORDINATOR = "koordinator.sh/qosClass"
@@ -346,3 +346,35 @@ def test_globs_do_not_reach_over_the_slash_and_unknown_names_fit_none() -> None:
 def test_the_configurations_overrides_come_before_the_files() -> None:
     one, two = Override(pod_class=PodClass.SHARED, uid="1"), Override(pod_class=PodClass.SYSTEM, uid="1")
     assert merge_rules(Rules(overrides=(one,)), (two,)).overrides == (one, two)
+
+
+LAST = LastClass(pod_class=PodClass.RECLAIMED, source="label x=BE")
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations"), [(None, None), (None, {}), ({}, None)], ids=["neither", "no labels", "no annotations"]
+)
+def test_a_pod_whose_labels_cannot_be_read_keeps_its_last_class(
+    labels: dict[str, str] | None, annotations: dict[str, str] | None
+) -> None:
+    facts = msgspec.structs.replace(pod(labels=labels, annotations=annotations, exclusive=True), last=LAST)
+    found = classify(facts, NONE)
+    assert (found.pod_class, found.certain, found.last) == (PodClass.RECLAIMED, False, LAST)
+    assert found.source.startswith(LAST.source)
+    assert len(found.problems) == 1
+    override = Rules(overrides=(Override(uid="u-1", pod_class=PodClass.SHARED),))
+    assert (classify(facts, override).pod_class, classify(facts, override).last) == (PodClass.SHARED, LAST)
+
+
+def test_what_is_read_now_counts_more_than_the_last_class_and_becomes_it() -> None:
+    facts = msgspec.structs.replace(pod(), last=LAST)
+    found = classify(facts, NONE)
+    assert (found.pod_class, found.certain) == (PodClass.SHARED, True)
+    assert found.last == LastClass(pod_class=PodClass.SHARED, source=found.source)
+    override = Rules(overrides=(Override(uid="u-1", pod_class=PodClass.SYSTEM),))
+    assert classify(facts, override).last == found.last, "an override is no reading"
+
+
+def test_a_pod_of_which_labels_were_never_read_has_its_qos_and_is_marked_so() -> None:
+    found = classify(pod(labels=None, annotations=None), NONE)
+    assert (found.pod_class, found.certain, found.last) == (PodClass.SHARED, False, None)

@@ -22,6 +22,7 @@ class FakeCri:
         self.asked: list[tuple[float, str]] = []
         self.failing = False
         self.connected = False
+        self.problems: tuple[str, ...] = ()
         self.closed = 0
 
     async def pod(self, uid: str) -> PodMeta | None:

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
 from reconciler.holds import pod_hold
+from reconciler.marks import LONGEST_LABEL, longest
 from reconciler.rules import PodSelector, any_glob
 from state.evidence import Frame, PodFacts
 from state.model import Hold, PodClass
@@ -68,7 +70,7 @@ def marked(pod: PodFacts, marks: tuple[str, ...]) -> str | None:
         key, equals, value = mark.partition("=")
         for kind, found in (("annotation", pod.annotations), ("label", pod.labels)):
             if key in found and (not equals or found[key] == value):
-                return f"{kind} {key}={found[key]}"
+                return f"{kind} {key}={found[key][:LONGEST_LABEL]}"
     return None
 
 
@@ -118,13 +120,21 @@ def accepts(pod: PodFacts, features: tuple[str, ...]) -> str | None:
     text = pod.annotations.get(_POLICY)
     if text is None:
         return None
-    try:
-        listed = msgspec.json.decode(text, type=list[str])
-    except msgspec.MsgspecError:
+    listed = _listed(text)
+    if listed is None:
         return f"annotation {_POLICY} is no list of names: nothing is accepted"
-    return (
-        None if set(listed) & set(features) else f"annotation {_POLICY} does not name {' or '.join(features) or 'it'}"
-    )
+    return None if listed & set(features) else f"annotation {_POLICY} does not name {' or '.join(features) or 'it'}"
+
+
+@lru_cache(maxsize=256)
+def _listed(text: str) -> frozenset[str] | None:
+    """The names that an annotation lists, read once and not at each look; None: it cannot be read."""
+    if len(text) > longest(_POLICY):
+        return None
+    try:
+        return frozenset(msgspec.json.decode(text, type=list[str]))
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return None
 
 
 def name_of(pod: PodFacts) -> str | None:

@@ -177,3 +177,11 @@ def test_what_is_no_number_is_told(body: bytes, field: str, words: str) -> None:
         number_in(body, field)
     assert words in str(caught.value)
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("depth", [10, 900, 990, 5000])
+def test_nesting_is_no_number(depth: int) -> None:
+    body = b'{"a":' + b"[" * depth + b"]" * depth + b"}"
+    with pytest.raises(ValueError, match="expected") as refused:
+        number_in(body, "a")
+    assert len(str(refused.value)) < 200

@@ -1,8 +1,10 @@
 """Prometheus' text: read as its own client reads it, selected as PromQL selects, quantiles as its functions define."""
 
+import itertools
 import math
 import re
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.parser import text_string_to_metric_families
 
 from reconciler.signals.promtext import (
+    MOST_SERIES,
+    SeriesReader,
     grown,
     histogram,
     number,
@@ -225,3 +229,82 @@ def test_numbers_as_prometheus_writes_them(text: str, value: float) -> None:
     assert math.isnan(number("NaN"))
     with pytest.raises(ValueError, match=re.escape("1_0")):
         number("1_0")
+
+
+# What a service's author wrote
+
+
+AMBIGUOUS = ("(a+)+b", "(a|aa)*b", ".*.*.*x", "(?:x*)*", "a?" * 30 + "a" * 30, r"(a)\\1", "(?=a).")
+USUAL = ("a|b", "5..", "/api/.*", ".*foo.*", "(?i)get", "[0-9]{3}", "/v1/(users|jobs)/[^/]+")
+
+
+@pytest.mark.parametrize("pattern", AMBIGUOUS)
+def test_a_pattern_that_could_take_for_ever_is_refused_with_the_configuration(pattern: str) -> None:
+    with pytest.raises(ValueError, match="could take for ever"):
+        parse_selector(f'm{{x=~"{pattern}"}}')
+
+
+@pytest.mark.parametrize("pattern", USUAL)
+def test_usual_patterns_take_any_label_in_no_time(pattern: str) -> None:
+    selector = parse_selector(f'm{{x=~"{pattern}"}}')
+    took = []
+    for value in ("a" * 256, "/" * 255 + "!", "foo" * 85, "x" * 1_000_000):
+        began = time.process_time()
+        selector.fits({"x": value})
+        took.append(time.process_time() - began)
+    assert max(took) < 0.05
+    assert not selector.fits({"x": "foo" * 1000}), "no label is so long"
+
+
+WORST = {
+    "one line": b"m" * (16 << 20),
+    "blanks": b"m" + b" " * (16 << 10) + b"#",
+    "blanks and labels": b"m {" + b" " * (8 << 10) + b"}" + b" " * (4 << 10) + b"#",
+    "open label": b'm{a="' + b"x" * (15 << 10),
+    "backslashes": b'm{a="' + b"\\" * (15 << 10) + b'"} 1',
+    "labels": b"m{" + b'a="b",' * 2500 + b"} x",
+    "digits": b"m " + b"9" * (15 << 10),
+    "long wanted line": b"m 1" + b" " * (17 << 10),
+}
+
+
+@pytest.mark.parametrize("name", WORST)
+def test_the_worst_text_takes_little_work_and_memory_in_any_parts(name: str) -> None:
+    text = WORST[name]
+    reader = SeriesReader(["m"])
+    tracemalloc.start()
+    slowest, said = 0.0, ""
+    try:
+        for part in itertools.chain((text[at : at + 4096] for at in range(0, len(text), 4096)), [b"\n"]):
+            began = time.process_time()
+            reader.feed(part)
+            slowest = max(slowest, time.process_time() - began)
+    except ValueError as exc:
+        said = str(exc)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert len(said) < 300
+    assert peak < 1 << 20
+    assert slowest < 0.1
+
+
+@given(st.binary(max_size=200) | st.text('m{}="\\, \n1x', max_size=80).map(str.encode), st.integers(1, 30))
+def test_a_text_tells_the_same_in_any_parts(text: bytes, size: int) -> None:
+    def told(parts: list[bytes]) -> object:
+        reader = SeriesReader(["m"])
+        try:
+            for part in parts:
+                reader.feed(part)
+            reader.end()
+        except ValueError:
+            return "broken"
+        return [(one.name, dict(one.labels), str(one.value)) for one in reader.found]
+
+    assert told([text[at : at + size] for at in range(0, len(text), size)]) == told([text])
+
+
+def test_more_series_than_a_scrape_may_have_are_refused() -> None:
+    reader = SeriesReader(["m"])
+    with pytest.raises(ValueError, match="more than 10000 series"):
+        reader.feed(b'm{a="b"} 1\n' * (MOST_SERIES + 1))

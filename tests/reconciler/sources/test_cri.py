@@ -95,6 +95,34 @@ async def test_of_several_sandboxes_the_newest_tells(runtime: FakeRuntime) -> No
     assert pod.sandbox_ids == ("f" * 64, SANDBOX)
 
 
+async def test_a_sandbox_that_is_too_long_or_long_in_vain_costs_no_other_its_labels(runtime: FakeRuntime) -> None:
+    for number in range(60):
+        one = cri_pb2.PodSandbox()
+        one.CopyFrom(next(one for one in runtime.sandboxes if one.id == SANDBOX))
+        one.id, one.metadata.uid = f"{number:064}", f"uid-{number}"
+        one.annotations["x"] = "y" * 250_000
+        one.annotations["volcano.sh/qos-level"] = "BE"
+        for key in range(200):
+            one.annotations[f"k{key}"] = "z" * 100
+        runtime.sandboxes.append(one)
+    huge = cri_pb2.PodSandbox()
+    huge.CopyFrom(runtime.sandboxes[-1])
+    huge.id, huge.metadata.uid = "e" * 64, "huge"
+    huge.labels["x"] = "y" * (3 << 20)
+    runtime.sandboxes.append(huge)
+    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
+        pods = {pod.uid: pod for pod in await cri.pods()}
+        assert len(cri.problems) == 1
+    check_burstable(pods[BURSTABLE])
+    assert "huge" not in pods
+    for number in range(60):
+        assert pods[f"uid-{number}"].annotations == {
+            "volcano.sh/qos-level": "BE",
+            "kubernetes.io/config.hash": (pods[BURSTABLE].annotations or {}).get("kubernetes.io/config.hash"),
+            "kubernetes.io/config.source": "file",
+        }
+
+
 async def test_version_and_status_are_the_runtimes_words(runtime: FakeRuntime) -> None:
     async with CriClient(str(runtime.socket)) as cri:
         version = await cri.version()

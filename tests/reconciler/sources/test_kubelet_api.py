@@ -2,6 +2,7 @@
 
 import os
 import ssl
+import time
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,102 @@ async def test_no_failure_and_no_empty_list_shrinks_what_is_known(nursery: trio.
     assert set(pods.known) == {"a"}
     assert changes == [frozenset("ab"), frozenset("a")]
     assert server.connections == 1
+    nursery.cancel_scope.cancel()
+
+
+BE = {"koordinator.sh/qosClass": "BE"}
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        Reply(pod_list({"metadata": {"uid": "a", "labels": 5}})),
+        Reply(pod_list({"metadata": {"uid": "a", "labels": {"koordinator.sh/qosClass": None}}})),
+        Reply(b'{"items":[{"metadata":{"uid":"a","name":' + b"[" * 5000 + b"]" * 5000 + b"}}]}"),
+        Reply(b'{"items":[{"metadata":{"uid":"a","labels":{"x":"' + b"y" * (5 << 20) + b'"}}}]}'),
+    ],
+    ids=["labels", "label", "nesting", "size"],
+)
+async def test_what_cannot_be_read_of_a_pod_this_time_stays_as_it_was_and_is_said(
+    nursery: trio.Nursery, second: Reply
+) -> None:
+    whole = {**pod_json("a", labels=BE), "spec": {"containers": [{"name": "main"}]}}
+    first = Reply(pod_list(whole, pod_json("b")))
+    port = await nursery.start(HttpPeer([first, second]).serve)
+    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
+    await nursery.start(pods.run)
+    known = await pods.refresh()
+    assert known["a"].labels == BE
+    assert known["a"].containers
+    assert len(known["a"].problems) == 1
+    assert len(known["a"].problems[0]) < 500
+    assert set(known) == {"a", "b"}
+    assert pods.status(trio.current_time()).ok
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_pods_before_a_break_are_known(nursery: trio.Nursery) -> None:
+    body = pod_list(pod_json("a", labels=BE), pod_json("b"))
+    port = await nursery.start(HttpPeer([Reply(body[:-20])]).serve)
+    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
+    await nursery.start(pods.run)
+    with pytest.raises(SourceError, match="not a pod list"):
+        await pods.refresh()
+    assert pods.known["a"].labels == BE
+    assert not pods.status(trio.current_time()).ok
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_list_of_any_length_is_known_and_the_loop_goes_on(nursery: trio.Nursery) -> None:
+    around = {f"x{number}": "y" * 200 for number in range(5000)}
+    items = [pod_json(f"u{number}", annotations=around, labels=BE) for number in range(70)]
+    body = pod_list(*items)
+    assert len(body) > 64 << 20
+    port = await nursery.start(HttpPeer([Reply(body)]).serve)
+    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=120), gap_s=0)
+    await nursery.start(pods.run)
+    assert {meta.labels["koordinator.sh/qosClass"] for meta in pods.known.values() if meta.labels} == {"BE"}
+    assert len(pods.known) == 70
+    nursery.cancel_scope.cancel()
+
+
+class Steps(trio.abc.Instrument):
+    """The longest step of the tasks of one name: CPU time between two points where others may run. Seconds."""
+
+    def __init__(self, name: str) -> None:
+        self.longest = 0.0
+        self._name = name
+        self._began = 0.0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._began = time.thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if self._name in task.name:
+            self.longest = max(self.longest, time.thread_time() - self._began)
+
+
+async def test_no_pod_of_a_list_holds_the_loop(nursery: trio.Nursery) -> None:
+    full = {f"{number}": "" for number in range(100_000)}
+    deep = b'{"metadata":{"uid":"d"},"x":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    items = [
+        pod_json("a", annotations=full, labels={**full, **BE}),
+        {**pod_json("b", labels=BE), "spec": {"containers": [{"name": "a"}] * 100_000}},
+        {**pod_json("c", labels=BE), "spec": {"volumes": ["\0" * 1_000_000]}},
+    ]
+    body = pod_list(*items)[:-2] + b"," + deep + b"]}"
+    port = await nursery.start(HttpPeer([Reply(body)]).serve)
+    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=60), gap_s=0)
+    await nursery.start(pods.run)
+    for _ in range(3):
+        steps = Steps("KubeletPods.run")
+        trio.lowlevel.add_instrument(steps)
+        await pods.refresh()
+        trio.lowlevel.remove_instrument(steps)
+        if steps.longest < 0.02:
+            break
+    assert 0 < steps.longest < 0.02
+    assert {uid: meta.labels for uid, meta in pods.known.items()} == {"a": BE, "b": BE, "c": BE, "d": {}}
     nursery.cancel_scope.cancel()
 
 

@@ -1,9 +1,18 @@
 """What the kubelet's list of pods is understood as; nobody is asked."""
 
+import json
+import random
+import tracemalloc
+
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cgroupfs.naming import QosClass
+from reconciler.marks import ANNOTATIONS, MarkReader
 from reconciler.sources.kubelet_api import decode_pods
+from reconciler.sources.podlist import LONGEST_POD, PodListReader, chunks
 from state.model import ContainerKind, PodMeta, Resources
 from tests.reconciler.sources.podlists import EMPTY, FIXTURES, pod_json, pod_list
 
@@ -131,21 +140,37 @@ def test_owner_priority_sidecars_and_ephemeral_containers() -> None:
 
 
 def test_long_and_unused_annotations_are_not_kept() -> None:
-    annotations = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "a": "1", "b": "x" * 20_000}
+    unused = "kubectl.kubernetes.io/last-applied-configuration"
+    annotations = {unused: "{}", "a": "1", "b": "x" * 5_000, "volcano.sh/qos-level": "BE"}
     (meta,), _ = decode_pods(pod_list(pod_json("1", annotations=annotations)))
-    assert meta.annotations == {"a": "1"}
+    assert meta.annotations == {"a": "1", "volcano.sh/qos-level": "BE"}
+
+
+@pytest.mark.parametrize("key", sorted(ANNOTATIONS))
+def test_of_a_large_map_what_is_read_is_kept_whatever_stands_around_it(key: str) -> None:
+    around = {f"x{number}": "y" * 20 for number in range(3000)}
+    pod = pod_json("1", annotations={**around, key: "1"}, labels={**around, "koordinator.sh/qosClass": "BE"})
+    (meta,), problems = decode_pods(pod_list(pod))
+    assert (meta.annotations, meta.labels, problems) == ({key: "1"}, {"koordinator.sh/qosClass": "BE"}, ())
+
+
+@pytest.mark.parametrize("key", sorted(ANNOTATIONS))
+def test_what_is_longer_than_its_key_allows_is_one_message_with_name_size_and_limit(key: str) -> None:
+    for size in (ANNOTATIONS[key] + 1, 250_000):
+        (meta,), _ = decode_pods(pod_list(pod_json("1", annotations={key: "9" * size})))
+        (problem,) = meta.problems
+        assert meta.annotations == {}
+        assert key in problem
+        assert f"at most {ANNOTATIONS[key]}" in problem
+        assert len(problem) < 200
 
 
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
         ({"metadata": {"name": "x", "namespace": "y"}}, "kubelet: pod 2 of its list: pod y/x has no uid"),
-        ({"metadata": {"uid": "1", "labels": {"a": 1}}}, "kubelet: pod 2 of its list: Expected `str`, got `int`"),
         (7, "kubelet: pod 2 of its list: Expected `object`, got `int`"),
-        (
-            {"metadata": {"uid": "1"}, "spec": {"containers": [{}]}},
-            "kubelet: pod 2 of its list: Object missing required",
-        ),
+        ([], "kubelet: pod 2 of its list: Expected `object`, got `array`"),
     ],
 )
 def test_a_broken_pod_is_one_message_and_the_others_hold(bad: object, message: str) -> None:
@@ -153,6 +178,81 @@ def test_a_broken_pod_is_one_message_and_the_others_hold(bad: object, message: s
     assert [pod.uid for pod in pods] == ["a", "b"]
     assert len(problems) == 1
     assert problems[0].startswith(message)
+
+
+MARKED = {"uid": "1", "labels": {"koordinator.sh/qosClass": "BE"}, "annotations": {"volcano.sh/qos-level": "BE"}}
+
+
+@pytest.mark.parametrize(
+    ("bad", "labels"),
+    [
+        ({"metadata": {"uid": "1", "labels": {"a": 1}}}, None),
+        ({"metadata": {"uid": "1", "labels": 5}}, None),
+        ({"metadata": {"uid": "1", "name": 5}}, None),
+        ({"metadata": MARKED, "spec": {"containers": [{}]}}, MARKED["labels"]),
+        ({"metadata": MARKED, "spec": {"containers": 5}}, MARKED["labels"]),
+        ({"metadata": MARKED, "spec": 5}, MARKED["labels"]),
+        ({"metadata": MARKED, "status": {"conditions": [7]}}, MARKED["labels"]),
+        ({"metadata": MARKED, "spec": {"volumes": ["x" * (LONGEST_POD + 1)]}}, MARKED["labels"]),
+    ],
+    ids=lambda one: repr(one)[:80],
+)
+def test_of_a_pod_that_is_broken_in_part_the_rest_is_read_and_said(bad: object, labels: object) -> None:
+    pods, problems = decode_pods(pod_list(pod_json("a"), bad, pod_json("b")))
+    assert [pod.uid for pod in pods] == ["a", "1", "b"]
+    assert (pods[1].labels, problems) == (labels, ())
+    assert len(pods[1].problems) == 1
+    assert len(pods[1].problems[0]) < 500
+
+
+@pytest.mark.parametrize("depth", [500, 5_000, 100_000])
+@pytest.mark.parametrize("name", ["spec", "status", "x"])
+def test_nesting_that_no_decoder_takes_is_that_pods_problem(name: str, depth: int) -> None:
+    deep = b'{"metadata":' + msgspec.json.encode(MARKED) + f',"{name}":{{"x":'.encode()
+    deep += b"[" * depth + b"]" * depth + b"}}"
+    body = b'{"kind":"PodList","items":[' + msgspec.json.encode(pod_json("a")) + b"," + deep + b"]}"
+    pods, problems = decode_pods(body)
+    assert [(pod.uid, pod.labels) for pod in pods][1:] == [("1", MARKED["labels"])]
+    assert problems == ()
+    assert bool(pods[1].problems) is (depth > 900)
+
+
+@given(st.integers(1, 64), st.integers(0, 2**32))
+def test_a_list_is_the_same_however_it_is_cut(size: int, seed: int) -> None:
+    strange = ['"', "\\", '\\"', "],[{", '","items":[', "\u2028", "é" * 3]
+    picked = random.Random(seed)
+    marks = [{picked.choice(strange): picked.choice(strange) * picked.randrange(4)} for _ in range(4)]
+    items = [pod_json(f"u{number}", labels=labels) for number, labels in enumerate(marks)]
+    body = json.dumps({"metadata": {"items": [1, [2]]}, "items": items, "kind": "PodList"}).encode()
+    reader = PodListReader("kubelet", MarkReader())
+    for part in chunks(body, size):
+        reader.feed(part)
+    reader.end()
+    assert [(one.meta.uid, one.meta.labels) for one in reader.pods] == [
+        (f"u{number}", labels) for number, labels in enumerate(marks)
+    ]
+
+
+def test_a_list_of_any_length_is_read_in_the_memory_of_one_pod() -> None:
+    # As much as 20 pods have, which is not kept; the daemon's memory is measured in tests/daemon.
+    around = {f"x{number}": "y" * 100 for number in range(2000)}
+    reader = PodListReader("kubelet", MarkReader())
+    reader.feed(b'{"items":[')
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            pod = pod_json(f"u{number}", annotations={**around, "volcano.sh/qos-level": "BE"})
+            text = json.dumps(pod).encode() + b","
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            for part in chunks(text):
+                reader.feed(part)
+            after, peak = tracemalloc.get_traced_memory()
+            assert after - before < 32 << 10
+            assert peak - before < 4 * len(text)
+    finally:
+        tracemalloc.stop()
+    assert [one.meta.annotations for one in reader.pods] == [{"volcano.sh/qos-level": "BE"}] * 20
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ alone: the sum would be too small. The pod may have a threshold of its own in an
 Source: Katalyst, memory eviction plugin, RSS overuse.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from reconciler.annotations import JsonAnnotation
@@ -21,8 +22,15 @@ from state.evidence import PodFacts
 
 def threshold(pod: PodFacts, ratio: float) -> float:
     """How many times its request this pod may hold; a broken annotation counts as none."""
-    own = JsonAnnotation(pod.annotations, MEMORY_ENHANCEMENT, []).read("rss_overuse_threshold", positive)
+    text = pod.annotations.get(MEMORY_ENHANCEMENT)
+    own = None if text is None else _own(text)
     return ratio if own is None else own
+
+
+@lru_cache(maxsize=256)
+def _own(text: str) -> float | None:
+    """What an annotation says, read once and not at each look."""
+    return JsonAnnotation({MEMORY_ENHANCEMENT: text}, MEMORY_ENHANCEMENT, []).read("rss_overuse_threshold", positive)
 
 
 def _request(pod: PodFacts) -> int | None:

@@ -9,6 +9,7 @@ of an old name has suffered already), and never forgets one that is gone.
 Source: Katalyst, CPU eviction plugin, suppression strategy.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from reconciler.annotations import JsonAnnotation, UnusableError
@@ -22,8 +23,15 @@ from state.evidence import NODE, PodFacts
 
 def tolerance(pod: PodFacts, most: float) -> float:
     """What this pod tolerates: its own ``suppression_tolerance_rate``, never more than ``most``; broken: ``most``."""
-    own = JsonAnnotation(pod.annotations, CPU_ENHANCEMENT, []).read("suppression_tolerance_rate", positive)
+    text = pod.annotations.get(CPU_ENHANCEMENT)
+    own = None if text is None else _own(text)
     return most if own is None else min(own, most)
+
+
+@lru_cache(maxsize=256)
+def _own(text: str) -> float | None:
+    """What an annotation says, read once and not at each look."""
+    return JsonAnnotation({CPU_ENHANCEMENT: text}, CPU_ENHANCEMENT, []).read("suppression_tolerance_rate", positive)
 
 
 def positive(value: object) -> float:
