@@ -41,6 +41,7 @@ from reconciler.loop import Reconciler
 from reconciler.memory_headroom import MemoryHeadroom
 from reconciler.metadata import Metadata
 from reconciler.metrics import Counters
+from reconciler.object_errors import ObjectErrors
 from reconciler.peers import cri_socket, kubelet_peer
 from reconciler.place import Place
 from reconciler.replug import Replug
@@ -113,6 +114,7 @@ class Agent:
         self.metadata = Metadata(self.dirty, kubelet=self.kubelet_pods, cri=self._cri())
         self.tree = TreeSource(place.hierarchy, place.layout, self.dirty, resync_s=config.node.resync_s)
         self.signal = RuntimeSignal(place.runtime, self, root=place.root, resync_s=config.node.resync_s)
+        self.errors = ObjectErrors()
         self.knowledge = Knowledge(
             topology=place.topology,
             versions=place.hierarchy.versions(),
@@ -121,6 +123,7 @@ class Agent:
             rules=self.by_hand.rules(config.classes),
             metas=self.metadata.of,
             signalled=self.signal.covers,
+            errors=self.errors,
         )
         self.witness = Witness(
             place.hierarchy,
@@ -139,6 +142,7 @@ class Agent:
             files=files,
             alert=self.alert,
             held=self.holds.by_hand,
+            errors=self.errors,
         )
         if self.store.quarantined is not None:
             # What stands in the files now may be ours: it must not be recorded as anybody's original.

@@ -4,14 +4,15 @@ The runtime's own files are read here; the other sources hand in what they have.
 of the moment. Nothing in here waits or writes.
 """
 
-import logging
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, final
+from typing import NamedTuple, final
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY
 from cgroupfs.errors import AgentError
 from cgroupfs.naming import Layout, QosClass
+from reconciler.dirty import container_key
+from reconciler.object_errors import ObjectErrors
 from reconciler.rules import Rules
 from reconciler.sources.bundles import read_bundle, read_state
 from reconciler.sources.runtime_roots import RuntimeDirs
@@ -23,8 +24,6 @@ from state.measures import Measures
 from state.memory import NodeMemory
 from state.model import KubeletView, NodeCpu, NodeView, NumaMemory, Pod, PodMeta
 from state.topology import Topology
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 class Seen(NamedTuple):
@@ -55,8 +54,12 @@ class Knowledge:
         rules: Rules,
         metas: Callable[[str], list[PodMeta]],
         signalled: Callable[[str], bool],
+        errors: ObjectErrors | None = None,
     ) -> None:
-        """``metas``: what the pod lists tell of a uid. ``signalled``: does the runtime's signal cover a container."""
+        """``metas``: what the pod lists tell of a uid. ``signalled``: does the runtime's signal cover a container.
+
+        A container whose files cannot be read is as it was known before, and among ``errors`` until they can be.
+        """
         self.topology = topology
         self.rules = rules
         self.layout = layout
@@ -80,6 +83,7 @@ class Knowledge:
         self._facts: dict[str, ContainerFacts] = {}
         self._bundles: dict[str, PodMeta] = {}
         self._owners: dict[str, str] = {}
+        self._errors = errors if errors is not None else ObjectErrors()
         self._dirs: dict[str, PodDirs] = {}
 
     @property
@@ -100,6 +104,7 @@ class Knowledge:
             self._facts.pop(cid, None)
             self._bundles.pop(cid, None)
             self._owners.pop(cid, None)
+            self._errors.passed(container_key(cid))
         if dirs is None:
             self._dirs.pop(uid, None)
             self.pods.pop(uid, None)
@@ -107,7 +112,7 @@ class Knowledge:
         self._dirs[uid] = dirs
         for cid in now:
             self._owners[cid] = uid
-            if cid not in self._facts:
+            if cid not in self._facts or container_key(cid) in self._errors:
                 self._read(cid)
         pod = self._assemble(dirs)
         self.pods[uid] = pod
@@ -183,16 +188,23 @@ class Knowledge:
     def _read(self, cid: str) -> None:
         """The runtime's files of one container: the bundle from its creation, runc's state once it has finished."""
         bundle = state = None
+        failed: AgentError | None = None
         try:
             if (directory := self._runtime.bundle(cid)) is not None:
                 bundle = read_bundle(directory, cid)
         except AgentError as exc:
-            _LOG.warning("%s", exc)
+            failed = exc
         try:
             if (path := self._runtime.state_file(cid)) is not None:
                 state = read_state(path)
         except AgentError as exc:
-            _LOG.warning("%s", exc)
+            failed = exc
+        if failed is None:
+            self._errors.passed(container_key(cid))
+        else:
+            self._errors.failed(container_key(cid), failed)
+            if cid in self._facts:
+                return
         if bundle is not None and (meta := bundle.meta()) is not None:
             self._bundles[cid] = meta
         spec = state.spec if state is not None else bundle.spec if bundle is not None else None
