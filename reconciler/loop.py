@@ -422,10 +422,9 @@ class Reconciler:
 
     def _next_deadline(self) -> float:
         times = [self._later[0][0]] if self._later else []
-        for retry in (self.actuator.judge.next_look(), self.errors.next_retry()):
-            if retry is not None:
-                # Both speak the process's monotonic clock, deadlines are the loop's.
-                times.append(trio.current_time() + max(0.0, retry - time.monotonic()))
+        retries = (self.actuator.judge.next_look(), self.errors.next_retry())
+        # Both speak the process's monotonic clock, deadlines are the loop's.
+        times += [trio.current_time() + max(0.0, at - time.monotonic()) for at in retries if at is not None]
         return min(times, default=float("inf"))
 
     def _mark_due(self) -> None:

@@ -45,7 +45,7 @@ class Given:
         self._files = {place: one for place, one in self._files.items() if place[0] != path}
 
     def places(self, target: Target) -> list[tuple[str, str]]:
-        """The files of a group that are to be looked at by `put_right`: those given back before the runtime's signal."""
+        """The files of a group that `put_right` is about: those given back before the runtime's signal."""
         if not target.signalled or target.container is None:
             return []
         return [place for place in self._files if place[0] == target.group.path]

@@ -7,6 +7,7 @@ the node's root count; what the fake kernel and the test do themselves does not.
 import builtins
 import io
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,6 +26,23 @@ _BY_PATH: Final = (
 )
 _BY_NUMBER: Final = ("read", "pread", "write", "pwrite", "fstat", "fsync")
 
+_AUDITED: Final = {"open": "open", "os.listdir": "listdir", "os.scandir": "scandir"}
+
+_AUDITORS: Final[list["Faults"]] = []
+_HOOKED: Final[list[bool]] = []
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    for one in _AUDITORS:
+        one.audit(event, arguments)
+
+
+def _begin_audit() -> None:
+    """A hook stays for the life of the process; it does nothing while no node is under test."""
+    if not _HOOKED:
+        _HOOKED.append(True)
+        sys.addaudithook(_audit)
+
 
 class Call(NamedTuple):
     """One call: what, on which path (without the root), and the how-manieth of this kind on this path."""
@@ -34,23 +52,33 @@ class Call(NamedTuple):
     nth: int = 0
 
 
-Judge = Callable[[Call], int]
+Fault = Callable[[Call], int]
 """The errno with which a call fails, 0 for none."""
 
 
 @final
 class Faults:
-    """See the module's text. ``judge`` may be replaced at any time."""
+    """See the module's text. ``fault`` may be replaced at any time."""
 
     def __init__(self, root: str, kernel: FakeKernel) -> None:
         self.calls: list[Call] = []
         self.hits = 0
-        self.judge: Judge = lambda _call: 0
+        self.fault: Fault = lambda _call: 0
         self._root = root
         self._kernel = kernel
         self._counts: Counter[tuple[str, str]] = Counter()
         self._paths: dict[int, str] = {}
         self._within = threading.local()
+        self.audited: Counter[tuple[str, str]] = Counter()
+        """What the interpreter itself has seen of the agent: (kind, path without the root). See `audit`."""
+
+    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """The interpreter's audit event: no call on the node's files may pass the seam by."""
+        if event not in _AUDITED or getattr(self._within, "apart", False) or not isinstance(arguments[0], str | bytes):
+            return
+        path = os.fsdecode(arguments[0])
+        if path.startswith(self._root):
+            self.audited[_AUDITED[event], path.removeprefix(self._root)] += 1
 
     # FileOps
 
@@ -103,6 +131,12 @@ class Faults:
 
     # The seam
 
+    def unseen(self) -> list[tuple[str, str]]:
+        """Calls that the interpreter has seen and that did not pass here."""
+        kinds = {"open": "open", "fopen": "open", "listdir": "listdir", "scandir": "scandir"}
+        here = Counter((kinds[call.kind], call.path) for call in self.calls if call.kind in kinds)
+        return sorted(key for key, count in self.audited.items() if count > here[key])
+
     @contextmanager
     def apart(self) -> Iterator[None]:
         """What the test or the fake kernel does within is not the agent's."""
@@ -116,7 +150,10 @@ class Faults:
     @contextmanager
     def installed(self) -> Iterator["Faults"]:
         """Within the block every call of this process passes here."""
+        _begin_audit()
         with ExitStack() as stack:
+            _AUDITORS.append(self)
+            stack.callback(_AUDITORS.remove, self)
             for name in _BY_PATH:
                 stack.enter_context(mock.patch.object(os, name, self._by_path(name, getattr(os, name))))
             for name in _BY_NUMBER:
@@ -148,8 +185,7 @@ class Faults:
                 return real(path, *arguments, **more)
             self._enter(name, where)
             if name == "fopen":
-                with self.apart():
-                    file = real(path, *arguments, **more)
+                file = real(path, *arguments, **more)
                 self._paths[file.fileno()] = where
                 return file
             answer = real(path, *arguments, **more)
@@ -186,6 +222,6 @@ class Faults:
         self._counts[kind, place] += 1
         call = Call(kind, place, self._counts[kind, place])
         self.calls.append(call)
-        if code := self.judge(call):
+        if code := self.fault(call):
             self.hits += 1
             raise OSError(code, os.strerror(code), path)
