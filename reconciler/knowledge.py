@@ -7,6 +7,8 @@ of the moment. Nothing in here waits or writes.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, final
 
+from msgspec.structs import replace
+
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY
 from cgroupfs.errors import AgentError
@@ -187,28 +189,28 @@ class Knowledge:
 
     def _read(self, cid: str) -> None:
         """The runtime's files of one container: the bundle from its creation, runc's state once it has finished."""
-        bundle = state = None
-        failed: AgentError | None = None
+        known = self._facts.get(cid)
+        found = ContainerFacts(settled=not self.signalled(cid))
+        lost: list[AgentError] = []
         try:
             if (directory := self._runtime.bundle(cid)) is not None:
                 bundle = read_bundle(directory, cid)
+                found = replace(found, kind=bundle.kind, name=bundle.container_name, spec=bundle.spec)
+                if (meta := bundle.meta()) is not None:
+                    self._bundles[cid] = meta
         except AgentError as exc:
-            failed = exc
+            lost.append(exc)
+            if known is not None:
+                found = replace(found, kind=known.kind, name=known.name, spec=known.spec)
         try:
             if (path := self._runtime.state_file(cid)) is not None:
-                state = read_state(path)
+                found = replace(found, spec=read_state(path).spec, settled=True)
         except AgentError as exc:
-            failed = exc
-        if failed is None:
-            self._errors.passed(container_key(cid))
+            lost.append(exc)
+            if known is not None and known.settled:
+                found = replace(found, spec=known.spec, settled=True)
+        if lost:
+            self._errors.failed(container_key(cid), lost[0])
         else:
-            self._errors.failed(container_key(cid), failed)
-            if cid in self._facts:
-                return
-        if bundle is not None and (meta := bundle.meta()) is not None:
-            self._bundles[cid] = meta
-        spec = state.spec if state is not None else bundle.spec if bundle is not None else None
-        facts = ContainerFacts(spec=spec, settled=state is not None or not self.signalled(cid))
-        if bundle is not None:
-            facts = ContainerFacts(kind=bundle.kind, name=bundle.container_name, spec=spec, settled=facts.settled)
-        self._facts[cid] = facts
+            self._errors.passed(container_key(cid))
+        self._facts[cid] = found

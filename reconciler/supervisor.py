@@ -2,11 +2,11 @@
 
 Layers are given outermost first: a layer starts when the one around it has started, and ends before it. A component
 that fails or returns is started again after a growing wait, and reported. So is an *essential* one that has run and was
-ended by what the node refuses (`AgentError`, `OSError`): a new process would be refused the same, and meanwhile the pods
-that can be looked after would not be. Any other end of an essential one is a fault of its own, after which its state
-cannot be relied on: it ends the process, in order, and systemd starts a new one. This is the only place with a broad
-``except*``, and `reconciler.object_errors` the only one beside it: a programming error in the metrics page must not
-take the node's protection with it, and one in the main loop must not leave a half-living daemon.
+ended by what the node refuses (`AgentError`, `OSError`): a new process would be refused the same, and meanwhile all
+pods would go without. Any other end of an essential one is a fault of its own, after which its state cannot be relied
+on: it ends the process, in order, and systemd starts a new one. This is the only place with a broad ``except*``, and
+`reconciler.object_errors` the only one beside it: a programming error in the metrics page must not take the node's
+protection with it, and one in the main loop must not leave a half-living daemon.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

@@ -36,8 +36,8 @@ Values = dict[str, str]
 class Run(Struct):
     """What came of one run: values by path without the root, before the failure's end, after it, and put back.
 
-    ``calls``: until the failure's end. ``fatal``: why the agent has ended, "" when it has not. ``said``: problems, reasons not to be ready, counted errors,
-    failures of components.
+    ``calls``: until the failure's end. ``fatal``: why the agent has ended, "" when it has not. ``said``: problems,
+    reasons not to be ready, counted errors, failures of components.
     """
 
     fatal: str = ""
@@ -94,7 +94,12 @@ def play(directory: Path, fault: Fault, expected: Values | None = None) -> Run:
 async def _live(node: LiveNode, faults: Faults, fault: Fault, run: Run, expected: Values | None) -> None:
     faults.fault = fault
     config = _config(node)
-    with trio.fail_after(60):
+    place = None
+    with trio.move_on_after(60):
+        place = await wait_for_place(config)
+    if place is None:
+        # It still waits for what cannot be read.
+        faults.fault = lambda _call: 0
         place = await wait_for_place(config)
     agent = Agent(config, place, files=faults)
     supervisor = Supervisor(agent.components())
