@@ -176,6 +176,13 @@ class Faults:
             stack.enter_context(mock.patch.object(INotify, "__init__", begin))
 
             stack.enter_context(mock.patch.object(INotify, "add_watch", add_watch))
+            close = os.close
+
+            def forget(number: int) -> None:
+                self._paths.pop(number, None)
+                close(number)
+
+            stack.enter_context(mock.patch.object(os, "close", forget))
             yield self
 
     def _by_path(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,10 +191,6 @@ class Faults:
             if where is None or getattr(self._within, "apart", False):
                 return real(path, *arguments, **more)
             self._enter(name, where)
-            if name == "fopen":
-                file = real(path, *arguments, **more)
-                self._paths[file.fileno()] = where
-                return file
             answer = real(path, *arguments, **more)
             if name == "open":
                 self._paths[answer] = where

@@ -1,12 +1,13 @@
 """A whole agent on a fake node, from its start over a container's start to samples, with failures of single calls."""
 
+import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from unittest import mock
 
 import trio
@@ -14,11 +15,13 @@ import trio.testing
 from msgspec import Struct, field, json
 from msgspec.structs import replace
 
+from cgroupfs.attribution import Write
 from reconciler.agent import Agent
 from reconciler.config import Config, Mode
 from reconciler.place import wait_for_place
 from reconciler.show import Show
 from reconciler.supervisor import Supervisor
+from reconciler.witness import Witness
 from state.store import Store
 from tests.fakes.faults import Call, Fault, Faults
 from tests.fakes.web import FakePulse
@@ -57,6 +60,22 @@ class Run(Struct):
         return bool(self.not_ready or self.problems or self.counted or self.failures)
 
 
+class _Deaf:
+    """A `WriteWatch` in whose reach nobody else writes."""
+
+    problem = None
+
+    def __init__(self, *_arguments: object, **_more: object) -> None:
+        self.close = self.follow = self.forget = lambda *_arguments: None
+
+    def take(self) -> Sequence[Write]:
+        return ()
+
+    async def next_batch(self) -> Sequence[Write]:
+        await trio.sleep(math.inf)
+        return ()
+
+
 def owner(path: str) -> str | None:
     """The pod that a path belongs to, None for the node's."""
     return next((uid for uid in UIDS if uid in path or container_id(uid) in path), None)
@@ -73,14 +92,17 @@ def play(directory: Path, fault: Fault, expected: Values | None = None) -> Run:
         node = LiveNode(directory)
         run = Run()
         faults = Faults(node.root, node.kernel)
-        clock = trio.testing.MockClock(autojump_threshold=0.003)
+        clock = trio.testing.MockClock(autojump_threshold=0.0005)
         try:
             with ExitStack() as stack:
                 stack.enter_context(faults.installed())
+                stack.enter_context(mock.patch.object(trio.to_thread, "run_sync", _at_once))
                 stack.enter_context(mock.patch.object(time, "monotonic", clock.current_time))
                 # Its default is older than the test's clock.
                 defaults = Store.__init__.__kwdefaults__
                 stack.enter_context(mock.patch.dict(defaults, monotonic=clock.current_time))
+                # The real one would tell of whatever else is written on the same file system.
+                stack.enter_context(mock.patch.dict(Witness.__init__.__kwdefaults__, watch=_Deaf))
                 try:
                     trio.run(_live, node, faults, fault, run, expected, clock=clock)
                 except Exception as exc:  # noqa: BLE001  (what ends the agent is the question)
@@ -131,6 +153,12 @@ async def _live(node: LiveNode, faults: Faults, fault: Fault, run: Run, expected
             supervisor.stop("the end of the test")
     finally:
         agent.close()
+
+
+async def _at_once(work: Callable[..., Any], *arguments: Any, **_more: Any) -> Any:
+    """A thread's work in the loop: while a thread works the clock would jump."""
+    await trio.lowlevel.checkpoint()
+    return work(*arguments)
 
 
 async def _wait(node: LiveNode, faults: Faults, run: Run, expected: Values | None) -> None:
