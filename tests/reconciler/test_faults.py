@@ -8,10 +8,12 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
+from reconciler.planner import plan_pod
+from state.model import Pod
 from tests.fakes.faults import Call, Fault
 from tests.fakes.faultynode import LATE, Run, differences, owner, play, quiet_place
 from tests.reconciler.cli.livenode import BATCH, PINNED, WEB, container_id
@@ -21,7 +23,7 @@ ERRNOS: Final = (
     *(errno.ENOMEM, errno.ENFILE, errno.EMFILE, errno.EACCES, errno.EOPNOTSUPP, errno.EIO, errno.EINTR),
     *(errno.EINVAL, errno.EBUSY, errno.ENOSPC, errno.EPERM, errno.ESTALE, errno.ENODEV),
 )
-SPREAD: Final = 44
+SPREAD: Final = 80
 # What a whole node's failure may keep from the pods, until it is over: the table that says which CPUs are exclusive,
 # where originals are recorded, and the list of all pods of a class.
 NODE_WIDE: Final = ("/var/lib/kubelet/cpu_manager_state", "/var/lib/bypassd", "/kubepods/besteffort", "/kubepods")
@@ -193,3 +195,20 @@ def test_what_cannot_be_looked_at_keeps_its_original(whole: Run, ground: Path) -
 def test_the_pods_of_other_classes_are_as_they_were(whole: Run) -> None:
     for uid in (WEB, PINNED):
         assert {path for path in differences(whole.late, whole.restored) if uid in path} == set()
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), RecursionError(), ValueError("4300 digits")])
+def test_a_pod_with_which_a_programming_error_comes_is_alone_with_it(
+    whole: Run, ground: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def plan(pod: Pod, *arguments: Any) -> Any:
+        if pod.uid == BATCH:
+            raise error
+        return plan_pod(pod, *arguments)
+
+    monkeypatch.setattr("reconciler.loop.plan_pod", plan)
+    run = play(ground / "poison", lambda _call: 0)
+    assert run.fatal == ""
+    assert {owner(path) for path in differences(run.late, whole.late)} == {BATCH}
+    assert any(BATCH in line for line in run.problems)
+    assert run.counted["pod", type(error).__name__] > 1
