@@ -1,11 +1,11 @@
 """An object's error ends with the object: counted, shown, due again after a growing wait."""
 
 import errno
+import time
 
 import pytest
 
 from cgroupfs.errors import CgroupGoneError, SourceError, cgroup_error
-from reconciler import object_errors
 from reconciler.object_errors import ObjectErrors, error_name
 
 POD = "pod:1"
@@ -18,7 +18,7 @@ def fail(error: BaseException) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(object_errors.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
 
 
