@@ -107,6 +107,7 @@ class FanotifyWatch:
         self._bases: dict[int, str] = {}
         self._elsewhere: set[tuple[int, str]] = set()
         self._waiting = False
+        self._losing = False
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._init()
         failed: list[str] = []
@@ -197,9 +198,12 @@ class FanotifyWatch:
             if exc.errno in _REMOVED:
                 # Its group was removed before we came to read: what was written there is of no interest any more.
                 return []
-            # EMFILE, ENFILE: the kernel has dropped the event whose file it could not open.
-            _LOG.warning("%s: events lost: %s", _NAME, errno_name(exc.errno))
+            # EMFILE, ENFILE: the kernel has dropped the event whose file it could not open. Said once, not per event.
+            if not self._losing:
+                _LOG.warning("%s: events lost: %s", _NAME, errno_name(exc.errno))
+            self._losing = True
             return [Write("", "", "", UNKNOWN_WRITER, lost=True)]
+        self._losing = False
         batch: list[Write] = []
         writers: dict[int, Writer] = {}
         offset = 0

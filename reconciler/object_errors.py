@@ -68,10 +68,14 @@ class ObjectErrors:
         self.counted(key.partition(":")[0], exc)
         expected = isinstance(exc, AgentError | OSError)
         text = (str(exc) if isinstance(exc, AgentError) else f"{type(exc).__name__}: {exc}")[:_LINE]
-        before = self._now.get(key)
-        wait_s = FIRST_WAIT_S if before is None else min(2 * before.wait_s, LONGEST_WAIT_S)
+        before, now = self._now.get(key), time.monotonic()
         failures = 1 if before is None else before.failures + 1
-        at = time.monotonic() + wait_s
+        if before is not None and before.retry_at > now:
+            # Something else has asked for the look: that makes the next one neither sooner nor later.
+            wait_s, at = before.wait_s, before.retry_at
+        else:
+            wait_s = FIRST_WAIT_S if before is None else min(2 * before.wait_s, LONGEST_WAIT_S)
+            at = now + wait_s
         self._now[key] = ObjectError(text=text, failures=failures, wait_s=wait_s, retry_at=at)
         if before is not None and before.text == text:
             return

@@ -105,9 +105,12 @@ class Standings:
         ``knob`` "": the whole group, which is gone or seemed so; its parent's event tells which.
         """
         before = self._retries.get(path, {}).get(knob)
-        known_wait = before is not None and before.text == _UNREAD
-        delay = min(before.delay_s * 2, _RETRY_MAX_S) if before is not None and known_wait else _RETRY_S
-        self._retries.setdefault(path, {})[knob] = _Retry(time.monotonic() + delay, delay, _UNREAD, pod_uid)
+        now = time.monotonic()
+        if before is None or before.text != _UNREAD:
+            self._retries.setdefault(path, {})[knob] = _Retry(now + _RETRY_S, _RETRY_S, _UNREAD, pod_uid)
+        elif before.at <= now:
+            delay = min(before.delay_s * 2, _RETRY_MAX_S)
+            self._retries[path][knob] = _Retry(now + delay, delay, _UNREAD, pod_uid)
         if setting is None:
             return
         known = self.of((path, knob))

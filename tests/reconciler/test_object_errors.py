@@ -42,6 +42,15 @@ def test_the_wait_doubles_up_to_a_minute_and_begins_anew(clock: list[float]) -> 
     assert errors.counts == {("pod", "SourceError"): 9, ("pod", "EIO"): 1}
 
 
+def test_failures_before_the_time_has_come_do_not_put_it_off(clock: list[float]) -> None:
+    errors = ObjectErrors()
+    for _ in range(10):
+        errors.failed(POD, OSError(errno.EMFILE, "x"))
+        clock[0] += 0.05
+    assert errors.next_retry() == 101
+    assert errors.failures(POD) == 10
+
+
 @pytest.mark.parametrize("error", [KeyError("x"), RecursionError(), MemoryError(), OSError(errno.ENOMEM, "x")])
 def test_no_error_leaves_the_block(error: Exception) -> None:
     errors = ObjectErrors()
