@@ -113,10 +113,14 @@ class FanotifyWatch:
         failed: list[str] = []
         for directory in dict.fromkeys(directories):
             code = self._mark(directory)
+            try:
+                device = os.stat(directory).st_dev
+            except OSError as exc:
+                code = code or exc.errno or errno.EIO
             if code:
                 failed.append(f"{directory} ({errno_name(code)})")
             else:
-                self._bases[os.stat(directory).st_dev] = directory
+                self._bases[device] = directory
         self._problem = f"{_NAME}: no writer is known in {', '.join(failed)}" if failed else None
         if not self._bases:
             self.close()

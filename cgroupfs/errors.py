@@ -100,7 +100,8 @@ class CgroupDeniedError(CgroupError):
 # kernel-measured on 5.10 to 6.18: ENOENT answers an open, ENODEV an already open fd, when the group is gone. ESRCH is
 # an attach of a dead pid. Everything not listed is a refusal of the value.
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ESRCH, errno.ENOTCONN})
-_BUSY: Final = frozenset({errno.EBUSY, errno.EAGAIN, errno.EINTR, errno.ENOMEM})
+# EMFILE, ENFILE: what is short is ours or the machine's, and says nothing about the file.
+_BUSY: Final = frozenset({errno.EBUSY, errno.EAGAIN, errno.EINTR, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 _DENIED: Final = frozenset({errno.EPERM, errno.EROFS})
 
 

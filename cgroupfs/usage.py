@@ -149,14 +149,14 @@ class UsageReader:
             if self._acct_v1:
                 return self._number("cpuacct", path, "cpuacct.usage")
             return _thousandfold(self._table(UNIFIED, path, "cpu.stat").get("usage_usec"))
-        except CgroupError:
+        except (CgroupError, InputError):
             return None
 
     def memory_bytes(self, path: str) -> int | None:
         """Memory in use by a group and all below it, page cache included; None when it is gone or cannot be read."""
         try:
             return self._number("memory", path, self._memory_file)
-        except CgroupError:
+        except (CgroupError, InputError):
             return None
 
     def memory_use(self, path: str, *, enough_bytes: int | None = None) -> MemoryUse | None:

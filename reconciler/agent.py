@@ -42,6 +42,7 @@ from reconciler.marks import MarkReader
 from reconciler.memory_headroom import MemoryHeadroom
 from reconciler.metadata import Metadata
 from reconciler.metrics import Counters
+from reconciler.object_errors import ObjectErrors
 from reconciler.peers import cri_client, kubelet_peer
 from reconciler.place import Place
 from reconciler.readkeys import read_keys
@@ -116,6 +117,7 @@ class Agent:
         self.metadata = Metadata(self.dirty, kubelet=self.kubelet_pods, cri=self._cri())
         self.tree = TreeSource(place.hierarchy, place.layout, self.dirty, resync_s=config.node.resync_s)
         self.signal = RuntimeSignal(place.runtime, self, root=place.root, resync_s=config.node.resync_s)
+        self.errors = ObjectErrors()
         self.knowledge = Knowledge(
             topology=place.topology,
             versions=place.hierarchy.versions(),
@@ -126,6 +128,7 @@ class Agent:
             signalled=self.signal.covers,
             marks=self.marks,
             classes=read_classes(self.store),
+            errors=self.errors,
         )
         self.marks.use(read_keys(config, self.knowledge.rules))
         self.witness = Witness(
@@ -145,6 +148,7 @@ class Agent:
             files=files,
             alert=self.alert,
             held=self.holds.by_hand,
+            errors=self.errors,
         )
         if self.store.quarantined is not None:
             # What stands in the files now may be ours: it must not be recorded as anybody's original.

@@ -40,6 +40,8 @@ _STUCK_S: Final = 20.0
 """A look that takes longer than this means that the loop is no longer alive."""
 _BEAT_S: Final = 1.0
 _SETTLE_S: Final = 3.0
+_READY_S: Final = 30.0
+"""So long systemd waits for the first look; what goes on afterwards, /readyz tells."""
 
 
 @final
@@ -116,7 +118,14 @@ class Daemon:
         self._notifier.close()
 
     async def _tell_ready(self, agent: Agent) -> None:
-        await agent.reconciler.ready.wait()
+        with trio.move_on_after(_READY_S) as waiting:
+            await agent.reconciler.ready.wait()
+        if waiting.cancelled_caught:
+            # The unit has no start timeout: whoever installs or upgrades must not hang on what /readyz tells.
+            problem = agent.reconciler.problem or "the first look at the node is not done"
+            self._notifier.ready(f"{self.config.mode.value}: not ready: {problem}")
+            self._log.warning("not ready yet", problem=problem)
+            await agent.reconciler.ready.wait()
         pods = len(agent.knowledge.pods)
         self._notifier.ready(f"{self.config.mode.value}: {pods} pods")
         # Only now: the start itself is a second of work that nobody on the node should have to stand back for.

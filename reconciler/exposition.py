@@ -179,6 +179,12 @@ def _writes(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauge("holds", "Operators' holds in force.", now.holds)
     yield _gauge("files_yielded", "Files left to others now.", now.yielded)
     yield _counter("yields", "Times that a file was left to others.", counters.yields)
+    yield _counters(
+        "object_errors",
+        "Errors of single objects by kind and errno.",
+        ("object", "error"),
+        sorted(counters.object_errors.items()),
+    )
     yield _counters("writes", "Writes by knob and outcome.", ("knob", "outcome"), sorted(counters.writes.items()))
     yield _counter("plan_events", "Looks with another cause than the clock, or that moved CPUs.", counters.events)
     yield _counter("cpus_moved", "CPUs that came to belong to other pools.", counters.cpus_moved)

@@ -23,6 +23,7 @@ from state.model import Pod, PodClass
 
 _IN_FORCE: Final = frozenset({"in place", "written"})
 _LEFT: Final = frozenset({"held", "yielded", "waiting"})
+_FAILING: Final = frozenset({"refused", "unreadable", "not recorded", "blocked"})
 
 
 def standings_of(agent: Agent, path: str) -> Mapping[str, Standing]:
@@ -37,6 +38,30 @@ def pods_in_order(agent: Agent) -> list[Pod]:
     return sorted(agent.knowledge.pods.values(), key=lambda pod: (pod.pod_class, pod.title))
 
 
+def nothing_in_force(agent: Agent) -> str | None:
+    """Why not a single BE pod is as wanted, though something is to be had there; None when one is.
+
+    A pod that is refused what another one gets is that pod's problem, and no reason to call the node unready. Neither
+    is what a person or another writer wants, nor what is only practised (``mode: observe``).
+    """
+    failing: Counter[str] = Counter()
+    pods = 0
+    for pod in agent.knowledge.pods.values():
+        if pod.pod_class is not PodClass.RECLAIMED:
+            continue
+        paths = (pod.group.path, *(one.group.path for one in pod.containers))
+        found = [one for path in paths for one in agent.judge.standings.by_group.get(path, {}).values()]
+        bad = [one.detail for one in found if one.state in _FAILING]
+        if found and not bad:
+            return None
+        pods += bool(bad)
+        failing.update(bad)
+    if not pods:
+        return None
+    reason, _ = failing.most_common(1)[0]
+    return f"not one of {pods} BE pods is as wanted: {failing.total()} settings fail: {reason}"
+
+
 def counters(agent: Agent) -> CounterValues:
     """All counters, those of the actuators among them."""
     return replace(
@@ -45,6 +70,7 @@ def counters(agent: Agent) -> CounterValues:
         foreign=dict(agent.judge.others.writes),
         resyncs=dict(agent.dirty.resyncs),
         yields=agent.judge.others.yields,
+        object_errors=dict(agent.errors.counts),
     )
 
 
@@ -52,7 +78,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
     """The newest numbers, in steps of one pod or group: 500 pods are 20 ms of the loop."""
     settings: Counter[tuple[str, str]] = Counter()
     yielded = 0
-    for standings in _standings(agent):
+    for standings in standings_by_group(agent):
         for standing in standings.values():
             settings[standing.setting.knob, _bucket(standing)] += 1
             yielded += standing.state == "yielded"
@@ -101,8 +127,8 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
     )
 
 
-def _standings(agent: Agent) -> list[Mapping[str, Standing]]:
-    """By group. A list, as what it is made of may change between two steps."""
+def standings_by_group(agent: Agent) -> list[Mapping[str, Standing]]:
+    """How every wanted setting stands, by group. A list, as what it is made of may change between two steps."""
     found: list[Mapping[str, Standing]] = list(agent.judge.standings.by_group.values())
     for side in agent.sides:
         if isinstance(side, ByGroup):

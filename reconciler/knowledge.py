@@ -4,15 +4,18 @@ The runtime's own files are read here; the other sources hand in what they have.
 of the moment. Nothing in here waits or writes.
 """
 
-import logging
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, final
+from typing import NamedTuple, final
+
+from msgspec.structs import replace
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY
 from cgroupfs.errors import AgentError
 from cgroupfs.naming import Layout, QosClass
+from reconciler.dirty import container_key
 from reconciler.marks import MarkReader
+from reconciler.object_errors import ObjectErrors
 from reconciler.rules import Rules
 from reconciler.sources.bundles import read_bundle, read_state
 from reconciler.sources.runtime_roots import RuntimeDirs
@@ -24,8 +27,6 @@ from state.measures import Measures
 from state.memory import NodeMemory
 from state.model import KubeletView, LastClass, NodeCpu, NodeView, NumaMemory, Pod, PodMeta
 from state.topology import Topology
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 class Seen(NamedTuple):
@@ -58,10 +59,12 @@ class Knowledge:
         signalled: Callable[[str], bool],
         marks: MarkReader | None = None,
         classes: Mapping[str, LastClass] | None = None,
+        errors: ObjectErrors | None = None,
     ) -> None:
         """``metas``: what the pod lists tell of a uid. ``signalled``: does the runtime's signal cover a container.
 
         ``marks`` takes what is kept of labels and annotations. ``classes``: by uid, those of an earlier run.
+        A container whose files cannot be read is as it was known before, and among ``errors`` until they can be.
         """
         self.topology = topology
         self.rules = rules
@@ -86,6 +89,7 @@ class Knowledge:
         self._facts: dict[str, ContainerFacts] = {}
         self._bundles: dict[str, PodMeta] = {}
         self._owners: dict[str, str] = {}
+        self._errors = errors if errors is not None else ObjectErrors()
         self._dirs: dict[str, PodDirs] = {}
         self._marks = marks or MarkReader()
         self._last = dict(classes or {})
@@ -109,6 +113,7 @@ class Knowledge:
             self._facts.pop(cid, None)
             self._bundles.pop(cid, None)
             self._owners.pop(cid, None)
+            self._errors.passed(container_key(cid))
         if dirs is None:
             for table in (self._dirs, self.pods, self._last, self._assembled):
                 table.pop(uid, None)
@@ -116,7 +121,7 @@ class Knowledge:
         self._dirs[uid] = dirs
         for cid in now:
             self._owners[cid] = uid
-            if cid not in self._facts:
+            if cid not in self._facts or container_key(cid) in self._errors:
                 self._read(cid)
         pod = self._assemble(dirs)
         self.pods[uid] = pod
@@ -200,21 +205,28 @@ class Knowledge:
 
     def _read(self, cid: str) -> None:
         """The runtime's files of one container: the bundle from its creation, runc's state once it has finished."""
-        bundle = state = None
+        known = self._facts.get(cid)
+        found = ContainerFacts(settled=not self.signalled(cid))
+        lost: list[AgentError] = []
         try:
             if (directory := self._runtime.bundle(cid)) is not None:
                 bundle = read_bundle(directory, cid)
+                found = replace(found, kind=bundle.kind, name=bundle.container_name, spec=bundle.spec)
+                if (meta := bundle.meta(self._marks)) is not None:
+                    self._bundles[cid] = meta
         except AgentError as exc:
-            _LOG.warning("%s", exc)
+            lost.append(exc)
+            if known is not None:
+                found = replace(found, kind=known.kind, name=known.name, spec=known.spec)
         try:
             if (path := self._runtime.state_file(cid)) is not None:
-                state = read_state(path)
+                found = replace(found, spec=read_state(path).spec, settled=True)
         except AgentError as exc:
-            _LOG.warning("%s", exc)
-        if bundle is not None and (meta := bundle.meta(self._marks)) is not None:
-            self._bundles[cid] = meta
-        spec = state.spec if state is not None else bundle.spec if bundle is not None else None
-        facts = ContainerFacts(spec=spec, settled=state is not None or not self.signalled(cid))
-        if bundle is not None:
-            facts = ContainerFacts(kind=bundle.kind, name=bundle.container_name, spec=spec, settled=facts.settled)
-        self._facts[cid] = facts
+            lost.append(exc)
+            if known is not None and known.settled:
+                found = replace(found, spec=known.spec, settled=True)
+        if lost:
+            self._errors.failed(container_key(cid), lost[0])
+        else:
+            self._errors.passed(container_key(cid))
+        self._facts[cid] = found

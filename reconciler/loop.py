@@ -15,7 +15,7 @@ from typing import Final, final
 import trio
 from msgspec.structs import replace
 
-from cgroupfs.errors import SourceError
+from cgroupfs.errors import AgentError
 from reconciler.actuators.cgroup import CgroupActuator
 from reconciler.actuators.work import Target
 from reconciler.dirty import LOAN, NODE, TICK, Batch, DirtyKeys, container_key, pod_key
@@ -30,6 +30,7 @@ from reconciler.slices import Slices
 from reconciler.sources.runtime_signal import Signal
 from reconciler.sources.tree import PodDirs, TreeSource
 from reconciler.timeline import Timelines
+from state.entry import Entry
 from state.ledger import Ledger
 from state.model import GroupRef, KubeletView, NodeView, Pod, PodClass, Pools, Refusal, Setting
 
@@ -97,6 +98,8 @@ class Reconciler:
         self._counters = counters or Counters()
         self.timelines = Timelines(lane, actuator.judge.hierarchy, self._counters)
         self._one_look = trio.Lock()
+        self.errors = actuator.judge.errors
+        self._unlisted: str | None = None
         self._moved = self._regrouped = False
         self._kubelet = kubelet
         self._updated = updated
@@ -147,9 +150,10 @@ class Reconciler:
             try:
                 async with self._one_look:
                     await self.look(batch)
-                self.problem = None
-            except SourceError as exc:
+                self.problem = self._unlisted
+            except (AgentError, OSError) as exc:
                 # Unknown is not empty: what is applied stays, and we look again.
+                self.errors.counted(NODE, exc)
                 if self.problem != str(exc):
                     _LOG.warning("%s", exc)
                 self.problem = str(exc)
@@ -164,26 +168,30 @@ class Reconciler:
                 task_status.started()
 
     async def look(self, batch: Batch) -> None:
-        """One look. Errors: `SourceError` when the cgroup tree cannot be read."""
+        """One look. What goes wrong with one pod is that pod's problem: the others are looked at all the same.
+
+        Errors: `AgentError` and `OSError` for what concerns the whole node; what was signalled is kept for the next.
+        """
         began = time.monotonic()
         if batch.keys == _TICK and not batch.everything and not self._signalled and not self._tick():
             return
         signalled, self._signalled = self._signalled, {}
+        try:
+            await self._look(batch, signalled, began)
+        except BaseException:
+            self._signalled = {**signalled, **self._signalled}
+            raise
+
+    async def _look(self, batch: Batch, signalled: Mapping[str, float], began: float) -> None:
         full = bool(batch.everything)
+        failed = {key: self.errors.failures(key) for key in self.errors}
         if full:
-            listed: Mapping[str, PodDirs] = await self._tree.scan_gently()
-            uids = listed.keys() | self.knowledge.pods.keys()
+            listed, uids = await self._list()
         else:
-            uids = self._concerned(batch, signalled)
-            listed = {uid: dirs for uid in uids if (dirs := self._tree.rescan(uid)) is not None}
+            listed, uids = self._list_some(self._concerned(batch, signalled))
         for cid, at in signalled.items():
-            ran = self.knowledge.runs(cid)
-            changed = self.knowledge.settle(cid)
-            if cid not in self._found:
-                self._updated(cid, at, changed)
-            if ran and changed:
-                # A running container was given other values: a resize, of which the spec tells the rest.
-                self._metadata.renew()
+            with self.errors.contained(container_key(cid)):
+                self._settle(cid, at)
         seen = await self._see(uids, listed)
         looked = {uid for uid, one in seen.items() if one.pod is not None} | self._take_kubelet()
         view, pools, moved = self._plan_pools()
@@ -195,16 +203,19 @@ class Reconciler:
             targets += self._plan_parents(view, pools)
         slices = Slices()
         for uid in sorted(looked):
-            targets += self._plan_pod(self.knowledge.pods[uid], view, pools, signalled, every=True)
+            with self.errors.contained(pod_key(uid)):
+                targets += self._plan_pod(self.knowledge.pods[uid], view, pools, signalled, every=True)
             await slices.checkpoint()
         if moved:
             for uid, pod in list(self.knowledge.pods.items()):
                 if uid not in looked and (every or pod.pod_class is PodClass.RECLAIMED or uid in self.wanted):
-                    targets += self._plan_pod(pod, view, pools, signalled, every=False)
+                    with self.errors.contained(pod_key(uid)):
+                        targets += self._plan_pod(pod, view, pools, signalled, every=False)
                     await slices.checkpoint()
         for uid in sorted(key.removeprefix(LOAN) for key in batch.keys if key.startswith(LOAN)):
             if uid not in looked and (lent := self.knowledge.pods.get(uid)) is not None:
-                targets += self._plan_pod(lent, view, pools, signalled, every=False)
+                with self.errors.contained(pod_key(uid)):
+                    targets += self._plan_pod(lent, view, pools, signalled, every=False)
                 await slices.checkpoint()
         await self.actuator.apply(targets)
         self._planned(view, pools)
@@ -212,10 +223,51 @@ class Reconciler:
         if full:
             self._metadata.keep_only(self.knowledge.pods.keys())
             self._prune()
+        for key in (*map(pod_key, uids), *((NODE,) if full else ())):
+            if self.errors.failures(key) == failed.get(key, 0):
+                self.errors.passed(key)
         self.looks += 1
         self.changes += bool(seen or moved or targets)
         self.look_s = time.monotonic() - began
         self._counters.looked(self.look_s)
+
+    async def _list(self) -> tuple[Mapping[str, PodDirs], set[str]]:
+        """Every pod's directories, and the pods to look at: of those whose directory cannot be read all stays."""
+        listing = await self._tree.scan_gently()
+        self._unlisted = None
+        for path, exc in listing.unread.items():
+            name = self.knowledge.layout.parse(path)
+            uid = name.pod_uid if name is not None else None
+            if uid is None:
+                # A QoS class's directory, with all its pods.
+                self._unlisted = str(exc)
+            self.errors.failed(pod_key(uid) if uid is not None else f"directory:{path}", exc)
+        directories = {f"directory:{path}" for path in listing.unread}
+        self.errors.keep("directory", directories)
+        known = {uid for uid, pod in self.knowledge.pods.items() if listing.knows(pod.group.path)}
+        return listing.pods, listing.pods.keys() | known
+
+    def _list_some(self, concerned: Iterable[str]) -> tuple[Mapping[str, PodDirs], set[str]]:
+        """The directories of these pods, and those of them that can be looked at."""
+        listed: dict[str, PodDirs] = {}
+        uids: set[str] = set()
+        for uid in concerned:
+            with self.errors.contained(pod_key(uid)):
+                dirs = self._tree.rescan(uid)
+                uids.add(uid)
+                if dirs is not None:
+                    listed[uid] = dirs
+        return listed, uids
+
+    def _settle(self, cid: str, at: float) -> None:
+        """The runtime has finished writing."""
+        ran = self.knowledge.runs(cid)
+        changed = self.knowledge.settle(cid)
+        if cid not in self._found:
+            self._updated(cid, at, changed)
+        if ran and changed:
+            # A running container was given other values: a resize, of which the spec tells the rest.
+            self._metadata.renew()
 
     def _tick(self) -> bool:
         """The clock has moved on: True when the pools ask for something else now, so that a look is due."""
@@ -244,8 +296,9 @@ class Reconciler:
         seen: dict[str, Seen] = {}
         slices = Slices()
         for uid in uids:
-            seen[uid] = one = self.knowledge.look(uid, listed.get(uid))
-            self._came_and_went(one)
+            with self.errors.contained(pod_key(uid)):
+                seen[uid] = one = self.knowledge.look(uid, listed.get(uid))
+                self._came_and_went(one)
             await slices.checkpoint()
         unknown = [uid for uid, one in seen.items() if one.pod is not None and self.knowledge.unlabelled(uid)]
         if unknown and not self.ready.is_set():
@@ -324,9 +377,10 @@ class Reconciler:
         self.wanted[""] = wanted
         targets = []
         for path in sorted(paths):
-            group = GroupRef(path=path, inode=self._inode(path))
-            if group.inode:
-                targets.append(Target(group=group, settings=wanted.get(path, {})))
+            with self.errors.contained(NODE):
+                group = GroupRef(path=path, inode=self._inode(path))
+                if group.inode:
+                    targets.append(Target(group=group, settings=wanted.get(path, {})))
         return targets
 
     def _plan_pod(
@@ -368,10 +422,9 @@ class Reconciler:
 
     def _next_deadline(self) -> float:
         times = [self._later[0][0]] if self._later else []
-        retry = self.actuator.judge.next_look()
-        if retry is not None:
-            # The judge speaks the process's monotonic clock, deadlines are the loop's.
-            times.append(trio.current_time() + max(0.0, retry - time.monotonic()))
+        retries = (self.actuator.judge.next_look(), self.errors.next_retry())
+        # Both speak the process's monotonic clock, deadlines are the loop's.
+        times += [trio.current_time() + max(0.0, at - time.monotonic()) for at in retries if at is not None]
         return min(times, default=float("inf"))
 
     def _mark_due(self) -> None:
@@ -384,17 +437,31 @@ class Reconciler:
                 self.dirty.mark_all("after an error")
         for uid in self.actuator.judge.due(time.monotonic()):
             self.dirty.mark(pod_key(uid) if uid is not None else NODE)
+        for key in self.errors.due(time.monotonic()):
+            if key.startswith(("pod:", "container:")):
+                self.dirty.mark(key)
+            else:
+                self.dirty.mark_all("after an error")
 
     # Small things
 
     def _prune(self) -> None:
-        """After a full look: drop what the ledger holds of groups that are gone."""
-        self._ledger.prune(lambda entry: self._inode(entry.path) or None)
+        """After a full look: drop what the ledger holds of groups that are gone. What cannot be told is kept."""
+
+        def inode_now(entry: Entry) -> int | None:
+            try:
+                return self._inode(entry.path) or None
+            except OSError as exc:
+                self.errors.failed(NODE, exc)
+                return entry.inode
+
+        self._ledger.prune(inode_now)
 
     def _inode(self, path: str) -> int:
+        """The inode of a group's directory, 0 when it is gone. Errors: `OSError` when that cannot be told."""
         try:
             return os.stat(self.actuator.judge.hierarchy.trigger_directory(path)).st_ino
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return 0
 
     def classes(self) -> dict[str, PodClass]:

@@ -74,6 +74,7 @@ class CounterValues(Struct, frozen=True, kw_only=True):
     starts: Mapping[str, int] = {}
     """Container starts by whether all settings came before the program's exec: true, false, unknown."""
     yields: int = 0
+    object_errors: Mapping[tuple[str, str], int] = {}
     events: int = 0
     """Looks that something other than the clock asked for, or that found something to move."""
     cpus_moved: int = 0

@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import Driver, Layout, detect_layout
 from reconciler import logs
@@ -62,14 +63,26 @@ def find_place(config: Config) -> Place | None:
 
 
 async def wait_for_place(config: Config) -> Place:
-    """Look until there is a node to work on; says once what it waits for."""
-    said = False
-    while (place := find_place(config)) is None:
-        if not said:
-            _LOG.warning("waiting for a kubelet: no kubepods directory and no kubelet configuration is here yet")
-            said = True
+    """Look until there is a node to work on; says once what it waits for.
+
+    Errors: `SourceError` when no usable cgroup hierarchy is mounted. What merely cannot be read now is waited for.
+    """
+    said = ""
+    while True:
+        try:
+            if (place := find_place(config)) is not None:
+                return place
+            missing = "waiting for a kubelet: no kubepods directory and no kubelet configuration is here yet"
+        except SourceError as exc:
+            if not isinstance(exc.__cause__, OSError):
+                raise
+            missing = str(exc)
+        except OSError as exc:
+            missing = f"the node cannot be read: {exc}"
+        if missing != said:
+            _LOG.warning(missing)
+            said = missing
         await trio.sleep(_AGAIN_S)
-    return place
 
 
 def read_kubelet(config: Config) -> KubeletConfig:

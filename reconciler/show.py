@@ -19,12 +19,12 @@ from reconciler.actuators.standing import Standing
 from reconciler.agent import Agent
 from reconciler.config import Mode
 from reconciler.facts import budget_facts, pod_facts, pool_lists
-from reconciler.gather import counters, pods_in_order, snapshot, standings_of
+from reconciler.gather import counters, nothing_in_force, pods_in_order, snapshot, standings_by_group, standings_of
 from reconciler.holds import check_reason, check_seconds, check_target, pod_hold
 from reconciler.metrics import MetricsSnapshot, rss_bytes
 from reconciler.notify import Pulse
 from reconciler.slices import Steps, all_steps
-from reconciler.supervisor import ComponentStatus
+from reconciler.supervisor import ComponentStatus, Health
 from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
 from state.dump import EVENT_DEFAULTS, document
 from state.entry import Entry
@@ -36,6 +36,10 @@ IDENTITY: Final = ("schema", "kind", "source", "at")
 _HISTORY: Final = 200
 _NAMES: Final = 4
 """At most, before a problem's text."""
+_LINES: Final = 20
+"""Files that are named among the problems."""
+_NEEDED: Final = frozenset({"cgroup tree", "reconciler"})
+"""Components without which nothing new is bounded."""
 _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
     *("headroom", "sides", "alerts", "interference", "eviction", "problems"),
@@ -80,7 +84,14 @@ class Show:
             reasons.append("the first look at the node is not done")
         if agent.reconciler.problem is not None:
             reasons.append(agent.reconciler.problem)
-        return reasons
+        reasons += [
+            f"{one.name}: {one.health.value}: {one.error}"
+            for one in self._statuses()
+            if one.name in _NEEDED and one.failures and one.health is not Health.RUNNING
+        ]
+        if (nothing := nothing_in_force(agent)) is not None:
+            reasons.append(nothing)
+        return list(dict.fromkeys(reasons))
 
     def state(self, sections: Sequence[str]) -> Mapping[str, object]:
         """The document at one moment; with ``sections`` only those (and what identifies it)."""
@@ -285,6 +296,14 @@ class Show:
         found += held.split("; ") if held else ()
         found += agent.kubelet_pods.problems if agent.kubelet_pods is not None else ()
         found += agent.ledger.problems
+        found += [agent.reconciler.problem] if agent.reconciler.problem is not None else []
+        found += agent.errors.problems()
+        found += [
+            f"{one.setting.path}: {one.setting.knob}: {one.detail}"
+            for here in standings_by_group(agent)
+            for one in here.values()
+            if one.state == "unreadable"
+        ][:_LINES]
         found += agent.telling.problems()
         found += [_named(side.name, problem) for side in agent.sides for problem in side.problems()]
         found += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]

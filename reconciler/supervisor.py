@@ -1,9 +1,12 @@
 """Runs the daemon's components in nested lifetimes, restarts what fails, and takes everything down in order.
 
 Layers are given outermost first: a layer starts when the one around it has started, and ends before it. A component
-that fails or returns is started again after a growing wait, and reported; the end of an *essential* one ends the
-process, in order. This is the only place with a broad ``except*``: a programming error in the metrics page must not
-take the node's protection with it, and one in the main loop must not leave a half-living daemon.
+that fails or returns is started again after a growing wait, and reported. So is an *essential* one that has run and was
+ended by what the node refuses (`AgentError`, `OSError`): a new process would be refused the same, and meanwhile all
+pods would go without. Any other end of an essential one is a fault of its own, after which its state cannot be relied
+on: it ends the process, in order, and systemd starts a new one. This is the only place with a broad ``except*``, and
+`reconciler.object_errors` the only one beside it: a programming error in the metrics page must not take the node's
+protection with it, and one in the main loop must not leave a half-living daemon.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -31,7 +34,7 @@ class Run(Protocol):
 
 
 class Component(Struct, frozen=True, kw_only=True):
-    """One named part. ``essential``: without it the process has no reason to be."""
+    """One named part. ``essential``: without it the process has no reason to be; see the module."""
 
     name: str
     run: Run
@@ -69,6 +72,7 @@ class _Kept:
         self.settled = trio.Event()
         """Started, or failed for the first time: the layer need not wait for it any more."""
         self.status = ComponentStatus(name=component.name, health=Health.STARTING)
+        self.ran = False
 
 
 @final
@@ -162,7 +166,7 @@ class Supervisor:
                 failure = await self._run_once(kept)
                 if self._stop.is_set():
                     return
-                if kept.component.essential:
+                if kept.component.essential and not (kept.ran and isinstance(failure, AgentError | OSError)):
                     self._fatal = failure
                     self.stop(f"{kept.component.name} has ended: {_words(failure)}")
                     return
@@ -186,6 +190,7 @@ class Supervisor:
             async with trio.open_nursery() as nursery:
                 await nursery.start(kept.component.run, name=name)
                 self._set(kept, Health.RUNNING)
+                kept.ran = True
                 kept.settled.set()
         except* Exception as group:  # noqa: BLE001  # the one place, see the module
             # Told here: when the daemon is being stopped at the same time, the cancellation goes on and this is lost.

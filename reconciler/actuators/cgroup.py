@@ -28,6 +28,7 @@ from reconciler.actuators.judge import Judge
 from reconciler.actuators.readings import BOUNDS
 from reconciler.actuators.spec import spec_text
 from reconciler.actuators.work import Target, Work
+from reconciler.dirty import NODE, pod_key
 from reconciler.hotlane import HotLane, HotResult, HotWrite
 from reconciler.slices import Slices
 from state.entry import US, Entry, FileKey, Origin
@@ -88,7 +89,8 @@ class CgroupActuator:
         work: list[Work] = []
         slices = Slices()
         for target in targets:
-            work += self.judge.look(target)
+            with self.judge.errors.contained(pod_key(target.pod_uid) if target.pod_uid is not None else NODE):
+                work += self.judge.look(target)
             await slices.checkpoint()
         await self._adopt()
         work = await self._record(work)
@@ -275,6 +277,7 @@ class CgroupActuator:
             return
         if isinstance(error, CgroupGoneError):
             self.writes[work.knob.name, "gone"] += 1
+            self.judge.gone(work.target, error)
             return
         if isinstance(error, CgroupChangedError):
             self.writes[work.knob.name, "changed"] += 1
@@ -282,6 +285,8 @@ class CgroupActuator:
             return
         if error is not None or outcome.after is None:
             self.writes[work.knob.name, "refused"] += 1
+            if error is not None:
+                self.judge.errors.counted("file", error)
             reason = str(error) if error is not None else "it could not be read back"
             self._ledger.failed(work.key, errno=error.errno if error is not None else 0, error=reason)
             self.judge.standings.refused(work, reason)

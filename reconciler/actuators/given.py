@@ -7,7 +7,6 @@ says what should stand there, and nobody would ever write it again.
 """
 
 import time
-from collections.abc import Iterator
 from typing import Final, final
 
 from reconciler.actuators.compare import Move
@@ -45,22 +44,27 @@ class Given:
         """The group is gone."""
         self._files = {place: one for place, one in self._files.items() if place[0] != path}
 
-    def put_right(self, target: Target) -> Iterator[Work]:
+    def places(self, target: Target) -> list[tuple[str, str]]:
+        """The files of a group that `put_right` is about: those given back before the runtime's signal."""
+        if not target.signalled or target.container is None:
+            return []
+        return [place for place in self._files if place[0] == target.group.path]
+
+    def put_right(self, target: Target, place: tuple[str, str]) -> Work | None:
         """What to write after the runtime's signal: its spec's value, where ours of before it still stands.
 
-        Errors: `CgroupGoneError`.
+        Errors: `CgroupError`; then it is to be looked at again.
         """
-        container = target.container
-        if not target.signalled or container is None:
-            return
-        path, now = target.group.path, time.monotonic()
-        for place in [place for place in self._files if place[0] == path]:
-            at, after = self._files.pop(place)
-            file = self._known.find(*place)
-            if file is None or now - at >= _RACE_S or place[1] in target.settings:
-                continue
-            text = spec_text(file.knob, file.version, container.spec)
-            raw = self._known.text(file)
-            actual = file.knob.normal(raw, file.version)
-            if text is not None and actual == after and file.knob.normal(text, file.version) != after:
-                yield Work(target, *file, None, raw, actual, text, Move.RELEASE)
+        assert target.container is not None
+        at, after = self._files[place]
+        file = self._known.find(*place)
+        if file is None or time.monotonic() - at >= _RACE_S or place[1] in target.settings:
+            del self._files[place]
+            return None
+        text = spec_text(file.knob, file.version, target.container.spec)
+        raw = self._known.text(file)
+        del self._files[place]
+        actual = file.knob.normal(raw, file.version)
+        if text is None or actual != after or file.knob.normal(text, file.version) == after:
+            return None
+        return Work(target, *file, None, raw, actual, text, Move.RELEASE)

@@ -5,11 +5,12 @@ It writes nothing and never waits.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, final
 
 from cgroupfs.codecs import Value
-from cgroupfs.errors import CgroupGoneError
+from cgroupfs.errors import CgroupError, CgroupGoneError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
@@ -24,6 +25,7 @@ from reconciler.actuators.standing import Alert, Standings
 from reconciler.actuators.work import KnobFile, Target, Work
 from reconciler.foreign import ForeignWrites
 from reconciler.holds import holding
+from reconciler.object_errors import ObjectErrors
 from reconciler.thaw import NEVER_KEPT
 from state.entry import US, Entry
 from state.ledger import Ledger
@@ -46,6 +48,7 @@ class Judge:
         files: FileOps = REAL,
         alert: Alert,
         held: Callable[[Hold], None] = lambda _hold: None,
+        errors: ObjectErrors | None = None,
     ) -> None:
         """``held`` is told of the holds that a person's own writes make, so that they are remembered."""
         self.hierarchy = hierarchy
@@ -67,6 +70,7 @@ class Judge:
         self.adoptable: list[Work] = []
         """Files that hold what is wanted, and not what the kubelet and the runtime would have left there."""
         self.given = Given(self.known)
+        self.errors = errors if errors is not None else ObjectErrors()
         self._ledger = ledger
         self._files = files
         self._held = held
@@ -75,23 +79,54 @@ class Judge:
         """The files of one group that are to be written now."""
         path = target.group.path
         self.standings.keep_only(path, target.settings)
+        found: list[Work | None] = []
         try:
             mute = self._muted(target)
-            found = [self._want(target, name, setting) for name, setting in target.settings.items() if name not in mute]
-            found += [
-                self._unwant(target, entry)
-                for entry in self._ledger.group(path)
-                if entry.knob not in target.settings and entry.knob not in mute
-            ]
-            found += self.given.put_right(target)
-            work = [one for one in found if one is not None]
-            work += [after for one in work if (after := self._after(one)) is not None]
-            if any(one.knob.name == "cpu.quota" for one in work):
-                self.known.learn(path, _BANDWIDTH)
-        except CgroupGoneError:
-            # Gone between discovery and use; its parent's event is on the way and takes care of the rest.
+            for name, setting in target.settings.items():
+                if name not in mute:
+                    with self._contained(target, name, setting):
+                        found.append(self._want(target, name, setting))
+            for entry in self._ledger.group(path):
+                if entry.knob not in target.settings and entry.knob not in mute:
+                    with self._contained(target, entry.knob, None):
+                        found.append(self._unwant(target, entry))
+            for place in self.given.places(target):
+                with self._contained(target, place[1], None):
+                    found.append(self.given.put_right(target, place))
+        except CgroupGoneError as exc:
+            # Gone between discovery and use; its parent's event is on the way and takes care of the rest. Where none
+            # comes, it was not gone.
+            self.gone(target, exc)
             return []
+        self.standings.readable(path, "")
+        work = [one for one in found if one is not None]
+        work += [after for one in work if (after := self._after(one)) is not None]
+        if any(one.knob.name == "cpu.quota" for one in work):
+            self.known.learn(path, _BANDWIDTH)
         return work
+
+    def gone(self, target: Target, exc: CgroupGoneError) -> None:
+        """The kernel has answered that the group is gone: see about it once more."""
+        self.errors.counted("group", exc)
+        self.standings.unreadable(target.group.path, "", target.pod_uid, str(exc), None)
+
+    @contextmanager
+    def _contained(self, target: Target, knob: str, setting: Setting | None) -> Iterator[None]:
+        """An error of one file is that file's: noted, tried again, and the group's other files are looked at.
+
+        Errors: `CgroupGoneError`, which is the whole group's.
+        """
+        try:
+            yield
+        except CgroupGoneError:
+            raise
+        except (CgroupError, ValueError) as exc:
+            # ValueError: a text that the knob's codec does not know.
+            self.errors.counted("file", exc)
+            self.known.actual.pop((target.group.path, knob), None)
+            self.standings.unreadable(target.group.path, knob, target.pod_uid, str(exc), setting)
+        else:
+            self.standings.readable(target.group.path, knob)
 
     def may_write(self, setting: Setting) -> bool:
         """False for what is held, only practised, or only observed."""
@@ -262,7 +297,10 @@ class Judge:
 
     def without_us(self, work: Work) -> str | None:
         """What the file would read had we never written it; None when nobody can tell."""
-        above = self.known.text_above(KnobFile(work.knob, work.version, work.directory, work.key))
+        try:
+            above = self.known.text_above(KnobFile(work.knob, work.version, work.directory, work.key))
+        except CgroupError:
+            return None
         return without_us(work.knob, work.version, work.key[1], work.target.container, above)
 
     def without_ours(self, path: str, name: str) -> Value:

@@ -120,7 +120,7 @@ class Others:
 
     def waits(self, place: tuple[str, str], now: float) -> bool:
         """Whether a file is left to others for now (monotonic seconds)."""
-        return self._rules.state(place, now) is not None
+        return place in self._updating or self._rules.state(place, now) is not None
 
     def next_end(self, now: float) -> float | None:
         """When the next such wait ends (monotonic seconds), None when nothing waits."""
@@ -142,7 +142,8 @@ class Others:
             self._updating.pop(work.place, None)
             return False
         since = self._updating.setdefault(work.place, now)
-        if now - since >= _UPDATE_S:
+        # The very sum that `look_again` is given: rounded otherwise, it would be due before it is over, for ever.
+        if now >= since + _UPDATE_S:
             del self._updating[work.place]
             return False
         self._standings.look_again(work, since + _UPDATE_S)

@@ -13,14 +13,16 @@ Alert = Callable[[str, str, Setting | None], None]
 _WAITING: Final = frozenset({"waiting", "yielded"})
 _RETRY_S: Final = 1.0
 _RETRY_MAX_S: Final = 60.0
+_UNREAD: Final = "\0unread"
+"""Stands for the text of a retry that follows a failed read: no file's value."""
 
 
 class Standing(NamedTuple):
     """How one wanted setting stands, for ``diff``, ``explain`` and the live table.
 
     ``state``: in place, written, under way (the kernel is at it, or at another before it), would write, prepared,
-    waiting, held, yielded, refused, missing (no such file here), not recorded (the store cannot take the original),
-    blocked (a rule of the kernel). Texts are the kernel's; ``at`` is wall-clock seconds.
+    waiting, held, yielded, refused, missing (no such file here), unreadable, not recorded (the store cannot take the
+    original), blocked (a rule of the kernel). Texts are the kernel's; ``at`` is wall-clock seconds.
     """
 
     setting: Setting
@@ -69,10 +71,12 @@ class Standings:
 
     def keep_only(self, path: str, knobs: Collection[str]) -> None:
         """Forget the knobs of a group of which nothing is wanted any more."""
-        for table in (self.by_group, self._retries):
-            here = table.get(path, {})
-            for knob in [knob for knob in here if knob not in knobs]:
-                del here[knob]
+        here = self.by_group.get(path, {})
+        for knob in [knob for knob in here if knob not in knobs]:
+            del here[knob]
+        retries = self._retries.get(path, {})
+        for knob in [knob for knob, one in retries.items() if knob not in knobs and one.text != _UNREAD]:
+            del retries[knob]
 
     def forget(self, path: str) -> None:
         """The group is gone; those below it are told one by one."""
@@ -94,6 +98,31 @@ class Standings:
         self.note(work, state, reason)
         if tell and (known is None or (known.state, known.detail) != (state, reason)):
             self._alert(state, reason, work.setting)
+
+    def unreadable(self, path: str, knob: str, pod_uid: str | None, reason: str, setting: Setting | None) -> None:
+        """A file could not be read: say so once, and look again after a growing while.
+
+        ``knob`` "": the whole group, which is gone or seemed so; its parent's event tells which.
+        """
+        before = self._retries.get(path, {}).get(knob)
+        now = time.monotonic()
+        if before is None or before.text != _UNREAD:
+            self._retries.setdefault(path, {})[knob] = _Retry(now + _RETRY_S, _RETRY_S, _UNREAD, pod_uid)
+        elif before.at <= now:
+            delay = min(before.delay_s * 2, _RETRY_MAX_S)
+            self._retries[path][knob] = _Retry(now + delay, delay, _UNREAD, pod_uid)
+        if setting is None:
+            return
+        known = self.of((path, knob))
+        self.note_unread(setting, "unreadable", reason)
+        if known is None or (known.state, known.detail) != ("unreadable", reason):
+            self._alert("unreadable", reason, setting)
+
+    def readable(self, path: str, knob: str) -> None:
+        """The file, or (``knob`` "") the group, could be read."""
+        here = self._retries.get(path)
+        if here and (one := here.get(knob)) is not None and one.text == _UNREAD:
+            del here[knob]
 
     def under_way(self, work: Work, detail: str) -> None:
         """The kernel takes its time: look again soon. No refusal, and nobody is told."""

@@ -49,6 +49,7 @@ _SOCKET: Final = "kubelet.sock"
 _RESIZE_FILES: Final = (ALLOCATED_PODS, ACTUATED_PODS, POD_STATUS)
 _FILES: Final = frozenset({CPU_STATE, MEMORY_STATE, os.path.basename(DEVICES), *_RESIZE_FILES})
 _RESYNC_S: Final = 60.0
+_RETRY_S: Final = 1.0
 _T = TypeVar("_T")
 
 
@@ -151,8 +152,15 @@ class CheckpointSource:
 
     async def _follow(self, watcher: DirWatcher[str], way: PathChain[str]) -> None:
         deadline = trio.current_time() + self._resync_s
+        wait_s = _RETRY_S
         while True:
             batch: Sequence[Event[str]] = ()
+            if self._unreadable():
+                # No event tells when the kernel lets it be read again.
+                deadline = min(deadline, trio.current_time() + wait_s)
+                wait_s = min(2 * wait_s, self._resync_s)
+            else:
+                wait_s = _RETRY_S
             with trio.move_on_at(deadline):
                 batch = await watcher.next_batch()
             # A deleted one is read, too, to say so: operators delete it to change the policy.
@@ -179,6 +187,11 @@ class CheckpointSource:
                 self._marks.mark_all("kubelet restarted")
             elif any(news):
                 self._marks.mark(NODE)
+
+    def _unreadable(self) -> bool:
+        """Whether the kernel would not let one of the files be read: not its content is at fault."""
+        found = (self.cpus, self.memory, self.devices, *self.resizes.values())
+        return any(isinstance(one, CheckpointError) and one.fault is Fault.UNREADABLE for one in found)
 
     def _watch(self, watcher: DirWatcher[str], way: PathChain[str]) -> None:
         """Watch what exists: the directory (on the way to its child) and the device plugins' directory."""

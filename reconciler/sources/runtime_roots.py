@@ -7,6 +7,7 @@ state directory: the shim uses its own default, or the runtime's ``Root`` option
 Source: containerd's shim for runc (v1 and v2), its configuration formats 1 to 3; moby; CRI-O's runtime configuration.
 """
 
+import errno
 import glob
 import os
 import tomllib
@@ -15,7 +16,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from cgroupfs.errors import InputError
+from cgroupfs.errors import InputError, SourceError, errno_name
 from reconciler.safefiles import FileRule, read_file
 
 CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
@@ -27,6 +28,7 @@ _TASKS: Final = "io.containerd.runtime.v2.task"
 _TASKS_V1: Final = "io.containerd.runtime.v1.linux"
 # Format 1 called the CRI plugin "cri"; format 3 moved it.
 _CRI_PLUGINS: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
+_ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
 _LEGACY_PLUGINS: Final = ("io.containerd.runtime.v1.linux", "linux")
 
 
@@ -43,24 +45,35 @@ class RuntimeDirs(Struct, frozen=True, kw_only=True):
     problems: tuple[InputError, ...] = ()
 
     def bundle(self, container_id: str) -> str | None:
-        """The bundle directory of a container that has one now."""
+        """The bundle directory of a container that has one now. Errors: `SourceError` when that cannot be told."""
         for directory in self.bundles:
             path = f"{directory}/{container_id}"
-            if os.path.exists(f"{path}/config.json"):
+            if _is_there(f"{path}/config.json"):
                 return path
         for directory in self.nested:
             path = f"{directory}/{container_id}/userdata"
-            if os.path.exists(f"{path}/config.json"):
+            if _is_there(f"{path}/config.json"):
                 return path
         return None
 
     def state_file(self, container_id: str) -> str | None:
-        """The ``state.json`` of a container that has one now."""
+        """The ``state.json`` of a container that has one now. Errors: as `bundle`."""
         for directory in self.states:
             path = f"{directory}/{container_id}/state.json"
-            if os.path.exists(path):
+            if _is_there(path):
                 return path
         return None
+
+
+def _is_there(path: str) -> bool:
+    """Whether there is such a file. What the kernel does not answer is no "no". Errors: `SourceError`."""
+    try:
+        os.stat(path)
+    except OSError as exc:
+        if exc.errno in _ABSENT:
+            return False
+        raise SourceError("runtime", f"cannot look at {path}: {errno_name(exc.errno)}") from exc
+    return True
 
 
 def find_runtime_dirs(root: str = "/", config: str = CONTAINERD_CONFIG) -> RuntimeDirs:

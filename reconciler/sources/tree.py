@@ -10,10 +10,11 @@ same listing repairs everything.
 """
 
 import errno
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, Protocol, final
+from typing import Final, NamedTuple, Protocol, final
 
 import trio
 from msgspec import Struct
@@ -26,11 +27,14 @@ from reconciler.dirty import container_key, pod_key
 from reconciler.slices import Slices
 from state.model import GroupRef, SourceStatus
 
+_LOG: Final = logging.getLogger(__name__)
 _NAME: Final = "cgroup tree"
 _ABOVE: Final = ""
 """Token of the watches between the hierarchy's root and kubepods; a group's own token is its path."""
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV})
 _RESYNC_S: Final = 60.0
+_RETRY_S: Final = 1.0
+"""The first wait before a directory that could not be read is read again; it doubles up to the periodic listing."""
 
 
 class TriggerTree(Protocol):
@@ -60,6 +64,17 @@ class PodDirs(Struct, frozen=True, kw_only=True):
     qos: QosClass
     group: GroupRef
     containers: Mapping[str, GroupRef] = {}
+
+
+class Listing(NamedTuple):
+    """The tree on disk. ``unread``: by group path, why a directory could not be read; all below it is unknown."""
+
+    pods: Mapping[str, PodDirs]
+    unread: Mapping[str, SourceError]
+
+    def knows(self, path: str) -> bool:
+        """Whether this listing would have a group, if there is one."""
+        return not any(path == above or path.startswith(f"{above}/") for above in self.unread)
 
 
 class _Node:
@@ -117,6 +132,9 @@ class TreeSource:
         self._nodes: dict[str, _Node] = {}
         self._owners: dict[str, _Node] = {}
         self._seen_at: float | None = None
+        self._unread: dict[str, str] = {}
+        """Directories of the model (by group path) that could not be read, and why."""
+        self._failed = trio.Event()
         self.repaired = 0
         """Differences that only a periodic listing found. Anything but 0 is an event that the kernel did not send."""
 
@@ -125,32 +143,47 @@ class TreeSource:
     def scan(self) -> dict[str, PodDirs]:
         """Every pod on disk now, by uid. Costs a listing per pod (30 µs each): see `scan_gently` and `pods`.
 
-        Errors: `SourceError` when the tree cannot be read; that is never "no pods". So do the next two.
+        Errors: `SourceError` when any of the tree cannot be read; that is never "no pods".
         """
-        return _newest(self._read())
+        unread: dict[str, SourceError] = {}
+        found = _newest(self._read(unread))
+        if unread:
+            raise next(iter(unread.values()))
+        return found
 
-    async def scan_gently(self) -> dict[str, PodDirs]:
-        """`scan` that lets the loop run every millisecond."""
+    async def scan_gently(self) -> Listing:
+        """`scan` that lets the loop run every millisecond. Errors: none; they are in the answer, by directory."""
         found: list[PodDirs] = []
+        unread: dict[str, SourceError] = {}
         clock = Slices()
-        for pod in self._read():
+        for pod in self._read(unread):
             found.append(pod)
             await clock.checkpoint()
-        return _newest(found)
+        return Listing(_newest(found), unread)
 
     def rescan(self, uid: str) -> PodDirs | None:
-        """One pod on disk now; None when it has no directory."""
+        """One pod on disk now; None when it has no directory. Errors: `SourceError` when that cannot be told."""
         places = [(self._layout.pod(qos, uid), qos) for qos in QosClass]
         return _newest(pod for path, qos in places if (pod := self._read_pod(path, uid, qos)) is not None).get(uid)
 
-    def _read(self) -> Iterator[PodDirs]:
+    def _read(self, unread: dict[str, SourceError]) -> Iterator[PodDirs]:
+        """Every pod that can be read; what cannot be is entered in ``unread``."""
         for qos in QosClass:
             group = self._layout.qos(qos)
-            for name, _ in _groups(self._tree.trigger_directory(group)):
+            try:
+                names = [name for name, _ in _groups(self._tree.trigger_directory(group))]
+            except SourceError as exc:
+                unread[group] = exc
+                continue
+            for name in names:
                 path = f"{group}/{name}"
                 found = self._layout.parse(path)
                 if found is not None and found.kind is NameKind.POD and found.pod_uid is not None:
-                    pod = self._read_pod(path, found.pod_uid, qos)
+                    try:
+                        pod = self._read_pod(path, found.pod_uid, qos)
+                    except SourceError as exc:
+                        unread[path] = exc
+                        continue
                     if pod is not None:
                         yield pod
 
@@ -185,7 +218,7 @@ class TreeSource:
     def status(self) -> SourceStatus:
         """Whether the tree is there and watched, and when it was last looked at."""
         stats = self.stats
-        problem = "not running" if stats is None else stats.problem
+        problem = "not running" if stats is None else stats.problem or next(iter(self._unread.values()), None)
         if self._root is None and problem is None:
             problem = f"{self._tree.trigger_directory(self._layout.kubepods)} does not exist (yet)"
         age = None if self._seen_at is None else time.monotonic() - self._seen_at
@@ -195,7 +228,7 @@ class TreeSource:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch until cancelled. Started when the model is complete. Run again, it goes on with the model it has.
 
-        Errors: `SourceError` when the tree cannot be read; the model stays as it was.
+        A directory that cannot be read stays in the model as it was, and is read again after a growing wait.
         """
         try:
             with DirWatcher[str](_NAME) as watcher:
@@ -230,9 +263,37 @@ class TreeSource:
 
     async def _list_periodically(self, watcher: DirWatcher[str], way: PathChain[str]) -> None:
         """The safety net. Beside the reader: both treat one directory at a time, whole, and compare with the model."""
+        resync_at = trio.current_time() + self._resync_s
+        wait_s = _RETRY_S
         while True:
-            await trio.sleep(self._resync_s)
-            self.repaired += await self._resync(watcher, way)
+            with trio.move_on_at(resync_at):
+                await self._failed.wait()
+                await trio.sleep(wait_s)
+            if trio.current_time() >= resync_at:
+                resync_at = trio.current_time() + self._resync_s
+                self.repaired += await self._resync(watcher, way)
+            else:
+                self._read_again(watcher, way)
+            wait_s = min(2 * wait_s, self._resync_s) if self._unread else _RETRY_S
+            if not self._unread:
+                self._failed = trio.Event()
+
+    def _read_again(self, watcher: DirWatcher[str], way: PathChain[str]) -> None:
+        """What could not be read, once more."""
+        for path in list(self._unread):
+            node = self._nodes.get(path)
+            if node is not None:
+                self._look(watcher, node)
+            else:
+                # kubepods itself, or what is gone since.
+                self._unread.pop(path, None)
+                self._open(watcher, way)
+
+    def _unreadable(self, path: str, exc: SourceError) -> None:
+        if path not in self._unread:
+            _LOG.warning("%s", exc)
+        self._unread[path] = str(exc)
+        self._failed.set()
 
     async def _resync(self, watcher: DirWatcher[str], way: PathChain[str]) -> int:
         """Watch and list the whole tree against the model; how many directories were not as the model had them."""
@@ -250,7 +311,12 @@ class TreeSource:
 
     def _open(self, watcher: DirWatcher[str], way: PathChain[str]) -> int:
         """Find kubepods itself: 1 when it came, went, or was made anew."""
-        inode = _inode(way.target) if way.extend() else None
+        try:
+            inode = _inode(way.target) if way.extend() else None
+        except SourceError as exc:
+            self._unreadable(_ABOVE, exc)
+            return 0
+        self._unread.pop(_ABOVE, None)
         if self._root is not None and self._root.inode == inode:
             return 0
         changed = int(self._root is not None)
@@ -282,7 +348,11 @@ class TreeSource:
         elif event.is_dir:
             path = f"{parent.path}/{event.name}"
             known = parent.children.get(path)
-            inode = None if event.mask & VANISHED else _inode(f"{event.path}/{event.name}")
+            try:
+                inode = None if event.mask & VANISHED else _inode(f"{event.path}/{event.name}")
+            except SourceError as exc:
+                self._unreadable(parent.path, exc)
+                return
             if known is not None and known.inode == inode:
                 return
             if known is not None:
@@ -302,8 +372,14 @@ class TreeSource:
         """Watch one directory, then list it against the model; how many children came or went."""
         directory = self._tree.trigger_directory(node.path)
         if not watcher.add(directory, CHILDREN, node.path):
+            self._unread.pop(node.path, None)
             return 0
-        there = {f"{node.path}/{name}": inode for name, inode in _groups(directory)}
+        try:
+            there = {f"{node.path}/{name}": inode for name, inode in _groups(directory)}
+        except SourceError as exc:
+            self._unreadable(node.path, exc)
+            return 0
+        self._unread.pop(node.path, None)
         changes = 0
         for path, child in list(node.children.items()):
             if there.get(path) != child.inode:
@@ -331,6 +407,7 @@ class TreeSource:
             self._vanished(watcher, child)
         node.children.clear()
         del self._nodes[node.path]
+        self._unread.pop(node.path, None)
         if node.name.container_id is None:
             watcher.remove(self._tree.trigger_directory(node.path))
         else:

@@ -157,6 +157,13 @@ class Daemon:
         finally:
             connection.close()
 
+    def answers(self, path: str) -> int:
+        """The status of a GET; 0 while nobody listens."""
+        try:
+            return self.call("GET", path)[0]
+        except (OSError, http.client.HTTPException):
+            return 0
+
     def state(self, *sections: str) -> dict[str, Any]:
         """The document, or some of its parts."""
         status, body = self.call("GET", "/state?" + "&".join(f"section={name}" for name in sections))

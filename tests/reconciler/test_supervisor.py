@@ -123,7 +123,6 @@ async def test_a_long_calm_makes_the_wait_short_again(
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (AgentError("the store is newer"), "loop has ended: the store is newer"),
         (KeyError("x"), "loop has ended: KeyError: 'x'"),
         (None, "loop has ended: it returned"),
     ],
@@ -144,6 +143,27 @@ async def test_the_end_of_an_essential_component_ends_the_process_in_order(
     assert str(caught.value) == words
     assert caught.value.__cause__ is error
     assert log[3:] == [(2, "loop ends"), (2, "web ends"), (2, "store ends")]
+
+
+@pytest.mark.parametrize("error", [AgentError("EIO"), OSError(12, "Cannot allocate memory")])
+async def test_what_the_node_refuses_an_essential_component_does_not_end_the_process(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, error: Exception
+) -> None:
+    log: Log = []
+
+    async def ends() -> None:
+        await trio.sleep(2)
+        raise error
+
+    layers = [[component("loop", log, ends, essential=True)], [component("web", log)]]
+    supervisor = Supervisor(layers)
+    await nursery.start(supervisor.run)
+    await trio.sleep(100)
+    assert supervisor.stopping is None
+    assert supervisor.statuses["web"].health is Health.RUNNING
+    # Again and again, after a growing wait: 2 s of life and 0.5, 1, 2, 4 ... seconds in between.
+    assert 4 <= supervisor.statuses["loop"].failures <= 8
+    supervisor.stop("test")
 
 
 async def test_an_essential_component_that_fails_at_its_start_keeps_the_inner_layers_from_starting(

@@ -1,3 +1,5 @@
+import errno
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from state.model import Hold, RuntimeSpec
 from tests.reconciler.actuators.acting import (
     BE,
     CID,
+    FILES,
     GROUP,
     POD,
     UID,
@@ -439,4 +442,82 @@ async def test_a_parent_that_was_seen_too_early_does_not_bar_its_children(tmp_pa
     acting.judge.standings._retries.clear()
     await acting.actuator.apply([wider])
     assert (acting.stood(GROUP, "cpu.set"), acting.read(GROUP, "cpu.set")) == ("written", "0-1")
+    acting.close()
+
+
+async def test_while_the_runtime_is_at_a_file_no_look_follows_on_the_other(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("runtime", "runc (pid 5)")
+    target = acting.target(GROUP, {"cpu.weight": 3})
+    await acting.actuator.apply([target])
+    acting.write(GROUP, "cpu.weight", "256")
+    await acting.actuator.apply([target])
+    assert acting.stood(GROUP, "cpu.weight") == "waiting"
+    until = acting.judge.next_look()
+    assert until is not None
+    assert acting.judge.due(until - 0.2) == set()
+    assert acting.judge.due(until) == {UID}
+    acting.close()
+
+
+@pytest.mark.parametrize(
+    "code", [errno.ENOMEM, errno.ENFILE, errno.EMFILE, errno.EACCES, errno.EOPNOTSUPP, errno.EIO, errno.ESTALE]
+)
+@pytest.mark.parametrize("knob", [*WANTED])
+async def test_a_file_that_cannot_be_read_is_alone_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, knob: str
+) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    file, real = FILES[knob][1], kernel.read
+
+    def read(directory: Directory, name: str) -> str:
+        if name == file and str(directory).endswith(CID):
+            raise OSError(code, "refused", name)
+        return real(directory, name)
+
+    monkeypatch.setattr(kernel, "read", read)
+    await acting.actuator.apply([acting.target(GROUP, WANTED), acting.target(BE, {"cpu.quota": 150_000})])
+    stood = {name: acting.stood(GROUP, name) for name in WANTED}
+    assert stood == dict.fromkeys(WANTED, "written") | {knob: "unreadable"}
+    assert acting.read(BE, "cpu.quota") == "150000"
+    # Said once, tried again after a growing while.
+    waits = []
+    for _ in range(3):
+        at = acting.judge.next_look()
+        assert at is not None
+        waits.append(round(at - time.monotonic()))
+        assert acting.judge.due(at) == {UID}
+        await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert waits == [1, 2, 4]
+    assert [kind for kind, _ in acting.alerts] == ["unreadable"]
+    assert acting.judge.errors.counts["file", errno.errorcode[code]] == 4
+    monkeypatch.setattr(kernel, "read", real)
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert {acting.stood(GROUP, name) for name in WANTED} == {"in place", "written"}
+    assert acting.judge.next_look() is None
+    acting.close()
+
+
+async def test_a_group_that_only_seemed_gone_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    real = kernel.read
+
+    def read(directory: Directory, name: str) -> str:
+        raise OSError(errno.ENODEV, "gone", name)
+
+    monkeypatch.setattr(kernel, "read", read)
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    at = acting.judge.next_look()
+    assert at is not None
+    assert acting.judge.due(at) == {UID}
+    assert acting.alerts == []
+    monkeypatch.setattr(kernel, "read", real)
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert {acting.stood(GROUP, knob) for knob in WANTED} == {"written"}
+    assert acting.judge.next_look() is None
     acting.close()

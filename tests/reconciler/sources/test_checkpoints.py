@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -5,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
@@ -270,3 +272,26 @@ async def test_a_new_allocation_marks_the_node_and_a_bad_file_keeps_the_last_one
     os.unlink(tmp_path / KUBELET / "allocated_pods_state")
     await until(lambda: len(marks.log) == 3)
     assert (granted_cpu(source), source.status().ok) == (None, True)
+
+
+async def test_a_file_that_the_kernel_does_not_let_be_read_is_tried_again_soon(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "var/lib/kubelet"
+    directory.mkdir(parents=True)
+    (directory / "cpu_manager_state").write_text(render_cpu_manager_state("none", ""))
+    real, failures = os.open, [5]
+
+    def refuse(path: str, *arguments: int, **more: int) -> int:
+        if str(path).endswith("cpu_manager_state") and failures[0] > 0:
+            failures[0] -= 1
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return real(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    source = CheckpointSource(Marks(), root=str(tmp_path), resync_s=1000)
+    await nursery.start(source.run)
+    assert not source.status().ok
+    await trio.sleep(20)
+    assert failures == [0]
+    assert source.status().ok

@@ -115,7 +115,7 @@ async def test_scanning_finds_every_pod_of_every_class(tree: Tree, driver: Drive
         for group in (pod.group, *pod.containers.values()):
             assert group.inode == os.stat(tree.trigger_directory(group.path)).st_ino
         assert source.rescan(uid) == pod
-    assert await source.scan_gently() == found
+    assert (await source.scan_gently()).pods == found
     assert source.rescan("pod-9") is None
 
 
