@@ -27,6 +27,7 @@ from reconciler.actuators.compare import Move
 from reconciler.actuators.judge import Judge
 from reconciler.actuators.readings import BOUNDS
 from reconciler.actuators.spec import spec_text
+from reconciler.actuators.values import intended
 from reconciler.actuators.work import Target, Work
 from reconciler.hotlane import HotLane, HotResult, HotWrite
 from reconciler.slices import Slices
@@ -183,6 +184,7 @@ class CgroupActuator:
         container, setting = work.target.container, work.setting
         spec = container.spec if container is not None else None
         lost = self.judge.lost and not work.target.creating
+        told = spec_text(work.knob, work.version, spec)
         return Entry(
             controller=work.key[0],
             path=work.key[1],
@@ -191,7 +193,8 @@ class CgroupActuator:
             inode=work.target.group.inode,
             original=None if lost else work.raw,
             origin=Origin.UNKNOWN if lost else Origin.SPEC if work.target.creating else Origin.READ,
-            baseline=self.judge.without_us(work) if lost else spec_text(work.knob, work.version, spec),
+            baseline=self.judge.without_us(work) if lost else told,
+            recorded=None if lost else told,
             wanted=work.knob.normal(work.text, work.version),
             pod_uid=work.target.pod_uid,
             container_id=container.id if container is not None else None,
@@ -216,6 +219,7 @@ class CgroupActuator:
                 self.judge.known.unlearn_above(one.key[1])
                 self.judge.standings.refused(one, f"{blocked.rule}: {blocked.reason}", "blocked")
         inodes = {one.target.group.path: one.target.group.inode for one in work}
+        self._ledger.intend(intended(plan.steps))
         for outcome in await self._writer.perform(_safe(plan.steps, by_place), inodes):
             place = (outcome.step.path, outcome.step.knob)
             if place in by_place:
@@ -345,6 +349,8 @@ class CgroupActuator:
             for one in works.values()
             for text in one.knob.writes("", one.text, one.version)
         ]
+        if target.creating:
+            self._ledger.intend((one.key, one.text) for one in works.values())
         procs = self.judge.hierarchy.trigger_directory(target.group.path)
         self._lane.prepare(target.container.id, writes, procs=procs, settled=not target.creating)
 
