@@ -1,8 +1,8 @@
 """What runtime and kubelet want of the containers now, by their own records alone: for a restore, with or without them.
 
-runc's state.json follows every update, so a container's file gets back what it says, unless it says what it said when
-the original was taken. The kubelet's CPU checkpoint is newer still: CPUs that it has made exclusive since are not given
-to another container, whatever an older record says; under its static policy nobody would take them away again.
+runc's state.json follows every update, so a container's file gets back what it says. The kubelet's CPU checkpoint is
+newer still: CPUs that it has made exclusive since are not given to another container, whatever an older record says;
+under its static policy nobody would take them away again.
 
 All of it is root's own, and is bounded and checked nevertheless: a record that cannot be used is no record.
 """
@@ -79,9 +79,8 @@ class Records:
         text = entry.restore_text
         if state is not None:
             told = spec_text(knob, version, state.spec)
-            text = entry.undoing(told)
-            if text is None:
-                text = entry.restore_text
+            # A record that does not name the value is no wish: what stood there before.
+            text = told if told is not None else entry.original if entry.original is not None else text
         if knob.name != "cpu.set" or _container(entry) is None or not text:
             return text
         return self._allowed(entry, text)

@@ -48,7 +48,6 @@ FILE_DEFAULTS: Final[Mapping[str, object]] = {
     "original": None,
     "origin": "read",
     "baseline": None,
-    "recorded": None,
     "wanted": None,
     "seen": None,
     "writer": "",

@@ -27,9 +27,8 @@ class Entry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
 
     ``inode`` is of the group's directory in the trigger hierarchy (as in `state.model.GroupRef`), 0 if unknown: it
     tells the group from a later one of the same name. ``baseline`` is what the kubelet and the runtime want there now
-    (runc's state.json), ``recorded`` what that record said when the original was taken. ``order`` counts first
-    touches. ``writer`` is `US` or the kind of the foreign writer, with its ``process`` name. Units: all times are
-    wall-clock seconds, 0.0 for never; ``failed_errno`` 0 for none.
+    (runc's state.json). ``order`` counts first touches. ``writer`` is `US` or the kind of the foreign writer, with its
+    ``process`` name. Units: all times are wall-clock seconds, 0.0 for never; ``failed_errno`` 0 for none.
     """
 
     controller: str
@@ -41,7 +40,6 @@ class Entry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     original: str | None = None
     origin: Origin = Origin.READ
     baseline: str | None = None
-    recorded: str | None = None
     wanted: str | None = None
     seen: str | None = None
     writer: str = ""
@@ -67,17 +65,7 @@ class Entry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     @property
     def restore_text(self) -> str | None:
         """What to write to undo us: the newest wish of the kubelet where known, else what was there before."""
-        return self.undoing(self.baseline)
-
-    def undoing(self, record: str | None) -> str | None:
-        """What to write to undo us where the runtime's record says ``record`` (None: it does not say).
-
-        A record that says what it said when the original was taken is no news: whatever had been written over it by
-        then was somebody's choice, and comes back.
-        """
-        if record is None or (self.original is not None and record == self.recorded):
-            return self.original
-        return record
+        return self.original if self.baseline is None else self.baseline
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -112,7 +100,7 @@ def same_group(recorded: int, found: int) -> bool:
 
 
 TEXTS: Final = (
-    *("controller", "path", "file", "knob", "original", "baseline", "recorded", "wanted", "seen", "writer", "process"),
+    *("controller", "path", "file", "knob", "original", "baseline", "wanted", "seen", "writer", "process"),
     *("pod_uid", "container_id", "policy", "reason"),
 )
 """The fields of an `Entry` that are texts."""

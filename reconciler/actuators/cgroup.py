@@ -184,7 +184,6 @@ class CgroupActuator:
         container, setting = work.target.container, work.setting
         spec = container.spec if container is not None else None
         lost = self.judge.lost and not work.target.creating
-        told = spec_text(work.knob, work.version, spec)
         return Entry(
             controller=work.key[0],
             path=work.key[1],
@@ -193,8 +192,7 @@ class CgroupActuator:
             inode=work.target.group.inode,
             original=None if lost else work.raw,
             origin=Origin.UNKNOWN if lost else Origin.SPEC if work.target.creating else Origin.READ,
-            baseline=self.judge.without_us(work) if lost else told,
-            recorded=None if lost else told,
+            baseline=self.judge.without_us(work) if lost else spec_text(work.knob, work.version, spec),
             wanted=work.knob.normal(work.text, work.version),
             pod_uid=work.target.pod_uid,
             container_id=container.id if container is not None else None,

@@ -117,8 +117,11 @@ def _ask_daemon(node: NodeView, asked: Asked) -> None:
         asked.daemon = "ready" if answer["ready"] else "not ready"
         asked.daemon_reasons = tuple(answer["reasons"])
         asked.daemon_pid = _daemon_pid(node)
-    except Unreachable:
+    except Unreachable as exc:
         asked.daemon = None
+        if isinstance(exc.__cause__, PermissionError):
+            # There may be one: nothing is known of it.
+            asked.daemon_reasons = (f"{node.socket}: permission denied: run as root",)
     except (ValueError, KeyError, TypeError):
         asked.daemon_reasons = (f"what answers on {node.socket} is no bypassd",)
 
