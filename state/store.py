@@ -133,6 +133,10 @@ class Store:
         self._serial = 0
         self._copy = CopyFile(self.path)
         self._marks: Marks = ()
+        self._foreign = False
+        """Another program has written the file since it was looked at."""
+        self._reopened: str | None = None
+        """What was found when the file had to be opened anew, until `check` says it."""
         self._meta: dict[str, object] = {"boot_id": boot, "agent_version": version, "node": node, **(meta or {})}
         self._history_limit = history_limit
         self._retry_s = retry_s
@@ -210,9 +214,15 @@ class Store:
         Errors: `StoreError` where the repair cannot be written.
         """
         with self._alone():
-            if self._connection is None or (not full and self._marks == self._look() and not self._copy.due):
+            reopened, self._reopened = self._reopened, None
+            if self._connection is None:
+                self._reopened = reopened
                 return None
-            foreign = self._marks[0] != _mark(self.path) and self._held_by_name()
+            if reopened is not None:
+                return f"{self.path}: {reopened}; it was made again"
+            foreign = self._written_by_others() and self._held_by_name()
+            if not (full or self._written_by_others() or self._copy.due):
+                return None
             if foreign:
                 # Pages that are in the WAL hide what was done to the file, until there is no WAL; so they go back now.
                 with suppress(sqlite3.Error):
@@ -221,7 +231,7 @@ class Store:
             if wrong is None:
                 if self._copy.due or full:
                     self._copy_all(self._connection)
-                self._marks = self._look()
+                self._marks, self._foreign = self._look(), False
                 return f"{self.path}: another program has written it; what it holds is whole" if foreign else None
             before = self.quarantined
             self._retry_at = 0.0
@@ -275,6 +285,15 @@ class Store:
             # Deleted or replaced under us: SQLite would go on writing to a file that nobody can find again.
             self._drop(checkpoint=False)
             self._retry_at = 0.0
+            self._reopened = "it was deleted or replaced by another program"
+        elif self._connection is not None and not self._held_by_name():
+            # What only the deleted WAL has is folded into the file, where the next opening finds it.
+            self._drop(checkpoint=True)
+            self._retry_at = 0.0
+            self._reopened = "its WAL was deleted by another program"
+        elif self._connection is not None:
+            # Our own write is about to hide it.
+            self._foreign = self._written_by_others()
         if self._connection is None:
             if self._monotonic() < self._retry_at:
                 raise StoreError(self.problem or f"{self.path}: not open")
@@ -342,7 +361,7 @@ class Store:
         self._transact(connection, batch)
         self._copy_all(connection)
         self._identity = _identity(self.path)
-        self._marks = self._look()
+        self._marks, self._foreign = self._look(), False
 
     # The second copy
 
@@ -388,6 +407,9 @@ class Store:
         except (StoreError, sqlite3.Error, ValueError) as exc:
             return f"it was damaged while in use ({exc})"
         return None if serial == self._serial else "it was set back by another program"
+
+    def _written_by_others(self) -> bool:
+        return self._foreign or self._marks != self._look()
 
     def _held_by_name(self) -> bool:
         """Whether the names still lead to the files that are open."""

@@ -4,6 +4,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,8 @@ def test_a_damaged_store_is_made_again_from_its_copy(path: str, damage: Damage) 
 
 @pytest.mark.parametrize("folded", [False, True], ids=["all in the WAL", "in the file"])
 @pytest.mark.parametrize("damage", [*DAMAGES, delete_wal])
-def test_damage_in_use_is_found_said_and_repaired(path: str, damage: Damage, folded: bool) -> None:
+@pytest.mark.parametrize("writes", [0, 2])
+def test_damage_in_use_is_found_said_and_repaired(path: str, damage: Damage, folded: bool, writes: int) -> None:
     store = stored(path)
     if folded:
         store.close()
@@ -102,6 +104,10 @@ def test_damage_in_use_is_found_said_and_repaired(path: str, damage: Damage, fol
     assert store.check() is None
     generation = store.generation
     damage(path)
+    for number in range(writes):
+        # Our own writes do not hide it.
+        with suppress(StoreError):
+            store.apply(batch_of(HOLDS, {"node": number}))
     wrong = store.check()
     assert wrong is not None
     # What the WAL still has is put back from there.
