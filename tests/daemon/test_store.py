@@ -79,6 +79,7 @@ def test_after_a_store_that_is_no_database_our_values_are_not_taken_for_original
     wait_for(lambda: bounded(node, pod.main) and bounded(node, marked.main), told=one.tail)
     assert one.stop() == 0
     _overwrite(node.store, 0, b"not a database at all" * 5000)
+    os.unlink(f"{node.store}.copy")
     in_force = node.tree()
     with Modifications(node.directories()) as seen:
         one.up()
