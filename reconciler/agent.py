@@ -488,8 +488,8 @@ class Agent:
 
 
 def _intents_file(config: Config) -> str:
-    """The file of `state.intents`: in the runtime directory, a tmpfs, where there is one."""
-    directory = os.path.dirname(config.http.socket) if config.http.socket else ""
+    """The file of `state.intents`: in the runtime directory, a tmpfs, where there is one; for a copied node never."""
+    directory = os.path.dirname(config.http.socket) if config.http.socket and config.node.root == "/" else ""
     if directory and os.path.isdir(directory):
         return os.path.join(directory, "writes")
     return f"{os.path.abspath(config.store.path)}.writes"

@@ -47,8 +47,6 @@ class Ledger:
         ``intents``: the file of the values about to be written; by default the last daemon's, else beside the store.
         """
         self.problems: tuple[str, ...] = ()
-        self.unreadable: str | None = None
-        """Why nothing could be loaded; then what is missing here is not known to be nothing."""
         path = intents or _intents_path(store)
         self._intents = Intents(path)
         self._about: dict[str, set[str]] = {}
@@ -75,7 +73,6 @@ class Ledger:
         except StoreError as exc:
             self._generation = 0
             self.problems = (str(exc),)
-            self.unreadable = str(exc)
 
     # Asking
 

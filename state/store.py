@@ -28,7 +28,7 @@ import msgpack
 from cgroupfs.errors import StoreError, errno_name
 from state.mirror import MIRRORED, Copied, CopyFile, merge, read_copy, serial_of
 from state.quarantine import finish_interrupted, replace_damaged, salvage
-from state.reader import open_readonly, read_dump, read_tables
+from state.reader import NoStoreError, open_readonly, read_dump, read_tables
 from state.schema import (
     BOOT_BOUND,
     DEFAULT_PATH,
@@ -128,6 +128,7 @@ class Store:
         self.salvaged = 0
         self.lost = False
         self.unrecorded: str | None = None
+        self.unreadable: str | None = None
         self.rebooted = False
         self._must_record = must_record
         self._serial = 0
@@ -155,7 +156,8 @@ class Store:
     def rows(self, table: str) -> list[tuple[str, bytes]]:
         """All rows of a keyed table, in the order they were first put. Also where the file can only be read.
 
-        Errors: `StoreError` where nothing that can be trusted can be read. No rows means that there are none.
+        Where nothing can be read that can be trusted there are none, and ``unreadable`` says why.
+        Errors: `StoreError` for damage that is met while the store is in use.
         """
         with self._alone():
             connection = self._connection
@@ -164,7 +166,13 @@ class Store:
                     return _rows(connection, table)
                 except (sqlite3.Error, ValueError) as exc:
                     raise self._failed(exc) from exc
-            tables = read_tables(self.path)
+            try:
+                tables = read_tables(self.path)
+            except NoStoreError:
+                return []
+            except StoreError as exc:
+                self.unreadable = str(exc)
+                return []
             self.lost = self.lost or tables.lost
             stale = self._is_other_boot(tables.rows[META].get("boot_id")) and table in BOOT_BOUND
             return [] if stale else list(tables.rows[table].items())

@@ -104,8 +104,8 @@ def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> tu
     store = _opened(store_path, root)
     try:
         ledger = Ledger(store)
-        if ledger.unreadable is not None:
-            raise StoreError(ledger.unreadable)
+        if store.unreadable is not None:
+            raise StoreError(store.unreadable)
         meta = dict(store.rows(META))
         if RUNNING in meta:
             adopt_after_kill(hierarchy, ledger, files=files)

@@ -163,6 +163,21 @@ def test_a_start_on_a_read_only_store_keeps_what_is_in_force(node: DirectoryNode
         assert run_to_end("run", "--config", one.config_file).returncode == 3, "still only one instance"
 
 
+@pytest.mark.parametrize("fault", ["directory", "unreadable"])
+def test_a_start_without_any_store_to_be_had_serves_and_touches_nothing(
+    node: DirectoryNode, daemon: Make, fault: str
+) -> None:
+    os.makedirs(node.store if fault == "directory" else os.path.dirname(node.store))
+    if fault == "unreadable":
+        os.symlink(f"{node.directory}/nowhere/state.db", node.store)
+    pod = node.add("be", shares=102)
+    before = node.tree()
+    one = daemon().up()
+    wait_for(lambda: one.standing(pod.main.group, "cpu.set").get("state") == "not recorded", told=one.tail)
+    assert node.tree() == before
+    assert store_problems(one)
+
+
 def _fine(undo: str) -> bool:
     return undo in {"restored", "already as before", "its group is gone"}
 
