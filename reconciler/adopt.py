@@ -1,14 +1,14 @@
 """After a daemon was killed: what the files hold now, where its last writes may be missing from the ledger.
 
-Outcomes reach the disk in batches, originals before the first write. So after a SIGKILL a file may hold a value of ours
-that the ledger has not noted. Every value in a file of ours that nobody else is known to have written is taken to be
-ours: the other guess would leave our limits on the node for ever. What the kubelet wanted meanwhile is not lost by it:
-runc's own record tells, and that is what is restored to.
+Outcomes reach the disk in batches, originals before the first write, and each value is noted just before it is
+written (`state.intents`). So after a SIGKILL a file may hold a value of ours that the ledger has not noted, and which
+ones those may be is known. Any other value was written by somebody else meanwhile: it is left, and said.
 """
 
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
+from reconciler.actuators.values import is_ours
 from state.entry import US, same_group
 from state.ledger import Ledger
 
@@ -27,10 +27,11 @@ def adopt_after_kill(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = R
             raw = files.read(hierarchy.directory(entry.controller, entry.path), entry.file).rstrip("\n")
             actual = knob.normal(raw, version)
             known = [knob.normal(text, version) for text in (entry.seen, entry.restore_text) if text is not None]
+            ours = is_ours(knob, version, entry, ledger, actual)
         except (OSError, ValueError):
             # Gone or unreadable: the next look finds out, and says so.
             continue
-        if actual not in known:
+        if ours and actual not in known:
             ledger.wrote(entry.key, before=None, after=raw)
             adopted += 1
     return adopted

@@ -46,6 +46,7 @@ from reconciler.object_errors import ObjectErrors
 from reconciler.peers import cri_client, kubelet_peer
 from reconciler.place import Place
 from reconciler.readkeys import read_keys
+from reconciler.records import Records, places_of
 from reconciler.replug import Replug
 from reconciler.restore import Undone, restore_all
 from reconciler.sources.checkpoints import CheckpointSource
@@ -63,6 +64,7 @@ from state.cache import CacheUse
 from state.entry import Event
 from state.ledger import Ledger
 from state.model import Hold, KubeletView, NodeCpu, NodeView, Pod, Pools, Setting, SourceStatus
+from state.schema import PLACES
 from state.store import Store, boot_id
 
 _FILES_S: Final = 30.0
@@ -84,14 +86,16 @@ class Agent:
         self.alerts: Counter[str] = Counter()
         self.counters = Counters()
         self.dirty = DirtyKeys()
+        intents = _intents_file(config)
         self.store = Store(
             config.store.path,
             boot=boot_id(config.node.root),
             version=__version__,
             node=place.kubelet.node_name or os.uname().nodename,
             history_limit=config.store.history,
+            meta={PLACES: places_of(place.root, place.runtime, place.kubelet.root_dir, intents)},
         )
-        self.ledger = Ledger(self.store)
+        self.ledger = Ledger(self.store, intents=intents)
         if was_killed(self.store):
             adopted = adopt_after_kill(place.hierarchy, self.ledger, files=files)
             self.log.info("the last run was killed; its values stay", files=len(self.ledger), not_noted=adopted)
@@ -150,11 +154,12 @@ class Agent:
             held=self.holds.by_hand,
             errors=self.errors,
         )
-        if self.store.quarantined is not None:
+        if self.store.damage is not None:
             # What stands in the files now may be ours: it must not be recorded as anybody's original.
-            self.judge.lost = True
-            words = f"the store was damaged and has been moved aside to {self.store.quarantined}"
-            self.alert("store", f"{words}; {len(self.ledger)} files of it could be saved", None)
+            self.judge.lost = self.store.lost
+            aside = f" and has been moved aside to {self.store.quarantined}" if self.store.quarantined else ""
+            saved = f"{len(self.ledger)} files of it could be saved" if self.store.lost else "nothing of it is lost"
+            self.alert("store", f"the store was damaged ({self.store.damage}){aside}; {saved}", None)
         self.actuator = CgroupActuator(
             judge=self.judge,
             ledger=self.ledger,
@@ -234,6 +239,7 @@ class Agent:
             self.store_lane,
             alert=self.alert,
             headroom=self.headroom.kept,
+            held=self.holds.all.values,
         )
         self.holds.keeper = self.keeper
         self._apply_config(config)
@@ -460,6 +466,7 @@ class Agent:
                 Writer(self.place.hierarchy, files=self.files),
                 files=self.files,
                 only=only,
+                records=Records(self.place.runtime, _below(self.place.root, self.place.kubelet.root_dir)),
             )
         for side in self.sides:
             done += await side.restore(only)
@@ -501,6 +508,18 @@ class Agent:
             self.lane.clear()
             self.thaw()
         self.dirty.mark_all("reload")
+
+
+def _intents_file(config: Config) -> str:
+    """The file of `state.intents`: in the runtime directory, a tmpfs, where there is one; for a copied node never."""
+    directory = os.path.dirname(config.http.socket) if config.http.socket and config.node.root == "/" else ""
+    if directory and os.path.isdir(directory):
+        return os.path.join(directory, "writes")
+    return f"{os.path.abspath(config.store.path)}.writes"
+
+
+def _below(root: str, path: str) -> str:
+    return os.path.join(root, path.lstrip("/"))
 
 
 def _at_once(run: Run) -> Run:

@@ -8,7 +8,7 @@ from typing import Final, Self, final
 
 from cgroupfs.errors import AgentError, errno_name
 
-_NO_ROOM: Final = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT})
+_NO_ROOM: Final = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 class AlreadyRunningError(AgentError):

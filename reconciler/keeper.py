@@ -6,7 +6,8 @@ found again by looking, except holds, which are written before they are acknowle
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, final
 
 import msgspec
@@ -27,6 +28,9 @@ from state.schema import ASSIGNMENTS, HOLDS, META, SETTINGS
 from state.store import Batch, Store
 
 _LOG: Final = logging.getLogger(__name__)
+_CHECK_S: Final = 10.0
+_CHECK_ALL_S: Final = 3600.0
+"""Damage that leaves no trace in the file's times: the medium's own."""
 RUNNING: Final = "running"
 """A row of the store's META table that is there while a daemon runs, and stays when it is killed."""
 POOLS: Final = "pools"
@@ -137,7 +141,11 @@ class Keeper:
         flush_s: float = 2.0,
         alert: Callable[[str, str, Setting | None], None] = lambda _kind, _words, _setting: None,
         headroom: Callable[[], Kept | None] = lambda: None,
+        held: Callable[[], Iterable[Hold]] = tuple,
+        check_s: float = _CHECK_S,
+        check_all_s: float = _CHECK_ALL_S,
     ) -> None:
+        """``held``: all holds, for a store that has to be written anew. ``check_s``: how often damage is looked for."""
         self._store = store
         self._ledger = ledger
         self._reconciler = reconciler
@@ -145,6 +153,13 @@ class Keeper:
         self._flush_s = flush_s
         self._alert = alert
         self._headroom = headroom
+        self._held = held
+        self._check_s = check_s
+        self._check_all_s = check_all_s
+        self._checked_all = time.monotonic()
+        self._generation = store.generation
+        self.damage: str | None = None
+        """What was found wrong with the store while it was in use, and when; until the daemon ends."""
         self._promised: Kept | None = None
         self._settings: dict[str, Setting] = {}
         self._pools: Pools | None = None
@@ -159,11 +174,15 @@ class Keeper:
         """Flush every ``flush_s``, and once more at the end, with the word that the end was a clean one."""
         task_status.started()
         await self._mark(running=True)
+        checked = trio.current_time()
         try:
             while True:
                 with trio.move_on_after(self._flush_s):
                     await self._soon.wait()
                 self._soon = trio.Event()
+                if trio.current_time() - checked >= self._check_s:
+                    checked = trio.current_time()
+                    await self.check()
                 await self.flush()
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
@@ -179,8 +198,29 @@ class Keeper:
         with contextlib.suppress(StoreError):  # told by the next flush
             await trio.to_thread.run_sync(self._store.apply, batch, limiter=self._lane)
 
+    async def check(self) -> None:
+        """Look for damage of the store by others, have it repaired, and say so."""
+        now = time.monotonic()
+        full = now - self._checked_all >= self._check_all_s
+        if full:
+            self._checked_all = now
+        try:
+            wrong = await trio.to_thread.run_sync(lambda: self._store.check(full=full), limiter=self._lane)
+        except StoreError:
+            return  # told by the next flush
+        if wrong is not None:
+            self.damage = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}: {wrong}"
+            self._alert("store", wrong, None)
+            self.problem = wrong  # until the next flush has gone well
+
     async def flush(self) -> None:
         """Make everything that changed durable. A store that cannot take it is told once, and tried again."""
+        if self._generation != self._store.generation:
+            # Another file than the one that has it all.
+            self._generation = self._store.generation
+            self._fresh, self._settings, self._pools, self._pods = True, {}, None, {}
+            self._holds = {**{hold.target: hold for hold in self._held()}, **self._holds}
+            await self._mark(running=True)
         changes = self._reconciler.changes
         pending = self._fresh or changes != self._seen_changes or self._ledger.unflushed or self._holds
         promised = self._headroom() != self._promised

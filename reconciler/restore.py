@@ -1,27 +1,39 @@
-"""Undo everything: put back, in an order that the kernel accepts, what stood in every file before we touched it.
+"""Undo everything: put back, in an order that the kernel accepts, what would stand in every file without us.
 
-Works on a ledger alone, with or without a daemon, also after a SIGKILL half-way. A file that somebody else has changed
-since is left to them; one whose original nobody knows is left and said. Restoring twice does nothing the second time.
+Works on a ledger alone, with or without a daemon, also after a SIGKILL half-way. Each file is compared three ways: what
+it held before, or what the runtime's record says by now (`reconciler.records`); what we may have left there; and what
+it holds. A file that somebody else has changed since is left to them; one whose original nobody knows is left and said.
+Restoring twice does nothing the second time.
+
+A file is read again just before it is written. The runtime's record follows its writes by some milliseconds, so what
+was put back into a container is held against the record once more, a moment later.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from msgspec import Struct
+import trio
+from msgspec import Struct, structs
 
 from cgroupfs.codecs import Value
-from cgroupfs.errors import AgentError, CgroupGoneError, cgroup_error
+from cgroupfs.errors import AgentError, CgroupChangedError, CgroupGoneError, cgroup_error
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import Change, Known, order_changes
+from cgroupfs.steps import Step
 from cgroupfs.writer import StepWriter
 from reconciler.actuators.putback import put_back
 from reconciler.actuators.resets import muted
-from state.entry import US, Entry, same_group
+from reconciler.actuators.values import intended, is_ours
+from reconciler.records import NO_RECORDS, Records
+from state.entry import US, Entry, FileKey, same_group
 from state.ledger import Ledger
 
+_ROUNDS: Final = 3
+_UPDATE_S: Final = 0.1
+"""From the runtime's write to the rename of its record 11 ms were recorded at the most."""
 _AS_ABOVE: Final = "was empty, which a group with processes cannot be again: now all that the group above has"
 
 
@@ -52,9 +64,24 @@ class Undone(Struct, frozen=True, kw_only=True):
 
 
 class _Pending(NamedTuple):
+    """``emptied``: it was empty and cannot be again."""
+
     entry: Entry
     restore: str
     actual: str
+    emptied: bool
+
+
+class _Scene(NamedTuple):
+    hierarchy: Hierarchy
+    ledger: Ledger
+    files: FileOps
+    records: Records
+
+    def wanted(self, entry: Entry) -> str | None:
+        """What should be in a file again; None: nobody knows. Errors: `ValueError`."""
+        knob, version = CATALOG[entry.knob], self.hierarchy.version(entry.controller)
+        return None if version is None else self.records.undoing(entry, knob, version)
 
 
 async def restore_all(
@@ -64,50 +91,93 @@ async def restore_all(
     *,
     files: FileOps = REAL,
     only: str | None = None,
+    records: Records = NO_RECORDS,
 ) -> list[Undone]:
     """Restore every file (``only``: those of one pod uid) and drop it from the ledger; the caller flushes it.
 
     After a daemon was killed `adopt_after_kill` comes first.
     The kernel's own rules order the writes; where they leave a choice, what was touched last is undone first.
     """
-    done: list[Undone] = []
+    scene = _Scene(hierarchy, ledger, files, records)
+    done: dict[FileKey, Undone] = {}
+    todo = [entry for entry in ledger.backwards() if only is None or entry.pod_uid == only]
+    for _ in range(_ROUNDS):
+        todo = await _round(scene, writer, todo, done)
+        if not todo:
+            break
+    restored = [entry for key, one in done.items() if one.undo is Undo.RESTORED and (entry := ledger.get(key))]
+    if updated := await _updated(scene, restored):
+        await _round(scene, writer, updated, done)
+    for key, one in done.items():
+        if one.undo is Undo.RESTORED:
+            ledger.restored(key, one.text)
+    return sorted(done.values(), key=lambda one: (one.path, one.file))
+
+
+async def _round(scene: _Scene, writer: StepWriter, todo: Sequence[Entry], done: dict[FileKey, Undone]) -> list[Entry]:
+    """Look at these files and write what is to be written; those that changed meanwhile, to be looked at again."""
     pending: list[_Pending] = []
-    versions = hierarchy.versions()
-    for entry in ledger.backwards():
-        if only is not None and entry.pod_uid != only:
-            continue
-        found = _look(hierarchy, ledger, entry, files)
+    for entry in todo:
+        found = _look(scene, entry)
         if isinstance(found, Undone):
-            done.append(found)
+            done[entry.key] = found
             if found.ok:
-                ledger.restored(entry.key, found.text)
+                scene.ledger.restored(entry.key, found.text)
         else:
             pending.append(found)
+    versions = scene.hierarchy.versions()
     changes = [_change(one, versions[one.entry.controller]) for one in pending]
-    plan = order_changes(changes, _around(hierarchy, pending, files), versions)
+    plan = order_changes(changes, _around(scene.hierarchy, pending, scene.files), versions)
     by_place = {(one.entry.path, one.entry.knob): one for one in pending}
     for blocked in plan.blocked:
         one = by_place.pop((blocked.change.path, blocked.change.knob), None)
         if one is not None:
-            done.append(_undone(one.entry, Undo.REFUSED, one.actual, f"{blocked.rule}: {blocked.reason}"))
+            done[one.entry.key] = _undone(one.entry, Undo.REFUSED, one.actual, f"{blocked.rule}: {blocked.reason}")
     inodes = {one.entry.path: one.entry.inode for one in pending}
-    for outcome in await writer.perform(plan.steps, inodes):
+    steps = list(_safe(plan.steps, by_place))
+    # Killed half-way, the next restore must know these for ours.
+    scene.ledger.intend(intended(steps))
+    again: list[Entry] = []
+    for outcome in await writer.perform(steps, inodes):
         one = by_place.get((outcome.step.path, outcome.step.knob))
-        if one is None:
+        if one is None or outcome.error is None:
             continue
-        if outcome.error is not None:
-            undo = Undo.GONE if isinstance(outcome.error, CgroupGoneError) else Undo.REFUSED
-            done.append(_undone(one.entry, undo, outcome.before or "", str(outcome.error)))
-            by_place.pop((outcome.step.path, outcome.step.knob), None)
+        undo = Undo.GONE if isinstance(outcome.error, CgroupGoneError) else Undo.REFUSED
+        if isinstance(outcome.error, CgroupChangedError):
+            undo = Undo.FOREIGN
+            again.append(one.entry)
+        done[one.entry.key] = _undone(one.entry, undo, outcome.before or "", str(outcome.error))
+        by_place.pop((outcome.step.path, outcome.step.knob), None)
     for one in by_place.values():
-        detail = "" if one.restore == one.entry.restore_text else _AS_ABOVE
-        done.append(_undone(one.entry, Undo.RESTORED, one.restore, detail))
-        ledger.restored(one.entry.key, one.restore)
-    return sorted(done, key=lambda one: (one.path, one.file))
+        detail = _AS_ABOVE if one.emptied else ""
+        done[one.entry.key] = _undone(one.entry, Undo.RESTORED, one.restore, detail)
+    return again
 
 
-def _look(hierarchy: Hierarchy, ledger: Ledger, entry: Entry, files: FileOps) -> Undone | _Pending:
+async def _updated(scene: _Scene, restored: Sequence[Entry]) -> list[Entry]:
+    """The files of containers whose record has changed since it was gone by: the runtime was in an update."""
+    before = {entry.key: scene.wanted(entry) for entry in restored if scene.records.has(entry)}
+    if not before:
+        return []
+    await trio.sleep(_UPDATE_S)
+    scene.records.forget()
+    return [entry for entry in restored if entry.key in before and scene.wanted(entry) != before[entry.key]]
+
+
+def _safe(steps: Iterable[Step], pending: Mapping[tuple[str, str], _Pending]) -> Iterator[Step]:
+    """Nothing is written over a value that came since the look."""
+    # What another write makes the kernel forget does not read as it was looked at.
+    begun = {(path, CATALOG[one.entry.knob].resets) for (path, _), one in pending.items()}
+    for step in steps:
+        place = (step.path, step.knob)
+        one = pending.get(place)
+        yield structs.replace(step, expects=one.actual) if one is not None and place not in begun else step
+        begun.add(place)
+
+
+def _look(scene: _Scene, entry: Entry) -> Undone | _Pending:
     """Whether one file is to be written, or how it stands already."""
+    hierarchy, ledger, files = scene.hierarchy, scene.ledger, scene.files
 
     def read(group: str, file: str) -> str:
         return files.read(hierarchy.directory(entry.controller, group), file)
@@ -128,24 +198,25 @@ def _look(hierarchy: Hierarchy, ledger: Ledger, entry: Entry, files: FileOps) ->
         return _undone(entry, Undo.REFUSED, "", str(error))
     try:
         actual = knob.normal(raw, version)
-        original = put_back(knob, version, entry, ledger, read)
+        text = scene.wanted(entry)
+        original = put_back((knob, version), entry, ledger, text, read)
         restore = None if original is None else knob.normal(original, version)
-        ours = {knob.normal(text, version) for text in (entry.seen, entry.wanted) if text is not None}
+        ours = is_ours(knob, version, entry, ledger, actual)
     except (ValueError, AgentError, OSError) as exc:
         return _undone(entry, Undo.UNKNOWN, raw, str(exc))
     if original is not None and entry.knob in muted(hierarchy, ledger, files, entry.path, ()):
         # Another file of ours hides it, and undoing that one resets it.
-        return _Pending(entry, original, actual)
+        return _Pending(entry, original, actual, original != text)
     if restore is not None and actual == restore:
         return _undone(entry, Undo.ALREADY, raw)
     # A crash between a write and its note leaves a file that holds what we wanted: ours as well.
     if entry.writer not in {US, ""} and entry.seen is not None and actual == knob.normal(entry.seen, version):
         return _undone(entry, Undo.FOREIGN, raw, f"by {entry.process or entry.writer}")
-    if actual not in ours:
+    if not ours:
         return _undone(entry, Undo.FOREIGN, raw)
     if original is None:
         return _undone(entry, Undo.UNKNOWN, raw)
-    return _Pending(entry, original, actual)
+    return _Pending(entry, original, actual, original != text)
 
 
 def _change(one: _Pending, version: int) -> Change:

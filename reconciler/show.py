@@ -309,6 +309,7 @@ class Show:
         found += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]
         if agent.store.quarantined:
             found.append(f"the store was damaged and has been moved aside to {agent.store.quarantined}")
+        found += [one for one in (agent.keeper.damage, agent.store.copy_problem, agent.ledger.intents_problem) if one]
         return distinct(found)
 
 

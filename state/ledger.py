@@ -3,7 +3,8 @@
 The promise: an original is durable before the first write of its file and is never replaced afterwards, so that at
 any moment, after any crash, walking `Ledger.backwards` and writing each entry's `Entry.restore_text` gives back the
 tree as it was. Everything else here (outcomes, last writer, failures) is for people and for backoff; it is kept in
-memory, written in batches by `flush`, and losing it loses no original.
+memory, written in batches by `flush`, and losing it loses no original. What a flush has not stored yet of our own
+writes is in `state.intents`: by that, and by what is stored, `Ledger.ours` knows our values after a SIGKILL.
 
 Threads: `first_touches`, `adopt` and `flush` make rows durable (an fsync) and belong in the store's worker lane.
 All other calls are dictionary work for the loop. Both may happen at once.
@@ -12,6 +13,7 @@ All other calls are dictionary work for the loop. Both may happen at once.
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Final, final
 
 import msgspec
@@ -19,10 +21,16 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
 from state.entry import TEXTS, US, Entry, Event, FileKey, Origin, row_key, same_group
-from state.schema import FILES
+from state.intents import Intents, read_intents
+from state.schema import FILES, META, PLACES
 from state.store import Batch, Store
 
 __all__ = ["US", "Entry", "Event", "FileKey", "Ledger", "Origin"]
+
+
+class _Places(msgspec.Struct):
+    intents: str = ""
+
 
 _HISTORY_PENDING: Final = 8_000
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -33,9 +41,22 @@ _decode: Final = msgspec.msgpack.Decoder(Entry).decode
 class Ledger:
     """All entries, in memory and in the store."""
 
-    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
-        """Load what the store holds. ``problems`` names rows that this version cannot understand."""
+    def __init__(self, store: Store, *, intents: str | None = None, clock: Callable[[], float] = time.time) -> None:
+        """Load what the store holds. ``problems`` names rows that this version cannot understand.
+
+        ``intents``: the file of the values about to be written; by default the last daemon's, else beside the store.
+        """
         self.problems: tuple[str, ...] = ()
+        path = intents or _intents_path(store)
+        self._intents = Intents(path)
+        self._about: dict[str, set[str]] = {}
+        """By row key: what may have been written since the last flush, or is to be."""
+        self._noted: dict[str, set[str]] = {}
+        """The part of it whose outcome is known, which the next flush makes durable."""
+        if store.rebooted:
+            self._intents.rewrite({})
+        else:
+            self._about = {key: set(texts) for key, texts in read_intents(path).items()}
         self._store = store
         self._clock = clock
         self._groups: dict[str, dict[tuple[str, str], Entry]] = {}
@@ -80,6 +101,19 @@ class Ledger:
         """True when this file, of this very group, may be written: its original is safe on disk."""
         entry = self.get(key)
         return entry is not None and same_group(entry.inode, inode)
+
+    def ours(self, entry: Entry) -> set[str]:
+        """Every text that we may have left in a file, as it was written; what else it holds is somebody else's."""
+        key = row_key(entry.key)
+        with self._lock:
+            found = self._about.get(key, set()) | self._noted.get(key, set())
+        found |= {text for text in (entry.wanted, entry.seen if entry.writer in {US, ""} else None) if text is not None}
+        return found
+
+    @property
+    def intents_problem(self) -> str | None:
+        """Why values about to be written cannot be noted; None: they are."""
+        return self._intents.problem
 
     @property
     def unflushed(self) -> bool:
@@ -152,6 +186,7 @@ class Ledger:
             dirty, self._dirty = self._dirty, {}
             events, self._pending = self._pending, []
             lost, self._lost_events = self._lost_events, 0
+            noted, self._noted = self._noted, {}
         if lost:
             events.append(Event(at=self._clock(), kind="lost", reason=f"{lost} events were too many to keep"))
         batch = Batch()
@@ -173,7 +208,13 @@ class Ledger:
                 excess = max(0, len(events) - _HISTORY_PENDING)
                 self._pending = events[excess:]
                 self._lost_events += excess
+                for row, texts in noted.items():
+                    self._noted.setdefault(row, set()).update(texts)
             raise
+        if noted:
+            with self._lock:
+                left = {key: texts | self._noted.get(key, set()) for key, texts in self._about.items()}
+                self._intents.rewrite({**self._noted, **left})
         return len(dirty) + len(events)
 
     def _new(self, given: Iterable[Entry]) -> list[Entry]:
@@ -216,6 +257,20 @@ class Ledger:
 
     # Noting (the loop; durable with the next flush)
 
+    def intend(self, values: Iterable[tuple[FileKey, str]]) -> None:
+        """These texts are about to be written: call it before each write, whatever comes of it. Costs some 5 µs."""
+        fresh: list[tuple[str, str]] = []
+        with self._lock:
+            for key, text in values:
+                row = row_key(key)
+                known = self._about.setdefault(row, set())
+                if text not in known:
+                    known.add(text)
+                    if text not in self._noted.get(row, ()):
+                        fresh.append((row, text))
+            if fresh:
+                self._intents.add(fresh)
+
     def want(self, key: FileKey, text: str, *, policy: str, reason: str) -> None:
         """What the newest plan wants in this file, and why."""
         entry = self.get(key)
@@ -244,6 +299,7 @@ class Ledger:
         entry.written_at = self._clock() if at is None else at
         entry.failures, entry.failed_errno, entry.failed_since = 0, 0, 0.0
         self._touch(entry)
+        self._is_noted(entry)
         self._note(entry, "write", entry.written_at, before=before, after=after)
 
     def failed(self, key: FileKey, *, errno: int, error: str, at: float | None = None) -> None:
@@ -256,6 +312,7 @@ class Ledger:
         entry.failed_errno = errno
         entry.failed_since = entry.failed_since or now
         self._touch(entry)
+        self._is_noted(entry)
         self.note(replace(_event(entry, "failed", now), errno=errno, error=error))
 
     def saw(self, key: FileKey, text: str, *, writer: str, process: str = "", at: float | None = None) -> None:
@@ -337,6 +394,14 @@ class Ledger:
         with self._lock:
             self._dirty[entry.key] = None
 
+    def _is_noted(self, entry: Entry) -> None:
+        """What came of the writes of a file is known: after the next flush the store has it."""
+        row = row_key(entry.key)
+        with self._lock:
+            texts = self._about.pop(row, None)
+            if texts:
+                self._noted.setdefault(row, set()).update(texts)
+
     def _remove(self, key: FileKey, kind: str, *, after: str | None = None) -> None:
         with self._lock:
             group = self._groups.get(key[1], {})
@@ -347,10 +412,20 @@ class Ledger:
                 self._groups.pop(key[1], None)
         self._first.discard(key)
         self._touch(entry)
+        self._is_noted(entry)
         self._note(entry, kind, self._clock(), before=entry.seen, after=after)
 
     def _note(self, entry: Entry, kind: str, at: float, *, before: str | None = None, after: str | None = None) -> None:
         self.note(_event(entry, kind, at, before=before, after=after))
+
+
+def _intents_path(store: Store) -> str:
+    """Where the last daemon noted the values about to be written."""
+    with suppress(StoreError, msgspec.MsgspecError):
+        places = dict(store.rows(META)).get(PLACES)
+        if places is not None and (path := msgspec.msgpack.decode(places, type=_Places).intents):
+            return path
+    return f"{store.path}.writes"
 
 
 def _event(entry: Entry, kind: str, at: float, *, before: str | None = None, after: str | None = None) -> Event:

@@ -1,16 +1,52 @@
 """Reading the store from another process, with the daemon up or down, without anything heavy imported.
 
 The command line must answer in well under 100 ms, so this needs only sqlite3 and msgpack.
+
+"Nothing" is an answer only where it is known: a store that may not be read, is damaged, or is gone from a directory in
+which bypassd has run is an error of its own, unless the store's second copy (`state.mirror`) has what it lacks.
 """
 
 import os
 import sqlite3
 from contextlib import closing, suppress
+from typing import NamedTuple
 
 import msgpack
 
-from cgroupfs.errors import StoreError
-from state.schema import ASSIGNMENTS, DEFAULT_PATH, FILES, HOLDS, META, SETTINGS, schema_version, unseal
+from cgroupfs.errors import StoreError, errno_name
+from state.mirror import Copied, Rows, merge, read_copy, serial_of
+from state.schema import (
+    ASSIGNMENTS,
+    DEFAULT_PATH,
+    FILES,
+    HOLDS,
+    KEYED,
+    META,
+    SETTINGS,
+    NewerSchemaError,
+    schema_version,
+    unseal,
+)
+
+
+class NoStoreError(StoreError):
+    """There has never been a store here: nothing was ever written."""
+
+
+class StoreDeniedError(StoreError):
+    """There may be a store, but this user may not read it."""
+
+
+class LostStoreError(StoreError):
+    """bypassd has run here, and what it remembered is gone or damaged: what it has written is not known."""
+
+
+class Tables(NamedTuple):
+    """The rows of the keyed tables. ``lost``: some may be missing; ``problems``: what is wrong, for a person."""
+
+    rows: Rows
+    lost: bool
+    problems: tuple[str, ...]
 
 
 def open_readonly(path: str) -> sqlite3.Connection:
@@ -18,10 +54,10 @@ def open_readonly(path: str) -> sqlite3.Connection:
 
     A WAL file needs a shared-memory file beside it; where that cannot be made, file and WAL are copied to memory-backed
     storage and read there, so that no committed row is overlooked.
-    Errors: `StoreError` when there is no such file or it cannot be opened; `NewerSchemaError`.
+    Errors: `NoStoreError`, `StoreDeniedError`, `LostStoreError`; `StoreError` when it cannot be opened;
+    `NewerSchemaError`.
     """
-    if not os.path.exists(path):
-        raise StoreError(f"{path}: there is no store here (bypassd never ran on this node, or keeps it elsewhere)")
+    _look(path)
     try:
         connection = sqlite3.connect(f"file:{_uri(path)}?mode=ro", uri=True, timeout=2.0, isolation_level=None)
         try:
@@ -39,6 +75,78 @@ def open_readonly(path: str) -> sqlite3.Connection:
         connection.close()
         raise StoreError(f"{path}: the store is empty: its first opening did not finish")
     return connection
+
+
+def read_tables(path: str) -> Tables:
+    """All rows that can be trusted, as bodies, in the order they were first put; from the copy where the store is not.
+
+    Errors: as `open_readonly`; `LostStoreError` also where neither the store nor its copy can be read.
+    """
+    rows: Rows = {table: {} for table in KEYED}
+    problems: list[str] = []
+    copied: Copied | None = None
+    unread: list[str] = []
+    # First: a daemon at work appends to the copy after its commit, so what is read later is not behind.
+    try:
+        copied = read_copy(path)
+    except StoreError as exc:
+        unread.append(str(exc))
+    try:
+        with closing(open_readonly(path)) as connection:
+            connection.execute("BEGIN")
+            for table in KEYED:
+                _rows(connection, table, rows[table], problems)
+    except (NoStoreError, StoreDeniedError, NewerSchemaError):
+        raise
+    except (StoreError, sqlite3.Error) as exc:
+        problems.append(f"{path}: {exc}" if isinstance(exc, sqlite3.Error) else str(exc))
+    behind = copied is not None and copied.serial > serial_of(rows[META])
+    if behind and not problems:
+        problems.append(f"{path}: it lacks the last changes, which its copy has: damaged, or set back")
+    if not problems:
+        return Tables(rows, lost=False, problems=())
+    if copied is None and not any(rows.values()):
+        raise LostStoreError("; ".join((*problems, *unread)))
+    rows, lost = merge(rows, copied)
+    more = ": read from its second copy" if copied is not None else ""
+    more += "; some of it may be lost" if lost else ""
+    return Tables({table: rows.get(table, {}) for table in KEYED}, lost, (problems[0] + more, *problems[1:]))
+
+
+def _look(path: str) -> None:
+    """Whether there is a store to open. Errors: as `open_readonly`."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        pass
+    except PermissionError as exc:
+        raise StoreDeniedError(f"{path}: permission denied: run as root") from exc
+    except OSError as exc:
+        raise StoreError(f"{path}: cannot be read: {errno_name(exc.errno)}") from exc
+    else:
+        if not os.access(path, os.R_OK):
+            raise StoreDeniedError(f"{path}: permission denied: run as root")
+        return
+    directory, name = os.path.split(os.path.abspath(path))
+    try:
+        traces = [one for one in os.listdir(directory) if one == "lock" or one.startswith(f"{name}.")]
+    except (FileNotFoundError, NotADirectoryError):
+        traces = []
+    except PermissionError as exc:
+        raise StoreDeniedError(f"{path}: permission denied: run as root") from exc
+    except OSError as exc:
+        raise StoreError(f"{path}: cannot be read: {errno_name(exc.errno)}") from exc
+    if traces:
+        raise LostStoreError(f"{path}: the store is missing, though bypassd has run here")
+    raise NoStoreError(f"{path}: there is no store here (bypassd never ran on this node, or keeps it elsewhere)")
+
+
+def _rows(connection: sqlite3.Connection, table: str, rows: dict[str, bytes], problems: list[str]) -> None:
+    for key, row in connection.execute(f"SELECT key, row FROM {table} ORDER BY rowid"):  # noqa: S608
+        try:
+            rows[key] = unseal(key, row)
+        except ValueError as exc:
+            problems.append(f"{table}: {exc}")
 
 
 def _uri(path: str) -> str:
@@ -64,22 +172,24 @@ def _copied(path: str) -> sqlite3.Connection:
 
 
 def read_dump(path: str = DEFAULT_PATH, *, history: int = 200) -> dict[str, object]:
-    """Everything the store holds, decoded, as one consistent snapshot of plain values.
+    """Everything the store holds, decoded, as one consistent snapshot of plain values; the history may be newer.
 
     Keys: ``meta`` (dict), ``files`` (list in the order of first touch), ``settings`` (list), ``assignments`` (dict),
     ``holds`` (list), ``history`` (list, newest first, at most ``history``), ``problems`` (list of messages: rows that
     are damaged and therefore left out).
     Errors: `StoreError` when there is nothing to read; `NewerSchemaError`.
     """
-    problems: list[str] = []
-    with closing(open_readonly(path)) as connection:
-        try:
-            connection.execute("BEGIN")
-            keyed = {
-                table: _decoded(connection, table, problems) for table in (META, FILES, SETTINGS, ASSIGNMENTS, HOLDS)
-            }
+    tables = read_tables(path)
+    problems = list(tables.problems)
+    keyed = {
+        table: _decoded(table, tables.rows[table], problems) for table in (META, FILES, SETTINGS, ASSIGNMENTS, HOLDS)
+    }
+    entries: list[dict[str, object]] = []
+    try:
+        with closing(open_readonly(path)) as connection:
             entries = _history(connection, path, history, problems)
-        except sqlite3.Error as exc:
+    except (StoreError, sqlite3.Error) as exc:
+        if not tables.problems:
             raise StoreError(f"{path}: cannot be read: {exc}") from exc
     return {
         "meta": keyed[META],
@@ -111,13 +221,13 @@ def _history(connection: sqlite3.Connection, path: str, limit: int, problems: li
     return entries
 
 
-def _decoded(connection: sqlite3.Connection, table: str, problems: list[str]) -> dict[str, object]:
+def _decoded(table: str, rows: dict[str, bytes], problems: list[str]) -> dict[str, object]:
     found: dict[str, object] = {}
-    for key, row in connection.execute(f"SELECT key, row FROM {table} ORDER BY rowid"):  # noqa: S608
+    for key, body in rows.items():
         try:
-            found[key] = msgpack.unpackb(unseal(key, row))
+            found[key] = msgpack.unpackb(body)
         except ValueError as exc:
-            problems.append(f"{table}: {exc}")
+            problems.append(f"{table}: row {key!r}: {exc}")
     return found
 
 

@@ -22,6 +22,10 @@ META: Final = "meta"
 EVICTIONS: Final = "evictions"
 """Evictions under way and lately ended, by order."""
 KEYED: Final = (FILES, SETTINGS, ASSIGNMENTS, HOLDS, META, EVICTIONS)
+SERIAL: Final = "serial"
+"""Row of META: counts the transactions. By it a store and its copy know which of them lacks something."""
+PLACES: Final = "places"
+"""Row of META: the directories that the last daemon worked with, for a restore while none runs."""
 BOOT_BOUND: Final = (FILES, SETTINGS)
 """Tables about cgroups, which do not outlive a boot."""
 

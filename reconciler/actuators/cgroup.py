@@ -27,6 +27,7 @@ from reconciler.actuators.compare import Move
 from reconciler.actuators.judge import Judge
 from reconciler.actuators.readings import BOUNDS
 from reconciler.actuators.spec import spec_text
+from reconciler.actuators.values import intended
 from reconciler.actuators.work import Target, Work
 from reconciler.dirty import NODE, pod_key
 from reconciler.hotlane import HotLane, HotResult, HotWrite
@@ -218,6 +219,7 @@ class CgroupActuator:
                 self.judge.known.unlearn_above(one.key[1])
                 self.judge.standings.refused(one, f"{blocked.rule}: {blocked.reason}", "blocked")
         inodes = {one.target.group.path: one.target.group.inode for one in work}
+        self._ledger.intend(intended(plan.steps))
         for outcome in await self._writer.perform(_safe(plan.steps, by_place), inodes):
             place = (outcome.step.path, outcome.step.knob)
             if place in by_place:
@@ -350,6 +352,8 @@ class CgroupActuator:
             for one in works.values()
             for text in one.knob.writes("", one.text, one.version)
         ]
+        if target.creating:
+            self._ledger.intend((one.key, one.text) for one in works.values())
         procs = self.judge.hierarchy.trigger_directory(target.group.path)
         self._lane.prepare(target.container.id, writes, procs=procs, settled=not target.creating)
 

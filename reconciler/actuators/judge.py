@@ -244,7 +244,7 @@ class Judge:
         actual = knob.normal(raw, version)
         self.known.keep(file, actual)
         original = put_back(
-            *(knob, version, entry, self._ledger),
+            *((knob, version), entry, self._ledger, entry.restore_text),
             lambda group, name: self.known.text_in(entry.controller, group, name),
         )
         restore = None if original is None else knob.normal(original, version)

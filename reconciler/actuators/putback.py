@@ -10,8 +10,10 @@ from state.ledger import Ledger
 _SETS: Final = frozenset({"cpu.set", "cpu.mems"})
 
 
-def put_back(knob: Knob, version: int, entry: Entry, ledger: Ledger, read: Callable[[str, str], str]) -> str | None:
-    """The text that undoes us; None when nobody knows the original.
+def put_back(
+    place: tuple[Knob, int], entry: Entry, ledger: Ledger, original: str | None, read: Callable[[str, str], str]
+) -> str | None:
+    """The text that undoes us; None when nobody knows the original. ``original``: what should be there again.
 
     On v2 a fresh group's set is empty, which means "as the group above"; once it has been set and processes are in the
     group, the kernel answers ENOSPC to every attempt to empty it. All that the group above has is the same to
@@ -20,7 +22,7 @@ def put_back(knob: Knob, version: int, entry: Entry, ledger: Ledger, read: Calla
 
     Source: kernel-measured on 5.10 to 6.18. Errors: those of ``read``.
     """
-    original = entry.restore_text
+    knob, version = place
     if original is None or original.strip() or version != 2 or knob.name not in _SETS:
         return original
     group = _above(entry.path)

@@ -24,7 +24,7 @@ from reconciler.cli.output import emit
 from reconciler.cli.recorded import About, CriAnswers, UsageReading
 from reconciler.cli.screen import Mark, line, show
 from reconciler.cli.sink import Sink, open_sink
-from state.reader import open_readonly
+from state.reader import NoStoreError, open_readonly
 
 _LONGEST_S: Final = 60.0
 
@@ -113,10 +113,10 @@ def _state(node: NodeView, sink: Sink, options: Namespace) -> list[str]:
             sink.put(recorded.STATE, json.dumps(masks.mask_json(found.body)).encode())
         except AgentError:
             pass  # neither a daemon nor a store: nothing was ever decided here
-    if not os.path.exists(node.store):
-        return []
     try:
         sink.put(os.path.relpath(node.config.store.path, "/"), _store_copy(node.store))
+    except NoStoreError:
+        return []
     except (AgentError, sqlite3.Error) as exc:
         return [str(exc)]
     return []

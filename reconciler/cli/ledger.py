@@ -7,7 +7,7 @@ from typing import Any
 import trio
 from msgspec.structs import asdict
 
-from cgroupfs.errors import SourceError
+from cgroupfs.errors import SourceError, StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.writer import Writer
@@ -15,37 +15,53 @@ from reconciler import __version__, sides
 from reconciler.adopt import adopt_after_kill
 from reconciler.cli.exits import CliError, Exit
 from reconciler.instance import AlreadyRunningError, InstanceLock
-from reconciler.keeper import RUNNING, was_killed
+from reconciler.keeper import RUNNING
+from reconciler.records import records_of
 from reconciler.restore import Undone, restore_all
 from reconciler.thaw import thaw, thaw_killed
 from state.ledger import Ledger
-from state.schema import META
+from state.reader import LostStoreError, NoStoreError, read_tables
+from state.schema import META, PLACES, NewerSchemaError
 from state.store import Batch, Store, boot_id
 
 
 def restore_without_daemon(
     store_path: str, root: str, only: str | None, *, files: FileOps = REAL
 ) -> dict[str, Any]:  # the shape of the daemon's own answer
-    """Take the lock, restore, and write down what was done.
+    """Take the lock, restore, and write down what was done, if that can be written down.
 
-    Errors: `CliError` when there is no store or hierarchy (`Exit.UNREACHABLE`), or a daemon has the lock
-    (`Exit.REFUSED`); `NewerSchemaError`.
+    ``problem`` of the answer says what is wrong with the store; ``lost``: files may be missing from the answer.
+    Errors: `CliError` when there is no hierarchy, no store, or none that can be trusted (`Exit.UNREACHABLE`), or a
+    daemon has the lock (`Exit.REFUSED`); `NewerSchemaError`.
     """
     logging.basicConfig(handlers=[logging.NullHandler()])
-    if not os.path.exists(store_path):
-        raise CliError(f"{store_path}: there is no store here: nothing was ever written", Exit.UNREACHABLE)
+    try:
+        tables = read_tables(store_path)
+    except NewerSchemaError:
+        raise
+    except NoStoreError as exc:
+        raise CliError(f"{exc}: nothing was ever written", Exit.UNREACHABLE) from exc
+    except LostStoreError as exc:
+        raise CliError(f"{exc}: what bypassd has left in files is not known", Exit.UNREACHABLE) from exc
+    except StoreError as exc:
+        raise CliError(str(exc), Exit.UNREACHABLE) from exc
     try:
         with InstanceLock(os.path.dirname(store_path)):
-            done = _restore(store_path, root, only, files)
+            done, unrecorded = _restore(store_path, root, only, files)
     except AlreadyRunningError as exc:
         raise CliError(f"{exc}, but does not answer; stop it first", Exit.REFUSED) from exc
-    except SourceError as exc:
+    except (SourceError, StoreError) as exc:
+        if isinstance(exc, NewerSchemaError):
+            raise
         raise CliError(str(exc), Exit.UNREACHABLE) from exc
     return {
         "files": [{**asdict(one), "undo": one.undo.value} for one in done],
         "restored": sum(one.ok for one in done),
         "left": sum(not one.ok for one in done),
         "mode": None,
+        "recorded": unrecorded is None,
+        "lost": tables.lost,
+        "problem": "; ".join([*tables.problems[:1], *([unrecorded] if unrecorded else [])]) or None,
     }
 
 
@@ -55,12 +71,16 @@ def thaw_without_daemon(store_path: str, root: str, *, files: FileOps = REAL) ->
     Nothing at all where there is no store, no hierarchy, or a daemon that watches over it.
     """
     logging.basicConfig(handlers=[logging.NullHandler()])
-    if not os.path.exists(store_path):
+    try:
+        read_tables(store_path)
+    except NoStoreError:
         return [], []
+    except StoreError as exc:
+        return [], [f"what is frozen is not known: {exc}"]
     try:
         with InstanceLock(os.path.dirname(store_path)):
             hierarchy = Hierarchy.detect(root)
-            store = Store(store_path, boot=boot_id(root), version=__version__, node=os.uname().nodename)
+            store = _opened(store_path, root)
             try:
                 ledger = Ledger(store)
                 done, failed = thaw(hierarchy, ledger, files=files)
@@ -73,12 +93,21 @@ def thaw_without_daemon(store_path: str, root: str, *, files: FileOps = REAL) ->
         return [], []
 
 
-def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> list[Undone]:
+def _opened(store_path: str, root: str) -> Store:
+    """The store, whether or not it can be written: the files come first."""
+    return Store(store_path, boot=boot_id(root), version=__version__, node=os.uname().nodename, must_record=False)
+
+
+def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> tuple[list[Undone], str | None]:
+    """What was done, and why that could not be recorded. Errors: `StoreError` when nothing of ours can be known."""
     hierarchy = Hierarchy.detect(root)
-    store = Store(store_path, boot=boot_id(root), version=__version__, node=os.uname().nodename)
+    store = _opened(store_path, root)
     try:
         ledger = Ledger(store)
-        if was_killed(store):
+        if store.unreadable is not None:
+            raise StoreError(store.unreadable)
+        meta = dict(store.rows(META))
+        if RUNNING in meta:
             adopt_after_kill(hierarchy, ledger, files=files)
             ledger.flush()
             # Adopted once: from here on a value that is not ours is somebody else's again.
@@ -86,13 +115,14 @@ def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> li
             batch.delete(META, RUNNING)
             store.apply(batch)
         writer = Writer(hierarchy, files=files)
+        records = records_of(root, meta.get(PLACES))
 
         async def restore() -> list[Undone]:
-            done = await restore_all(hierarchy, ledger, writer, files=files, only=only)
+            done = await restore_all(hierarchy, ledger, writer, files=files, only=only, records=records)
             return [*done, *await sides.restore_without_daemon(root, store, only)]
 
         done = trio.run(restore)
         ledger.flush()
-        return done
+        return done, store.unrecorded
     finally:
         store.close()

@@ -1,5 +1,6 @@
 """``bypassctl restore``: put back what stood in every file before; through the daemon, or on its ledger."""
 
+import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ _FINE = ("restored", "already as before", "its group is gone")
 
 
 def run(options: Namespace) -> int:
-    """Restore. `Exit.NOT_OK` when a file is left as it is."""
+    """Restore. `Exit.NOT_OK` when a file is left as it is, or more files may be ours than the store knows."""
     uid = None
     if options.pod is not None:
         found = fetch(options, ("pods", "files", "history"), say=False)
@@ -27,7 +28,10 @@ def run(options: Namespace) -> int:
         show(_blocks(answer, only=options.pod))
     else:
         emit(answer, options.output)
-    return Exit.NOT_OK if answer["left"] else Exit.OK
+    if problem := answer.get("problem"):
+        more = "; the files were restored all the same" if answer["recorded"] is False else ""
+        print(f"bypassctl: {problem}{more}", file=sys.stderr)
+    return Exit.NOT_OK if answer["left"] or answer.get("lost") else Exit.OK
 
 
 def _restore(options: Namespace, uid: str | None) -> dict[str, Any]:  # the daemon's answer, or the same by ourselves
@@ -47,6 +51,10 @@ def _restore(options: Namespace, uid: str | None) -> dict[str, Any]:  # the daem
     return {"through": "ledger", **restore_without_daemon(where.store, options.root, uid)}
 
 
+def _nothing(answer: dict[str, Any]) -> str:
+    return "no file is known to be ours" if answer.get("lost") else "nothing of ours is in any file"
+
+
 def _blocks(answer: dict[str, Any], *, only: str | None) -> Iterator[Block]:
     files = answer["files"]
     rows: list[tuple[Cell, ...]] = []
@@ -60,7 +68,7 @@ def _blocks(answer: dict[str, Any], *, only: str | None) -> Iterator[Block]:
     if rows:
         yield blank()
     counts = Counter(one["undo"] for one in files)
-    told = ", ".join(f"{count} {undo}" for undo, count in counts.items()) or "nothing of ours is in any file"
+    told = ", ".join(f"{count} {undo}" for undo, count in counts.items()) or _nothing(answer)
     yield line(f"{words.plural(len(files), 'file')}: {told}" if files else told)
     if answer["left"]:
         yield line(Mark(f"{words.plural(answer['left'], 'file')} left: look at them by hand", "bad"))

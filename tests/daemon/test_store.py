@@ -79,6 +79,7 @@ def test_after_a_store_that_is_no_database_our_values_are_not_taken_for_original
     wait_for(lambda: bounded(node, pod.main) and bounded(node, marked.main), told=one.tail)
     assert one.stop() == 0
     _overwrite(node.store, 0, b"not a database at all" * 5000)
+    os.unlink(f"{node.store}.copy")
     in_force = node.tree()
     with Modifications(node.directories()) as seen:
         one.up()
@@ -160,6 +161,21 @@ def test_a_start_on_a_read_only_store_keeps_what_is_in_force(node: DirectoryNode
         assert len(store_problems(one)) == 1
         assert one.standing(known.main.group, "cpu.set")["state"] == "in place"
         assert run_to_end("run", "--config", one.config_file).returncode == 3, "still only one instance"
+
+
+@pytest.mark.parametrize("fault", ["directory", "unreadable"])
+def test_a_start_without_any_store_to_be_had_serves_and_touches_nothing(
+    node: DirectoryNode, daemon: Make, fault: str
+) -> None:
+    os.makedirs(node.store if fault == "directory" else os.path.dirname(node.store))
+    if fault == "unreadable":
+        os.symlink(f"{node.directory}/nowhere/state.db", node.store)
+    pod = node.add("be", shares=102)
+    before = node.tree()
+    one = daemon().up()
+    wait_for(lambda: one.standing(pod.main.group, "cpu.set").get("state") == "not recorded", told=one.tail)
+    assert node.tree() == before
+    assert store_problems(one)
 
 
 def _fine(undo: str) -> bool:

@@ -35,7 +35,7 @@ NEEDED = {
         "side",
         "spec",
     }
-    | {"standing", "work", "cookies"},
+    | {"standing", "values", "work", "cookies"},
     "alerts": {"alert", "config", "plainwords", "telling"},
     "responses": {"config", "eviction", "eviction.config", "eviction.spared", "means", "means.config"},
     "signals": {"cpu", "groups", "irqs", "load", "memory", "numa_memory", "perf_config", "uses"},

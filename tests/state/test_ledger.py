@@ -60,6 +60,7 @@ def test_a_store_that_could_not_be_read_at_start_keeps_its_originals_when_it_com
     first.first_touches([entry(original="0-7"), entry(QUOTA, original="-1")])
     first._store.close()
     os.rename(tmp_path / "state.db", tmp_path / "away")
+    os.unlink(tmp_path / "state.db.copy")
     (tmp_path / "state.db").mkdir()
     ledger = Ledger(Store(str(tmp_path / "state.db"), boot="b", retry_s=0))
     assert len(ledger) == 0

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cgroupfs.errors import StoreError
+from state.mirror import copy_path
 from state.quarantine import KEEP
 from state.schema import FILES, HOLDS
 from state.store import NewerSchemaError, Store
@@ -54,8 +55,10 @@ def test_a_row_that_changed_by_itself_is_left_out_and_the_others_are_saved(path:
     connection.execute("UPDATE files SET row = replace(row, x'6f726967', x'6f726968') WHERE key = 'file7'")
     connection.commit()
     connection.close()
+    os.unlink(copy_path(path))
     again = Store(path)
     assert again.quarantined is not None
+    assert again.lost
     assert again.salvaged == 49
     assert content(again, FILES) == {f"file{n}": "original" * 5 for n in range(50) if n != 7}
 
@@ -198,6 +201,7 @@ def test_damage_met_while_reading_is_an_error_once_and_repaired(path: str) -> No
     other.execute("UPDATE files SET row = x'00' WHERE key = 'a'")
     other.commit()
     other.close()
+    os.unlink(copy_path(path))
     generation = store.generation
     with pytest.raises(StoreError, match=r"row 'a' is damaged.*a fresh one is in place"):
         store.rows(FILES)

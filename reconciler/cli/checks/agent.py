@@ -1,6 +1,7 @@
 """The agent's own needs: rights, limits, store, configuration; and the agent itself."""
 
 import os
+import stat
 from collections.abc import Iterator
 from typing import Final
 
@@ -9,7 +10,8 @@ from reconciler.cli import words
 from reconciler.cli.asking import Asked
 from reconciler.cli.checks.finding import Finding, State
 from reconciler.cli.nodeview import NodeView, has_capability, read_number
-from state.reader import read_dump
+from state.reader import NoStoreError, read_dump
+from state.schema import NewerSchemaError
 
 _CAPABILITIES: Final = {
     1: "DAC_OVERRIDE",
@@ -77,8 +79,11 @@ def _rights(node: NodeView) -> Finding:
 def _store(node: NodeView) -> Finding:
     # Absolute: of a name alone the directories above never come to /.
     directory = os.path.dirname(os.path.abspath(node.store))
-    while not os.path.isdir(directory) and directory != "/":
-        directory = os.path.dirname(directory)
+    try:
+        while not _is_directory(directory) and directory != "/":
+            directory = os.path.dirname(directory)
+    except PermissionError:
+        return Finding("store", State.BAD, f"{node.store}: permission denied", "run as root")
     if not os.access(directory, os.W_OK):
         fix = "make it writable, or set store.path: nothing is touched that cannot be recorded"
         return Finding("store", State.BAD, f"{directory} cannot be written", fix)
@@ -88,14 +93,15 @@ def _store(node: NodeView) -> Finding:
         return Finding(
             "store", State.BAD, f"{directory}: {left} left", "make room: nothing is touched that cannot be recorded"
         )
-    if not os.path.exists(node.store):
-        return Finding("store", State.OK, f"{node.store}: made at the first start")
     try:
         found = read_dump(node.store, history=0)
+    except NoStoreError:
+        return Finding("store", State.OK, f"{node.store}: made at the first start")
+    except NewerSchemaError as exc:
+        return Finding("store", State.BAD, str(exc), "install the newer version again")
     except StoreError as exc:
-        return Finding(
-            "store", State.BAD, str(exc), "move it aside with the daemon stopped; it is rebuilt from the cgroups"
-        )
+        fix = "start the daemon: it moves the file aside, and takes what is in force for its own where that is sure"
+        return Finding("store", State.BAD, str(exc), fix)
     problems = found["problems"]
     if isinstance(problems, list) and problems:
         return Finding(
@@ -105,6 +111,16 @@ def _store(node: NodeView) -> Finding:
     return Finding(
         "store", State.OK, f"{node.store}: {words.plural(len(files) if isinstance(files, list) else 0, 'file')}"
     )
+
+
+def _is_directory(path: str) -> bool:
+    """Like `os.path.isdir`, but what may not be looked at is not taken for missing. Errors: `PermissionError`."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except PermissionError:
+        raise
+    except OSError:
+        return False
 
 
 def _config(node: NodeView) -> Finding:

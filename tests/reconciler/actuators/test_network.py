@@ -263,6 +263,7 @@ async def test_a_tree_that_a_lost_store_does_not_know_is_found_by_its_handle(tmp
     await first.round(situation("eth0", "eth1"))
     first.store.close()
     (tmp_path / "state.db").unlink()
+    (tmp_path / "state.db.copy").unlink()
     second = Running(tc, tmp_path)
     await second.round(situation("eth0"))
     assert roots(second.store) == {"eth0": ""}

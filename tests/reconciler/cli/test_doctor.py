@@ -123,6 +123,7 @@ def test_what_stands_in_the_way_is_bad_and_exit_code_1(run: Run, good: LiveNode)
     good.put("etc/bypassd/config.yaml", "mode: fast\nnod: 1\n")
     with open(f"{good.root}/var/lib/bypassd/state.db", "wb") as file:
         file.write(b"not a database, not at all" * 100)
+    os.unlink(f"{good.root}/var/lib/bypassd/state.db.copy")
     ran = run("doctor", "--root", good.root, "-o", "json")
     assert ran.code == Exit.NOT_OK
     answer = json.loads(ran.out)

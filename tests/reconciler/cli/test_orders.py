@@ -4,6 +4,9 @@ import fcntl
 import functools
 import json
 import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -194,3 +197,85 @@ def test_restore_where_nothing_was_ever_written_says_so(run: Run, tmp_path: Path
     assert ran.code == Exit.UNREACHABLE
     assert "nothing was ever written" in ran.err
     assert not os.listdir(tmp_path)
+
+
+@pytest.fixture
+def nobody(tmp_path: Path) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """To be another user for a moment, in directories that this one may walk through."""
+    if os.geteuid() != 0:
+        pytest.skip("NOT RUN: needs root, to be another user for a moment")
+    modes = {above: above.stat().st_mode for above in tmp_path.parents if str(above).startswith("/tmp/")}
+
+    @contextmanager
+    def being() -> Iterator[None]:
+        for above in (tmp_path, *modes):
+            above.chmod(0o755)
+        os.seteuid(65534)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+
+    yield being
+    for above, mode in modes.items():
+        above.chmod(mode)
+
+
+@pytest.mark.parametrize("words", [("restore",), ("status",), ("dump",), ("diff",), ("explain", "batch-7")], ids=str)
+def test_without_the_right_to_look_nothing_is_said_to_be_nothing(
+    run: Run, offline: LiveNode, words: tuple[str, ...], nobody: Callable[[], AbstractContextManager[None]]
+) -> None:
+    store = f"{offline.root}/var/lib/bypassd/state.db"
+    os.chmod(os.path.dirname(store), 0o700)
+    with nobody():
+        ran = run(*words, "--root", offline.root, "--store", store)
+    assert ran.code == Exit.UNREACHABLE
+    assert "permission denied" in ran.err
+    assert "never" not in ran.err
+    assert "nothing" not in ran.out
+
+
+def _damaged(path: str) -> None:
+    for part in ("", ".copy"):
+        Path(path + part).write_bytes(b"no store at all" * 1000)
+
+
+def _gone(path: str) -> None:
+    for part in ("", ".copy"):
+        os.unlink(path + part)
+
+
+def _newer(path: str) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+
+
+@pytest.mark.parametrize("words", [("restore",), ("status",), ("dump",), ("diff",), ("explain", "batch-7")], ids=str)
+@pytest.mark.parametrize("damage", [_damaged, _gone, _newer])
+def test_a_store_that_cannot_be_trusted_is_never_nothing(
+    run: Run, offline: LiveNode, words: tuple[str, ...], damage: Callable[[str], None]
+) -> None:
+    path = f"{offline.root}/var/lib/bypassd/state.db"
+    Path(os.path.dirname(path), "lock").touch()
+    damage(path)
+    ran = run(*words, "--root", offline.root)
+    assert ran.code == (Exit.REFUSED if damage is _newer else Exit.UNREACHABLE)
+    assert "never" not in ran.err
+    assert ran.out == ""
+
+
+def test_a_store_of_which_a_part_is_lost_is_restored_as_far_as_it_goes_and_is_no_success(
+    run: Run, offline: LiveNode
+) -> None:
+    path = f"{offline.root}/var/lib/bypassd/state.db"
+    os.unlink(f"{path}.copy")
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE files SET row = x'00' WHERE key LIKE 'cpu:/kubepods/besteffort:%'")
+    connection.commit()
+    connection.close()
+    ran = run("restore", "-o", "json", "--root", offline.root)
+    answer = json.loads(ran.out)
+    assert (ran.code, answer["lost"], answer["left"]) == (Exit.NOT_OK, True, 0)
+    assert "cpu.cfs_quota_us" not in {one["file"] for one in answer["files"]}
+    assert "may be lost" in ran.err

@@ -1,0 +1,85 @@
+"""The values that are about to be written: by them a restore after SIGKILL knows ours from everybody else's.
+
+Outcomes reach the store in batches, some seconds after the writes. A daemon that is killed meanwhile leaves values that
+the store has not heard of, and to take any unknown value for ours would undo what the kubelet or the runtime wrote
+after the kill. So each value is appended to a small file just before it is written.
+
+The file must outlive the process but not the boot, and an append must never wait for a disk: it belongs on a tmpfs, the
+daemon's runtime directory (3 µs). It is best effort: a value that could not be noted is left by a restore, and said.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Final, final
+
+import msgpack
+
+from cgroupfs.errors import errno_name
+from state import framed
+
+_LARGEST_BYTES: Final = 4 << 20
+"""Of the file between two flushes: 40,000 values. Beyond, nothing more is noted until the store takes a flush."""
+
+
+def read_intents(path: str) -> dict[str, frozenset[str]]:
+    """The noted values by the store's key of the file; nothing where no file can be read. Errors: none."""
+    found: dict[str, set[str]] = {}
+    try:
+        bodies, _ = framed.frames(framed.read(path))
+    except OSError:
+        return {}
+    for body in bodies:
+        with suppress(ValueError, TypeError):
+            for key, text in msgpack.unpackb(body):
+                found.setdefault(str(key), set()).add(str(text))
+    return {key: frozenset(texts) for key, texts in found.items()}
+
+
+@final
+class Intents:
+    """The file in use. No method raises: ``problem`` says what failed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.problem: str | None = None
+        self._number = -1
+        self._size = 0
+
+    def add(self, values: Iterable[tuple[str, str]]) -> None:
+        """Note values (store's key of the file, text) before they are written."""
+        data = framed.frame(msgpack.packb(list(values)))
+        try:
+            if self._number < 0:
+                self._number = framed.open_to_append(self.path)
+                self._size = os.fstat(self._number).st_size
+            if self._size + len(data) <= _LARGEST_BYTES:
+                framed.append(self._number, data)
+                self._size += len(data)
+                self.problem = None
+            else:
+                self.problem = f"{self.path}: full until the store takes a flush"
+        except OSError as exc:
+            self._failed(exc)
+
+    def rewrite(self, values: Mapping[str, Iterable[str]]) -> None:
+        """Keep only these: everything else is in the store by now."""
+        data = framed.frame(msgpack.packb([[key, text] for key, texts in values.items() for text in texts]))
+        try:
+            number = framed.replace(self.path, data, sync=False)
+        except OSError as exc:
+            self._failed(exc)
+            return
+        self.close()
+        self._number, self._size, self.problem = number, len(data), None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        number, self._number = self._number, -1
+        if number >= 0:
+            with suppress(OSError):
+                os.close(number)
+
+    def _failed(self, exc: OSError) -> None:
+        self.close()
+        self.problem = f"{self.path}: values about to be written cannot be noted: {errno_name(exc.errno)}"
