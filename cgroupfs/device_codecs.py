@@ -17,7 +17,8 @@ What the kernels answered when asked (v1: 6.18; v2: 6.1 and 6.12):
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from cgroupfs.codecs import Codec, Value
+from cgroupfs.bounded import whole
+from cgroupfs.codecs import Codec, Value, words_of
 from cgroupfs.devices import DeviceLimits, Row
 
 MAX_BPS: Final = (1 << 64) - 2
@@ -45,7 +46,7 @@ def throttle(key: str, largest: int) -> Codec:
         return str(_whole(row[key], 1, largest, key))
 
     def parse(words: list[str]) -> Row:
-        number = int(words[0])
+        number = whole(words[0])
         return {key: number} if 0 < number <= largest else {}
 
     return _codec(show, parse, "0")
@@ -60,7 +61,7 @@ def _show_max(row: Row) -> str:
 
 def _parse_max(words: list[str]) -> Row:
     pairs = _pairs(words)
-    return {key: int(pairs[key]) for key in _IO_MAX if pairs.get(key, "max") != "max"}
+    return {key: whole(pairs[key]) for key in _IO_MAX if pairs.get(key, "max") != "max"}
 
 
 def _show_latency(row: Row) -> str:
@@ -71,7 +72,7 @@ def _show_latency(row: Row) -> str:
 
 def _parse_latency(words: list[str]) -> Row:
     # With block debugging the kernel adds what it measured behind the target.
-    target = int(_pairs(words).get("target", "0"))
+    target = whole(_pairs(words).get("target", "0"))
     return {"target": target} if target else {}
 
 
@@ -98,13 +99,13 @@ def _show_qos(row: Row) -> str:
 
 def _parse_qos(words: list[str]) -> Row:
     pairs = _pairs(words)
-    row: dict[str, int | str] = {"enable": int(pairs.get("enable", "0")), "ctrl": pairs.get("ctrl", "auto")}
+    row: dict[str, int | str] = {"enable": whole(pairs.get("enable", "0")), "ctrl": pairs.get("ctrl", "auto")}
     if row["ctrl"] == "auto":
         # The numbers behind it are the kernel's own choice, and change with the device.
         return row if row["enable"] else {}
     for key in _QOS[2:]:
         if key in pairs:
-            row[key] = _percent(pairs[key], key) if key in _PERCENT else int(pairs[key])
+            row[key] = _percent(pairs[key], key) if key in _PERCENT else whole(pairs[key])
     return row
 
 
@@ -120,7 +121,7 @@ def _parse_model(words: list[str]) -> Row:
     pairs = _pairs(words)
     if pairs.get("ctrl", "auto") == "auto":
         return {}
-    return {key: pairs[key] if key in {"ctrl", "model"} else int(pairs[key]) for key in _MODEL if key in pairs}
+    return {key: pairs[key] if key in {"ctrl", "model"} else whole(pairs[key]) for key in _MODEL if key in pairs}
 
 
 def cost_row(line: str, *, model: bool) -> Row:
@@ -137,7 +138,7 @@ def cost_row(line: str, *, model: bool) -> Row:
         filled = {"enable": "1", "ctrl": "user" if set(pairs) - {"enable", "ctrl"} else "auto"} | pairs
     _known(filled, _MODEL if model else _QOS)
     row: dict[str, int | str] = {
-        key: filled[key] if key in {"ctrl", "model", *_PERCENT} else int(filled[key])
+        key: filled[key] if key in {"ctrl", "model", *_PERCENT} else whole(filled[key])
         for key in (_MODEL if model else _QOS)
         if key in filled
     }
@@ -217,7 +218,7 @@ def _bare_weight(low: int, high: int) -> Codec:
     def encode(value: Value) -> str:
         return str(_weight(value, low, high))
 
-    return Codec(encode, lambda text: int(text.split()[0]), lambda text: str(int(text.split()[0])))
+    return Codec(encode, lambda text: whole(words_of(text)[0]), lambda text: str(whole(words_of(text)[0])))
 
 
 def _default_weight(high: int) -> Codec:
@@ -226,11 +227,11 @@ def _default_weight(high: int) -> Codec:
     def decode(text: str) -> Value:
         for line in text.splitlines():
             words = line.split()
-            if words[:1] == ["default"]:
-                return int(words[1])
+            if words[:1] == ["default"] and len(words) > 1:
+                return whole(words[1])
             if len(words) == 1:
-                return int(words[0])
-        raise ValueError(f"no default in {text!r}")
+                return whole(words[0])
+        raise ValueError(f"no default in {text[:80]!r}")
 
     def encode(value: Value) -> str:
         return f"default {_weight(value, 1, high)}"

@@ -18,6 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from cgroupfs.bounded import shown
+
+_LONGEST_PLACE: Final = 400
+"""Of a place's name: it may hold keys of the file."""
+
 
 class AgentError(Exception):
     """Base of every error this agent raises on purpose."""
@@ -31,10 +36,7 @@ class InputError(AgentError):
     """
 
     def __init__(self, where: str, value: object, expected: str) -> None:
-        shown = repr(value)
-        if len(shown) > 120:
-            shown = f"{shown[:117]}..."
-        super().__init__(f"{where}: {shown}: expected {expected}")
+        super().__init__(f"{where[:_LONGEST_PLACE]}: {shown(value)}: expected {expected}")
         self.where = where
         self.value = value
         self.expected = expected

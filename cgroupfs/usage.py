@@ -14,6 +14,7 @@ from typing import Final, final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cgroupfs.bounded import whole
 from cgroupfs.codecs import Version
 from cgroupfs.errors import CgroupError, CgroupGoneError, InputError, translated
 from cgroupfs.files import REAL, FileOps
@@ -149,14 +150,14 @@ class UsageReader:
             if self._acct_v1:
                 return self._number("cpuacct", path, "cpuacct.usage")
             return _thousandfold(self._table(UNIFIED, path, "cpu.stat").get("usage_usec"))
-        except CgroupError:
+        except (CgroupError, InputError):
             return None
 
     def memory_bytes(self, path: str) -> int | None:
         """Memory in use by a group and all below it, page cache included; None when it is gone or cannot be read."""
         try:
             return self._number("memory", path, self._memory_file)
-        except CgroupError:
+        except (CgroupError, InputError):
             return None
 
     def memory_use(self, path: str, *, enough_bytes: int | None = None) -> MemoryUse | None:
@@ -220,7 +221,7 @@ class UsageReader:
         if text is None:
             return None
         try:
-            return int(text)
+            return whole(text)
         except ValueError as exc:
             raise InputError(f"{self._hierarchy.directory(controller, path)}/{file}", text, "a number") from exc
 
@@ -229,7 +230,7 @@ class UsageReader:
         if text is None:
             return {}
         try:
-            return {key: int(value) for key, value in (line.split(" ") for line in text.splitlines())}
+            return {key: whole(value) for key, value in (line.split(" ") for line in text.splitlines())}
         except ValueError as exc:
             where = f"{self._hierarchy.directory(controller, path)}/{file}"
             raise InputError(where, text, "lines of a name and a number") from exc

@@ -7,6 +7,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cgroupfs.bounded import read_file
 from cgroupfs.errors import errno_name
 from reconciler import binder
 from reconciler.binder import Bound, ConfigError, Text
@@ -113,8 +114,7 @@ def _texts(path: str, *, required: bool, problems: list[Problem]) -> Iterator[Te
         names = []
     for file in (path, *(os.path.join(directory, name) for name in names)):
         try:
-            with open(file, "rb") as opened:
-                content = opened.read(MAX_BYTES + 1)
+            content = read_file(file, MAX_BYTES, pipes=True)
             yield Text(file, content.decode())
         except FileNotFoundError:
             if file != path or required:

@@ -14,6 +14,7 @@ import trio
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from cgroupfs.bounded import decoded
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import StoreError
@@ -63,14 +64,14 @@ def read_pools(store: Store) -> Pools | None:
         return None
     try:
         return decode_pools(rows[POOLS])
-    except (msgspec.MsgspecError, ValueError) as exc:
+    except ValueError as exc:
         _LOG.warning("the pools of the last run cannot be read: %s", exc)
         return None
 
 
 def decode_pools(row: bytes) -> Pools:
     """The pools in the body of the row `POOLS`. Errors: `ValueError` (msgspec's are) for one that holds none."""
-    pools = msgspec.msgpack.decode(row, type=Pools, dec_hook=_unplain)
+    pools = decoded(msgspec.msgpack.Decoder(Pools, dec_hook=_unplain).decode, row)
     # The old run's monotonic clock may be another boot's.
     sizes = {name: replace(size, changed_at=0.0, shrunk_at=0.0) for name, size in pools.sizes.items()}
     return replace(pools, budget_at=0.0, unknown_since=None, sizes=sizes)
@@ -86,8 +87,8 @@ def read_holds(store: Store) -> dict[str, Hold]:
     holds: dict[str, Hold] = {}
     for key, row in store.rows(HOLDS):
         try:
-            holds[key] = msgspec.msgpack.decode(row, type=Hold)
-        except msgspec.MsgspecError as exc:
+            holds[key] = decoded(msgspec.msgpack.Decoder(Hold).decode, row)
+        except ValueError as exc:
             _LOG.warning("hold %s cannot be read: %s", key, exc)
     return holds
 

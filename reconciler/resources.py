@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError
 from reconciler.quantity import milli, whole
 from state.model import ContainerMeta, Resources
@@ -95,8 +96,8 @@ def with_extended(
         return containers, ()
     where = f"annotation {EXTENDED_SPEC}"
     try:
-        spec = _decode_extended(text)
-    except msgspec.MsgspecError:
+        spec = decoded(_decode_extended, text)
+    except ValueError:
         expected = '{"containers": {NAME: {"requests": {...}, "limits": {...}}}}'
         return containers, (str(InputError(where, text, expected)),)
     told = spec.containers or {}

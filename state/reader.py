@@ -6,11 +6,16 @@ The command line must answer in well under 100 ms, so this needs only sqlite3 an
 import os
 import sqlite3
 from contextlib import closing, suppress
+from typing import Final
 
 import msgpack
 
+from cgroupfs.bounded import decoded
 from cgroupfs.errors import StoreError
-from state.schema import ASSIGNMENTS, DEFAULT_PATH, FILES, HOLDS, META, SETTINGS, schema_version, unseal
+from state.schema import ASSIGNMENTS, DEFAULT_PATH, FILES, HOLDS, META, SETTINGS, schema_version, text_of, unseal
+
+_DEEPEST: Final = 32
+"""More than any row has; what is deeper breaks whoever renders it."""
 
 
 def open_readonly(path: str) -> sqlite3.Connection:
@@ -38,6 +43,7 @@ def open_readonly(path: str) -> sqlite3.Connection:
     if version == 0:
         connection.close()
         raise StoreError(f"{path}: the store is empty: its first opening did not finish")
+    connection.text_factory = text_of
     return connection
 
 
@@ -105,7 +111,8 @@ def _history(connection: sqlite3.Connection, path: str, limit: int, problems: li
     entries = []
     for seq, row in connection.execute("SELECT seq, row FROM history ORDER BY seq DESC LIMIT ?", (limit,)):
         try:
-            entries.append({"seq": seq, **msgpack.unpackb(unseal("history", row))})
+            body = decoded(msgpack.unpackb, unseal("history", row), deepest=_DEEPEST)
+            entries.append({"seq": seq, **body})
         except (ValueError, TypeError) as exc:
             problems.append(f"{path}: history {seq}: {exc}")
     return entries
@@ -115,11 +122,12 @@ def _decoded(connection: sqlite3.Connection, table: str, problems: list[str]) ->
     found: dict[str, object] = {}
     for key, row in connection.execute(f"SELECT key, row FROM {table} ORDER BY rowid"):  # noqa: S608
         try:
-            found[key] = msgpack.unpackb(unseal(key, row))
+            found[key] = decoded(msgpack.unpackb, unseal(key, row), deepest=_DEEPEST)
         except ValueError as exc:
             problems.append(f"{table}: {exc}")
     return found
 
 
 def _order(row: object) -> int:
-    return int(row.get("order", 0)) if isinstance(row, dict) else 0
+    order = row.get("order") if isinstance(row, dict) else None
+    return order if isinstance(order, int) else 0

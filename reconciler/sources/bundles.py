@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Struct, field
 
+from cgroupfs.bounded import decoded, read_file
 from cgroupfs.errors import InputError, SourceError, errno_name
 from cgroupfs.naming import QosClass, oci_cgroups_path, parse
 from state.model import ContainerKind, ContainerMeta, PodMeta, RuntimeSpec
@@ -22,6 +23,8 @@ from state.model import ContainerKind, ContainerMeta, PodMeta, RuntimeSpec
 _CRI: Final = "io.kubernetes.cri."
 _CRIO: Final = "io.kubernetes.cri-o."
 _KINDS: Final = {"sandbox": ContainerKind.SANDBOX, "container": ContainerKind.APP}
+_LARGEST: Final = 16 << 20
+"""Bytes. A pod's environment may be large: config.json repeats it."""
 
 T = TypeVar("T")
 
@@ -249,14 +252,13 @@ def _texts(text: str | None, where: str) -> dict[str, str]:
 
 def _decode(decoder: msgspec.json.Decoder[T], text: bytes, where: str, expected: str) -> T:
     try:
-        return decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        return decoded(decoder.decode, text)
+    except ValueError as exc:
         raise InputError(where, text[:60].decode(errors="replace"), f"{expected} ({exc})") from exc
 
 
 def _read(path: str) -> bytes:
     try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read()
+        return read_file(path, _LARGEST)
     except OSError as exc:
         raise SourceError("bundle", f"cannot read {path}: {errno_name(exc.errno)}") from exc

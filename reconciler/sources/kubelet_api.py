@@ -15,6 +15,7 @@ import msgspec
 import trio
 from msgspec import Struct
 
+from cgroupfs.bounded import decoded
 from cgroupfs.errors import SourceError
 from reconciler.httpclient import HttpSession, Peer
 from reconciler.sources.kubelet_config import KubeletConfig
@@ -85,8 +86,8 @@ def decode_pods(body: bytes) -> tuple[tuple[PodMeta, ...], tuple[str, ...]]:
     Errors: `ValueError` when the answer as a whole is no pod list (cut off, an error page, another kind).
     """
     try:
-        answer = _decode_list(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        answer = decoded(_decode_list, body)
+    except ValueError as exc:
         raise ValueError(f"the answer is not a pod list: {exc}") from exc
     if answer.kind not in {None, "PodList"} or (answer.kind is None and answer.items is None):
         raise ValueError(f"the answer is not a pod list but {answer.kind or 'something without items'}")
@@ -94,8 +95,8 @@ def decode_pods(body: bytes) -> tuple[tuple[PodMeta, ...], tuple[str, ...]]:
     problems: list[str] = []
     for index, item in enumerate(answer.items or ()):
         try:
-            pods.append(meta_of(_decode_pod(item), NAME))
-        except (msgspec.MsgspecError, ValueError) as exc:
+            pods.append(meta_of(decoded(_decode_pod, item), NAME))
+        except ValueError as exc:
             problems.append(f"{NAME}: pod {index + 1} of its list: {exc}")
     return tuple(pods), tuple(problems)
 

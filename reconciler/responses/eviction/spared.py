@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from cgroupfs.bounded import decoded
 from reconciler.holds import pod_hold
 from reconciler.rules import PodSelector, any_glob
 from state.evidence import Frame, PodFacts
@@ -15,6 +16,7 @@ from state.model import Hold, PodClass
 DO_NOT_EVICT: Final = "bypassd/do-not-evict"
 _CRITICAL: Final = frozenset({"system-node-critical", "system-cluster-critical"})
 _CRITICAL_PRIORITY: Final = 2_000_000_000
+_NAMES: Final = msgspec.json.Decoder(list[str]).decode
 _POLICY: Final = "koordinator.sh/eviction-policy"
 
 
@@ -119,8 +121,8 @@ def accepts(pod: PodFacts, features: tuple[str, ...]) -> str | None:
     if text is None:
         return None
     try:
-        listed = msgspec.json.decode(text, type=list[str])
-    except msgspec.MsgspecError:
+        listed = decoded(_NAMES, text)
+    except ValueError:
         return f"annotation {_POLICY} is no list of names: nothing is accepted"
     return (
         None if set(listed) & set(features) else f"annotation {_POLICY} does not name {' or '.join(features) or 'it'}"
