@@ -8,7 +8,7 @@ import mmap
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from cgroupfs.bounded import whole
+from cgroupfs.bounded import shown, whole
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.devices import DeviceLimits
 
@@ -147,7 +147,7 @@ def _decode_frozen_v1(text: str) -> Value:
     # FREEZING: it was asked for, and some task sleeps where it cannot be stopped yet.
     word = words_of(text)[0]
     if word not in {"FROZEN", "FREEZING", "THAWED"}:
-        raise ValueError(f"{word!r} is no state of a freezer")
+        raise ValueError(f"{shown(word)} is no state of a freezer")
     return int(word != "THAWED")
 
 

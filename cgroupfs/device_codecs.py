@@ -17,7 +17,7 @@ What the kernels answered when asked (v1: 6.18; v2: 6.1 and 6.12):
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from cgroupfs.bounded import whole
+from cgroupfs.bounded import shown, whole
 from cgroupfs.codecs import Codec, Value, words_of
 from cgroupfs.devices import DeviceLimits, Row
 
@@ -28,6 +28,7 @@ MAX_IO_WEIGHT: Final = 10_000
 MAX_BFQ_WEIGHT: Final = 1_000
 MIN_CFQ_WEIGHT: Final = 10
 
+_LONGEST_NUMBER: Final = 40
 _IO_MAX: Final = {"rbps": MAX_BPS, "wbps": MAX_BPS, "riops": MAX_IOPS, "wiops": MAX_IOPS}
 _QOS: Final = ("enable", "ctrl", "rpct", "rlat", "wpct", "wlat", "min", "max")
 _PERCENT: Final = {"rpct": (0, 100), "wpct": (0, 100), "min": (1, 10_000), "max": (1, 10_000)}
@@ -42,7 +43,7 @@ def throttle(key: str, largest: int) -> Codec:
 
     def show(row: Row) -> str:
         if set(row) != {key}:
-            raise ValueError(f"{dict(row)!r} is not one number, {key}")
+            raise ValueError(f"{shown(dict(row))} is not one number, {key}")
         return str(_whole(row[key], 1, largest, key))
 
     def parse(words: list[str]) -> Row:
@@ -54,7 +55,7 @@ def throttle(key: str, largest: int) -> Codec:
 
 def _show_max(row: Row) -> str:
     if not set(row) <= set(_IO_MAX):
-        raise ValueError(f"{dict(row)!r} has other keys than {', '.join(_IO_MAX)}")
+        raise ValueError(f"{shown(dict(row))} has other keys than {', '.join(_IO_MAX)}")
     words = (f"{key}={_whole(row[key], 1, largest, key) if key in row else 'max'}" for key, largest in _IO_MAX.items())
     return " ".join(words)
 
@@ -66,7 +67,7 @@ def _parse_max(words: list[str]) -> Row:
 
 def _show_latency(row: Row) -> str:
     if set(row) != {"target"}:
-        raise ValueError(f"{dict(row)!r} is not one number, target")
+        raise ValueError(f"{shown(dict(row))} is not one number, target")
     return f"target={_whole(row['target'], 1, MAX_LATENCY_US, 'target')}"
 
 
@@ -79,21 +80,21 @@ def _parse_latency(words: list[str]) -> Row:
 def _show_qos(row: Row) -> str:
     _known(row, _QOS)
     if row.get("enable") not in {0, 1} or row.get("ctrl") not in {"auto", "user"}:
-        raise ValueError(f"{dict(row)!r}: expected enable=0 or 1 and ctrl=auto or user")
+        raise ValueError(f"{shown(dict(row))}: expected enable=0 or 1 and ctrl=auto or user")
     words = [f"enable={row['enable']}", f"ctrl={row['ctrl']}"]
     if row["ctrl"] == "auto":
         if len(row) > 2:
-            raise ValueError(f"{dict(row)!r}: with ctrl=auto the kernel chooses the other numbers")
+            raise ValueError(f"{shown(dict(row))}: with ctrl=auto the kernel chooses the other numbers")
         return " ".join(words)
     if len(row) != len(_QOS):
-        raise ValueError(f"{dict(row)!r}: ctrl=user needs all of {', '.join(_QOS)}")
+        raise ValueError(f"{shown(dict(row))}: ctrl=user needs all of {', '.join(_QOS)}")
     for key in _QOS[2:]:
         if key in _PERCENT:
             words.append(f"{key}={_percent(row[key], key)}")
         else:
             words.append(f"{key}={_whole(row[key], 1, MAX_LATENCY_US, key)}")
     if float(row["min"]) > float(row["max"]):
-        raise ValueError(f"{dict(row)!r}: min is above max")
+        raise ValueError(f"{shown(dict(row))}: min is above max")
     return " ".join(words)
 
 
@@ -112,7 +113,7 @@ def _parse_qos(words: list[str]) -> Row:
 def _show_model(row: Row) -> str:
     _known(row, _MODEL)
     if row.get("ctrl") != "user" or row.get("model") != "linear" or len(row) != len(_MODEL):
-        raise ValueError(f"{dict(row)!r}: expected ctrl=user model=linear and all of {', '.join(_MODEL[2:])}")
+        raise ValueError(f"{shown(dict(row))}: expected ctrl=user model=linear and all of {', '.join(_MODEL[2:])}")
     numbers = (f"{key}={_whole(row[key], 1, MAX_BPS, key)}" for key in _MODEL[2:])
     return " ".join(("ctrl=user", "model=linear", *numbers))
 
@@ -188,27 +189,27 @@ def _pairs(words: list[str]) -> dict[str, str]:
     for word in words:
         key, sign, value = word.partition("=")
         if not key or not sign or not value:
-            raise ValueError(f"{word!r} is not key=value")
+            raise ValueError(f"{shown(word)} is not key=value")
         pairs[key] = value
     return pairs
 
 
 def _known(row: Row, keys: tuple[str, ...]) -> None:
     if strange := sorted(set(row) - set(keys)):
-        raise ValueError(f"{strange[0]!r} is none of {', '.join(keys)}")
+        raise ValueError(f"{shown(strange[0])} is none of {', '.join(keys)}")
 
 
 def _whole(value: int | str, low: int, high: int, key: str) -> int:
     if not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{key}={value} is not a whole number from {low} to {high}")
+        raise ValueError(f"{key}={str(value)[:40]} is not a whole number from {low} to {high}")
     return value
 
 
 def _percent(value: int | str, key: str) -> str:
     low, high = _PERCENT[key]
-    number = float(value)
+    number = float(value) if not isinstance(value, str) or len(value) <= _LONGEST_NUMBER else -1.0
     if not low <= number <= high:
-        raise ValueError(f"{key}={value} is not from {low} to {high}")
+        raise ValueError(f"{key}={str(value)[:40]} is not from {low} to {high}")
     return f"{number:.2f}"
 
 

@@ -15,6 +15,8 @@ from reconciler.config import Config
 from reconciler.schema import Section, section_of, settings
 from reconciler.yamltree import MAX_BYTES, Place, Problem
 
+_LARGEST: Final = 4 * MAX_BYTES
+"""Bytes; what has more than `MAX_BYTES` characters is told with its place."""
 DEFAULT_PATH: Final = "/etc/bypassd/config.yaml"
 
 
@@ -114,7 +116,7 @@ def _texts(path: str, *, required: bool, problems: list[Problem]) -> Iterator[Te
         names = []
     for file in (path, *(os.path.join(directory, name) for name in names)):
         try:
-            content = read_file(file, MAX_BYTES, pipes=True)
+            content = read_file(file, _LARGEST)
             yield Text(file, content.decode())
         except FileNotFoundError:
             if file != path or required:

@@ -27,6 +27,9 @@ def open_readonly(path: str) -> sqlite3.Connection:
     """
     if not os.path.exists(path):
         raise StoreError(f"{path}: there is no store here (bypassd never ran on this node, or keeps it elsewhere)")
+    # SQLite would wait for whoever writes to a pipe.
+    if not os.path.isfile(path):
+        raise StoreError(f"{path}: cannot be read: not a regular file")
     try:
         connection = sqlite3.connect(f"file:{_uri(path)}?mode=ro", uri=True, timeout=2.0, isolation_level=None)
         try:

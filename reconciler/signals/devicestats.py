@@ -57,7 +57,7 @@ def parse_io_stat(text: str) -> dict[str, Io]:
     found: dict[str, Io] = {}
     for line in text.splitlines():
         device, *words = line.split() or ("",)
-        if not words:
+        if not device:
             continue
         counts = dict(word.partition("=")[::2] for word in words)
         try:
