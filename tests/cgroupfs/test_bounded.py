@@ -60,7 +60,12 @@ def test_a_pipe_is_refused_at_once_and_read_only_where_it_is_meant(tmp_path: Pat
     writer.join()
     inside = os.open(path, os.O_WRONLY)
     # The end of the pipe comes when nobody can write any more.
-    threading.Timer(0.2, lambda: (os.close(number), os.close(inside))).start()
+
+    def end() -> None:
+        os.close(number)
+        os.close(inside)
+
+    threading.Timer(0.2, end).start()
     assert read_file(path, 100, pipes=True) == b"through"
 
 
