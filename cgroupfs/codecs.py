@@ -8,6 +8,7 @@ import mmap
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
+from cgroupfs.bounded import shown, whole
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.devices import DeviceLimits
 
@@ -144,9 +145,9 @@ def _encode_frozen_v1(value: Value) -> str:
 
 def _decode_frozen_v1(text: str) -> Value:
     # FREEZING: it was asked for, and some task sleeps where it cannot be stopped yet.
-    word = _words(text)[0]
+    word = words_of(text)[0]
     if word not in {"FROZEN", "FREEZING", "THAWED"}:
-        raise ValueError(f"{word!r} is no state of a freezer")
+        raise ValueError(f"{shown(word)} is no state of a freezer")
     return int(word != "THAWED")
 
 
@@ -184,7 +185,8 @@ def _encode_pids(value: Value) -> str:
     return "max" if value is None else _number(value, 0, MAX_PIDS, "pids")
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
+    """The words of a control file, at least one. Errors: `ValueError`."""
     words = text.split()
     if not words:
         raise ValueError("empty text")
@@ -192,7 +194,7 @@ def _words(text: str) -> list[str]:
 
 
 def _int(text: str) -> int:
-    return int(_words(text)[0])
+    return whole(words_of(text)[0])
 
 
 def _decode_negative(text: str) -> Value:
@@ -201,8 +203,8 @@ def _decode_negative(text: str) -> Value:
 
 
 def _decode_max(text: str) -> Value:
-    word = _words(text)[0]
-    return None if word == "max" else int(word)
+    word = words_of(text)[0]
+    return None if word == "max" else whole(word)
 
 
 def _decode_limit_v1(text: str) -> Value:
@@ -217,8 +219,8 @@ def _decode_limit_v2(text: str) -> Value:
 
 
 def _decode_second(text: str) -> Value:
-    words = _words(text)
-    return int(words[1]) if len(words) > 1 else DEFAULT_PERIOD_US
+    words = words_of(text)
+    return whole(words[1]) if len(words) > 1 else DEFAULT_PERIOD_US
 
 
 def _normal_set(text: str) -> str:
@@ -234,8 +236,8 @@ def _normal_negative(text: str) -> str:
 
 
 def _normal_max(text: str) -> str:
-    word = _words(text)[0]
-    return word if word == "max" else str(int(word))
+    word = words_of(text)[0]
+    return word if word == "max" else str(whole(word))
 
 
 def _normal_pair(text: str) -> str:

@@ -17,7 +17,8 @@ What the kernels answered when asked (v1: 6.18; v2: 6.1 and 6.12):
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from cgroupfs.codecs import Codec, Value
+from cgroupfs.bounded import shown, whole
+from cgroupfs.codecs import Codec, Value, words_of
 from cgroupfs.devices import DeviceLimits, Row
 
 MAX_BPS: Final = (1 << 64) - 2
@@ -27,6 +28,7 @@ MAX_IO_WEIGHT: Final = 10_000
 MAX_BFQ_WEIGHT: Final = 1_000
 MIN_CFQ_WEIGHT: Final = 10
 
+_LONGEST_NUMBER: Final = 40
 _IO_MAX: Final = {"rbps": MAX_BPS, "wbps": MAX_BPS, "riops": MAX_IOPS, "wiops": MAX_IOPS}
 _QOS: Final = ("enable", "ctrl", "rpct", "rlat", "wpct", "wlat", "min", "max")
 _PERCENT: Final = {"rpct": (0, 100), "wpct": (0, 100), "min": (1, 10_000), "max": (1, 10_000)}
@@ -41,11 +43,11 @@ def throttle(key: str, largest: int) -> Codec:
 
     def show(row: Row) -> str:
         if set(row) != {key}:
-            raise ValueError(f"{dict(row)!r} is not one number, {key}")
+            raise ValueError(f"{shown(dict(row))} is not one number, {key}")
         return str(_whole(row[key], 1, largest, key))
 
     def parse(words: list[str]) -> Row:
-        number = int(words[0])
+        number = whole(words[0])
         return {key: number} if 0 < number <= largest else {}
 
     return _codec(show, parse, "0")
@@ -53,65 +55,65 @@ def throttle(key: str, largest: int) -> Codec:
 
 def _show_max(row: Row) -> str:
     if not set(row) <= set(_IO_MAX):
-        raise ValueError(f"{dict(row)!r} has other keys than {', '.join(_IO_MAX)}")
+        raise ValueError(f"{shown(dict(row))} has other keys than {', '.join(_IO_MAX)}")
     words = (f"{key}={_whole(row[key], 1, largest, key) if key in row else 'max'}" for key, largest in _IO_MAX.items())
     return " ".join(words)
 
 
 def _parse_max(words: list[str]) -> Row:
     pairs = _pairs(words)
-    return {key: int(pairs[key]) for key in _IO_MAX if pairs.get(key, "max") != "max"}
+    return {key: whole(pairs[key]) for key in _IO_MAX if pairs.get(key, "max") != "max"}
 
 
 def _show_latency(row: Row) -> str:
     if set(row) != {"target"}:
-        raise ValueError(f"{dict(row)!r} is not one number, target")
+        raise ValueError(f"{shown(dict(row))} is not one number, target")
     return f"target={_whole(row['target'], 1, MAX_LATENCY_US, 'target')}"
 
 
 def _parse_latency(words: list[str]) -> Row:
     # With block debugging the kernel adds what it measured behind the target.
-    target = int(_pairs(words).get("target", "0"))
+    target = whole(_pairs(words).get("target", "0"))
     return {"target": target} if target else {}
 
 
 def _show_qos(row: Row) -> str:
     _known(row, _QOS)
     if row.get("enable") not in {0, 1} or row.get("ctrl") not in {"auto", "user"}:
-        raise ValueError(f"{dict(row)!r}: expected enable=0 or 1 and ctrl=auto or user")
+        raise ValueError(f"{shown(dict(row))}: expected enable=0 or 1 and ctrl=auto or user")
     words = [f"enable={row['enable']}", f"ctrl={row['ctrl']}"]
     if row["ctrl"] == "auto":
         if len(row) > 2:
-            raise ValueError(f"{dict(row)!r}: with ctrl=auto the kernel chooses the other numbers")
+            raise ValueError(f"{shown(dict(row))}: with ctrl=auto the kernel chooses the other numbers")
         return " ".join(words)
     if len(row) != len(_QOS):
-        raise ValueError(f"{dict(row)!r}: ctrl=user needs all of {', '.join(_QOS)}")
+        raise ValueError(f"{shown(dict(row))}: ctrl=user needs all of {', '.join(_QOS)}")
     for key in _QOS[2:]:
         if key in _PERCENT:
             words.append(f"{key}={_percent(row[key], key)}")
         else:
             words.append(f"{key}={_whole(row[key], 1, MAX_LATENCY_US, key)}")
     if float(row["min"]) > float(row["max"]):
-        raise ValueError(f"{dict(row)!r}: min is above max")
+        raise ValueError(f"{shown(dict(row))}: min is above max")
     return " ".join(words)
 
 
 def _parse_qos(words: list[str]) -> Row:
     pairs = _pairs(words)
-    row: dict[str, int | str] = {"enable": int(pairs.get("enable", "0")), "ctrl": pairs.get("ctrl", "auto")}
+    row: dict[str, int | str] = {"enable": whole(pairs.get("enable", "0")), "ctrl": pairs.get("ctrl", "auto")}
     if row["ctrl"] == "auto":
         # The numbers behind it are the kernel's own choice, and change with the device.
         return row if row["enable"] else {}
     for key in _QOS[2:]:
         if key in pairs:
-            row[key] = _percent(pairs[key], key) if key in _PERCENT else int(pairs[key])
+            row[key] = _percent(pairs[key], key) if key in _PERCENT else whole(pairs[key])
     return row
 
 
 def _show_model(row: Row) -> str:
     _known(row, _MODEL)
     if row.get("ctrl") != "user" or row.get("model") != "linear" or len(row) != len(_MODEL):
-        raise ValueError(f"{dict(row)!r}: expected ctrl=user model=linear and all of {', '.join(_MODEL[2:])}")
+        raise ValueError(f"{shown(dict(row))}: expected ctrl=user model=linear and all of {', '.join(_MODEL[2:])}")
     numbers = (f"{key}={_whole(row[key], 1, MAX_BPS, key)}" for key in _MODEL[2:])
     return " ".join(("ctrl=user", "model=linear", *numbers))
 
@@ -120,7 +122,7 @@ def _parse_model(words: list[str]) -> Row:
     pairs = _pairs(words)
     if pairs.get("ctrl", "auto") == "auto":
         return {}
-    return {key: pairs[key] if key in {"ctrl", "model"} else int(pairs[key]) for key in _MODEL if key in pairs}
+    return {key: pairs[key] if key in {"ctrl", "model"} else whole(pairs[key]) for key in _MODEL if key in pairs}
 
 
 def cost_row(line: str, *, model: bool) -> Row:
@@ -137,7 +139,7 @@ def cost_row(line: str, *, model: bool) -> Row:
         filled = {"enable": "1", "ctrl": "user" if set(pairs) - {"enable", "ctrl"} else "auto"} | pairs
     _known(filled, _MODEL if model else _QOS)
     row: dict[str, int | str] = {
-        key: filled[key] if key in {"ctrl", "model", *_PERCENT} else int(filled[key])
+        key: filled[key] if key in {"ctrl", "model", *_PERCENT} else whole(filled[key])
         for key in (_MODEL if model else _QOS)
         if key in filled
     }
@@ -187,27 +189,27 @@ def _pairs(words: list[str]) -> dict[str, str]:
     for word in words:
         key, sign, value = word.partition("=")
         if not key or not sign or not value:
-            raise ValueError(f"{word!r} is not key=value")
+            raise ValueError(f"{shown(word)} is not key=value")
         pairs[key] = value
     return pairs
 
 
 def _known(row: Row, keys: tuple[str, ...]) -> None:
     if strange := sorted(set(row) - set(keys)):
-        raise ValueError(f"{strange[0]!r} is none of {', '.join(keys)}")
+        raise ValueError(f"{shown(strange[0])} is none of {', '.join(keys)}")
 
 
 def _whole(value: int | str, low: int, high: int, key: str) -> int:
     if not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{key}={value} is not a whole number from {low} to {high}")
+        raise ValueError(f"{key}={str(value)[:40]} is not a whole number from {low} to {high}")
     return value
 
 
 def _percent(value: int | str, key: str) -> str:
     low, high = _PERCENT[key]
-    number = float(value)
+    number = float(value) if not isinstance(value, str) or len(value) <= _LONGEST_NUMBER else -1.0
     if not low <= number <= high:
-        raise ValueError(f"{key}={value} is not from {low} to {high}")
+        raise ValueError(f"{key}={str(value)[:40]} is not from {low} to {high}")
     return f"{number:.2f}"
 
 
@@ -217,7 +219,7 @@ def _bare_weight(low: int, high: int) -> Codec:
     def encode(value: Value) -> str:
         return str(_weight(value, low, high))
 
-    return Codec(encode, lambda text: int(text.split()[0]), lambda text: str(int(text.split()[0])))
+    return Codec(encode, lambda text: whole(words_of(text)[0]), lambda text: str(whole(words_of(text)[0])))
 
 
 def _default_weight(high: int) -> Codec:
@@ -226,11 +228,11 @@ def _default_weight(high: int) -> Codec:
     def decode(text: str) -> Value:
         for line in text.splitlines():
             words = line.split()
-            if words[:1] == ["default"]:
-                return int(words[1])
+            if words[:1] == ["default"] and len(words) > 1:
+                return whole(words[1])
             if len(words) == 1:
-                return int(words[0])
-        raise ValueError(f"no default in {text!r}")
+                return whole(words[0])
+        raise ValueError(f"no default in {text[:80]!r}")
 
     def encode(value: Value) -> str:
         return f"default {_weight(value, 1, high)}"

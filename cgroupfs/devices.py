@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias, final
 
+from cgroupfs.bounded import shown
+
 Row: TypeAlias = Mapping[str, int | str]
 """What is set for one device, by key."""
 
@@ -57,5 +59,5 @@ def device_numbers(device: str) -> tuple[int, int]:
     """Major and minor number of ``major:minor``. Errors: `ValueError`."""
     match = _DEVICE.fullmatch(device)
     if match is None:
-        raise ValueError(f"{device!r} is not a device's major:minor")
+        raise ValueError(f"{shown(device)} is not a device's major:minor")
     return int(match[1]), int(match[2])

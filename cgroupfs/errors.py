@@ -18,8 +18,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-_LONGEST_SHOWN: Final = 120
-"""Characters of a value in a message."""
+from cgroupfs.bounded import shown
+
+_LONGEST_PLACE: Final = 400
+"""Of a place's name: it may hold keys of the file."""
 
 
 class AgentError(Exception):
@@ -34,22 +36,10 @@ class InputError(AgentError):
     """
 
     def __init__(self, where: str, value: object, expected: str) -> None:
-        shown = _shown(value)
-        super().__init__(f"{where}: {shown}: expected {expected}")
+        super().__init__(f"{where[:_LONGEST_PLACE]}: {shown(value)}: expected {expected}")
         self.where = where
         self.value = value
         self.expected = expected
-
-
-def _shown(value: object) -> str:
-    """For a message: a bounded part, also of a text of megabytes, and of what cannot be shown."""
-    if isinstance(value, str | bytes) and len(value) > _LONGEST_SHOWN:
-        value = value[:_LONGEST_SHOWN]
-    try:
-        shown = repr(value)
-    except (ValueError, RecursionError):  # thousands of digits, or levels
-        shown = f"a {type(value).__name__}"
-    return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[: _LONGEST_SHOWN - 3]}..."
 
 
 class SourceError(AgentError):

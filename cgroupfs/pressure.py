@@ -13,6 +13,7 @@ from typing import Final, final
 import trio
 from msgspec import Struct
 
+from cgroupfs.bounded import shown
 from cgroupfs.errors import CgroupError, CgroupGoneError, InputError, SourceError, cgroup_error
 from cgroupfs.files import read_text
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
@@ -65,7 +66,7 @@ def parse_pressure(text: str) -> Pressure:
     for line in text.splitlines():
         match = _LINE.fullmatch(line)
         if match is None:
-            raise ValueError(f"{line!r} is not a line of pressure information")
+            raise ValueError(f"{shown(line)} is not a line of pressure information")
         lines[match[1]] = Stall(
             avg10=float(match[2]), avg60=float(match[3]), avg300=float(match[4]), total_us=int(match[5])
         )

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Final, Self, final
 
+from cgroupfs.bounded import digits
 from cgroupfs.errors import cgroup_error
 from cgroupfs.hierarchy import FREEZER, Hierarchy
 
@@ -161,7 +162,7 @@ class Group:
     def pids(self) -> list[int]:
         """The processes in this very group. 0 is one that this pid namespace does not show."""
         text = _read(self.number, f"{self.path}/{_PROCS}") or ""
-        return [int(word) for word in text.split()]
+        return [pid for word in text.split() if (pid := digits(word)) is not None]
 
 
 def _below(number: int) -> Iterator[str]:

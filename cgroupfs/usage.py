@@ -14,6 +14,7 @@ from typing import Final, final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cgroupfs.bounded import whole
 from cgroupfs.codecs import Version
 from cgroupfs.errors import CgroupError, CgroupGoneError, InputError, translated
 from cgroupfs.files import REAL, FileOps
@@ -220,7 +221,7 @@ class UsageReader:
         if text is None:
             return None
         try:
-            return int(text)
+            return whole(text)
         except ValueError as exc:
             raise InputError(f"{self._hierarchy.directory(controller, path)}/{file}", text, "a number") from exc
 
@@ -229,7 +230,7 @@ class UsageReader:
         if text is None:
             return {}
         try:
-            return {key: int(value) for key, value in (line.split(" ") for line in text.splitlines())}
+            return {key: whole(value) for key, value in (line.split(" ") for line in text.splitlines())}
         except ValueError as exc:
             where = f"{self._hierarchy.directory(controller, path)}/{file}"
             raise InputError(where, text, "lines of a name and a number") from exc

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar, final
 
 import msgspec
 
+from cgroupfs.bounded import decoded
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import InputError
 from reconciler.marks import LONGEST_WORD, longest, note, too_long
@@ -17,6 +18,8 @@ from reconciler.quantity import parse_quantity
 NUMA_NODES: Final = 1024
 """As many as the kernel can be built for (CONFIG_NODES_SHIFT 10)."""
 
+_DEEPEST: Final = 32
+_decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
 _BOOLS: Final = {"true": True, "false": False}
 _T = TypeVar("_T")
 
@@ -40,8 +43,8 @@ class JsonAnnotation:
             note(problems, too_long(self._where, len(text), longest(name)))
             return
         try:
-            self._found = msgspec.json.decode(text, type=dict[str, Any])
-        except (msgspec.MsgspecError, RecursionError, UnicodeError):
+            self._found = decoded(_decode, text, deepest=_DEEPEST)
+        except ValueError:
             note(problems, str(InputError(self._where, text, "a JSON object")))
 
     def read(self, key: str, reader: Callable[[Any], _T | None]) -> _T | None:

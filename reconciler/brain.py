@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cgroupfs.bounded import decoded
 from reconciler.detectors.base import STALE_S, Sight
 from reconciler.detectors.evaluate import Watch, evaluate, ready
 from reconciler.detectors.rule import Rule, RuleMode, Victims, effective
@@ -323,7 +324,7 @@ def _learned(remembered: Remembered) -> dict[str, Struct]:
             continue
         for key, raw in memories.items():
             try:
-                found[key] = msgspec.msgpack.decode(raw, type=detector.memory_type)
-            except msgspec.MsgspecError as exc:
+                found[key] = decoded(msgspec.msgpack.Decoder(detector.memory_type).decode, raw)
+            except ValueError as exc:
                 _LOG.warning("what detector %s learned of %s cannot be read: %s", name, key, exc)
     return found

@@ -7,6 +7,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cgroupfs.bounded import read_file
 from cgroupfs.errors import errno_name
 from reconciler import binder
 from reconciler.binder import Bound, ConfigError, Text
@@ -14,6 +15,8 @@ from reconciler.config import Config
 from reconciler.schema import Section, section_of, settings
 from reconciler.yamltree import MAX_BYTES, Place, Problem
 
+_LARGEST: Final = 4 * MAX_BYTES
+"""Bytes; what has more than `MAX_BYTES` characters is told with its place."""
 DEFAULT_PATH: Final = "/etc/bypassd/config.yaml"
 
 
@@ -113,8 +116,7 @@ def _texts(path: str, *, required: bool, problems: list[Problem]) -> Iterator[Te
         names = []
     for file in (path, *(os.path.join(directory, name) for name in names)):
         try:
-            with open(file, "rb") as opened:
-                content = opened.read(MAX_BYTES + 1)
+            content = read_file(file, _LARGEST)
             yield Text(file, content.decode())
         except FileNotFoundError:
             if file != path or required:

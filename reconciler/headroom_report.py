@@ -16,6 +16,7 @@ import msgspec
 import trio
 from msgspec import Struct
 
+from cgroupfs.bounded import decoded
 from cgroupfs.errors import errno_name
 from reconciler.memory_headroom import MemoryHeadroom
 from reconciler.placement.headroom import HeadroomConfig, Sample, take
@@ -50,8 +51,8 @@ def read_kept(store: Store) -> Kept | None:
     if row is None:
         return None
     try:
-        return msgspec.msgpack.decode(row, type=Kept)
-    except msgspec.MsgspecError as exc:
+        return decoded(msgspec.msgpack.Decoder(Kept).decode, row)
+    except ValueError as exc:
         _LOG.warning("the headroom of the last run cannot be read: %s", exc)
         return None
 

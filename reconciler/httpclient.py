@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 LONGEST_WAIT_S: Final = 3600.0
 """A server's wish that it be asked later counts up to here."""
+_LONGEST_DATE: Final = 100
+"""Characters of a Retry-After header."""
 _LARGEST: Final = 64 * 1024 * 1024
 # Of an answer that is passed on as it arrives: a bound on work, not on memory.
 _LONGEST_READ: Final = 1024 * 1024 * 1024
@@ -421,7 +423,12 @@ def retry_after_s(text: str | None, now_s: float) -> float | None:
     """
     if text is None:
         return None
-    if text.strip().isdecimal():
+    text = text.strip()
+    plain = text.isascii() and text.isdecimal()
+    if len(text) > _LONGEST_DATE:
+        # So many digits are more than the longest wait; and no date is as long.
+        return LONGEST_WAIT_S if plain else None
+    if plain:
         wait_s = float(text)
     else:
         from email.utils import parsedate_to_datetime  # noqa: PLC0415  (rare, and not light)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta, Struct
 
+from cgroupfs.bounded import read_file
+
 if TYPE_CHECKING:
     from reconciler.httpclient import Peer
 
@@ -77,8 +79,7 @@ def read_line(path: str, root: str = "/") -> str:
     ``root`` stands before paths of this machine. Errors: `ValueError` with the path, and nothing of what is in it.
     """
     try:
-        with open(os.path.join(root, path.lstrip("/")), encoding="utf-8") as file:
-            text = file.read(_LONGEST).strip()
+        text = read_file(os.path.join(root, path.lstrip("/")), _LONGEST).decode().strip()
     except (OSError, UnicodeDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "it is no text"
         raise ValueError(f"{path}: cannot be read: {why}") from exc

@@ -15,6 +15,7 @@ import trio
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from cgroupfs.bounded import decoded
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import StoreError
@@ -67,14 +68,14 @@ def read_pools(store: Store) -> Pools | None:
         return None
     try:
         return decode_pools(rows[POOLS])
-    except (msgspec.MsgspecError, ValueError) as exc:
+    except ValueError as exc:
         _LOG.warning("the pools of the last run cannot be read: %s", exc)
         return None
 
 
 def decode_pools(row: bytes) -> Pools:
     """The pools in the body of the row `POOLS`. Errors: `ValueError` (msgspec's are) for one that holds none."""
-    pools = msgspec.msgpack.decode(row, type=Pools, dec_hook=_unplain)
+    pools = decoded(msgspec.msgpack.Decoder(Pools, dec_hook=_unplain).decode, row)
     # The old run's monotonic clock may be another boot's.
     sizes = {name: replace(size, changed_at=0.0, shrunk_at=0.0) for name, size in pools.sizes.items()}
     return replace(pools, budget_at=0.0, unknown_since=None, sizes=sizes)
@@ -117,12 +118,12 @@ def read_holds(store: Store) -> dict[str, Hold]:
     holds: dict[str, Hold] = {}
     for key, row in store.rows(HOLDS):
         try:
-            hold = msgspec.msgpack.decode(row, type=Hold)
+            hold = decoded(msgspec.msgpack.Decoder(Hold).decode, row)
             if hold.target != key:
                 _LOG.warning("hold %s cannot be read: it is one on %s", key, hold.target)
                 continue
             holds[key] = hold
-        except msgspec.MsgspecError as exc:
+        except ValueError as exc:
             _LOG.warning("hold %s cannot be read: %s", key, exc)
     return holds
 

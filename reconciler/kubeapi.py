@@ -11,6 +11,7 @@ import msgspec
 import trio
 from msgspec import Struct
 
+from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError, SourceError
 from reconciler.apiserver import ApiServer
 from reconciler.httpclient import LONGEST_WAIT_S, Answer, HttpSession, Peer
@@ -65,8 +66,8 @@ _decode_status = msgspec.json.Decoder(Status).decode
 def status_of(answer: Answer) -> Status:
     """The ``Status`` object in an answer; an empty one for a proxy's page and the like."""
     try:
-        status = _decode_status(answer.body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+        status = decoded(_decode_status, answer.body)
+    except ValueError:
         return Status()
     return status if status.kind == "Status" else Status()
 

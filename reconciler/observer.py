@@ -16,6 +16,7 @@ import msgspec
 import trio
 from msgspec import Struct
 
+from cgroupfs.bounded import decoded
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import StoreError
 from cgroupfs.files import FileOps
@@ -387,8 +388,8 @@ def read_kept(store: Store) -> Kept:
     if row is None:
         return Kept()
     try:
-        return msgspec.msgpack.decode(row, type=Kept)
-    except msgspec.MsgspecError as exc:
+        return decoded(msgspec.msgpack.Decoder(Kept).decode, row)
+    except ValueError as exc:
         _LOG.warning("what the last run has learned cannot be read, and is learned anew: %s", exc)
         return Kept()
 

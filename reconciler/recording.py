@@ -14,11 +14,12 @@ labels and annotations may tell what their owners wrote there.
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import BinaryIO, Final, final
+from typing import Annotated, BinaryIO, Final, final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError
 from state.evidence import Frame, PodFacts, Sample
 
@@ -27,8 +28,14 @@ HEAD: Final = b"bypassd-recording 1\n"
 _KIND: Final = b"bypassd-recording "
 _HEADS: Final = {HEAD: 1, b"bypassd-recording 2\n": 2}
 _LEVEL: Final = 3
-_MOST: Final = 256 << 20
-"""No block is larger: a length beyond is damage, and is not given to the allocator."""
+_MOST: Final = 16 << 20
+"""No block is larger: a length beyond is damage, and is not given to the allocator. Units: bytes, packed."""
+MOST_UNPACKED: Final = 64 << 20
+"""Of one block: half a minute of 500 pods with 100 signals each has 14 MB."""
+MOST_RATIO: Final = 200
+FREE_BYTES: Final = 64 << 20
+"""A whole file may unpack to so much, and to `MOST_RATIO` times its size: a megabyte can be a gigabyte of zeros."""
+_MOST_NAMES: Final = 100_000
 
 
 class Learned(Struct, frozen=True, array_like=True):
@@ -69,10 +76,10 @@ class _Row(Struct, frozen=True, array_like=True, gc=False):
 class _Block(Struct, frozen=True, array_like=True, gc=False):
     """``kinds``: lists of signals, by their numbers."""
 
-    subjects: list[str]
-    signals: list[str]
-    kinds: list[list[int]]
-    rows: list[_Row]
+    subjects: Annotated[list[str], Meta(max_length=_MOST_NAMES)]
+    signals: Annotated[list[str], Meta(max_length=_MOST_NAMES)]
+    kinds: Annotated[list[list[int]], Meta(max_length=_MOST_NAMES)]
+    rows: Annotated[list[_Row], Meta(max_length=_MOST_NAMES)]
 
 
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
@@ -153,7 +160,8 @@ def read(file: BinaryIO, name: str) -> Iterator[Learned | Frame]:
     """What was learned before, where the file has it, and the frames, the oldest first.
 
     A torn or damaged rest is the end.
-    Errors: `InputError` for a file that is no recording, or of a version that is not known.
+    Errors: `InputError` for a file that is no recording, of a version that is not known, or that unpacks to more than
+    a recording does.
     """
     head = file.readline(64)
     version = _HEADS.get(head)
@@ -162,6 +170,7 @@ def read(file: BinaryIO, name: str) -> Iterator[Learned | Frame]:
         known = "a recording of version 1 or 2" if head.startswith(_KIND) else "a recording (bypassd-recording 2)"
         raise InputError(name, got[:40], known)
     first = version > 1
+    room = FREE_BYTES
     while True:
         lead = file.read(8)
         size = int.from_bytes(lead[:4], "big")
@@ -169,14 +178,24 @@ def read(file: BinaryIO, name: str) -> Iterator[Learned | Frame]:
         if len(lead) < 8 or len(packed) < size or zlib.crc32(packed) != int.from_bytes(lead[4:], "big"):
             return
         try:
-            body = zlib.decompress(packed)
-            if first:
-                yield _DECODE_LEARNED(body)
-            else:
-                yield from _unpack(_DECODE(body))
-        except (zlib.error, msgspec.MsgspecError, IndexError, ValueError) as exc:
+            room += MOST_RATIO * size
+            body = _inflated(packed, min(room, MOST_UNPACKED))
+            room -= len(body)
+            found = [decoded(_DECODE_LEARNED, body)] if first else _unpack(decoded(_DECODE, body))
+            del body
+            yield from found
+        except (zlib.error, ValueError, LookupError, OverflowError) as exc:
             raise InputError(name, f"a block of {size} bytes", f"frames of version {version} ({exc})") from exc
         first = False
+
+
+def _inflated(packed: bytes, most: int) -> bytes:
+    """Errors: `zlib.error`; `ValueError` for more than ``most`` bytes."""
+    one = zlib.decompressobj()
+    body = one.decompress(packed, most)
+    if not one.eof:
+        raise ValueError(f"more than {most} bytes unpacked" if len(body) >= most else "cut short")
+    return body
 
 
 def _unpack(block: _Block) -> Iterator[Frame]:

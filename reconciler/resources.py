@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError
 from reconciler.marks import longest, note, too_long
 from reconciler.quantity import milli, whole
@@ -98,8 +99,8 @@ def with_extended(
     if len(text) > longest(EXTENDED_SPEC):
         return containers, (too_long(where, len(text), longest(EXTENDED_SPEC)),)
     try:
-        spec = _decode_extended(text)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        spec = decoded(_decode_extended, text)
+    except ValueError:
         expected = '{"containers": {NAME: {"requests": {...}, "limits": {...}}}}'
         return containers, (str(InputError(where, text, expected)),)
     told = spec.containers or {}

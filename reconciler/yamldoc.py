@@ -24,6 +24,8 @@ Path = tuple[str | int, ...]
 Words = Mapping[str, Iterable[str]]
 
 _INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)", re.ASCII)
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""Stands for a byte that is no text; the library cannot even refuse it."""
 _NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOLS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _ENDLESS: Final = "a document without endless or deep nesting"
@@ -95,6 +97,10 @@ def read_yaml(text: str, where: str) -> Document:
 
     Errors: `InputError` with ``where:line:column`` for what is not YAML and for what is refused above.
     """
+    if not text.isascii() and (bad := _SURROGATE.search(text)) is not None:
+        line = text.count("\n", 0, bad.start()) + 1
+        column = bad.start() - text.rfind("\n", 0, bad.start())
+        raise InputError(f"{where}:{line}:{column}", bad[0], "UTF-8 text")
     try:
         loader = yaml.CSafeLoader(text)
         try:

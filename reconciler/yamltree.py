@@ -156,6 +156,13 @@ def parse_tree(file: str, text: str, problems: list[Problem]) -> Mapping | None:
         return None
     builder = _Builder(file, problems)
     try:
+        # The library cannot even refuse what stands for a byte that is no text.
+        text.encode()
+    except UnicodeEncodeError as exc:
+        line, column = text.count("\n", 0, exc.start) + 1, exc.start - text.rfind("\n", 0, exc.start)
+        problems.append(Problem(Place(file, line, column), "", "not UTF-8 text"))
+        return None
+    try:
         root = builder.build(text)
     except _RefusedError as exc:
         problems.append(Problem(exc.at, "", str(exc)))

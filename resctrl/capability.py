@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from cgroupfs.bounded import digits
 from cgroupfs.errors import InputError
 
 _FLAGS: Final = frozenset(
@@ -19,7 +20,11 @@ _FLAGS: Final = frozenset(
 )
 _USUAL_PLACE: Final = "/sys/fs/resctrl"
 _LINE: Final = re.compile(r"^\s*([A-Z0-9]+):(.*)$", re.MULTILINE)
-_VALUE: Final = re.compile(r"(?:^|;)\s*(\d+)=\s*(\w*)")
+_VALUE: Final = re.compile(r"(?:^|;)\s*(\d{1,10})=\s*(\w*)", re.ASCII)
+
+
+_LONGEST: Final = 64
+"""Characters of a number in ``info``; what is cut there is none."""
 
 
 class Status(StrEnum):
@@ -147,7 +152,7 @@ def read_capability(root: str = "/") -> Capability:
             caches.append(_cache(directory, name, domains, amd=amd))
         elif os.path.exists(f"{directory}/min_bandwidth"):
             # A least of 0 does not tell AMD's numbers: Arm's MPAM may have that, too, and counts in percent.
-            absolute = amd or any(value.isdecimal() and int(value) > 100 for _, value in lines.get(name, ()))
+            absolute = amd or any((digits(value) or 0) > 100 for _, value in lines.get(name, ()))
             bandwidths.append(_bandwidth(directory, name, domains, absolute=absolute, mbps="mba_MBps" in options))
         else:
             unknown.append(name)
@@ -173,10 +178,11 @@ def _cpu_flags(cpuinfo: str) -> tuple[str, ...]:
 def _mount(mountinfo: str, prefix: str) -> tuple[str, tuple[str, ...]]:
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
-        if after.startswith("resctrl ") and len(before.split()) > 4:
+        words = after.split()
+        if after.startswith("resctrl ") and len(before.split()) > 4 and len(words) > 2:
             point = before.split()[4]
             inside = bool(prefix) and point.startswith(f"{prefix}/")
-            return point if inside else prefix + point, tuple(after.split()[2].split(",")[1:])
+            return point if inside else prefix + point, tuple(words[2].split(",")[1:])
     return prefix + _USUAL_PLACE, ()
 
 
@@ -255,6 +261,6 @@ def _number(path: str, base: int = 10, *, default: int | None = None) -> int:
     if text is None and default is not None:
         return default
     try:
-        return int(text or "", base)
+        return int((text or "")[:_LONGEST], base)
     except ValueError as exc:
         raise InputError(path, text, "a number" if base == 10 else "a hexadecimal mask") from exc

@@ -13,6 +13,7 @@ from typing import Final, final
 
 from msgspec import Struct
 
+from cgroupfs.bounded import digits
 from cgroupfs.errors import CgroupGoneError, cgroup_error
 from resctrl.files import REAL, GroupFiles
 from resctrl.groups import PREFIX, OutOfGroupsError
@@ -257,7 +258,7 @@ class Monitors:
             text = self.files.read(directory, file).strip()
         except OSError:
             return None
-        return int(text) if text.isascii() and text.isdecimal() else None
+        return digits(text)
 
     def _own(self, control: str, name: str) -> str:
         if not name.startswith(self.prefix) or "/" in name or "\n" in name:

@@ -20,7 +20,8 @@ NO_LIMIT_EIGHTHS: Final = 2048
 NO_LIMIT_MBPS: Final = 4_294_967_295
 """What ``mba_MBps`` shows where nothing is limited."""
 _LINE: Final = re.compile(r"\s*([A-Z0-9_]+):(.+)", re.ASCII)
-_PART: Final = re.compile(r"(\d+)=\s*(?:0x)?([0-9a-fA-F]+)\s*", re.ASCII)
+# The kernel pads with zeros; no mask and no bandwidth has more digits.
+_PART: Final = re.compile(r"(\d{1,10})=\s*(?:0x)?([0-9a-fA-F]{1,20})\s*", re.ASCII)
 
 
 def holds_masks(name: str) -> bool:

@@ -14,7 +14,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from cgroupfs.errors import cgroup_error, errno_name
+from cgroupfs.bounded import whole
+from cgroupfs.errors import InputError, cgroup_error, errno_name
 from resctrl.files import GroupFiles
 
 PASSES: Final = 10
@@ -47,14 +48,19 @@ def numbers(text: str) -> set[int]:
     words = text.split()
     found: set[int] = set()
     for first in range(0, len(words), _AT_ONCE):
-        found.update(map(int, words[first : first + _AT_ONCE]))
+        found.update(map(whole, words[first : first + _AT_ONCE]))
     return found
 
 
 def members(files: GroupFiles, directory: str) -> frozenset[int]:
-    """The threads of a group, of a control group with those in its monitoring groups. Errors: `CgroupError`."""
+    """The threads of a group, of a control group with those in its monitoring groups.
+
+    Errors: `CgroupError`; `InputError` for a text that no kernel shows.
+    """
     try:
         return frozenset(numbers(files.read(directory, "tasks")))
+    except ValueError as exc:
+        raise InputError(f"{directory}/tasks", str(exc), "numbers of threads") from exc
     except OSError as exc:
         raise cgroup_error(f"{directory}/tasks", exc, "read") from exc
 

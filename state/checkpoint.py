@@ -3,17 +3,20 @@
 Pure but for `read_checkpoint`. The formats themselves are in `state.kubelet`.
 """
 
-import os
+import errno
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from cgroupfs.bounded import decoded, read_file
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import InputError, errno_name
 
 _MAX_BYTES: Final = 16 * 2**20
+_DEEPEST: Final = 32
+"""No format has half of it, and a newer one is to be shown as such."""
 _T = TypeVar("_T")
 # Objects of another program, checked field by field: Any until then.
 Object = dict[str, Any]
@@ -46,17 +49,14 @@ def read_checkpoint(path: str, parse: Callable[[bytes, str], _T]) -> _T:
     Errors: `CheckpointError`, also for a file that is not there or cannot be read.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            data = os.read(fd, _MAX_BYTES + 1)
-        finally:
-            os.close(fd)
+        data = read_file(path, _MAX_BYTES)
     except FileNotFoundError:
         raise CheckpointError(Fault.MISSING, path, "no such file", "a checkpoint of the kubelet") from None
     except OSError as exc:
+        if exc.errno == errno.EFBIG:
+            shown = f"more than {_MAX_BYTES} bytes"
+            raise CheckpointError(Fault.INVALID, path, shown, "a checkpoint of the kubelet") from None
         raise CheckpointError(Fault.UNREADABLE, path, errno_name(exc.errno), "a readable file") from exc
-    if len(data) > _MAX_BYTES:
-        raise CheckpointError(Fault.INVALID, path, f"more than {_MAX_BYTES} bytes", "a checkpoint of the kubelet")
     return parse(data, path)
 
 
@@ -66,9 +66,13 @@ def load(data: bytes, where: str, fields: set[str]) -> Object:
         # A power cut leaves files of length 0, or full of zero bytes.
         raise CheckpointError(Fault.EMPTY, where, f"{len(data)} bytes without content", "a JSON object")
     try:
-        found = msgspec.json.decode(data)
+        found = decoded(msgspec.json.decode, data, deepest=_DEEPEST)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise CheckpointError(Fault.TORN, where, data[-40:].decode(errors="replace"), f"whole JSON ({exc})") from exc
+    except ValueError as exc:
+        raise CheckpointError(
+            Fault.INVALID, where, data[:40].decode(errors="replace"), f"a JSON object; {exc}"
+        ) from exc
     if not isinstance(found, dict):
         raise CheckpointError(Fault.INVALID, where, found, "a JSON object")
     # Go matches names without regard to case, and so do hand-edited files that a kubelet accepted.

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-_QUANTITY: Final = re.compile(r"(\d+)(Ki|Mi|Gi|Ti|Pi|Ei|m|k|M|G|T|P|E)?")
+_QUANTITY: Final = re.compile(r"(\d{1,20})(Ki|Mi|Gi|Ti|Pi|Ei|m|k|M|G|T|P|E)?", re.ASCII)
 _BINARY: Final = {unit: 10 * power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
 _DECIMAL: Final = {"m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _MAX_ZEROS: Final = 6
@@ -105,7 +105,7 @@ def _memory_table(table: Json) -> str:
 
 
 def _memory_block(block: Json) -> str:
-    nodes = _go(block["numaAffinity"])
+    nodes = _go(block.get("numaAffinity"))
     return f"{{NUMAAffinity:([]int){nodes} Type:(v1.ResourceName){block['type']} Size:(uint64){block['size']}}}"
 
 

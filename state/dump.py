@@ -34,6 +34,7 @@ from typing import Final
 
 import msgpack
 
+from cgroupfs.bounded import digits
 from state.printable import encodable, printable_json
 
 SCHEMA: Final = 1
@@ -228,7 +229,11 @@ _RENDERERS: Final[Mapping[str, Callable[[Mapping[str, object]], bytes]]] = {
 
 def _headroom(row: Row, at: float) -> Row | None:
     """A daemon's form of the stored row ``headroom``: ``milli`` by NUMA node and memory, each with when."""
-    nodes = {int(node): milli for node, milli in _row(row.get("milli")).items() if isinstance(milli, int)}
+    nodes = {
+        number: milli
+        for node, milli in _row(row.get("milli")).items()
+        if isinstance(milli, int) and (number := digits(str(node))) is not None
+    }
     kept_at = row.get("at")
     if not isinstance(kept_at, float):
         return None

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from cgroupfs.bounded import digits
 from cgroupfs.cpuset import CpuSet
 from state import checkpoint as read
 from state import checksum
@@ -182,7 +183,8 @@ def parse_memory_manager_state(data: bytes, where: str = MEMORY_STATE) -> Memory
     nodes: dict[int, MemoryNode] = {}
     for key, value in machine.items():
         at = f"{where}: machineState.{key}"
-        if not key.isdecimal():
+        number = digits(key)
+        if number is None:
             raise CheckpointError(Fault.INVALID, f"{where}: machineState", key, "a NUMA node number")
         node = read.mapping(machine, key, f"{where}: machineState")
         tables = {
@@ -191,7 +193,7 @@ def parse_memory_manager_state(data: bytes, where: str = MEMORY_STATE) -> Memory
         }
         cells = tuple(read.numbers(value, "cells", at))
         assignments = read.number(value, "numberOfAssignments", at)
-        nodes[int(key)] = MemoryNode(assignments=assignments, tables=tables, cells=cells)
+        nodes[number] = MemoryNode(assignments=assignments, tables=tables, cells=cells)
     blocks = {
         uid: {
             name: tuple(
@@ -230,9 +232,12 @@ def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
         else:
             nodes = {}
             for node in read.mapping(item, "DeviceIDs", at, optional=True):
-                if not node.removeprefix("-").isdecimal():
+                number_of = digits(node.removeprefix("-"))
+                if number_of is None:
                     raise CheckpointError(Fault.INVALID, f"{at}.DeviceIDs", node, "a NUMA node number")
-                nodes[int(node)] = read.texts(item["DeviceIDs"], node, f"{at}.DeviceIDs")
+                nodes[-number_of if node[0] == "-" else number_of] = read.texts(
+                    item["DeviceIDs"], node, f"{at}.DeviceIDs"
+                )
         uid, name, resource = (read.text(item, key, at) for key in ("PodUID", "ContainerName", "ResourceName"))
         entries.append(DeviceEntry(pod_uid=uid, container=name, resource=resource, devices=nodes))
     listed = read.mapping(found, "RegisteredDevices", f"{where}: Data", optional=True)

@@ -19,6 +19,7 @@ from typing import Final, final
 import msgspec
 from msgspec.structs import replace
 
+from cgroupfs.bounded import decoded
 from cgroupfs.errors import StoreError
 from state.entry import TEXTS, US, Entry, Event, FileKey, Origin, row_key, same_group
 from state.intents import Intents, read_intents
@@ -247,8 +248,8 @@ class Ledger:
         problems = []
         for key, body in self._store.rows(FILES):
             try:
-                entry = _decode(body)
-            except msgspec.MsgspecError as exc:
+                entry = decoded(_decode, body)
+            except ValueError as exc:
                 problems.append(f"{key}: {exc}")
                 continue
             if self.get(entry.key) is None and entry.key not in self._dirty:

@@ -9,10 +9,11 @@ which bypassd has run is an error of its own, unless the store's second copy (`s
 import os
 import sqlite3
 from contextlib import closing, suppress
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgpack
 
+from cgroupfs.bounded import decoded
 from cgroupfs.errors import StoreError, errno_name
 from state.mirror import Copied, Rows, merge, read_copy, serial_of
 from state.schema import (
@@ -25,8 +26,12 @@ from state.schema import (
     SETTINGS,
     NewerSchemaError,
     schema_version,
+    text_of,
     unseal,
 )
+
+_DEEPEST: Final = 32
+"""More than any row has; what is deeper breaks whoever renders it."""
 
 
 class NoStoreError(StoreError):
@@ -58,6 +63,9 @@ def open_readonly(path: str) -> sqlite3.Connection:
     `NewerSchemaError`.
     """
     _look(path)
+    # SQLite would wait for whoever writes to a pipe.
+    if not os.path.isfile(path):
+        raise StoreError(f"{path}: cannot be read: not a regular file")
     try:
         connection = sqlite3.connect(f"file:{_uri(path)}?mode=ro", uri=True, timeout=2.0, isolation_level=None)
         try:
@@ -74,6 +82,7 @@ def open_readonly(path: str) -> sqlite3.Connection:
     if version == 0:
         connection.close()
         raise StoreError(f"{path}: the store is empty: its first opening did not finish")
+    connection.text_factory = text_of
     return connection
 
 
@@ -215,7 +224,8 @@ def _history(connection: sqlite3.Connection, path: str, limit: int, problems: li
     entries = []
     for seq, row in connection.execute("SELECT seq, row FROM history ORDER BY seq DESC LIMIT ?", (limit,)):
         try:
-            entries.append({"seq": seq, **msgpack.unpackb(unseal("history", row))})
+            body = decoded(msgpack.unpackb, unseal("history", row), deepest=_DEEPEST)
+            entries.append({"seq": seq, **body})
         except (ValueError, TypeError) as exc:
             problems.append(f"{path}: history {seq}: {exc}")
     return entries
@@ -225,11 +235,12 @@ def _decoded(table: str, rows: dict[str, bytes], problems: list[str]) -> dict[st
     found: dict[str, object] = {}
     for key, body in rows.items():
         try:
-            found[key] = msgpack.unpackb(body)
+            found[key] = decoded(msgpack.unpackb, body, deepest=_DEEPEST)
         except ValueError as exc:
             problems.append(f"{table}: row {key!r}: {exc}")
     return found
 
 
 def _order(row: object) -> int:
-    return int(row.get("order", 0)) if isinstance(row, dict) else 0
+    order = row.get("order") if isinstance(row, dict) else None
+    return order if isinstance(order, int) else 0

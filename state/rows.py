@@ -9,6 +9,7 @@ from typing import Final, Generic, TypeVar, final
 import msgspec
 from msgspec import Struct
 
+from cgroupfs.bounded import decoded
 from state.store import Batch, Store
 
 R = TypeVar("R", bound=Struct)
@@ -35,8 +36,8 @@ class RowForm(Generic[R]):
         return _encode(row)
 
     def decode(self, body: bytes) -> R | None:
-        """The row; None for one of a newer version. Errors: `msgspec.MsgspecError` for one that cannot be read."""
-        return None if _decode_version(body).v > self._version else self._decoder.decode(body)
+        """The row; None for one of a newer version. Errors: `ValueError` for one that cannot be read."""
+        return None if decoded(_decode_version, body).v > self._version else decoded(self._decoder.decode, body)
 
 
 @final

@@ -87,11 +87,16 @@ def seal(key: str, body: bytes) -> bytes:
 
     SQLite notices damage to its own structure only; a flipped bit inside a value would come back as a wrong original.
     """
-    return zlib.crc32(body, zlib.crc32(key.encode())).to_bytes(4, "big") + body
+    return zlib.crc32(body, zlib.crc32(key.encode("utf-8", "surrogateescape"))).to_bytes(4, "big") + body
 
 
-def unseal(key: str, row: object) -> bytes:
+def text_of(data: bytes) -> str:
+    """For `sqlite3.Connection.text_factory`: a key that is not UTF-8 damages its own row, not the whole table."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def unseal(key: object, row: object) -> bytes:
     """The body of a stored row. Errors: `ValueError` when it is not what was sealed."""
-    if not isinstance(row, bytes) or len(row) < 4 or seal(key, row[4:])[:4] != row[:4]:
+    if not isinstance(key, str) or not isinstance(row, bytes) or len(row) < 4 or seal(key, row[4:])[:4] != row[:4]:
         raise ValueError(f"row {key!r} is damaged")
     return row[4:]

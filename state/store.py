@@ -40,6 +40,7 @@ from state.schema import (
     migrate,
     schema_version,
     seal,
+    text_of,
     unseal,
 )
 
@@ -338,6 +339,7 @@ class Store:
         _sync_directory(directory)
         # check_same_thread: the lane is a worker thread, not always the same one.
         connection = sqlite3.connect(self.path, timeout=2.0, isolation_level=None, check_same_thread=False)
+        connection.text_factory = text_of
         self._connection = connection
         _check_header(self.path)
         version = schema_version(connection, self.path)

@@ -14,7 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.bounded import digits
+from cgroupfs.cpuset import EMPTY, MAX_CPUS, CpuSet
 from cgroupfs.errors import SourceError
 from state.topology import FULL_CAPACITY, Cpu, CpuKind, NumaNode, Topology
 
@@ -25,7 +26,7 @@ _CPU_DIRECTORY: Final = re.compile(r"cpu(\d+)")
 _NODE_DIRECTORY: Final = re.compile(r"node(\d+)")
 _CACHE_DIRECTORY: Final = re.compile(r"index(\d+)")
 _STAT_CPU: Final = re.compile(r"^cpu(\d+) ", re.MULTILINE)
-_TOTAL: Final = re.compile(r"MemTotal:\s+(\d+) kB")
+_TOTAL: Final = re.compile(r"MemTotal:\s+(\d{1,20}) kB")
 _FARTHEST: Final = 255
 _LARGEST: Final = 1 << 16
 
@@ -81,7 +82,8 @@ def _online(base: str, root: str) -> CpuSet:
     # Without "online" each CPU says for itself; CPU 0 often cannot go offline and then has no such file.
     online = CpuSet(cpu for cpu in present if _number(f"{base}/cpu{cpu}/online", 1) == 1)
     if not online:
-        online = CpuSet(int(cpu) for cpu in _STAT_CPU.findall(_text(os.path.join(root, "proc/stat"))))
+        listed = (digits(cpu) for cpu in _STAT_CPU.findall(_text(os.path.join(root, "proc/stat"))))
+        online = CpuSet(cpu for cpu in listed if cpu is not None and cpu < MAX_CPUS)
     if not online:
         raise SourceError(
             "topology", f"no online CPU found: {base}/online and {root.rstrip('/')}/proc/stat tell of none"
@@ -132,10 +134,8 @@ def _numa(base: str, online: CpuSet) -> tuple[dict[int, int], tuple[NumaNode, ..
 def _distances(path: str, ids: list[int]) -> tuple[int, ...]:
     """One number for each node that is there, in their order; anything else is not to be believed in part."""
     words = _text(path).split()
-    if len(words) != len(ids) or not all(word.isascii() and word.isdecimal() for word in words):
-        return ()
-    distances = tuple(map(int, words))
-    return distances if all(0 < one <= _FARTHEST for one in distances) else ()
+    distances = tuple(one for word in words if (one := digits(word)) is not None and 0 < one <= _FARTHEST)
+    return distances if len(words) == len(distances) == len(ids) else ()
 
 
 def _memory(path: str) -> int | None:
@@ -188,7 +188,7 @@ def _text(path: str) -> str:
     """The file, or nothing at all where it cannot be had: every part of /sys is optional."""
     # Not with open(): its layers cost three times the system calls, and this is called thousands of times.
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return ""
     try:
@@ -208,10 +208,12 @@ def _list(path: str) -> CpuSet | None:
 
 
 def _number(path: str, default: int) -> int:
-    try:
-        return int(_text(path))
-    except ValueError:
+    text = _text(path).strip()
+    # -1 is what some files have for "none".
+    number = digits(text.removeprefix("-"))
+    if number is None:
         return default
+    return -number if text.startswith("-") else number
 
 
 def _numbered(directory: str, pattern: re.Pattern[str]) -> list[int]:
@@ -219,4 +221,5 @@ def _numbered(directory: str, pattern: re.Pattern[str]) -> list[int]:
         names = os.listdir(directory)
     except OSError:
         return []
-    return sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
+    numbers = (digits(match[1]) for name in names if (match := pattern.fullmatch(name)))
+    return sorted(number for number in numbers if number is not None and number < MAX_CPUS)

@@ -110,22 +110,29 @@ class Links:
 
     def all(self) -> list[Link]:
         """All devices."""
-        return [_link(body) for body in self._ask(_GET_LINK, _REQUEST | _DUMP, _LINK.pack(0, 0, 0, 0, 0), _NEW_LINK)]
+        return list(self._links(_REQUEST | _DUMP, _LINK.pack(0, 0, 0, 0, 0)))
 
     def named(self, name: str) -> Link | None:
         """One device; None where there is none of this name."""
         try:
             body = _LINK.pack(0, 0, 0, 0, 0) + _packed(_IFNAME, name.encode() + b"\0")
-            return next((_link(one) for one in self._ask(_GET_LINK, _REQUEST, body, _NEW_LINK)), None)
+            return next(self._links(_REQUEST, body), None)
         except _NoSuchDeviceError:
             return None
+
+    def _links(self, flags: int, question: bytes) -> Iterator[Link]:
+        for body in self._ask(_GET_LINK, flags, question, _NEW_LINK):
+            try:
+                yield _link(body)
+            except struct.error as exc:
+                raise SourceError(NAME, f"no answer of the kernel about devices: {exc}") from exc
 
     def number(self, file: int) -> int | None:
         """The number that our namespace knows another by, an open file of it; None: there is no cable into it."""
         body = _FAMILY_AND_FILE.pack(0, 8, _NSA_FILE, file)
         for answer in self._ask(_GET_NSID, _REQUEST, body, _NEW_NSID):
             for kind, value in _attributes(answer, 4):
-                if kind == _NSA_NSID:
+                if kind == _NSA_NSID and len(value) >= 4:
                     found = int(struct.unpack_from("=i", value)[0])
                     return found if found >= 0 else None
         return None

@@ -12,6 +12,7 @@ from typing import Final, Generic, TypeVar, final
 import msgspec
 import trio
 
+from cgroupfs.bounded import decoded
 from state.schema import META
 from state.store import Batch, Store
 
@@ -39,8 +40,8 @@ class SideRow(Generic[K]):
         """What the store tells of this boot; with nothing in it where it tells nothing, or what nobody can read."""
         row = dict(store.rows(META)).get(self.key)
         try:
-            kept = self._decode(row) if row is not None else None
-        except msgspec.MsgspecError as exc:
+            kept = decoded(self._decode, row) if row is not None else None
+        except ValueError as exc:
             _LOG.warning("what is remembered of %s cannot be read: %s", self._what, exc)
             kept = None
         return kept if kept is not None and kept.boot == store.boot else self._empty(store.boot)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, final
 
-import msgspec
 import trio
 from msgspec import Struct
 from msgspec.structs import replace
@@ -80,7 +79,7 @@ class DurableQueue:
                     continue
                 # What has been put meanwhile is newer.
                 self._rows.setdefault(name, row)
-            except msgspec.MsgspecError as exc:
+            except ValueError as exc:
                 self._log.warning("an alert in the store cannot be read and is removed", id=name, error=str(exc))
                 self._dirty.add(name)
 

@@ -8,6 +8,7 @@ import json
 import socket
 from typing import Any, Final
 
+from cgroupfs.bounded import digits
 from reconciler.cli.exits import CliError, Exit
 
 _CONNECT_S: Final = 2.0
@@ -105,11 +106,17 @@ def _parsed(path: str, received: bytes) -> tuple[int, bytes]:
     head, end, body = received.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split()
-    if not end or len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdecimal():
+    if (
+        not end
+        or len(words) < 2
+        or not words[0].startswith("HTTP/1.")
+        or len(words[1]) != 3
+        or digits(words[1]) is None
+    ):
         raise Unreachable(path, "what answers there does not speak HTTP" if received else "it hung up")
     headers = {name.strip().lower(): text.strip() for name, _, text in (line.partition(":") for line in lines)}
     length = headers.get("content-length")
-    if length is not None and length.isdecimal() and len(body) < int(length):
+    if length is not None and len(body) < (digits(length) or 0):
         raise Unreachable(path, "the answer was cut off")
     return int(words[1]), body
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import yaml
 
+from cgroupfs.bounded import decoded
 from state import checksum
 
 MASK: Final = "MASKED"
@@ -29,15 +30,20 @@ _FORMS: Final = (
     re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),
     re.compile(r"(?i)(?<=bearer )[\w.~+/=-]{8,}"),
 )
+# A word begins where none is before it: tried at each of its characters, a long one would take its length squared.
 _PAIR: Final = re.compile(
-    r"(?i)([\w.-]*(?:password|passwd|passphrase|secret|token|api[-_]?key|private[-_]?key|credential)s?[\"']?\s*[=:]\s*)"
+    r"(?i)((?<![\w.-])[\w.-]*(?:password|passwd|passphrase|secret|token|api[-_]?key|private[-_]?key|credential)s?[\"']?\s*[=:]\s*)"
     r"(?![/{\[]|[\"']/|true\b|false\b|null\b)(\"[^\"]*\"|'[^']*'|[^\s,;&]+)"
 )
+_LONG: Final = re.compile(r"[\w-]{1025,}")
+"""No name, no number and no digest is so long: a key, or made to keep the forms above busy."""
+_DEEPEST: Final = 64
+_MOST_ALIASES: Final = 8
 _ALERTS: Final = re.compile(r"[\"']?alerts[\"']?\s*:")
 _RANDOM: Final = re.compile(r"(?=[^ ]*[a-z])(?=[^ ]*[A-Z])(?=[^ ]*\d)[A-Za-z0-9+/_=-]{32,}")
 _LINE: Final = re.compile(
-    r"(?im)^(\s*[\"']?[\w.-]*(?:password|passwd|secret|token|credential|auth|private_?key)[\"']?\s*[:=][ \t]*)"
-    r"(?!\s*$)(.+)$"
+    r"(?im)^([ \t]*[\"']?[\w.-]*(?:password|passwd|secret|token|credential|auth|private_?key)[\"']?\s*[:=][ \t]*)"
+    r"(?![ \t]*$)(.+)$"
 )
 
 Json = Any
@@ -46,6 +52,7 @@ Json = Any
 
 def mask_text(text: str) -> str:
     """Free text: known forms of credentials, and values after a name that says so."""
+    text = _LONG.sub(MASK, text)
     for form in _FORMS:
         text = form.sub(MASK, text)
     return _PAIR.sub(_masked_pair, text)
@@ -78,10 +85,28 @@ def mask_json(value: Json, name: str = "") -> Json:
             return value
 
 
+def _loaded(text: str) -> Json:
+    """A document that can be walked. Errors: `ValueError`."""
+    return decoded(json.loads, text, deepest=_DEEPEST)
+
+
+def _check_yaml(text: str) -> None:
+    """The library builds its nodes recursively in C, where deep ones end the process. Errors: `ValueError`."""
+    text.encode()
+    depth = aliases = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        aliases += isinstance(event, yaml.AliasEvent)
+        # Each may double what is walked.
+        if depth > _DEEPEST or aliases > _MOST_ALIASES:
+            raise ValueError("nested too deeply, or with too many aliases")
+
+
 def mask_json_text(text: str) -> str:
     """The same for a file; one that is no JSON is masked as text."""
     try:
-        return json.dumps(mask_json(json.loads(text)))
+        return json.dumps(mask_json(_loaded(text)))
     except ValueError:
         return mask_config_text(text)
 
@@ -89,8 +114,9 @@ def mask_json_text(text: str) -> str:
 def mask_yaml_text(text: str) -> str:
     """A YAML file of documents (a manifest). Errors: `ValueError` when it cannot be read: none of it is kept then."""
     try:
+        _check_yaml(text)
         documents = list(yaml.load_all(text, Loader=yaml.CSafeLoader))
-    except yaml.YAMLError as exc:
+    except (yaml.YAMLError, RecursionError) as exc:
         raise ValueError("no YAML") from exc
     made: str = yaml.dump_all([mask_json(one) for one in documents], Dumper=yaml.CSafeDumper, sort_keys=False)
     return made
@@ -129,8 +155,9 @@ def mask_own_config(text: str) -> str:
     masked = mask_config_text("\n".join(lines) + ("\n" if text.endswith("\n") else ""))
     if "alerts" in text:
         try:
+            _check_yaml(masked)
             left = yaml.load(masked, Loader=yaml.CSafeLoader)
-        except yaml.YAMLError as exc:
+        except (yaml.YAMLError, RecursionError) as exc:
             raise ValueError("no YAML") from exc
         if isinstance(left, dict) and left.get("alerts"):
             raise ValueError("the sinks of alerts do not stand in lines of their own")
@@ -143,7 +170,7 @@ def mask_devices(text: str) -> str:
     A checkpoint that was wrong before stays wrong: what the agent makes of it must not change.
     """
     try:
-        found = json.loads(text)
+        found = _loaded(text)
         data = found["Data"]
         entries = data["PodDeviceEntries"] or []
         version = 1 if any(isinstance(entry.get("DeviceIDs"), list) for entry in entries) else 2
@@ -152,7 +179,7 @@ def mask_devices(text: str) -> str:
             entry["AllocResp"] = None
         if right:
             found["Checksum"] = checksum.devices(data["PodDeviceEntries"], data["RegisteredDevices"], version)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return mask_text(text)
     return json.dumps(found)
 
@@ -163,16 +190,16 @@ def mask_allocations(text: str) -> str:
     A checkpoint that was wrong before stays wrong.
     """
     try:
-        found = json.loads(text)
+        found = _loaded(text)
         if "data" not in found:
             return text if found.keys() <= {"allocationEntries", "resizeStatusEntries", "checksum"} else mask_text(text)
         right = found["checksum"] == checksum.text(found["data"])
-        inner = json.loads(found["data"])
+        inner = _loaded(found["data"])
         inner.pop("podList", None)
         found["data"] = json.dumps(inner, separators=(",", ":"))
         if right:
             found["checksum"] = checksum.text(found["data"])
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return mask_text(text)
     return json.dumps(found)
 

@@ -2,12 +2,14 @@
 
 import logging
 import os
+import re
 from argparse import Namespace
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cgroupfs.bounded import whole
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import Driver, Layout, detect_layout
@@ -22,6 +24,7 @@ from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs, TreeSource
 
 _LARGEST: Final = 64 << 20
+_EFFECTIVE: Final = re.compile(r"^CapEff:\s*([0-9a-f]{1,32})$", re.MULTILINE)
 
 
 class NodeView(Struct, frozen=True, kw_only=True):
@@ -128,11 +131,16 @@ def read_text(root: str, path: str) -> str | None:
 def read_number(root: str, path: str) -> int | None:
     """A file of the node that holds one number."""
     text = read_text(root, path)
-    return int(text) if text is not None and text.strip().lstrip("-").isdecimal() else None
+    if text is None:
+        return None
+    try:
+        return whole(text)
+    except ValueError:
+        return None
 
 
 def has_capability(root: str, bit: int) -> bool:
     """Whether this process (on a copied node: the one that copied) has a capability in effect."""
     text = read_text(root, "proc/self/status") or ""
-    held = next((int(line.split()[1], 16) for line in text.splitlines() if line.startswith("CapEff:")), 0)
-    return bool(held >> bit & 1)
+    held = _EFFECTIVE.search(text)
+    return held is not None and bool(int(held[1], 16) >> bit & 1)

@@ -4,7 +4,6 @@ Shape of the JSON: docs/plan.md.
 """
 
 import os
-import tarfile
 import tempfile
 import time
 from argparse import Namespace
@@ -14,7 +13,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from cgroupfs.errors import SourceError
+from cgroupfs.errors import InputError, SourceError
 from cgroupfs.hierarchy import Mode
 from reconciler import __version__, configfile
 from reconciler.binder import ConfigError
@@ -31,6 +30,7 @@ from reconciler.cli.planscreen import blocks
 from reconciler.cli.podsfile import read_pods_file
 from reconciler.cli.recorded import CriAnswers, Recorded, read_recorded
 from reconciler.cli.screen import show
+from reconciler.cli.unpack import unpack
 from reconciler.facts import budget_facts, pod_facts, pool_lists
 from state.machine import describe as machine_text
 from state.machine import parse
@@ -205,8 +205,7 @@ def _unpacked(root: str) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="bypassd-plan-") as directory:
         try:
-            with tarfile.open(root) as archive:
-                archive.extractall(directory, filter="data")
-        except (tarfile.TarError, OSError, EOFError) as exc:
-            raise CliError(f"{root}: cannot be unpacked: {exc}", Exit.USAGE) from exc
+            unpack(root, directory)
+        except InputError as exc:
+            raise CliError(f"cannot be unpacked: {exc}", Exit.USAGE) from exc
         yield directory

@@ -14,6 +14,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
+from cgroupfs.bounded import decoded, read_file
 from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
 from reconciler.quantity import milli
@@ -24,6 +25,9 @@ from state.model import ContainerKind, ContainerMeta, PodClass, PodMeta, Resourc
 
 SOURCE: Final = "file"
 _MOST: Final = 10_000
+_LARGEST: Final = 64 << 20
+"""Bytes: what kubectl writes of so many pods."""
+_DEEPEST: Final = 64
 _WORDS: Final = {"class": [one.value for one in PodClass], "qos": [one.value for one in QosClass]}
 
 Quantities = dict[str, str | int]
@@ -70,8 +74,7 @@ def read_pods_file(path: str) -> tuple[list[Described], list[str]]:
     Errors: `InputError` for a file that cannot be read or is neither of the two forms.
     """
     try:
-        with open(path, "rb") as file:
-            body = file.read()
+        body = read_file(path, _LARGEST, pipes=True)
     except OSError as exc:
         raise InputError(path, exc.strerror or str(exc), "a readable file") from exc
     if body.lstrip().startswith(b"{"):
@@ -90,7 +93,7 @@ def read_pods_file(path: str) -> tuple[list[Described], list[str]]:
 
 def _kubectl(path: str, body: bytes) -> tuple[list[Described], list[str]]:
     try:
-        answer = msgspec.json.decode(body)
+        answer = decoded(msgspec.json.decode, body, deepest=_DEEPEST)
         if isinstance(answer, dict) and answer.get("kind") == "List":
             # What kubectl calls the API server's PodList.
             body = msgspec.json.encode({**answer, "kind": "PodList"})

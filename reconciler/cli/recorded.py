@@ -4,6 +4,7 @@ They lie below ``bypassd-capture/`` in the captured tree. Written by ``capture``
 (a plain copy of a node) is a node whose kubelet and runtime do not answer.
 """
 
+import errno
 import os
 from collections.abc import Mapping
 from typing import Final, TypeVar
@@ -11,6 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Struct
 
+from cgroupfs.bounded import decoded, read_file
 from cgroupfs.errors import InputError
 from reconciler.sources.cri import RuntimeCondition, RuntimeVersion
 from reconciler.sources.kubelet_api import decode_pods
@@ -22,6 +24,8 @@ KUBELET_PODS: Final = f"{DIRECTORY}/kubelet-pods.json"
 CRI: Final = f"{DIRECTORY}/cri.json"
 USAGE: Final = f"{DIRECTORY}/usage.json"
 STATE: Final = f"{DIRECTORY}/state.json"
+_LARGEST: Final = 128 << 20
+"""Bytes: twice what the kubelet may answer."""
 
 T = TypeVar("T")
 
@@ -94,14 +98,15 @@ def _decoded(root: str, path: str, kind: type[T]) -> T | None:
     if text is None:
         return None
     try:
-        return msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError as exc:
+        return decoded(msgspec.json.Decoder(kind).decode, text)
+    except ValueError as exc:
         raise InputError(os.path.join(root, path), str(exc), "what bypassctl capture writes") from exc
 
 
 def _bytes(root: str, path: str) -> bytes | None:
     try:
-        with open(os.path.join(root, path), "rb") as file:
-            return file.read()
-    except OSError:
+        return read_file(os.path.join(root, path), _LARGEST)
+    except OSError as exc:
+        if exc.errno == errno.EFBIG:
+            raise InputError(os.path.join(root, path), exc.strerror, "what bypassctl capture writes") from exc
         return None

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol, final
 
-import msgspec
 import trio
 from msgspec import Struct
 
@@ -55,7 +54,7 @@ def cases_of(rows: Iterable[tuple[str, bytes]]) -> list[Case]:
                 _LOG.warning("eviction %s is of a newer version and left as it is", key)
                 continue
             found.append(row.case)
-        except msgspec.MsgspecError as exc:
+        except ValueError as exc:
             _LOG.warning("eviction %s cannot be read: %s", key, exc)
     return found
 

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cgroupfs.bounded import shown
 from cgroupfs.cpuset import CpuSet
 from reconciler.policies.idle_buffer import IdleSample
 from state.model import NodeCpu, PodClass
@@ -66,7 +67,7 @@ def parse_stat(text: str) -> dict[int, CpuTicks]:
             unused = int(idle) + waiting
             cpus[int(name[3:])] = CpuTicks(int(user) + int(nice) + int(system) + sum(rest), unused)
         except ValueError as exc:
-            raise ValueError(f"{line!r} is not a CPU line of /proc/stat ({exc})") from exc
+            raise ValueError(f"{shown(line)} is not a CPU line of /proc/stat") from exc
     if not cpus:
         raise ValueError(f"no cpuN line in {text[:60]!r}")
     return cpus

@@ -8,6 +8,8 @@ Source: kernel documentation, admin-guide/iostats, admin-guide/cgroup-v1/blkio-c
 import os
 from typing import Final, NamedTuple, final
 
+from cgroupfs.bounded import digits
+
 _SECTOR: Final = 512
 _IDLE_KINDS: Final = ("loop", "ram", "zram", "fd", "sr", "nbd")
 _LOOK_AGAIN_S: Final = 60.0
@@ -54,7 +56,9 @@ def parse_io_stat(text: str) -> dict[str, Io]:
     """v2's ``io.stat`` by device number."""
     found: dict[str, Io] = {}
     for line in text.splitlines():
-        device, *words = line.split()
+        device, *words = line.split() or ("",)
+        if not device:
+            continue
         counts = dict(word.partition("=")[::2] for word in words)
         try:
             found[device] = Io(
@@ -72,8 +76,8 @@ def parse_blkio(text: str) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for line in text.splitlines():
         words = line.split()
-        if len(words) == 3 and words[2].isdecimal():
-            found.setdefault(words[0], {})[words[1]] = int(words[2])
+        if len(words) == 3 and (count := digits(words[2])) is not None:
+            found.setdefault(words[0], {})[words[1]] = count
     return found
 
 

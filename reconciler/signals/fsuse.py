@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, final
 
+from cgroupfs.bounded import digits
 from reconciler.signals.lane import Lane
 from reconciler.signals.processes import PodProcesses
 from reconciler.signals.readers import Scene, Sheet
@@ -72,8 +73,8 @@ def parse_du(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for line in text.splitlines():
         count, tab, path = line.partition("\t")
-        if tab and count.isdecimal():
-            found[path] = int(count)
+        if tab and (number := digits(count)) is not None:
+            found[path] = number
     return found
 
 

@@ -4,6 +4,7 @@ from collections.abc import Hashable
 from operator import sub
 from typing import Final, NamedTuple, TypeAlias, final
 
+from cgroupfs.bounded import digits
 from cgroupfs.usage import grown
 
 SHORTEST_S: Final = 0.05
@@ -93,7 +94,7 @@ def pick(text: str, wanted: tuple[str, ...]) -> list[int | None]:
         begin = at + len(needle)
         end = text.find("\n", begin)
         value = text[begin:] if end < 0 else text[begin:end]
-        found.append(int(value) if value.isdecimal() else None)
+        found.append(digits(value))
     return found
 
 
@@ -102,6 +103,6 @@ def numbers(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")
-        if value.isdecimal():
-            found[name] = int(value)
+        if (number := digits(value)) is not None:
+            found[name] = number
     return found

@@ -10,11 +10,12 @@ from typing import Final
 
 from msgspec import Struct
 
+from cgroupfs.bounded import digits
 from cgroupfs.codecs import PAGE
 from state.memory import NodeMemory
 
-_NODE: Final = re.compile(r"Node (\d+), zone +(\w+)")
-_FIELD: Final = re.compile(r" +(?:pages )?(free|min|low|high|managed) +(\d+)")
+_NODE: Final = re.compile(r"Node (\d{1,4}), zone +(\w+)")
+_FIELD: Final = re.compile(r" +(?:pages )?(free|min|low|high|managed) +(\d{1,20})")
 _KILO: Final = 1024
 
 
@@ -47,8 +48,8 @@ def meminfo_bytes(text: str) -> dict[str, int]:
     for line in text.splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
-        if len(words) == 2 and words[1] == "kB" and words[0].isdecimal():
-            found[name.rpartition(" ")[2]] = int(words[0]) * _KILO
+        if len(words) == 2 and words[1] == "kB" and (number := digits(words[0])) is not None:
+            found[name.rpartition(" ")[2]] = number * _KILO
     return found
 
 

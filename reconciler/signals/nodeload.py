@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple, final
 
+from cgroupfs.bounded import shown, whole
 from cgroupfs.files import REAL, FileOps
 from reconciler.signals.devicestats import Devices, DiskTimes, Io, parse_diskstats
 from reconciler.signals.growth import Growth
@@ -20,8 +21,11 @@ def parse_loadavg(text: str) -> tuple[float, int]:
     """The average of one minute, and how many tasks run or wait for a CPU now. Errors: `ValueError`."""
     words = text.split()
     if len(words) < 4:
-        raise ValueError(f"{text!r} is not a line of /proc/loadavg")
-    return float(words[0]), int(words[3].partition("/")[0])
+        raise ValueError(f"{shown(text)} is not a line of /proc/loadavg")
+    try:
+        return float(words[0]), whole(words[3].partition("/")[0])
+    except ValueError:
+        raise ValueError(f"{shown(text)} is not a line of /proc/loadavg") from None
 
 
 class _Busy(NamedTuple):

@@ -20,7 +20,7 @@ from state.model import NumaMemory
 _LOG: Final = logging.getLogger(__name__)
 EVERY_S: Final = 10.0
 _LINE: Final = re.compile(
-    r"^Node \d+ (MemFree|Active\(file\)|Inactive\(file\)|SReclaimable):\s*(\d+) kB$", re.MULTILINE
+    r"^Node \d+ (MemFree|Active\(file\)|Inactive\(file\)|SReclaimable):\s*(\d{1,20}) kB$", re.MULTILINE | re.ASCII
 )
 _HALVED: Final = ("Active(file)", "Inactive(file)", "SReclaimable")
 

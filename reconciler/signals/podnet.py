@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple, final
 
+from cgroupfs.bounded import digits
 from cgroupfs.files import REAL, FileOps
 from reconciler.signals.growth import Growth
 from reconciler.signals.processes import PodProcesses
@@ -28,8 +29,11 @@ def parse_net_dev(text: str) -> dict[str, tuple[int, int]]:
     for line in text.splitlines():
         name, colon, rest = line.partition(":")
         words = rest.split()
-        if colon and len(words) >= 9 and words[0].isdecimal() and words[8].isdecimal():
-            found[name.strip()] = int(words[0]), int(words[8])
+        if not colon or len(words) < 9:
+            continue
+        received, sent = digits(words[0]), digits(words[8])
+        if received is not None and sent is not None:
+            found[name.strip()] = received, sent
     return found
 
 

@@ -29,7 +29,7 @@ _LINES: Final = {
     1: re.compile(r"^hierarchical_(anon|file)=\d+((?: N\d+=\d+)*) *$", re.MULTILINE),
     2: re.compile(r"^(anon|inactive_file|active_file|file_mapped)((?: N\d+=\d+)*) *$", re.MULTILINE),
 }
-_NODE: Final = re.compile(r"N(\d+)=(\d+)")
+_NODE: Final = re.compile(r"N(\d{1,4})=(\d{1,20})(?!\d)", re.ASCII)
 
 
 def parse_numa_stat(text: str, version: int, page_bytes: int) -> dict[int, int]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple, final
 
+from cgroupfs.bounded import shown, whole
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import REAL, FileOps
 from reconciler.signals.extent import pool_cpus
@@ -50,8 +51,8 @@ def parse_schedstat(text: str) -> dict[int, CpuWait]:
         if line.startswith("cpu"):
             name, *counts = line.split()
             if len(counts) < 9:
-                raise ValueError(f"{line!r} has fewer than nine numbers")
-            found[int(name[3:])] = CpuWait(int(counts[6]), int(counts[7]))
+                raise ValueError(f"{shown(line)} has fewer than nine numbers")
+            found[whole(name[3:])] = CpuWait(whole(counts[6]), whole(counts[7]))
     return found
 
 

@@ -5,9 +5,11 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from cgroupfs.bounded import decoded, digits
 from cgroupfs.errors import SourceError
 
 _LONGEST_SHOWN: Final = 80
+_DEEPEST: Final = 64
 
 
 class Measured(NamedTuple):
@@ -37,8 +39,8 @@ def number_in(body: bytes, field: str | None) -> float:
         found = body.decode(errors="replace").strip()
     else:
         try:
-            found = msgspec.json.decode(body)
-        except (msgspec.MsgspecError, RecursionError, UnicodeError) as exc:
+            found = decoded(msgspec.json.decode, body, deepest=_DEEPEST)
+        except ValueError as exc:
             raise ValueError(f"expected JSON; got {_shown(body.decode(errors='replace'))}") from exc
         for key in field.split("."):
             found = _inside(found, key, field)
@@ -58,8 +60,8 @@ def number_in(body: bytes, field: str | None) -> float:
 def _inside(found: Any, key: str, field: str) -> Any:
     if isinstance(found, dict) and key in found:
         return found[key]
-    if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-        return found[int(key)]
+    if isinstance(found, list) and (at := digits(key)) is not None and at < len(found):
+        return found[at]
     raise ValueError(f"its JSON has no {field!r}: there is no {key!r}")
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple, final
 
+from cgroupfs.bounded import digits
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from state.model import ContainerKind, Pod
@@ -79,8 +80,8 @@ class PodProcesses:
         for word in text.split():
             if word == "0":
                 self.outside = True
-            else:
-                yield int(word)
+            elif (pid := digits(word)) is not None:
+                yield pid
         try:
             # Two links are its name and its own dot: nothing below. Asking is a tenth of listing.
             inner = [] if depth >= _DEEPEST or os.stat(directory).st_nlink == 2 else self._files.groups(directory)

@@ -16,6 +16,8 @@ from typing import Any, Final, NamedTuple, final
 
 from msgspec import Struct
 
+from cgroupfs.bounded import shown
+
 _NAME: Final = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _SELECTOR: Final = re.compile(rf"\s*({_NAME})\s*(?:\{{(.*)\}})?\s*", re.DOTALL)
 _MATCHER: Final = re.compile(
@@ -84,14 +86,16 @@ def parse_selector(text: str) -> Selector:
     """Read ``name{label="value",other=~"a|b"}``. Errors: `ValueError`."""
     found = _SELECTOR.fullmatch(text)
     if found is None:
-        raise ValueError(f'select: expected a metric such as name{{label="value"}}; got {text!r}')
+        raise ValueError(f'select: expected a metric such as name{{label="value"}}; got {shown(text)}')
     matchers: list[Matcher] = []
     rest = (found[2] or "").strip()
     at = 0
     while at < len(rest):
         one = _MATCHER.match(rest, at)
         if one is None:
-            raise ValueError(f'select: expected label="value", or !=, =~ or !~, at {rest[at:]!r}; got {text!r}')
+            raise ValueError(
+                f'select: expected label="value", or !=, =~ or !~, at {shown(rest[at:])}; got {shown(text)}'
+            )
         at = one.end()
         value = _unescaped(one[3] if one[3] is not None else one[4], _MEANT_IN_PROMQL)
         pattern = None
@@ -100,10 +104,10 @@ def parse_selector(text: str) -> Selector:
                 pattern = re.compile(value, re.DOTALL)
                 bounded = _ways(_parser.parse(value, re.DOTALL)) < _MOST_REPEATS + 0.5
             except (re.error, RecursionError, OverflowError) as exc:
-                raise ValueError(f"select: {value!r} is no regular expression: {exc}") from exc
+                raise ValueError(f"select: {shown(value)} is no regular expression: {exc}") from exc
             if not bounded:
                 raise ValueError(
-                    f"select: {value!r} could take for ever on a label that is made for it: expected at most "
+                    f"select: {shown(value)} could take for ever on a label that is made for it: expected at most "
                     f"{_MOST_REPEATS} repeats such as .*, and none within another"
                 )
         matchers.append(Matcher(label=one[1], operator=one[2], value=value, pattern=pattern))

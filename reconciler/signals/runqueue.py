@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, final
 
+from cgroupfs.bounded import shown, whole
 from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from reconciler.signals.extent import pod_cpus
@@ -249,6 +250,6 @@ def parse_schedstat(text: str) -> Delays:
     """
     words = text.split()
     if len(words) != 3:
-        raise ValueError(f"{text!r} is not a line of schedstat")
-    run_ns, wait_ns, switches = map(int, words)
+        raise ValueError(f"{shown(text)} is not a line of schedstat")
+    run_ns, wait_ns, switches = map(whole, words)
     return Delays(run_ns, wait_ns, switches)

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Struct, field
 
+from cgroupfs.bounded import decoded, read_file
 from cgroupfs.errors import InputError, SourceError, errno_name
 from cgroupfs.naming import QosClass, oci_cgroups_path, parse
 from reconciler.marks import MarkReader
@@ -257,14 +258,13 @@ def _decode(decoder: msgspec.json.Decoder[T], text: bytes, where: str, expected:
     if len(text) > _LARGEST:
         raise InputError(where, f"{len(text)} bytes", f"at most {_LARGEST >> 20} MiB")
     try:
-        return decoder.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as exc:
+        return decoded(decoder.decode, text)
+    except ValueError as exc:
         raise InputError(where, text[:60].decode(errors="replace"), f"{expected} ({str(exc)[:200]})") from exc
 
 
 def _read(path: str) -> bytes:
     try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read(_LARGEST + 1)
+        return read_file(path, _LARGEST)
     except OSError as exc:
         raise SourceError("bundle", f"cannot read {path}: {errno_name(exc.errno)}") from exc

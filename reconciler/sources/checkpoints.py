@@ -132,7 +132,7 @@ class CheckpointSource:
         return replace(found, granted=self._granted, affinity=self._affinity)
 
     def status(self) -> SourceStatus:
-        """Whether the files that decide anything are good: the CPU manager's, and those of in-place resizing if any."""
+        """Whether the files are good; of those that a kubelet need not have, if they are there."""
         age = None if self._read_at is None else self._clock() - self._read_at
         faults = [str(self.cpus)] if isinstance(self.cpus, CheckpointError) else []
         faults += [fault for _, fault in sorted(self._faults.items()) if fault]
@@ -220,6 +220,7 @@ class CheckpointSource:
             return self._read_cpus(os.path.join(self._directory, name), now)
         if name == MEMORY_STATE:
             memory = _outcome(os.path.join(self._directory, name), parse_memory_manager_state)
+            self._note(name, memory)
             news, self.memory = _differ(memory, self.memory), memory
             if news:
                 self._affinity = self._find_affinity()
@@ -227,6 +228,7 @@ class CheckpointSource:
             news = self._read_resizes(name)
         else:
             devices = _outcome(os.path.join(self._directory, DEVICES), parse_devices)
+            self._note(name, devices)
             news, self.devices = _differ(devices, self.devices), devices
             if news:
                 self._affinity = self._find_affinity()
@@ -235,16 +237,21 @@ class CheckpointSource:
     def _read_resizes(self, name: str) -> bool:
         """One of the files of in-place resizing. A good reading outlasts a bad one, but not the file."""
         found, before = _outcome(os.path.join(self._directory, name), parse_allocations), self.resizes.get(name)
-        fault = str(found) if isinstance(found, CheckpointError) and found.fault is not Fault.MISSING else ""
-        worse, self._faults[name] = fault != self._faults.get(name, ""), fault
-        if fault and worse:
-            _LOG.warning("%s: %s", _NAME, found)
-        if fault and isinstance(before, AllocationState):
+        worse = self._note(name, found)
+        if self._faults[name] and isinstance(before, AllocationState):
             return worse
         self.resizes[name] = found
         if news := _differ(found, before):
             self._granted = self._grant()
         return worse or news
+
+    def _note(self, name: str, found: object) -> bool:
+        """Remember what is wrong with a file, and log it once; whether that is news. A missing one is not wrong."""
+        fault = str(found) if isinstance(found, CheckpointError) and found.fault is not Fault.MISSING else ""
+        news, self._faults[name] = fault != self._faults.get(name, ""), fault
+        if fault and news:
+            _LOG.warning("%s: %s", _NAME, found)
+        return news
 
     def _grant(self) -> Granted:
         """What the kubelet has admitted; the file of 1.33 and later alone counts where there is one."""

@@ -16,10 +16,13 @@ from typing import Final
 
 from msgspec import Struct
 
+from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError, SourceError, errno_name
 from reconciler.safefiles import FileRule, read_file
 
 CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
+_DEEPEST: Final = 64
+_MOST_FILES: Final = 256
 _STATE: Final = "/run/containerd"
 _RUNC_ROOT: Final = "/run/containerd/runc"
 _IMAGES: Final = ("/var/lib/containerd", "/var/lib/docker", "/var/lib/containers/storage")
@@ -127,7 +130,7 @@ def _documents(root: str, config: str, problems: list[InputError]) -> Iterator[M
     """The main file, then what it imports (globs, relative to it), as containerd merges them."""
     todo = [config]
     done: set[str] = set()
-    while todo:
+    while todo and len(done) < _MOST_FILES:
         path = todo.pop(0)
         if path in done:
             continue
@@ -148,12 +151,12 @@ def _documents(root: str, config: str, problems: list[InputError]) -> Iterator[M
 
 def _load(root: str, path: str) -> Mapping[str, object] | None:
     try:
-        return tomllib.loads(read_file(path, FileRule.ROOT, root=root).decode())
+        return decoded(tomllib.loads, read_file(path, FileRule.ROOT, root=root).decode(), deepest=_DEEPEST)
     except FileNotFoundError:
         return None
     except OSError as exc:
         raise InputError(path, exc.strerror or str(exc), "a readable file of root's") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except ValueError as exc:
         raise InputError(path, str(exc), "TOML") from exc
 
 

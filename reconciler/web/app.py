@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from cgroupfs.bounded import decoded
 from cgroupfs.errors import AgentError, InputError
 from reconciler import logs
 from reconciler.binder import ConfigError
@@ -176,8 +177,8 @@ async def _body(request: Request, model: type[R]) -> R:
     if scope.cancelled_caught:
         raise HTTPException(408, f"the body took longer than {BODY_DEADLINE_S:g} s")
     try:
-        return msgspec.json.decode(bytes(parts) or b"{}", type=model)
-    except msgspec.DecodeError as exc:
+        return decoded(msgspec.json.Decoder(model).decode, bytes(parts) or b"{}")
+    except ValueError as exc:
         raise HTTPException(400, f"the body is no {model.__name__}: {exc}") from exc
 
 

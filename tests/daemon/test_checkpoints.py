@@ -1,8 +1,13 @@
 """cpu_manager_state, good and in every way broken: protection is adopted at once and never shrinks for a bad file."""
 
+import json
+import os
 from collections.abc import Callable
 
-from state.kubelet import render_cpu_manager_state
+import pytest
+
+from state.allocated import ACTUATED_PODS, ALLOCATED_PODS
+from state.kubelet import CPU_STATE, DEVICES, MEMORY_STATE, POD_STATUS, render_cpu_manager_state
 from tests.daemon.node import DirectoryNode, NodePod
 from tests.daemon.process import Daemon, wait_for
 
@@ -103,3 +108,64 @@ def test_a_start_with_a_broken_checkpoint_keeps_what_the_cgroups_show(node: Dire
     assert node.cpus(be.main) == "0"
     assert len([line for line in one.problems() if "cpu_manager_state" in line]) == 1
     assert len(one.said("cpu_manager_state")) == 1
+
+
+def _numa_affinity_missing() -> str:
+    block = {"type": "memory", "size": 1}
+    entries = {"11111111-1111-4111-8111-111111111111": {"main": [block]}}
+    return json.dumps({"policyName": "Static", "machineState": {}, "entries": entries, "checksum": 1})
+
+
+NEVER = {
+    "nested": b"[" * 1_100 + b"]" * 1_100,
+    "nested inside": b'{"policyName":' + b"[" * 990 + b"]" * 990 + b"}",
+    "4,301 digits": b'{"checksum":' + b"9" * 4_301 + b"}",
+    "a name of 4,301 digits": json.dumps(
+        {
+            "policyName": "Static",
+            "machineState": {"9" * 4_301: {}},
+            "Data": {"PodDeviceEntries": [{"DeviceIDs": {"9" * 4_301: []}}]},
+        }
+    ),
+    "an allocation of 4,301 digits": json.dumps(
+        {"allocationEntries": {"u": {"c": {"cpu": "9" * 4_301}}}, "checksum": 1}
+    ),
+    "a missing numaAffinity": _numa_affinity_missing(),
+    "not UTF-8": b'{"policyName":"\xff"}',
+    "zeros": bytes(4_096),
+    "a list": b"[]",
+    "a directory": None,
+    "a pipe": None,
+}
+"""What every checkpoint is replaced by; its own formats' faults are in tests/damaged."""
+CHECKPOINTS = (CPU_STATE, MEMORY_STATE, POD_STATUS, ALLOCATED_PODS, ACTUATED_PODS, DEVICES)
+
+
+@pytest.mark.parametrize("fault", NEVER)
+def test_a_start_with_every_checkpoint_damaged_bounds_be_work_and_says_so(
+    node: DirectoryNode, daemon: Make, fault: str
+) -> None:
+    be = node.add("be", cpus="0")
+    pinned = exclusive(node)
+    os.makedirs(f"{node.kubelet_root}/{os.path.dirname(DEVICES)}", exist_ok=True)
+    node.delete_checkpoint()
+    for name in CHECKPOINTS:
+        content = NEVER[fault]
+        if content is not None:
+            node.checkpoint(content, name)
+        elif fault == "a directory":
+            os.mkdir(f"{node.kubelet_root}/{name}")
+        else:
+            os.mkfifo(f"{node.kubelet_root}/{name}")
+    one = daemon().up()
+    wait_for(lambda: node.shares(be.main) == "2" and one.pod(pinned.uid), told=one.tail)
+    assert one.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1"
+    assert node.cpus(be.main) == "0"
+    assert len(one.said("cpu_manager_state")) == 1
+    # Of an amount that no kubelet writes, those of resizing say "not verified", which is no fault of the file.
+    for name in CHECKPOINTS[:2] if "allocation" in fault else CHECKPOINTS:
+        assert one.said(name), f"{name} is said"
+    # And it lives on: a good file counts again.
+    if NEVER[fault] is not None:
+        node.cpu_manager("static", "0", {pinned.uid: {"main": "1"}})
+        wait_for(lambda: one.pod(pinned.uid).get("class_source") == "kubelet: exclusive CPUs", told=one.tail)

@@ -281,3 +281,42 @@ async def test_switched_off_nothing_is_kept() -> None:
         recorder.add(RecordConfig(), a_second(second))
     await recorder.aclose()
     assert (recorder.written, recorder.lost) == (0, 0)
+
+
+def bomb(size: int) -> bytes:
+    """A block of zeros: a thousandth of its size."""
+    return pack(bytes(size))
+
+
+def test_a_block_that_unpacks_to_far_more_than_it_is_is_refused_before_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    inflate = recording._inflated
+
+    def counted(packed: bytes, most: int) -> bytes:
+        made.append(most)
+        return inflate(packed, most)
+
+    monkeypatch.setattr(recording, "_inflated", counted)
+    data = b"bypassd-recording 2\n" + bomb(200 << 20)
+    assert len(data) < 1 << 20
+    with pytest.raises(InputError, match="unpacked"):
+        read(data)
+    assert max(made) <= recording.MOST_UNPACKED < 200 << 20
+
+
+def test_many_blocks_that_unpack_to_far_more_are_refused_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(recording, "MOST_RATIO", 10)
+    # A block without a frame, but with a long name.
+    body = msgspec.msgpack.encode([["x" * (1 << 19)], [], [], []])
+    one = pack(body)
+    read(HEAD + one)
+    with pytest.raises(InputError, match="unpacked"):
+        read(HEAD + one * 8)
+
+
+def test_a_block_that_is_cut_within_but_sealed_is_refused() -> None:
+    body = zlib.compress(b"\x94\x90\x90\x90\x90")[:-6]
+    whole = len(body).to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big") + body
+    with pytest.raises(InputError, match="cut short"):
+        read(HEAD + whole)

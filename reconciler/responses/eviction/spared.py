@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from cgroupfs.bounded import decoded
 from reconciler.holds import pod_hold
 from reconciler.marks import LONGEST_LABEL, longest
 from reconciler.rules import PodSelector, any_glob
@@ -17,6 +18,7 @@ from state.model import Hold, PodClass
 DO_NOT_EVICT: Final = "bypassd/do-not-evict"
 _CRITICAL: Final = frozenset({"system-node-critical", "system-cluster-critical"})
 _CRITICAL_PRIORITY: Final = 2_000_000_000
+_NAMES: Final = msgspec.json.Decoder(list[str]).decode
 _POLICY: Final = "koordinator.sh/eviction-policy"
 
 
@@ -132,8 +134,8 @@ def _listed(text: str) -> frozenset[str] | None:
     if len(text) > longest(_POLICY):
         return None
     try:
-        return frozenset(msgspec.json.decode(text, type=list[str]))
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return frozenset(decoded(_NAMES, text))
+    except ValueError:
         return None
 
 

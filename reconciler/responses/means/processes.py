@@ -19,6 +19,7 @@ from typing import Final, final
 import trio
 from msgspec import Struct
 
+from cgroupfs.bounded import digits
 from cgroupfs.errors import AgentError
 from cgroupfs.subtree import Group, Subtree
 from reconciler.slices import Slices
@@ -50,13 +51,10 @@ def read_stat(pid: int, proc: str = "/proc") -> Stat | None:
     fields = rest.split()
     if not closed or len(fields) < 20:
         return None
-    return Stat(
-        comm=name.partition("(")[2],
-        state=fields[0],
-        parent=int(fields[1]),
-        flags=int(fields[6]),
-        start=int(fields[19]),
-    )
+    parent, flags, start = (digits(fields[at]) for at in (1, 6, 19))
+    if parent is None or flags is None or start is None:
+        return None
+    return Stat(comm=name.partition("(")[2], state=fields[0], parent=parent, flags=flags, start=start)
 
 
 class Held(Struct, frozen=True):

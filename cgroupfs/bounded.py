@@ -1,0 +1,147 @@
+"""What every reader of outside data needs: files of bounded size, numbers of bounded length, decoders with one error.
+
+A control file is the kernel's; everything else may be anybody's: a pipe where a file is expected, 100,000 digits where
+a number is, a thousand arrays inside each other. Python answers these with errors of its own kinds (RecursionError,
+ValueError from ``int``, MemoryError) or not at all (the open of a pipe waits for a writer).
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+MOST_DIGITS: Final = 20
+"""Of a kernel's number: 2^64 has as many."""
+_LONGEST_NUMBER: Final = 64
+"""Characters of a number with its sign and the blanks around it."""
+_PART: Final = 1 << 20
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_S = TypeVar("_S")
+_T = TypeVar("_T")
+
+
+def read_file(path: str, most: int, *, pipes: bool = False) -> bytes:
+    """The whole of a regular file. ``pipes``: also of a pipe, for a file that a person names on the command line.
+
+    Units: ``most`` in bytes. Errors: `OSError`; EFBIG for a longer file, EINVAL for a device, a socket or a pipe (which
+    is neither waited for nor read).
+    """
+    # Without O_NONBLOCK the open of a pipe lasts until somebody writes to it.
+    number = os.open(path, _READ)
+    try:
+        kind = os.fstat(number).st_mode
+        if pipes and stat.S_ISFIFO(kind):
+            os.set_blocking(number, True)
+        elif stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        elif not stat.S_ISREG(kind):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        data = bytearray()
+        while part := os.read(number, min(_PART, most + 1 - len(data))):
+            data += part
+            if len(data) > most:
+                raise OSError(errno.EFBIG, f"more than {most} bytes", path)
+        return bytes(data)
+    finally:
+        os.close(number)
+
+
+def whole(text: str) -> int:
+    """A whole number as `int` reads it, of bounded length. Errors: `ValueError`."""
+    if len(text) > _LONGEST_NUMBER:
+        raise ValueError(f"{text[:20]!r}... is not a number: {len(text)} characters")
+    return int(text)
+
+
+def digits(text: str) -> int | None:
+    """A whole number from 0 up in plain digits, of at most `MOST_DIGITS`; None for anything else."""
+    return int(text) if len(text) <= MOST_DIGITS and text.isascii() and text.isdecimal() else None
+
+
+def decoded(decode: Callable[[_S], _T], data: _S, *, deepest: int | None = None) -> _T:
+    """What a decoder (of msgspec, json, msgpack or tomllib) makes of somebody else's data.
+
+    ``deepest``: how many lists and maps may be inside each other; give it where the value is walked without a type.
+    Errors: `ValueError`, which msgspec's own errors are: no other kind comes out.
+    """
+    try:
+        found = decode(data)
+    except (RecursionError, MemoryError, OverflowError) as exc:
+        raise ValueError("nested too deeply, or too large") from exc
+    if deepest is not None and not is_shallow(found, deepest):
+        raise ValueError(f"nested more than {deepest} levels deep")
+    return found
+
+
+def is_shallow(value: object, deepest: int) -> bool:
+    """Whether lists and maps are inside each other at most so deep: what is deeper breaks whoever walks it later."""
+    # By level and not by recursion, which is what it guards against.
+    level: list[Any] = [value] if isinstance(value, dict | list) else []
+    for _ in range(deepest):
+        if not level:
+            return True
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+    return not level
+
+
+def shown(value: object, most: int = 120) -> str:
+    """``repr(value)`` for a message, cut at ``most`` characters without making all of it first. Errors: none."""
+    parts: list[str] = []
+    _show(value, parts, most + 1, _DEEPEST_SHOWN)
+    text = "".join(parts)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+_DEEPEST_SHOWN: Final = 40
+_HUGE: Final = 1_000
+"""Bits: `int` refuses to print what has more than 4,300 digits."""
+
+
+def _show(value: object, parts: list[str], room: int, deepest: int) -> int:
+    """Add the text of ``value``; how much room is left."""
+    if room <= 0:
+        return room
+    kind = type(value)
+    if (kind is dict or kind is list or kind is tuple) and not deepest:
+        text = "..."
+    elif kind is dict:
+        return _show_items(value, parts, room, deepest, "{}")
+    elif kind is list:
+        return _show_items(value, parts, room, deepest, "[]")
+    elif kind is tuple:
+        return _show_items(value, parts, room, deepest, "()")
+    elif isinstance(value, str | bytes | bytearray):
+        text = repr(value[:room])
+    elif isinstance(value, int) and value.bit_length() > _HUGE:
+        text = f"a number of {value.bit_length()} bits"
+    else:
+        try:
+            text = repr(value)
+        except (RecursionError, ValueError):
+            text = f"a {kind.__name__}"
+    parts.append(text)
+    return room - len(text)
+
+
+def _show_items(value: Any, parts: list[str], room: int, deepest: int, ends: str) -> int:
+    parts.append(ends[0])
+    room -= 1
+    for number, item in enumerate(value):
+        if room <= 0:
+            return room
+        if number:
+            parts.append(", ")
+            room -= 2
+        room = _show(item, parts, room, deepest - 1)
+        if ends == "{}":
+            parts.append(": ")
+            room = _show(value[item], parts, room - 2, deepest - 1)
+    last = f",{ends[1]}" if ends == "()" and len(value) == 1 else ends[1]
+    parts.append(last)
+    return room - len(last)

@@ -1,0 +1,384 @@
+"""How parsers are fed, for the list in `tests.damaged.parsers`."""
+
+import contextlib
+import io
+import json
+import sqlite3
+import struct
+import tarfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import trio
+
+from cgroupfs.errors import CgroupError, InputError
+from cgroupfs.hierarchy import Hierarchy, Mode, Mount
+from cgroupfs.knobs import CATALOG
+from cgroupfs.usage import UsageReader
+from reconciler import annotations, httpclient, kubeapi, recording, wishes
+from reconciler.actuators import links
+from reconciler.alerts import queue
+from reconciler.cli import plan, recorded
+from reconciler.responses.eviction import spared
+from reconciler.sources import kubelet_config
+from reconciler.yamltree import parse_tree
+from state import checkpoint, checksum, dump, reader
+from state.entry import Entry
+from state.evidence import PodFacts
+from state.ledger import Ledger
+from state.model import PodClass
+from state.schema import ASSIGNMENTS, FILES, HOLDS, META, seal
+from state.store import Batch, Store
+
+FIXTURES: Final = Path(__file__).parents[1] / "fixtures"
+TEXT, JSON, BYTES = "text", "json", "bytes"
+
+
+class Parser(NamedTuple):
+    """``feed`` gets the input, and a directory of its own. ``errors``: all that it may raise. ``good``: of them."""
+
+    name: str
+    feed: Callable[[bytes, Path], object]
+    errors: tuple[type[Exception], ...]
+    good: tuple[bytes, ...]
+    kind: str = TEXT
+    place: str | None = None
+    """Where a file reader's input lies below its directory: it is also tried with what is no file."""
+    again: Callable[[Path], object] = lambda _: None
+    """Read what lies there now."""
+
+
+def feed_text(call: Callable[[str], object]) -> Callable[[bytes, Path], object]:
+    # As control files and /proc are decoded: any byte comes through.
+    return lambda data, _: call(data.decode("utf-8", "surrogateescape"))
+
+
+def feed_data(call: Callable[[bytes], object]) -> Callable[[bytes, Path], object]:
+    return lambda data, _: call(data)
+
+
+def _file(place: str, call: Callable[[Path], object]) -> Callable[[bytes, Path], object]:
+    def feed(data: bytes, directory: Path) -> object:
+        path = directory / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return call(directory)
+
+    return feed
+
+
+def on_file(
+    name: str,
+    place: str,
+    call: Callable[[Path], object],
+    errors: tuple[type[Exception], ...],
+    *good: bytes,
+    kind: str = TEXT,
+) -> Parser:
+    """A reader of one file."""
+    return Parser(name, _file(place, call), errors, good, kind, place, call)
+
+
+def of_text(name: str, call: Callable[[str], object], errors: tuple[type[Exception], ...], *good: bytes) -> Parser:
+    return Parser(name, feed_text(call), errors, good)
+
+
+def of_json(name: str, call: Callable[[bytes], object], errors: tuple[type[Exception], ...], *good: bytes) -> Parser:
+    return Parser(name, feed_data(call), errors, good, JSON)
+
+
+class OneText:
+    """`FileOps`, as far as readers need it: every file holds the same."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def read(self, directory: object, file: str) -> str:
+        return self.text
+
+    def inode(self, directory: object) -> int:
+        return 1
+
+    def groups(self, directory: object) -> list[str]:
+        return ["mon_L3_00"]
+
+    def listdir(self, directory: object) -> list[str]:
+        return ["llc_occupancy", "mbm_total_bytes", "mon_sub_L3_00"]
+
+
+def one_text(text: str) -> Any:
+    """For readers of resctrl's files, too."""
+    return OneText(text)
+
+
+def _hierarchy(version: int) -> Hierarchy:
+    mount = Mount(directory="/g", version=version, controllers=("cpu",))
+    names = ("cpu", "cpuacct", "cpuset", "memory", "unified")
+    return Hierarchy(root="/", mode=Mode.V1, controllers=dict.fromkeys(names, mount))
+
+
+def feed_usage(text: str) -> object:
+    found: list[object] = []
+    for version in (1, 2):
+        one = UsageReader(_hierarchy(version), ops=OneText(text))  # type: ignore[arg-type]
+        found += [one.memory_use("/p"), one.memory_bytes("/p"), one.cpu_ns("/p")]
+        # No text holds both a number and a table.
+        with contextlib.suppress(CgroupError, InputError):
+            found.append(one.read("/p"))
+    return found
+
+
+def feed_decode(name: str, version: int) -> Callable[[str], object]:
+    knob = CATALOG[name]
+    return lambda text: (knob.decode(text, version), knob.normal(text, version), knob.writes(text, text, version))
+
+
+def _stored(path: Path, tables: dict[str, dict[str, bytes]]) -> Store:
+    store = Store(str(path / "state.db"), boot="b")
+    batch = Batch()
+    for table, found in tables.items():
+        for key, body in found.items():
+            batch.put(table, key, body)
+    store.apply(batch)
+    return store
+
+
+class OneRow(msgspec.Struct):
+    v: int = 1
+    texts: list[str] = []
+
+
+class _Rows:
+    """A `Store` that holds one row in every table."""
+
+    boot = "b"
+    generation = 1
+
+    def __init__(self, key: str, body: bytes) -> None:
+        self._row = key, body
+
+    def rows(self, table: str) -> list[tuple[str, bytes]]:
+        return [self._row]
+
+
+def feed_row(key: str, call: Callable[[Store], object]) -> Callable[[bytes, Path], object]:
+    return lambda data, _: call(_Rows(key, data))  # type: ignore[arg-type]
+
+
+def feed_queue(store: Store) -> object:
+    one = queue.DurableQueue(store, trio.CapacityLimiter(1), 10)
+    one.load([*store.rows(META), ("alert:2", b"\x80")])
+    return one.rows
+
+
+def feed_dumped(data: bytes, directory: Path) -> object:
+    for old in directory.glob("state.db*"):
+        old.unlink()
+    _stored(
+        directory,
+        {
+            FILES: {"k": data},
+            META: {"alert:1": data, "m": data},
+            HOLDS: {"h": data},
+            ASSIGNMENTS: {"headroom": data, "pools": data, "pod:1": data},
+        },
+    ).close()
+    found = reader.read_dump(str(directory / "state.db"))
+    return dump.render(dump.from_store(found, 1.0), "json"), reader.read_history(str(directory / "state.db"), 10)
+
+
+def feed_rotten_key(data: bytes, directory: Path) -> object:
+    """A row whose key is not what bypassd writes: text that is not UTF-8, a blob."""
+    for old in directory.glob("state.db*"):
+        old.unlink()
+    path = str(directory / "state.db")
+    _stored(directory, {FILES: {"cpu:/a:cpu.shares": msgspec.msgpack.encode(ENTRY)}}).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("INSERT INTO files VALUES (CAST(? AS TEXT), ?)", (data, seal("x", b"\x80")))
+        connection.commit()
+    found = reader.read_dump(path)
+    assert len(found["files"]) == 1, "the good row"  # type: ignore[arg-type]
+    return found
+
+
+ENTRY: Final = Entry(controller="cpu", path="/a", file="cpu.shares", knob="cpu.weight", original="1024")
+
+
+def feed_ledger(store: Store) -> object:
+    one = Ledger(store)
+    return list(one), one.problems
+
+
+def binary_frame(kind: int) -> bytes:
+    stats = struct.pack("=HH", 328, 3) + b"\0" * 324
+    both = struct.pack("=HHI", 8, 1, 7) + stats
+    body = struct.pack("=HH", len(both) + 4, 5) + both
+    return struct.pack("=IHHII", 20 + len(body), kind, 0, 7, 0) + b"\1\1\0\0" + body
+
+
+def feed_link(data: bytes) -> object:
+    with links.Links(lambda: _OneAnswer(data)) as found:  # type: ignore[arg-type,return-value]
+        return found.all(), found.named("eth0"), found.number(0)
+
+
+class _OneAnswer:
+    """A socket that answers once, and then that it is done."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._left: list[bytes] = []
+
+    def settimeout(self, seconds: float) -> None: ...
+
+    def close(self) -> None: ...
+
+    def send(self, data: bytes) -> int:
+        self._left = [self._data, struct.pack("=IHHII", 20, 3, 0, 1, 0) + b"\0" * 4]
+        return len(data)
+
+    def recv(self, most: int) -> bytes:
+        if not self._left:
+            raise TimeoutError
+        return self._left.pop(0)
+
+
+def link_answer() -> bytes:
+    name = struct.pack("=HH", 9, 3) + b"eth0\0\0\0\0"
+    body = struct.pack("=BxHiII", 0, 1, 2, 1, 0) + name + struct.pack("=HHi", 8, 37, 3)
+    return struct.pack("=IHHII", 16 + len(body), 16, 0, 1, 0) + body
+
+
+def feed_annotation(text: str) -> object:
+    problems: list[str] = []
+    found = annotations.JsonAnnotation({"a": text}, "a", problems)
+    return found.read("cpus", str), problems
+
+
+def feed_tree(text: str) -> object:
+    problems: list[Any] = []
+    return parse_tree("x", text, problems), [str(one) for one in problems]
+
+
+def feed_recording(data: bytes) -> object:
+    return sum(1 for _ in recording.read(io.BytesIO(data), "x.rec"))
+
+
+def recorded_file(name: str, kind: bytes, *good: bytes) -> Parser:
+    def call(path: Path) -> object:
+        return recorded.read_recorded(str(path))
+
+    return on_file(f"reconciler.cli.recorded:read_recorded ({name})", name, call, (InputError,), kind, *good, kind=JSON)
+
+
+def feed_unpacked(path: Path) -> object:
+    with plan._unpacked(str(path / "x.tar.gz")) as root:
+        return root
+
+
+def sysfs(
+    place: str, call: Callable[[str], object], name: str, *good: bytes, errors: tuple[type[Exception], ...] = ()
+) -> Parser:
+    base: dict[str, bytes] = {
+        "sys/devices/system/cpu/online": b"0-1\n",
+        "proc/self/mountinfo": b"30 1 0:9 / /sys/fs/resctrl rw - resctrl resctrl rw\n",
+        "sys/fs/resctrl/info/L3/cbm_mask": b"fff\n",
+        "sys/fs/resctrl/info/L3/min_cbm_bits": b"1\n",
+        "sys/fs/resctrl/info/L3/num_closids": b"16\n",
+        "sys/fs/resctrl/info/MB/min_bandwidth": b"10\n",
+        "sys/fs/resctrl/info/MB/bandwidth_gran": b"10\n",
+        "sys/fs/resctrl/info/MB/num_closids": b"8\n",
+        "sys/fs/resctrl/info/L3_MON/mon_features": b"llc_occupancy\n",
+        "sys/fs/resctrl/info/L3_MON/num_rmids": b"8\n",
+    }
+
+    def with_base(path: Path) -> object:
+        for file, text in base.items():
+            full = path / file
+            if file != place and not full.exists():
+                full.parent.mkdir(parents=True, exist_ok=True)
+                full.write_bytes(text)
+        return call(str(path))
+
+    return on_file(f"{name} ({place.rpartition('/')[2]})", place, with_base, errors, *good)
+
+
+def fixture(name: str) -> bytes:
+    return (FIXTURES / name).read_bytes()
+
+
+def feed_status(data: bytes) -> object:
+    answer = httpclient.Answer(status=429, body=data)
+    status = kubeapi.status_of(answer)
+    return kubeapi.wait_s_of(answer, status, 0.0)
+
+
+def feed_wait(text: str) -> object:
+    wait_s = httpclient.retry_after_s(text, 1_700_000_000.0)
+    assert wait_s is None or 0.0 <= wait_s <= httpclient.LONGEST_WAIT_S
+    return wait_s
+
+
+def feed_wish(name: str, data: bytes) -> object:
+    return wishes.wish_of({}, {name: data.decode("utf-8", "surrogateescape")})
+
+
+def feed_spared(text: str) -> object:
+    pod = PodFacts(uid="u", title="t", pod_class=PodClass.RECLAIMED, group="/g", annotations={spared._POLICY: text})
+    return spared.accepts(pod, ("x",))
+
+
+def feed_kubelet(path: Path) -> object:
+    return kubelet_config.read_kubelet_config(str(path), "/config.yaml")
+
+
+def wrapped(content: bytes) -> bytes:
+    """As kubelets from 1.31 on keep it: a text inside."""
+    text = content.decode("utf-8", "replace")
+    # Hashing takes a while, and a longer text is not checked.
+    right = checksum.text(text) if len(text) <= 32_768 else 0
+    return json.dumps({"data": text, "checksum": right}).encode()
+
+
+def feed_checkpoint(name: str, parse: Callable[[bytes, str], object], at: Path) -> object:
+    return checkpoint.read_checkpoint(str(at / name), parse)
+
+
+def state_json() -> bytes:
+    found = json.loads(fixture("runtime/state.guaranteed-int-node1.main.json"))
+    known = (
+        "memory",
+        "memory_swap",
+        "cpu_shares",
+        "cpuset_cpus",
+        "path",
+        "name",
+        "parent",
+        "scope_prefix",
+        "pids_limit",
+    )
+    cgroups = {key: value for key, value in found["config"]["cgroups"].items() if key in known}
+    short = {"id": found["id"], "init_process_pid": found["init_process_pid"], "cgroup_paths": {"cpu": "/a"}}
+    return json.dumps({**short, "config": {"cgroups": cgroups, "labels": ["bundle=/b"]}}).encode()
+
+
+def pod_list() -> bytes:
+    container = {"name": "main", "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": 1}}}
+    state = {"name": "main", "containerID": "containerd://abc", "state": {"running": {}}}
+    pod = {
+        "metadata": {"name": "a", "namespace": "b", "uid": "u", "labels": {"c": "d"}, "annotations": {"e": "f"}},
+        "spec": {"containers": [container], "priority": 5, "terminationGracePeriodSeconds": 30},
+        "status": {"phase": "Running", "qosClass": "Burstable", "containerStatuses": [state]},
+    }
+    return json.dumps({"kind": "PodList", "items": [pod]}).encode()
+
+
+def archive() -> bytes:
+    into = io.BytesIO()
+    with tarfile.open(fileobj=into, mode="w:gz") as archive:
+        info = tarfile.TarInfo("proc/stat")
+        info.size = 4
+        archive.addfile(info, io.BytesIO(b"cpu0"))
+    return into.getvalue()

@@ -1,0 +1,836 @@
+"""Every parser of what others write, with its documented errors and good inputs. `test_parsers` holds them to it.
+
+A new public ``parse_*``, ``read_*`` or ``decode_*`` belongs here, or with its reason into `EXCEPTED`.
+"""
+
+import struct
+from functools import partial
+from typing import Final
+
+import msgpack
+import msgspec
+
+from cgroupfs import device_codecs, identity, naming
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.devices import device_numbers
+from cgroupfs.errors import CgroupError, InputError, SourceError, StoreError
+from cgroupfs.files import read_text
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.knobs import CATALOG
+from cgroupfs.pressure import has_sys_resource, parse_pressure, read_pressure
+from reconciler import binder, configfile, quantity, recording, units
+from reconciler.actuators import links
+from reconciler.actuators.siderow import OfBoot, SideRow
+from reconciler.brain import Remembered, _learned
+from reconciler.cli import masks, recorded
+from reconciler.cli.client import Unreachable, _parsed
+from reconciler.cli.exits import CliError
+from reconciler.cli.nodeview import read_number
+from reconciler.cli.podsfile import read_pods_file
+from reconciler.detectors import formula
+from reconciler.headroom_report import read_kept as read_headroom
+from reconciler.httpconfig import read_line
+from reconciler.keeper import decode_pools, encoded, read_holds, read_pools
+from reconciler.kubeconfig import read_kubeconfig
+from reconciler.observer import read_kept
+from reconciler.placement.devices import read_pci_nodes
+from reconciler.resources import EXTENDED_SPEC, read_resources, with_extended
+from reconciler.responses import journal
+from reconciler.responses.means.processes import read_stat
+from reconciler.signals import (
+    cpu,
+    devicestats,
+    fsuse,
+    growth,
+    memory,
+    nodeload,
+    numa_memory,
+    perf_abi,
+    podcpu,
+    podmemory,
+    podnet,
+    podnuma,
+    pools,
+    probe_source,
+    promtext,
+    psi,
+    runqueue,
+    taskstats,
+)
+from reconciler.sources import bundles, kubelet_config, manifests, operator_file, runtime_roots
+from reconciler.sources.kubelet_api import decode_pods
+from reconciler.yamldoc import read_yaml
+from resctrl import capability, monitor, schemata, tasks
+from state import allocated, kubelet, machine, reader, rows, topology_sysfs
+from state.model import ContainerMeta, Pools
+from state.schema import seal, unseal
+from tests.damaged.harness import (
+    BYTES,
+    ENTRY,
+    JSON,
+    OneRow,
+    Parser,
+    archive,
+    binary_frame,
+    feed_annotation,
+    feed_checkpoint,
+    feed_data,
+    feed_decode,
+    feed_dumped,
+    feed_kubelet,
+    feed_ledger,
+    feed_link,
+    feed_queue,
+    feed_recording,
+    feed_rotten_key,
+    feed_row,
+    feed_spared,
+    feed_status,
+    feed_text,
+    feed_tree,
+    feed_unpacked,
+    feed_usage,
+    feed_wait,
+    feed_wish,
+    fixture,
+    link_answer,
+    of_json,
+    of_text,
+    on_file,
+    one_text,
+    pod_list,
+    recorded_file,
+    state_json,
+    sysfs,
+    wrapped,
+)
+
+KUBECONFIG: Final = b"""apiVersion: v1
+kind: Config
+current-context: a
+clusters:
+- name: c
+  cluster: {server: "https://10.0.0.1:6443", certificate-authority-data: "QQ=="}
+users:
+- name: u
+  user: {client-certificate: /c.pem, client-key: /k.pem}
+contexts:
+- name: a
+  context: {cluster: c, user: u}
+"""
+POD: Final = b"""apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: shop, uid: u-1, labels: {a: b}, annotations: {c: d}}
+spec:
+  priority: 5
+  containers:
+  - name: main
+    resources: {requests: {cpu: 500m, memory: 1Gi}, limits: {cpu: 1}}
+"""
+OVERRIDES: Final = b"""overrides:
+- {class: shared, pod: "payments/api-*", reason: latency}
+- {class: reclaimed, labels: {matchLabels: {team: batch}, matchExpressions: [{key: a, operator: In, values: [b]}]}}
+- {class: dedicated, uid: 6f1d0c5e-9d0c-4b63-9a3c-0a0f6d0b7a11}
+"""
+PODS: Final = b"""- {name: db, namespace: shop, class: dedicated, requests: {cpu: 4, memory: 8Gi}, limits: {cpu: 4}}
+- {name: web, count: 3, requests: {cpu: 500m}, use: 300m}
+- {name: crunch, labels: {koordinator.sh/qosClass: BE}}
+"""
+CONTAINERD: Final = b"""version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+imports = ["/etc/containerd/conf.d/*.toml"]
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+Root = "/run/runc"
+"""
+KUBELET: Final = b"""kind: KubeletConfiguration
+port: 10250
+readOnlyPort: 0
+address: 0.0.0.0
+cgroupDriver: systemd
+cgroupRoot: /a
+cpuManagerPolicy: static
+cpuManagerPolicyOptions: {full-pcpus-only: "true"}
+reservedSystemCPUs: 0-1
+staticPodPath: /etc/kubernetes/manifests
+"""
+MOUNTINFO: Final = b"""25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+30 25 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - tmpfs tmpfs ro,mode=755
+31 30 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:10 - cgroup cgroup rw,cpu,cpuacct
+32 30 0:28 / /sys/fs/cgroup/cpuset\\040x rw,nosuid shared:11 - cgroup cgroup rw,cpuset
+33 30 0:29 / /sys/fs/cgroup/memory rw,nosuid shared:12 - cgroup cgroup rw,memory
+"""
+PSI: Final = (
+    b"some avg10=0.00 avg60=1.25 avg300=100.00 total=18446744073709551615\n"
+    b"full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+)
+MEMINFO: Final = (
+    b"MemTotal: 16316412 kB\nMemFree: 1 kB\nMemAvailable: 12316412 kB\n"
+    b"SwapTotal: 0 kB\nSwapFree: 0 kB\nHugePages_Total: 0\n"
+)
+NUMA_STAT: Final = (
+    b"hierarchical_anon=5 N0=5 N1=0\nhierarchical_file=5 N0=5 N1=0\nanon N0=5 N1=7\n"
+    b"inactive_file N0=1\nactive_file N0=1\nfile_mapped N0=1\n"
+)
+ZONEINFO: Final = (
+    b"Node 0, zone   Normal\n  pages free     5\n        min      1\n        low      2\n"
+    b"        high     3\n        managed  9\n"
+)
+NODE_MEMINFO: Final = (
+    b"Node 0 MemTotal: 16316412 kB\nNode 0 MemFree: 7 kB\nNode 0 Active(file): 7 kB\n"
+    b"Node 0 Inactive(file): 7 kB\nNode 0 SReclaimable: 7 kB\n"
+)
+STAT: Final = b"cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\ncpu1 1 2 3 4\nintr 5\n"
+PROC_STAT: Final = b"7 (a) b (c)) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 1 2 3\n"
+CHECKPOINTS: Final = "kubelet/memory-static-device-allocated"
+DEVICES: Final = fixture(f"{CHECKPOINTS}/kubelet_internal_checkpoint")
+V1_CPU: Final = b'{"policyName":"static","defaultCpuSet":"0","entries":{"abc":"1-2"},"checksum":0}'
+RETRY: Final = (b"120", b"Wed, 21 Oct 2026 07:28:00 GMT", b"Fri, 31 Dec 9999 23:59:59 +2359")
+TRAIL: Final = (
+    b'{"kind":"Status","reason":"TooManyRequests","message":"m",'
+    b'"details":{"retryAfterSeconds":9,"causes":[{"reason":"r"}]}}'
+)
+RECORDING: Final = recording.begin(recording.Learned(learned={})) + recording.Packer().block()
+CAPTURED: Final = b'{"version":"1","node":"n","at":1.5,"files":3}'
+POOLS: Final = encoded(
+    Pools(
+        online_cpus=CpuSet.span(4),
+        reserved=CpuSet(),
+        dedicated={"u/c": CpuSet([3])},
+        shared=CpuSet([0, 1]),
+        reclaimed=CpuSet([2]),
+        budget_milli=500,
+    )
+)
+ROWS: Final = (
+    msgspec.msgpack.encode(ENTRY),
+    b"\x80",
+    msgpack.packb({"v": 1, "order": 3, "milli": {"0": 5, "x": 1}, "at": 1.0}),
+)
+VALUE: Final = (ValueError,)
+CHECKPOINT: Final = (kubelet.CheckpointError,)
+
+PARSERS: Final[tuple[Parser, ...]] = (
+    # cgroupfs
+    on_file(
+        "cgroupfs.hierarchy:Hierarchy.detect",
+        "proc/self/mountinfo",
+        lambda at: Hierarchy.detect(str(at)),
+        (SourceError,),
+        MOUNTINFO,
+    ),
+    *(
+        of_text(
+            f"cgroupfs.knobs:Knob.decode ({name}, v{version})",
+            feed_decode(name, version),
+            VALUE,
+            default.encode(),
+            *more,
+        )
+        for name, knob in CATALOG.items()
+        for version, form in knob.forms.items()
+        for default in (form.default,)
+        for more in (
+            {
+                "io.max": (b"254:0 rbps=1048576 wbps=max riops=10 wiops=max\n8:0 rbps=max wbps=1 riops=max wiops=max",),
+                "io.weight": (b"default 100\n8:0 50\n",),
+                "io.latency": (b"8:0 target=5000",),
+                "io.cost_qos": (
+                    b"8:0 enable=1 ctrl=user rpct=95.00 rlat=5000 wpct=95.00 wlat=5000 min=50.00 max=150.00",
+                ),
+                "io.cost_model": (
+                    b"8:0 ctrl=user model=linear rbps=1 rseqiops=2 rrandiops=3 wbps=4 wseqiops=5 wrandiops=6",
+                ),
+                "blkio.read_bps": (b"8:0 1048576\n8:16 5",),
+                "cpu.cpus": (b"0-3,8",),
+            }.get(name, ()),
+        )
+    ),
+    of_text(
+        "cgroupfs.device_codecs:cost_row",
+        lambda text: device_codecs.cost_row(text, model=False),
+        VALUE,
+        b"enable=1 ctrl=user rpct=95 rlat=5000 wpct=95 wlat=5000 min=50 max=150",
+    ),
+    of_text(
+        "cgroupfs.device_codecs:cost_row (model)",
+        lambda text: device_codecs.cost_row(text, model=True),
+        VALUE,
+        b"rbps=1 rseqiops=2 rrandiops=3 wbps=4 wseqiops=5 wrandiops=6",
+    ),
+    of_text("cgroupfs.devices:device_numbers", device_numbers, VALUE, b"8:16"),
+    of_text("cgroupfs.cpuset:CpuSet.parse", CpuSet.parse, VALUE, b"0-3,8\n"),
+    of_text("cgroupfs.pressure:parse_pressure", parse_pressure, VALUE, PSI),
+    of_text("cgroupfs.pressure:has_sys_resource", has_sys_resource, (), b"CapEff:\t0000003fffffffff\n"),
+    on_file(
+        "cgroupfs.pressure:read_pressure",
+        "cpu.pressure",
+        lambda at: read_pressure(str(at / "cpu.pressure")),
+        (SourceError, CgroupError, InputError),
+        PSI,
+    ),
+    on_file("cgroupfs.files:read_text", "x", lambda at: read_text(str(at / "x")), (CgroupError,), b"max\n"),
+    of_text("cgroupfs.usage:UsageReader", feed_usage, (), b"7\n", b"nr_periods 7\nusage_usec 8\n"),
+    of_text(
+        "cgroupfs.naming:parse", naming.parse, (), b"/kubepods/burstable/pod6f1d0c5e-9d0c-4b63-9a3c-0a0f6d0b7a11/abc"
+    ),
+    of_text("cgroupfs.naming:parse_container", naming.parse_container, (), b"cri-containerd-abc.scope"),
+    of_text("cgroupfs.identity:cgroup", identity._unit, (), b"1:name=systemd:/a.service\n0::/a\n"),
+    of_text("cgroupfs.identity:stat", identity._has_terminal, (), PROC_STAT),
+    # resctrl
+    of_text(
+        "resctrl.schemata:parse_schemata",
+        schemata.parse_schemata,
+        (InputError,),
+        b"    MB:0=100;1= 50\n    L3:0=fff;1=0ff\n",
+    ),
+    *(
+        sysfs(
+            f"sys/fs/resctrl/{file}",
+            capability.read_capability,
+            "resctrl.capability:read_capability",
+            good,
+            errors=(InputError,),
+        )
+        for file, good in (
+            ("schemata", b"    MB:0=100;1= 50\n    L3:0=fff;1=0ff\n"),
+            ("info/L3/cbm_mask", b"fff\n"),
+            ("info/L3/min_cbm_bits", b"1\n"),
+            ("info/L3/shareable_bits", b"c00\n"),
+            ("info/L3/sparse_masks", b"1\n"),
+            ("info/MB/delay_linear", b"1\n"),
+            ("info/MB/thread_throttle_mode", b"max\n"),
+            ("info/L3_MON/mon_features", b"llc_occupancy\nmbm_total_bytes\n"),
+            ("info/L3_MON/mbm_assign_mode", b"[default]\nmbm_event\n"),
+            ("info/L3_MON/max_threshold_occupancy", b"1\n"),
+        )
+    ),
+    sysfs(
+        "proc/self/mountinfo",
+        capability.read_capability,
+        "resctrl.capability:read_capability",
+        b"30 1 0:9 / /sys/fs/resctrl rw - resctrl resctrl rw,mba_MBps\n",
+        errors=(InputError,),
+    ),
+    sysfs(
+        "proc/cpuinfo",
+        capability.read_capability,
+        "resctrl.capability:read_capability",
+        b"vendor_id : GenuineIntel\nflags\t\t: fpu rdt_a cat_l3\n",
+        errors=(InputError,),
+    ),
+    of_text(
+        "resctrl.monitor:Monitors.read",
+        lambda text: monitor.Monitors("/r", one_text(text)).read("", at_s=1.0),
+        (CgroupError,),
+        b"4096\n",
+    ),
+    of_text("resctrl.tasks:numbers", tasks.numbers, VALUE, b"1\n2\n"),
+    of_text(
+        "resctrl.tasks:members", lambda text: tasks.members(one_text(text), "/r"), (CgroupError, InputError), b"1\n2\n"
+    ),
+    on_file("reconciler.cli.nodeview:number", "proc/x", lambda at: read_number(str(at), "/proc/x"), (), b"-5\n"),
+    # state
+    *(
+        sysfs(
+            f"sys/devices/system/{file}",
+            topology_sysfs.read_topology,
+            "state.topology_sysfs:read_topology",
+            good,
+            errors=(SourceError,),
+        )
+        for file, good in (
+            ("cpu/online", b"0-1\n"),
+            ("cpu/present", b"0-3\n"),
+            ("cpu/isolated", b"1\n"),
+            ("cpu/cpu0/topology/physical_package_id", b"0\n"),
+            ("cpu/cpu0/topology/core_cpus_list", b"0-1\n"),
+            ("cpu/cpu0/cpu_capacity", b"1024\n"),
+            ("cpu/cpu0/cache/index3/level", b"3\n"),
+            ("cpu/cpu0/cache/index3/id", b"3\n"),
+            ("node/node0/cpulist", b"0-1\n"),
+            ("node/node0/distance", b"10\n"),
+            ("node/node0/meminfo", NODE_MEMINFO),
+        )
+    ),
+    sysfs("sys/devices/system/cpu/online", topology_sysfs.read_online, "state.topology_sysfs:read_online", b"0-1\n"),
+    of_text(
+        "state.machine:parse",
+        machine.parse,
+        (InputError,),
+        b"2 sockets x 2 nodes x 8 cores x 2 threads; l3 per 4 cores; offline 3; isolated 4-7; memory 64G",
+    ),
+    of_json(
+        "state.kubelet:parse_cpu_manager_state",
+        kubelet.parse_cpu_manager_state,
+        CHECKPOINT,
+        fixture(f"{CHECKPOINTS}/cpu_manager_state"),
+        fixture("kubelet/static-one-exclusive/cpu_manager_state"),
+        V1_CPU,
+    ),
+    of_json(
+        "state.kubelet:parse_memory_manager_state",
+        kubelet.parse_memory_manager_state,
+        CHECKPOINT,
+        fixture("kubelet/memory-static-exclusive/memory_manager_state"),
+    ),
+    of_json(
+        "state.kubelet:parse_devices",
+        kubelet.parse_devices,
+        CHECKPOINT,
+        DEVICES,
+        DEVICES.replace(b'{"0":["widget-0"]}', b'["widget-0"]'),
+    ),
+    of_json(
+        "state.kubelet:parse_pod_status",
+        kubelet.parse_pod_status,
+        CHECKPOINT,
+        fixture("kubelet/inplace-1.27-one-pod/pod_status_manager_state"),
+    ),
+    of_json(
+        "state.allocated:parse_allocations",
+        allocated.parse_allocations,
+        CHECKPOINT,
+        fixture("kubelet/inplace-1.27-one-pod/pod_status_manager_state"),
+        rb'{"data":"{\"allocationEntries\":{\"pod1\":{\"container1\":{\"requests\":{\"cpu\":\"1Ki\"}}}}}","checksum":0}',
+    ),
+    Parser(
+        "state.allocated:parse_allocations (inside)",
+        lambda data, _: allocated.parse_allocations(wrapped(data)),
+        CHECKPOINT,
+        (
+            b'{"allocationEntries":{"p":{"c":{"requests":{"cpu":"1"},"limits":{"cpu":"2"}}}},"resizeStatusEntries":{"p":"Deferred"}}',
+            b'{"entries":{"p":{"ContainerResources":{"c":{"requests":{"cpu":"1"}}}}},"podList":"x"}',
+        ),
+        JSON,
+    ),
+    *(
+        on_file(
+            f"state.checkpoint:read_checkpoint ({name})",
+            name,
+            partial(feed_checkpoint, name, parse),
+            CHECKPOINT,
+            fixture(f"{CHECKPOINTS}/{name}"),
+        )
+        for name, parse in (
+            ("cpu_manager_state", kubelet.parse_cpu_manager_state),
+            ("memory_manager_state", kubelet.parse_memory_manager_state),
+        )
+    ),
+    Parser(
+        "state.rows:RowForm.decode",
+        feed_data(rows.RowForm(OneRow, 1).decode),
+        VALUE,
+        (msgpack.packb({"v": 1, "texts": ["a"]}),),
+        BYTES,
+    ),
+    Parser("state.schema:unseal", lambda data, _: unseal("k", data), VALUE, (seal("k", b"x"),), BYTES),
+    Parser("state.ledger:Ledger", feed_row("cpu:/a:cpu.shares", feed_ledger), (), ROWS, BYTES),
+    Parser("state.reader:read_dump", feed_dumped, (StoreError,), ROWS, BYTES),
+    Parser("state.reader:read_dump (keys)", feed_rotten_key, (StoreError,), (b"a", b"\xff"), BYTES),
+    on_file(
+        "state.reader:read_dump (file)",
+        "state.db",
+        lambda at: reader.read_dump(str(at / "state.db")),
+        (StoreError,),
+        kind=BYTES,
+    ),
+    # reconciler: rows
+    Parser("reconciler.keeper:decode_pools", feed_data(decode_pools), VALUE, (POOLS, *ROWS), BYTES),
+    Parser("reconciler.keeper:read_pools", feed_row("pools", read_pools), (), ROWS, BYTES),
+    Parser(
+        "reconciler.keeper:read_holds",
+        feed_row("node", read_holds),
+        (),
+        (msgpack.packb({"target": "node", "reason": "r", "by": "b", "until": None}),),
+        BYTES,
+    ),
+    Parser("reconciler.observer:read_kept", feed_row("interference", read_kept), (), ROWS, BYTES),
+    Parser("reconciler.headroom_report:read_kept", feed_row("headroom", read_headroom), (), ROWS, BYTES),
+    Parser(
+        "reconciler.actuators.siderow:SideRow.read",
+        feed_row("s", SideRow("s", OfBoot, "s").read),
+        (),
+        (msgpack.packb({"boot": "b"}),),
+        BYTES,
+    ),
+    Parser("reconciler.responses.journal:cases_of", lambda data, _: journal.cases_of([("1", data)]), (), ROWS, BYTES),
+    Parser("reconciler.alerts.queue:DurableQueue.load", feed_row("alert:1", feed_queue), (), ROWS, BYTES),
+    Parser(
+        "reconciler.brain:learned",
+        lambda data, _: _learned(
+            Remembered(learned={"cpi": {"k": msgspec.Raw(data)}, "ewma": {"k": msgspec.Raw(data)}})
+        ),
+        (),
+        ROWS,
+        BYTES,
+    ),
+    # reconciler: runtime and kubelet
+    of_json(
+        "reconciler.sources.bundles:parse_bundle",
+        lambda data: bundles.parse_bundle(data, "c"),
+        (InputError,),
+        fixture("runtime/guaranteed-int-node1.SANDBOX.config.json"),
+        b'{"ociVersion":"1.0","annotations":{"io.kubernetes.cri-o.Labels":"{\\"a\\":\\"b\\"}"},"linux":{"cgroupsPath":"/a/b","resources":{"cpu":{"shares":2},"memory":{"limit":4},"pids":{"limit":1}}}}',
+    ),
+    of_json("reconciler.sources.bundles:parse_state", bundles.parse_state, (InputError,), state_json()),
+    on_file(
+        "reconciler.sources.bundles:read_bundle",
+        "config.json",
+        lambda at: bundles.read_bundle(str(at)),
+        (InputError, SourceError),
+        b'{"ociVersion":"1.0"}',
+    ),
+    on_file(
+        "reconciler.sources.bundles:read_state",
+        "state.json",
+        lambda at: bundles.read_state(str(at / "state.json")),
+        (InputError, SourceError),
+        state_json(),
+    ),
+    of_json("reconciler.sources.kubelet_api:decode_pods", decode_pods, VALUE, pod_list()),
+    on_file(
+        "reconciler.sources.kubelet_config:read_kubelet_config",
+        "config.yaml",
+        feed_kubelet,
+        (),
+        KUBELET,
+        *(
+            b"reservedSystemCPUs: 0\n" + key + b": " + value
+            for key in (b"port", b"cpuManagerPolicyOptions")
+            for value in (b"{a: b}", b"[1]", b"1.5", b"~")
+        ),
+    ),
+    on_file(
+        "reconciler.sources.kubelet_config:cmdline",
+        "proc/7/cmdline",
+        lambda at: kubelet_config.read_kubelet_config(str(at)),
+        (),
+        b"/usr/bin/kubelet\0--port=5\0--config\0/x\0",
+    ),
+    on_file(
+        "reconciler.sources.runtime_roots:find_runtime_dirs",
+        "etc/containerd/config.toml",
+        lambda at: runtime_roots.find_runtime_dirs(str(at)),
+        (),
+        CONTAINERD,
+    ),
+    on_file(
+        "reconciler.sources.runtime_roots:find_image_root",
+        "etc/containerd/config.toml",
+        lambda at: runtime_roots.find_image_root(str(at)),
+        (),
+        CONTAINERD,
+    ),
+    on_file(
+        "reconciler.kubeconfig:read_kubeconfig",
+        "kubeconfig",
+        lambda at: read_kubeconfig("/kubeconfig", name="api", root=str(at)),
+        (InputError, SourceError),
+        KUBECONFIG,
+    ),
+    of_json("reconciler.kubeapi:status_of", feed_status, (), TRAIL),
+    of_text("reconciler.httpclient:retry_after_s", feed_wait, (), *RETRY),
+    Parser(
+        "reconciler.httpclient:retry_after_s (latin-1)", lambda data, _: feed_wait(data.decode("latin-1")), (), RETRY
+    ),
+    Parser("reconciler.actuators.links:Links", feed_data(feed_link), (SourceError,), (link_answer(),), BYTES),
+    # reconciler: people's files
+    of_text(
+        "reconciler.yamldoc:read_yaml",
+        lambda text: read_yaml(text, "x"),
+        (InputError,),
+        POD,
+        b"a: &a [1]\nb: *a\n<<: {c: d}\n",
+    ),
+    of_text("reconciler.yamltree:parse_tree", feed_tree, (), POD),
+    of_text(
+        "reconciler.sources.operator_file:read_overrides",
+        lambda text: operator_file.read_overrides(text, "x"),
+        (InputError,),
+        OVERRIDES,
+    ),
+    on_file(
+        "reconciler.sources.operator_file:OperatorFile.read",
+        "rules.yaml",
+        lambda at: operator_file.OperatorFile("/rules.yaml", str(at)).read(),
+        (),
+        OVERRIDES,
+    ),
+    of_text(
+        "reconciler.sources.manifests:read_manifest",
+        lambda text: manifests.read_manifest(text, "x"),
+        (InputError,),
+        POD,
+    ),
+    on_file(
+        "reconciler.sources.manifests:ManifestDirectory.read",
+        "m/pod.yaml",
+        lambda at: manifests.ManifestDirectory("/m", str(at)).read(),
+        (SourceError,),
+        POD,
+    ),
+    on_file(
+        "reconciler.configfile:load",
+        "config.yaml",
+        lambda at: configfile.load(str(at / "config.yaml")),
+        (binder.ConfigError,),
+        b"mode: observe\nclasses:\n  overrides: []\n",
+    ),
+    on_file(
+        "reconciler.cli.podsfile:read_pods_file",
+        "pods.yaml",
+        lambda at: read_pods_file(str(at / "pods.yaml")),
+        (InputError,),
+        PODS,
+        b'{"kind":"List","items":[{"metadata":{"name":"a","uid":"u"}}]}',
+    ),
+    on_file("reconciler.httpconfig:read_line", "token", lambda at: read_line("/token", str(at)), VALUE, b"Bearer x\n"),
+    recorded_file(recorded.ABOUT, CAPTURED),
+    recorded_file(recorded.KUBELET_PODS, pod_list()),
+    recorded_file(
+        recorded.CRI,
+        b'{"version":{"version":"0.1.0","name":"containerd","api":"v1"},"pods":[{"uid":"u","source":"cri"}]}',
+    ),
+    recorded_file(recorded.USAGE, b'[{"at":1.0,"stat":"cpu0 1","pods":{"u":5}}]'),
+    on_file("reconciler.cli.plan:archive", "x.tar.gz", feed_unpacked, (CliError,), archive(), kind=BYTES),
+    Parser("reconciler.recording:read", feed_data(feed_recording), (InputError,), (RECORDING,), BYTES),
+    Parser(
+        "reconciler.cli.client:answer",
+        lambda data, _: _parsed("/s", data),
+        (Unreachable,),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",),
+    ),
+    *(
+        Parser(f"reconciler.cli.masks:{call.__name__}", feed_text(call), VALUE, (good,), JSON)
+        for call, good in (
+            (masks.mask_json_text, TRAIL),
+            (masks.mask_devices, DEVICES),
+            (masks.mask_allocations, wrapped(b'{"allocationEntries":{}}')),
+        )
+    ),
+    *(
+        of_text(f"reconciler.cli.masks:{call.__name__}", call, VALUE, good)
+        for call, good in (
+            (masks.mask_yaml_text, POD),
+            (masks.mask_config_text, KUBELET),
+            (masks.mask_own_config, b"alerts: {}\nmode: observe\n"),
+        )
+    ),
+    # reconciler: numbers and words
+    of_text("reconciler.quantity:parse_quantity", quantity.parse_quantity, VALUE, b"100m", b"4Gi", b"1e3", b"0.5"),
+    of_text(
+        "reconciler.units:parse_number",
+        lambda text: units.parse_number(text, units.SECONDS, whole=False),
+        VALUE,
+        b"200ms",
+        b"5m",
+    ),
+    of_text(
+        "reconciler.resources:read_resources",
+        lambda text: read_resources("x", {"cpu": text, "memory": text}),
+        (),
+        b"4Gi",
+    ),
+    of_json(
+        "reconciler.resources:with_extended",
+        lambda data: with_extended((ContainerMeta(name="main"),), {EXTENDED_SPEC: data.decode("utf-8", "replace")}),
+        (),
+        b'{"containers":{"main":{"requests":{"kubernetes.io/batch-cpu":"500","kubernetes.io/batch-memory":1}}}}',
+    ),
+    of_json(
+        "reconciler.annotations:JsonAnnotation",
+        lambda data: feed_annotation(data.decode("utf-8", "surrogateescape")),
+        (),
+        b'{"cpus":"0-3"}',
+    ),
+    *(
+        of_json(f"reconciler.wishes:wish_of ({name})", partial(feed_wish, name), (), good)
+        for name, good in (
+            ("katalyst.kubewharf.io/cpu_enhancement", b'{"numa_number":"2","cpuset_pool":"a"}'),
+            ("katalyst.kubewharf.io/memory_enhancement", b'{"numa_binding":"true","numa_exclusive":"true"}'),
+            ("scheduling.koordinator.sh/resource-status", b'{"cpuset":"0-3","numaNodeResources":[{"node":0}]}'),
+            ("scheduling.koordinator.sh/resource-spec", b'{"preferredCPUBindPolicy":"FullPCPUs"}'),
+        )
+    ),
+    of_text("reconciler.responses.eviction.spared:accepts", feed_spared, (), b'["evictLoad"]'),
+    of_text("reconciler.detectors.formula:parse", formula.parse, VALUE, b"avg(cpu.wait, 10s) > 5% and cpu.use < 3"),
+    # reconciler: signals
+    of_text("reconciler.signals.cpu:parse_stat", cpu.parse_stat, VALUE, STAT),
+    of_text("reconciler.signals.psi:parse_totals", psi.parse_totals, VALUE, PSI),
+    of_text(
+        "reconciler.signals.podnet:parse_net_dev",
+        podnet.parse_net_dev,
+        (),
+        b"Inter-|\n face |b\n  eth0: 1 2 3 4 5 6 7 8 9 10 11\n    lo:1 2 3 4 5 6 7 8 9\n",
+    ),
+    of_text("reconciler.signals.nodeload:parse_loadavg", nodeload.parse_loadavg, VALUE, b"0.20 0.18 0.12 1/80 11206\n"),
+    of_text("reconciler.signals.numa_memory:parse_node_meminfo", numa_memory.parse_node_meminfo, VALUE, NODE_MEMINFO),
+    of_text(
+        "reconciler.signals.podcpu:parse_cpu_stat",
+        podcpu.parse_cpu_stat,
+        (),
+        b"usage_usec 5\nnr_periods 7\nnr_throttled 2\nthrottled_usec 3\n",
+    ),
+    *(
+        of_text(
+            f"reconciler.signals.podnuma:{call.__name__} (v{version})",
+            partial(call, version=version, page_bytes=4096),
+            VALUE,
+            NUMA_STAT,
+        )
+        for call in (podnuma.parse_numa_stat, podnuma.parse_numa_cache)
+        for version in (1, 2)
+    ),
+    of_text(
+        "reconciler.signals.devicestats:parse_diskstats",
+        devicestats.parse_diskstats,
+        (),
+        b"   8       0 sda 1 2 3 4 5 6 7 8 9 10 11\n",
+    ),
+    of_text(
+        "reconciler.signals.devicestats:parse_io_stat",
+        devicestats.parse_io_stat,
+        (),
+        b"8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0\n",
+    ),
+    of_text(
+        "reconciler.signals.devicestats:parse_blkio",
+        devicestats.parse_blkio,
+        (),
+        b"8:0 Read 5\n8:0 Write 6\nTotal 11\n",
+    ),
+    of_text("reconciler.signals.fsuse:parse_du", fsuse.parse_du, (), b"5\t/a\n"),
+    of_text(
+        "reconciler.signals.fsuse:upper_directory",
+        fsuse.upper_directory,
+        (),
+        b"5 4 0:1 / / rw - overlay overlay rw,lowerdir=/a,upperdir=/b,workdir=/c\n",
+    ),
+    of_text("reconciler.signals.memory:parse_meminfo", memory.parse_meminfo, VALUE, MEMINFO),
+    of_text(
+        "reconciler.signals.memory:parse_zoneinfo",
+        memory.parse_zoneinfo,
+        VALUE,
+        ZONEINFO,
+    ),
+    of_text(
+        "reconciler.signals.pools:parse_schedstat",
+        pools.parse_schedstat,
+        VALUE,
+        b"version 15\ncpu0 1 2 3 4 5 6 7 8 9\n",
+    ),
+    *(
+        of_text(
+            f"reconciler.signals.podmemory:parse_memory_stat (v{version})",
+            partial(podmemory.parse_memory_stat, version=version),
+            (),
+            b"anon 5\npgscan 7\ntotal_rss 5\nhierarchical_memory_limit 9223372036854771712\nworkingset_refault 3\n",
+        )
+        for version in (1, 2)
+    ),
+    of_text("reconciler.signals.runqueue:parse_schedstat", runqueue.parse_schedstat, VALUE, b"1 2 3\n"),
+    of_text("reconciler.signals.growth:numbers", growth.numbers, (), b"a 5\nb 6\n"),
+    of_text(
+        "reconciler.signals.promtext:parse_selector",
+        promtext.parse_selector,
+        VALUE,
+        b'http_seconds_bucket{job="a",path=~"/api.*"}',
+    ),
+    of_json(
+        "reconciler.signals.promtext:series_of",
+        lambda data: list(promtext.series_of(data, ["a", "http_seconds_bucket"])),
+        VALUE,
+        b'{"a":1}',
+    ),
+    Parser(
+        "reconciler.signals.promtext:series_of (text)",
+        lambda data, _: list(promtext.series_of(data, ["a", "http_seconds_bucket"])),
+        VALUE,
+        (b'# HELP\nhttp_seconds_bucket{le="0.5",a="b\\"c"} 12 1234\na 5\n',),
+    ),
+    Parser(
+        "reconciler.signals.taskstats:parse_answer",
+        feed_data(taskstats.parse_answer),
+        (ValueError, OSError),
+        (binary_frame(24), binary_frame(2)),
+        BYTES,
+    ),
+    Parser(
+        "reconciler.signals.perf_abi:decode",
+        lambda data, _: perf_abi.decode(data, 2),
+        (),
+        (struct.pack("=5Q", 2, 5, 5, 1, 2),),
+        BYTES,
+    ),
+    of_json(
+        "reconciler.signals.probe_source:number_in",
+        lambda data: probe_source.number_in(data, "latency.0.p99"),
+        VALUE,
+        b'{"latency":[{"p99":5.5}]}',
+    ),
+    Parser(
+        "reconciler.signals.probe_source:number_in (plain)",
+        lambda data, _: probe_source.number_in(data, None),
+        VALUE,
+        (b"5.5\n",),
+    ),
+    on_file(
+        "reconciler.responses.means.processes:read_stat", "7/stat", lambda at: read_stat(7, str(at)), (), PROC_STAT
+    ),
+    on_file(
+        "reconciler.placement.devices:read_pci_nodes",
+        "sys/bus/pci/devices/0000:00:01.0/numa_node",
+        lambda at: read_pci_nodes({"0000:00:01.0"}, str(at)),
+        (),
+        b"1\n",
+    ),
+    on_file(
+        "reconciler.actuators.links:link_mbit",
+        "eth0/speed",
+        lambda at: links.link_mbit("eth0", str(at)),
+        (),
+        b"10000\n",
+    ),
+)
+
+TAKE_PIPES: Final = frozenset({"reconciler.cli.podsfile:read_pods_file"})
+"""Named on the command line, where a person may give the output of another program."""
+LEFT_TO_SAFEFILES: Final = frozenset(
+    {
+        "reconciler.sources.kubelet_config:read_kubelet_config",
+        "reconciler.sources.runtime_roots:find_runtime_dirs",
+        "reconciler.sources.runtime_roots:find_image_root",
+        "reconciler.kubeconfig:read_kubeconfig",
+        "reconciler.sources.operator_file:OperatorFile.read",
+        "reconciler.sources.manifests:ManifestDirectory.read",
+    }
+)
+"""Readers whose files `reconciler.safefiles` opens, once it is there."""
+
+EXCEPTED: Final = {
+    r"cgroupfs\.bounded:read_file": "what bounds the others; tests/cgroupfs/test_bounded.py",
+    r"cgroupfs\.(files|kept):\w+\.read": "the text alone; what reads it is here",
+    r"resctrl\.files:\w+\.read": "the text alone",
+    r"cgroupfs\.naming:(Layout\.parse|detect_layout)": "names of directories, by naming:parse",
+    r"cgroupfs\.usage:UsageReader\.read(_cpu)?": "here as UsageReader",
+    r"state\.checkpoint:load": "by each of the formats",
+    r"state\.reader:read_history": "with read_dump",
+    r"reconciler\.actuators\.tc:load_classifier": "loads a program of ours into the kernel",
+    r"reconciler\.actuators\.watermarks:Sysctls\.read": "a number, ValueError is caught there",
+    r"reconciler\.annotations:(JsonAnnotation\.read|read_plain)": "here as JsonAnnotation and wish_of",
+    r"reconciler\.cli\.kernel:read_value": "the text alone",
+    r"reconciler\.cli\.nodeview:read_(text|number)": "here as nodeview",
+    r"reconciler\.cli\.unpack:unpack": "here as archive",
+    r"reconciler\.handfiles:HandFiles\.read_manifests": "by ManifestDirectory.read",
+    r"reconciler\.place:read_kubelet": "by read_kubelet_config",
+    r"reconciler\.placement\.chain:load": "a name in our own table",
+    r"reconciler\.responses\.journal:Journal\.load": "by cases_of",
+    r"reconciler\.schema:Later\.load": "a class of our own",
+    r"reconciler\.signals\.\w+:\w+\.read": "readers of signals: their parsers are here",
+    r"reconciler\.sources\.allocations:Allocations\.read": "takes what was parsed",
+    r"reconciler\.sources\.checkpoints:CheckpointSource\.read_all": "by the checkpoints' parsers",
+    r"reconciler\.sources\.kubelet_config:parse_flags": "here as cmdline",
+    r"reconciler\.web\.app:read_app": "the read-only part of the web interface",
+}
+"""Names (patterns) that look like a parser's, and why they are not tried under them."""
