@@ -16,13 +16,15 @@ MOST_DIGITS: Final = 20
 _LONGEST_NUMBER: Final = 64
 """Characters of a number with its sign and the blanks around it."""
 _PART: Final = 1 << 20
+_NULL: Final = os.makedev(1, 3)
+"""``/dev/null``. Source: the kernel's list of devices, admin-guide/devices."""
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 
 
 def read_file(path: str, most: int, *, pipes: bool = False) -> bytes:
-    """The whole of a regular file. ``pipes``: also of a pipe, for a file that a person names on the command line.
+    """The whole of a regular file. ``pipes``: also of a pipe or ``/dev/null``, for a file that a person names.
 
     Units: ``most`` in bytes. Errors: `OSError`; EFBIG for a longer file, EINVAL for a device, a socket or a pipe (which
     is neither waited for nor read).
@@ -30,12 +32,13 @@ def read_file(path: str, most: int, *, pipes: bool = False) -> bytes:
     # Without O_NONBLOCK the open of a pipe lasts until somebody writes to it.
     number = os.open(path, _READ)
     try:
-        kind = os.fstat(number).st_mode
+        found = os.fstat(number)
+        kind = found.st_mode
         if pipes and stat.S_ISFIFO(kind):
             os.set_blocking(number, True)
         elif stat.S_ISDIR(kind):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        elif not stat.S_ISREG(kind):
+        elif not stat.S_ISREG(kind) and not (pipes and found.st_rdev == _NULL):
             raise OSError(errno.EINVAL, "not a regular file", path)
         data = bytearray()
         while part := os.read(number, min(_PART, most + 1 - len(data))):

@@ -116,7 +116,8 @@ def _texts(path: str, *, required: bool, problems: list[Problem]) -> Iterator[Te
         names = []
     for file in (path, *(os.path.join(directory, name) for name in names)):
         try:
-            content = read_file(file, _LARGEST)
+            # A person names it: a pipe of the shell's, or /dev/null for no configuration at all.
+            content = read_file(file, _LARGEST, pipes=True)
             yield Text(file, content.decode())
         except FileNotFoundError:
             if file != path or required:

@@ -102,8 +102,8 @@ def read_classes(store: Store) -> dict[str, LastClass]:
     found: dict[str, LastClass] = {}
     for key, row in store.rows(ASSIGNMENTS):
         if key.startswith(POD):
-            with contextlib.suppress(msgspec.MsgspecError):
-                last = msgspec.msgpack.decode(row, type=_ClassRow).last()
+            with contextlib.suppress(ValueError):
+                last = decoded(msgspec.msgpack.Decoder(_ClassRow).decode, row).last()
                 found |= {} if last is None else {key.removeprefix(POD): last}
     return found
 

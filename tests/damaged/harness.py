@@ -25,7 +25,7 @@ from reconciler.cli import plan, recorded
 from reconciler.responses.eviction import spared
 from reconciler.sources import kubelet_config
 from reconciler.yamltree import parse_tree
-from state import checkpoint, checksum, dump, reader
+from state import checkpoint, checksum, dump, framed, reader
 from state.entry import Entry
 from state.evidence import PodFacts
 from state.ledger import Ledger
@@ -156,6 +156,8 @@ class _Rows:
 
     boot = "b"
     generation = 1
+    path = "/nowhere/state.db"
+    rebooted = False
 
     def __init__(self, key: str, body: bytes) -> None:
         self._row = key, body
@@ -172,6 +174,16 @@ def feed_queue(store: Store) -> object:
     one = queue.DurableQueue(store, trio.CapacityLimiter(1), 10)
     one.load([*store.rows(META), ("alert:2", b"\x80")])
     return one.rows
+
+
+def feed_frame(name: str, call: Callable[[Path], object]) -> Callable[[bytes, Path], object]:
+    """``data`` as the body of a whole frame in a file of ours."""
+
+    def feed(data: bytes, directory: Path) -> object:
+        (directory / name).write_bytes(framed.frame(data))
+        return call(directory)
+
+    return feed
 
 
 def feed_dumped(data: bytes, directory: Path) -> object:

@@ -30,7 +30,7 @@ from reconciler.cli.podsfile import read_pods_file
 from reconciler.detectors import formula
 from reconciler.headroom_report import read_kept as read_headroom
 from reconciler.httpconfig import read_line
-from reconciler.keeper import decode_pools, encoded, read_holds, read_pools
+from reconciler.keeper import decode_pools, encoded, read_classes, read_holds, read_pools
 from reconciler.kubeconfig import read_kubeconfig
 from reconciler.observer import read_kept
 from reconciler.placement.devices import read_pci_nodes
@@ -62,6 +62,8 @@ from reconciler.sources.kubelet_api import decode_pods
 from reconciler.yamldoc import read_yaml
 from resctrl import capability, monitor, schemata, tasks
 from state import allocated, kubelet, machine, reader, rows, topology_sysfs
+from state.intents import read_intents
+from state.mirror import read_copy
 from state.model import ContainerMeta, Pools
 from state.schema import seal, unseal
 from tests.damaged.harness import (
@@ -77,6 +79,7 @@ from tests.damaged.harness import (
     feed_data,
     feed_decode,
     feed_dumped,
+    feed_frame,
     feed_kubelet,
     feed_ledger,
     feed_link,
@@ -435,7 +438,26 @@ PARSERS: Final[tuple[Parser, ...]] = (
         (StoreError,),
         kind=BYTES,
     ),
+    Parser(
+        "state.mirror:read_copy",
+        feed_frame("state.db.copy", lambda at: read_copy(str(at / "state.db"))),
+        (StoreError,),
+        ROWS,
+        BYTES,
+    ),
+    on_file(
+        "state.mirror:read_copy (file)",
+        "state.db.copy",
+        lambda at: read_copy(str(at / "state.db")),
+        (StoreError,),
+        kind=BYTES,
+    ),
+    Parser(
+        "state.intents:read_intents", feed_frame("writes", lambda at: read_intents(str(at / "writes"))), (), ROWS, BYTES
+    ),
+    on_file("state.intents:read_intents (file)", "writes", lambda at: read_intents(str(at / "writes")), (), kind=BYTES),
     # reconciler: rows
+    Parser("reconciler.keeper:read_classes", feed_row("pod:1", read_classes), (), ROWS, BYTES),
     Parser("reconciler.keeper:decode_pools", feed_data(decode_pools), VALUE, (POOLS, *ROWS), BYTES),
     Parser("reconciler.keeper:read_pools", feed_row("pools", read_pools), (), ROWS, BYTES),
     Parser(
@@ -815,7 +837,12 @@ EXCEPTED: Final = {
     r"cgroupfs\.naming:(Layout\.parse|detect_layout)": "names of directories, by naming:parse",
     r"cgroupfs\.usage:UsageReader\.read(_cpu)?": "here as UsageReader",
     r"state\.checkpoint:load": "by each of the formats",
-    r"state\.reader:read_history": "with read_dump",
+    r"state\.framed:read": "the bytes alone; by read_copy and read_intents",
+    r"state\.reader:read_(history|tables)": "with read_dump",
+    r"reconciler\.httpclient:HttpSession\.read": "hands on what arrives",
+    r"reconciler\.readkeys:read_keys": "goes through our own configuration",
+    r"reconciler\.safefiles:read_file": "the bytes alone; tests/reconciler/test_safefiles.py",
+    r"reconciler\.sources\.podlist:read_pod": "by kubelet_api:decode_pods",
     r"reconciler\.actuators\.tc:load_classifier": "loads a program of ours into the kernel",
     r"reconciler\.actuators\.watermarks:Sysctls\.read": "a number, ValueError is caught there",
     r"reconciler\.annotations:(JsonAnnotation\.read|read_plain)": "here as JsonAnnotation and wish_of",
