@@ -184,7 +184,9 @@ def test_a_running_daemon_finds_says_and_repairs_it(
     one = daemon().up()
     wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=one.tail)
     target = f"pod:{pods[1].uid}"
-    assert one.call("POST", "/holds", {"target": target, "reason": "kept", "by": "test"})[0] == 201
+    assert (
+        one.call("POST", "/holds", {"target": target, "reason": "kept", "by": "test", "until_released": True})[0] == 201
+    )
     damage(node.store)
     wait_for(lambda: one.said('"alert": "store"'), told=one.tail, within_s=30)
     assert any("state.db" in line for line in one.problems())

@@ -172,8 +172,11 @@ def test_a_start_without_any_store_to_be_had_serves_and_touches_nothing(
         os.symlink(f"{node.directory}/nowhere/state.db", node.store)
     pod = node.add("be", shares=102)
     before = node.tree()
-    one = daemon().up()
+    one = daemon()
+    one.start()
+    wait_for(lambda: one.answers("/healthz") == 200, told=one.tail)
     wait_for(lambda: one.standing(pod.main.group, "cpu.set").get("state") == "not recorded", told=one.tail)
+    assert one.answers("/readyz") == 503
     assert node.tree() == before
     assert store_problems(one)
 
