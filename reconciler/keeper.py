@@ -25,15 +25,13 @@ from reconciler.headroom_report import HEADROOM, Kept
 from reconciler.loop import Reconciler
 from state.ledger import Ledger
 from state.model import Hold, LastClass, Pod, PodClass, Pools, Setting
-from state.schema import ASSIGNMENTS, HOLDS, META, SETTINGS
+from state.schema import ASSIGNMENTS, HOLDS, META, RUNNING, SETTINGS
 from state.store import Batch, Store
 
 _LOG: Final = logging.getLogger(__name__)
 _CHECK_S: Final = 10.0
 _CHECK_ALL_S: Final = 3600.0
 """Damage that leaves no trace in the file's times: the medium's own."""
-RUNNING: Final = "running"
-"""A row of the store's META table that is there while a daemon runs, and stays when it is killed."""
 POOLS: Final = "pools"
 """Row of the ASSIGNMENTS table: the pools as they are, and under ``lists`` as CPU lists by name."""
 POD: Final = "pod:"

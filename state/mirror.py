@@ -19,7 +19,7 @@ import msgpack
 
 from cgroupfs.errors import StoreError, errno_name
 from state import framed
-from state.schema import EVICTIONS, FILES, HOLDS, META, SERIAL
+from state.schema import EVICTIONS, FILES, HOLDS, LINEAGE, META, OPENED_AT, SERIAL
 
 MIRRORED: Final = (FILES, HOLDS, META, EVICTIONS)
 """The tables that are in the copy."""
@@ -60,7 +60,7 @@ def read_copy(store: str) -> Copied | None:
             number, of_boot, fresh, cleared, changed = msgpack.unpackb(body)
             _apply(rows, cleared, changed)
             serial, boot = max(serial, int(number)), str(of_boot)
-        except (ValueError, TypeError, AttributeError, KeyError):
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError):
             whole = False
             continue
         begun = begun or bool(fresh)
@@ -71,9 +71,28 @@ def read_copy(store: str) -> Copied | None:
 
 def serial_of(meta: Mapping[str, bytes]) -> int:
     """The number of a store's last transaction, from its rows of META; 0 where there is none that can be read."""
-    with suppress(ValueError, TypeError):
+    with suppress(ValueError, TypeError, OverflowError):
         return int(msgpack.unpackb(meta[SERIAL])) if SERIAL in meta else 0
     return 0
+
+
+def is_stale(copied: Copied, meta: Mapping[str, bytes]) -> bool:
+    """Whether a version that keeps no copy has opened the store since, or has made it: a downgrade.
+
+    Such a copy says nothing of what was stored then; its serial counts other transactions.
+    """
+    if LINEAGE in meta and meta[LINEAGE] != copied.rows[META].get(LINEAGE):
+        # Another store of a version that keeps a copy was put in its place.
+        return False
+    then, now = _opened_at(copied.rows[META]), _opened_at(meta)
+    return then is not None and now is not None and now > then
+
+
+def _opened_at(meta: Mapping[str, bytes]) -> float | None:
+    """Wall-clock seconds of the last opening; every version writes it at each. None: it cannot be read."""
+    with suppress(ValueError, TypeError, OverflowError):
+        return float(msgpack.unpackb(meta[OPENED_AT])) if OPENED_AT in meta else None
+    return None
 
 
 def merge(saved: Mapping[str, Mapping[str, bytes]], copied: Copied | None) -> tuple[Rows, bool]:
@@ -81,8 +100,10 @@ def merge(saved: Mapping[str, Mapping[str, bytes]], copied: Copied | None) -> tu
     rows: Rows = {table: dict(some) for table, some in saved.items()}
     if copied is None:
         return rows, True
-    behind = copied.serial < serial_of(rows.get(META, {}))
-    complete = copied.whole and not behind
+    meta = rows.get(META, {})
+    behind = copied.serial < serial_of(meta) or is_stale(copied, meta)
+    # Rows of a store that never counted its transactions are in no copy: none of them is left out.
+    complete = copied.whole and not behind and (SERIAL in meta or not meta)
     for table in MIRRORED:
         ours, theirs = rows.get(table, {}), copied.rows[table]
         # A copy that has everything knows what is gone, too; else nothing is left out.

@@ -15,7 +15,7 @@ import msgpack
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import StoreError, errno_name
-from state.mirror import Copied, Rows, merge, read_copy, serial_of
+from state.mirror import Copied, Rows, is_stale, merge, read_copy, serial_of
 from state.schema import (
     ASSIGNMENTS,
     DEFAULT_PATH,
@@ -23,6 +23,9 @@ from state.schema import (
     HOLDS,
     KEYED,
     META,
+    NO_COPY,
+    RUNNING,
+    SERIAL,
     SETTINGS,
     NewerSchemaError,
     schema_version,
@@ -109,7 +112,9 @@ def read_tables(path: str) -> Tables:
         raise
     except (StoreError, sqlite3.Error) as exc:
         problems.append(f"{path}: {exc}" if isinstance(exc, sqlite3.Error) else str(exc))
-    behind = copied is not None and copied.serial > serial_of(rows[META])
+    if copied is None and SERIAL in rows[META] and RUNNING in rows[META] and not problems:
+        return Tables(rows, lost=True, problems=(f"{path}: {NO_COPY}", *unread))
+    behind = copied is not None and copied.serial > serial_of(rows[META]) and not is_stale(copied, rows[META])
     if behind and not problems:
         problems.append(f"{path}: it lacks the last changes, which its copy has: damaged, or set back")
     if not problems:

@@ -24,6 +24,13 @@ EVICTIONS: Final = "evictions"
 KEYED: Final = (FILES, SETTINGS, ASSIGNMENTS, HOLDS, META, EVICTIONS)
 SERIAL: Final = "serial"
 """Row of META: counts the transactions. By it a store and its copy know which of them lacks something."""
+OPENED_AT: Final = "opened_at"
+"""Row of META: when the store was opened last (wall-clock seconds), whatever version of bypassd did it."""
+LINEAGE: Final = "lineage"
+"""Row of META: a random name that a store gets when a version that keeps a copy opens it first."""
+RUNNING: Final = "running"
+"""Row of META: a daemon works with the store; it is still there after a SIGKILL."""
+NO_COPY: Final = "its second copy is missing: the last changes may be lost"
 PLACES: Final = "places"
 """Row of META: the directories that the last daemon worked with, for a restore while none runs."""
 BOOT_BOUND: Final = (FILES, SETTINGS)

@@ -26,7 +26,7 @@ from typing import Final, final
 import msgpack
 
 from cgroupfs.errors import StoreError, errno_name
-from state.mirror import MIRRORED, Copied, CopyFile, merge, read_copy, serial_of
+from state.mirror import MIRRORED, Copied, CopyFile, is_stale, merge, read_copy, serial_of
 from state.quarantine import finish_interrupted, replace_damaged, salvage
 from state.reader import NoStoreError, open_readonly, read_dump, read_tables
 from state.schema import (
@@ -34,7 +34,11 @@ from state.schema import (
     DEFAULT_PATH,
     FILES,
     KEYED,
+    LINEAGE,
     META,
+    NO_COPY,
+    OPENED_AT,
+    RUNNING,
     SERIAL,
     NewerSchemaError,
     migrate,
@@ -354,7 +358,9 @@ class Store:
         meta = dict(_each(connection, META))
         self._serial = serial_of(meta)
         copied = self._copied()
-        if copied is not None and copied.serial > self._serial:
+        if copied is None and SERIAL in meta and RUNNING in meta:
+            self.lost, self.damage = True, NO_COPY
+        elif copied is not None and copied.serial > self._serial and not is_stale(copied, meta):
             raise ValueError(f"it lacks {copied.serial - self._serial} transactions that its copy has")
         batch = Batch()
         if self._is_other_boot(meta.get("boot_id")):
@@ -366,8 +372,10 @@ class Store:
         for name, value in self._meta.items():
             if value:
                 batch.put(META, name, _pack(value))
+        if LINEAGE not in meta:
+            batch.put(META, LINEAGE, _pack(os.urandom(8)))
         # Always a real write: it proves that the disk takes one.
-        batch.put(META, "opened_at", _pack(self._clock()))
+        batch.put(META, OPENED_AT, _pack(self._clock()))
         self._transact(connection, batch)
         self._copy_all(connection)
         self._identity = _identity(self.path)

@@ -291,7 +291,13 @@ class Judge:
         if found is None:
             return None
         file, raw = found
-        return Work(work.target, *file, None, raw, file.knob.normal(raw, file.version), raw, Move.RELEASE)
+        try:
+            actual = file.knob.normal(raw, file.version)
+        except ValueError as exc:
+            # What nobody can read is nobody's original: the file is left, and reported with its group.
+            self.errors.counted("file", exc)
+            return None
+        return Work(work.target, *file, None, raw, actual, raw, Move.RELEASE)
 
     # What would be there without us
 

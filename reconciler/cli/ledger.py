@@ -15,13 +15,12 @@ from reconciler import __version__, sides
 from reconciler.adopt import adopt_after_kill
 from reconciler.cli.exits import CliError, Exit
 from reconciler.instance import AlreadyRunningError, InstanceLock
-from reconciler.keeper import RUNNING
 from reconciler.records import records_of
 from reconciler.restore import Undone, restore_all
 from reconciler.thaw import thaw, thaw_killed
 from state.ledger import Ledger
 from state.reader import LostStoreError, NoStoreError, read_tables
-from state.schema import META, PLACES, NewerSchemaError
+from state.schema import META, PLACES, RUNNING, NewerSchemaError
 from state.store import Batch, Store, boot_id
 
 

@@ -4,9 +4,10 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from state.framed import frame, frames
 from state.ledger import Ledger
 from state.mirror import copy_path, read_copy
 from state.reader import LostStoreError, NoStoreError, StoreDeniedError, read_dump, read_tables
-from state.schema import FILES, HOLDS, META
+from state.schema import FILES, HOLDS, META, NO_COPY, OPENED_AT, RUNNING, seal
 from state.store import Store
 from tests.state.ledgers import entry
 from tests.state.storing import batch_of, content
@@ -285,3 +286,67 @@ def test_the_ledger_writes_what_it_holds_into_a_repaired_store(path: str) -> Non
     (row,) = Ledger(Store(path, boot="b"))
     assert (row.original, row.wanted) == (entry().original, "2-3")
     assert content(store, META) is not None
+
+
+# A downgrade: a version that knows neither serial nor copy works on the store
+
+
+def by_an_old_version(path: str, opened_at: float, files: dict[str, bytes]) -> None:
+    """What such a version leaves: its opening, and rows without a serial. The file is made where there is none."""
+    if not os.path.exists(path):
+        Store(path, boot="b").close()
+        with closing(sqlite3.connect(path)) as made:
+            made.execute("DELETE FROM meta")
+            made.commit()
+        os.unlink(copy_path(path))
+    with closing(sqlite3.connect(path)) as connection:
+        rows = {OPENED_AT: msgpack.packb(opened_at), RUNNING: msgpack.packb(True)}
+        put = "INSERT INTO {} (key, row) VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET row = excluded.row"
+        connection.executemany(put.format(META), [(key, seal(key, body)) for key, body in rows.items()])
+        connection.executemany(put.format(FILES), [(key, seal(key, body)) for key, body in files.items()])
+        connection.commit()
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["on the same file", "on a fresh file"])
+def test_a_copy_older_than_a_downgrade_takes_nothing_from_the_store(path: str, fresh: bool) -> None:
+    stored(path).close()
+    if fresh:
+        delete_all(path)
+        os.rename(copy_path(path), f"{path}.kept")
+    by_an_old_version(path, 4e9, {"cpu:/kubepods/late:cpu.shares": b"\x01"})
+    if fresh:
+        os.rename(f"{path}.kept", copy_path(path))
+    tables = read_tables(path)
+    assert (tables.lost, tables.problems) == (False, ())
+    assert "cpu:/kubepods/late:cpu.shares" in tables.rows[FILES]
+    store = Store(path, boot="b")
+    assert (store.lost, store.damage) == (False, None)
+    assert "cpu:/kubepods/late:cpu.shares" in dict(store.rows(FILES))
+    store.close()
+
+
+def test_a_store_damaged_after_a_downgrade_is_not_called_whole(path: str) -> None:
+    stored(path).close()
+    by_an_old_version(path, 4e9, {"cpu:/kubepods/late:cpu.shares": b"\x01"})
+    flip_a_row(path)
+    tables = read_tables(path)
+    assert tables.lost
+    assert "cpu:/kubepods/late:cpu.shares" in tables.rows[FILES]
+    store = Store(path, boot="b")
+    assert store.lost
+    assert {"cpu:/kubepods/late:cpu.shares", *TRUTH} <= set(dict(store.rows(FILES)))
+    store.close()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_store_of_a_killed_daemon_without_its_copy_cannot_be_called_whole(path: str, killed: bool) -> None:
+    store = stored(path)
+    if killed:
+        store.apply(batch_of(META, {RUNNING: True}))
+    store.close()
+    os.unlink(copy_path(path))
+    tables = read_tables(path)
+    assert (tables.lost, any(NO_COPY in line for line in tables.problems)) == (killed, killed)
+    store = Store(path, boot="b")
+    assert (store.lost, store.damage is not None) == (killed, killed)
+    store.close()

@@ -127,3 +127,24 @@ async def test_a_level_that_the_kernel_never_takes_back_stays_and_is_told(tmp_pa
     )
     assert kernel.read(hierarchy.directory("cpu", POD), "cpu.qos_level") == "-1\n"
     acting.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("text", ["", "\0", "max max max", "9" * 4300, "0-3", "٣", "1_0"])
+async def test_a_weight_that_cannot_be_read_ends_nothing_and_is_nobodys_original(
+    tmp_path: Path, mode: Mode, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, hierarchy = node(tmp_path, mode)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    read = acting.files.read
+
+    def garbled(directory: str, file: str) -> str:
+        return text if file == WEIGHT[mode] else read(directory, file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(acting.files, "read", garbled)
+        await acting.actuator.apply([acting.target(POD, {"cpu.idle": 1})])
+        await acting.actuator.apply([acting.target(POD, {})])
+    assert acting.judge.errors.counts["file", "ValueError"] > 0
+    assert not [one for one in acting.ledger if one.file == WEIGHT[mode]]
+    acting.close()
