@@ -38,6 +38,9 @@ _NAMES: Final = 4
 """At most, before a problem's text."""
 _LINES: Final = 20
 """Files that are named among the problems."""
+_LONGEST_MARK: Final = 2048
+_MARKS: Final = 8 * 1024
+"""Characters of a pod's labels, and of its annotations, that are shown: a few pods' must not fill the document."""
 _NEEDED: Final = frozenset({"cgroup tree", "reconciler"})
 """Components without which nothing new is bounded."""
 _SECTIONS: Final = (
@@ -98,12 +101,13 @@ class Show:
         parts = self._parts(sections, self._history() if not sections or "history" in sections else ())
         return {name: list(value) if isinstance(value, Iterator) else value for name, value in parts}
 
-    async def parts(self, sections: Sequence[str]) -> Iterator[tuple[str, object]]:
-        """The same part by part."""
+    async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
+        """The same part by part, and the CPU time of threads for it."""
         history: Sequence[Mapping[str, object]] = ()
+        spent_s = 0.0
         if not sections or "history" in sections:
-            history = await trio.to_thread.run_sync(self._history)
-        return self._parts(sections, history)
+            history, spent_s = await trio.to_thread.run_sync(self._timed_history)
+        return self._parts(sections, history), spent_s
 
     def _parts(self, sections: Sequence[str], history: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, object]]:
         """In the document's order; what is not wanted is not made."""
@@ -243,8 +247,8 @@ class Show:
         refusals = agent.reconciler.refusals.get(pod.uid, ())
         return {
             **pod_facts(pod, agent.reconciler.pools),
-            "labels": dict(pod.labels),
-            "annotations": dict(pod.annotations),
+            "labels": shown_marks(pod.labels),
+            "annotations": shown_marks(pod.annotations),
             "resizes": {one.name or one.id: one.resize for one in pod.containers if one.resize},
             "cpu_ns": agent.usage.cpu_ns(pod.group.path),
             "settings": self._group(pod.group.path),
@@ -288,6 +292,10 @@ class Show:
         except AgentError:
             return []
 
+    def _timed_history(self) -> tuple[list[dict[str, Any]], float]:
+        began = time.thread_time()
+        return self._history(), time.thread_time() - began
+
     def _problems(self) -> list[str]:
         agent = self._agent
         found = [_named(status.name, status.detail) for status in agent.statuses() if not status.ok]
@@ -329,6 +337,17 @@ def distinct(lines: Sequence[str]) -> list[str]:
                 break
             within.add(rest)
     return [line for line in dict.fromkeys(lines) if line not in within]
+
+
+def shown_marks(marks: Mapping[str, str]) -> dict[str, str]:
+    """Labels or annotations, the long ones cut: each at `_LONGEST_MARK` characters, all together at `_MARKS`."""
+    left, shown = _MARKS, {}
+    # The short ones first: a long one takes no other's place.
+    for key, text in sorted(marks.items(), key=lambda item: len(item[1])):
+        most = max(0, min(_LONGEST_MARK, left))
+        left -= min(len(text), most)
+        shown[key] = text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+    return {key: shown[key] for key in marks}
 
 
 def _by_path(setting: Setting) -> tuple[str, str]:

@@ -2,8 +2,9 @@
 
 All requests that wait are answered by one build, which begins after they came, so an answer is never older than its
 question. Builds take at most `SHARE` of the loop's time, however many requests there are: the next one begins so much
-later. On the loop and not in a thread: a thread that holds the interpreter delays every system call of the loop by a
-switch interval, the fast path's writes among them; on the loop they wait for one slice.
+later, up to a few seconds (`Pace`). Root's builds wait for its own only. On the loop and not in a thread: a thread that
+holds the interpreter delays every system call of the loop by a switch interval, the fast path's writes among them; on
+the loop they wait for one slice.
 """
 
 import time
@@ -16,11 +17,28 @@ import trio
 from cgroupfs.cpuset import CpuSet
 from reconciler.slices import Slices, Steps
 from reconciler.web.interface import Shown
-from reconciler.web.limits import HttpCounts
+from reconciler.web.limits import Bodies, HttpCounts
 from state.printable import encodable, printable_json
 
 SHARE: Final = 0.05
 """Of the loop's time, what builds of the state may take, and those of the metrics as much."""
+
+
+class Pace(NamedTuple):
+    """How long the next build waits at most: ``longest_s``, or for longer where they would take more than ``most``."""
+
+    longest_s: float
+    most: float
+
+    def pause_s(self, spent_s: float) -> float:
+        """After a build that took so much. Seconds."""
+        return min(spent_s * (1 / SHARE - 1), max(self.longest_s, spent_s * (1 / self.most - 1)))
+
+
+READERS: Final = Pace(5.0, 0.2)
+"""Of the readers' socket and TCP together."""
+ROOT: Final = Pace(1.0, 1.0)
+"""Of root's socket: bypassctl waits for 10 s."""
 
 
 K = TypeVar("K")
@@ -29,18 +47,24 @@ V = TypeVar("V")
 
 @final
 class Rounds(Generic[K, V]):
-    """Builds for whoever waits, at most `SHARE` of the time. ``build`` makes everything for a set of keys."""
+    """Builds for whoever waits, as often as ``pace`` has it. ``build`` makes everything for a set of keys.
 
-    def __init__(self, build: Callable[[frozenset[K]], Awaitable[Iterator[tuple[K, Steps[V]]]]]) -> None:
+    It returns with that the CPU time that its threads took. Seconds.
+    """
+
+    def __init__(
+        self, build: Callable[[frozenset[K]], Awaitable[tuple[Iterator[tuple[K, Steps[V]]], float]]], pace: Pace
+    ) -> None:
         self._build = build
+        self._pace = pace
         self._waiting: set[_Wish[K, V]] = set()
         self._one = trio.Lock()
         self._not_before = 0.0
         self.builds = 0
         self.spent_s = 0.0
-        """CPU time of the loop, and time in threads."""
+        """CPU time of the loop and of threads."""
 
-    async def get(self, keys: frozenset[K]) -> Mapping[K, V]:
+    async def get(self, keys: frozenset[K]) -> "Found[K, V]":
         """What these keys are now. Errors: those of the build."""
         wish = _Wish[K, V](keys)
         self._waiting.add(wish)
@@ -59,7 +83,7 @@ class Rounds(Generic[K, V]):
     async def _round(self) -> None:
         """One build for all that wait. Where its request is cancelled, the next that waits begins anew."""
         wishes = frozenset(self._waiting)
-        found: Mapping[K, V] | Exception
+        found: Found[K, V] | Exception
         before_s = self.spent_s
         self.builds += 1
         try:
@@ -67,16 +91,15 @@ class Rounds(Generic[K, V]):
         except Exception as exc:  # noqa: BLE001  (it is raised again in every request that waited for this)
             found = exc
         finally:
-            self._not_before = trio.current_time() + (self.spent_s - before_s) * (1 / SHARE - 1)
+            self._not_before = trio.current_time() + self._pace.pause_s(self.spent_s - before_s)
         for wish in wishes:
             wish.found = found
 
-    async def _made(self, keys: frozenset[K]) -> dict[K, V]:
-        began = time.monotonic()
-        parts = await self._build(keys)
-        # All of this time, as threads at work take the interpreter from the loop.
-        self.spent_s += time.monotonic() - began
-        found: dict[K, V] = {}
+    async def _made(self, keys: frozenset[K]) -> "Found[K, V]":
+        parts, spent_s = await self._build(keys)
+        # Not the time until it returned: a thread that waits for its turn takes nothing from the loop.
+        self.spent_s += spent_s
+        found = Found[K, V]()
         slices, began = Slices(), time.thread_time()
         for key, steps in parts:
             while True:
@@ -94,10 +117,19 @@ class Rounds(Generic[K, V]):
 
 
 @final
+class Found(dict[K, V]):
+    """What one build made, and the documents of it: each is made once, however many asked for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.documents: dict[tuple[str, tuple[str, ...]], bytes] = {}
+
+
+@final
 class _Wish(Generic[K, V]):
     def __init__(self, keys: frozenset[K]) -> None:
         self.keys = keys
-        self.found: Mapping[K, V] | Exception | None = None
+        self.found: Found[K, V] | Exception | None = None
 
 
 class Format(NamedTuple):
@@ -111,38 +143,51 @@ class Format(NamedTuple):
 
 @final
 class Answers:
-    """State and metrics of one daemon, for all of its listeners."""
+    """State and metrics of one daemon, for some of its listeners."""
 
-    def __init__(self, shown: Shown, counts: HttpCounts) -> None:
+    def __init__(self, shown: Shown, counts: HttpCounts, pace: Pace = READERS) -> None:
         self._shown = shown
         self._counts = counts
-        self.state_rounds = Rounds[tuple[str, str], bytes](self._sections)
-        self.metrics_rounds = Rounds[str, tuple[bytes, str]](self._metrics)
+        self.state_rounds = Rounds[tuple[str, str], bytes](self._sections, pace)
+        self.metrics_rounds = Rounds[str, tuple[bytes, str]](self._metrics, pace)
+        self.bodies = Bodies()
 
     async def state(self, sections: Sequence[str], form: str) -> bytes:
-        """The document of these sections in one of `FORMATS`."""
+        """The document of these sections in one of `FORMATS`: one object for all who wait for the same.
+
+        Errors: `Busy`.
+        """
+        self.bodies.check(0)
         found = await self.state_rounds.get(frozenset((form, name) for name in sections))
         # The build has more where other requests want more.
         others = frozenset(self._shown.sections) - frozenset(sections)
         parts = [(name, part) for (kind, name), part in found.items() if kind == form and name not in others]
-        return FORMATS[form].document(parts)
+        key = form, tuple(sections)
+        if key not in found.documents:
+            # Before it is made: requests for many sets of sections are as many documents.
+            self.bodies.check(sum(len(part) for _, part in parts))
+            found.documents[key] = FORMATS[form].document(parts)
+        return found.documents[key]
 
-    async def _sections(self, keys: frozenset[tuple[str, str]]) -> Iterator[tuple[tuple[str, str], Steps[bytes]]]:
+    async def _sections(
+        self, keys: frozenset[tuple[str, str]]
+    ) -> tuple[Iterator[tuple[tuple[str, str], Steps[bytes]]], float]:
         wanted = {name for _, name in keys}
-        parts = await self._shown.parts([name for name in self._shown.sections if name in wanted])
+        parts, spent_s = await self._shown.parts([name for name in self._shown.sections if name in wanted])
         forms = sorted({form for form, _ in keys})
-        return _encoded(parts, forms)
+        return _encoded(parts, forms), spent_s
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
-        """Prometheus' text as the ``Accept`` header wants it, and its content type."""
+        """Prometheus' text as the ``Accept`` header wants it, and its content type. Errors: `Busy`."""
+        self.bodies.check(0)
         # Lazy: the library is 1.3 MiB, which a node that nobody scrapes does not pay.
         from reconciler.exposition import accepted  # noqa: PLC0415
 
         key = accepted(accept)
         return (await self.metrics_rounds.get(frozenset((key,))))[key]
 
-    async def _metrics(self, keys: frozenset[str]) -> Iterator[tuple[str, Steps[tuple[bytes, str]]]]:
-        return ((key, self._rendered(key)) for key in sorted(keys))
+    async def _metrics(self, keys: frozenset[str]) -> tuple[Iterator[tuple[str, Steps[tuple[bytes, str]]]], float]:
+        return ((key, self._rendered(key)) for key in sorted(keys)), 0.0
 
     def _rendered(self, accept: str) -> Steps[tuple[bytes, str]]:
         from reconciler.exposition import rendering  # noqa: PLC0415

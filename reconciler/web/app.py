@@ -25,12 +25,13 @@ from reconciler.binder import ConfigError
 from reconciler.web.answers import FORMATS, Answers, to_json
 from reconciler.web.hosts import Hosts
 from reconciler.web.interface import AlertTest, Control, HoldRequest, RestoreRequest, Shown
-from reconciler.web.limits import LogWindow
+from reconciler.web.limits import Bodies, Busy, LogWindow
 
 MAX_BODY: Final = 64 * 1024
 BODY_DEADLINE_S: Final = 5.0
 
 _JSON: Final = "application/json"
+_RETRY_S: Final = 5
 
 R = TypeVar("R", bound=Struct)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -59,6 +60,8 @@ def control_app(shown: Shown, answers: Answers, control: Control) -> Starlette:
 def _app(routes: list[Route], hosts: Hosts | None = None) -> Starlette:
     window = LogWindow(logs.get("web"))
     app = Starlette(routes=routes, exception_handlers={**_HANDLERS, Exception: _broken(window)})
+    # A redirect has the client's own Host in its Location.
+    app.router.redirect_slashes = False
     app.add_middleware(_Gate, hosts=hosts)
     return app
 
@@ -113,7 +116,7 @@ def _health(shown: Shown, *, named: bool) -> list[Route]:
 def _metrics(answers: Answers) -> list[Route]:
     async def metrics(request: Request) -> Response:
         text, content_type = await answers.metrics(request.headers.get("accept", ""))
-        return Response(text, headers={"content-type": content_type})
+        return _Long(text, answers.bodies, content_type)
 
     return [Route("/metrics", metrics, methods=["GET"])]
 
@@ -129,7 +132,7 @@ def _state(shown: Shown, answers: Answers) -> list[Route]:
         if form not in FORMATS:
             raise InputError("format", form, f"one of {', '.join(FORMATS)}")
         body = await answers.state([name for name in known if not wanted or name in wanted], form)
-        return Response(body, media_type=FORMATS[form].content_type)
+        return _Long(body, answers.bodies, FORMATS[form].content_type)
 
     return [Route("/state", state, methods=["GET"])]
 
@@ -182,6 +185,20 @@ async def _body(request: Request, model: type[R]) -> R:
         raise HTTPException(400, f"the body is no {model.__name__}: {exc}") from exc
 
 
+@final
+class _Long(Response):
+    """A body that counts among those that are being sent."""
+
+    def __init__(self, body: bytes, bodies: Bodies, content_type: str) -> None:
+        super().__init__(body, headers={"content-type": content_type})
+        self._body = body
+        self._bodies = bodies
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        with self._bodies.sending(self._body):
+            await super().__call__(scope, receive, send)
+
+
 def _answer(value: object, status: int = 200) -> Response:
     return Response(to_json(value), status, media_type=_JSON)
 
@@ -192,6 +209,12 @@ async def _refused(request: Request, exc: Exception) -> Response:
     if isinstance(exc, ConfigError):
         return _answer({"error": str(exc), "problems": [str(problem) for problem in exc.problems]}, 400)
     return _answer({"error": str(exc)}, 400 if isinstance(exc, InputError) else 503)
+
+
+async def _busy(request: Request, exc: Exception) -> Response:
+    answer = await _refused(request, exc)
+    answer.headers["retry-after"] = str(_RETRY_S)
+    return answer
 
 
 async def _http_error(request: Request, exc: Exception) -> Response:
@@ -214,5 +237,6 @@ def _broken(window: LogWindow) -> Callable[[Request, Exception], Awaitable[Respo
 # Any: starlette's own type for this mapping.
 _HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]] = {
     AgentError: _refused,
+    Busy: _busy,
     HTTPException: _http_error,
 }

@@ -16,7 +16,7 @@ import trio
 
 from reconciler.config import Http
 from reconciler.supervisor import Component
-from reconciler.web.answers import Answers
+from reconciler.web.answers import ROOT, Answers
 from reconciler.web.interface import Control, Shown
 from reconciler.web.limits import ClientLimits, HttpCounts
 
@@ -45,7 +45,7 @@ def components(
 
 @final
 class _Web:
-    """Three lives on one set of modules, and on one set of answers."""
+    """Three lives on one set of modules; root's socket has answers of its own."""
 
     def __init__(self, config: Http, shown: Shown, control: Control, root: str, names: Sequence[str]) -> None:
         self._config = config
@@ -55,6 +55,8 @@ class _Web:
         self._names = names
         self._counts = HttpCounts()
         self._answers = Answers(shown, self._counts)
+        # Of its own, so that no reader's builds and answers are waited for.
+        self._for_root = Answers(shown, self._counts, ROOT)
 
     async def socket(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The unix socket, with the controls."""
@@ -62,7 +64,7 @@ class _Web:
         from reconciler.web.app import control_app  # noqa: PLC0415
         from reconciler.web.server import listen_unix  # noqa: PLC0415
 
-        app = control_app(self._shown, self._answers, self._control)
+        app = control_app(self._shown, self._for_root, self._control)
         listen = partial(listen_unix, self._path(self._config.socket or ""))
         await self._server(app, listen, "socket").run(task_status=task_status)
 

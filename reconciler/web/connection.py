@@ -31,6 +31,8 @@ PIECE_S: Final = 0.02
 IDLE_S: Final = 5.0
 """Between requests, and until the first one's header is complete."""
 SEND_S: Final = 5.0
+SLICE: Final = 64 * 1024
+"""Bytes of a body that one system call sends."""
 ANSWER_S: Final = 60.0
 """From a request's header to its whole answer."""
 
@@ -68,7 +70,7 @@ class Connection:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER)
         self._head = False
         self._last = False
-        self._out = bytearray()
+        self._out: list[bytes] = []
         self._gone: Exception | None = None
 
     async def run(self) -> None:
@@ -170,7 +172,7 @@ class Connection:
     async def _receive(self) -> Message:
         """The next part of the body. Errors: `HTTPException` (400) for one that breaks the protocol."""
         if self._http.they_are_waiting_for_100_continue:
-            self._out += self._http.send(h11.InformationalResponse(status_code=100, headers=[])) or b""
+            self._put(h11.InformationalResponse(status_code=100, headers=[]))
             await self._flush()
         # A body of thousands of small chunks is thousands of events of one read.
         await trio.lowlevel.checkpoint()
@@ -199,9 +201,9 @@ class Connection:
             self._start(message["status"], [(bytes(key), bytes(value)) for key, value in message["headers"]])
         elif message["type"] == "http.response.body":
             if message.get("body") and not self._head:
-                self._out += self._http.send(h11.Data(data=message["body"])) or b""
+                self._put(h11.Data(data=message["body"]))
             if not message.get("more_body", False):
-                self._out += self._http.send(h11.EndOfMessage()) or b""
+                self._put(h11.EndOfMessage())
             try:
                 await self._flush()
             except (Aborted, trio.BrokenResourceError, trio.ClosedResourceError) as exc:
@@ -227,7 +229,7 @@ class Connection:
             headers.append((b"retry-after", str(retry_after_s).encode()))
         self._start(status, headers)
         if not self._head:
-            self._out += self._http.send(h11.Data(data=body)) or b""
+            self._put(h11.Data(data=body))
         await self._flush()
         raise Aborted(reason)
 
@@ -236,13 +238,24 @@ class Connection:
         headers.append((b"date", formatdate(usegmt=True).encode()))
         if self._last:
             headers.append((b"connection", b"close"))
-        self._out += self._http.send(h11.Response(status_code=status, headers=headers)) or b""
+        self._put(h11.Response(status_code=status, headers=headers))
+
+    def _put(self, event: h11.Event) -> None:
+        """Have it sent by the next `_flush`. A long body stays the one object: other connections send it, too."""
+        for piece in self._http.send_with_data_passthrough(event) or ():
+            if self._out and len(self._out[-1]) + len(piece) <= SLICE:
+                self._out[-1] += piece
+            else:
+                self._out.append(piece)
 
     async def _flush(self) -> None:
         """Under a shield: an answer that is being sent when the daemon ends gets `SEND_S` to go out."""
-        data, self._out = self._out, bytearray()
+        pieces, self._out = self._out, []
         with trio.move_on_after(SEND_S, shield=True) as scope:
-            await self._stream.send_all(data)
+            for piece in pieces:
+                view = memoryview(piece)
+                for start in range(0, len(view), SLICE):
+                    await self._stream.send_all(view[start : start + SLICE])
         if scope.cancelled_caught:
             raise Aborted("slow reader")
 

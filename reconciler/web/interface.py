@@ -28,12 +28,12 @@ class Shown(Protocol):
     def metrics_steps(self) -> Steps[MetricsSnapshot]:
         """The newest numbers, in steps."""
 
-    async def parts(self, sections: Sequence[str]) -> Iterator[tuple[str, object]]:
+    async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
         """These sections and what identifies the document, by name and in its order.
 
         Values are such that msgspec can write them (frozen structs, mappings, CpuSet, …). A long list is an iterator
         of its rows, which is read to its end before the next section is. Each value and row is made when it is reached,
-        and others may run between any two.
+        and others may run between any two. With them the CPU time that threads took for this. Seconds.
         """
 
 

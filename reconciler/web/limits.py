@@ -7,12 +7,15 @@ client that asks in a loop gets as many answers per second as the rate says, wha
 import socket
 import struct
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import IPv6Address, ip_address
 from typing import Final, final
 
 import trio
 from msgspec import Struct
 
+from cgroupfs.errors import AgentError
 from reconciler import logs
 
 MAX_CLIENTS: Final = 256
@@ -37,6 +40,8 @@ LONGEST_WAIT_S: Final = 1.0
 """A request that would have to wait for longer is refused."""
 SHARE_BY_CLIENT: Final = 0.75
 """Of a listener's connections, what one client may hold."""
+BODY_BYTES: Final = 32 * 1024 * 1024
+"""Of the long answers that are being sent, in all. One that is larger is sent when there is no other."""
 LOG_WINDOW_S: Final = 60.0
 ROOT: Final = "uid 0"
 """Has no limits of its own but the listener's."""
@@ -125,6 +130,42 @@ def client_of(connection: trio.socket.SocketType) -> str:
     if isinstance(address, IPv6Address):
         return address.exploded[:19]
     return str(address)
+
+
+class Busy(AgentError):
+    """Answers that are being sent take all the memory there is for them; it is free in seconds."""
+
+
+@final
+class Bodies:
+    """Bytes of long answers that are being sent. A body that goes to many clients is one object, and counts once."""
+
+    def __init__(self, most: int = BODY_BYTES) -> None:
+        self._most = most
+        self._users: Counter[int] = Counter()
+        self.bytes = 0
+
+    def check(self, size: int) -> None:
+        """Errors: `Busy` where another body of this size is too much."""
+        if self.bytes and self.bytes + size > self._most:
+            raise Busy("too many long answers are being sent; try again in a few seconds")
+
+    @contextmanager
+    def sending(self, body: bytes) -> Iterator[None]:
+        """While it is sent. Errors: `Busy`."""
+        # The object lives as long as it is counted: its id is its own.
+        key = id(body)
+        if not self._users[key]:
+            self.check(len(body))
+            self.bytes += len(body)
+        self._users[key] += 1
+        try:
+            yield
+        finally:
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key]
+                self.bytes -= len(body)
 
 
 @final

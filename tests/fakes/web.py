@@ -35,8 +35,8 @@ class FakeShown:
         yield
         return MetricsSnapshot(version="1", mode="observe", ready=not self.reasons)
 
-    async def parts(self, sections: Sequence[str]) -> Iterator[tuple[str, object]]:
-        return iter(self.state(sections).items())
+    async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
+        return iter(self.state(sections).items()), 0.0
 
     def state(self, sections: Sequence[str]) -> Mapping[str, object]:
         self.asked.append(sections)

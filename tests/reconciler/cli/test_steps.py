@@ -37,10 +37,10 @@ async def test_long_lists_are_made_row_by_row_and_only_where_wanted(live: LiveNo
     with live.agent() as agent:
         show = Show(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
-        parts = dict(await show.parts(show.sections))
+        parts = dict((await show.parts(show.sections))[0])
         for name in ("pods", "settings", "files", "history"):
             assert iter(parts[name]) is parts[name], name  # type: ignore[call-overload]
-        assert set(dict(await show.parts(["pools"]))) == {*IDENTITY, "pools"}
+        assert set(dict((await show.parts(["pools"]))[0])) == {*IDENTITY, "pools"}
 
 
 async def test_the_metrics_have_a_step_for_every_pod_and_group(live: LiveNode) -> None:

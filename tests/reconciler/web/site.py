@@ -18,10 +18,10 @@ from tests.fakes.web import FakeControl, FakeShown
 class Site:
     """A daemon's two sockets with clients for both."""
 
-    def __init__(self, path: str, port: int) -> None:
+    def __init__(self, path: str, port: int, shown: FakeShown | None = None) -> None:
         self.path = path
         self.port = port
-        self.shown = FakeShown()
+        self.shown = shown or FakeShown()
         self.control = FakeControl()
         self.tcp = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}")
         self.unix = httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=path), base_url="http://bypassd")
@@ -48,8 +48,10 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def serving(directory: Path, max_connections: int = 32, **more: Any) -> AsyncIterator[Site]:
-    site = Site(str(directory / "s"), free_port())
+async def serving(
+    directory: Path, max_connections: int = 32, shown: FakeShown | None = None, **more: Any
+) -> AsyncIterator[Site]:
+    site = Site(str(directory / "s"), free_port(), shown)
     config = Http(port=site.port, socket=site.path, max_connections=max_connections, **more)
     async with trio.open_nursery() as nursery:
         for component in components(config, site.shown, site.control, names=["node-7"]):

@@ -38,9 +38,9 @@ class BusyShown(FakeShown):
         super().__init__()
         self.builds = 0
 
-    async def parts(self, sections: Sequence[str]) -> Iterator[tuple[str, object]]:
+    async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
         self.builds += 1
-        return iter([("pods", self._rows())])
+        return iter([("pods", self._rows())]), 0.0
 
     def _rows(self) -> Iterator[object]:
         for number in range(ROWS):
