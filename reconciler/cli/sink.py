@@ -43,16 +43,13 @@ class DirectorySink:
         self._path = path
         try:
             self._directory, unsafe = _directory(path)
-            try:
-                if os.listdir(self._directory):
-                    raise CliError(f"{path}: is not empty", Exit.USAGE)
-                if unsafe:
-                    raise CliError(f"{path}: {unsafe}; name a directory that is not there yet", Exit.USAGE)
-            except BaseException:
-                os.close(self._directory)
-                raise
+            full = bool(os.listdir(self._directory))
         except OSError as exc:
             raise CliError(f"{path}: {_why(exc)}", Exit.USAGE) from exc
+        if full or unsafe:
+            os.close(self._directory)
+            why = "is not empty" if full else f"{unsafe}; name a directory that is not there yet"
+            raise CliError(f"{path}: {why}", Exit.USAGE)
 
     def put(self, path: str, data: bytes) -> None:
         """One file. Errors: `ValueError` for a path that leads out; `CliError` when it cannot be written."""
@@ -187,13 +184,13 @@ def _directory(path: str) -> tuple[int, str]:
             os.close(number)
             number = below
             found = os.fstat(number)
-            if made and (found.st_uid != os.geteuid() or found.st_mode & _WRITABLE):
-                raise PermissionError(errno.EPERM, f"{part} was replaced by another user")
+            # A new one is ours, unless another user has replaced it since.
+            made = made and found.st_uid == os.geteuid() and not found.st_mode & _WRITABLE
             unsafe = unsafe or _unsafe(found, part, last=not parts)
-        return number, "" if made else unsafe
     except BaseException:
         os.close(number)
         raise
+    return number, "" if made else unsafe
 
 
 def _unsafe(found: os.stat_result, name: str, *, last: bool) -> str:
