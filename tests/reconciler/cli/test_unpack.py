@@ -2,6 +2,8 @@
 
 import gzip
 import io
+import os
+import signal
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -238,3 +240,23 @@ def test_an_archive_that_ends_within_a_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(header("a", 5000) + b"x" * 600))
     with pytest.raises(InputError):
         unpacked(tmp_path, str(path))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_was_unpacked_goes_when_the_program_is_ended(tmp_path: Path, number: signal.Signals) -> None:
+    path = archive(tmp_path, lambda made: add(made, "proc/stat"))
+    before = signal.getsignal(number)
+    seen: list[str] = []
+
+    def run() -> None:
+        with _unpacked(path) as directory:
+            seen.append(directory)
+            assert os.path.exists(f"{directory}/proc/stat")
+            assert signal.getsignal(number) not in {signal.SIG_DFL, before}
+            signal.raise_signal(number)
+
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 128 + number
+    assert not os.path.exists(seen[0])
+    assert signal.getsignal(number) is before
