@@ -49,7 +49,7 @@ _FORMS: Final = (
     re.compile(r"(?i)(?<=bearer )[\w.~+/=-]{8,}"),
     re.compile(r"(?i)(?<=basic )[\w+/=-]{8,}"),
 )
-_URL: Final = re.compile(r"(?<=://)([^\s?#\"'<>]*+)[?#][^\s\"'<>]++")
+_URL: Final = re.compile(r"(?<=://)([^\s?#\"'<>:]*+(?::[^\s?#\"'<>:/]*+)?(?:/[^\s?#\"'<>:]*+)?+)[?#][^\s\"'<>]++")
 _QUERY: Final = re.compile(r"\?[\w.%-]++=[^\s\"'<>]*+")
 # Nothing is tried twice (possessive): a word of names without a value takes its length, not its square.
 _NAME: Final = re.compile(r"(?<![\w.-])([\w.-]++)\\*+[\"']?+\s*+[=:]\s*+")
@@ -61,7 +61,7 @@ _SECRET_WORD: Final = re.compile(
     r"(?i)(?:password|passwd|passphrase|pwd|secret|token|api[-_]?key|private[-_]?key|access[-_]?key|credential)s?$"
 )
 _LONGEST_WORD: Final = 20
-_LONG: Final = re.compile(r"[\w-]{1025,}")
+_LONG: Final = re.compile(r"(?<![\w-])[\w-]{1025,}+")
 """No name, no number and no digest is so long: a key, or made to keep the forms above busy."""
 _DEEPEST: Final = 64
 _MOST_ALIASES: Final = 8
