@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from typing import Final
 
-from state.schema import KEYED, migrate, seal, unseal
+from state.schema import KEYED, MOST_ROWS, check_objects, guard, migrate, seal, unseal
 
 KEEP: Final = 5
 """Damaged files kept: a disk that breaks one a minute must not be filled by them."""
@@ -24,13 +24,20 @@ def salvage(connection: sqlite3.Connection) -> dict[str, dict[str, bytes]]:
     Read from both ends, because a broken page ends a scan. Whatever is found is exactly what was written.
     """
     found: dict[str, dict[str, bytes]] = {}
+    try:
+        guard(connection)
+        check_objects(connection, "")
+    except sqlite3.Error:
+        pass  # damaged: what can be read of it counts
+    except ValueError:
+        return found  # its rows are computed by whoever has made it
     for table in KEYED:
         rows = found.setdefault(table, {})
         for direction in ("ASC", "DESC"):
             # A damaged index or text column ends this scan; what came before it counts.
             with suppress(sqlite3.Error, UnicodeDecodeError):
                 for key, row in connection.execute(
-                    f"SELECT key, row FROM {table} NOT INDEXED ORDER BY rowid {direction}"  # noqa: S608
+                    f"SELECT key, row FROM {table} NOT INDEXED ORDER BY rowid {direction} LIMIT {MOST_ROWS}"  # noqa: S608
                 ):
                     with suppress(ValueError, AttributeError):
                         rows.setdefault(key, unseal(key, row))

@@ -23,11 +23,14 @@ from state.schema import (
     HOLDS,
     KEYED,
     META,
+    MOST_BYTES,
+    MOST_ROWS,
     NO_COPY,
     RUNNING,
     SERIAL,
     SETTINGS,
     NewerSchemaError,
+    guard,
     schema_version,
     text_of,
     unseal,
@@ -35,6 +38,7 @@ from state.schema import (
 
 _DEEPEST: Final = 32
 """More than any row has; what is deeper breaks whoever renders it."""
+_MOST_PROBLEMS: Final = 100
 
 
 class NoStoreError(StoreError):
@@ -72,10 +76,12 @@ def open_readonly(path: str) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(f"file:{_uri(path)}?mode=ro", uri=True, timeout=2.0, isolation_level=None)
         try:
+            guard(connection)
             version = schema_version(connection, path)
         except sqlite3.OperationalError:
             connection.close()
             connection = _copied(path)
+            guard(connection)
             version = schema_version(connection, path)
     except (sqlite3.Error, ValueError, OSError) as exc:
         raise StoreError(f"{path}: cannot be read: {exc}") from exc
@@ -106,8 +112,9 @@ def read_tables(path: str) -> Tables:
     try:
         with closing(open_readonly(path)) as connection:
             connection.execute("BEGIN")
+            left = (MOST_ROWS, MOST_BYTES)
             for table in KEYED:
-                _rows(connection, table, rows[table], problems)
+                left = _rows(connection, table, rows[table], problems, left)
     except (NoStoreError, StoreDeniedError, NewerSchemaError):
         raise
     except (StoreError, sqlite3.Error) as exc:
@@ -155,12 +162,31 @@ def _look(path: str) -> None:
     raise NoStoreError(f"{path}: there is no store here (bypassd never ran on this node, or keeps it elsewhere)")
 
 
-def _rows(connection: sqlite3.Connection, table: str, rows: dict[str, bytes], problems: list[str]) -> None:
+def _rows(
+    connection: sqlite3.Connection, table: str, rows: dict[str, bytes], problems: list[str], left: tuple[int, int]
+) -> tuple[int, int]:
+    """One table; ``left``: rows and bytes that there may be, and that there may be after it.
+
+    Errors: `StoreError` for more; `sqlite3.Error`.
+    """
+    most, most_bytes = left
     for key, row in connection.execute(f"SELECT key, row FROM {table} ORDER BY rowid"):  # noqa: S608
+        most -= 1
+        most_bytes -= sum(len(one) for one in (key, row) if isinstance(one, str | bytes))
+        if most < 0 or most_bytes < 0:
+            raise StoreError(f"{table}: more than {MOST_ROWS} rows, or {MOST_BYTES >> 20} MiB")
         try:
             rows[key] = unseal(key, row)
         except ValueError as exc:
-            problems.append(f"{table}: {exc}")
+            _note(problems, f"{table}: {exc}")
+    return most, most_bytes
+
+
+def _note(problems: list[str], text: str) -> None:
+    if len(problems) < _MOST_PROBLEMS:
+        problems.append(text)
+    elif len(problems) == _MOST_PROBLEMS:
+        problems.append("and more")
 
 
 def _uri(path: str) -> str:
@@ -232,7 +258,7 @@ def _history(connection: sqlite3.Connection, path: str, limit: int, problems: li
             body = decoded(msgpack.unpackb, unseal("history", row), deepest=_DEEPEST)
             entries.append({"seq": seq, **body})
         except (ValueError, TypeError) as exc:
-            problems.append(f"{path}: history {seq}: {exc}")
+            _note(problems, f"{path}: history {seq!s:.20}: {exc}")
     return entries
 
 
@@ -242,7 +268,7 @@ def _decoded(table: str, rows: dict[str, bytes], problems: list[str]) -> dict[st
         try:
             found[key] = decoded(msgpack.unpackb, body, deepest=_DEEPEST)
         except ValueError as exc:
-            problems.append(f"{table}: row {key!r}: {exc}")
+            _note(problems, f"{table}: row {key!r:.200}: {exc}")
     return found
 
 

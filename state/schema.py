@@ -49,6 +49,24 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
 VERSION: Final = len(MIGRATIONS)
 
 
+MOST_ROWS: Final = 1_000_000
+"""Of all tables. A node of 110 pods has some 5,000."""
+MOST_BYTES: Final = 256 << 20
+"""Of all their rows."""
+_LONGEST: Final = 16 << 20
+"""Bytes of a key or a row, and of a statement."""
+_STEPS: Final = 1_000_000
+_MOST_STEPS: Final = 1_000
+"""Calls after so many steps of SQLite's machine: some 10 s. Reading 5,000 rows takes 50,000 steps."""
+_OWN: Final = {
+    words[2]: text
+    for statements in MIGRATIONS
+    for text in statements
+    if (words := text.split())[:2] == ["CREATE", "TABLE"]
+}
+_MOST_OBJECTS: Final = 1_000
+
+
 class NewerSchemaError(StoreError):
     """The file was written by a newer bypassd. It is left exactly as it is."""
 
@@ -71,7 +89,45 @@ def schema_version(connection: sqlite3.Connection, path: str) -> int:
             f"{path}: schema version {version} is of a newer bypassd; this one knows versions up to {VERSION}. "
             "Install the newer version again, or move the file away to start afresh"
         )
+    check_objects(connection, path)
     return version
+
+
+def guard(connection: sqlite3.Connection) -> None:
+    """For a file that anybody may have made: no statement runs for long, nothing of its schema is trusted.
+
+    Call before the first statement. Lifted with `unguard`, for a connection that lives on.
+    Source: SQLite documentation, "Defense Against The Dark Arts", "Run-Time Limits".
+    """
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls > _MOST_STEPS
+
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
+    connection.set_progress_handler(count, _STEPS)
+    connection.execute("PRAGMA trusted_schema = OFF")
+
+
+def unguard(connection: sqlite3.Connection) -> None:
+    """Statements may run for as long as the connection lives; what was checked stays so."""
+    connection.set_progress_handler(None, 0)
+
+
+def check_objects(connection: sqlite3.Connection, path: str) -> None:
+    """Errors: `ValueError` when the schema has what we do not make: a view, a trigger, a table that is computed."""
+    found = connection.execute("SELECT type, name, rootpage, sql FROM sqlite_master LIMIT ?", (_MOST_OBJECTS + 1,))
+    for number, (kind, name, page, text) in enumerate(found):
+        if number >= _MOST_OBJECTS:
+            raise ValueError(f"{path}: more than {_MOST_OBJECTS} objects in the schema")
+        if kind not in {"table", "index"} or not page:
+            raise ValueError(f"{path}: the schema has a {kind!s:.20} {name!r:.60}, which is not ours")
+        if name in _OWN and (kind != "table" or text != _OWN[name]):
+            raise ValueError(f"{path}: the table {name} is not ours")
+        if kind == "index" and text is not None:
+            raise ValueError(f"{path}: the schema has an index {name!r:.60}, which is not ours")
 
 
 def migrate(connection: sqlite3.Connection, version: int, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> None:
@@ -105,5 +161,5 @@ def text_of(data: bytes) -> str:
 def unseal(key: object, row: object) -> bytes:
     """The body of a stored row. Errors: `ValueError` when it is not what was sealed."""
     if not isinstance(key, str) or not isinstance(row, bytes) or len(row) < 4 or seal(key, row[4:])[:4] != row[:4]:
-        raise ValueError(f"row {key!r} is damaged")
+        raise ValueError(f"row {key!r:.200} is damaged")
     return row[4:]

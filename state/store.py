@@ -41,10 +41,12 @@ from state.schema import (
     RUNNING,
     SERIAL,
     NewerSchemaError,
+    guard,
     migrate,
     schema_version,
     seal,
     text_of,
+    unguard,
     unseal,
 )
 
@@ -345,6 +347,7 @@ class Store:
         connection = sqlite3.connect(self.path, timeout=2.0, isolation_level=None, check_same_thread=False)
         connection.text_factory = text_of
         self._connection = connection
+        guard(connection)
         _check_header(self.path)
         version = schema_version(connection, self.path)
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "cache_size = -256", "journal_size_limit = 1048576"):
@@ -378,6 +381,7 @@ class Store:
         batch.put(META, OPENED_AT, _pack(self._clock()))
         self._transact(connection, batch)
         self._copy_all(connection)
+        unguard(connection)
         self._identity = _identity(self.path)
         self._marks, self._foreign = self._look(), False
 

@@ -6,7 +6,7 @@ import sqlite3
 import tempfile
 import time
 from argparse import Namespace
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final
 
 import msgspec
@@ -93,13 +93,15 @@ def reading(node: NodeView) -> UsageReading | None:
 def _answers(node: NodeView, sink: Sink, asked: Asked) -> None:
     if node.copied:
         # The answers that the copy came with.
-        for path in (recorded.KUBELET_PODS, recorded.CRI):
+        for path, masked in ((recorded.KUBELET_PODS, masks.mask_pods_text), (recorded.CRI, masks.mask_json_text)):
             text = read_text(node.root, path)
             if text is not None:
-                sink.put(path, masks.mask_json_text(text).encode())
+                with suppress(ValueError):  # what is no JSON is nobody's answer
+                    sink.put(path, masked(text).encode())
         return
     if asked.kubelet_body is not None:
-        sink.put(recorded.KUBELET_PODS, masks.mask_json_text(asked.kubelet_body.decode(errors="replace")).encode())
+        with suppress(ValueError):
+            sink.put(recorded.KUBELET_PODS, masks.mask_pods_text(asked.kubelet_body.decode(errors="replace")).encode())
     if asked.cri_version is not None:
         answers = CriAnswers(version=asked.cri_version, conditions=asked.cri_conditions, pods=asked.cri_pods)
         sink.put(recorded.CRI, json.dumps(masks.mask_json(msgspec.to_builtins(answers))).encode())

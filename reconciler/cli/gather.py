@@ -100,16 +100,14 @@ class Gatherer:
 
     def runtime(self) -> None:
         """Its configuration, and of each container the bundle and the state."""
-        self.one(CONTAINERD_CONFIG, masks.mask_config_text, rule=FileRule.ROOT)
-        self.all(
-            self._globbed(["etc/containerd/conf.d/*.toml", "etc/containerd/certs.d/*.toml"]), masks.mask_config_text
-        )
+        self.one(CONTAINERD_CONFIG, masks.mask_toml_text, rule=FileRule.ROOT)
+        self.all(self._globbed(["etc/containerd/conf.d/*.toml"]), masks.mask_toml_text)
         for cid in self._node.containers:
             bundle, state = self._node.runtime.bundle(cid), self._node.runtime.state_file(cid)
             if bundle is not None:
-                self.one(f"{self._relative(bundle)}/config.json", masks.mask_json_text)
+                self.one(f"{self._relative(bundle)}/config.json", masks.mask_bundle_text)
             if state is not None:
-                self.one(self._relative(state), masks.mask_json_text)
+                self.one(self._relative(state), masks.mask_bundle_text)
 
     def own(self) -> None:
         """The agent's own configuration and the operator's file of classes."""

@@ -1,16 +1,22 @@
 """What a capture must not carry: environment, arguments, tokens, keys, passwords. Pure: text in, masked text out.
 
-Names are kept (labels, annotations, paths of secret files), so that a plan made from the capture is the node's own;
-values go wherever a name or a form says that they may be a credential. When in doubt, masked.
+Of what others write (pods, bundles, containerd's configuration) only the fields that the agent reads are kept
+(`reconciler.cli.keptfields`), and those are masked by name and form. Names are kept (labels, annotations, files of
+secrets), so that a plan made from the capture is the node's own; values go wherever a name or a form says that they may
+be a credential. When in doubt, masked.
 """
 
 import json
 import re
+import tomllib
+from contextlib import suppress
 from typing import Any, Final
 
 import yaml
 
 from cgroupfs.bounded import decoded
+from reconciler.cli.keptfields import BUNDLE, CONTAINERD, POD, POD_LIST
+from reconciler.marks import ANNOTATIONS
 from state import checksum
 
 MASK: Final = "MASKED"
@@ -21,30 +27,50 @@ _SECRET_NAME: Final = re.compile(
 )
 # Whole values that are nobody's business, whatever is in them.
 _ALWAYS: Final = frozenset({"env", "Env", "args", "command", "httpHeaders", "staticPodURLHeader", "stringData", "exec"})
-_MANIFESTS: Final = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
+_MANIFESTS: Final = frozenset(
+    {
+        "kubectl.kubernetes.io/last-applied-configuration",
+        "io.kubernetes.cri-o.Annotations",
+        "io.kubernetes.cri-o.Volumes",
+    }
+)
+_READ: Final = ("io.kubernetes.cri", "kubernetes.io/config.")
+_WORD: Final = re.compile(r"[\w./:@+-]{0,253}")
+_LABELS: Final = frozenset({"io.kubernetes.cri-o.Labels"})
+"""Maps of labels as JSON in an annotation."""
 _FORMS: Final = (
     re.compile(r"eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"),
     re.compile(r"-----BEGIN[^-]*PRIVATE KEY-----.*?(?:-----END[^-]*-----|\Z)", re.DOTALL),
     re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
     re.compile(r"\b(?:gh[pousr]_|glpat-|xox[abprs]-)[\w-]{10,}"),
-    re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),
+    re.compile(r"\bhv[sbr]\.[\w-]{16,}"),
+    # The last @ of the authority ends what is before the host.
+    re.compile(r"(?<=://)[^\s/?#\"'<>]+(?=@)"),
     re.compile(r"(?i)(?<=bearer )[\w.~+/=-]{8,}"),
+    re.compile(r"(?i)(?<=basic )[\w+/=-]{8,}"),
 )
-# A word begins where none is before it: tried at each of its characters, a long one would take its length squared.
-_PAIR: Final = re.compile(
-    r"(?i)((?<![\w.-])[\w.-]*(?:password|passwd|passphrase|secret|token|api[-_]?key|private[-_]?key|credential)s?[\"']?\s*[=:]\s*)"
-    r"(?![/{\[]|[\"']/|true\b|false\b|null\b)(\"[^\"]*\"|'[^']*'|[^\s,;&]+)"
+_URL: Final = re.compile(r"(?<=://)([^\s?#\"'<>:]*+(?::[^\s?#\"'<>:/]*+)?(?:/[^\s?#\"'<>:]*+)?+)[?#][^\s\"'<>]++")
+_QUERY: Final = re.compile(r"\?[\w.%-]++=[^\s\"'<>]*+")
+# Nothing is tried twice (possessive): a word of names without a value takes its length, not its square.
+_NAME: Final = re.compile(r"(?<![\w.-])([\w.-]++)\\*+[\"']?+\s*+[=:]\s*+")
+_VALUE: Final = re.compile(
+    r"(?!(?:true|false|null)\b)(?:\\++\"[^\"]*+\"?+|\"(?:[^\"\\]|\\.)*+\"?+|'[^']*+'?+|\[[^\]]*+\]?+|\{[^}]*+\}?+|[^\s,;&]++)",
+    re.DOTALL,
 )
-_LONG: Final = re.compile(r"[\w-]{1025,}")
+_SECRET_WORD: Final = re.compile(
+    r"(?i)(?:password|passwd|passphrase|pwd|secret|token|api[-_]?key|private[-_]?key|access[-_]?key|credential)s?$"
+)
+_LONGEST_WORD: Final = 20
+_LONG: Final = re.compile(r"(?<![\w-])[\w-]{1025,}+")
 """No name, no number and no digest is so long: a key, or made to keep the forms above busy."""
 _DEEPEST: Final = 64
 _MOST_ALIASES: Final = 8
-_ALERTS: Final = re.compile(r"[\"']?alerts[\"']?\s*:")
 _RANDOM: Final = re.compile(r"(?=[^ ]*[a-z])(?=[^ ]*[A-Z])(?=[^ ]*\d)[A-Za-z0-9+/_=-]{32,}")
-_LINE: Final = re.compile(
-    r"(?im)^([ \t]*[\"']?[\w.-]*(?:password|passwd|secret|token|credential|auth|private_?key)[\"']?\s*[:=][ \t]*)"
-    r"(?![ \t]*$)(.+)$"
-)
+_STR: Final = "tag:yaml.org,2002:str"
+_PLAIN_WORDS: Final = frozenset({"", "~", "null", "Null", "NULL", "true", "True", "false", "False"})
+_PROGRAMS: Final = frozenset({"args", "argv", "command", "exec", "cmd"})
+_EMPTIED: Final = frozenset({"env", "environment", "httpHeaders", "staticPodURLHeader", "stringData"})
+_HIDDEN: Final = frozenset({"headers", "header"})
 
 Json = Any
 """A decoded JSON document, which has no static type."""
@@ -55,15 +81,39 @@ def mask_text(text: str) -> str:
     text = _LONG.sub(MASK, text)
     for form in _FORMS:
         text = form.sub(MASK, text)
-    return _PAIR.sub(_masked_pair, text)
+    text = _QUERY.sub(f"?{MASK}", _URL.sub(rf"\1?{MASK}", text))
+    parts: list[str] = []
+    at = 0
+    for found in _NAME.finditer(text):
+        if found.start() < at or not _SECRET_WORD.search(found[1][-_LONGEST_WORD:]):
+            continue
+        value = _VALUE.match(text, found.end())
+        if value is None:
+            continue
+        quote = value[0][0] if value[0][0] in "\"'" else ""
+        parts += (text[at : found.end()], quote, MASK, quote)
+        at = value.end()
+    return "".join(parts) + text[at:]
 
 
 def mask_mark(name: str, value: str) -> str:
     """The value of one label or annotation: kept, unless name or form say that it is a credential."""
     if name in _MANIFESTS or _SECRET_NAME.search(name):
         return MASK
+    if name in _LABELS:
+        with suppress(ValueError):
+            return json.dumps(_kept(_loaded(value), "labels"))
     masked = mask_text(value)
     return MASK if _RANDOM.fullmatch(masked) and "-" not in masked else masked
+
+
+def mask_note(name: str, value: str) -> str:
+    """The value of one annotation: what the agent reads as `mask_mark`, of the rest only what may be a label's value.
+
+    Annotations hold whole documents of other programs; what a selector of the configuration names is a word.
+    """
+    read = name in ANNOTATIONS or name.startswith(_READ)
+    return mask_mark(name, value) if read or _WORD.fullmatch(value) else MASK
 
 
 def mask_json(value: Json, name: str = "") -> Json:
@@ -73,14 +123,12 @@ def mask_json(value: Json, name: str = "") -> Json:
     match value:
         case dict():
             if name in {"labels", "annotations"}:
-                return {key: mask_mark(key, text) if isinstance(text, str) else text for key, text in value.items()}
+                return _kept(value, name)
             return {key: mask_json(item, key) for key, item in value.items()}
         case list():
             return [mask_json(item, name) if not isinstance(item, str) else _item(item, name) for item in value]
         case str():
-            if _SECRET_NAME.search(name) and not value.startswith("/"):
-                return MASK
-            return mask_text(value)
+            return MASK if _SECRET_NAME.search(name) else mask_text(value)
         case _:
             return value
 
@@ -103,65 +151,162 @@ def _check_yaml(text: str) -> None:
             raise ValueError("nested too deeply, or with too many aliases")
 
 
+def mask_pods_text(text: str) -> str:
+    """The kubelet's list of pods: of each what the agent reads. Errors: `ValueError` for what is no JSON."""
+    return json.dumps(kept_pods(_loaded(text)))
+
+
+def mask_bundle_text(text: str) -> str:
+    """An OCI runtime's ``config.json`` and runc's ``state.json``, as far as they are read. Errors: `ValueError`."""
+    return json.dumps(_kept(_loaded(text), BUNDLE))
+
+
 def mask_json_text(text: str) -> str:
-    """The same for a file; one that is no JSON is masked as text."""
-    try:
-        return json.dumps(mask_json(_loaded(text)))
-    except ValueError:
-        return mask_config_text(text)
+    """A document of our own, by names and forms. Errors: `ValueError` for what is no JSON."""
+    return json.dumps(mask_json(_loaded(text)))
+
+
+def kept_pods(found: Json) -> Json:
+    """A pod, or a list of them, with what the agent reads of it and nothing else."""
+    return _kept(found, POD_LIST if isinstance(found, dict) and "items" in found else POD)
+
+
+def _kept(value: Json, shape: Json) -> Json:
+    """``value`` cut to ``shape``; what is of another kind than expected stays wrong, without its content."""
+    match shape:
+        case "labels" | "annotations":
+            if not isinstance(value, dict):
+                return None if value is None else MASK
+            mask = mask_mark if shape == "labels" else mask_note
+            return {key: mask(key, text) if isinstance(text, str) else MASK for key, text in value.items()}
+        case "texts":
+            return {key: _kept(one, "") for key, one in value.items()} if isinstance(value, dict) else _kept(value, "")
+        case "pairs":
+            return [_item(one, "labels") for one in value if isinstance(one, str)] if isinstance(value, list) else None
+        case dict():
+            if not isinstance(value, dict):
+                return None if value is None else MASK
+            return {key: _kept(value[key], inner) for key, inner in shape.items() if key in value}
+        case list():
+            if not isinstance(value, list):
+                return None if value is None else MASK
+            return [_kept(one, shape[0]) for one in value]
+        case _:
+            if isinstance(value, str):
+                return mask_text(value)
+            return MASK if isinstance(value, dict | list) else value
 
 
 def mask_yaml_text(text: str) -> str:
-    """A YAML file of documents (a manifest). Errors: `ValueError` when it cannot be read: none of it is kept then."""
+    """A YAML file of pods (a manifest). Errors: `ValueError` when it cannot be read: none of it is kept then."""
     try:
         _check_yaml(text)
         documents = list(yaml.load_all(text, Loader=yaml.CSafeLoader))
     except (yaml.YAMLError, RecursionError) as exc:
         raise ValueError("no YAML") from exc
-    made: str = yaml.dump_all([mask_json(one) for one in documents], Dumper=yaml.CSafeDumper, sort_keys=False)
+    made: str = yaml.dump_all([kept_pods(one) for one in documents], Dumper=yaml.CSafeDumper, sort_keys=False)
     return made
 
 
 def mask_config_text(text: str) -> str:
-    """A configuration file (YAML, TOML) line by line, so that it stays as it was written; paths of files are kept."""
-    lines: list[str] = []
-    deeper: int | None = None
-    for line in text.splitlines():
-        indent = len(line) - len(line.lstrip())
-        if deeper is not None and (not line.strip() or indent > deeper or line.lstrip().startswith("- ")):
-            continue
-        deeper = None
-        key = line.strip().partition(":")[0].strip("\"' ")
-        if key in _ALWAYS and line.rstrip().endswith(":"):
-            deeper = indent
-            lines.append(f"{line.rstrip()} {{}}")
-            continue
-        lines.append(_LINE.sub(_kept_path, line))
-    return mask_text("\n".join(lines) + ("\n" if text.endswith("\n") else ""))
+    """A configuration in YAML: the same one, with other values where they may be secrets, and without comments.
+
+    Errors: `ValueError` when it cannot be read: none of it is kept then.
+    """
+    return _masked_yaml(text, ())
 
 
 def mask_own_config(text: str) -> str:
     """The agent's own configuration, without its sinks of alerts: their URLs and arguments are keys to somewhere.
 
-    Errors: `ValueError` when they are written so that they cannot be told from the rest: none of it is kept then.
+    Errors: as `mask_config_text`.
     """
+    return _masked_yaml(text, ("alerts",))
+
+
+def mask_toml_text(text: str) -> str:
+    """Configuration of containerd: of it what the agent reads, where it keeps its directories. Errors: `ValueError`."""
+    found = decoded(tomllib.loads, text, deepest=_DEEPEST)
     lines: list[str] = []
-    inside = False
-    for line in text.splitlines():
-        if inside and (not line.strip() or line[0] in " \t#-"):
+    _toml(found, CONTAINERD, (), lines)
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _toml(table: Json, shape: Json, path: tuple[str, ...], lines: list[str]) -> None:
+    """Values first, then tables, as TOML has it. A ``*`` in the shape is any name."""
+    inner = [(key, value, shape.get(key, shape.get("*"))) for key, value in table.items()]
+    if path and inner:
+        lines.append(f"[{'.'.join(map(_toml_text, path))}]")
+    for key, value, kept in inner:
+        if kept == "":
+            lines.append(f"{_toml_text(key)} = {_toml_value(value)}")
+    for key, value, kept in inner:
+        if isinstance(kept, dict) and isinstance(value, dict):
+            _toml(value, kept, (*path, key), lines)
+
+
+def _toml_value(value: Json) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case int():
+            return str(value)
+        case list():
+            return f"[{', '.join(_toml_text(mask_text(one)) for one in value if isinstance(one, str))}]"
+        case str():
+            return _toml_text(mask_text(value))
+        case _:
+            return _toml_text(MASK)
+
+
+def _toml_text(text: str) -> str:
+    # Its escapes are JSON's, but for surrogate pairs and DEL.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
+def _masked_yaml(text: str, left_out: tuple[str, ...]) -> str:
+    """Nodes, not values: what is not masked is written as it was, so that it is still read the same way."""
+    try:
+        _check_yaml(text)
+        documents = list(yaml.compose_all(text, Loader=yaml.CSafeLoader))
+        for document in documents:
+            if isinstance(document, yaml.MappingNode):
+                for number, (key, _) in enumerate(document.value):
+                    if key.value in left_out:
+                        document.value[number] = key, yaml.MappingNode("tag:yaml.org,2002:map", [], flow_style=True)
+            _mask_node(document, "", False, set())
+        made: str = yaml.serialize_all(documents, Dumper=yaml.CSafeDumper, allow_unicode=True, width=1 << 20)
+    except (yaml.YAMLError, RecursionError) as exc:
+        raise ValueError("no YAML") from exc
+    return made
+
+
+def _mask_node(node: yaml.Node, name: str, hidden: bool, seen: set[tuple[int, bool]]) -> None:
+    """``hidden``: all values below are secrets."""
+    if (id(node), hidden) in seen:
+        return
+    seen.add((id(node), hidden))
+    if isinstance(node, yaml.ScalarNode):
+        masked = mask_text(node.value)
+        if hidden and not (node.style is None and node.value in _PLAIN_WORDS):
+            masked = MASK
+        if masked != node.value:
+            node.value, node.tag, node.style = masked, _STR, None
+        return
+    if isinstance(node, yaml.SequenceNode):
+        for number, one in enumerate(node.value):
+            program = name in _PROGRAMS and not number and isinstance(one, yaml.ScalarNode) and one.value[:1] == "/"
+            _mask_node(one, "", hidden or (name in _PROGRAMS and not program), seen)
+        return
+    for key, value in node.value:
+        _mask_node(key, "", False, seen)
+        inner = str(key.value) if isinstance(key, yaml.ScalarNode) else ""
+        if inner in _EMPTIED and not isinstance(value, yaml.ScalarNode):
+            value.value, value.flow_style = [], True
             continue
-        inside = _ALERTS.match(line) is not None
-        lines.append("alerts: {}" if inside else line)
-    masked = mask_config_text("\n".join(lines) + ("\n" if text.endswith("\n") else ""))
-    if "alerts" in text:
-        try:
-            _check_yaml(masked)
-            left = yaml.load(masked, Loader=yaml.CSafeLoader)
-        except (yaml.YAMLError, RecursionError) as exc:
-            raise ValueError("no YAML") from exc
-        if isinstance(left, dict) and left.get("alerts"):
-            raise ValueError("the sinks of alerts do not stand in lines of their own")
-    return masked
+        hide = hidden or inner in _HIDDEN or inner in _EMPTIED or _SECRET_NAME.search(inner) is not None
+        hide = hide or (inner in _PROGRAMS and isinstance(value, yaml.ScalarNode))
+        _mask_node(value, inner, hide, seen)
 
 
 def mask_devices(text: str) -> str:
@@ -223,15 +368,4 @@ def _item(text: str, name: str) -> str:
     key, equals, value = text.partition("=")
     if name == "labels" and equals:
         return f"{key}={mask_mark(key, value)}"
-    return MASK if _SECRET_NAME.search(name) and not text.startswith("/") else mask_text(text)
-
-
-def _masked_pair(match: re.Match[str]) -> str:
-    quote = match[2][0] if match[2][0] in "\"'" else ""
-    return f"{match[1]}{quote}{MASK}{quote}"
-
-
-def _kept_path(match: re.Match[str]) -> str:
-    value = match[2].strip().strip("\"'")
-    plain = value.startswith("/") or value in {"true", "false", "null", "{}", "[]", "{", "["} or not value
-    return match[0] if plain else f'{match[1]}"{MASK}"'
+    return MASK if _SECRET_NAME.search(name) else mask_text(text)

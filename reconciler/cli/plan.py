@@ -4,7 +4,9 @@ Shape of the JSON: docs/plan.md.
 """
 
 import os
+import signal
 import tempfile
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -203,9 +205,27 @@ def _unpacked(root: str) -> Iterator[str]:
     if os.path.isdir(root):
         yield os.path.abspath(root)
         return
-    with tempfile.TemporaryDirectory(prefix="bypassd-plan-") as directory:
+    with _ended_by_exception(), tempfile.TemporaryDirectory(prefix="bypassd-plan-") as directory:
         try:
             unpack(root, directory)
         except InputError as exc:
             raise CliError(f"cannot be unpacked: {exc}", Exit.USAGE) from exc
         yield directory
+
+
+@contextmanager
+def _ended_by_exception() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the program by way of everybody's clean-up, as SIGINT does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)

@@ -1,15 +1,28 @@
-"""Where a capture goes: a directory, or a compressed archive. Both hold the files of a node under their own paths."""
+"""Where a capture goes: a directory, or a compressed archive. Both hold the files of a node under their own paths.
 
+A capture is written as root, often into a directory that others may write, too. So every name on the way is opened
+relative to the directory before it and never through a link of another user; a directory that exists already is taken
+only where nobody but root and this user can change it or put another in its place.
+"""
+
+import errno
 import io
 import os
+import stat
 import tarfile
 import time
+from collections import deque
 from contextlib import suppress
 from types import TracebackType
-from typing import Protocol, Self, final
+from typing import Final, Protocol, Self, final
 
 from cgroupfs.errors import errno_name
 from reconciler.cli.exits import CliError, Exit
+
+_LINKS: Final = 16
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Sink(Protocol):
@@ -28,23 +41,37 @@ class DirectorySink:
     def __init__(self, path: str) -> None:
         self.files = 0
         self._path = path
-        self._made: set[str] = set()
         try:
-            os.makedirs(path, mode=0o700, exist_ok=True)
-            if os.listdir(path):
-                raise CliError(f"{path}: is not empty", Exit.USAGE)
+            self._directory, unsafe = _directory(path)
+            full = bool(os.listdir(self._directory))
         except OSError as exc:
-            raise CliError(f"{path}: {errno_name(exc.errno)}", Exit.USAGE) from exc
+            raise CliError(f"{path}: {_why(exc)}", Exit.USAGE) from exc
+        if full or unsafe:
+            os.close(self._directory)
+            why = "is not empty" if full else f"{unsafe}; name a directory that is not there yet"
+            raise CliError(f"{path}: {why}", Exit.USAGE)
 
     def put(self, path: str, data: bytes) -> None:
-        """One file."""
-        full = os.path.join(self._path, path)
-        directory = os.path.dirname(full)
-        if directory not in self._made:
-            os.makedirs(directory, mode=0o700, exist_ok=True)
-            self._made.add(directory)
-        with open(os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
-            file.write(data)
+        """One file. Errors: `ValueError` for a path that leads out; `CliError` when it cannot be written."""
+        *above, name = _parts(path)
+        directory = self._directory
+        try:
+            for part in above:
+                with suppress(FileExistsError):
+                    os.mkdir(part, 0o700, dir_fd=directory)
+                below = os.open(part, _DIRECTORY, dir_fd=directory)
+                if directory != self._directory:
+                    os.close(directory)
+                directory = below
+            with open(os.open(name, _NEW, 0o600, dir_fd=directory), "wb") as file:
+                file.write(data)
+        except FileExistsError:
+            raise
+        except OSError as exc:
+            raise CliError(f"{self._path}: {path}: {_why(exc)}", Exit.USAGE) from exc
+        finally:
+            if directory != self._directory:
+                os.close(directory)
         self.files += 1
 
     def __enter__(self) -> Self:
@@ -53,7 +80,7 @@ class DirectorySink:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pass
+        os.close(self._directory)
 
 
 @final
@@ -62,21 +89,27 @@ class TarSink:
 
     def __init__(self, path: str) -> None:
         self.files = 0
-        self._path = path
-        self._part = f"{path}.part"
+        above, self._name = os.path.split(os.path.abspath(path))
+        self._part = f"{self._name}.part"
         self._seen: set[str] = set()
         try:
-            # Somebody else may have put a link of this name into a directory that all may write.
-            with suppress(FileNotFoundError):
-                os.unlink(self._part)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._file = open(os.open(self._part, flags, 0o600), "wb")  # noqa: SIM115
+            # One descriptor: the name of the directory may be another's a moment later.
+            self._directory = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                # Somebody else may have put a link of this name into a directory that all may write.
+                with suppress(FileNotFoundError):
+                    os.unlink(self._part, dir_fd=self._directory)
+                self._file = open(os.open(self._part, _NEW, 0o600, dir_fd=self._directory), "wb")  # noqa: SIM115
+            except BaseException:
+                os.close(self._directory)
+                raise
         except OSError as exc:
             raise CliError(f"{path}: {errno_name(exc.errno)}", Exit.USAGE) from exc
         self._tar = tarfile.open(fileobj=self._file, mode="w:gz", compresslevel=6)  # noqa: SIM115
 
     def put(self, path: str, data: bytes) -> None:
-        """One file."""
+        """One file. Errors: `ValueError` for a path that leads out."""
+        _parts(path)
         if path in self._seen:
             raise FileExistsError(path)
         self._seen.add(path)
@@ -91,18 +124,83 @@ class TarSink:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._tar.close()
-        self._file.close()
-        if exc is None:
-            os.rename(self._part, self._path)
-        else:
-            os.unlink(self._part)
+        try:
+            self._tar.close()
+            self._file.close()
+            if exc is None:
+                os.rename(self._part, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+            else:
+                os.unlink(self._part, dir_fd=self._directory)
+        finally:
+            os.close(self._directory)
 
 
 def open_sink(target: str) -> DirectorySink | TarSink:
     """An archive for a name that ends in .tar.gz or .tgz, else a directory. Errors: `CliError`."""
     if target.endswith((".tar.gz", ".tgz")):
-        if os.path.exists(target):
+        if os.path.lexists(target):
             raise CliError(f"{target}: is there already", Exit.USAGE)
         return TarSink(target)
     return DirectorySink(target)
+
+
+def _parts(path: str) -> list[str]:
+    parts = path.split("/")
+    if not all(parts) or {".", ".."} & set(parts) or "\0" in path:
+        raise ValueError(f"{path}: not a path inside the captured node")
+    return parts
+
+
+def _directory(path: str) -> tuple[int, str]:
+    """Open a directory part by part; what is missing is made, for us alone.
+
+    The second value: why others can change the directory, or what is found under its name; empty for a new one, and
+    where they cannot. Errors: `OSError`; EPERM for a link of another user.
+    Source: path_resolution(7), inode(7) (the sticky bit).
+    """
+    number = os.open("/", _DIRECTORY)
+    links, made, unsafe = _LINKS, False, ""
+    parts = deque(part for part in os.path.abspath(path).split("/") if part)
+    try:
+        while parts:
+            part = parts.popleft()
+            made = False
+            try:
+                found = os.stat(part, dir_fd=number, follow_symlinks=False)
+            except FileNotFoundError:
+                os.mkdir(part, 0o700, dir_fd=number)
+                made = True
+            else:
+                if stat.S_ISLNK(found.st_mode):
+                    links -= 1
+                    if links < 0 or found.st_uid not in {0, os.geteuid()}:
+                        raise PermissionError(errno.EPERM, f"{part} is a link of uid {found.st_uid}")
+                    target = os.readlink(part, dir_fd=number)
+                    parts.extendleft(reversed([one for one in target.split("/") if one not in {"", "."}]))
+                    if target.startswith("/"):
+                        parts.appendleft("/")
+                    continue
+            below = os.open(part, _DIRECTORY, dir_fd=number)
+            os.close(number)
+            number = below
+            found = os.fstat(number)
+            # A new one is ours, unless another user has replaced it since.
+            made = made and found.st_uid == os.geteuid() and not found.st_mode & _WRITABLE
+            unsafe = unsafe or _unsafe(found, part, last=not parts)
+    except BaseException:
+        os.close(number)
+        raise
+    return number, "" if made else unsafe
+
+
+def _unsafe(found: os.stat_result, name: str, *, last: bool) -> str:
+    """Why others can change it. In a sticky directory they can replace nothing of ours, but add to it."""
+    if found.st_uid not in {0, os.geteuid()}:
+        return f"{name} belongs to uid {found.st_uid}"
+    if found.st_mode & _WRITABLE and (last or not found.st_mode & stat.S_ISVTX):
+        return f"{name} can be written by others"
+    return ""
+
+
+def _why(exc: OSError) -> str:
+    return exc.strerror if exc.errno == errno.EPERM and exc.strerror else errno_name(exc.errno)

@@ -1,16 +1,19 @@
 """Unpacks a captured node's archive, whoever made it: regular files of bounded number and size, inside one directory.
 
 The library's own ``filter="data"`` is not relied on: before Python 3.11.13 a chain of links leads it out of the
-directory (CVE-2025-4517). `capture` writes no links, so here none is made. What a packed file may grow to is bounded
-while it is read, for a megabyte of zeros can be a gigabyte, also within a header.
+directory (CVE-2025-4517). `capture` writes no links, so here none is made. Its reading of headers is not used either:
+its patterns take a pax header of digits its length squared (CVE-2024-6232), and each record of one becomes an object.
+What a packed file may grow to is bounded while it is read, for a megabyte of zeros can be a gigabyte.
+
+Source: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header"; GNU tar, "Basic Tar Format".
 """
 
 import gzip
-import io
 import os
 import stat
 import tarfile
 import zlib
+from collections.abc import Iterator
 from typing import IO, Final, final
 
 from cgroupfs.errors import InputError, errno_name
@@ -21,7 +24,12 @@ MOST_RATIO: Final = 200
 FREE_BYTES: Final = 64 << 20
 """So much may come out of the smallest file."""
 MOST_FILES: Final = 200_000
+LARGEST_HEADER: Final = 64 << 10
+"""Bytes of a header that comes before a member's own: a long name, or pax records."""
 _LONGEST_NAME: Final = 1_024
+_LONGEST_NUMBER: Final = 20
+_HEADERS: Final = 4
+"""Such headers before one member: a long name, a long link, pax records."""
 _DEEPEST: Final = 40
 _PART: Final = 1 << 20
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -42,52 +50,134 @@ def unpack(path: str, directory: str) -> None:
             zipped = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             source = _Bounded(gzip.GzipFile(fileobj=file) if zipped else file, path, most)
-            # As a stream: nothing is sought, so all that is unpacked is counted.
-            with tarfile.open(fileobj=source, mode="r|") as archive:
-                for number, member in enumerate(archive):
-                    if number >= MOST_FILES:
-                        raise InputError(path, f"more than {MOST_FILES} files", "the capture of one node")
-                    _member(archive, member, path, directory)
+            for member in _members(source, path):
+                _member(source, member, path, directory)
     except OSError as exc:
         raise InputError(path, exc.strerror or str(exc) or errno_name(exc.errno), "a .tar or .tar.gz archive") from exc
     except (tarfile.TarError, EOFError, zlib.error, ValueError, OverflowError, RecursionError) as exc:
         raise InputError(path, str(exc), "a .tar or .tar.gz archive") from exc
 
 
-def _member(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, directory: str) -> None:
+def _members(source: "_Bounded", path: str) -> Iterator[tarfile.TarInfo]:
+    """The members with their final names and sizes. Whoever iterates reads each content, padding included.
+
+    Errors: `InputError`; `tarfile.HeaderError` for a header that is none.
+    """
+    name: str | None = None
+    size: int | None = None
+    before = 0
+    for number in range(MOST_FILES + 1):
+        header = source.read(tarfile.BLOCKSIZE)
+        if not header.strip(b"\0"):
+            if not number and not header:
+                raise InputError(path, "an empty file", "a .tar or .tar.gz archive")
+            return
+        member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        if member.size < 0:
+            raise InputError(path, f"a size of {member.size}", "the capture of one node")
+        if member.type in {tarfile.GNUTYPE_LONGNAME, *_PAX}:
+            before += 1
+            if before > _HEADERS or member.size > LARGEST_HEADER:
+                raise InputError(path, f"a header of {member.size} bytes", f"at most {LARGEST_HEADER}")
+            text = source.whole(member.size + -member.size % tarfile.BLOCKSIZE)[: member.size]
+            if member.type == tarfile.GNUTYPE_LONGNAME:
+                name = text.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+            else:
+                records = _pax(text, path)
+                # A global header has nothing that counts here: no two files have one name or one size.
+                if member.type != tarfile.XGLTYPE:
+                    name = records.get("path", name)
+                    size = _size(records, path) if "size" in records else size
+            continue
+        member.name = name if name is not None else member.name
+        member.size = size if size is not None else member.size
+        name, size, before = None, None, 0
+        yield member
+    raise InputError(path, f"more than {MOST_FILES} files", "the capture of one node")
+
+
+_PAX: Final = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+
+
+def _pax(data: bytes, path: str) -> dict[str, str]:
+    """The records that count here, name and size, of lines ``<length> <key>=<value>``. Errors: `InputError`."""
+    found: dict[str, str] = {}
+    at = 0
+    while at < len(data) and data[at]:
+        digits, space, _ = data[at : at + 8].partition(b" ")
+        if not (space and digits.isdigit()) or int(digits) < len(digits) + 3 or at + int(digits) > len(data):
+            raise InputError(path, "a pax header that cannot be read", "what `capture` or tar writes")
+        record = data[at + len(digits) + 1 : at + int(digits)]
+        at += int(digits)
+        key, equals, value = record.partition(b"=")
+        if not equals or not value.endswith(b"\n"):
+            raise InputError(path, "a pax header that cannot be read", "what `capture` or tar writes")
+        if key in {b"path", b"size"}:
+            found[key.decode()] = value[:-1].decode("utf-8", "surrogateescape")
+        elif key.startswith(b"GNU.sparse"):
+            raise InputError(path, "a file with holes", "regular files and directories only, as `capture` writes them")
+    return found
+
+
+def _size(records: dict[str, str], path: str) -> int:
+    text = records["size"]
+    if not (text.isascii() and text.isdigit()) or len(text) > _LONGEST_NUMBER:
+        raise InputError(path, f"a size of {text[:_LONGEST_NUMBER]!r}", "a whole number of bytes")
+    return int(text)
+
+
+def _member(source: "_Bounded", member: tarfile.TarInfo, path: str, directory: str) -> None:
     parts = [part for part in member.name.split("/") if part not in {"", "."}]
     if member.name.startswith("/") or ".." in parts or "\0" in member.name:
         raise InputError(path, member.name, "names inside the captured node")
     if len(member.name) > _LONGEST_NAME or len(parts) > _DEEPEST:
         raise InputError(path, member.name, f"names of at most {_LONGEST_NAME} characters and {_DEEPEST} directories")
     full = os.path.join(directory, *parts)
-    if member.isdir():
+    if member.isdir() and not member.size:
         os.makedirs(full, mode=0o700, exist_ok=True)
         return
     if not member.isreg() or member.issparse() or not parts:
         raise InputError(path, member.name, "regular files and directories only, as `capture` writes them")
     os.makedirs(os.path.dirname(full), mode=0o700, exist_ok=True)
-    content = archive.extractfile(member)
-    assert content is not None, "regular files have one"
+    left = member.size
     with open(os.open(full, _NEW, 0o600), "wb") as into:
-        while part := content.read(_PART):
+        while left:
+            part = source.some(min(left, _PART))
             into.write(part)
+            left -= len(part)
+    source.whole(-member.size % tarfile.BLOCKSIZE)
 
 
 @final
-class _Bounded(io.RawIOBase):
-    """What tarfile reads from. Errors: `InputError` when more than ``most`` bytes come out."""
+class _Bounded:
+    """What the archive is read from. Errors: `InputError` when more than ``most`` bytes come out."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile, path: str, most: int) -> None:
-        super().__init__()
         self._file = file
         self._path = path
         self._most = most
         self._left = most
 
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
-        self._left -= len(data)
-        if self._left < 0:
-            raise InputError(self._path, f"more than {self._most >> 20} MiB unpacked", "the capture of one node")
+    def read(self, size: int) -> bytes:
+        """So many bytes, or those up to the end."""
+        parts = bytearray()
+        while len(parts) < size and (part := self._file.read(min(size - len(parts), self._left + 1))):
+            parts += part
+            self._left -= len(part)
+            if self._left < 0:
+                raise InputError(self._path, f"more than {self._most >> 20} MiB unpacked", "the capture of one node")
+        return bytes(parts)
+
+    def some(self, size: int) -> bytes:
+        """At least one of so many bytes. Errors: `EOFError`."""
+        part = self.read(size)
+        if not part:
+            raise EOFError("the archive ends within a file")
+        return part
+
+    def whole(self, size: int) -> bytes:
+        """Exactly so many bytes. Errors: `EOFError`."""
+        data = self.read(size)
+        if len(data) < size:
+            raise EOFError("the archive ends within a file")
         return data

@@ -627,6 +627,8 @@ PARSERS: Final[tuple[Parser, ...]] = (
         Parser(f"reconciler.cli.masks:{call.__name__}", feed_text(call), VALUE, (good,), JSON)
         for call, good in (
             (masks.mask_json_text, TRAIL),
+            (masks.mask_pods_text, pod_list()),
+            (masks.mask_bundle_text, b'{"ociVersion":"1","annotations":{"a":"b"},"linux":{"cgroupsPath":"/a"}}'),
             (masks.mask_devices, DEVICES),
             (masks.mask_allocations, wrapped(b'{"allocationEntries":{}}')),
         )
@@ -636,6 +638,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
         for call, good in (
             (masks.mask_yaml_text, POD),
             (masks.mask_config_text, KUBELET),
+            (masks.mask_toml_text, b'version = 2\nstate = "/run/x"\n'),
             (masks.mask_own_config, b"alerts: {}\nmode: observe\n"),
         )
     ),

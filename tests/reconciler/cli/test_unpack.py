@@ -2,6 +2,8 @@
 
 import gzip
 import io
+import os
+import signal
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -150,3 +152,111 @@ def test_what_is_no_archive_is_one_message(tmp_path: Path, data: bytes) -> None:
     path.write_bytes(data)
     with pytest.raises(CliError), _unpacked(str(path)):
         pytest.fail("unpacked")
+
+
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 512)
+
+
+def written(tmp_path: Path, data: bytes) -> str:
+    path = tmp_path / "node.tar.gz"
+    path.write_bytes(gzip.compress(data + bytes(1024)))
+    return str(path)
+
+
+def record(key: str, value: str) -> bytes:
+    rest = f" {key}={value}\n".encode()
+    length = len(rest)
+    while len(str(length)) + len(rest) != length:
+        length = len(str(length)) + len(rest)
+    return str(length).encode() + rest
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_long_names_and_others_tars_are_read(tmp_path: Path, form: int) -> None:
+    deep = "/".join(["d" * 20] * 8) + "/" + "n" * 60
+    path = str(tmp_path / "node.tar.gz")
+    with tarfile.open(path, "w:gz", format=form, pax_headers={"comment": "x"}) as made:
+        add(made, deep, b"content" * 500, mtime=1.5 if form == tarfile.PAX_FORMAT else 1)
+        add(made, "empty", b"")
+        add(made, "last", b"1")
+    assert unpacked(tmp_path, path) == {deep: b"content" * 500, "empty": b"", "last": b"1"}
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_is_not_read_when_it_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: bytes) -> None:
+    """CVE-2024-6232: digits alone keep the library busy for their number squared."""
+    monkeypatch.setattr(tarfile.TarInfo, "_proc_pax", lambda *_: pytest.fail("parsed by the library"))
+    size = module.LARGEST_HEADER + 1
+    with pytest.raises(InputError, match="header of 65537 bytes"):
+        unpacked(tmp_path, written(tmp_path, header("p", size, kind) + padded(b"1" * size) + header("a", 0)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"1" * 60_000,
+        b"1" * 60_000 + b" hdrcharset=BINARY",
+        b"3 =",
+        b"99 path=x\n",
+        b"10 path=xyz",
+        *(record("size", size) for size in ("-1", "-512", "1e9", "9" * 5000, "", "\u0663")),
+        record("GNU.sparse.map", "0,1"),
+    ],
+)
+def test_pax_records_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(tarfile.TarInfo, "_proc_pax", lambda *_: pytest.fail("parsed by the library"))
+    with pytest.raises(InputError):
+        unpacked(tmp_path, written(tmp_path, header("p", len(data), b"x") + padded(data) + header("a", 0)))
+
+
+def test_a_size_in_pax_records_counts(tmp_path: Path) -> None:
+    data = record("size", "3") + record("path", "other") + record("ctime", "1.5")
+    body = header("p", len(data), b"x") + padded(data) + header("a", 0) + padded(b"abc") + header("b", 0)
+    assert unpacked(tmp_path, written(tmp_path, body)) == {"other": b"abc", "b": b""}
+
+
+def test_a_negative_size_and_a_chain_of_headers_are_refused(tmp_path: Path) -> None:
+    negative = bytearray(header("a", 0))
+    negative[124:136] = b"\xff" * 12
+    negative[148:156] = b" " * 8
+    negative[148:156] = b"%06o\0 " % sum(negative)
+    with pytest.raises(InputError):
+        unpacked(tmp_path, written(tmp_path, bytes(negative) + header("b", 0)))
+    (tmp_path / "target").rmdir()
+    chain = (header("L", 1, b"L") + padded(b"a")) * 5000
+    with pytest.raises(InputError):
+        unpacked(tmp_path, written(tmp_path, chain + header("b", 0)))
+
+
+def test_an_archive_that_ends_within_a_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "node.tar.gz"
+    path.write_bytes(gzip.compress(header("a", 5000) + b"x" * 600))
+    with pytest.raises(InputError):
+        unpacked(tmp_path, str(path))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_was_unpacked_goes_when_the_program_is_ended(tmp_path: Path, number: signal.Signals) -> None:
+    path = archive(tmp_path, lambda made: add(made, "proc/stat"))
+    before = signal.getsignal(number)
+    seen: list[str] = []
+
+    def run() -> None:
+        with _unpacked(path) as directory:
+            seen.append(directory)
+            assert os.path.exists(f"{directory}/proc/stat")
+            assert signal.getsignal(number) not in {signal.SIG_DFL, before}
+            signal.raise_signal(number)
+
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 128 + number
+    assert not os.path.exists(seen[0])
+    assert signal.getsignal(number) is before
