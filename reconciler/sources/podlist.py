@@ -53,7 +53,7 @@ _MOST_PROBLEMS: Final = 64
 _LONGEST_PROBLEM: Final = 300
 _ITEMS_DEPTH: Final = 2
 
-# Two sizes of the parts of a chunk that are passed over whole. The smaller is looked at byte by byte where it has to be.
+# Sizes of the parts of a chunk that are passed over whole; of the smaller ones each item's end is searched.
 _PARTS: Final = (4096, 256)
 _NO_STRUCTURE: Final = bytes(set(range(256)) - set(b'"{}[]'))
 _ONE_KIND: Final = bytes.maketrans(b"[]", b"{}")

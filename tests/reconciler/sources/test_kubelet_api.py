@@ -14,7 +14,6 @@ from trio.testing import MockClock
 
 from cgroupfs.errors import SourceError
 from reconciler.httpclient import HttpSession, Peer
-from reconciler.sources import kubelet_api
 from reconciler.sources.kubelet_api import KubeletAccess, KubeletPods, choose_peer
 from reconciler.sources.kubelet_config import KubeletConfig
 from tests.fakes.http_peer import HttpPeer, Reply
@@ -257,7 +256,7 @@ async def test_the_more_a_list_costs_the_later_comes_the_next(
     port = await nursery.start(server.serve)
     pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=1000))
     clock = itertools.count(0.0, 0.7)
-    monkeypatch.setattr(kubelet_api.time, "thread_time", lambda: next(clock))
+    monkeypatch.setattr(time, "thread_time", lambda: next(clock))
     await nursery.start(pods.run)
     pods.ask()
     await trio.sleep(6.5)
