@@ -12,7 +12,7 @@ import msgspec
 from cgroupfs.bounded import decoded
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import InputError
-from reconciler.marks import LONGEST_WORD, longest, note, too_long
+from reconciler.marks import LONGEST_WORD, longest, note, too_long, utf8_bytes
 from reconciler.quantity import parse_quantity
 
 NUMA_NODES: Final = 1024
@@ -39,8 +39,8 @@ class JsonAnnotation:
         text = annotations.get(name)
         if text is None:
             return
-        if len(text) > longest(name):
-            note(problems, too_long(self._where, len(text), longest(name)))
+        if (size := utf8_bytes(text)) > longest(name):
+            note(problems, too_long(self._where, size, longest(name), "bytes"))
             return
         try:
             self._found = decoded(_decode, text, deepest=_DEEPEST)
@@ -60,8 +60,8 @@ def read_plain(
     text = annotations.get(name)
     if text is None:
         return None
-    if len(text) > longest(name):
-        note(problems, too_long(f"annotation {name}", len(text), longest(name)))
+    if (size := utf8_bytes(text)) > longest(name):
+        note(problems, too_long(f"annotation {name}", size, longest(name), "bytes"))
         return None
     return attempt(f"annotation {name}", text, reader, problems)
 

@@ -155,7 +155,13 @@ class Kubelet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = False
     timeout_s: Annotated[
-        float, Meta(ge=0.05, le=60, description="one whole request to the kubelet", extra=_RESTART)
+        float,
+        Meta(
+            ge=0.05,
+            le=60,
+            description="the longest wait for the kubelet's answer or its next part; 10 times that in all",
+            extra=_RESTART,
+        ),
     ] = 3.0
     period_s: Annotated[
         float,

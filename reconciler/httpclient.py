@@ -8,6 +8,7 @@ asked and the reason.
 
 import importlib
 import logging
+import math
 import os
 import ssl
 import string
@@ -38,6 +39,8 @@ _LONGEST_DATE: Final = 100
 _LARGEST: Final = 64 * 1024 * 1024
 # Of an answer that is passed on as it arrives: a bound on work, not on memory.
 _LONGEST_READ: Final = 1024 * 1024 * 1024
+_MOST_WAITS: Final = 10
+"""An answer that comes in parts is waited for as many times the peer's timeout in all."""
 # Of an answer that is read for what it says and not for its data.
 _MOST_KEPT: Final = 8 * 1024
 _LONGEST_TOKEN: Final = 64 * 1024
@@ -202,17 +205,18 @@ class HttpSession:
             if len(body) > _LARGEST:
                 raise self._error(f"{path}: the answer is longer than {_LARGEST >> 20} MiB")
 
-        await self.read(path, take)
+        self._check(path, await self.stream("GET", path, take))
         return bytes(body)
 
     async def read(self, path: str, take: Take) -> None:
         """Hand the body of a 200 to ``take`` as it arrives; nothing of it is kept.
 
+        The peer's timeout bounds each wait for a part of it, and `_MOST_WAITS` times that all waits together. What
+        ``take`` needs does not count: it depends on what the answer holds, and no more of it would come sooner.
         Errors: as `get`, but for the length: `_LONGEST_READ` bytes. ``take`` may have had a part before.
         """
-        answer = await self.stream("GET", path, take)
-        if answer.status != 200:
-            raise self._error(f"{path}: {self._refused(answer)}")
+        request = _Request("GET", path, None, {})
+        self._check(path, await self._within(request, _what("GET", path, None), take=take, in_parts=True))
 
     async def stream(
         self,
@@ -254,15 +258,26 @@ class HttpSession:
         keep: int = _MOST_KEPT,
         timeout_s: float | None = None,
         take: Take | None = None,
+        in_parts: bool = False,
     ) -> Answer:
-        """The answer before the deadline, cut at ``keep``. ``take`` gets the body of a success instead."""
+        """The answer before the deadline, cut at ``keep``. ``take`` gets the body of a success instead.
+
+        ``in_parts``: the deadline is one for each part, as of `read`.
+        """
         patience_s = self._peer.timeout_s if timeout_s is None else timeout_s
+        waits: _Waits | None = None
         try:
-            with trio.fail_after(patience_s):
+            with trio.fail_after(patience_s) as scope:
+                if in_parts and take is not None:
+                    waits = _Waits(scope, patience_s, take)
+                    take = waits.take
                 return await self._ask(request, what, keep, take)
         except trio.TooSlowError as exc:
             await self.aclose()
-            raise self._error(f"{what}no answer within {patience_s:g} s") from exc
+            late = "no answer" if waits is None or not waits.parts else "no more of the answer"
+            if waits is not None and waits.used_up:
+                late, patience_s = "not all of the answer", patience_s * _MOST_WAITS
+            raise self._error(f"{what}{late} within {patience_s:g} s") from exc
 
     async def _ask(self, request: _Request, what: str, keep: int, take: Take | None) -> Answer:
         # Lazy: see the module's docstring. In a thread: the loop has better to do for a tenth of a second.
@@ -326,6 +341,10 @@ class HttpSession:
         except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException) as exc:
             await self.aclose()
             raise self._error(f"{what}{_reason(exc)}") from exc
+
+    def _check(self, path: str, answer: Answer) -> None:
+        if answer.status != 200:
+            raise self._error(f"{path}: {self._refused(answer)}")
 
     def _refused(self, answer: Answer) -> str:
         if answer.status == 401:
@@ -410,6 +429,32 @@ class HttpSession:
 
     def _error(self, message: str) -> SourceError:
         return SourceError(self._peer.name, f"{self._peer.shown}: {message}")
+
+
+@final
+class _Waits:
+    """Moves a scope's deadline so that only waiting for the peer counts; ``take`` is to be called with each part."""
+
+    def __init__(self, scope: trio.CancelScope, patience_s: float, take: Take) -> None:
+        self.parts = 0
+        self._scope = scope
+        self._patience_s = patience_s
+        self._take = take
+        self._left_s = patience_s * _MOST_WAITS
+        self._since = trio.current_time()
+
+    @property
+    def used_up(self) -> bool:
+        """Whether it was all waits together that were too long, and not one."""
+        return self._left_s < self._patience_s
+
+    async def take(self, part: bytes) -> None:
+        self.parts += 1
+        self._left_s -= trio.current_time() - self._since
+        self._scope.deadline = math.inf
+        await self._take(part)
+        self._since = trio.current_time()
+        self._scope.deadline = self._since + min(self._patience_s, self._left_s)
 
 
 def _what(method: str, path: str, shown: str | None) -> str:

@@ -3,7 +3,9 @@
 Their author is the tenant: up to 256 KiB of annotations and more than 1 MiB of labels a pod, of which a few short ones
 mean anything here. A map of usual size is kept whole. Of a larger one only the keys that are read are kept: those of
 the tables below, and those that the configuration names (`MarkReader.use`). The rest is passed over while decoding and
-never becomes an object. A value that is longer than its key allows is refused with a message.
+never becomes an object. A value that is longer than its key allows is refused with a message, and so is what would
+make the kept ones larger than a pod's share of memory (`MOST_KEPT`): one character outside of Latin-1 makes each
+character of its text cost two or four bytes.
 
 A reader of a key that is not in a table gets nothing of a large map, so each new key must be added here; the tests take
 the keys from here and give each its worst values.
@@ -11,6 +13,7 @@ the keys from here and give each its worst values.
 Source: Kubernetes' API server, validation of ObjectMeta: 256 KiB of annotations a pod, label values of 63 characters.
 """
 
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, final
 
@@ -20,17 +23,22 @@ from msgspec import Raw, Struct
 from cgroupfs.errors import InputError
 
 LONGEST_JSON: Final = 16 * 1024
-"""Characters of an annotation that holds a JSON object."""
+"""Bytes (UTF-8) of an annotation that holds a JSON object."""
 LONGEST_WORD: Final = 2 * 1024
-"""Characters of any other value that is read: a CPU list, a word, a number, an argument of a probe."""
+"""Bytes of any other value that is read: a CPU list, a word, a number, an argument of a probe."""
 LONGEST_LABEL: Final = 256
-"""Characters of a label's value; the API server takes 63."""
+"""Bytes of a label's value; the API server takes 63."""
 LONGEST_NAME: Final = 253
 """Characters of a pod's, container's, owner's or priority class's name, as of the API server."""
+MOST_KEPT: Final = {"annotation": 24 * 1024, "label": 8 * 1024}
+"""Bytes of memory of all that is kept of a pod's annotations and of its labels, keys included."""
 MOST_PROBLEMS: Final = 16
 """Messages about one pod; what else is wrong with it is not listed."""
 _SMALL_MAP: Final = 16 * 1024
 _FEW: Final = 128
+# Keys that a message names, and characters of each.
+_FEW_NAMED: Final = 4
+_NAMED: Final = 60
 
 _JSON_ANNOTATIONS: Final = (
     "katalyst.kubewharf.io/cpu_enhancement",
@@ -67,11 +75,33 @@ _WORD_ANNOTATIONS: Final = (
     "volcano.sh/qos-level",
     "volcano.sh/quota-turbo",
 )
-ANNOTATIONS: Final[Mapping[str, int]] = {
-    **dict.fromkeys(_JSON_ANNOTATIONS, LONGEST_JSON),
+_WEIGHTIEST: Final = (
+    # The class, and the pod's identity.
+    "koordinator.sh/qosClass",
+    "katalyst.kubewharf.io/qos_level",
+    "volcano.sh/qos-level",
+    "koordinator.sh/priority-class",
+    "koordinator.sh/priority",
+    "kubernetes.io/config.mirror",
+    "kubernetes.io/config.source",
+    "kubernetes.io/config.hash",
+    # What it wants of CPUs and memory.
+    "scheduling.koordinator.sh/resource-status",
+    "node.koordinator.sh/extended-resource-spec",
+    "scheduling.koordinator.sh/resource-spec",
+    "scheduling.koordinator.sh/numa-topology-spec",
+    "katalyst.kubewharf.io/cpu_enhancement",
+    "katalyst.kubewharf.io/memory_enhancement",
+    "koordinator.sh/cpuBurst",
+    "koordinator.sh/memoryQOS",
+)
+"""Where not all has room these are kept first, in this order."""
+_LIMITS: Final[Mapping[str, int]] = {
     **dict.fromkeys(_WORD_ANNOTATIONS, LONGEST_WORD),
+    **dict.fromkeys(_JSON_ANNOTATIONS, LONGEST_JSON),
 }
-"""The annotations that are read, and how many characters each may have."""
+ANNOTATIONS: Final[Mapping[str, int]] = {key: _LIMITS[key] for key in (*_WEIGHTIEST, *_LIMITS) if key in _LIMITS}
+"""The annotations that are read, in the order of their weight, and how many bytes each may have."""
 LABELS: Final = frozenset(
     {
         "koordinator.sh/core-sched-group-id",
@@ -99,13 +129,23 @@ _NULL: Final = Raw(b"null")
 
 
 def longest(annotation: str) -> int:
-    """How many characters an annotation's value may have."""
+    """How many bytes (UTF-8) an annotation's value may have."""
     return ANNOTATIONS.get(annotation, LONGEST_WORD)
 
 
-def too_long(where: str, length: int, most: int) -> str:
+def utf8_bytes(text: str) -> int:
+    """How many bytes a text has in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
+def _memory(texts: Mapping[str, str]) -> int:
+    """Bytes that keys and values take in this process."""
+    return sum(map(sys.getsizeof, texts)) + sum(map(sys.getsizeof, texts.values()))
+
+
+def too_long(where: str, length: int, most: int, unit: str = "characters") -> str:
     """The message about a text that is refused for its length; never a part of the text."""
-    return str(InputError(where, f"{length} characters", f"at most {most}"))
+    return str(InputError(where, f"{length} {unit}", f"at most {most}"))
 
 
 def note(problems: list[str], problem: str) -> None:
@@ -145,13 +185,17 @@ class MarkReader:
 
     def _load(self, configured: ReadKeys) -> None:
         self._configured = configured
-        self._annotations = _Table("annotation", {**dict.fromkeys(configured.annotations, LONGEST_WORD), **ANNOTATIONS})
-        self._labels = _Table("label", dict.fromkeys((*configured.labels, *LABELS), LONGEST_LABEL))
+        more = dict.fromkeys(sorted(configured.annotations - ANNOTATIONS.keys()), LONGEST_WORD)
+        self._annotations = _Table("annotation", {**ANNOTATIONS, **more})
+        first = (key for key in _WEIGHTIEST if key in LABELS)
+        self._labels = _Table(
+            "label", dict.fromkeys((*first, *sorted(LABELS), *sorted(configured.labels)), LONGEST_LABEL)
+        )
 
 
 @final
 class _Table:
-    """The keys of one kind of map, each with the most characters of its value."""
+    """The keys of one kind of map, each with the most bytes of its value; the weightiest first."""
 
     def __init__(self, kind: str, longest: Mapping[str, int]) -> None:
         self._kind = kind
@@ -169,10 +213,30 @@ class _Table:
         kept: dict[str, str] = {}
         for key, text in taken.items():
             most = self._longest.get(key)
-            if len(text) <= (self._other if most is None else most):
+            if (size := utf8_bytes(text)) <= (self._other if most is None else most):
                 kept[key] = text
             elif most is not None:
-                note(problems, too_long(f"{self._kind} {key}", len(text), most))
+                note(problems, too_long(f"{self._kind} {key}", size, most, "bytes"))
+        return kept if _memory(kept) <= MOST_KEPT[self._kind] else self._fitting(kept, problems)
+
+    def _fitting(self, found: Mapping[str, str], problems: list[str]) -> dict[str, str]:
+        """What has room in the order of weight, and one message with the keys that are read and have none."""
+        kept: dict[str, str] = {}
+        left, most, out = MOST_KEPT[self._kind], MOST_KEPT[self._kind], []
+        for key in (
+            *(key for key in self._longest if key in found),
+            *(key for key in found if key not in self._longest),
+        ):
+            if (size := _memory({key: found[key]})) <= left:
+                kept[key] = found[key]
+                left -= size
+            elif key in self._longest:
+                out.append(key)
+        if out:
+            names = ", ".join(key[:_NAMED] for key in out[:_FEW_NAMED])
+            names += f" and {len(out) - _FEW_NAMED} more" if len(out) > _FEW_NAMED else ""
+            size = _memory(found)
+            note(problems, f"{self._kind}s: {size} bytes of memory: expected at most {most}; left out: {names}")
         return kept
 
     def _decoded(self, found: Raw, problems: list[str]) -> Mapping[str, str]:
@@ -192,9 +256,9 @@ class _Table:
             value = memoryview(raw)
             if bytes(value[:4]) == b"null":
                 continue
-            # A character is six bytes at most, as an escape.
+            # A byte is a character of six at most, as an escape.
             if len(value) > 6 * most + 2:
-                note(problems, too_long(f"{self._kind} {key}", len(value), most))
+                note(problems, too_long(f"{self._kind} {key}", len(value), most, "bytes"))
             else:
                 taken[key] = _TEXT.decode(value)
         return taken

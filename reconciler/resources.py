@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError
-from reconciler.marks import longest, note, too_long
+from reconciler.marks import longest, note, too_long, utf8_bytes
 from reconciler.quantity import milli, whole
 from state.model import ContainerMeta, Resources
 
@@ -96,8 +96,8 @@ def with_extended(
     if text is None:
         return containers, ()
     where = f"annotation {EXTENDED_SPEC}"
-    if len(text) > longest(EXTENDED_SPEC):
-        return containers, (too_long(where, len(text), longest(EXTENDED_SPEC)),)
+    if (size := utf8_bytes(text)) > longest(EXTENDED_SPEC):
+        return containers, (too_long(where, size, longest(EXTENDED_SPEC), "bytes"),)
     try:
         spec = decoded(_decode_extended, text)
     except ValueError:

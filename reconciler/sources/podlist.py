@@ -9,7 +9,9 @@ Source: RFC 8259; Kubernetes API reference, PodList v1 (``items`` is null when t
 """
 
 import re
+from array import array
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Final, NamedTuple, TypeVar, final
 
 import msgspec
@@ -51,9 +53,17 @@ _MOST_PROBLEMS: Final = 64
 _LONGEST_PROBLEM: Final = 300
 _ITEMS_DEPTH: Final = 2
 
+# Sizes of the parts of a chunk that are passed over whole; of the smaller ones each item's end is searched.
+_PARTS: Final = (4096, 256)
+_NO_STRUCTURE: Final = bytes(set(range(256)) - set(b'"{}[]'))
+_ONE_KIND: Final = bytes.maketrans(b"[]", b"{}")
+_BALANCED: Final = tuple(b"{" * depth + b"}" * depth for depth in (1, 1, 16, 8, 4, 2, 1, 1))
+"""What is taken out of a part, in this order, before the depths that are left are counted one by one."""
+_AS_STEPS: Final = bytes.maketrans(b"{}", b"\x01\xff")
+"""An opening bracket as 1 and a closing one as -1, in bytes with a sign."""
+
 # Possessive throughout: no position of the text is looked at twice.
 _STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_TO_BRACKETS: Final = re.compile(rb'[^"{}\[\]]*+(?:' + _STRING + rb'[^"{}\[\]]*+)*+([{}\[\]]{0,4096})', re.DOTALL)
 _TO_BRACKET_OR_COMMA: Final = re.compile(rb'[^",{}\[\]]*+(?:' + _STRING + rb'[^",{}\[\]]*+)*+', re.DOTALL)
 _REST_OF_STRING: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _ITEMS: Final = re.compile(rb'"items"\s*:\s*\Z')
@@ -147,25 +157,37 @@ class Cutter:
         self._escaped = False
 
     def feed(self, data: bytes) -> None:
-        """Take the next chunk. Errors: `ValueError` when what is around the items is too long for a list."""
+        """Take the next chunk. Errors: `ValueError` when what is around the items is too long for a list.
+
+        Linear with a small constant, whatever an item holds: Python's own loop runs only near the ends of items.
+        """
+        coarse, fine = _PARTS
+        for part in chunks(data, coarse):
+            if not self._passed_over(part):
+                for small in chunks(part, fine):
+                    if not self._passed_over(small):
+                        self._scan(small)
+
+    def _passed_over(self, data: bytes) -> bool:
+        """Whether nothing that counts ends in this part; then it is kept, and nothing else is to be done."""
+        floor = _ITEMS_DEPTH + (not self._first)
+        if not self._in_items or self._depth <= floor:
+            return False
+        lowest, change, in_string, escaped = _structure(data, in_string=self._in_string, escaped=self._escaped)
+        if self._depth + lowest <= floor:
+            return False
+        self._depth += change
+        self._in_string, self._escaped = in_string, escaped
+        self._keep(data)
+        return True
+
+    def _scan(self, data: bytes) -> None:
         at = kept = 0
         while at < len(data):
             if self._in_string:
                 at = self._end_of_string(data, at)
                 continue
-            if self._in_items and self._depth > _ITEMS_DEPTH:
-                found = _TO_BRACKETS.match(data, at)
-                assert found is not None, "it matches every text"
-                run = found[1]
-                if run and self._depth - len(run) > _ITEMS_DEPTH + 1:
-                    # Deep inside an item: none of them can be its last.
-                    closing = run.count(b"}") + run.count(b"]")
-                    self._depth += len(run) - 2 * closing
-                    at = found.end()
-                    continue
-                at = found.start(1)
-            else:
-                at = _TO_BRACKET_OR_COMMA.match(data, at).end()  # type: ignore[union-attr]
+            at = _TO_BRACKET_OR_COMMA.match(data, at).end()  # type: ignore[union-attr]
             if at == len(data):
                 break
             byte = data[at]
@@ -223,6 +245,40 @@ class Cutter:
         self._length = self._first = 0
         if length > _LONGEST_BLANK or item.strip():
             self._take(item, length, first)
+
+
+def _structure(data: bytes, *, in_string: bool, escaped: bool) -> tuple[int, int, bool, bool]:
+    """A part of JSON: its lowest depth of brackets and its last, both against its beginning; the state at its end.
+
+    The states: inside a string, and there after a backslash. Each step is one call over all of the part. The lowest
+    depth is at most 0.
+    """
+    if escaped:
+        data = data[1:]
+    escaped = False
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"..").replace(b'\\"', b"..")
+        escaped = data.endswith(b"\\")
+    marks = data.translate(_ONE_KIND, _NO_STRUCTURE)
+    if b'"' in marks:
+        # Two quotes side by side: what is between them has no brackets, and the rest is inside or outside as before.
+        marks = marks.replace(b'""', b"")
+    if in_string or b'"' in marks:
+        texts = marks.split(b'"')
+        marks = b"".join(texts[in_string::2])
+        in_string ^= not len(texts) & 1
+    for pair in _BALANCED:
+        if b"{}" not in marks:
+            break
+        marks = marks.replace(pair, b"")
+    if not marks:
+        return 0, 0, in_string, in_string and escaped
+    closing = marks.count(b"}")
+    change = len(marks) - 2 * closing
+    if not closing:
+        return 0, change, in_string, in_string and escaped
+    lowest = min(accumulate(array("b", marks.translate(_AS_STEPS))))
+    return min(0, lowest), change, in_string, in_string and escaped
 
 
 @final

@@ -41,6 +41,52 @@ async def test_of_a_long_answer_the_beginning_is_kept_and_the_connection_too(nur
     nursery.cancel_scope.cancel()
 
 
+async def test_what_is_done_with_the_parts_of_an_answer_does_not_count_as_waiting(nursery: trio.Nursery) -> None:
+    port = await nursery.start(HttpPeer([Reply(b"x" * 1_000_000)]).serve)
+    taken = 0
+
+    async def take(part: bytes) -> None:
+        nonlocal taken
+        if not taken:
+            await trio.sleep(1)
+        taken += len(part)
+
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}", timeout_s=0.4)) as session:
+        await session.read("/", take)
+    assert taken == 1_000_000
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("parts", "pause_s", "message"),
+    [(1, 60.0, "no more of the answer within 0.3 s"), (1000, 0.1, "not all of the answer within 3 s")],
+)
+async def test_an_answer_that_does_not_end_is_not_waited_for(
+    nursery: trio.Nursery, parts: int, pause_s: float, message: str
+) -> None:
+    async def drip(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n")
+        for _ in range(parts):
+            try:
+                await stream.send_all(b"x")
+            except trio.BrokenResourceError:
+                return
+            await trio.sleep(pause_s)
+
+    async def take(part: bytes) -> None:
+        assert part.strip(b"x") == b""
+
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    nursery.start_soon(trio.serve_listeners, drip, [listener])
+    port = listener.socket.getsockname()[1]
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}", timeout_s=0.3)) as session:
+        with pytest.raises(SourceError) as caught:
+            await session.read("/", take)
+    assert str(caught.value) == f"x: http://127.0.0.1:{port}: /: {message}"
+    nursery.cancel_scope.cancel()
+
+
 async def test_a_path_that_holds_a_secret_is_in_no_message(nursery: trio.Nursery) -> None:
     server = HttpPeer([Reply(hang_s=60)])
     port = await nursery.start(server.serve)

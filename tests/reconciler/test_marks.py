@@ -1,6 +1,7 @@
 """Which labels and annotations are read, and that nobody reads one that is not among them."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -72,3 +73,38 @@ def test_what_is_no_map_of_texts_is_unknown_and_said(text: bytes) -> None:
     assert MarkReader().labels(msgspec.Raw(text), problems) is None
     assert len(problems) == 1
     assert len(problems[0]) < 300
+
+
+def test_what_is_kept_of_a_pod_is_bounded_in_memory_and_the_class_is_kept_first() -> None:
+    # As much as the API server takes; one wide character makes each of a text cost four bytes.
+    wide = "\U0001f4a9"
+    found = {f"{wide}{number}": wide + "a" * 300 for number in range(40)}
+    found |= {key: wide + "a" * (most - 200) for key, most in sorted(ANNOTATIONS.items(), reverse=True)}
+    found["katalyst.kubewharf.io/qos_level"] = "reclaimed_cores"
+    labels = {f"{wide}{number}": wide + "a" * 60 for number in range(100)} | {"koordinator.sh/qosClass": "BE"}
+    for raw in (False, True):
+        problems: list[str] = []
+        reader = MarkReader()
+        given = [msgspec.Raw(msgspec.json.encode(one)) if raw else one for one in (found, labels)]
+        annotations = reader.annotations(given[0], problems)
+        kept = reader.labels(given[1], problems)
+        assert annotations is not None
+        assert kept is not None
+        assert annotations["katalyst.kubewharf.io/qos_level"] == "reclaimed_cores"
+        assert kept["koordinator.sh/qosClass"] == "BE"
+        texts = (*annotations, *annotations.values(), *kept, *kept.values())
+        assert sum(map(sys.getsizeof, texts)) <= 32 << 10
+        (problem,) = problems
+        assert str(24 << 10) in problem
+        assert sum(key in problem for key in ANNOTATIONS) == 4
+        assert len(problem) < 500
+
+
+@pytest.mark.parametrize("key", sorted(ANNOTATIONS))
+def test_an_annotations_limit_counts_bytes(key: str) -> None:
+    problems: list[str] = []
+    text = "\u20ac" * (ANNOTATIONS[key] // 3)
+    assert MarkReader().annotations({key: text + "aaa"}, problems) == {}
+    assert len(problems) == 1
+    assert MarkReader().annotations({key: text[:600]}, problems) == {key: text[:600]}
+    assert len(problems) == 1

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from cgroupfs.bounded import decoded
 from reconciler.holds import pod_hold
-from reconciler.marks import LONGEST_LABEL, longest
+from reconciler.marks import LONGEST_LABEL, longest, utf8_bytes
 from reconciler.rules import PodSelector, any_glob
 from state.evidence import Frame, PodFacts
 from state.model import Hold, PodClass
@@ -131,7 +131,7 @@ def accepts(pod: PodFacts, features: tuple[str, ...]) -> str | None:
 @lru_cache(maxsize=256)
 def _listed(text: str) -> frozenset[str] | None:
     """The names that an annotation lists, read once and not at each look; None: it cannot be read."""
-    if len(text) > longest(_POLICY):
+    if utf8_bytes(text) > longest(_POLICY):
         return None
     try:
         return frozenset(decoded(_NAMES, text))

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 import tracemalloc
 
 import msgspec
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from cgroupfs.naming import QosClass
 from reconciler.marks import ANNOTATIONS, MarkReader
 from reconciler.sources.kubelet_api import decode_pods
-from reconciler.sources.podlist import LONGEST_POD, PodListReader, chunks
+from reconciler.sources.podlist import LONGEST_POD, Cutter, PodListReader, chunks
 from state.model import ContainerKind, PodMeta, Resources
 from tests.reconciler.sources.podlists import EMPTY, FIXTURES, pod_json, pod_list
 
@@ -231,6 +232,52 @@ def test_a_list_is_the_same_however_it_is_cut(size: int, seed: int) -> None:
     assert [(one.meta.uid, one.meta.labels) for one in reader.pods] == [
         (f"u{number}", labels) for number, labels in enumerate(marks)
     ]
+
+
+UNITS = ("{}", "[]", "0", '""', '"{"', '"}"', '{"":{}}', '{"a":"}"}', '"\\""', '"\\\\"', '["{"]', "[[[[[[[[[0]]]]]]]]]")
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_pod_of_nothing_but_structure_costs_little_and_the_pods_around_it_are_known(unit: str) -> None:
+    terms = ",".join([unit] * (3_000_000 // (len(unit) + 1)))
+    hostile = '{"metadata":{"name":"h","namespace":"s","uid":"%d"},"spec":{"containers":[],"affinity":{"a":[%s]}}}'
+    first, last = (json.dumps(pod_json(uid)) for uid in ("before", "after"))
+    body = f'{{"items":[{",".join([first, hostile % (1, terms), hostile % (2, terms), last])}]}}'.encode()
+    limit_s, took = len(body) / 12e6, float("inf")
+    for _ in range(4):
+        began = time.process_time()
+        pods, problems = decode_pods(body)
+        took = min(took, time.process_time() - began)
+        assert ([pod.uid for pod in pods], problems) == (["before", "1", "2", "after"], ())
+        assert not any(pod.problems for pod in pods)
+        if took < limit_s:
+            break
+    assert took < limit_s
+
+
+@given(st.integers(0, 2**32), st.sampled_from((1, 7, 255, 256, 257, 4095, 4096, 4097, 1 << 14)))
+def test_items_that_are_longer_than_the_parts_looked_at_are_cut_where_they_end(seed: int, size: int) -> None:
+    picked = random.Random(seed)
+
+    def value(depth: int) -> object:
+        kind = picked.randrange(6 if depth else 3)
+        text = "".join(picked.choices('"\\{}[],:é x', k=picked.randrange(6)))
+        if kind < 3:
+            return (text, 0, None)[kind]
+        inner = [value(depth - 1) for _ in range(picked.randrange(4))]
+        return inner if kind < 5 else {f"{text}{number}": one for number, one in enumerate(inner)}
+
+    pods = [
+        {"metadata": value(2), "s": [value(picked.randrange(40)) for _ in range(picked.choice((0, 3, 60, 900)))]}
+        for _ in range(picked.randrange(1, 6))
+    ]
+    texts = [json.dumps(pod, ensure_ascii=picked.random() < 0.5).encode() for pod in pods]
+    found: list[bytes] = []
+    cutter = Cutter(lambda item, length, first: found.append(item))
+    for part in chunks(b'{"x":[1,{"items":[2]}],"items":[' + b", ".join(texts) + b'],"kind":"PodList"}', size):
+        cutter.feed(part)
+    assert [one.strip() for one in found] == texts
+    assert cutter.envelope == b'{"x":[1,{"items":[2]}],"items":[],"kind":"PodList"}'
 
 
 def test_a_list_of_any_length_is_read_in_the_memory_of_one_pod() -> None:
