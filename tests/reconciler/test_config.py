@@ -238,7 +238,8 @@ def test_explain_shows_value_source_and_words(tmp_path: Path) -> None:
     path = place(tmp_path, main="kubelet:\n  timeout_s: 500ms\nwrites: {foreign: {rounds: 7}}\n")
     loaded = load(path)
     text = explain(loaded)
-    assert f"kubelet.timeout_s = 500ms   [{path}:2:14]\n  one whole request to the kubelet\n" in text
+    words = "the longest wait for the kubelet's answer or its next part; 10 times that in all"
+    assert f"kubelet.timeout_s = 500ms   [{path}:2:14]\n  {words}\n" in text
     assert explain(loaded, "http.port") == (
         "http.port = 9470   [default]\n  TCP port to listen on\n  a whole number from 1 to 65535\n"
         "  a change needs a restart\n"

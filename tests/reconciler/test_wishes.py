@@ -152,7 +152,7 @@ def test_koordinators_class_tells_whether_be_may_use_the_cpus(qos: str, lends: b
         ({MEMORY_ENHANCEMENT: '{"numa_binding":"yes"}'}, f"annotation {MEMORY_ENHANCEMENT}: numa_binding: 'yes'"),
         ({NUMA_NUMBER: "0"}, f"annotation {NUMA_NUMBER}: '0': expected a number of NUMA nodes from 1 to 1024"),
         ({NUMA_NUMBER: "1" * 2000}, "expected a number of NUMA nodes"),
-        ({NUMA_NUMBER: "1" * 5000}, f"annotation {NUMA_NUMBER}: '5000 characters': expected at most 2048"),
+        ({NUMA_NUMBER: "1" * 5000}, f"annotation {NUMA_NUMBER}: '5000 bytes': expected at most 2048"),
         ({NUMA_IDS: "1024"}, f"annotation {NUMA_IDS}: '1024': expected a list of NUMA nodes"),
         ({NUMA_IDS: ""}, "expected a list of NUMA nodes"),
         ({NUMA_BIND_RESULT: "-2"}, f"annotation {NUMA_BIND_RESULT}: '-2': expected a list of NUMA nodes"),
