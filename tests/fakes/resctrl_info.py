@@ -52,7 +52,7 @@ def _schema(machine: Machine, schema: Schema) -> dict[str, Callable[[], str]]:
         "bandwidth_gran": _fixed(part.step),
         "delay_linear": _fixed(int(not part.absolute)),
     }
-    if release >= (5, 12) and not part.absolute and not part.bits:
+    if not part.absolute and not part.bits:
         found["thread_throttle_mode"] = _fixed("max")
     return found
 
@@ -107,9 +107,12 @@ def _config(
                 raise machine.status.refuse("Missing '=' or non-numeric domain id")
             if kinds is None:
                 raise machine.status.refuse("Non-numeric event configuration value")
+            too_many, checks_first = kinds > TRAFFIC_KINDS, machine.release >= (6, 9)
+            if too_many and checks_first:
+                raise machine.status.refuse(f"Invalid event configuration: max valid mask is 0x{TRAFFIC_KINDS:02x}")
             if domain not in counted:
                 fail(errno.EINVAL)
-            if kinds > TRAFFIC_KINDS:
+            if too_many:
                 raise machine.status.refuse("Invalid event configuration")
             if kinds != counted[domain]:
                 counted[domain] = kinds

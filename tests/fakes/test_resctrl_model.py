@@ -371,9 +371,35 @@ def test_what_is_counted_can_be_set_on_amd() -> None:
     assert model.read(config, "mbm_total_bytes_config") == "0=0x7f;1=0x7f;2=0x3f;3=0x7f\n"
     counted = f"{ROOT}/g/mon_data/mon_L3_02"
     assert [model.read(counted, "mbm_total_bytes") for _ in range(2)] == ["Unavailable\n", "0\n"]
-    assert refusal(lambda: model.write(config, "mbm_total_bytes_config", "0=0xff\n")) == "EINVAL"
-    assert status(model) == "Invalid event configuration\n"
     assert "mbm_total_bytes_config" not in made(AMD, (6, 1)).listdir(config)
+
+
+@pytest.mark.parametrize(
+    ("release", "text", "reason"),
+    [
+        ((6, 12), "0=0xff\n", "Invalid event configuration: max valid mask is 0x7f\n"),
+        # Newer kernels check the mask before they look for the domain.
+        ((6, 12), "9=0x80\n", "Invalid event configuration: max valid mask is 0x7f\n"),
+        ((6, 8), "0=0xff\n", "Invalid event configuration\n"),
+        ((6, 8), "9=0x80\n", "ok\n"),
+        ((6, 12), "9=0x7f\n", "ok\n"),
+    ],
+)
+def test_event_configuration_outside_the_mask_is_refused_with_the_kernels_reason(
+    release: Release, text: str, reason: str
+) -> None:
+    model = made(AMD, release)
+    config = f"{ROOT}/info/L3_MON"
+    for file, value in (("mbm_total_bytes_config", "0x7f"), ("mbm_local_bytes_config", "0x15")):
+        assert refusal(lambda file=file: model.write(config, file, text)) == "EINVAL"
+        assert status(model) == reason
+        assert model.read(config, file) == ";".join(f"{domain}={value}" for domain in range(4)) + "\n"
+
+
+@on_every_kernel
+def test_intel_shows_how_threads_of_a_core_are_throttled_on_every_kernel(release: Release) -> None:
+    assert made(INTEL, release).read(f"{ROOT}/info/MB", "thread_throttle_mode") == "max\n"
+    assert "thread_throttle_mode" not in made(AMD, release).listdir(f"{ROOT}/info/MB")
 
 
 # The rest
