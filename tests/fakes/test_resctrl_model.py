@@ -389,11 +389,11 @@ def test_event_configuration_outside_the_mask_is_refused_with_the_kernels_reason
     release: Release, text: str, reason: str
 ) -> None:
     model = made(AMD, release)
-    config = f"{ROOT}/info/L3_MON"
     for file, value in (("mbm_total_bytes_config", "0x7f"), ("mbm_local_bytes_config", "0x15")):
-        assert refusal(lambda file=file: model.write(config, file, text)) == "EINVAL"
+        assert written(model, "info/L3_MON", file, text) == "EINVAL"
         assert status(model) == reason
-        assert model.read(config, file) == ";".join(f"{domain}={value}" for domain in range(4)) + "\n"
+        there = model.read(f"{ROOT}/info/L3_MON", file)
+        assert there == ";".join(f"{domain}={value}" for domain in range(4)) + "\n"
 
 
 @on_every_kernel
