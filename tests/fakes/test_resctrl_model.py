@@ -13,8 +13,8 @@ from cgroupfs.files import FileOps, GroupDir
 from resctrl.capability import BandwidthUnit, Status, read_capability
 from resctrl.files import GroupFiles
 from resctrl.schemata import parse_schemata
-from tests.fakes.resctrl_model import Deed, ResctrlModel
-from tests.fakes.resctrl_parts import LastStatus, cpu_mask, show_mask, unsigned
+from tests.fakes.resctrl_model import Deed, ResctrlModel, cpu_mask, show_mask
+from tests.fakes.resctrl_schemata import LastStatus, unsigned
 from tests.fakes.resctrl_shapes import (
     AMD,
     INTEL,
@@ -195,9 +195,9 @@ def test_a_moved_monitoring_group_takes_its_threads_along() -> None:
 @on_every_kernel
 def test_a_freed_monitoring_id_waits_until_the_cache_has_lost_its_bytes(release: Release) -> None:
     model = made(L2_ONLY, release)
-    assert model.rmids is None
+    assert model.monitor is None
     model = made(INTEL, release, "g")
-    assert model.rmids is not None
+    assert model.monitor is not None
     for domain in (0, 1):
         model.occupancy(f"{ROOT}/g", domain, 1 << 20)
     number = 0
@@ -209,13 +209,12 @@ def test_a_freed_monitoring_id_waits_until_the_cache_has_lost_its_bytes(release:
     assert refusal(lambda: model.mkdir(f"{ROOT}/mon_groups/more")) == "ENOSPC"
     model.rmdir(f"{ROOT}/g")
     model.advance(10)
-    assert model.rmids.waiting == {1}
+    assert model.monitor.waiting == {1}
     assert refusal(lambda: model.mkdir(f"{ROOT}/mon_groups/more")) == "EBUSY"
     assert status(model).endswith("Out of RMIDs\n")
     # The bytes are gone, and the kernel sees it at its next look.
-    assert model.counters is not None
     for domain in (0, 1):
-        model.counters.at(1, domain).occupancy = 65_536
+        model.monitor.at(1, domain).occupancy = 65_536
     assert refusal(lambda: model.mkdir(f"{ROOT}/mon_groups/more")) == "EBUSY"
     model.advance(1)
     model.mkdir(f"{ROOT}/mon_groups/more")
@@ -520,7 +519,7 @@ def _hold(model: ResctrlModel, pids: set[int]) -> None:
             for own, mode in modes.items():
                 if mode == "exclusive":
                     assert not any(masks[own] & mask for place, mask in masks.items() if place != own)
-    if model.rmids is not None:
+    if model.monitor is not None:
         used = [mon.rmid for group in model.control for mon in (group, *group.mons)]
         assert len(set(used)) == len(used)
-        assert not model.rmids.waiting & set(used)
+        assert not model.monitor.waiting & set(used)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.fakes.resctrl_fuse import Mounted, mounted
 from tests.fakes.resctrl_model import ResctrlModel
-from tests.fakes.resctrl_parts import LIMBO_CHECK_S
+from tests.fakes.resctrl_monitor import LIMBO_CHECK_S
 from tests.fakes.resctrl_shapes import AMD, INTEL, INTEL_L2, Release, Shape
 from tests.real_resctrl import real_resctrl
 
