@@ -51,23 +51,9 @@ class Mounted:
         return answer["result"]
 
 
-def missing() -> str:
-    """Why nothing can be mounted through FUSE here; empty where it can."""
-    if os.geteuid() != 0:
-        return "it needs root"
-    try:
-        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
-        import mfusepy  # noqa: F401, PLC0415  (without libfuse the import itself fails)
-    except (ImportError, OSError, AttributeError) as exc:
-        return f"FUSE: {exc}"
-    return ""
-
-
 @contextlib.contextmanager
 def mounted(shape: Shape, release: Release, where: Path) -> Iterator[Mounted]:
-    """Mount a fresh model on the directory ``where``; skips the test where there is no FUSE."""
-    if why := missing():
-        pytest.skip(f"RESCTRL MOUNT TEST NOT RUN: {why}")
+    """Mount a fresh model on the directory ``where``; skips the test where FUSE or the right to mount is missing."""
     where.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "tests.fakes.resctrl_fuse", str(where), shape.name, f"{release[0]}.{release[1]}"]
     with subprocess.Popen(words, cwd=REPOSITORY, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
@@ -106,31 +92,29 @@ def _operations(model: ResctrlModel, lock: threading.Lock) -> Any:  # mfusepy ca
         flag_nullpath_ok = True
 
         def getattr(self, path: str | None, fh: int | None = None) -> dict[str, int]:
-            return attributes(find(path) if path is not None else model.opened(fh or 0))
+            return attributes(find(path) if path is not None else model.node(fh or 0))
 
         def opendir(self, path: str) -> int:
-            return model.open(find(path))
+            return model.open_dir(model.root + path.rstrip("/"))
 
         def readdir(self, path: str | None, fh: int) -> list[tuple[str, dict[str, int], int]]:
-            directory = model.opened(fh)
+            directory = model.node(fh)
             near = {".": directory, "..": directory.parent or directory, **directory.entries}
             return [(name, attributes(node), 0) for name, node in near.items()]
 
         def open(self, path: str, flags: int) -> int:
-            node = find(path)
-            if flags & os.O_ACCMODE != os.O_RDONLY and node.write is None:
+            if flags & os.O_ACCMODE != os.O_RDONLY and find(path).write is None:
                 fail(errno.EACCES)
-            return model.open(node)
+            return self.opendir(path)
 
         def read(self, path: str | None, size: int, offset: int, fh: int) -> bytes:
-            text = model.read_file(model.opened(fh)) if offset == 0 or fh not in texts else None
-            if text is not None:
-                texts[fh] = text.encode("utf-8", "surrogateescape")
+            if offset == 0 or fh not in texts:
+                texts[fh] = model.read_file(model.node(fh)).encode("utf-8", "surrogateescape")
             return texts[fh][offset : offset + size]
 
         def write(self, path: str | None, data: bytes, offset: int, fh: int) -> int:
             text = data.decode("utf-8", "surrogateescape")
-            model.write_file(model.opened(fh), text, mfusepy.fuse_get_context()[2])
+            model.write_file(model.node(fh), text, mfusepy.fuse_get_context()[2])
             return len(data)
 
         def release(self, path: str | None, fh: int) -> None:

@@ -7,6 +7,7 @@ time. Behind a real mount: resctrl_fuse.py. Proof: transcripts of real kernels (
 
 import contextlib
 import errno
+import functools
 import itertools
 import os
 import re
@@ -39,13 +40,6 @@ class Deed(NamedTuple):
     path: str
     text: str = ""
     code: int = 0
-
-
-class KeptFile(NamedTuple):
-    """An open file: ENODEV once its group is removed, whatever group has its name now."""
-
-    read: Callable[[], str]
-    write: Writer
 
 
 @dataclass(eq=False, slots=True)
@@ -135,10 +129,7 @@ class ResctrlModel:
         group = Group(0, values=self.allocation.default(), cpus=(1 << self.shape.cpus) - 1)
         self.control = [group]
         self._top = Node("", None, next(self._inodes), group, stat.S_IFDIR | 0o555, {})
-        info = self._directory(self._top, "info", group)
-        for path, file in self._info().items():
-            directory, _, name = path.rpartition("/")
-            self._add_files(self._directory(info, directory, group) if directory else info, {name: file})
+        self._add(self._top, group, self._info_files())
         self._fill(self._top, group)
 
     def umount(self) -> None:
@@ -170,9 +161,8 @@ class ResctrlModel:
     def hardware(self, occupancy: int, bps: float, words: Sequence[tuple[int, str]], check_after: int = 0) -> None:
         """The counts of ids for which nothing else is set, the ids that answer a word, and `Monitor.check_after`."""
         assert self.monitor is not None
-        assert self.shape.monitor is not None
         self.monitor.idle_occupancy, self.monitor.idle_bps, self.monitor.check_after = occupancy, bps, check_after
-        for (rmid, word), domain in itertools.product(words, self.shape.monitor.domains):
+        for (rmid, word), domain in itertools.product(words, self.monitor.shape.domains):
             self.monitor.at(rmid, domain).word = word
 
     def place_of(self, tid: int) -> str:
@@ -182,28 +172,21 @@ class ResctrlModel:
     # FileOps and GroupFiles
 
     def open_dir(self, path: str) -> int:
-        return self.open(self.find(path))
-
-    def open(self, node: Node) -> int:
-        """A number for the node, which outlives its path."""
         number = next(self._numbers)
-        self._open[number] = node
+        self._open[number] = self.find(path)
         return number
-
-    def opened(self, number: int) -> Node:
-        return self._open.get(number) or fail(errno.EBADF)
 
     def close_dir(self, number: int) -> None:
         del self._open[number]
 
     def inode(self, directory: Directory) -> int:
-        return self._node(directory).inode
+        return self.node(directory).inode
 
     def read(self, directory: Directory, file: str) -> str:
-        return self.read_file(self._node(directory, file))
+        return self.read_file(self.node(directory, file))
 
     def write(self, directory: Directory, file: str, text: str) -> None:
-        self.write_file(self._node(directory, file), text)
+        self.write_file(self.node(directory, file), text)
 
     def write_now(self, directory: Directory, file: str, text: str) -> int:
         try:
@@ -213,13 +196,13 @@ class ResctrlModel:
         return 0
 
     def groups(self, directory: Directory) -> list[str]:
-        return [name for name, node in self._node(directory).entries.items() if node.inside is not None]
+        return [name for name, node in self.node(directory).entries.items() if node.inside is not None]
 
     def files(self, directory: Directory) -> list[str]:
-        return [name for name, node in self._node(directory).entries.items() if node.inside is None]
+        return [name for name, node in self.node(directory).entries.items() if node.inside is None]
 
     def listdir(self, directory: Directory) -> list[str]:
-        return list(self._node(directory).entries)
+        return list(self.node(directory).entries)
 
     def mkdir(self, path: str, mode: int = 0o755) -> None:
         with self._change("mkdir", path):
@@ -273,12 +256,12 @@ class ResctrlModel:
             target.group.mons.append(group)
             group.parent, group.closid = target.group, target.group.closid
 
-    def keep(self, directory: Directory, file: str) -> KeptFile:
-        """An open file, as a long-running reader holds it."""
-        node = self._node(directory, file)
-        return KeptFile(partial(self.read_file, node), partial(self.write_file, node))
-
     # What the mount needs
+
+    def node(self, directory: Directory, file: str = "") -> Node:
+        """A directory, by its path or number, or a file in it. ENOENT, ENOTDIR, EBADF."""
+        node = (self._open.get(directory) or fail(errno.EBADF)) if isinstance(directory, int) else self.find(directory)
+        return (node.entries.get(file) or fail(errno.ENOENT)) if file else node
 
     def find(self, path: str) -> Node:
         """The node of a path. ENOENT, ENOTDIR."""
@@ -365,37 +348,21 @@ class ResctrlModel:
 
     def _fill(self, directory: Node, group: Group) -> None:
         group.directory = directory
-        self._add_files(directory, self._group_files(group))
-        monitor = self.shape.monitor
-        if monitor is None:
-            return
-        data = self._directory(directory, "mon_data", group)
-        for cache, domains in monitor.caches.items():
-            inside = self._directory(data, f"mon_L3_{cache:02d}", group)
-            self._add_files(
-                inside, {event: (partial(self._sum, group, domains, event), None) for event in monitor.events}
-            )
-            for node in domains if monitor.nodes > 1 else ():
-                part = self._directory(inside, f"mon_sub_L3_{node:02d}", group)
-                self._add_files(
-                    part, {event: (partial(self._sum, group, (node,), event), None) for event in monitor.events}
-                )
-        if group.parent is None:
+        if self.monitor is not None and group.parent is None:
             self._directory(directory, "mon_groups", group)
+        self._add(directory, group, self._group_files(group))
 
     def _directory(self, parent: Node, name: str, group: Group, mode: int = 0) -> Node:
         mode = stat.S_IFDIR | mode if mode else parent.mode
         return parent.entries.setdefault(name, Node(name, parent, next(self._inodes), group, mode, {}))
 
-    def _add_files(self, directory: Node, files: Files) -> None:
-        for name, (read, write) in files.items():
+    def _add(self, directory: Node, group: Group, files: Files) -> None:
+        """Make the files, and the directories on their paths."""
+        for path, (read, write) in files.items():
+            *above, name = path.split("/")
+            parent = functools.reduce(lambda node, inside: self._directory(node, inside, group), above, directory)
             mode = stat.S_IFREG | (0o444 if write is None else 0o644)
-            node = Node(name, directory, next(self._inodes), directory.group, mode, read=read, write=write)
-            directory.entries[name] = node
-
-    def _node(self, directory: Directory, file: str = "") -> Node:
-        node = self.opened(directory) if isinstance(directory, int) else self.find(directory)
-        return (node.entries.get(file) or fail(errno.ENOENT)) if file else node
+            parent.entries[name] = Node(name, parent, next(self._inodes), group, mode, read=read, write=write)
 
     def _count(self, path: str, domain: int) -> Count:
         assert self.monitor is not None
@@ -415,52 +382,36 @@ class ResctrlModel:
 
     # The info directory
 
-    def _info(self) -> Files:
-        """The files below ``info``."""
+    def _info_files(self) -> Files:
+        files: Files = {"info/last_cmd_status": (self.status.show, None)}
         values: dict[str, object] = {}
-        files: Files = {"last_cmd_status": (self.status.show, None)}
         for schema in self.allocation.schemas:
-            part, name = schema.resource, schema.name
-            values[f"{name}/num_closids"] = schema.closids
+            part, shown = schema.resource, dict[str, object](num_closids=schema.closids)
             if isinstance(part, BandwidthShape):
-                values[f"{name}/min_bandwidth"] = part.minimum
-                values[f"{name}/bandwidth_gran"] = part.step
-                values[f"{name}/delay_linear"] = int(not part.absolute)
-                if not part.absolute and not part.bits:
-                    values[f"{name}/thread_throttle_mode"] = "max"
+                shown |= {"min_bandwidth": part.minimum, "bandwidth_gran": part.step}
+                shown |= {"delay_linear": int(not part.absolute)}
+                shown |= {} if part.absolute or part.bits else {"thread_throttle_mode": "max"}
             else:
-                values[f"{name}/cbm_mask"] = f"{part.full:x}"
-                values[f"{name}/min_cbm_bits"] = self.allocation.min_bits(part)
-                values[f"{name}/shareable_bits"] = f"{part.shareable:x}"
-                if self.release >= (6, 7):
-                    values[f"{name}/sparse_masks"] = int(part.holes)
-                files[f"{name}/bit_usage"] = (partial(self.allocation.bit_usage, schema), None)
-        monitor, shape = self.monitor, self.shape.monitor
-        if monitor is not None and shape is not None:
-            features = []
+                shown |= {"cbm_mask": f"{part.full:x}", "shareable_bits": f"{part.shareable:x}"}
+                shown |= {"min_cbm_bits": self.allocation.min_bits(part)}
+                shown |= {"sparse_masks": int(part.holes)} if self.release >= (6, 7) else {}
+                files[f"info/{schema.name}/bit_usage"] = (partial(self.allocation.bit_usage, schema), None)
+            values |= {f"{schema.name}/{name}": value for name, value in shown.items()}
+        if (monitor := self.monitor) is not None:
+            shape, features = monitor.shape, ""
             for event in shape.events:
-                features.append(event)
+                features += f"{event}\n"
                 if shape.configurable and self.release >= (6, 3) and event in EVENT_MASKS:
-                    features.append(f"{event}_config")
+                    features += f"{event}_config\n"
                     masks = dict.fromkeys(shape.domains, EVENT_MASKS[event])
-                    files[f"L3_MON/{event}_config"] = (
-                        partial(_show_event_masks, masks),
-                        partial(self._write_event_masks, masks),
-                    )
-            values |= {"L3_MON/num_rmids": shape.rmids, "L3_MON/mon_features": "\n".join(features)}
-            files["L3_MON/max_threshold_occupancy"] = (lambda: f"{monitor.threshold}\n", self._write_threshold)
-        return files | {path: (partial(str, f"{value}\n"), None) for path, value in values.items()}
+                    access = partial(_show_event_masks, masks), partial(self._write_event_masks, monitor, masks)
+                    files[f"info/L3_MON/{event}_config"] = access
+            values |= {"L3_MON/num_rmids": shape.rmids, "L3_MON/mon_features": features.rstrip("\n")}
+            show_threshold, write_threshold = lambda: f"{monitor.threshold}\n", partial(_write_threshold, monitor)
+            files["info/L3_MON/max_threshold_occupancy"] = (show_threshold, write_threshold)
+        return files | {f"info/{path}": (partial(str, f"{value}\n"), None) for path, value in values.items()}
 
-    def _write_threshold(self, text: str) -> None:
-        assert self.monitor is not None
-        assert self.shape.monitor is not None
-        number = kernel_int(text, 0, (1 << 32) - 1)
-        if number > self.shape.monitor.cache_bytes:
-            fail(errno.EINVAL)
-        self.monitor.threshold = number // COUNT_BYTES * COUNT_BYTES
-
-    def _write_event_masks(self, masks: dict[int, int], text: str) -> None:
-        assert self.monitor is not None
+    def _write_event_masks(self, monitor: Monitor, masks: dict[int, int], text: str) -> None:
         if not text.endswith("\n"):
             fail(errno.EINVAL)
         self.status.clear()
@@ -478,7 +429,7 @@ class ResctrlModel:
             self.status.refuse_first((outside, line))
             if mask != masks[domain]:
                 masks[domain] = mask
-                self.monitor.reconfigure(domain)
+                monitor.reconfigure(domain)
 
     # A group's files
 
@@ -493,15 +444,13 @@ class ResctrlModel:
             files["mode"] = (lambda: f"{group.mode}\n", partial(self._write_mode, group))
             files["schemata"] = (partial(self.allocation.show, group), partial(self.allocation.write, group))
             files["size"] = (partial(self.allocation.size, group), None)
+        if (monitor := self.monitor) is not None:
+            for cache, domains in monitor.shape.caches.items():
+                parts = {f"/mon_sub_L3_{node:02d}": (node,) for node in domains if monitor.shape.nodes > 1}
+                for (part, counted), event in itertools.product({"": domains, **parts}.items(), monitor.shape.events):
+                    read = partial(_sum, monitor, group, counted, event)
+                    files[f"mon_data/mon_L3_{cache:02d}{part}/{event}"] = (read, None)
         return files
-
-    def _sum(self, group: Group, domains: tuple[int, ...], event: str) -> str:
-        """A counter's file: all of its domains, and in a control group those of its monitoring groups."""
-        assert self.monitor is not None
-        values = [self.monitor.read(each.rmid, domain, event) for each in (group, *group.mons) for domain in domains]
-        numbers = [value for value in values if isinstance(value, int)]
-        # A word only where no id at all has a number, and then the last id's.
-        return f"{sum(numbers) if numbers else values[-1]}\n"
 
     def _tasks(self, group: Group) -> str:
         """A control group's file shows the threads of its monitoring groups too."""
@@ -568,29 +517,42 @@ class ResctrlModel:
         mode = text[:-1]
         if mode == group.mode:
             return
+        lock = mode == "pseudo-locksetup"
         self.status.refuse_first(
             (group.mode == "pseudo-locked", "Cannot change pseudo-locked group"),
             (mode not in {"shareable", "exclusive", "pseudo-locksetup"}, "Unknown or unsupported mode"),
+            (lock and group is self.control[0], "Cannot pseudo-lock default group"),
+            (lock and {"cdp", "cdpl2"} & set(self.options), "CDP enabled"),
+            (lock and not self.shape.pseudo_lock, "Pseudo-locking not supported"),
+            (lock and group.mons, "Monitoring in progress"),
+            (lock and self._tasks(group), "Tasks assigned to resource group"),
+            (lock and group.cpus, "CPUs assigned to resource group"),
         )
         if mode == "exclusive":
             self.allocation.check_exclusive(group)
-        elif mode == "pseudo-locksetup":
-            self.status.refuse_first(
-                (group is self.control[0], "Cannot pseudo-lock default group"),
-                (self.options, "CDP enabled"),
-                (not self.shape.pseudo_lock, "Pseudo-locking not supported"),
-                (group.mons, "Monitoring in progress"),
-                (self._tasks(group), "Tasks assigned to resource group"),
-                (group.cpus, "CPUs assigned to resource group"),
-            )
         group.mode = cast("Mode", mode)
 
     def _refuse_if_locking(self, group: Group) -> None:
         self.status.refuse_first((group.mode.startswith("pseudo-lock"), "Pseudo-locking in progress"))
 
 
+def _sum(monitor: Monitor, group: Group, domains: tuple[int, ...], event: str) -> str:
+    """A counter's file: all of its domains, and in a control group those of its monitoring groups."""
+    values = [monitor.read(each.rmid, domain, event) for each in (group, *group.mons) for domain in domains]
+    numbers = [value for value in values if isinstance(value, int)]
+    # A word only where no id at all has a number, and then the last id's.
+    return f"{sum(numbers) if numbers else values[-1]}\n"
+
+
 def _show_event_masks(masks: dict[int, int]) -> str:
     return ";".join(f"{domain}=0x{mask:02x}" for domain, mask in masks.items()) + "\n"
+
+
+def _write_threshold(monitor: Monitor, text: str) -> None:
+    number = kernel_int(text, 0, (1 << 32) - 1)
+    if number > monitor.shape.cache_bytes:
+        fail(errno.EINVAL)
+    monitor.threshold = number // COUNT_BYTES * COUNT_BYTES
 
 
 def _pid(text: str) -> int:

@@ -43,7 +43,7 @@ class Monitor:
         """For tests that cannot count on time: check after so many refusals instead."""
         self.idle_occupancy, self.idle_bps = 0, 0.0
         """The counts of RMIDs for which nothing else is set."""
-        self._shape, self._status, self._now = shape, status, now
+        self.shape, self._status, self._now = shape, status, now
         self._counts: dict[tuple[int, int], Count] = {}
         self._free = deque(range(1, shape.rmids))
         self._dirty: dict[int, set[int]] = {}
@@ -72,10 +72,10 @@ class Monitor:
 
     def reconfigure(self, domain: int) -> None:
         """The kinds of traffic that count changed: all counts start again, and are unavailable at the next read."""
-        for rmid in range(self._shape.rmids):
+        for rmid in range(self.shape.rmids):
             count = self.at(rmid, domain)
             count.total = count.local = 0
-            count.unavailable = set(self._shape.events[1:])
+            count.unavailable = set(self.shape.events[1:])
 
     @property
     def waiting(self) -> set[int]:
@@ -98,7 +98,7 @@ class Monitor:
         if not self._free:
             self._status.refuse("Out of RMIDs", errno.EBUSY if self._dirty else errno.ENOSPC)
         rmid = self._free.popleft()
-        for domain in self._shape.domains:
+        for domain in self.shape.domains:
             count = self.at(rmid, domain)
             count.total = count.local = 0
             count.total_bps, count.local_bps = self.idle_bps, self.idle_bps / 2
@@ -109,7 +109,7 @@ class Monitor:
         if not self.waiting:
             self._due = self._now() + self._period
         at_once = {domain for domain in self._checked_at_once if self._occupancy(rmid, domain) <= self.threshold}
-        self._dirty[rmid] = set(self._shape.domains) - at_once
+        self._dirty[rmid] = set(self.shape.domains) - at_once
         self._free_clean()
 
     @property

@@ -13,6 +13,7 @@ Release = tuple[int, int]
 Options = tuple[str, ...]
 
 MB_PER_SECOND = "mba_MBps"
+EVENTS = ("llc_occupancy", "mbm_total_bytes", "mbm_local_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ class MonitorShape:
     domains: tuple[int, ...]
     threshold: int
     cache_bytes: int
-    events: tuple[str, ...] = ("llc_occupancy", "mbm_total_bytes", "mbm_local_bytes")
+    events: tuple[str, ...] = EVENTS
     configurable: bool = False
     nodes: int = 1
 
@@ -132,46 +133,33 @@ class Schema:
         return self.names[0]
 
 
-_MONITORING = "cqm cqm_llc cqm_occup_llc cqm_mbm_total cqm_mbm_local"
 _MONITOR = MonitorShape(rmids=32, domains=(0, 1), threshold=524_288, cache_bytes=16 << 20)
 _L3 = CacheShape(name="L3", ways=12, size=16 << 20, domains=(0, 1), closids=8, shareable=0xC00, cdp=True)
 _L2 = CacheShape(name="L2", ways=8, size=4 << 20, domains=(0, 1, 2, 3), closids=4, cdp=True)
-INTEL = Shape(
-    name="intel",
-    flags=f"rdt_a cat_l3 cdp_l3 mba {_MONITORING}",
-    caches=(_L3,),
-    bandwidths=(BandwidthShape(name="MB", domains=(0, 1), closids=8),),
-    monitor=_MONITOR,
-)
+_MB = BandwidthShape(name="MB", domains=(0, 1), closids=8)
+_FLAGS = "rdt_a cat_l3 cdp_l3 mba cqm cqm_llc cqm_occup_llc cqm_mbm_total cqm_mbm_local"
+INTEL = Shape(name="intel", flags=_FLAGS, caches=(_L3,), bandwidths=(_MB,), monitor=_MONITOR)
 INTEL_CDP = replace(INTEL, name="intel-cdp", options=("cdp",))
 INTEL_MBPS = replace(INTEL, name="intel-mbps", options=(MB_PER_SECOND,))
-INTEL_L2 = replace(INTEL, name="intel-l2", flags=f"{INTEL.flags} cat_l2 cdp_l2", caches=(_L3, _L2))
+INTEL_L2 = replace(INTEL, name="intel-l2", flags=f"{_FLAGS} cat_l2 cdp_l2", caches=(_L3, _L2))
 INTEL_SNC = replace(INTEL, name="intel-snc", monitor=replace(_MONITOR, rmids=16, domains=(0, 1, 2, 3), nodes=2))
-L2_ONLY = Shape(
-    name="l2-only",
-    flags="rdt_a cat_l2",
-    caches=(CacheShape(name="L2", ways=8, size=1 << 20, domains=(0, 1), closids=4),),
-    pseudo_lock=True,
-)
+_ONLY = replace(_L2, size=1 << 20, domains=(0, 1), cdp=False)
+L2_ONLY = Shape(name="l2-only", flags="rdt_a cat_l2", caches=(_ONLY,), pseudo_lock=True)
 _FOUR = (0, 1, 2, 3)
 _AMD_L3 = CacheShape(name="L3", ways=16, size=16 << 20, domains=_FOUR, closids=16, holes=True, empty=True, cdp=True)
 _AMD_MB = BandwidthShape(name="MB", domains=_FOUR, closids=16, minimum=0, step=1, full=2048, absolute=True)
 AMD = Shape(
     name="amd",
     vendor="AuthenticAMD",
-    flags=f"rdt_a cat_l3 cdp_l3 mba smba {_MONITORING} bmec",
+    flags=f"{_FLAGS} smba bmec",
     caches=(_AMD_L3,),
     bandwidths=(_AMD_MB, replace(_AMD_MB, name="SMBA", since=(6, 3))),
     monitor=replace(_MONITOR, domains=_FOUR, threshold=0, configurable=True),
 )
+_MPAM_L3 = replace(_L3, ways=16, size=32 << 20, domains=(1, 2), closids=32, shareable=0xFFFF, holes=True)
 _MPAM_MB = BandwidthShape(name="MB", domains=(1, 2), closids=32, minimum=0, step=1, bits=16)
-MPAM = Shape(
-    name="mpam",
-    vendor="Arm",
-    caches=(replace(_L3, ways=16, size=32 << 20, domains=(1, 2), closids=32, shareable=0xFFFF, holes=True),),
-    bandwidths=(_MPAM_MB,),
-    monitor=replace(_MONITOR, rmids=64, domains=(1, 2), threshold=0, cache_bytes=32 << 20, events=_MONITOR.events[:2]),
-)
+_MPAM_MONITOR = replace(_MONITOR, rmids=64, domains=(1, 2), threshold=0, cache_bytes=32 << 20, events=EVENTS[:2])
+MPAM = Shape(name="mpam", vendor="Arm", caches=(_MPAM_L3,), bandwidths=(_MPAM_MB,), monitor=_MPAM_MONITOR)
 MPAM_COARSE = replace(MPAM, name="mpam-coarse", bandwidths=(replace(_MPAM_MB, minimum=13, step=13, bits=3),))
 NONE = Shape(name="none")
 

@@ -406,11 +406,11 @@ def test_intel_shows_how_threads_of_a_core_are_throttled_on_every_kernel(release
 
 def test_open_files_of_a_group_that_is_gone_answer_so_whoever_has_its_name() -> None:
     model = made(INTEL, (6, 12), "g")
-    kept = model.keep(f"{ROOT}/g", "schemata")
-    kept.write("L3:0=1\n")
+    kept = model.node(f"{ROOT}/g", "schemata")
+    model.write_file(kept, "L3:0=1\n")
     model.rmdir(f"{ROOT}/g")
     model.mkdir(f"{ROOT}/g")
-    assert refusal(kept.read) == refusal(lambda: kept.write("L3:0=3\n")) == "ENODEV"
+    assert refusal(lambda: model.read_file(kept)) == refusal(lambda: model.write_file(kept, "L3:0=3\n")) == "ENODEV"
 
 
 def test_every_change_is_told_before_and_noted_after() -> None:
