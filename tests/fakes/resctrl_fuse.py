@@ -9,17 +9,15 @@ One thing FUSE cannot do: a write of no bytes never leaves the kernel, and succe
 import contextlib
 import ctypes
 import errno
-import functools
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -33,37 +31,28 @@ REPOSITORY = Path(__file__).parent.parent.parent
 PR_SET_PDEATHSIG = 1
 
 
-class Mounted:
-    """A mounted model: ``root`` is where, ``call`` uses a method of the model in its process."""
+class Mounted(NamedTuple):
+    """A mounted model: ``root`` is where."""
 
-    def __init__(self, root: str, server: "subprocess.Popen[str]") -> None:
-        self.root = root
-        self._server = server
-
-    def call(self, method: str, *arguments: object) -> object:
-        """Call ``method`` of the `ResctrlModel`. Errors: `RuntimeError` with what it raised."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        print(json.dumps([method, *arguments]), file=self._server.stdin, flush=True)
-        answer = json.loads(self._server.stdout.readline())
-        if "error" in answer:
-            raise RuntimeError(f"{method}: {answer['error']}")
-        return answer["result"]
+    root: str
 
 
 @contextlib.contextmanager
-def mounted(shape: Shape, release: Release, where: Path) -> Iterator[Mounted]:
-    """Mount a fresh model on the directory ``where``; skips the test where FUSE or the right to mount is missing."""
+def mounted(shape: Shape, release: Release, where: Path, *calls: Sequence[object]) -> Iterator[Mounted]:
+    """Mount a fresh model on the directory ``where``; skips the test where FUSE or the right to mount is missing.
+
+    ``calls``: methods of `ResctrlModel` with their arguments, called before.
+    """
     where.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "tests.fakes.resctrl_fuse", str(where), shape.name, f"{release[0]}.{release[1]}"]
-    with subprocess.Popen(words, cwd=REPOSITORY, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+    words = [sys.executable, "-m", "tests.fakes.resctrl_fuse", json.dumps([str(where), shape.name, release, calls])]
+    with subprocess.Popen(words, cwd=REPOSITORY) as server:
         try:
             deadline = time.monotonic() + PATIENCE_S
             while not os.path.ismount(where):
                 if server.poll() is not None or time.monotonic() > deadline:
                     pytest.skip(f"RESCTRL MOUNT TEST NOT RUN: no mount; the server ended with {server.poll()}")
                 time.sleep(0.02)
-            yield Mounted(str(where), server)
+            yield Mounted(str(where))
         finally:
             subprocess.run(["umount", "-l", str(where)], check=False, capture_output=True)
             server.terminate()
@@ -73,7 +62,7 @@ def mounted(shape: Shape, release: Release, where: Path) -> Iterator[Mounted]:
                 server.kill()
 
 
-def _operations(model: ResctrlModel, lock: threading.Lock) -> Any:  # mfusepy can only be imported where libfuse is
+def _operations(model: ResctrlModel) -> Any:  # mfusepy can only be imported where libfuse is
     import mfusepy  # noqa: PLC0415
 
     texts: dict[int, bytes] = {}
@@ -88,8 +77,7 @@ def _operations(model: ResctrlModel, lock: threading.Lock) -> Any:  # mfusepy ca
     class Files(mfusepy.Operations):  # type: ignore[misc]  # untyped library
         use_ns = True
         # Open files are known by number: their path may be gone, or another file's.
-        flag_nopath = True
-        flag_nullpath_ok = True
+        flag_nopath = flag_nullpath_ok = True
 
         def getattr(self, path: str | None, fh: int | None = None) -> dict[str, int]:
             return attributes(find(path) if path is not None else model.node(fh or 0))
@@ -113,8 +101,7 @@ def _operations(model: ResctrlModel, lock: threading.Lock) -> Any:  # mfusepy ca
             return texts[fh][offset : offset + size]
 
         def write(self, path: str | None, data: bytes, offset: int, fh: int) -> int:
-            text = data.decode("utf-8", "surrogateescape")
-            model.write_file(model.node(fh), text, mfusepy.fuse_get_context()[2])
+            model.write_file(model.node(fh), data.decode("utf-8", "surrogateescape"))
             return len(data)
 
         def release(self, path: str | None, fh: int) -> None:
@@ -141,43 +128,20 @@ def _operations(model: ResctrlModel, lock: threading.Lock) -> Any:  # mfusepy ca
         def rename(self, old: str, new: str) -> None:
             model.rename(model.root + old, model.root + new)
 
-    for name, operation in list(vars(Files).items()):
-        if callable(operation):
-            setattr(Files, name, _locked(operation, lock))
     return Files()
 
 
-def _locked(work: Callable[..., object], lock: threading.Lock) -> Callable[..., object]:
-    @functools.wraps(work)
-    def run(*arguments: object) -> object:
-        with lock:
-            return work(*arguments)
-
-    return run
-
-
-def _answer(model: ResctrlModel, lock: threading.Lock) -> None:
-    """Carry out what comes on standard input, one call a line, until it ends."""
-    for line in sys.stdin:
-        method, *arguments = json.loads(line)
-        try:
-            answer = {"result": _locked(getattr(model, method), lock)(*arguments)}
-        except (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, TypeError, ValueError) as exc:
-            answer = {"error": repr(exc)}
-        print(json.dumps(answer), flush=True)
-
-
-def _serve(where: str, shape: str, release: str) -> None:
+def _serve(where: str, shape: str, release: Release, calls: Sequence[Sequence[str]]) -> None:
     import mfusepy  # noqa: PLC0415
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    major, minor = map(int, release.split("."))
-    model = ResctrlModel(ALL_SHAPES[shape], (major, minor), root=where, tasks=ProcTasks(), clock=time.monotonic)
-    lock = threading.Lock()
-    threading.Thread(target=_answer, args=(model, lock), daemon=True).start()
+    model = ResctrlModel(ALL_SHAPES[shape], release, root=where, tasks=ProcTasks(), clock=time.monotonic)
+    for method, *arguments in calls:
+        getattr(model, method)(*arguments)
     options = {"direct_io": True, "use_ino": True, "entry_timeout": 0, "negative_timeout": 0, "attr_timeout": 0}
-    mfusepy.FUSE(_operations(model, lock), where, foreground=True, nothreads=True, fsname="resctrl-model", **options)
+    mfusepy.FUSE(_operations(model), where, foreground=True, nothreads=True, fsname="resctrl-model", **options)
 
 
 if __name__ == "__main__":
-    _serve(*sys.argv[1:])
+    place, name, (major, minor), before = json.loads(sys.argv[1])
+    _serve(place, name, (major, minor), before)

@@ -97,7 +97,6 @@ class ResctrlModel:
         self._passed, self._clock = 0.0, clock
         self._inodes, self._numbers = itertools.count(1), itertools.count(1 << 21)
         self._open: dict[int, Node] = {}
-        self._writer = 0
         if shape.monitor is not None:
             if shape.monitor.nodes > 1 and release < (6, 11):
                 raise ValueError("caches split into NUMA nodes are only known from 6.11 on")
@@ -177,7 +176,7 @@ class ResctrlModel:
         return number
 
     def close_dir(self, number: int) -> None:
-        del self._open[number]
+        _ = self._open.pop(number, None) or fail(errno.EBADF)
 
     def inode(self, directory: Directory) -> int:
         return self.node(directory).inode
@@ -274,16 +273,17 @@ class ResctrlModel:
 
     def read_file(self, node: Node) -> str:
         """Read an open file. ENODEV: its group was removed."""
+        if node.inside is not None:
+            fail(errno.EISDIR)
         return node.read() if node.group.alive else fail(errno.ENODEV)
 
-    def write_file(self, node: Node, text: str, writer: int = 0) -> None:
-        """Write to an open file; ``writer`` is the thread that a 0 in a tasks file means."""
+    def write_file(self, node: Node, text: str) -> None:
+        """Write to an open file. ENODEV: its group was removed."""
         with self._change("write", self.root + node.path, text):
             if not node.group.alive:
                 fail(errno.ENODEV)
             if node.write is None or len(text.encode()) > PAGE:
                 fail(errno.EACCES if node.write is None else errno.E2BIG)
-            self._writer = writer
             node.write(text.split("\0", 1)[0])
 
     def install(self, directory: str) -> None:
@@ -297,7 +297,9 @@ class ResctrlModel:
 
     def describe(self, directory: str) -> None:
         """Only the /proc files; a ``root`` below the directory is shown without it."""
-        _put(f"{directory}/proc/cpuinfo", self.shape.cpuinfo)
+        x86 = f"vendor_id\t: {self.shape.vendor}\nflags\t\t: fpu sse {self.shape.flags}\n"
+        arm = "Features\t: fp asimd\nCPU implementer\t: 0x41\n"
+        _put(f"{directory}/proc/cpuinfo", arm if self.shape.vendor == "Arm" else x86)
         _put(f"{directory}/proc/filesystems", "nodev\tproc\n" + ("nodev\tresctrl\n" if self.shape.any else ""))
         mounts = "25 1 0:22 / /sys rw - sysfs sysfs rw\n" + self.mountinfo()
         _put(f"{directory}/proc/self/mountinfo", mounts.replace(f" {directory.rstrip('/')}/", " /"))
@@ -315,7 +317,7 @@ class ResctrlModel:
         rmid = take() if early else 0
         try:
             used = {group.closid for group in self.control if group.mode != "pseudo-locked"}
-            free = sorted(set(range(self.allocation.closids)) - used)
+            free = sorted(set(range(min(schema.closids for schema in self.allocation.schemas))) - used)
             if not free:
                 self.status.refuse("Out of CLOSIDs", errno.ENOSPC)
             rmid = rmid if early else take()
@@ -454,7 +456,7 @@ class ResctrlModel:
 
     def _tasks(self, group: Group) -> str:
         """A control group's file shows the threads of its monitoring groups too."""
-        threads = [(tid, self._current(group)) for tid, group in self.tasks.threads()]
+        threads = [(tid, self._current(put_into)) for tid, put_into in self.tasks.threads()]
         return "".join(f"{tid}\n" for tid, where in threads if group in (where, where.parent))
 
     def _write_tasks(self, group: Group, text: str) -> None:
@@ -481,12 +483,12 @@ class ResctrlModel:
 
     def _move(self, group: Group, pid: int) -> None:
         try:
-            current = self._current(self.tasks.group(pid or self._writer))
+            current = self._current(self.tasks.group(pid))
+            elsewhere = group.parent is not None and group.parent not in (current, current.parent)
+            self.status.refuse_first((elsewhere, "Can't move task to different control group"))
+            self.tasks.put(pid, None if group is self.control[0] else group)
         except KeyError:
             self.status.refuse(f"No task {pid}", errno.ESRCH)
-        if group.parent is not None and group.parent not in (current, current.parent):
-            self.status.refuse("Can't move task to different control group")
-        self.tasks.put(pid or self._writer, None if group is self.control[0] else group)
 
     def _write_cpus(self, group: Group, parse: Callable[[str, int], int], text: str) -> None:
         self._refuse_if_locking(group)

@@ -46,8 +46,8 @@ class Monitor:
         self.shape, self._status, self._now = shape, status, now
         self._counts: dict[tuple[int, int], Count] = {}
         self._free = deque(range(1, shape.rmids))
-        self._dirty: dict[int, set[int]] = {}
-        """For each RMID that waits the domains that are not clean yet."""
+        self._dirty: set[tuple[int, int]] = set()
+        """RMIDs that wait and domains, where they are not clean yet."""
         self._refusals, self._due = 0, 0.0
         self._checked_at_once = shape.domains[:1] if release < (6, 9) else ()
 
@@ -80,11 +80,11 @@ class Monitor:
     @property
     def waiting(self) -> set[int]:
         """RMIDs that belong to no group and are not clean yet."""
-        late = self._now() - self._due
+        period, late = self._period, self._now() - self._due
         if self._dirty and late >= 0:
-            self._due += self._period * (1 + late // self._period)
+            self._due += period * (1 + late // period)
             self._check()
-        return set(self._dirty)
+        return {rmid for rmid, _ in self._dirty}
 
     def take(self) -> int:
         """The RMID of a new group, its traffic from 0; the last group's bytes may still be in the cache.
@@ -108,23 +108,21 @@ class Monitor:
         """A group was removed."""
         if not self.waiting:
             self._due = self._now() + self._period
-        at_once = {domain for domain in self._checked_at_once if self._occupancy(rmid, domain) <= self.threshold}
-        self._dirty[rmid] = set(self.shape.domains) - at_once
-        self._free_clean()
+        for domain in self.shape.domains:
+            if domain not in self._checked_at_once or self._occupancy(rmid, domain) > self.threshold:
+                self._dirty.add((rmid, domain))
+        self._free += {rmid} - self.waiting
 
     @property
     def _period(self) -> float:
         return float("inf") if self.check_after else LIMBO_CHECK_S
 
     def _check(self) -> None:
-        for rmid, domains in self._dirty.items():
-            domains -= {domain for domain in domains if self._occupancy(rmid, domain) < self.threshold}
-        self._free_clean()
-
-    def _free_clean(self) -> None:
-        clean = sorted(rmid for rmid, domains in self._dirty.items() if not domains)
-        self._free += clean
-        self._dirty = {rmid: domains for rmid, domains in self._dirty.items() if domains}
+        for checked in self.shape.domains:
+            waited = {rmid for rmid, _ in self._dirty}
+            clean = {at for at in self._dirty if at[1] == checked and self._occupancy(*at) < self.threshold}
+            self._dirty -= clean
+            self._free += sorted(waited - {rmid for rmid, _ in self._dirty})
 
     def _occupancy(self, rmid: int, domain: int) -> float:
         value = self.read(rmid, domain, "llc_occupancy")

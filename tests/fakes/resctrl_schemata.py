@@ -104,11 +104,6 @@ class Allocation:
         self._name_width = max(len(part.name) + 4 * (isinstance(part, CacheShape) and part.cdp) for part in parts)
         self._width = max([(c.ways + 3) // 4 for c in shape.caches] + [len(str(part.full)) for part in bandwidths])
 
-    @property
-    def closids(self) -> int:
-        """The largest number of control groups, the default one included."""
-        return min(schema.closids for schema in self.schemas)
-
     def default(self) -> Values:
         """The default group's values after a mount: no limit."""
         full = {schema.name: schema.resource.full for schema in self.schemas}

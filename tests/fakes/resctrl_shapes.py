@@ -112,13 +112,6 @@ class Shape:
     def any(self) -> bool:
         return bool(self.caches or self.bandwidths or self.monitor)
 
-    @property
-    def cpuinfo(self) -> str:
-        """What /proc/cpuinfo has of the first CPU, as far as it matters here."""
-        if self.vendor == "Arm":
-            return "Features\t: fp asimd\nCPU implementer\t: 0x41\n"
-        return f"vendor_id\t: {self.vendor}\nflags\t\t: fpu sse {self.flags}\n"
-
 
 @dataclass(frozen=True)
 class Schema:
