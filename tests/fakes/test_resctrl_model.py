@@ -189,6 +189,26 @@ def test_a_moved_monitoring_group_takes_its_threads_along() -> None:
     assert status(model) == "Cannot move a MON group that monitors CPUs\n"
 
 
+# CPUs
+
+
+def test_cpus_given_to_a_control_group_leave_all_other_groups_and_its_own_monitoring_groups() -> None:
+    model = made(INTEL, (6, 12), "a", "b", "a/mon_groups/m", "a/mon_groups/n")
+
+    def cpus(*groups: str) -> list[str]:
+        return [model.read(f"{ROOT}/{group}".rstrip("/"), "cpus_list").strip() for group in groups]
+
+    groups = "", "a", "a/mon_groups/m", "a/mon_groups/n", "b"
+    model.write(f"{ROOT}/a", "cpus_list", "0-2\n")
+    model.write(f"{ROOT}/a/mon_groups/m", "cpus_list", "0-1\n")
+    model.write(f"{ROOT}/a/mon_groups/n", "cpus_list", "1\n")
+    assert cpus(*groups) == ["3", "0-2", "0", "1", ""]
+    model.write(f"{ROOT}/b", "cpus_list", "1\n")
+    assert cpus(*groups) == ["3", "0,2", "0", "", "1"]
+    model.write(f"{ROOT}/a", "cpus_list", "0\n")
+    assert cpus(*groups) == ["2-3", "0", "", "", "1"]
+
+
 # Ids
 
 
