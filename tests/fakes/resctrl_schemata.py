@@ -1,51 +1,85 @@
-"""What a schemata write does on the resctrl model: parsed line by line, refused with the kernel's words, applied whole.
+"""Groups of the resctrl model and their schemata: refused with the kernel's reasons, applied whole.
 
 Source: kernel documentation, filesystems/resctrl; transcripts of 5.10, 6.1 and 6.12 (tests/fixtures/resctrl). What they
 do not reach (pseudo-locking, CDP beside exclusive groups) follows the kernel's source.
 """
 
 import errno
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, NoReturn
 
 from tests.fakes.kernel_files import fail
-from tests.fakes.resctrl_parts import LastStatus, unsigned
-from tests.fakes.resctrl_shapes import (
-    MB_PER_SECOND,
-    BandwidthShape,
-    CacheShape,
-    Options,
-    Release,
-    Schema,
-    Shape,
-    data_width,
-    name_width,
-    schemas,
-)
+from tests.fakes.resctrl_shapes import MB_PER_SECOND, BandwidthShape, CacheShape, Options, Release, Schema, Shape
 
 Mode = Literal["shareable", "exclusive", "pseudo-locksetup", "pseudo-locked"]
 Values = dict[str, dict[int, int]]
+LETTERS: dict[Mode, str] = {"shareable": "S", "exclusive": "E", "pseudo-locked": "P"}
 NO_LIMIT_MBPS = 0xFFFFFFFF
 BLANKS = " \t\n\v\f\r"
+STATUS_BYTES = 512
+NUMBERS = {
+    0: r"\+?(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\n?",
+    10: r"\+?([0-9]+)\n?",
+    16: r"\+?((?:0[xX])?[0-9a-fA-F]+)\n?",
+}
+
+
+def unsigned(text: str, base: int, bits: int = 64) -> int | None:
+    """kstrtoul: digits, perhaps a plus before and a newline after them; None where the kernel refuses."""
+    match = re.fullmatch(NUMBERS[base], text)
+    if match is None:
+        return None
+    number = int(match[1], 8 if base == 0 and re.match("0[0-7]", match[1]) else base)
+    return number if number < 1 << bits else None
+
+
+class LastStatus:
+    """``info/last_cmd_status``: 512 bytes that grow line by line. What does not fit is lost, and all after it."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._text, self._full = "", False
+
+    def puts(self, line: str) -> None:
+        self._full = self._full or len(self._text) + len(line) + 2 > STATUS_BYTES
+        self._text += "" if self._full else f"{line}\n"
+
+    def refuse(self, line: str, code: int = errno.EINVAL) -> NoReturn:
+        """Add the reason and raise."""
+        self.puts(line)
+        raise OSError(code, line)
+
+    def refuse_first(self, *checks: tuple[object, str], code: int = errno.EINVAL) -> None:
+        """Refuse with the reason of the first check that is true."""
+        for refused, line in checks:
+            if refused:
+                self.refuse(line, code)
+
+    def show(self) -> str:
+        return self._text or "ok\n"
 
 
 @dataclass(eq=False, slots=True)
-class Control:
-    """What a control group holds of the hardware: its number, its mode, and a value for every line and domain."""
+class Group:
+    """A control group, or a monitoring group of the control group ``parent``. Removed: not ``alive``."""
 
     closid: int
+    rmid: int = 0
+    parent: "Group | None" = None
     mode: Mode = "shareable"
     values: Values = field(default_factory=dict)
-
-    @property
-    def allocated(self) -> bool:
-        """A locked group gives its number back; the cache it holds stays its own."""
-        return self.mode != "pseudo-locked"
+    cpus: int = 0
+    mons: "list[Group]" = field(default_factory=list)
+    directory: Any = None
+    alive: bool = True
 
 
 class Allocation:
-    """The divisible part of a machine, and who has what of it."""
+    """The divisible resources of a machine and their division between the control groups."""
 
     def __init__(
         self,
@@ -53,272 +87,185 @@ class Allocation:
         release: Release,
         options: Options,
         status: LastStatus,
-        groups: Callable[[], list[Control]],
+        groups: Callable[[], Iterable[Group]],
     ) -> None:
-        self.schemas = schemas(shape, release, options)
-        self.mbps = MB_PER_SECOND in options
-        self._shape = shape
-        self._release = release
-        self._status = status
-        self._groups = groups
-
-    @property
-    def closids(self) -> int:
-        """How many control groups there can be, the default one included."""
-        return min(schema.closids for schema in self.schemas)
+        self._mbps = MB_PER_SECOND in options
+        self._cpus, self._release, self._status, self._groups = shape.cpus, release, status, groups
+        bandwidths = [part for part in shape.bandwidths if release >= part.since]
+        parts: list[CacheShape | BandwidthShape] = [*shape.caches, *bandwidths]
+        self.schemas: list[Schema] = []
+        for part in parts if release < (5, 15) else parts[::-1]:
+            halves = (f"{part.name}DATA", f"{part.name}CODE")
+            if {"L3": "cdp", "L2": "cdpl2"}.get(part.name) in options:
+                self.schemas += [Schema(names, part, part.closids // 2) for names in (halves, halves[::-1])]
+            else:
+                self.schemas.append(Schema((part.name,), part, part.closids))
+        # Names are as wide as those of the halves would be.
+        self._name_width = max(len(part.name) + 4 * (isinstance(part, CacheShape) and part.cdp) for part in parts)
+        self._width = max([(c.ways + 3) // 4 for c in shape.caches] + [len(str(part.full)) for part in bandwidths])
 
     def default(self) -> Values:
-        """What the default group has after a mount."""
-        return {schema.name: dict.fromkeys(schema.resource.domains, self._full(schema)) for schema in self.schemas}
+        """The default group's values after a mount: no limit."""
+        full = {schema.name: schema.resource.full for schema in self.schemas}
+        if self._mbps:
+            full["MB"] = NO_LIMIT_MBPS
+        return {schema.name: dict.fromkeys(schema.resource.domains, full[schema.name]) for schema in self.schemas}
 
-    def initial(self, own: Control) -> Values:
-        """What a new group gets: all ways that are shared or unused, and no limit. ENOSPC where none are left."""
-        found: Values = {}
+    def initial(self) -> Values:
+        """A new group's values: all ways that are shared or unused, and no limit. ENOSPC: no way is left."""
+        values = self.default()
         for schema in self.schemas:
-            part = schema.resource
-            found[schema.name] = {}
-            for domain in part.domains:
-                value = self._full(schema)
-                if isinstance(part, CacheShape):
-                    value = _first_run(self._usable(schema, domain, own), part.ways)
-                    if value.bit_count() < self.min_bits(part):
-                        raise self._status.refuse(f"No space on {schema.name}:{domain}", errno.ENOSPC)
-                found[schema.name][domain] = value
-        return found
+            cache = schema.resource
+            if isinstance(cache, CacheShape):
+                for domain in cache.domains:
+                    shared = cache.shareable | self._masks(schema.names, domain, "shareable")
+                    used = shared | self._masks(schema.names, domain, "exclusive", "pseudo-locked")
+                    values[schema.name][domain] = mask = _first_run(shared | (cache.full & ~used))
+                    if mask.bit_count() < self.min_bits(cache):
+                        self._status.refuse(f"No space on {schema.name}:{domain}", errno.ENOSPC)
+        return values
 
     def min_bits(self, cache: CacheShape) -> int:
-        return 0 if cache.lenient and self._release >= (6, 1) else cache.min_bits
+        return 0 if cache.empty and self._release >= (6, 1) else 1
 
-    def write(self, group: Control, text: str) -> None:
+    def write(self, group: Group, text: str) -> None:
         """One write to a schemata file.
 
-        All lines are parsed before any is applied, but for a limit in MB/s, which from 5.19 on holds at once.
+        All lines are parsed before any is applied, but for a limit in MB/s, which from 5.19 on is applied at once.
         """
         if not text.endswith("\n"):
             fail(errno.EINVAL)
         self._status.clear()
-        if group.mode == "pseudo-locked":
-            raise self._status.refuse("Resource group is pseudo-locked")
-        staged: Values = {}
+        self._status.refuse_first((group.mode == "pseudo-locked", "Resource group is pseudo-locked"))
+        parsed: Values = {}
         for line in text[:-1].split("\n"):
             name, colon, rest = line.partition(":")
             name = name.strip(BLANKS)
-            if not colon:
-                raise self._status.refuse("Missing ':'")
-            if not rest:
-                raise self._status.refuse(f"Missing '{name}' value")
+            self._status.refuse_first((not colon, "Missing ':'"), (not rest, f"Missing '{name}' value"))
             schema = next((schema for schema in self.schemas if schema.name == name), None)
             if schema is None:
-                raise self._status.refuse(f"Unknown or unsupported resource name '{name}'")
-            self._parse_line(schema, rest, group, staged)
+                self._status.refuse(f"Unknown or unsupported resource name '{name}'")
+            self._parse_line(schema, rest, group, parsed)
         if group.mode == "pseudo-locksetup":
-            group.values = {name: dict(domains) for name, domains in staged.items()}
-            group.mode = "pseudo-locked"
-            return
-        for name, domains in staged.items():
+            self._lock(group, parsed)
+        for name, domains in parsed.items():
             group.values[name].update(domains)
 
-    def _parse_line(self, schema: Schema, rest: str, group: Control, staged: Values) -> None:
-        part = schema.resource
-        if group.mode == "pseudo-locksetup" and isinstance(part, BandwidthShape):
-            raise self._status.refuse("Cannot pseudo-lock MBA resource")
+    def _parse_line(self, schema: Schema, rest: str, group: Group, parsed: Values) -> None:
+        part, values = schema.resource, parsed.setdefault(schema.name, {})
         while rest:
             word, _, rest = rest.partition(";")
-            number, equals, value = word.partition("=")
+            number, equals, text = word.partition("=")
             domain = unsigned(number, 10)
             if not equals or domain is None:
-                raise self._status.refuse("Missing '=' or non-numeric domain")
+                self._status.refuse("Missing '=' or non-numeric domain")
             if domain not in part.domains:
                 fail(errno.EINVAL)
-            lines = staged.setdefault(schema.name, {})
-            if domain in lines:
-                raise self._status.refuse(f"Duplicate domain {domain}")
-            value = value.strip(BLANKS)
+            self._status.refuse_first((domain in values, f"Duplicate domain {domain}"))
             if isinstance(part, CacheShape):
-                lines[domain] = self._mask(schema, part, domain, value, group)
-                if group.mode == "pseudo-locksetup":
-                    return
-            elif self.mbps and self._release >= (5, 19):
-                group.values[schema.name][domain] = self._bandwidth(part, value)
+                values[domain] = self._mask(schema, part, domain, text.strip(BLANKS), group)
             else:
-                lines[domain] = self._bandwidth(part, value)
+                at_once = self._mbps and self._release >= (5, 19)
+                limits = group.values[schema.name] if at_once else values
+                limits[domain] = self._bandwidth(part, text.strip(BLANKS))
 
     def _bandwidth(self, part: BandwidthShape, text: str) -> int:
         new = self._release >= (6, 1)
         number = unsigned(text, 10, 32 if new else 64)
         if number is None:
-            words = "Invalid MB value" if new else "Non-decimal digit in MB value"
-            raise self._status.refuse(f"{words} {text}")
-        if not self.mbps and not part.minimum <= number <= part.maximum:
-            raise self._status.refuse(f"MB value {number} out of range [{part.minimum},{part.maximum}]")
-        if self.mbps and new:
+            self._status.refuse(f"{'Invalid MB value' if new else 'Non-decimal digit in MB value'} {text}")
+        if not self._mbps and not part.minimum <= number <= part.full:
+            self._status.refuse(f"MB value {number} out of range [{part.minimum},{part.full}]")
+        if self._mbps and new:
             return number
-        # Before 6.1 a limit in MB/s is rounded too, and cut to 32 bits without a word.
-        rounded = -(-number // part.step) * part.step & 0xFFFFFFFF
-        return part.kept(rounded) if part.bits and not self.mbps else rounded
+        # Before 6.1 a limit in MB/s is rounded too, and cut to 32 bits without an error.
+        return part.shown(-(-number // part.step) * part.step & 0xFFFFFFFF)
 
-    def _mask(self, schema: Schema, cache: CacheShape, domain: int, text: str, group: Control) -> int:
-        if group.mode == "pseudo-locksetup" and any(
-            domain in domains for other in self._locked() for domains in other.values.values()
-        ):
-            raise self._status.refuse("Pseudo-locked region in hierarchy")
+    def _mask(self, schema: Schema, cache: CacheShape, domain: int, text: str, group: Group) -> int:
         mask = unsigned(text, 16)
         if mask is None:
-            raise self._status.refuse(f"Non-hex character in the mask {text}")
-        least = self.min_bits(cache)
-        if (mask == 0 and not cache.lenient) or mask > cache.full:
-            raise self._status.refuse("Mask out of range")
-        run = _first_run(mask, cache.ways)
-        if run != mask and not (cache.lenient or cache.sparse):
-            raise self._status.refuse(f"The mask {mask:x} has non-consecutive 1-bits")
-        if run.bit_count() < least:
-            raise self._status.refuse(f"Need at least {least} bits in the mask")
-        if group.mode != "pseudo-locksetup" and mask & self._locked_bits(cache, domain):
-            raise self._status.refuse("CBM overlaps with pseudo-locked region")
-        if self._overlaps(schema, domain, mask, group, only_exclusive=True):
-            raise self._status.refuse("Overlaps with exclusive group")
-        if group.mode != "shareable" and self._overlaps(schema, domain, mask, group):
-            raise self._status.refuse("Overlaps with other group")
+            self._status.refuse(f"Non-hex character in the mask {text}")
+        run, least = _first_run(mask), self.min_bits(cache)
+        exclusive = self._masks(schema.names, domain, "exclusive", own=group)
+        used = cache.shareable | exclusive | self._masks(schema.names, domain, "shareable", own=group)
+        self._status.refuse_first(
+            (mask > cache.full or (mask == 0 and not cache.empty), "Mask out of range"),
+            (run != mask and not cache.holes, f"The mask {mask:x} has non-consecutive 1-bits"),
+            (run.bit_count() < least, f"Need at least {least} bits in the mask"),
+            (mask & self._masks(schema.names, domain, "pseudo-locked"), "CBM overlaps with pseudo-locked region"),
+            (mask & exclusive, "Overlaps with exclusive group"),
+            (group.mode != "shareable" and mask & used, "Overlaps with other group"),
+        )
         return mask
 
-    def exclusive(self, group: Control) -> None:
-        """Check that nobody, hardware included, shares a way with the group. EINVAL."""
-        lines = [schema for schema in self.schemas if isinstance(schema.resource, CacheShape)]
-        for schema in lines:
-            for domain in schema.resource.domains:
-                if self._overlaps(schema, domain, group.values[schema.name][domain], group):
-                    raise self._status.refuse("Schemata overlaps")
-        if not lines:
-            raise self._status.refuse("Cannot be exclusive without CAT/CDP")
+    def check_exclusive(self, group: Group) -> None:
+        """EINVAL: another group, or the hardware, shares a way with the group."""
+        for schema in self.schemas:
+            cache = schema.resource
+            if isinstance(cache, CacheShape):
+                for domain, mask in group.values[schema.name].items():
+                    used = self._masks(schema.names, domain, "shareable", "exclusive", own=group) | cache.shareable
+                    self._status.refuse_first((mask & used, "Schemata overlaps"))
 
-    def _overlaps(self, schema: Schema, domain: int, mask: int, own: Control, *, only_exclusive: bool = False) -> bool:
-        assert isinstance(schema.resource, CacheShape)
-        if not only_exclusive and mask & schema.resource.shareable:
-            return True
-        wanted = ("exclusive",) if only_exclusive else ("exclusive", "shareable")
-        return any(
-            mask & other.values[name][domain]
-            for other in self._groups()
-            if other is not own and other.mode in wanted
-            for name in (schema.name, schema.peer)
-            if name
-        )
+    def _masks(self, names: tuple[str, ...], domain: int, *modes: Mode, own: Group | None = None) -> int:
+        """The ways of all groups of these modes together, but for ``own``."""
+        mask = 0
+        for group in self._groups():
+            if group is not own and group.mode in modes:
+                for name in names:
+                    mask |= group.values.get(name, {}).get(domain, 0)
+        return mask
 
-    def _usable(self, schema: Schema, domain: int, own: Control) -> int:
-        cache = schema.resource
-        assert isinstance(cache, CacheShape)
-        used = wanted = cache.shareable
-        for other in self._groups():
-            if other is own or other.mode not in {"shareable", "exclusive"}:
-                continue
-            bits = other.values[schema.name][domain] | (other.values[schema.peer][domain] if schema.peer else 0)
-            used |= bits
-            if other.mode == "shareable":
-                wanted |= bits
-        used |= self._locked_bits(cache, domain)
-        return wanted | (cache.full & ~used)
-
-    def _locked(self) -> list[Control]:
-        return [group for group in self._groups() if group.mode == "pseudo-locked"]
-
-    def _locked_bits(self, cache: CacheShape, domain: int) -> int:
-        bits = 0
-        for group in self._locked():
-            for name, domains in group.values.items():
-                if name.startswith(cache.name):
-                    bits |= domains.get(domain, 0)
-        return bits
-
-    def _full(self, schema: Schema) -> int:
-        part = schema.resource
-        if isinstance(part, CacheShape):
-            return part.full
-        return NO_LIMIT_MBPS if self.mbps else part.maximum
+    def _lock(self, group: Group, values: Values) -> None:
+        """The group holds only these ways from now on, and shows the CPUs beside them."""
+        group.values, group.mode = values, "pseudo-locked"
+        for schema in self.schemas:
+            domains = schema.resource.domains
+            share = self._cpus // len(domains)
+            for domain in values.get(schema.name, {}):
+                group.cpus |= ((1 << share) - 1) << share * domains.index(domain)
 
     # What files show
 
-    def show(self, group: Control) -> str:
+    def show(self, group: Group) -> str:
         """The schemata file."""
         if group.mode == "pseudo-locksetup":
             return "".join(f"{schema.name}:uninitialized\n" for schema in self.schemas)
-        if group.mode == "pseudo-locked":
-            return "".join(f"{name}:{domain}={mask:x}\n" for name, domain, mask in _regions(group))
-        width = data_width(self._shape, self._release)
+        locked = group.mode == "pseudo-locked"
+        width = 0 if locked else self._width
+        formats = {CacheShape: f"0{width}x", BandwidthShape: f"{width}d"}
+        shown = self._lines(group, lambda part, value: f"{value:{formats[type(part)]}}")
+        return shown.lstrip() if locked else shown
 
-        def text(schema: Schema, value: int) -> str:
-            return f"{value:0{width}x}" if isinstance(schema.resource, CacheShape) else f"{value:{width}d}"
-
-        return self._lines(group, text)
-
-    def size(self, group: Control) -> str:
+    def size(self, group: Group) -> str:
         """The size file: bytes of cache, or the bandwidth's number."""
-        if group.mode == "pseudo-locked":
-            width = name_width(self._shape, self._release)
-            found = ""
-            for name, domain, mask in _regions(group):
-                schema = next(schema for schema in self.schemas if schema.name == name)
-                found += f"{name:>{width}}:{domain}={_bytes(schema, mask)}\n"
-            return found
-        if group.mode == "pseudo-locksetup":
-            return self._lines(group, lambda _schema, _value: "0")
-        return self._lines(group, lambda schema, value: str(_bytes(schema, value)))
+        scale = 0 if group.mode == "pseudo-locksetup" else 1
+        return self._lines(group, lambda part, value: str(part.amount(value) * scale))
 
-    def _lines(self, group: Control, text: Callable[[Schema, int], str]) -> str:
-        width = name_width(self._shape, self._release)
-        found = ""
+    def _lines(self, group: Group, text: Callable[[CacheShape | BandwidthShape, int], str]) -> str:
+        lines = ""
         for schema in self.schemas:
-            shown = (f"{domain}={text(schema, value)}" for domain, value in sorted(group.values[schema.name].items()))
-            found += f"{schema.name:>{width}}:{';'.join(shown)}\n"
-        return found
+            if schema.name in group.values:
+                values = sorted(group.values[schema.name].items())
+                shown = ";".join(f"{domain}={text(schema.resource, value)}" for domain, value in values)
+                lines += f"{schema.name:>{self._name_width}}:{shown}\n"
+        return lines
 
     def bit_usage(self, schema: Schema) -> str:
         """One letter for each way, highest first: X, H, S, E, P or 0."""
-        cache = schema.resource
+        cache, shown = schema.resource, []
         assert isinstance(cache, CacheShape)
-        shown = []
         for domain in cache.domains:
-            shared = exclusive = 0
-            for group in self._groups():
-                if group.mode == "shareable":
-                    shared |= group.values[schema.name][domain]
-                elif group.mode == "exclusive":
-                    exclusive |= group.values[schema.name][domain]
-            locked = self._locked_bits(cache, domain)
+            masks = {mode: self._masks((schema.name,), domain, mode) for mode in LETTERS}
             letters = ""
-            for bit in reversed(range(cache.ways)):
-                hardware, here = cache.shareable >> bit & 1, shared >> bit & 1
-                letters += (
-                    ("X" if here else "H")
-                    if hardware
-                    else "S"
-                    if here
-                    else "E"
-                    if exclusive >> bit & 1
-                    else "P"
-                    if locked >> bit & 1
-                    else "0"
-                )
+            for way in reversed(range(cache.ways)):
+                letter = next((LETTERS[mode] for mode, mask in masks.items() if mask >> way & 1), "0")
+                hardware = {"S": "X"}.get(letter, "H")
+                letters += hardware if cache.shareable >> way & 1 else letter
             shown.append(f"{domain}={letters}")
         return ";".join(shown) + "\n"
 
 
-def _regions(group: Control) -> Iterator[tuple[str, int, int]]:
-    for name, domains in group.values.items():
-        for domain, mask in domains.items():
-            yield name, domain, mask
-
-
-def _bytes(schema: Schema, value: int) -> int:
-    part = schema.resource
-    return part.size // part.ways * value.bit_count() if isinstance(part, CacheShape) else value
-
-
-def _first_run(mask: int, ways: int) -> int:
+def _first_run(mask: int) -> int:
     """The lowest unbroken run of bits."""
-    if not mask:
-        return 0
-    low = mask & -mask
-    end = low
-    while mask & end and end < 1 << ways:
-        end <<= 1
-    return mask & (end - low)
+    return mask & ~(mask + (mask & -mask))

@@ -1,10 +1,9 @@
 """Machines with cache and bandwidth control, as data: what their registers offer, and what a kernel makes of it.
 
 ``INTEL``, ``INTEL_L2`` and ``AMD`` are the machines of the recorded transcripts (tests/fixtures/resctrl); the others
-are the same with another mount option or less hardware. Kernels: 5.10, 6.1 and 6.12 are proved; a release between two
-of them follows the version at which the kernel's source changed. ``MPAM`` and ``MPAM_COARSE`` are Arm's as the kernel's
-documentation (arch/arm64/mpam) and source have it; nobody has recorded one. That its monitoring ids are of one control
-group each is left out.
+are the same with another mount option or less hardware. Releases 5.10, 6.1 and 6.12 were recorded; a release between
+two of them follows the kernel's source. ``MPAM`` and ``MPAM_COARSE`` are Arm's as the kernel's documentation
+(arch/arm64/mpam) and source have it; no recording exists. Monitoring ids of one control group each are left out.
 """
 
 from dataclasses import dataclass, replace
@@ -14,14 +13,14 @@ Release = tuple[int, int]
 Options = tuple[str, ...]
 
 MB_PER_SECOND = "mba_MBps"
-ALL_EVENTS = ("llc_occupancy", "mbm_total_bytes", "mbm_local_bytes")
+EVENTS = ("llc_occupancy", "mbm_total_bytes", "mbm_local_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheShape:
     """A cache with ``ways``; ``shareable`` is the mask that hardware uses too.
 
-    ``lenient``: AMD's rules for masks; ``sparse``: those of MPAM, which takes holes, but no empty mask.
+    ``holes``: a mask may have holes (AMD, MPAM); ``empty``: it may be 0, from 6.1 on (AMD). ``cdp``: CDP.
     """
 
     name: Literal["L2", "L3"]
@@ -30,21 +29,24 @@ class CacheShape:
     domains: tuple[int, ...]
     closids: int
     shareable: int = 0
-    min_bits: int = 1
-    lenient: bool = False
-    sparse: bool = False
+    holes: bool = False
+    empty: bool = False
     cdp: bool = False
 
     @property
     def full(self) -> int:
         return (1 << self.ways) - 1
 
+    def amount(self, mask: int) -> int:
+        """Bytes."""
+        return self.size // self.ways * mask.bit_count()
+
 
 @dataclass(frozen=True, kw_only=True)
 class BandwidthShape:
-    """Memory bandwidth. Intel: per cent in steps of ``step``; AMD: ``absolute`` eighths of a GB/s up to ``maximum``.
+    """Memory bandwidth. Intel: per cent in steps of ``step``; AMD: ``absolute`` eighths of a GB/s up to ``full``.
 
-    ``bits``: MPAM keeps a per cent as a fraction of so many bits, and shows what came of it.
+    ``bits``: MPAM keeps a per cent as a fraction of so many bits. ``since``: the first kernel that has it.
     """
 
     name: Literal["MB", "SMBA"]
@@ -52,48 +54,53 @@ class BandwidthShape:
     closids: int
     minimum: int = 10
     step: int = 10
-    maximum: int = 100
+    full: int = 100
     absolute: bool = False
     bits: int = 0
     since: Release = (0, 0)
 
-    def kept(self, percent: int) -> int:
-        """What MPAM shows of a per cent that was written: each number of the fraction stands for its upper end."""
+    def amount(self, value: int) -> int:
+        return value
+
+    def shown(self, value: int) -> int:
+        """What a file shows after a write: MPAM the upper end of the fraction's step."""
+        if not self.bits:
+            return value
         steps = 1 << self.bits
-        number = min(steps, max(1, (2 * percent * steps + 100) // 200))
+        number = min(steps, max(1, (2 * value * steps + 100) // 200))
         return (2 * 100 * number + steps) // (2 * steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorShape:
-    """What can be measured. ``unit``: bytes a count; ``threshold``: a freed RMID is given out again below it.
+    """Monitoring. ``threshold``: a freed RMID is given out again below this occupancy.
 
-    ``configurable``: which kinds of traffic count can be set (AMD's BMEC, from 6.3). ``nodes``: into how many NUMA
-    nodes each cache is split (sub-NUMA clusters, known from 6.11 on); ``domains`` are then the nodes.
+    ``configurable``: the kinds of traffic that count can be set (AMD, from 6.3). ``nodes``: NUMA nodes of each cache
+    (sub-NUMA clusters, from 6.11); ``domains`` are then the nodes.
     """
 
     rmids: int
     domains: tuple[int, ...]
     threshold: int
     cache_bytes: int
-    events: tuple[str, ...] = ALL_EVENTS
-    unit: int = 65_536
+    events: tuple[str, ...] = EVENTS
     configurable: bool = False
     nodes: int = 1
 
     @property
     def caches(self) -> dict[int, tuple[int, ...]]:
-        """For each cache the domains in it."""
-        parts = range(0, len(self.domains), self.nodes)
-        return {cache: self.domains[start : start + self.nodes] for cache, start in enumerate(parts)}
+        """Each cache's domains."""
+        starts = range(0, len(self.domains), self.nodes)
+        return {cache: self.domains[start : start + self.nodes] for cache, start in enumerate(starts)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One machine. ``options``: how its resctrl is mounted. Nothing but a name: it has no resctrl."""
+    """One machine. ``flags``: the CPU's; ``options``: how its resctrl is mounted. Only a name: it has no resctrl."""
 
     name: str
     vendor: Literal["GenuineIntel", "AuthenticAMD", "Arm"] = "GenuineIntel"
+    flags: str = ""
     cpus: int = 4
     caches: tuple[CacheShape, ...] = ()
     bandwidths: tuple[BandwidthShape, ...] = ()
@@ -105,89 +112,47 @@ class Shape:
     def any(self) -> bool:
         return bool(self.caches or self.bandwidths or self.monitor)
 
-    @property
-    def cpuinfo(self) -> str:
-        """What /proc/cpuinfo has of the first CPU, as far as it matters here."""
-        if self.vendor == "Arm":
-            return "Features\t: fp asimd\nCPU implementer\t: 0x41\n"
-        return f"vendor_id\t: {self.vendor}\nflags\t\t: {' '.join(self.flags)}\n"
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """What /proc/cpuinfo says of it."""
-        flags = ["fpu", "sse"]
-        if self.caches or self.bandwidths:
-            flags.append("rdt_a")
-        for cache in self.caches:
-            flags += [f"cat_{cache.name.lower()}", *([f"cdp_{cache.name.lower()}"] if cache.cdp else [])]
-        flags += [{"MB": "mba", "SMBA": "smba"}[part.name] for part in self.bandwidths]
-        if self.monitor is not None:
-            flags += ["cqm", "cqm_llc"]
-            flags += [{"llc_occupancy": "cqm_occup_llc"}.get(name, f"cqm_{name[:9]}") for name in self.monitor.events]
-            flags += ["bmec"] if self.monitor.configurable else []
-        return tuple(flags)
-
 
 @dataclass(frozen=True)
 class Schema:
-    """One line of a schemata file. ``peer``: the other half of a cache whose code and data are kept apart."""
+    """One line of a schemata file. ``names``: its own, and of the other half where code and data are apart."""
 
-    name: str
+    names: tuple[str, ...]
     resource: CacheShape | BandwidthShape
     closids: int
-    peer: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
 
 
+_MONITOR = MonitorShape(rmids=32, domains=(0, 1), threshold=524_288, cache_bytes=16 << 20)
 _L3 = CacheShape(name="L3", ways=12, size=16 << 20, domains=(0, 1), closids=8, shareable=0xC00, cdp=True)
 _L2 = CacheShape(name="L2", ways=8, size=4 << 20, domains=(0, 1, 2, 3), closids=4, cdp=True)
 _MB = BandwidthShape(name="MB", domains=(0, 1), closids=8)
-_AMD_DOMAINS = (0, 1, 2, 3)
-_AMD_L3 = CacheShape(name="L3", ways=16, size=16 << 20, domains=_AMD_DOMAINS, closids=16, lenient=True, cdp=True)
-_AMD_MB = BandwidthShape(name="MB", domains=_AMD_DOMAINS, closids=16, minimum=0, step=1, maximum=2048, absolute=True)
-
-INTEL = Shape(
-    name="intel",
-    caches=(_L3,),
-    bandwidths=(_MB,),
-    monitor=MonitorShape(rmids=32, domains=(0, 1), threshold=524_288, cache_bytes=16 << 20),
-)
+_FLAGS = "rdt_a cat_l3 cdp_l3 mba cqm cqm_llc cqm_occup_llc cqm_mbm_total cqm_mbm_local"
+INTEL = Shape(name="intel", flags=_FLAGS, caches=(_L3,), bandwidths=(_MB,), monitor=_MONITOR)
 INTEL_CDP = replace(INTEL, name="intel-cdp", options=("cdp",))
 INTEL_MBPS = replace(INTEL, name="intel-mbps", options=(MB_PER_SECOND,))
-INTEL_L2 = replace(INTEL, name="intel-l2", caches=(_L3, _L2))
-INTEL_SNC = replace(
-    INTEL,
-    name="intel-snc",
-    monitor=MonitorShape(rmids=16, domains=(0, 1, 2, 3), nodes=2, threshold=524_288, cache_bytes=16 << 20),
-)
-L2_ONLY = Shape(
-    name="l2-only",
-    caches=(CacheShape(name="L2", ways=8, size=1 << 20, domains=(0, 1), closids=4),),
-    pseudo_lock=True,
-)
+INTEL_L2 = replace(INTEL, name="intel-l2", flags=f"{_FLAGS} cat_l2 cdp_l2", caches=(_L3, _L2))
+INTEL_SNC = replace(INTEL, name="intel-snc", monitor=replace(_MONITOR, rmids=16, domains=(0, 1, 2, 3), nodes=2))
+_ONLY = replace(_L2, size=1 << 20, domains=(0, 1), cdp=False)
+L2_ONLY = Shape(name="l2-only", flags="rdt_a cat_l2", caches=(_ONLY,), pseudo_lock=True)
+_FOUR = (0, 1, 2, 3)
+_AMD_L3 = CacheShape(name="L3", ways=16, size=16 << 20, domains=_FOUR, closids=16, holes=True, empty=True, cdp=True)
+_AMD_MB = BandwidthShape(name="MB", domains=_FOUR, closids=16, minimum=0, step=1, full=2048, absolute=True)
 AMD = Shape(
     name="amd",
     vendor="AuthenticAMD",
+    flags=f"{_FLAGS} smba bmec",
     caches=(_AMD_L3,),
     bandwidths=(_AMD_MB, replace(_AMD_MB, name="SMBA", since=(6, 3))),
-    monitor=MonitorShape(rmids=32, domains=_AMD_DOMAINS, threshold=0, cache_bytes=16 << 20, configurable=True),
+    monitor=replace(_MONITOR, domains=_FOUR, threshold=0, configurable=True),
 )
-_MPAM_L3 = CacheShape(
-    name="L3", ways=16, size=32 << 20, domains=(1, 2), closids=32, shareable=0xFFFF, sparse=True, cdp=True
-)
+_MPAM_L3 = replace(_L3, ways=16, size=32 << 20, domains=(1, 2), closids=32, shareable=0xFFFF, holes=True)
 _MPAM_MB = BandwidthShape(name="MB", domains=(1, 2), closids=32, minimum=0, step=1, bits=16)
-MPAM = Shape(
-    name="mpam",
-    vendor="Arm",
-    caches=(_MPAM_L3,),
-    bandwidths=(_MPAM_MB,),
-    monitor=MonitorShape(
-        rmids=64,
-        domains=(1, 2),
-        threshold=0,
-        cache_bytes=32 << 20,
-        events=("llc_occupancy", "mbm_total_bytes"),
-    ),
-)
+_MPAM_MONITOR = replace(_MONITOR, rmids=64, domains=(1, 2), threshold=0, cache_bytes=32 << 20, events=EVENTS[:2])
+MPAM = Shape(name="mpam", vendor="Arm", caches=(_MPAM_L3,), bandwidths=(_MPAM_MB,), monitor=_MPAM_MONITOR)
 MPAM_COARSE = replace(MPAM, name="mpam-coarse", bandwidths=(replace(_MPAM_MB, minimum=13, step=13, bits=3),))
 NONE = Shape(name="none")
 
@@ -196,30 +161,3 @@ SHAPES = {shape.name: shape for shape in (INTEL, INTEL_CDP, INTEL_MBPS, INTEL_L2
 MPAM_SHAPES = {shape.name: shape for shape in (MPAM, MPAM_COARSE)}
 """Arm's, with kernels that have resctrl for it."""
 ALL_SHAPES = {**SHAPES, **MPAM_SHAPES, INTEL_SNC.name: INTEL_SNC}
-
-
-def schemas(shape: Shape, release: Release, options: Options) -> tuple[Schema, ...]:
-    """The lines in the order of this kernel: before 5.15 caches first, later the other way round."""
-    found: list[Schema] = []
-    for cache in shape.caches:
-        option = "cdp" if cache.name == "L3" else "cdpl2"
-        if option in options:
-            code, data = f"{cache.name}CODE", f"{cache.name}DATA"
-            halves = [Schema(code, cache, cache.closids // 2, data), Schema(data, cache, cache.closids // 2, code)]
-            found += halves if release >= (5, 15) else halves[::-1]
-        else:
-            found.append(Schema(cache.name, cache, cache.closids))
-    found += [Schema(part.name, part, part.closids) for part in shape.bandwidths if release >= part.since]
-    return tuple(found[::-1] if release >= (5, 15) else found)
-
-
-def name_width(shape: Shape, release: Release) -> int:
-    """How wide names are printed: room for the CODE and DATA halves is kept where the hardware could have them."""
-    widths = [len(cache.name) + 4 * cache.cdp for cache in shape.caches]
-    return max([*widths, *(len(part.name) for part in shape.bandwidths if release >= part.since)])
-
-
-def data_width(shape: Shape, release: Release) -> int:
-    """How wide values are padded."""
-    widths = [(cache.ways + 3) // 4 for cache in shape.caches]
-    return max([*widths, *(len(str(part.maximum)) for part in shape.bandwidths if release >= part.since)])

@@ -13,8 +13,8 @@ from cgroupfs.files import FileOps, GroupDir
 from resctrl.capability import BandwidthUnit, Status, read_capability
 from resctrl.files import GroupFiles
 from resctrl.schemata import parse_schemata
-from tests.fakes.resctrl_model import Deed, ResctrlModel
-from tests.fakes.resctrl_parts import LastStatus, cpu_mask, show_mask, unsigned
+from tests.fakes.resctrl_model import Deed, ResctrlModel, cpu_mask, show_mask
+from tests.fakes.resctrl_schemata import LastStatus, unsigned
 from tests.fakes.resctrl_shapes import (
     AMD,
     INTEL,
@@ -189,15 +189,35 @@ def test_a_moved_monitoring_group_takes_its_threads_along() -> None:
     assert status(model) == "Cannot move a MON group that monitors CPUs\n"
 
 
+# CPUs
+
+
+def test_cpus_given_to_a_control_group_leave_all_other_groups_and_its_own_monitoring_groups() -> None:
+    model = made(INTEL, (6, 12), "a", "b", "a/mon_groups/m", "a/mon_groups/n")
+
+    def cpus(*groups: str) -> list[str]:
+        return [model.read(f"{ROOT}/{group}".rstrip("/"), "cpus_list").strip() for group in groups]
+
+    groups = "", "a", "a/mon_groups/m", "a/mon_groups/n", "b"
+    model.write(f"{ROOT}/a", "cpus_list", "0-2\n")
+    model.write(f"{ROOT}/a/mon_groups/m", "cpus_list", "0-1\n")
+    model.write(f"{ROOT}/a/mon_groups/n", "cpus_list", "1\n")
+    assert cpus(*groups) == ["3", "0-2", "0", "1", ""]
+    model.write(f"{ROOT}/b", "cpus_list", "1\n")
+    assert cpus(*groups) == ["3", "0,2", "0", "", "1"]
+    model.write(f"{ROOT}/a", "cpus_list", "0\n")
+    assert cpus(*groups) == ["2-3", "0", "", "", "1"]
+
+
 # Ids
 
 
 @on_every_kernel
 def test_a_freed_monitoring_id_waits_until_the_cache_has_lost_its_bytes(release: Release) -> None:
     model = made(L2_ONLY, release)
-    assert model.rmids is None
+    assert model.monitor is None
     model = made(INTEL, release, "g")
-    assert model.rmids is not None
+    assert model.monitor is not None
     for domain in (0, 1):
         model.occupancy(f"{ROOT}/g", domain, 1 << 20)
     number = 0
@@ -209,13 +229,12 @@ def test_a_freed_monitoring_id_waits_until_the_cache_has_lost_its_bytes(release:
     assert refusal(lambda: model.mkdir(f"{ROOT}/mon_groups/more")) == "ENOSPC"
     model.rmdir(f"{ROOT}/g")
     model.advance(10)
-    assert model.rmids.waiting == {1}
+    assert model.monitor.waiting == {1}
     assert refusal(lambda: model.mkdir(f"{ROOT}/mon_groups/more")) == "EBUSY"
     assert status(model).endswith("Out of RMIDs\n")
     # The bytes are gone, and the kernel sees it at its next look.
-    assert model.counters is not None
     for domain in (0, 1):
-        model.counters.at(1, domain).occupancy = 65_536
+        model.monitor.at(1, domain).occupancy = 65_536
     assert refusal(lambda: model.mkdir(f"{ROOT}/mon_groups/more")) == "EBUSY"
     model.advance(1)
     model.mkdir(f"{ROOT}/mon_groups/more")
@@ -371,9 +390,35 @@ def test_what_is_counted_can_be_set_on_amd() -> None:
     assert model.read(config, "mbm_total_bytes_config") == "0=0x7f;1=0x7f;2=0x3f;3=0x7f\n"
     counted = f"{ROOT}/g/mon_data/mon_L3_02"
     assert [model.read(counted, "mbm_total_bytes") for _ in range(2)] == ["Unavailable\n", "0\n"]
-    assert refusal(lambda: model.write(config, "mbm_total_bytes_config", "0=0xff\n")) == "EINVAL"
-    assert status(model) == "Invalid event configuration\n"
     assert "mbm_total_bytes_config" not in made(AMD, (6, 1)).listdir(config)
+
+
+@pytest.mark.parametrize(
+    ("release", "text", "reason"),
+    [
+        ((6, 12), "0=0xff\n", "Invalid event configuration: max valid mask is 0x7f\n"),
+        # Newer kernels check the mask before they look for the domain.
+        ((6, 12), "9=0x80\n", "Invalid event configuration: max valid mask is 0x7f\n"),
+        ((6, 8), "0=0xff\n", "Invalid event configuration\n"),
+        ((6, 8), "9=0x80\n", "ok\n"),
+        ((6, 12), "9=0x7f\n", "ok\n"),
+    ],
+)
+def test_event_configuration_outside_the_mask_is_refused_with_the_kernels_reason(
+    release: Release, text: str, reason: str
+) -> None:
+    model = made(AMD, release)
+    for file, value in (("mbm_total_bytes_config", "0x7f"), ("mbm_local_bytes_config", "0x15")):
+        assert written(model, "info/L3_MON", file, text) == "EINVAL"
+        assert status(model) == reason
+        there = model.read(f"{ROOT}/info/L3_MON", file)
+        assert there == ";".join(f"{domain}={value}" for domain in range(4)) + "\n"
+
+
+@on_every_kernel
+def test_intel_shows_how_threads_of_a_core_are_throttled_on_every_kernel(release: Release) -> None:
+    assert made(INTEL, release).read(f"{ROOT}/info/MB", "thread_throttle_mode") == "max\n"
+    assert "thread_throttle_mode" not in made(AMD, release).listdir(f"{ROOT}/info/MB")
 
 
 # The rest
@@ -381,11 +426,11 @@ def test_what_is_counted_can_be_set_on_amd() -> None:
 
 def test_open_files_of_a_group_that_is_gone_answer_so_whoever_has_its_name() -> None:
     model = made(INTEL, (6, 12), "g")
-    kept = model.keep(f"{ROOT}/g", "schemata")
-    kept.write("L3:0=1\n")
+    kept = model.node(f"{ROOT}/g", "schemata")
+    model.write_file(kept, "L3:0=1\n")
     model.rmdir(f"{ROOT}/g")
     model.mkdir(f"{ROOT}/g")
-    assert refusal(kept.read) == refusal(lambda: kept.write("L3:0=3\n")) == "ENODEV"
+    assert refusal(lambda: model.read_file(kept)) == refusal(lambda: model.write_file(kept, "L3:0=3\n")) == "ENODEV"
 
 
 def test_every_change_is_told_before_and_noted_after() -> None:
@@ -494,7 +539,7 @@ def _hold(model: ResctrlModel, pids: set[int]) -> None:
             for own, mode in modes.items():
                 if mode == "exclusive":
                     assert not any(masks[own] & mask for place, mask in masks.items() if place != own)
-    if model.rmids is not None:
+    if model.monitor is not None:
         used = [mon.rmid for group in model.control for mon in (group, *group.mons)]
         assert len(set(used)) == len(used)
-        assert not model.rmids.waiting & set(used)
+        assert not model.monitor.waiting & set(used)

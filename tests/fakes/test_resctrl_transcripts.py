@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.resctrl_fuse import Mounted, mounted
+from tests.fakes.resctrl_fuse import mounted
 from tests.fakes.resctrl_model import ResctrlModel
-from tests.fakes.resctrl_parts import LIMBO_CHECK_S
+from tests.fakes.resctrl_monitor import LIMBO_CHECK_S
 from tests.fakes.resctrl_shapes import AMD, INTEL, INTEL_L2, Release, Shape
 from tests.real_resctrl import real_resctrl
 
@@ -82,12 +82,19 @@ def registers(recording: Recording) -> tuple[int, float, list[tuple[int, str]]]:
     return 0 if recording.shape is AMD else 2 * 65_536, 1e9, [(20, "Unavailable"), (21, "Error")]
 
 
-def like_the_recorded_machine(mount: Mounted, recording: Recording) -> None:
-    """What had been done there before the probe."""
-    mount.call("hardware", *registers(recording))
-    os.mkdir(f"{mount.root}/left")
-    mount.call("umount")
-    mount.call("mount", [])
+def like_the_recorded_machine(recording: Recording, root: Path) -> list[list[object]]:
+    """What was done there before the probe, as calls of the model.
+
+    The probe counts on being refused once and on being served within six seconds. On a busy machine, time would decide
+    about neither: freed ids are checked after five refusals.
+    """
+    return [
+        ["hardware", *registers(recording)],
+        ["mkdir", f"{root}/left"],
+        ["umount"],
+        ["mount"],
+        ["hardware", *registers(recording), 5],
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -99,16 +106,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[st
     with contextlib.ExitStack() as stack:
         mounts = {}
         for recording in RECORDINGS:
-            mount = stack.enter_context(mounted(recording.shape, recording.release, base / recording.name))
-            like_the_recorded_machine(mount, recording)
-            mounts[recording] = mount
+            place = base / recording.name
+            calls = like_the_recorded_machine(recording, place)
+            mounts[recording] = stack.enter_context(mounted(recording.shape, recording.release, place, *calls))
         # The id of the group that was left comes clean.
         time.sleep(2 * LIMBO_CHECK_S)
         probes = {}
         for recording, mount in mounts.items():
-            # The probe counts on being refused once and on being served within six seconds. On a busy machine, time
-            # would decide about neither.
-            mount.call("hardware", *registers(recording), 5)
             probes[recording.name] = probe = subprocess.Popen(
                 [sys.executable, str(FIXTURES / "probe.py"), mount.root],
                 text=True,

@@ -16,6 +16,7 @@ from resctrl.monitor import Monitors
 from resctrl.schemata import bandwidth_bounds, largest, rounded
 from resctrl.tasks import gather
 from tests.fakes.resctrl_fuse import mounted
+from tests.fakes.resctrl_model import ResctrlModel
 from tests.fakes.resctrl_shapes import AMD, INTEL, INTEL_CDP, INTEL_L2, INTEL_MBPS, L2_ONLY, Release, Shape
 from tests.real_resctrl import ours, real_resctrl
 
@@ -75,7 +76,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[tuple
                 else:
                     node = tmp_path_factory.mktemp("node")
                     mount = stack.enter_context(mounted(*machine, node / "sys/fs/resctrl"))
-                    mount.call("describe", str(node))
+                    ResctrlModel(*machine, root=mount.root).describe(str(node))
                     root = str(node)
                 capability = read_capability(root)
                 assert capability.root is not None
