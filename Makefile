@@ -86,7 +86,7 @@ protos: setup ## generate the CRI messages anew
 	$(BIN)/python -m tests.e2e.criapi
 
 docs: setup ## write the generated files: example configuration, its documentation, completion
-	$(BIN)/python -m reconciler.configdoc
+	$(BIN)/python -m reconciler.config.docs
 
 lock: ## pin every package with its hashes (needs uv)
 	uv pip compile -q --generate-hashes --no-emit-index-url --python-version 3.11 requirements/runtime.in -o requirements/runtime.txt

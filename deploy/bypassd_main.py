@@ -17,7 +17,7 @@ def _home() -> None:
 def bypassd() -> int:
     """The daemon."""
     _home()
-    from reconciler.daemon import main  # noqa: PLC0415  # the path is known only now
+    from reconciler.daemon.main import main  # noqa: PLC0415  # the path is known only now
 
     return main()
 

@@ -1,6 +1,7 @@
 """What pods ask of CPU placement beside their requests, how they use the CPU, and how large the online pools are.
 
-Values only; `reconciler.wishes` reads the annotations, `reconciler.signals` the counters, the policies decide.
+Values only; `reconciler.pods.cpu_annotations` reads the annotations, `reconciler.signals` the counters, the policies
+decide.
 """
 
 from collections.abc import Mapping

@@ -187,3 +187,8 @@ class Finding(Struct, frozen=True, kw_only=True, gc=False):
     severity: float = 0.0
     gap: float | None = None
     suspects: tuple[Suspect, ...] = ()
+
+
+def signature(pod: PodFacts) -> str:
+    """What tells a workload: pods of one owner run the same program. ``namespace/owner``, else the pod's own name."""
+    return f"{pod.namespace or ''}/{pod.owner or pod.title}"

@@ -1,6 +1,7 @@
 """What responses to interference ask of the plan. Policies turn it into settings, so that all of it can be undone."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 from msgspec import Struct
 
@@ -32,3 +33,13 @@ class Measures(Struct, frozen=True, kw_only=True):
     frozen: Mapping[str, str] = {}
     cache_percent: int | None = None
     cache_reason: str = ""
+
+
+class Response(StrEnum):
+    """The steps of the ladder, the mildest first."""
+
+    HOLD = "hold"
+    SQUEEZE = "squeeze"
+    PARTITION = "partition"
+    FREEZE = "freeze"
+    EVICT = "evict"

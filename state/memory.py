@@ -1,7 +1,7 @@
 """What is known of the node's memory, what pods ask of it beside their requests, and what has been decided about it.
 
-Values only; `reconciler.signals.memory` reads the kernel, `reconciler.memory_wishes` the annotations, the policies
-decide. Units: bytes, percent.
+Values only; `reconciler.signals.memory` reads the kernel, `reconciler.pods.cpu_annotations` the annotations, the
+policies decide. Units: bytes, percent.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """The values everything else speaks in: pods, what the kubelet allocated, signals, the NodeView, settings, pools.
 
-All are frozen. Sources produce the parts, `reconciler.view` assembles them, policies read them and return settings;
-nobody changes one in place. Times are seconds on the monotonic clock unless a name says otherwise.
+All are frozen. Sources produce the parts, `reconciler.pods.assemble` assembles them, policies read them and return
+settings; nobody changes one in place. Times are seconds on the monotonic clock unless a name says otherwise.
 """
 
 from collections.abc import Mapping

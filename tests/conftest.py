@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from reconciler import logs
+from reconciler.runtime import logs
 
 # How fast examples are made says something about the machine, which others share, and nothing about the code.
 # The same examples each time: whoever changes nothing breaks nothing. `make search` looks for new ones.

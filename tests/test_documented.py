@@ -15,7 +15,7 @@ _WHOLE = re.compile(r'\b(Gauge|Counter|Info)MetricFamily\(\s*"([a-z_]+)"')
 
 def exposed() -> set[str]:
     """All series by their names on the wire, without ``bypassd_``."""
-    text = (ROOT / "reconciler/exposition.py").read_text()
+    text = (ROOT / "reconciler/telemetry/prometheus.py").read_text()
     found = {f"{name}_total" if kind.startswith("counter") else name for kind, name in _MADE.findall(text)}
     ends = {"Gauge": "", "Counter": "_total", "Info": "_info"}
     return found | {f"{name.removeprefix('bypassd_')}{ends[kind]}" for kind, name in _WHOLE.findall(text)}

@@ -6,9 +6,10 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
+from cgroupfs.errors import InputError
 from reconciler.alerts.alert import Kind, Severity
-from reconciler.httpconfig import Trust, check_headers
-from reconciler.urls import MASK, check_url, masked_url
+from reconciler.clients.http_config import Trust, check_headers
+from reconciler.clients.urls import MASK, check_url, masked_url
 
 _PATH: Final = {"path": True}
 _SECRET: Final = {"secret": True}
@@ -193,3 +194,11 @@ class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for name in self.labels:
             if not name.isascii() or not name.isidentifier():
                 raise ValueError(f"labels: {name!r}: expected letters, digits and _, with no digit first")
+
+
+def check_sink(config: AlertsConfig, only: str | None) -> None:
+    """Errors: `InputError` when there is no sink, or none of this name."""
+    if not config.sinks:
+        raise InputError("alerts.sinks", "", "a sink in the configuration; there is none")
+    if only is not None and only not in config.sinks:
+        raise InputError("sink", only, f"one of {', '.join(config.sinks)}")

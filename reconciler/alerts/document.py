@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from reconciler.alerts.notice import Notice
+from reconciler.alerts.incident import Notice
 from state.printable import printable_json
 
 VERSION: Final = 1

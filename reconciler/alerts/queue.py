@@ -13,9 +13,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
-from reconciler import logs
 from reconciler.alerts.alert import Severity
-from reconciler.alerts.notice import Notice
+from reconciler.alerts.incident import Notice
+from reconciler.runtime import logs
 from state.rows import HeldRows, RowForm
 from state.schema import META
 from state.store import Batch, Store

@@ -13,7 +13,7 @@ from typing import Final, final
 
 from reconciler.alerts.alert import Alert, Kind
 from reconciler.alerts.document import entry, line
-from reconciler.alerts.notice import Notice, stamp
+from reconciler.alerts.incident import Notice, stamp
 
 ONE: Final = (
     *("id", "kind", "name", "key", "summary", "severity", "status", "count", "first", "last"),

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reconciler.cli import places, words
+from reconciler.cli.blocks import Mark, Table
 from reconciler.cli.client import Unreachable, ask
 from reconciler.cli.control import who
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
-from reconciler.cli.screen import Mark, Table, show
-from reconciler.streams import complain
+from reconciler.cli.screen import show
+from reconciler.runtime.streams import complain
 
 _PATIENCE_S = 620.0
 """One try of the slowest sink that can be configured."""
@@ -57,14 +58,14 @@ def _directly(options: Namespace) -> Sequence[Mapping[str, object]]:
 
     import trio  # noqa: PLC0415
 
-    from reconciler import configfile  # noqa: PLC0415
-    from reconciler.alerts.telling import Ground  # noqa: PLC0415
-    from reconciler.alerts.trial import try_all  # noqa: PLC0415
-    from reconciler.binder import ConfigError  # noqa: PLC0415
-    from reconciler.place import read_kubelet  # noqa: PLC0415
+    from reconciler.alerts.sample_alert import try_all  # noqa: PLC0415
+    from reconciler.alerts.sinks.base import Ground  # noqa: PLC0415
+    from reconciler.config import load  # noqa: PLC0415
+    from reconciler.config.environment import read_kubelet  # noqa: PLC0415
+    from reconciler.settings.binder import ConfigError  # noqa: PLC0415
 
     try:
-        config = configfile.load(places.config_path(options), required=options.config is not None).config
+        config = load.load(places.config_path(options), required=options.config is not None).config
     except ConfigError as exc:
         raise CliError(str(exc), Exit.USAGE) from exc
     kubelet = read_kubelet(config)

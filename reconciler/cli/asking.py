@@ -13,11 +13,11 @@ from cgroupfs.attribution import FanotifyWatch
 from cgroupfs.errors import SourceError
 from reconciler.cli.client import Denied, Unreachable, exchange
 from reconciler.cli.nodeview import NodeView, read_number, read_text
-from reconciler.httpclient import Answer, HttpSession, Peer
-from reconciler.kubeapi import KubeApi, status_of
-from reconciler.peers import cri_client, cri_socket, kubelet_peer
-from reconciler.program import Program
-from reconciler.safefiles import check_program
+from reconciler.clients.command import Program
+from reconciler.clients.http import Answer, HttpSession, Peer
+from reconciler.clients.kube import KubeApi, status_of
+from reconciler.config.environment import cri_client, cri_socket, kubelet_peer
+from reconciler.runtime.safe_files import check_program
 from reconciler.signals.perf_abi import CACHE_MISSES, CYCLES, INSTRUCTIONS, RealPerf
 from reconciler.signals.perf_window import probe
 from reconciler.signals.taskstats import Taskstats

@@ -16,13 +16,14 @@ from cgroupfs.usage import UsageReader
 from reconciler import __version__
 from reconciler.cli import masks, recorded, words
 from reconciler.cli.asking import Asked, ask_node
+from reconciler.cli.blocks import Mark
 from reconciler.cli.document import fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.gather import Gatherer
 from reconciler.cli.nodeview import NodeView, look, read_text
 from reconciler.cli.output import emit
 from reconciler.cli.recorded import About, CriAnswers, UsageReading
-from reconciler.cli.screen import Mark, line, show
+from reconciler.cli.screen import line, show
 from reconciler.cli.sink import Sink, open_sink
 from state.reader import NoStoreError, open_readonly
 

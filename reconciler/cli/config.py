@@ -2,18 +2,18 @@
 
 from argparse import Namespace
 
-from reconciler import configfile
-from reconciler.binder import ConfigError
 from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
-from reconciler.configdoc import explain
-from reconciler.streams import complain_lines, write
+from reconciler.config import load
+from reconciler.config.docs import explain
+from reconciler.runtime.streams import complain_lines, write
+from reconciler.settings.binder import ConfigError
 
 
 def run(options: Namespace) -> int:
     """Show it. Errors: `CliError` with every problem of a wrong configuration, or for a key that is none."""
     try:
-        loaded = configfile.load(places.config_path(options), required=options.config is not None)
+        loaded = load.load(places.config_path(options), required=options.config is not None)
     except ConfigError as exc:
         # One line each, unlike other mistakes: every one of them has a place of its own.
         complain_lines(exc.problems)

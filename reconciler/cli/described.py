@@ -13,11 +13,11 @@ from cgroupfs.naming import Driver, Layout, QosClass
 from cgroupfs.steps import Plan
 from reconciler.cli.offline import Outlook, Standing
 from reconciler.cli.podsfile import Described
-from reconciler.config import Config
-from reconciler.planner import plan
+from reconciler.config.model import Config
+from reconciler.control.planner import plan
+from reconciler.pods.assemble import ContainerFacts, PodInput, assemble
+from reconciler.pods.selectors import Override, Rules
 from reconciler.policies.base import PERIOD_US, QUOTA_MIN_US, SHARES_MIN
-from reconciler.rules import Override, Rules
-from reconciler.view import ContainerFacts, PodInput, assemble
 from state.cpu import GroupUse
 from state.model import (
     ContainerMeta,

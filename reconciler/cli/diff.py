@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from reconciler.cli import places, words
+from reconciler.cli.blocks import Block, Cell, Mark, Table
 from reconciler.cli.document import Found, Row, fetch, standings
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
-from reconciler.cli.screen import Block, Cell, Mark, Table, line, show
+from reconciler.cli.screen import line, show
 
 IN_FORCE: Final = frozenset({"in place", "written"})
 _NOT_HERE: Final = frozenset({"missing", "gone"})

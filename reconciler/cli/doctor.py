@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator
 
 from reconciler.cli import words
 from reconciler.cli.asking import ask_node
+from reconciler.cli.blocks import Block, Cell, Mark, Table
 from reconciler.cli.checks import agent, kubelet, machine, watching
 from reconciler.cli.checks.finding import Finding, State
 from reconciler.cli.exits import Exit
 from reconciler.cli.nodeview import NodeView, look
 from reconciler.cli.output import emit
-from reconciler.cli.screen import Block, Cell, Mark, Table, blank, line, show
+from reconciler.cli.screen import blank, line, show
 
 
 def run(options: Namespace) -> int:

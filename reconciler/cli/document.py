@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from reconciler.cli import places
 from reconciler.cli.client import Denied, Unreachable, ask
 from reconciler.cli.exits import CliError, Exit
-from reconciler.streams import complain
+from reconciler.runtime.streams import complain
 
 Row = dict[str, Any]
 """A part of the document: what JSON holds has no static type; docs/state.md describes it."""

@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.cli import words
-from reconciler.cli.screen import Block, Mark, blank, line
+from reconciler.cli.blocks import Block, Mark
+from reconciler.cli.screen import blank, line
 from state.topology import CpuKind, Topology
 
 RECLAIMED: Final = "reclaimed"

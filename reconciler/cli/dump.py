@@ -4,10 +4,11 @@ from argparse import Namespace
 from collections.abc import Iterator
 
 from reconciler.cli import words
+from reconciler.cli.blocks import Block, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
-from reconciler.cli.screen import Block, Table, blank, head, line, show
+from reconciler.cli.screen import blank, head, line, show
 
 _KEYS = ("schema", "kind", "source", "at")
 

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from reconciler.cli import words
+from reconciler.cli.blocks import Block, Mark, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
-from reconciler.cli.screen import Block, Mark, Table, blank, head, line, show
+from reconciler.cli.screen import blank, head, line, show
 from reconciler.cli.watched import OUTCOMES
 
 _FEW: Final = 5

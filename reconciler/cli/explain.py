@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from reconciler.cli import words
+from reconciler.cli.blocks import Block, Cell, Mark, Table
 from reconciler.cli.document import Found, Row, fetch, find_pod
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
-from reconciler.cli.screen import Block, Cell, Mark, Table, blank, field, head, line, show
+from reconciler.cli.screen import blank, field, head, line, show
 from reconciler.cli.watched import of_pod, pod_blocks
 from state.printable import printable
 

@@ -13,7 +13,7 @@ from cgroupfs.errors import errno_name
 from reconciler.cli import masks
 from reconciler.cli.nodeview import NodeView
 from reconciler.cli.sink import Sink
-from reconciler.safefiles import FileRule, UntrustedFileError, check_directory, read_file
+from reconciler.runtime.safe_files import FileRule, UntrustedFileError, check_directory, read_file
 from reconciler.sources.runtime_roots import CONTAINERD_CONFIG
 from state.allocated import ACTUATED_PODS, ALLOCATED_PODS
 from state.kubelet import CPU_STATE, DEVICES, MEMORY_STATE, POD_STATUS

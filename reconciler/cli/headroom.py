@@ -4,10 +4,11 @@ from argparse import Namespace
 from collections.abc import Iterator
 
 from reconciler.cli import words
+from reconciler.cli.blocks import Block, Mark, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
-from reconciler.cli.screen import Block, Mark, Table, line, show
+from reconciler.cli.screen import line, show
 
 
 def run(options: Namespace) -> int:

@@ -4,10 +4,11 @@ import time
 from argparse import Namespace
 
 from reconciler.cli import words
+from reconciler.cli.blocks import Mark, Table
 from reconciler.cli.document import fetch
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
-from reconciler.cli.screen import Mark, Table, line, show
+from reconciler.cli.screen import line, show
 
 
 def run(options: Namespace) -> int:

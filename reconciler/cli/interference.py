@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from reconciler.cli import words
+from reconciler.cli.blocks import Block, Cell, Mark, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
-from reconciler.cli.screen import Block, Cell, Mark, Table, blank, head, line, show
+from reconciler.cli.screen import blank, head, line, show
 from reconciler.cli.watched import STYLES
 
 _MOST_UNKNOWN: Final = 5

@@ -11,17 +11,19 @@ from cgroupfs.errors import SourceError, StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.writer import Writer
-from reconciler import __version__, sides
-from reconciler.adopt import adopt_after_kill
+from reconciler import __version__
+from reconciler.actuators.cgroup.records import records_of
+from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
+from reconciler.actuators.cgroup.unfreeze import thaw
 from reconciler.cli.exits import CliError, Exit
-from reconciler.instance import AlreadyRunningError, InstanceLock
-from reconciler.records import records_of
-from reconciler.restore import Undone, restore_all
-from reconciler.thaw import thaw, thaw_killed
+from reconciler.daemon import side_actuators
+from reconciler.responses.eviction.journal import thaw_killed
+from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
 from state.ledger import Ledger
 from state.reader import LostStoreError, NoStoreError, read_tables
 from state.schema import META, PLACES, RUNNING, NewerSchemaError
 from state.store import Batch, Store, boot_id
+from state.undo import Undone
 
 
 def restore_without_daemon(
@@ -118,7 +120,7 @@ def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> tu
 
         async def restore() -> list[Undone]:
             done = await restore_all(hierarchy, ledger, writer, files=files, only=only, records=records)
-            return [*done, *await sides.restore_without_daemon(root, store, only)]
+            return [*done, *await side_actuators.restore_without_daemon(root, store, only)]
 
         done = trio.run(restore)
         ledger.flush()

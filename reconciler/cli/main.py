@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from cgroupfs.errors import AgentError, InputError
-from reconciler import streams
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.options import COMMANDS, parser
+from reconciler.runtime import streams
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ import yaml
 
 from cgroupfs.bounded import decoded
 from reconciler.cli.keptfields import BUNDLE, CONTAINERD, POD, POD_LIST
-from reconciler.marks import ANNOTATIONS
+from reconciler.pods.marks import ANNOTATIONS
 from state import checksum
 
 MASK: Final = "MASKED"

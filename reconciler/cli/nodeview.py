@@ -13,12 +13,12 @@ from cgroupfs.bounded import whole
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import Driver, Layout, detect_layout
-from reconciler import configfile
-from reconciler.binder import ConfigError
 from reconciler.cli import places
-from reconciler.config import Config
-from reconciler.place import read_kubelet, runtime_dirs
-from reconciler.safefiles import FileRule, read_file
+from reconciler.config import load
+from reconciler.config.environment import read_kubelet, runtime_dirs
+from reconciler.config.model import Config
+from reconciler.runtime.safe_files import FileRule, read_file
+from reconciler.settings.binder import ConfigError
 from reconciler.sources.kubelet_config import KubeletConfig
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs, TreeSource
@@ -77,7 +77,7 @@ def look(options: Namespace, *, strict: bool = False) -> NodeView:
     config = Config()
     files: tuple[str, ...] = ()
     try:
-        loaded = configfile.load(places.config_path(options), required=options.config is not None)
+        loaded = load.load(places.config_path(options), required=options.config is not None)
         config, files = loaded.config, loaded.files
     except ConfigError as exc:
         if strict:

@@ -19,18 +19,18 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import Change, Plan, order_changes
 from cgroupfs.probe import offered
-from reconciler.classify import merge_rules
+from reconciler.actuators.holds import active, holding
 from reconciler.cli.kernel import read_value, wanted_text
 from reconciler.cli.nodeview import NO_MARKS
 from reconciler.cli.nodeview import NodeView as Node
 from reconciler.cli.recorded import Recorded
-from reconciler.config import Lower
-from reconciler.holds import active, holding
-from reconciler.keeper import POOLS
-from reconciler.knowledge import Knowledge
-from reconciler.planner import plan
-from reconciler.rules import Rules
-from reconciler.safefiles import FileRule
+from reconciler.config.model import Lower
+from reconciler.control.inventory import Knowledge
+from reconciler.control.persistence import POOLS
+from reconciler.control.planner import plan
+from reconciler.pods.classify import merge_rules
+from reconciler.pods.selectors import Rules
+from reconciler.runtime.safe_files import FileRule
 from reconciler.signals.cpu import CpuSampler, Reading, parse_stat
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.disks import DiskSource

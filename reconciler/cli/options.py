@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from reconciler import __version__
-from reconciler.streams import Parser
+from reconciler.runtime.streams import Parser
 from state.machine_syntax import SYNTAX
 
 FORMATS: Final = ("table", "json", "yaml", "msgpack")
 SHORT_FORMATS: Final = ("table", "json", "yaml")
 _FILES: Final = {"bash": "_shtab_compgen_files", "zsh": "_files"}
 _LONGEST_HOLD_S: Final = 30 * 86400.0
-"""`reconciler.holds.LONGEST_S`, which is not imported here for the start-up's sake."""
+"""`reconciler.actuators.holds.LONGEST_S`, which is not imported here for the start-up's sake."""
 _NEGATIVE: Final = re.compile(r"-[\d.]")
 _DURATION: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 

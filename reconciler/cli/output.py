@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from reconciler.cli.exits import CliError, Exit
-from reconciler.streams import guarded
+from reconciler.runtime.streams import guarded
 
 
 def emit(found: Mapping[str, object], form: str) -> None:

@@ -67,11 +67,11 @@ def _content(path: str) -> bytes:
 
 
 def _configured(options: Namespace) -> tuple[str | None, str | None, str]:
-    from reconciler import configfile  # noqa: PLC0415  (50 ms, only where the configuration names places)
-    from reconciler.binder import ConfigError  # noqa: PLC0415
+    from reconciler.config import load  # noqa: PLC0415  (50 ms, only where the configuration names places)
+    from reconciler.settings.binder import ConfigError  # noqa: PLC0415
 
     try:
-        config = configfile.load(config_path(options)).config
+        config = load.load(config_path(options)).config
     except ConfigError as exc:
         raise CliError(str(exc), Exit.USAGE) from exc
     return config.http.socket, config.http.reader_socket, config.store.path

@@ -17,8 +17,7 @@ from msgspec import Struct
 
 from cgroupfs.errors import InputError, SourceError
 from cgroupfs.hierarchy import Mode
-from reconciler import __version__, configfile
-from reconciler.binder import ConfigError
+from reconciler import __version__
 from reconciler.cli import places
 from reconciler.cli.asking import ask_node
 from reconciler.cli.capture import reading
@@ -33,9 +32,11 @@ from reconciler.cli.podsfile import read_pods_file
 from reconciler.cli.recorded import CriAnswers, Recorded, read_recorded
 from reconciler.cli.screen import show
 from reconciler.cli.unpack import unpack
-from reconciler.facts import budget_facts, pod_facts, pool_lists
+from reconciler.config import load
+from reconciler.settings.binder import ConfigError
 from state.machine import describe as machine_text
 from state.machine import parse
+from state.summary import budget_facts, pod_facts, pool_lists
 
 SCHEMA: Final = 1
 _INTERVAL_S: Final = 1.0
@@ -91,7 +92,7 @@ def _node(options: Namespace) -> dict[str, Any]:
 def _machine(options: Namespace) -> dict[str, Any]:
     if options.root != "/":
         raise CliError("--machine: expected no --root beside it", Exit.USAGE)
-    config = configfile.load(places.config_path(options), required=options.config is not None).config
+    config = load.load(places.config_path(options), required=options.config is not None).config
     topology = parse(options.machine)
     pods, problems = read_pods_file(options.pods) if options.pods is not None else ([], [])
     about = About(

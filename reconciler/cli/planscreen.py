@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from reconciler.cli import words
+from reconciler.cli.blocks import Block, Cell, Mark, Table
 from reconciler.cli.drawing import draw, marks
-from reconciler.cli.screen import Block, Cell, Mark, Table, blank, field, head, line
+from reconciler.cli.screen import blank, field, head, line
 from reconciler.cli.status import CLASSES
 
 

@@ -17,10 +17,10 @@ from msgspec import Meta, Struct
 from cgroupfs.bounded import decoded, read_file
 from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
-from reconciler.quantity import milli
-from reconciler.resources import read_resources
+from reconciler.pods.resources import read_resources
+from reconciler.settings.quantity import milli
+from reconciler.settings.yaml import Document, read_yaml
 from reconciler.sources.kubelet_api import decode_pods
-from reconciler.yamldoc import Document, read_yaml
 from state.model import ContainerKind, ContainerMeta, PodClass, PodMeta, Resources
 
 SOURCE: Final = "file"

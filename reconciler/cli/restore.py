@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from reconciler.cli import places, words
+from reconciler.cli.blocks import Block, Cell, Mark, Table
 from reconciler.cli.client import Unreachable, ask
 from reconciler.cli.control import RESTORE_S, who
 from reconciler.cli.document import fetch, find_pod
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
-from reconciler.cli.screen import Block, Cell, Mark, Table, blank, line, show
+from reconciler.cli.screen import blank, line, show
 
 _FINE = ("restored", "already as before", "its group is gone")
 

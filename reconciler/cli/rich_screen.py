@@ -8,7 +8,8 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from reconciler.cli.screen import LABEL, Block, Cell, Field, Mark, Table, text_of
+from reconciler.cli.blocks import LABEL, Block, Cell, Field, Mark, Table
+from reconciler.cli.screen import text_of
 
 _STYLES: Final = {
     "ok": "green",

@@ -4,51 +4,15 @@ A pipe gets plain text without wrapping, so that grep and awk work on it.
 """
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, TextIO
+from collections.abc import Iterable
+from typing import Final, TextIO
 
-from reconciler import streams
+from reconciler.cli.blocks import LABEL, Block, Cell, Field, Line, Mark, Table
+from reconciler.runtime import streams
 from state.printable import LONGEST, printable
 
-LABEL: Final = 9
-"""Columns of a label."""
 _NARROW: Final = 20
 """The last column of a table is wrapped, but never to less than this."""
-
-
-class Mark(NamedTuple):
-    """Text with a meaning: ``ok``, ``warn``, ``bad``, ``dim``, ``head``."""
-
-    text: str
-    style: str
-
-
-Cell = str | Mark
-
-
-class Line(NamedTuple):
-    """One line, wrapped below its own indent where it is too long."""
-
-    cells: tuple[Cell, ...]
-    indent: int = 0
-
-
-class Field(NamedTuple):
-    """A label and what there is to say; wrapped beside the label, not below it."""
-
-    label: str
-    cells: tuple[Cell, ...]
-
-
-class Table(NamedTuple):
-    """Rows under headings. Columns keep their width; the last one is wrapped. ``right``: numbers."""
-
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[Cell, ...]]
-    right: frozenset[int] = frozenset()
-
-
-Block = Line | Field | Table
 
 
 def line(*cells: Cell, indent: int = 0) -> Line:

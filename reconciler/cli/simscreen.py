@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from reconciler.cli import words
-from reconciler.cli.screen import Block, Cell, Mark, Table, blank, head, line
+from reconciler.cli.blocks import Block, Cell, Mark, Table
+from reconciler.cli.screen import blank, head, line
 
 _MOST: Final = 40
 """Rows of a table; ``-o json`` has all."""

@@ -13,17 +13,17 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from reconciler import configfile
-from reconciler.binder import ConfigError
-from reconciler.brain import Brain, Judgement, Remembered
 from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import show
 from reconciler.cli.simscreen import blocks
-from reconciler.config import Config
-from reconciler.recording import Learned, read
+from reconciler.config import load
+from reconciler.config.model import Config
+from reconciler.interference.engine import Brain, Judgement, Remembered
+from reconciler.interference.recording import Learned, read
 from reconciler.responses.eviction.plan import Decision, Memory, decide
+from reconciler.settings.binder import ConfigError
 from state.evidence import Frame, Verdict
 
 SCHEMA: Final = 1
@@ -184,7 +184,7 @@ def _frames(paths: Sequence[str]) -> Iterator[Learned | Frame]:
 def _load(options: Namespace, path: str) -> Config:
     required = options.config is not None or path == options.against
     try:
-        return configfile.load(path, required=required).config
+        return load.load(path, required=required).config
     except ConfigError as exc:
         raise CliError(str(exc), Exit.USAGE) from exc
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from reconciler.cli import words
+from reconciler.cli.blocks import Block, Cell, Mark, Table
 from reconciler.cli.document import Found, Row, fetch, standings
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
-from reconciler.cli.screen import Block, Cell, Mark, Table, blank, field, line, show
+from reconciler.cli.screen import blank, field, line, show
 from reconciler.cli.watched import node_cells, of_node
 
 _SECTIONS: Final = (

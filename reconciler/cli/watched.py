@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from reconciler.cli import words
+from reconciler.cli.blocks import Block, Cell, Mark
 from reconciler.cli.document import Row
-from reconciler.cli.screen import Block, Cell, Mark, blank, head, line
+from reconciler.cli.screen import blank, head, line
 
 STYLES: Final = {"interfered": "bad", "suspect": "warn", "unknown": "dim", "ok": "ok"}
 OUTCOMES: Final = {"done": "ok", "gone": "ok", "refused": "warn", "abandoned": "dim", "failed": "bad"}

@@ -5,35 +5,18 @@ file. Where a signal that it needs is missing or too old it answers ``unknown``:
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
 from reconciler.signals.catalog import SIGNALS
-from reconciler.signals.history import History, Series
+from reconciler.signals.history import History, Series, patience_s
 from state.evidence import Frame, Opinion, PodFacts, Verdict
 
 C = TypeVar("C", bound=Struct)
 M = TypeVar("M", bound=Struct)
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
-
-STALE_S: Final = 3.0
-"""A sample counts as fresh for this many sample intervals."""
-
-_SLOW: Final[Mapping[str, float]] = {
-    **dict.fromkeys(("cpi", "llc.misses"), 130.0),
-    **dict.fromkeys(("llc.occupancy", "memory.bandwidth", "service.latency"), 30.0),
-    **dict.fromkeys(("fs.available", "fs.size", "fs.inodes_free", "fs.inodes"), 30.0),
-    **dict.fromkeys(("fs.use", "fs.inodes_use"), 240.0),
-}
-"""Signals that are not measured each sample interval, whatever that is: for how long their samples count as fresh."""
-
-
-def patience_s(signal: str, fresh_s: float) -> float:
-    """How old a sample of this signal may be to count as now, where others may be ``fresh_s`` old."""
-    slow = _SLOW.get(signal)
-    return fresh_s if slow is None or slow < fresh_s else slow
 
 
 class Sight(Struct, frozen=True, kw_only=True):
@@ -106,11 +89,6 @@ AnyDetector = Detector[Any, Any]
 def unknown(told: str | Callable[[], str]) -> Opinion:
     """The opinion where something is missing; ``told`` says what."""
     return Opinion(verdict=Verdict.UNKNOWN, told=told)
-
-
-def signature(pod: PodFacts) -> str:
-    """What tells a workload: pods of one owner run the same program. ``namespace/owner``, else the pod's own name."""
-    return f"{pod.namespace or ''}/{pod.owner or pod.title}"
 
 
 def registered(section: type[Struct], table: tuple[AnyDetector, ...]) -> Mapping[str, AnyDetector]:

@@ -13,8 +13,8 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from reconciler.detectors.base import Detector, Sight, unknown
-from reconciler.detectors.hold import Hold, Timing, paused, step
 from reconciler.detectors.neighbours import be_use, change, collapsed
+from reconciler.detectors.timer import Hold, Timing, paused, step
 from reconciler.detectors.windows import measured_s
 from reconciler.detectors.words import amount, number
 from state.evidence import Opinion, Resource, Verdict

@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from reconciler.detectors.base import Sight, signature
+from reconciler.detectors.base import Sight
 from reconciler.detectors.rule import Rule
 from reconciler.detectors.table import DETECTORS, DetectorEntry
-from state.evidence import Finding, Opinion, Resource, Verdict
+from state.evidence import Finding, Opinion, Resource, Verdict, signature
 
 # Members of an enum are slow to look up, and each is needed hundreds of times a second.
 _UNKNOWN: Final = Verdict.UNKNOWN

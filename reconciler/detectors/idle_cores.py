@@ -10,10 +10,10 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from reconciler.detectors.base import Detector, Sight, unknown
-from reconciler.detectors.hold import Hold, Timing, paused, step
 from reconciler.detectors.neighbours import be_use
 from reconciler.detectors.subjects import POOL, subject_of
 from reconciler.detectors.threshold import severity
+from reconciler.detectors.timer import Hold, Timing, paused, step
 from reconciler.detectors.windows import measured_s
 from reconciler.detectors.words import number
 from state.evidence import NODE, Opinion

@@ -13,9 +13,9 @@ from typing import Annotated, Final, NamedTuple
 from msgspec import Meta
 
 from reconciler.detectors.base import Detector, Sight, unknown
-from reconciler.detectors.hold import Hold, Timing, paused, step
-from reconciler.detectors.own_limit import memory_at_limit
+from reconciler.detectors.limits import memory_at_limit
 from reconciler.detectors.threshold import severity
+from reconciler.detectors.timer import Hold, Timing, paused, step
 from reconciler.detectors.words import number
 from state.evidence import NODE, Opinion, Resource, Verdict
 

@@ -15,9 +15,9 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from reconciler.detectors.base import Detector, Sight, unknown
-from reconciler.detectors.hold import Hold, Timing, paused, step
 from reconciler.detectors.subjects import subject_of
 from reconciler.detectors.threshold import severity
+from reconciler.detectors.timer import Hold, Timing, paused, step
 from reconciler.detectors.windows import mean
 from reconciler.detectors.words import number
 from state.evidence import Opinion, Resource, Verdict

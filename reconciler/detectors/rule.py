@@ -17,9 +17,9 @@ from reconciler.detectors.memory_events import MemoryEventsConfig
 from reconciler.detectors.pressure import PressureConfig
 from reconciler.detectors.run_queue import RunQueueConfig
 from reconciler.detectors.table import DetectorEntry
-from reconciler.responses.config import Response
-from reconciler.rules import LabelSelector
+from reconciler.pods.selectors import LabelSelector
 from state.evidence import PodFacts, Resource
+from state.measures import Response
 from state.model import PodClass
 
 

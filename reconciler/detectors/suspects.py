@@ -22,8 +22,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from reconciler.detectors.base import Sight
+from reconciler.detectors.limits import AT_LIMIT, memory_at_limit
 from reconciler.detectors.neighbours import overlap
-from reconciler.detectors.own_limit import AT_LIMIT, memory_at_limit
 from reconciler.detectors.rhythm import Symptom, rhythm, symptom_of
 from reconciler.detectors.uses import Meanwhile, Use, Uses
 from reconciler.detectors.words import amount, number

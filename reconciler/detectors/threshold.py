@@ -10,8 +10,8 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from reconciler.detectors.base import Detector, Sight, unknown
-from reconciler.detectors.hold import Hold, Timing, paused, step
 from reconciler.detectors.subjects import subject_of, whose
+from reconciler.detectors.timer import Hold, Timing, paused, step
 from reconciler.detectors.windows import measured_s
 from reconciler.detectors.words import amount, gap_of, number, resource_of, shown
 from reconciler.signals.catalog import SIGNALS

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import NamedTuple, final
 
-from reconciler.detectors.base import STALE_S, patience_s
-from reconciler.signals.history import History
+from reconciler.signals.history import STALE_S, History, patience_s
 from state.evidence import Frame
 
 Times = tuple[float, ...]

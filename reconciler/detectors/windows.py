@@ -10,8 +10,8 @@ same numbers from its middle on; sums kept with every sample cost more than is s
 from bisect import bisect_right
 from typing import Final, NamedTuple
 
-from reconciler.detectors.base import STALE_S, Sight
-from reconciler.signals.history import Series
+from reconciler.detectors.base import Sight
+from reconciler.signals.history import STALE_S, Series
 
 COVERED: Final = 0.8
 """The part of a window that must have been seen for its mean to mean anything."""

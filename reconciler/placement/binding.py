@@ -4,27 +4,36 @@ Who holds CPUs stays on their nodes; hints are for newcomers. Resources that the
 of its memory manager, devices) are where they are: the CPUs follow them. Other memory is a hint of its own: what can be
 had on each node, by the kernel's figures and by what is promised there.
 
-Nodes that a newcomer does not get, or only for want of others (`reconciler.placement.company`):
+Nodes that a newcomer does not get, or only for want of others (`reconciler.placement.exclusivity`):
 
 - a node that somebody has exclusively, ever; and who wants one so gets one without owners;
 - a node with a pod that shares its nodes with no other bound one (Katalyst's ``numa_share`` false), while the others
   have the CPUs;
 - a node with a pod that is to be apart from it (Koordinator's NUMANodeLevel), while that costs no node more.
+
+Nodes and CPUs for all demands: `binding.bind`, `take.allocate`, and both again for who got nodes in vain. Pure.
+
+Nodes are given before CPUs, for all newcomers at once, and which CPUs one takes of several nodes is only known when it
+takes them. So one that comes after it may find its node full although another one has room. Then whoever has CPUs keeps
+them, and the others are asked again with what is really left; each time at least one of them gets what it asks for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.company import Company
-from reconciler.placement.demand import CpuDemand
-from reconciler.placement.hint import MEMORY
+from reconciler.placement.allocate import allocate
+from reconciler.placement.chain import Chain
+from reconciler.placement.demand import Allocation, CpuDemand
+from reconciler.placement.exclusivity import Company
+from reconciler.placement.free_capacity import NodeMemory, Room
+from reconciler.placement.hints import MEMORY
 from reconciler.placement.nodes import NodeChoice, choose_nodes
-from reconciler.placement.room import NodeMemory, Room
-from reconciler.placement.supply import Supply, fixed
+from reconciler.placement.resource_hints import Supply, fixed
 from state.cpu import CpuWish, TopologyPolicy
 from state.topology import Topology
 
@@ -126,3 +135,54 @@ def _in_company(
         if second.preferred or not first.nodes:
             return second, f"{note}; not apart from the pods on node {apart}: that would cost more nodes"
     return first, f"{note}; apart from the pods on node {apart}"
+
+
+ROUNDS: Final = 8
+"""At most; a second one is rare."""
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    """Who owns which CPUs, and by demand why: the words on its nodes, then those on its CPUs."""
+
+    allocation: Allocation
+    reasons: Mapping[str, str]
+
+
+def choose(
+    demands: Sequence[CpuDemand],
+    free: CpuSet,
+    topology: Topology,
+    chain: Chain,
+    *,
+    policy: TopologyPolicy,
+    prefer_cpu: bool,
+    wishes: Mapping[str, CpuWish],
+    affinity: Mapping[str, Mapping[str, CpuSet]],
+    memory: NodeMemory | None = None,
+    seated: Mapping[str, CpuSet] | None = None,
+    interrupts: CpuSet = EMPTY,
+    remembered: CpuSet = EMPTY,
+) -> Choice:
+    """The arguments are those of `bind` and `allocate`. The order of ``demands`` does not matter."""
+    bound_to_nodes = partial(
+        bind, policy=policy, prefer_cpu=prefer_cpu, wishes=wishes, affinity=affinity, memory=memory, seated=seated
+    )
+    asked = tuple(demands)
+    words: dict[str, str] = {}
+    errors: dict[str, str] = {}
+    for _ in range(ROUNDS):
+        bound = bound_to_nodes(asked, free, topology)
+        found = allocate(bound.demands, free, topology, chain, interrupts=interrupts, remembered=remembered)
+        for key in found.cpus:
+            said = filter(None, (bound.reasons.get(key), found.notes.get(key)))
+            # What the first round said: in the next one it simply stays.
+            words.setdefault(key, "; ".join(said))
+        errors = {**found.errors, **errors}
+        nodes = {one.key: one.nodes for one in bound.demands}
+        if not any(nodes[key] and key not in found.cpus for key in found.refused):
+            break
+        settled = tuple(replace(one, held=found.cpus.get(one.key, one.held)) for one in asked)
+        if settled == asked:
+            break
+        asked = settled
+    return Choice(allocation=replace(found, errors=errors), reasons=words)

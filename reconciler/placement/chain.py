@@ -20,7 +20,7 @@ nonsense is passed over for that demand, its first error is told, and nobody els
 Source: the CPU manager plug-in model proposed for the kubelet (sort, filter, post-filter, pre-score, select, score,
 allocate, deallocate). Differences: pre-scores are given by groups (bit masks) instead of per CPU, so that a rule costs
 the same on 8 and on 1,024 CPUs; select yields several combinations, for score to have something to compare; a
-post-filter relaxes filters instead of evicting somebody. `reconciler.placement.run` asks the plug-ins;
+post-filter relaxes filters instead of evicting somebody. `reconciler.placement.plugin_runner` asks the plug-ins;
 docs/cpu-plugins.md tells a site how to write one.
 """
 
@@ -36,8 +36,8 @@ from msgspec import Struct
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import InputError
 from reconciler.placement.config import BUILT_IN, PlacementConfig, weights
+from reconciler.placement.cpu_accumulator import Fitter
 from reconciler.placement.demand import CpuDemand
-from reconciler.placement.fit import Fitter
 from state.topology import Topology
 
 Scored = tuple[CpuSet, float]
@@ -166,3 +166,14 @@ def _enabled(name: str, weight: float, where: str) -> Enabled:
     except Exception as exc:  # the same
         raise InputError(where, name, f"a class made without arguments ({type(exc).__name__}: {exc})") from exc
     return Enabled(name=name, weight=weight, make=found, points=points)
+
+
+def checked(config: PlacementConfig) -> None:
+    """Load a site's own rules, so that a wrong name is told when the configuration is read.
+
+    Errors: `InputError` naming the rule that cannot be had.
+    """
+    if not config.plugins.keys() <= BUILT_IN.keys():
+        from reconciler.placement.chain import loaded  # noqa: PLC0415  # see the module's text
+
+        loaded(config)

@@ -47,14 +47,3 @@ class PlacementConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     combinations: Annotated[
         int, Meta(ge=1, le=64, description="combinations of CPUs that are compared for one container, at most")
     ] = 16
-
-
-def checked(config: PlacementConfig) -> None:
-    """Load a site's own rules, so that a wrong name is told when the configuration is read.
-
-    Errors: `InputError` naming the rule that cannot be had.
-    """
-    if not config.plugins.keys() <= BUILT_IN.keys():
-        from reconciler.placement.chain import loaded  # noqa: PLC0415  # see the module's text
-
-        loaded(config)

@@ -16,10 +16,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.hint import MEMORY, Hint, Hints, Merged
-from reconciler.placement.hints import ALIGNED, merge
+from reconciler.placement.hints import ALIGNED, MEMORY, Hint, Hints, Merged, merge
 from reconciler.placement.masks import Ranker
-from reconciler.placement.supply import Found, Supply, fewest, hints_of
+from reconciler.placement.resource_hints import Found, Supply, fewest, hints_of
 from state.cpu import CpuWish, TopologyPolicy
 from state.topology import Topology
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.quotas import Cells, Counts, attainable, cells, complete
-from reconciler.placement.settle import Machine, Masks
+from reconciler.placement.region_packing import Machine, Masks
 from state.topology import Topology
 
 

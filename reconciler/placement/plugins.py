@@ -7,8 +7,8 @@ from typing import final
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.chain import PlacementContext, Plugin, Question, Scored
+from reconciler.placement.cpu_accumulator import L3, NODE, SOCKET, Fitter
 from reconciler.placement.demand import CpuDemand
-from reconciler.placement.fit import L3, NODE, SOCKET, Fitter
 from state.cpu import Apart
 from state.model import PodClass
 from state.topology import LOCAL_DISTANCE, CpuKind

@@ -1,9 +1,9 @@
 """be memory: how much memory BE work may use together follows what the node has left for it.
 
-`step` is the law, run every few seconds by a keeper of its state (`reconciler.memory_watch`); what it allows reaches
-the planner as ``NodeView.reclaimed_memory_bytes`` and becomes the besteffort directory's ``memory.high`` (cgroup v2) or
-soft limit (v1), both of which slow BE work down and reclaim from it, and kill nobody. A hard limit, which does kill
-inside of the directory, is a second step that has to be asked for. Off by default.
+`step` is the law, run every few seconds by a keeper of its state (`reconciler.control.memory_sampler`); what it allows
+reaches the planner as ``NodeView.reclaimed_memory_bytes`` and becomes the besteffort directory's ``memory.high``
+(cgroup v2) or soft limit (v1), both of which slow BE work down and reclaim from it, and kill nobody. A hard limit,
+which does kill inside of the directory, is a second step that has to be asked for. Off by default.
 
 Source: rubik's fssr (a reserve; a step down at once, small steps up after good rounds). Where we differ:
 

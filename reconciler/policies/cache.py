@@ -6,7 +6,7 @@ stepped down while online pods suffer and slowly back up.
 
 The groups are few (8 to 16 on most machines, half with ``cdp``), so a class is one group, online classes that have
 everything stay in the default one, and a pod that wants a share of its own gets a group while there are any.
-There is no control file: `cacheplan` computes the groups and `reconciler.actuators.resctrl` makes them.
+There is no control file: `cacheplan` computes the groups and `reconciler.actuators.resctrl.actuator` makes them.
 
 Source: Koordinator's resctrl-qos and its pod annotation, rubik's dynCache, kernel documentation filesystems/resctrl.
 """

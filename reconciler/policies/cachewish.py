@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
-from reconciler.annotations import JsonAnnotation, UnusableError, attempt, one_of, read_plain, whole_number
+from reconciler.pods.annotations import JsonAnnotation, UnusableError, attempt, one_of, read_plain, whole_number
 from state.model import Pod, PodClass
 
 RESCTRL: Final = "node.koordinator.sh/resctrl"

@@ -9,7 +9,7 @@ kubelet in it: with a cookie of their own online pods are also kept from those, 
 one of them runs beside. That is for pods that do not trust each other (``groups: class`` or ``pod``), not for latency.
 Sandboxes and system pods never get one.
 
-There is no control file: `reconciler.actuators.core_sched` gives the cookies to the threads.
+There is no control file: `reconciler.actuators.core_sched.actuator` gives the cookies to the threads.
 
 Source: kernel documentation, admin-guide/hw-vuln/core-scheduling; Koordinator's coresched and its labels. Where we
 differ: there every class is its own group by default; a BE pod cannot opt out here, as it would run beside online work.

@@ -23,9 +23,10 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.config import PlacementConfig, checked
+from reconciler.placement.chain import checked
+from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
-from reconciler.placement.members import bound_nodes, container_milli
+from reconciler.placement.pool_members import bound_nodes, container_milli
 from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus
 from state.cpu import TopologyPolicy
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
@@ -43,7 +44,7 @@ Interface = Annotated[str, Meta(pattern=r"^[^\s/]{1,64}$")]
 
 
 if TYPE_CHECKING:
-    from reconciler.placement.room import NodeMemory
+    from reconciler.placement.free_capacity import NodeMemory
 
 
 class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,8 +104,8 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Exclusiv
     ]
     if demands or any(pod.pod_class is PodClass.DEDICATED for pod in view.pods.values()):
         # For the first such pod, while it has only its pause container; see `placement.config`.
+        from reconciler.placement.binding import choose  # noqa: PLC0415
         from reconciler.placement.chain import loaded  # noqa: PLC0415
-        from reconciler.placement.choice import choose  # noqa: PLC0415
     if not demands:
         return _without(pools, _remembered(held, {}, config), "no pod asks for CPUs of its own")
     free = _without_kept(pools.shared, demands, config.keep_cpus)
@@ -248,7 +249,7 @@ def _memory(view: NodeView) -> "NodeMemory | None":
             asked = one.requests.memory_bytes or 0
             key = f"{uid}/{INIT_KEY if one.kind is ContainerKind.INIT else one.name or one.id}"
             requests[key] = max(requests.get(key, 0), asked)
-    from reconciler.placement.room import NodeMemory  # noqa: PLC0415  # see `placement.config`
+    from reconciler.placement.free_capacity import NodeMemory  # noqa: PLC0415  # see `placement.config`
 
     return NodeMemory(total=total, free={node: known.free[node] for node in total}, requests=requests)
 

@@ -1,8 +1,9 @@
 """memory reclaim: takes memory from BE containers that they do not miss, and their page cache when the node is short.
 
-Nothing is written into control files that would stay: the actuator of this name (`reconciler.actuators.reclaim`) asks
-the kernel to reclaim, a bounded amount at a time, by the laws in `reconciler.reclaim_law`. Off by default: the pages
-that come back are read again, and on cgroup v1 all page cache of a container goes at once.
+Nothing is written into control files that would stay: the actuator of this name
+(`reconciler.actuators.memory_reclaim.actuator`) asks the kernel to reclaim, a bounded amount at a time, by the laws in
+`reconciler.actuators.memory_reclaim.control`. Off by default: the pages that come back are read again, and on cgroup v1
+all page cache of a container goes at once.
 """
 
 from typing import Annotated, Final

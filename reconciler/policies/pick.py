@@ -5,7 +5,7 @@ so what is held stays held. Two rules stand above that: a CPU that is no candida
 whose sibling is dedicated or reserved goes to BE work only when no other is left.
 
 Where a machine has efficiency cores they are taken before the others and given back after them; a site's plug-ins can
-order the CPUs otherwise (`reconciler.placement.take.preference`).
+order the CPUs otherwise (`reconciler.placement.allocate.preference`).
 
 Source: Koordinator takes sibling pairs round-robin over sockets and starts from nothing at each step, Katalyst counts
 from the highest ids down. We keep pairs and high ids (interrupts and host work gather on the low ones).
@@ -20,7 +20,7 @@ from reconciler.placement.config import PlacementConfig
 from state.topology import CpuKind, Topology
 
 if TYPE_CHECKING:
-    from reconciler.placement.take import Preference
+    from reconciler.placement.allocate import Preference
 
 
 def choose(
@@ -99,8 +99,8 @@ def _preference(
     machine: _Same, cpus: CpuSet, rules: tuple[tuple[tuple[str, float], ...], int], interrupts: CpuSet
 ) -> "Preference":
     """Once for all plans that ask about the same CPUs: budgets change each second, candidates seldom."""
+    from reconciler.placement.allocate import preference  # noqa: PLC0415
     from reconciler.placement.chain import loaded  # noqa: PLC0415  # see `placement.config`
-    from reconciler.placement.take import preference  # noqa: PLC0415
 
     chain = loaded(PlacementConfig(plugins=dict(rules[0]), combinations=rules[1]))
     return preference(cpus, machine.topology, chain, interrupts=interrupts)

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
-from reconciler.placement.config import PlacementConfig, checked
+from reconciler.placement.chain import checked
+from reconciler.placement.config import PlacementConfig
 from reconciler.policies.base import SHARES_MIN, Policy, PolicyConfig, owns_cpus, period_us, quota_us
 from reconciler.policies.be_quota import own_quota, parts_of, split
 from reconciler.policies.budget import BudgetConfig, cpu_count, next_budget

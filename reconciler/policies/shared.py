@@ -21,7 +21,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.members import DEFAULT, Members, members, request_milli
+from reconciler.placement.pool_members import DEFAULT, Members, members, request_milli
 from reconciler.placement.provision import ProvisionConfig, demand
 from reconciler.placement.sizes import SizeConfig, fit, granted, regulate
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of

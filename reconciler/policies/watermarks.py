@@ -3,7 +3,7 @@
 Below the low mark kswapd reclaims beside the work, below the min mark every allocation does so itself and waits. A
 higher ``vm.watermark_scale_factor`` wakes kswapd earlier and lets it rest later; a higher ``vm.min_free_kbytes`` lifts
 all marks. They hold for the machine as a whole. Off by default. The actuator of this name
-(`reconciler.actuators.watermarks`) writes them, and remembers what was there.
+(`reconciler.actuators.files.watermarks`) writes them, and remembers what was there.
 
 Source: Koordinator's sysreconcile (``min_free_kbytes`` = memory x factor / 10000, and the scale factor) and Katalyst's
 ``watermark_scale_factor``, 10 to 500 there; kernel documentation, admin-guide/sysctl/vm. Where we differ:

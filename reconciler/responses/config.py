@@ -1,19 +1,8 @@
 """How far and how fast responses go: sizes of steps, waiting times, bounds. Which rule uses which is the rule's."""
 
-from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta, Struct
-
-
-class Response(StrEnum):
-    """The steps of the ladder, the mildest first."""
-
-    HOLD = "hold"
-    SQUEEZE = "squeeze"
-    PARTITION = "partition"
-    FREEZE = "freeze"
-    EVICT = "evict"
 
 
 class SqueezeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,10 +19,11 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from reconciler.responses.config import Response, ResponseConfig
+from reconciler.responses.config import ResponseConfig
 from reconciler.responses.steps import Chance, Step, What, enlarged, next_step, waited_for
 from reconciler.signals.history import History
 from state.evidence import Finding, Frame, Verdict
+from state.measures import Response
 
 _SLOWEST: Final = 8
 """The way back is at most this many times slower than configured, whatever the number of relapses."""

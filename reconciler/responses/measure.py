@@ -2,11 +2,10 @@
 
 from msgspec.structs import replace
 
-from reconciler.responses.config import Response
 from reconciler.responses.ladder import Climb, LadderMemory, in_force
 from reconciler.responses.steps import Step, What
 from state.evidence import Frame
-from state.measures import Measures, Squeeze
+from state.measures import Measures, Response, Squeeze
 
 
 def measures_of(memory: LadderMemory, frame: Frame) -> Measures:

@@ -13,10 +13,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from reconciler.detectors.base import signature
-from reconciler.responses.config import Response, ResponseConfig, SqueezeConfig
+from reconciler.responses.config import ResponseConfig, SqueezeConfig
 from reconciler.signals.history import History
-from state.evidence import NODE, Finding, Frame, PodFacts, Resource, Suspect
+from state.evidence import NODE, Finding, Frame, PodFacts, Resource, Suspect, signature
+from state.measures import Response
 from state.model import PodClass
 
 SIGNALS: Final = ("be.budget", "be.use", "cpu.use", "memory.use", "disk.read", "disk.write")

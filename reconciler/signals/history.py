@@ -201,3 +201,22 @@ class History:
         here = self._subjects.get(subject)
         series = None if here is None else here.series.get(signal)
         return None if series is None else series.fresh(now, within_s)
+
+
+STALE_S: Final = 3.0
+"""A sample counts as fresh for this many sample intervals."""
+
+
+_SLOW: Final[Mapping[str, float]] = {
+    **dict.fromkeys(("cpi", "llc.misses"), 130.0),
+    **dict.fromkeys(("llc.occupancy", "memory.bandwidth", "service.latency"), 30.0),
+    **dict.fromkeys(("fs.available", "fs.size", "fs.inodes_free", "fs.inodes"), 30.0),
+    **dict.fromkeys(("fs.use", "fs.inodes_use"), 240.0),
+}
+"""Signals that are not measured each sample interval, whatever that is: for how long their samples count as fresh."""
+
+
+def patience_s(signal: str, fresh_s: float) -> float:
+    """How old a sample of this signal may be to count as now, where others may be ``fresh_s`` old."""
+    slow = _SLOW.get(signal)
+    return fresh_s if slow is None or slow < fresh_s else slow

@@ -20,9 +20,9 @@ from cgroupfs.files import REAL
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.kept import Places, Reads
 from cgroupfs.naming import QosClass
+from reconciler.runtime.cooperative import Slices
 from reconciler.signals.growth import Growth, needles, pick
 from reconciler.signals.readers import Scene, Sheet
-from reconciler.slices import Slices
 from state.model import ContainerKind, NodeView, Pod
 
 NAME: Final = "cpu"

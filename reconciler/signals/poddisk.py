@@ -11,10 +11,10 @@ from typing import Final, final
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.kept import Places, Reads
+from reconciler.runtime.cooperative import Slices
 from reconciler.signals.devicestats import Devices, Io, blkio, parse_io_stat
 from reconciler.signals.growth import Growth
 from reconciler.signals.readers import Scene, Sheet
-from reconciler.slices import Slices
 from state.model import Pod
 
 NAME: Final = "disk"

@@ -16,10 +16,10 @@ from cgroupfs.codecs import LIMIT_V1, LIMIT_V2
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.kept import Places, Reads
+from reconciler.runtime.cooperative import Slices
 from reconciler.signals.growth import Grown, Growth, needles, pick
 from reconciler.signals.readers import Scene, Sheet
 from reconciler.signals.vmstat import VmStat
-from reconciler.slices import Slices
 from state.evidence import NODE
 from state.model import ContainerKind, GroupRef, Pod
 

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import digits
 from cgroupfs.files import REAL, FileOps
+from reconciler.runtime.cooperative import Slices
 from reconciler.signals.growth import Growth
 from reconciler.signals.processes import PodProcesses
 from reconciler.signals.readers import Scene, Sheet
-from reconciler.slices import Slices
 from state.evidence import NODE
 from state.model import Pod
 

@@ -16,8 +16,8 @@ from typing import Final, final
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.kept import Places, Reads
+from reconciler.runtime.cooperative import Slices
 from reconciler.signals.readers import Scene, Sheet
-from reconciler.slices import Slices
 from state.evidence import pod_at
 
 NAME: Final = "numa"

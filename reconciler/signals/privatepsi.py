@@ -18,11 +18,11 @@ import trio
 from cgroupfs.errors import CgroupError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.private import PrivateTree, private_tree
-from reconciler.restore import Undo, Undone
 from reconciler.signals.lane import Lane
 from reconciler.signals.processes import PodProcesses
 from reconciler.signals.psi import SIGNALS
 from state.model import Pod
+from state.undo import Undo, Undone
 
 FILE: Final = "cgroup2 group"
 """What stands for a file's name in what restore tells."""

@@ -9,7 +9,7 @@ from typing import Final, final
 
 import trio
 
-from reconciler.program import Program
+from reconciler.clients.command import Program
 from reconciler.signals.probe_config import CommandProbe
 from reconciler.signals.probe_source import Measured, failed, number_in
 from reconciler.signals.probe_targets import Target

@@ -7,9 +7,9 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from reconciler.httpconfig import Trust, check_headers
-from reconciler.rules import LabelSelector
-from reconciler.urls import MASK, check_url, masked_url
+from reconciler.clients.http_config import Trust, check_headers
+from reconciler.clients.urls import MASK, check_url, masked_url
+from reconciler.pods.selectors import LabelSelector
 
 KINDS: Final = ("command", "http", "prometheus")
 """Each a section of `Probe`."""

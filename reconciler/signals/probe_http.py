@@ -10,12 +10,12 @@ from typing import Final, final
 import trio
 
 from cgroupfs.errors import SourceError
-from reconciler.httpclient import Answer, HttpSession, Take
-from reconciler.httpconfig import read_line
+from reconciler.clients.http import Answer, HttpSession, Take
+from reconciler.clients.http_config import read_line
+from reconciler.clients.urls import MASK, split_url
 from reconciler.signals.probe_config import HttpProbe, PrometheusProbe
 from reconciler.signals.probe_source import Measured, failed, number_in
 from reconciler.signals.probe_targets import Target
-from reconciler.urls import MASK, split_url
 
 _MOST_VALUE: Final = 64 * 1024
 _LATE: Final = 0.5

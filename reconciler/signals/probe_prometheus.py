@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Final, final
 
+from reconciler.runtime.cooperative import Slices
 from reconciler.signals.probe_http import Asker
 from reconciler.signals.probe_source import Measured
 from reconciler.signals.probe_targets import Target
@@ -22,7 +23,6 @@ from reconciler.signals.promtext import (
     parse_selector,
     quantile,
 )
-from reconciler.slices import Slices
 
 _MOST: Final = 16 << 20
 _ACCEPT: Final = "text/plain;version=0.0.4;q=1,*/*;q=0.1"

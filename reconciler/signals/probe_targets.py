@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from reconciler.rules import any_glob
+from reconciler.pods.selectors import any_glob
 from reconciler.signals.probe_config import (
     PLACEHOLDER,
     CommandProbe,

@@ -21,11 +21,11 @@ from cgroupfs.files import REAL
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.kept import Reads
 from cgroupfs.pressure import Resource
+from reconciler.runtime.cooperative import Slices
 from reconciler.signals.growth import Grown, Growth
 from reconciler.signals.podcpu import Quotas
 from reconciler.signals.processes import same_groups
 from reconciler.signals.readers import Scene, Sheet
-from reconciler.slices import Slices
 from state.evidence import NODE
 from state.model import Pod
 

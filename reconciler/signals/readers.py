@@ -1,8 +1,9 @@
 """What a reader of signals is: it measures some signals of the subjects it is shown, once each sample interval.
 
 A reader probes what this kernel and machine offer, says why it offers less, and leaves out what it cannot measure. It
-reads control files in the loop, a millisecond at a time (`reconciler.slices`); anything slower goes to a thread or a
-task of its own. It keys what it remembers by inode or start time, never by path alone, and forgets who is gone.
+reads control files in the loop, a millisecond at a time (`reconciler.runtime.cooperative`); anything slower goes to a
+thread or a task of its own. It keys what it remembers by inode or start time, never by path alone, and forgets who is
+gone.
 """
 
 from collections.abc import Collection, Mapping

@@ -29,7 +29,7 @@ class ResctrlReader:
     signals: Collection[str] = (_OCCUPANCY, _BANDWIDTH)
 
     def __init__(self, newest: Callable[[], CacheUse | None]) -> None:
-        """``newest``: what was measured last; None while nothing is measured (`reconciler.sides.cache_use`)."""
+        """``newest``: the last measurement, None before the first (`reconciler.daemon.side_actuators.cache_use`)."""
         self._newest = newest
 
     async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:

@@ -19,13 +19,13 @@ from typing import Final, NamedTuple, Protocol, final
 from cgroupfs.bounded import shown, whole
 from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
+from reconciler.runtime.cooperative import Slices
 from reconciler.signals.extent import pod_cpus
 from reconciler.signals.growth import SHORTEST_S, Growth
 from reconciler.signals.podcpu import Quotas
 from reconciler.signals.processes import OUTSIDE, PodProcesses
 from reconciler.signals.readers import Scene, Sheet
 from reconciler.signals.taskstats import Delays, Taskstats
-from reconciler.slices import Slices
 from state.model import Pod
 
 NAME: Final = "runqueue"

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from cgroupfs.bounded import decoded, read_file
 from cgroupfs.errors import InputError, SourceError, errno_name
 from cgroupfs.naming import QosClass, oci_cgroups_path, parse
-from reconciler.marks import MarkReader
+from reconciler.pods.marks import MarkReader
 from reconciler.sources.podspec import marks_of
 from state.model import ContainerKind, ContainerMeta, PodMeta, RuntimeSpec
 

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from cgroupfs.chain import PathChain
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.watch import APPEARED, CHILDREN, VANISHED, DirWatcher, Event
-from reconciler.dirty import NODE
 from reconciler.placement.devices import affinity_of, read_pci_nodes, unplaced_addresses
-from reconciler.resize import Granted, granted
+from reconciler.pods.resize import Granted, granted
+from reconciler.runtime.workqueue import NODE
 from reconciler.sources.allocations import Allocations
 from reconciler.sources.reassertion import Reassertion
 from state.allocated import ACTUATED_PODS, ALLOCATED_PODS, AllocationState, parse_allocations
@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 
 
 class Marks(Protocol):
-    """Takes the dirty marks; `reconciler.dirty.DirtyKeys` is one."""
+    """Takes the dirty marks; `reconciler.runtime.workqueue.DirtyKeys` is one."""
 
     def mark(self, key: str, /) -> None:
         """Look at this again."""

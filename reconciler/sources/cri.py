@@ -19,10 +19,10 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.errors import SourceError
-from reconciler.marks import LONGEST_NAME, MarkReader, note, too_long
-from reconciler.sources.grpcunary import Code, Question, RefusedError, UnaryChannel
+from reconciler.clients.grpc import Code, Question, RefusedError, UnaryChannel
+from reconciler.clients.proto_items import LONGEST_ITEM, MessageItems
+from reconciler.pods.marks import LONGEST_NAME, MarkReader, note, too_long
 from reconciler.sources.podspec import CONFIG_SOURCE, MOST_CONTAINERS, STATIC_SOURCES, Marks, marks_of
-from reconciler.sources.protoitems import LONGEST_ITEM, MessageItems
 from state.model import ContainerKind, ContainerMeta, PodMeta
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from typing import Final, final
 
 from msgspec import Struct
 
-from reconciler.safefiles import UntrustedFileError, root_only, walk
+from reconciler.runtime.safe_files import UntrustedFileError, root_only, walk
 
 KUBELETS: Final[Mapping[str, tuple[str, ...]]] = {"kubelet": (), "hyperkube": ("kubelet",)}
 """Programs that are a kubelet, by the name of their file, with the words that must follow it."""

@@ -17,11 +17,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
-from reconciler.httpclient import HttpSession, Peer
-from reconciler.marks import MarkReader
-from reconciler.slices import Slices
+from reconciler.clients.http import HttpSession, Peer
+from reconciler.pods.marks import MarkReader
+from reconciler.runtime.cooperative import Slices
 from reconciler.sources.kubelet_config import KubeletConfig
-from reconciler.sources.podlist import ListedPod, PodListReader, chunks
+from reconciler.sources.pod_list import ListedPod, PodListReader, chunks
 from state.model import PodMeta, SourceStatus
 
 NAME: Final = "kubelet"

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import InputError
 from cgroupfs.naming import Driver
-from reconciler.safefiles import FileRule, UntrustedFileError, check_directory, list_directory, read_file
+from reconciler.runtime.safe_files import FileRule, UntrustedFileError, check_directory, list_directory, read_file
+from reconciler.settings.yaml import read_yaml
 from reconciler.sources.host_processes import HostSearch, find_host_process
-from reconciler.yamldoc import read_yaml
 
 STANDARD_CONFIG: Final = "/var/lib/kubelet/config.yaml"
 

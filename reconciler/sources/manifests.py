@@ -16,10 +16,10 @@ import msgspec
 from msgspec import Struct
 
 from cgroupfs.errors import InputError, SourceError
-from reconciler.marks import MarkReader
-from reconciler.safefiles import FileRule, list_directory, read_file
+from reconciler.pods.marks import MarkReader
+from reconciler.runtime.safe_files import FileRule, list_directory, read_file
+from reconciler.settings.yaml import Document, read_yaml
 from reconciler.sources.podspec import PodObject, marks_of, meta_of
-from reconciler.yamldoc import Document, read_yaml
 from state.model import PodMeta
 
 NAME: Final = "manifest"

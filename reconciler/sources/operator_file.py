@@ -20,9 +20,9 @@ import msgspec
 from msgspec import Struct
 
 from cgroupfs.errors import InputError
-from reconciler.rules import Operator, Override
-from reconciler.safefiles import FileRule, read_file
-from reconciler.yamldoc import Document, read_yaml
+from reconciler.pods.selectors import Operator, Override
+from reconciler.runtime.safe_files import FileRule, read_file
+from reconciler.settings.yaml import Document, read_yaml
 from state.model import PodClass
 
 NAME: Final = "operator file"

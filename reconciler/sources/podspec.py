@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from msgspec import Raw, Struct
 
 from cgroupfs.naming import QosClass
-from reconciler.marks import LONGEST_NAME, MarkReader, limited, note, shortened, too_long
-from reconciler.resize import Condition, state_of
-from reconciler.resources import read_resources
+from reconciler.pods.marks import LONGEST_NAME, MarkReader, limited, note, shortened, too_long
+from reconciler.pods.resize import Condition, state_of
+from reconciler.pods.resources import read_resources
 from state.model import ContainerKind, ContainerMeta, PodMeta, Resize
 
 CONFIG_HASH: Final = "kubernetes.io/config.hash"

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError, SourceError, errno_name
-from reconciler.safefiles import FileRule, read_file
+from reconciler.runtime.safe_files import FileRule, read_file
 
 CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
 _DEEPEST: Final = 64

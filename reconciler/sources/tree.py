@@ -23,8 +23,8 @@ from cgroupfs.chain import PathChain
 from cgroupfs.errors import SourceError, errno_name
 from cgroupfs.naming import Layout, Name, NameKind, QosClass
 from cgroupfs.watch import CHILDREN, VANISHED, DirWatcher, Event, WatchStats
-from reconciler.dirty import container_key, pod_key
-from reconciler.slices import Slices
+from reconciler.runtime.cooperative import Slices
+from reconciler.runtime.workqueue import container_key, pod_key
 from state.model import GroupRef, SourceStatus
 
 _LOG: Final = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class TriggerTree(Protocol):
 
 
 class Marks(Protocol):
-    """Takes the dirty marks; `reconciler.dirty.DirtyKeys` is one."""
+    """Takes the dirty marks; `reconciler.runtime.workqueue.DirtyKeys` is one."""
 
     def mark(self, key: str, /) -> None:
         """Look at this pod or container again."""

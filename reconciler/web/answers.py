@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.slices import Slices, Steps
+from reconciler.runtime.cooperative import Slices, Steps
 from reconciler.web.interface import Shown
 from reconciler.web.limits import Bodies, HttpCounts
 from state.printable import encodable, printable_json
@@ -181,7 +181,7 @@ class Answers:
         """Prometheus' text as the ``Accept`` header wants it, and its content type. Errors: `Busy`."""
         self.bodies.check(0)
         # Lazy: the library is 1.3 MiB, which a node that nobody scrapes does not pay.
-        from reconciler.exposition import accepted  # noqa: PLC0415
+        from reconciler.telemetry.prometheus import accepted  # noqa: PLC0415
 
         key = accepted(accept)
         return (await self.metrics_rounds.get(frozenset((key,))))[key]
@@ -190,7 +190,7 @@ class Answers:
         return ((key, self._rendered(key)) for key in sorted(keys)), 0.0
 
     def _rendered(self, accept: str) -> Steps[tuple[bytes, str]]:
-        from reconciler.exposition import rendering  # noqa: PLC0415
+        from reconciler.telemetry.prometheus import rendering  # noqa: PLC0415
 
         snapshot = yield from self._shown.metrics_steps()
         counted = {"http_requests": dict(self._counts.requests), "http_aborted": dict(self._counts.aborted)}

@@ -20,8 +20,8 @@ from starlette.routing import Route
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import AgentError, InputError
-from reconciler import logs
-from reconciler.binder import ConfigError
+from reconciler.runtime import logs
+from reconciler.settings.binder import ConfigError
 from reconciler.web.answers import FORMATS, Answers, to_json
 from reconciler.web.hosts import Hosts
 from reconciler.web.interface import AlertTest, Control, HoldRequest, RestoreRequest, Shown

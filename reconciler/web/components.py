@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, final
 
 import trio
 
-from reconciler.config import Http
-from reconciler.supervisor import Component
+from reconciler.config.model import Http
+from reconciler.runtime.supervisor import Component
 from reconciler.web.answers import ROOT, Answers
 from reconciler.web.interface import Control, Shown
 from reconciler.web.limits import ClientLimits, HttpCounts

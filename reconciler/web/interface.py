@@ -5,9 +5,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from reconciler.metrics import MetricsSnapshot
-from reconciler.notify import Pulse
-from reconciler.slices import Steps
+from reconciler.runtime.cooperative import Steps
+from reconciler.runtime.systemd import Pulse
+from reconciler.telemetry.metrics import MetricsSnapshot
 from state.model import Hold
 
 

@@ -16,7 +16,7 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.errors import AgentError
-from reconciler import logs
+from reconciler.runtime import logs
 
 MAX_CLIENTS: Final = 256
 """Clients with a bucket of their own; beyond it the one that has been quiet for longest loses its bucket."""

@@ -15,7 +15,7 @@ from typing import Final, final
 import trio
 
 from cgroupfs.errors import AgentError, errno_name
-from reconciler import logs
+from reconciler.runtime import logs
 from reconciler.web.connection import Aborted, App, Client, Connection
 from reconciler.web.limits import ClientLimits, HttpCounts, LogWindow, client_of
 

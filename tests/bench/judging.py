@@ -11,14 +11,14 @@ import time
 from collections.abc import Generator
 from typing import Final
 
-from reconciler.brain import Brain
 from reconciler.cli.simulate import replay
-from reconciler.config import Config
+from reconciler.config.model import Config
 from reconciler.detectors.base import Sight
+from reconciler.detectors.config import InterferenceConfig
 from reconciler.detectors.suspects import rank
 from reconciler.detectors.uses import Uses
-from reconciler.interference import InterferenceConfig
-from reconciler.recording import HEAD, Packer, frames
+from reconciler.interference.engine import Brain
+from reconciler.interference.recording import HEAD, Packer, frames
 from state.evidence import NODE, Frame, PodFacts, Resource, Sample, pod_subject
 from state.model import PodClass, Resources
 

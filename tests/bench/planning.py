@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
-from reconciler.planner import plan, plan_pod, plan_pools
+from reconciler.control.planner import plan, plan_pod, plan_pools
 from reconciler.policies.reclaimed import ReclaimedConfig
 from reconciler.policies.shared import Mode, SharedConfig
 from reconciler.policies.table import PoliciesConfig

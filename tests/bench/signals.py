@@ -16,8 +16,8 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import inode_of
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.naming import QosClass
-from reconciler.brain import Brain
-from reconciler.interference import InterferenceConfig
+from reconciler.detectors.config import InterferenceConfig
+from reconciler.interference.engine import Brain
 from reconciler.signals.catalog import SIGNALS
 from reconciler.signals.readers import Scene, Sheet
 from reconciler.signals.reading import Means, Metered, build, costs

@@ -18,7 +18,7 @@ import yaml
 from tests.daemon.node import Box, DirectoryNode
 
 ROOT: Final = Path(__file__).parents[2]
-COMMAND: Final = (sys.executable, "-m", "reconciler.daemon")
+COMMAND: Final = (sys.executable, "-m", "reconciler.daemon.main")
 
 WITHIN_S: Final = 15.0
 """Generous: the machine may be busy with everybody else's work."""

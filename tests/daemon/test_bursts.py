@@ -14,11 +14,11 @@ import trio
 import yaml
 
 from cgroupfs.files import REAL, Directory
-from reconciler import configfile
-from reconciler.agent import Agent
-from reconciler.config import Config
-from reconciler.place import find_place
-from reconciler.supervisor import Supervisor
+from reconciler.config import load
+from reconciler.config.environment import find_place
+from reconciler.config.model import Config
+from reconciler.daemon.agent import Agent
+from reconciler.runtime.supervisor import Supervisor
 from tests.daemon.node import Box, DirectoryNode, NodePod
 from tests.daemon.writers import Scribe
 
@@ -87,7 +87,7 @@ def config_of(node: DirectoryNode, tmp_path: Path, **policies: object) -> Config
     more = {"node": {**_section(base, "node"), "sample_s": 0.2}, "policies": _section(base, "policies") | policies}
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(base | more))
-    return configfile.load(str(file)).config
+    return load.load(str(file)).config
 
 
 def _section(base: dict[str, object], name: str) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from tests.daemon.process import ROOT
 NICE = -10
 SCRIPT = f"""
 import json, os, subprocess, sys, threading
-from reconciler import logs
-from reconciler.daemon import _be_nice
+from reconciler.runtime import logs
+from reconciler.daemon.main import _be_nice
 _be_nice({NICE}, logs.get("daemon"))
 found = {{"loop": os.getpriority(os.PRIO_PROCESS, 0)}}
 def look():

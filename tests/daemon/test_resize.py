@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from reconciler.resources import EXTENDED_SPEC
+from reconciler.pods.resources import EXTENDED_SPEC
 from tests.daemon.node import DirectoryNode, NodePod
 from tests.daemon.process import Daemon, bounded, wait_for
 

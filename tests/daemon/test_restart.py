@@ -9,11 +9,11 @@ import trio
 
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.writer import Writer
-from reconciler.adopt import adopt_after_kill
-from reconciler.keeper import was_killed
-from reconciler.restore import Undone, restore_all
+from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
+from reconciler.control.persistence import was_killed
 from state.ledger import Ledger
 from state.store import Store, boot_id
+from state.undo import Undone
 from tests.daemon.node import DirectoryNode, NodePod
 from tests.daemon.process import Daemon, bounded, wait_for
 from tests.daemon.writers import Modifications

@@ -18,13 +18,15 @@ from cgroupfs.errors import CgroupError, InputError
 from cgroupfs.hierarchy import Hierarchy, Mode, Mount
 from cgroupfs.knobs import CATALOG
 from cgroupfs.usage import UsageReader
-from reconciler import annotations, httpclient, kubeapi, recording, wishes
-from reconciler.actuators import links
+from reconciler.actuators.network import netlink
 from reconciler.alerts import queue
 from reconciler.cli import plan, recorded
-from reconciler.responses.eviction import spared
+from reconciler.clients import http, kube
+from reconciler.interference import recording
+from reconciler.pods import annotations, cpu_annotations
+from reconciler.responses.eviction import exemptions
+from reconciler.settings.yaml_tree import parse_tree
 from reconciler.sources import kubelet_config
-from reconciler.yamltree import parse_tree
 from state import checkpoint, checksum, dump, framed, reader
 from state.entry import Entry
 from state.evidence import PodFacts
@@ -232,7 +234,7 @@ def binary_frame(kind: int) -> bytes:
 
 
 def feed_link(data: bytes) -> object:
-    with links.Links(lambda: _OneAnswer(data)) as found:  # type: ignore[arg-type,return-value]
+    with netlink.Links(lambda: _OneAnswer(data)) as found:  # type: ignore[arg-type,return-value]
         return found.all(), found.named("eth0"), found.number(0)
 
 
@@ -322,24 +324,24 @@ def fixture(name: str) -> bytes:
 
 
 def feed_status(data: bytes) -> object:
-    answer = httpclient.Answer(status=429, body=data)
-    status = kubeapi.status_of(answer)
-    return kubeapi.wait_s_of(answer, status, 0.0)
+    answer = http.Answer(status=429, body=data)
+    status = kube.status_of(answer)
+    return kube.wait_s_of(answer, status, 0.0)
 
 
 def feed_wait(text: str) -> object:
-    wait_s = httpclient.retry_after_s(text, 1_700_000_000.0)
-    assert wait_s is None or 0.0 <= wait_s <= httpclient.LONGEST_WAIT_S
+    wait_s = http.retry_after_s(text, 1_700_000_000.0)
+    assert wait_s is None or 0.0 <= wait_s <= http.LONGEST_WAIT_S
     return wait_s
 
 
 def feed_wish(name: str, data: bytes) -> object:
-    return wishes.wish_of({}, {name: data.decode("utf-8", "surrogateescape")})
+    return cpu_annotations.wish_of({}, {name: data.decode("utf-8", "surrogateescape")})
 
 
 def feed_spared(text: str) -> object:
-    pod = PodFacts(uid="u", title="t", pod_class=PodClass.RECLAIMED, group="/g", annotations={spared._POLICY: text})
-    return spared.accepts(pod, ("x",))
+    pod = PodFacts(uid="u", title="t", pod_class=PodClass.RECLAIMED, group="/g", annotations={exemptions._POLICY: text})
+    return exemptions.accepts(pod, ("x",))
 
 
 def feed_kubelet(path: Path) -> object:

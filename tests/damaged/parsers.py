@@ -18,25 +18,28 @@ from cgroupfs.files import read_text
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from cgroupfs.pressure import has_sys_resource, parse_pressure, read_pressure
-from reconciler import binder, configfile, quantity, recording, units
-from reconciler.actuators import links
-from reconciler.actuators.siderow import OfBoot, SideRow
-from reconciler.brain import Remembered, _learned
+from reconciler.actuators.base import OfBoot, SideRow
+from reconciler.actuators.network import netlink
 from reconciler.cli import masks, recorded
 from reconciler.cli.client import Unreachable, _parsed
 from reconciler.cli.exits import CliError
 from reconciler.cli.nodeview import read_number
 from reconciler.cli.podsfile import read_pods_file
+from reconciler.clients.http_config import read_line
+from reconciler.clients.kubeconfig import read_kubeconfig
+from reconciler.config import load
+from reconciler.control.persistence import decode_pools, encoded, read_classes, read_holds, read_pools
 from reconciler.detectors import formula
-from reconciler.headroom_report import read_kept as read_headroom
-from reconciler.httpconfig import read_line
-from reconciler.keeper import decode_pools, encoded, read_classes, read_holds, read_pools
-from reconciler.kubeconfig import read_kubeconfig
-from reconciler.observer import read_kept
+from reconciler.headroom.report import read_kept as read_headroom
+from reconciler.interference import recording
+from reconciler.interference.engine import Remembered, _learned
+from reconciler.interference.monitor import read_kept
 from reconciler.placement.devices import read_pci_nodes
-from reconciler.resources import EXTENDED_SPEC, read_resources, with_extended
-from reconciler.responses import journal
+from reconciler.pods.resources import EXTENDED_SPEC, read_resources, with_extended
+from reconciler.responses.eviction import journal
 from reconciler.responses.means.processes import read_stat
+from reconciler.settings import binder, quantity, units
+from reconciler.settings.yaml import read_yaml
 from reconciler.signals import (
     cpu,
     devicestats,
@@ -59,7 +62,6 @@ from reconciler.signals import (
 )
 from reconciler.sources import bundles, kubelet_config, manifests, operator_file, runtime_roots
 from reconciler.sources.kubelet_api import decode_pods
-from reconciler.yamldoc import read_yaml
 from resctrl import capability, monitor, schemata, tasks
 from state import allocated, kubelet, machine, reader, rows, topology_sysfs
 from state.intents import read_intents
@@ -457,29 +459,35 @@ PARSERS: Final[tuple[Parser, ...]] = (
     ),
     on_file("state.intents:read_intents (file)", "writes", lambda at: read_intents(str(at / "writes")), (), kind=BYTES),
     # reconciler: rows
-    Parser("reconciler.keeper:read_classes", feed_row("pod:1", read_classes), (), ROWS, BYTES),
-    Parser("reconciler.keeper:decode_pools", feed_data(decode_pools), VALUE, (POOLS, *ROWS), BYTES),
-    Parser("reconciler.keeper:read_pools", feed_row("pools", read_pools), (), ROWS, BYTES),
+    Parser("reconciler.control.persistence:read_classes", feed_row("pod:1", read_classes), (), ROWS, BYTES),
+    Parser("reconciler.control.persistence:decode_pools", feed_data(decode_pools), VALUE, (POOLS, *ROWS), BYTES),
+    Parser("reconciler.control.persistence:read_pools", feed_row("pools", read_pools), (), ROWS, BYTES),
     Parser(
-        "reconciler.keeper:read_holds",
+        "reconciler.control.persistence:read_holds",
         feed_row("node", read_holds),
         (),
         (msgpack.packb({"target": "node", "reason": "r", "by": "b", "until": None}),),
         BYTES,
     ),
-    Parser("reconciler.observer:read_kept", feed_row("interference", read_kept), (), ROWS, BYTES),
-    Parser("reconciler.headroom_report:read_kept", feed_row("headroom", read_headroom), (), ROWS, BYTES),
+    Parser("reconciler.interference.monitor:read_kept", feed_row("interference", read_kept), (), ROWS, BYTES),
+    Parser("reconciler.headroom.report:read_kept", feed_row("headroom", read_headroom), (), ROWS, BYTES),
     Parser(
-        "reconciler.actuators.siderow:SideRow.read",
+        "reconciler.actuators.base:SideRow.read",
         feed_row("s", SideRow("s", OfBoot, "s").read),
         (),
         (msgpack.packb({"boot": "b"}),),
         BYTES,
     ),
-    Parser("reconciler.responses.journal:cases_of", lambda data, _: journal.cases_of([("1", data)]), (), ROWS, BYTES),
+    Parser(
+        "reconciler.responses.eviction.journal:cases_of",
+        lambda data, _: journal.cases_of([("1", data)]),
+        (),
+        ROWS,
+        BYTES,
+    ),
     Parser("reconciler.alerts.queue:DurableQueue.load", feed_row("alert:1", feed_queue), (), ROWS, BYTES),
     Parser(
-        "reconciler.brain:learned",
+        "reconciler.interference.engine:learned",
         lambda data, _: _learned(
             Remembered(learned={"cpi": {"k": msgspec.Raw(data)}, "ewma": {"k": msgspec.Raw(data)}})
         ),
@@ -545,27 +553,27 @@ PARSERS: Final[tuple[Parser, ...]] = (
         CONTAINERD,
     ),
     on_file(
-        "reconciler.kubeconfig:read_kubeconfig",
+        "reconciler.clients.kubeconfig:read_kubeconfig",
         "kubeconfig",
         lambda at: read_kubeconfig("/kubeconfig", name="api", root=str(at)),
         (InputError, SourceError),
         KUBECONFIG,
     ),
-    of_json("reconciler.kubeapi:status_of", feed_status, (), TRAIL),
-    of_text("reconciler.httpclient:retry_after_s", feed_wait, (), *RETRY),
+    of_json("reconciler.clients.kube:status_of", feed_status, (), TRAIL),
+    of_text("reconciler.clients.http:retry_after_s", feed_wait, (), *RETRY),
     Parser(
-        "reconciler.httpclient:retry_after_s (latin-1)", lambda data, _: feed_wait(data.decode("latin-1")), (), RETRY
+        "reconciler.clients.http:retry_after_s (latin-1)", lambda data, _: feed_wait(data.decode("latin-1")), (), RETRY
     ),
-    Parser("reconciler.actuators.links:Links", feed_data(feed_link), (SourceError,), (link_answer(),), BYTES),
+    Parser("reconciler.actuators.network.netlink:Links", feed_data(feed_link), (SourceError,), (link_answer(),), BYTES),
     # reconciler: people's files
     of_text(
-        "reconciler.yamldoc:read_yaml",
+        "reconciler.settings.yaml:read_yaml",
         lambda text: read_yaml(text, "x"),
         (InputError,),
         POD,
         b"a: &a [1]\nb: *a\n<<: {c: d}\n",
     ),
-    of_text("reconciler.yamltree:parse_tree", feed_tree, (), POD),
+    of_text("reconciler.settings.yaml_tree:parse_tree", feed_tree, (), POD),
     of_text(
         "reconciler.sources.operator_file:read_overrides",
         lambda text: operator_file.read_overrides(text, "x"),
@@ -593,9 +601,9 @@ PARSERS: Final[tuple[Parser, ...]] = (
         POD,
     ),
     on_file(
-        "reconciler.configfile:load",
+        "reconciler.config.load:load",
         "config.yaml",
-        lambda at: configfile.load(str(at / "config.yaml")),
+        lambda at: load.load(str(at / "config.yaml")),
         (binder.ConfigError,),
         b"mode: observe\nclasses:\n  overrides: []\n",
     ),
@@ -607,7 +615,13 @@ PARSERS: Final[tuple[Parser, ...]] = (
         PODS,
         b'{"kind":"List","items":[{"metadata":{"name":"a","uid":"u"}}]}',
     ),
-    on_file("reconciler.httpconfig:read_line", "token", lambda at: read_line("/token", str(at)), VALUE, b"Bearer x\n"),
+    on_file(
+        "reconciler.clients.http_config:read_line",
+        "token",
+        lambda at: read_line("/token", str(at)),
+        VALUE,
+        b"Bearer x\n",
+    ),
     recorded_file(recorded.ABOUT, CAPTURED),
     recorded_file(recorded.KUBELET_PODS, pod_list()),
     recorded_file(
@@ -616,7 +630,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
     ),
     recorded_file(recorded.USAGE, b'[{"at":1.0,"stat":"cpu0 1","pods":{"u":5}}]'),
     on_file("reconciler.cli.plan:archive", "x.tar.gz", feed_unpacked, (CliError,), archive(), kind=BYTES),
-    Parser("reconciler.recording:read", feed_data(feed_recording), (InputError,), (RECORDING,), BYTES),
+    Parser("reconciler.interference.recording:read", feed_data(feed_recording), (InputError,), (RECORDING,), BYTES),
     Parser(
         "reconciler.cli.client:answer",
         lambda data, _: _parsed("/s", data),
@@ -643,34 +657,36 @@ PARSERS: Final[tuple[Parser, ...]] = (
         )
     ),
     # reconciler: numbers and words
-    of_text("reconciler.quantity:parse_quantity", quantity.parse_quantity, VALUE, b"100m", b"4Gi", b"1e3", b"0.5"),
     of_text(
-        "reconciler.units:parse_number",
+        "reconciler.settings.quantity:parse_quantity", quantity.parse_quantity, VALUE, b"100m", b"4Gi", b"1e3", b"0.5"
+    ),
+    of_text(
+        "reconciler.settings.units:parse_number",
         lambda text: units.parse_number(text, units.SECONDS, whole=False),
         VALUE,
         b"200ms",
         b"5m",
     ),
     of_text(
-        "reconciler.resources:read_resources",
+        "reconciler.pods.resources:read_resources",
         lambda text: read_resources("x", {"cpu": text, "memory": text}),
         (),
         b"4Gi",
     ),
     of_json(
-        "reconciler.resources:with_extended",
+        "reconciler.pods.resources:with_extended",
         lambda data: with_extended((ContainerMeta(name="main"),), {EXTENDED_SPEC: data.decode("utf-8", "replace")}),
         (),
         b'{"containers":{"main":{"requests":{"kubernetes.io/batch-cpu":"500","kubernetes.io/batch-memory":1}}}}',
     ),
     of_json(
-        "reconciler.annotations:JsonAnnotation",
+        "reconciler.pods.annotations:JsonAnnotation",
         lambda data: feed_annotation(data.decode("utf-8", "surrogateescape")),
         (),
         b'{"cpus":"0-3"}',
     ),
     *(
-        of_json(f"reconciler.wishes:wish_of ({name})", partial(feed_wish, name), (), good)
+        of_json(f"reconciler.pods.cpu_annotations:wish_of ({name})", partial(feed_wish, name), (), good)
         for name, good in (
             ("katalyst.kubewharf.io/cpu_enhancement", b'{"numa_number":"2","cpuset_pool":"a"}'),
             ("katalyst.kubewharf.io/memory_enhancement", b'{"numa_binding":"true","numa_exclusive":"true"}'),
@@ -678,7 +694,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
             ("scheduling.koordinator.sh/resource-spec", b'{"preferredCPUBindPolicy":"FullPCPUs"}'),
         )
     ),
-    of_text("reconciler.responses.eviction.spared:accepts", feed_spared, (), b'["evictLoad"]'),
+    of_text("reconciler.responses.eviction.exemptions:accepts", feed_spared, (), b'["evictLoad"]'),
     of_text("reconciler.detectors.formula:parse", formula.parse, VALUE, b"avg(cpu.wait, 10s) > 5% and cpu.use < 3"),
     # reconciler: signals
     of_text("reconciler.signals.cpu:parse_stat", cpu.parse_stat, VALUE, STAT),
@@ -811,9 +827,9 @@ PARSERS: Final[tuple[Parser, ...]] = (
         b"1\n",
     ),
     on_file(
-        "reconciler.actuators.links:link_mbit",
+        "reconciler.actuators.network.netlink:link_mbit",
         "eth0/speed",
-        lambda at: links.link_mbit("eth0", str(at)),
+        lambda at: netlink.link_mbit("eth0", str(at)),
         (),
         b"10000\n",
     ),
@@ -826,12 +842,12 @@ LEFT_TO_SAFEFILES: Final = frozenset(
         "reconciler.sources.kubelet_config:read_kubelet_config",
         "reconciler.sources.runtime_roots:find_runtime_dirs",
         "reconciler.sources.runtime_roots:find_image_root",
-        "reconciler.kubeconfig:read_kubeconfig",
+        "reconciler.clients.kubeconfig:read_kubeconfig",
         "reconciler.sources.operator_file:OperatorFile.read",
         "reconciler.sources.manifests:ManifestDirectory.read",
     }
 )
-"""Readers whose files `reconciler.safefiles` opens, once it is there."""
+"""Readers whose files `reconciler.runtime.safe_files` opens, once it is there."""
 
 EXCEPTED: Final = {
     r"cgroupfs\.bounded:read_file": "what bounds the others; tests/cgroupfs/test_bounded.py",
@@ -842,21 +858,21 @@ EXCEPTED: Final = {
     r"state\.checkpoint:load": "by each of the formats",
     r"state\.framed:read": "the bytes alone; by read_copy and read_intents",
     r"state\.reader:read_(history|tables)": "with read_dump",
-    r"reconciler\.httpclient:HttpSession\.read": "hands on what arrives",
-    r"reconciler\.readkeys:read_keys": "goes through our own configuration",
-    r"reconciler\.safefiles:read_file": "the bytes alone; tests/reconciler/test_safefiles.py",
-    r"reconciler\.sources\.podlist:read_pod": "by kubelet_api:decode_pods",
-    r"reconciler\.actuators\.tc:load_classifier": "loads a program of ours into the kernel",
-    r"reconciler\.actuators\.watermarks:Sysctls\.read": "a number, ValueError is caught there",
-    r"reconciler\.annotations:(JsonAnnotation\.read|read_plain)": "here as JsonAnnotation and wish_of",
+    r"reconciler\.clients\.http:HttpSession\.read": "hands on what arrives",
+    r"reconciler\.config\.read_keys:read_keys": "goes through our own configuration",
+    r"reconciler\.runtime\.safe_files:read_file": "the bytes alone; tests/reconciler/runtime/test_safe_files.py",
+    r"reconciler\.sources\.pod_list:read_pod": "by kubelet_api:decode_pods",
+    r"reconciler\.actuators\.network\.tc:load_classifier": "loads a program of ours into the kernel",
+    r"reconciler\.actuators\.files\.watermarks:Sysctls\.read": "a number, ValueError is caught there",
+    r"reconciler\.pods\.annotations:(JsonAnnotation\.read|read_plain)": "here as JsonAnnotation and wish_of",
     r"reconciler\.cli\.kernel:read_value": "the text alone",
     r"reconciler\.cli\.nodeview:read_(text|number)": "here as nodeview",
     r"reconciler\.cli\.unpack:unpack": "here as archive",
-    r"reconciler\.handfiles:HandFiles\.read_manifests": "by ManifestDirectory.read",
-    r"reconciler\.place:read_kubelet": "by read_kubelet_config",
+    r"reconciler\.daemon\.agent:HandFiles\.read_manifests": "by ManifestDirectory.read",
+    r"reconciler\.config\.environment:read_kubelet": "by read_kubelet_config",
     r"reconciler\.placement\.chain:load": "a name in our own table",
-    r"reconciler\.responses\.journal:Journal\.load": "by cases_of",
-    r"reconciler\.schema:Later\.load": "a class of our own",
+    r"reconciler\.responses\.eviction\.journal:Journal\.load": "by cases_of",
+    r"reconciler\.settings\.schema:Later\.load": "a class of our own",
     r"reconciler\.signals\.\w+:\w+\.read": "readers of signals: their parsers are here",
     r"reconciler\.sources\.allocations:Allocations\.read": "takes what was parsed",
     r"reconciler\.sources\.checkpoints:CheckpointSource\.read_all": "by the checkpoints' parsers",

@@ -29,7 +29,7 @@ FILES: Final = [
     one
     for one in PARSERS
     if one.place is not None
-    and (one.name not in LEFT_TO_SAFEFILES or importlib.util.find_spec("reconciler.safefiles") is not None)
+    and (one.name not in LEFT_TO_SAFEFILES or importlib.util.find_spec("reconciler.runtime.safe_files") is not None)
 ]
 
 

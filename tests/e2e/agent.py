@@ -111,7 +111,7 @@ class Agent:
 
     def command(self, *words: str) -> list[str]:
         """The command line of the daemon's program."""
-        return [sys.executable, "-m", "reconciler.daemon", *words]
+        return [sys.executable, "-m", "reconciler.daemon.main", *words]
 
     def start(self, *words: str) -> None:
         """Start ``run``; further words are its options."""

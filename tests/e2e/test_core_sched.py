@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.actuators.prctl import RealPrctl, unable
+from reconciler.actuators.core_sched.prctl import RealPrctl, unable
 from tests.e2e.agent import Agent, eventually
 from tests.e2e.conftest import PodFactory, StartAgent
 from tests.e2e.kubelet import read

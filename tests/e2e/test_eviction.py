@@ -14,9 +14,9 @@ from cgroupfs.errors import CgroupError
 from cgroupfs.hierarchy import FREEZER, Hierarchy
 from cgroupfs.subtree import Subtree
 from reconciler.alerts.alert import Alert, Kind
-from reconciler.apiserver import ApiServer
-from reconciler.kubeapi import KubeApi
-from reconciler.responses.evictor import Evictor
+from reconciler.clients.kube import KubeApi
+from reconciler.clients.kube_config import ApiServer
+from reconciler.responses.eviction.executor import Evictor
 from reconciler.responses.means.config import ApiMeans, EvictionMeans, RestartRules
 from reconciler.sources.cri import CriClient
 from state.eviction import Case, Means, Order, Outcome

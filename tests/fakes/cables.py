@@ -7,9 +7,9 @@ from typing import Self
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
-from reconciler.actuators.links import Link
-from reconciler.actuators.netspaces import Space
-from reconciler.actuators.tcpods import Entry, Gather
+from reconciler.actuators.network.namespaces import Space
+from reconciler.actuators.network.netlink import Link
+from reconciler.actuators.network.tc_pods import Entry, Gather
 from state.model import Pod
 from state.network import GATHER
 

@@ -16,12 +16,12 @@ from msgspec import Struct, field, json
 from msgspec.structs import replace
 
 from cgroupfs.attribution import Write
-from reconciler.agent import Agent
-from reconciler.config import Config, Mode
-from reconciler.place import wait_for_place
-from reconciler.show import Show
-from reconciler.supervisor import Supervisor
-from reconciler.witness import Witness
+from reconciler.actuators.cgroup.attribution import Witness
+from reconciler.config.environment import wait_for_place
+from reconciler.config.model import Config, Mode
+from reconciler.daemon.agent import Agent
+from reconciler.daemon.status import Show
+from reconciler.runtime.supervisor import Supervisor
 from state.store import Store
 from tests.fakes.faults import Call, Fault, Faults
 from tests.fakes.web import FakePulse

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.actuators.prctl import Carrier, Prctl, RealPrctl, unable
+from reconciler.actuators.core_sched.prctl import Carrier, Prctl, RealPrctl, unable
 from tests.fakes.cores import FakeCores
 
 Spawn = Callable[[], int]

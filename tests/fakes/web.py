@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, InputError
-from reconciler.binder import ConfigError
-from reconciler.metrics import MetricsSnapshot
-from reconciler.slices import Steps
+from reconciler.runtime.cooperative import Steps
+from reconciler.settings.binder import ConfigError
+from reconciler.settings.yaml_tree import Place, Problem
+from reconciler.telemetry.metrics import MetricsSnapshot
 from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
-from reconciler.yamltree import Place, Problem
 from state.model import Hold
 
 

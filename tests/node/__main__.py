@@ -19,8 +19,8 @@ import yaml
 
 from cgroupfs.errors import AgentError
 from cgroupfs.hierarchy import Hierarchy
-from reconciler import logs
-from reconciler.logs import LogFormat, LogLevel
+from reconciler.runtime import logs
+from reconciler.runtime.logs import LogFormat, LogLevel
 from tests.e2e.agent import AgentFailed
 from tests.e2e.containerd import Unavailable
 from tests.e2e.cri import CriError
@@ -124,7 +124,7 @@ def _on_this_node(config: str | None, screen: Screen) -> int:
     found = config or "/etc/bypassd/config.yaml"
     told = f"as {found} says" if os.path.exists(found) else "observing only (mode: observe): nothing is written"
     screen.say(f"the agent runs {told}; stop it with Ctrl-C")
-    command = [sys.executable, "-m", "reconciler.daemon", "run", *(["--config", config] if config else [])]
+    command = [sys.executable, "-m", "reconciler.daemon.main", "run", *(["--config", config] if config else [])]
     os.execv(sys.executable, command)
 
 

@@ -9,14 +9,14 @@ import trio
 from msgspec import convert
 
 from cgroupfs.files import FileOps
-from reconciler import configfile
-from reconciler.agent import Agent
-from reconciler.config import Config
-from reconciler.exposition import render
-from reconciler.notify import Heartbeat
-from reconciler.place import find_place
-from reconciler.show import Show
-from reconciler.supervisor import Supervisor
+from reconciler.config import load
+from reconciler.config.environment import find_place
+from reconciler.config.model import Config
+from reconciler.daemon.agent import Agent
+from reconciler.daemon.status import Show
+from reconciler.runtime.supervisor import Supervisor
+from reconciler.runtime.systemd import Heartbeat
+from reconciler.telemetry.prometheus import render
 from reconciler.web.answers import to_json
 from reconciler.web.interface import RestoreRequest
 from tests.e2e.agent import AgentFailed
@@ -29,7 +29,7 @@ class InProcess:
     """The agent's own parts under its own supervisor, on a trio loop in a thread; asked from outside."""
 
     def __init__(self, config_file: str, files: FileOps) -> None:
-        self._config: Config = configfile.load(config_file).config
+        self._config: Config = load.load(config_file).config
         self._files = files
         self._ready = threading.Event()
         self._problem: BaseException | None = None

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from reconciler.planner import plan_pod
+from reconciler.control.planner import plan_pod
 from state.model import Pod
 from tests.fakes.faults import Call, Fault
 from tests.fakes.faultynode import LATE, Run, differences, owner, play, quiet_place
@@ -206,7 +206,7 @@ def test_a_pod_with_which_a_programming_error_comes_is_alone_with_it(
             raise error
         return plan_pod(pod, *arguments)
 
-    monkeypatch.setattr("reconciler.loop.plan_pod", plan)
+    monkeypatch.setattr("reconciler.control.reconciler.plan_pod", plan)
     run = play(ground / "poison", lambda _call: 0)
     assert run.fatal == ""
     assert {owner(path) for path in differences(run.late, whole.late)} == {BATCH}

@@ -7,45 +7,53 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.binder import ConfigError, Text, bind
-from reconciler.config import Config
+from reconciler.config.model import Config
+from reconciler.detectors.config import SHIPPED_RULES
 from reconciler.detectors.rule import SHIPPED
-from reconciler.interference import SHIPPED_RULES
+from reconciler.settings.binder import ConfigError, Text, bind
 
 PROJECT = Path(__file__).parents[2]
 DAEMON = """
-import reconciler.daemon, reconciler.web.server, reconciler.web.app
-from reconciler.binder import Text, bind
-from reconciler.config import Config
+import reconciler.daemon.main, reconciler.web.server, reconciler.web.app
+from reconciler.settings.binder import Text, bind
+from reconciler.config.model import Config
 bind(Config, [Text("config.yaml", open("deploy/config.yaml").read())])
 """
 OPT_IN = ("actuators", "alerts", "detectors", "responses", "signals")
 """Packages of which a node with the default configuration needs only what is listed below."""
 NEEDED = {
     "actuators": {
+        "base",
         "cgroup",
-        "compare",
-        "judge",
-        "ondemand",
-        "given",
-        "others",
-        "putback",
-        "readings",
-        "resets",
-        "side",
-        "spec",
-    }
-    | {"standing", "values", "work", "cookies"},
-    "alerts": {"alert", "config", "plainwords", "telling"},
-    "responses": {"config", "eviction", "eviction.config", "eviction.spared", "means", "means.config"},
+        "core_sched",
+        "core_sched.plan",
+        "holds",
+        *(f"cgroup.{name}" for name in ("apply", "attribution", "conflict", "decide", "fastpath", "readings")),
+        *(f"cgroup.{name}" for name in ("records", "restore", "spec", "status", "unfreeze", "values", "work")),
+    },
+    "alerts": {"agent_alerts", "alert", "config", "incident", "service", "sinks", "sinks.base"},
+    "detectors": {"config"},
+    "responses": {"config", "eviction", "eviction.config", "eviction.exemptions", "means", "means.config"},
     "signals": {"cpu", "groups", "irqs", "load", "memory", "numa_memory", "perf_config", "uses"},
 }
 NEVER = {
     *("pyroute2", "psutil", "httpx2", "httpcore2", "prometheus_client", "grpc", "google.protobuf", "rich", "difflib"),
-    *("reconciler.brain", "reconciler.observer", "reconciler.observed", "reconciler.recorder", "reconciler.podfacts"),
-    *("reconciler.kubeapi", "reconciler.kubeconfig", "reconciler.networklaw", "reconciler.cli", "reconciler.configdoc"),
-    *("reconciler.program", "reconciler.launch"),
-    *("reconciler.placement.take", "reconciler.placement.pack", "reconciler.placement.hints"),
+    *(
+        "reconciler.interference.engine",
+        "reconciler.interference.monitor",
+        "reconciler.interference.status",
+        "reconciler.interference.recorder",
+        "reconciler.interference.monitor",
+    ),
+    *(
+        "reconciler.clients.kube",
+        "reconciler.clients.kubeconfig",
+        "reconciler.actuators.network.control",
+        "reconciler.cli",
+        "reconciler.config.docs",
+    ),
+    *("reconciler.clients.command", "reconciler.clients.command"),
+    *("reconciler.placement.allocate", "reconciler.placement.pack", "reconciler.placement.hints"),
 }
 
 
@@ -74,8 +82,9 @@ def test_with_the_default_configuration_nothing_is_loaded_that_only_some_nodes_u
 
 def test_who_reads_a_configuration_with_sinks_and_probes_loads_nothing_that_asks() -> None:
     text = "alerts: {sinks: {a: {webhook: {url: http://h}}}}"
-    code = f'from reconciler import binder, config\nbinder.bind(config.Config, [binder.Text("f", "{text}")])'
-    assert not {"trio", "ssl", "reconciler.httpclient"} & loaded(code)
+    imports = "from reconciler.config.model import Config\nfrom reconciler.settings.binder import Text, bind"
+    code = f'{imports}\nbind(Config, [Text("f", "{text}")])'
+    assert not {"trio", "ssl", "reconciler.clients.http"} & loaded(code)
 
 
 def test_detectors_are_loaded_with_the_first_rule_that_is_written() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.keeper import POD, encoded, read_classes
+from reconciler.control.persistence import POD, encoded, read_classes
 from state.model import LastClass, PodClass
 from state.schema import ASSIGNMENTS
 from state.store import Batch, Store

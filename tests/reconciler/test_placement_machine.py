@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
 from cgroupfs.plan import Change, order_changes
-from reconciler.keeper import decode_pools, pools_row
+from reconciler.control.persistence import decode_pools, pools_row
+from reconciler.control.planner import plan
 from reconciler.placement.chain import PlacementContext, Plugin, Scored
 from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
-from reconciler.planner import plan
 from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.reclaimed import ReclaimedConfig
 from reconciler.policies.reserve import ReserveConfig

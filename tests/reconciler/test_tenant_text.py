@@ -1,6 +1,6 @@
 """Every text of a pod's author at its worst: decode, classify, plan, and no step of it holds the loop.
 
-The keys are those of which the code itself says that it reads them (`reconciler.marks`), so a new one is covered.
+The keys are those of which the code itself says that it reads them (`reconciler.pods.marks`), so a new one is covered.
 Times are CPU time of this process, the best of several, far below what they are compared with.
 """
 
@@ -15,20 +15,20 @@ import pytest
 
 from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
-from reconciler.marks import ANNOTATIONS, LABELS, LONGEST_JSON, MarkReader
-from reconciler.planner import plan
-from reconciler.podfacts import facts_of
+from reconciler.control.planner import plan
+from reconciler.interference.monitor import facts_of
+from reconciler.pods.assemble import PodInput, assemble
+from reconciler.pods.cpu_annotations import wish_of
+from reconciler.pods.marks import ANNOTATIONS, LABELS, LONGEST_JSON, MarkReader
+from reconciler.pods.selectors import Rules, any_glob
 from reconciler.policies.cachewish import pod_share
 from reconciler.policies.table import PoliciesConfig
-from reconciler.responses.eviction.spared import accepts
+from reconciler.responses.eviction.exemptions import accepts
 from reconciler.responses.eviction.triggers.rss_overuse import threshold
 from reconciler.responses.eviction.triggers.suppression import tolerance
-from reconciler.rules import Rules, any_glob
 from reconciler.sources.bundles import parse_bundle, parse_state
 from reconciler.sources.kubelet_api import decode_pods
-from reconciler.sources.podlist import PodListReader, chunks
-from reconciler.view import PodInput, assemble
-from reconciler.wishes import wish_of
+from reconciler.sources.pod_list import PodListReader, chunks
 from state.model import GroupRef, Pod, PodMeta
 from tests.reconciler.nodes import node
 

@@ -3,15 +3,16 @@
 from msgspec.structs import replace
 
 from reconciler.alerts.alert import Alert, Kind
-from reconciler.alerts.notice import Incidents, Notice
-from reconciler.brain import Brain, Judgement
+from reconciler.alerts.incident import Incidents, Notice
 from reconciler.detectors.rule import Rule, RuleMode
-from reconciler.responses.config import Response, ResponseConfig
+from reconciler.interference.alerts import alerts_of, ends_of
+from reconciler.interference.engine import Brain, Judgement
+from reconciler.responses.config import ResponseConfig
 from reconciler.responses.ladder import Change
-from reconciler.telling import alerts_of, ends_of
 from state.evidence import Verdict
+from state.measures import Response
+from tests.reconciler.interference.test_engine import config, frame, trouble
 from tests.reconciler.responses.scenes import World, facts
-from tests.reconciler.test_brain import config, frame, trouble
 
 BAD, WELL = Verdict.INTERFERED, Verdict.OK
 HOLD, SQUEEZE, PARTITION, FREEZE, EVICT = Response

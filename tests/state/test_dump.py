@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.keeper import POOLS, encoded, pools_row
+from reconciler.control.persistence import POOLS, encoded, pools_row
 from state.dump import (
     EVENT_DEFAULTS,
     FILE_DEFAULTS,

@@ -14,11 +14,11 @@ from typing import Final, final
 import msgspec
 import trio
 
-from reconciler import logs
-from reconciler.alerts.notice import Notice, stamp
+from reconciler.alerts.incident import Notice, stamp
 from reconciler.alerts.sinks.base import Plain, Setup, SinkError
 from reconciler.alerts.sinks.http import Door
-from reconciler.urls import masked_url
+from reconciler.clients.urls import masked_url
+from reconciler.runtime import logs
 
 _PATH: Final = "/api/v2/alerts"
 _KEPT: Final = 4

@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from cgroupfs.errors import AgentError
 from reconciler.alerts.config import Sink as SinkConfig
-from reconciler.alerts.notice import Notice
-from reconciler.apiserver import ApiServer
+from reconciler.alerts.incident import Notice
+from reconciler.clients.kube_config import ApiServer
 
 
 class SinkError(AgentError):
@@ -74,3 +74,25 @@ class Plain:
 
     async def aclose(self) -> None:
         """Nothing is held."""
+
+
+class Ground(Struct, frozen=True, kw_only=True):
+    """What of the node the sinks need: its name, what stands before paths, the kubeconfig that the kubelet names."""
+
+    node: str
+    root: str = "/"
+    kubelets: str | None = None
+
+
+def setup_of(name: str, config: SinkConfig, ground: Ground, apiserver: ApiServer) -> "Setup":
+    """What one sink is made of."""
+    from reconciler.alerts.sinks.base import Setup  # noqa: PLC0415
+
+    return Setup(
+        name=name,
+        config=config,
+        node=ground.node,
+        root=ground.root,
+        apiserver=apiserver,
+        kubelets=ground.kubelets,
+    )

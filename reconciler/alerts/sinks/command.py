@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from reconciler.alerts.document import document
-from reconciler.alerts.notice import Notice
+from reconciler.alerts.incident import Notice
 from reconciler.alerts.sinks.base import Plain, Setup, SinkError
-from reconciler.program import Program
+from reconciler.clients.command import Program
 
 _TERM_S: Final = 1.0
 _NEVER: Final = 65

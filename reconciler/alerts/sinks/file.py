@@ -10,7 +10,7 @@ import trio
 
 from cgroupfs.errors import errno_name
 from reconciler.alerts.document import lines
-from reconciler.alerts.notice import Notice
+from reconciler.alerts.incident import Notice
 from reconciler.alerts.sinks.base import Plain, Setup, SinkError
 
 

@@ -7,9 +7,9 @@ from typing import Final, final
 
 from cgroupfs.errors import SourceError
 from reconciler.alerts.sinks.base import SinkError
-from reconciler.httpclient import Answer, HttpSession
-from reconciler.httpconfig import Trust
-from reconciler.urls import MASK, split_url
+from reconciler.clients.http import Answer, HttpSession
+from reconciler.clients.http_config import Trust
+from reconciler.clients.urls import MASK, split_url
 
 _NEVER: Final = frozenset({400, 413, 415, 422})
 """Statuses that mean the message and not the moment."""

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, final
 
 from cgroupfs.errors import errno_name
-from reconciler import logs
 from reconciler.alerts.alert import Kind, Severity
 from reconciler.alerts.document import line
-from reconciler.alerts.notice import Notice
+from reconciler.alerts.incident import Notice
 from reconciler.alerts.sinks.base import Plain, Setup, SinkError
+from reconciler.runtime import logs
 
 MESSAGE_IDS: Final[Mapping[Kind, str]] = {
     Kind.INTERFERENCE: "40f9f98977de42b1a411b4e9d35fd801",

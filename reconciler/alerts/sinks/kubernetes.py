@@ -11,11 +11,11 @@ from typing import Final, final
 from cgroupfs.errors import SourceError
 from reconciler.alerts.alert import Severity
 from reconciler.alerts.config import EventApi
-from reconciler.alerts.notice import Notice, stamp
+from reconciler.alerts.incident import Notice, stamp
 from reconciler.alerts.sinks.base import Plain, Setup, SinkError
 from reconciler.alerts.sinks.http import check
-from reconciler.httpclient import Answer
-from reconciler.kubeapi import KubeApi, status_of, wait_s_of
+from reconciler.clients.http import Answer
+from reconciler.clients.kube import KubeApi, status_of, wait_s_of
 
 _COMPONENT: Final = "bypassd"
 _PATCH: Final = "application/merge-patch+json"

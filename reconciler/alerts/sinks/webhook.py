@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import final
 
 from reconciler.alerts.document import document
-from reconciler.alerts.notice import Notice
+from reconciler.alerts.incident import Notice
 from reconciler.alerts.sinks.base import Plain, Setup, SinkError
 from reconciler.alerts.sinks.http import Door
 from reconciler.alerts.template import Template
-from reconciler.httpconfig import read_line
+from reconciler.clients.http_config import read_line
 
 
 @final

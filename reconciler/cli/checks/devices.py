@@ -9,7 +9,7 @@ from typing import Final
 
 from cgroupfs.errors import SourceError
 from cgroupfs.probe import offered
-from reconciler.actuators.links import link_mbit
+from reconciler.actuators.network.netlink import link_mbit
 from reconciler.cli.checks.finding import Finding, State
 from reconciler.cli.nodeview import NodeView
 from reconciler.policies.disk import DiskConfig

@@ -11,7 +11,7 @@ from reconciler.cli import words
 from reconciler.cli.asking import Asked, release
 from reconciler.cli.checks.finding import Finding, State
 from reconciler.cli.nodeview import NodeView
-from reconciler.config import Endpoint
+from reconciler.config.model import Endpoint
 from reconciler.policies.reclaimed import Form
 from state.kubelet import CPU_STATE, CheckpointError, Fault, parse_cpu_manager_state, read_checkpoint
 from state.model import CpuPolicy

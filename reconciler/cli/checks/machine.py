@@ -9,7 +9,7 @@ from cgroupfs.hierarchy import UNIFIED
 from cgroupfs.knobs import CATALOG
 from cgroupfs.pressure import Resource, group_pressure_file, node_pressure_file, read_pressure
 from cgroupfs.probe import offered
-from reconciler.actuators.prctl import RealPrctl, unable
+from reconciler.actuators.core_sched.prctl import RealPrctl, unable
 from reconciler.cli import words
 from reconciler.cli.asking import release
 from reconciler.cli.checks.devices import devices

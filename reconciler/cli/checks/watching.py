@@ -15,7 +15,7 @@ from reconciler.cli.asking import Asked
 from reconciler.cli.checks.finding import Finding, State
 from reconciler.cli.checks.machine import hardware_counters
 from reconciler.cli.nodeview import NodeView, read_text
-from reconciler.config import Endpoint, Mode
+from reconciler.config.model import Endpoint, Mode
 from reconciler.detectors.rule import Rule, RuleMode, effective
 from reconciler.detectors.table import DETECTORS, DetectorEntry
 from reconciler.policies.cache import signals_of as cache_signals

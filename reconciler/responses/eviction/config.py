@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from reconciler.responses.eviction.spared import SparedConfig
+from reconciler.responses.eviction.exemptions import SparedConfig
 from reconciler.responses.means.config import EvictionMeans
 from state.model import PodClass
 

@@ -10,14 +10,14 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from reconciler.holds import active
+from reconciler.actuators.holds import active
 from reconciler.responses.eviction.config import EvictionConfig, TriggerConfig
-from reconciler.responses.eviction.goods import Good, held
+from reconciler.responses.eviction.exemptions import name_of
 from reconciler.responses.eviction.limits import Past, absorb, turn_of
 from reconciler.responses.eviction.reasons import Reason, Suffering, over, pressing, reason_of, suffering
-from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.resources import Good, held
+from reconciler.responses.eviction.samples import Scene
 from reconciler.responses.eviction.select import Grounds, Leaving, Pick, Refusal, select
-from reconciler.responses.eviction.spared import name_of
 from reconciler.responses.eviction.triggers.base import Pressure, Reading
 from reconciler.responses.eviction.triggers.named import NAME, Named, pressure_of
 from reconciler.responses.eviction.triggers.table import TRIGGERS

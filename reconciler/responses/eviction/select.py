@@ -11,12 +11,12 @@ from typing import NamedTuple, final
 
 from msgspec import Struct
 
-from reconciler.holds import pod_hold
+from reconciler.actuators.holds import pod_hold
 from reconciler.responses.eviction.config import EvictionConfig, TriggerConfig
-from reconciler.responses.eviction.goods import Good, held, say
+from reconciler.responses.eviction.exemptions import why_spared
 from reconciler.responses.eviction.limits import Past, cooling, owner_of, owner_room, resting, room
-from reconciler.responses.eviction.scene import Scene
-from reconciler.responses.eviction.spared import why_spared
+from reconciler.responses.eviction.resources import Good, held, say
+from reconciler.responses.eviction.samples import Scene
 from reconciler.responses.eviction.triggers.base import Pressure
 from reconciler.responses.eviction.triggers.table import FEATURES
 from reconciler.responses.eviction.victims import Candidate, Weighed, choose, lines, weigh

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from reconciler.responses.eviction.config import EvictionConfig
-from reconciler.responses.eviction.goods import Good, held, say
-from reconciler.responses.eviction.scene import Scene
-from reconciler.responses.eviction.spared import SparedConfig, accepts, age_s, marked
+from reconciler.responses.eviction.exemptions import SparedConfig, accepts, age_s, marked
+from reconciler.responses.eviction.resources import Good, held, say
+from reconciler.responses.eviction.samples import Scene
 from reconciler.responses.eviction.triggers.base import Pressure
 from state.evidence import PodFacts
 from state.model import PodClass

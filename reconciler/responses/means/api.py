@@ -20,8 +20,8 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.errors import CgroupError, SourceError
-from reconciler.httpclient import Answer
-from reconciler.kubeapi import KubeApi, Status, status_of, wait_s_of
+from reconciler.clients.http import Answer
+from reconciler.clients.kube import KubeApi, Status, status_of, wait_s_of
 from reconciler.responses.means.base import Result, Work, obeys
 from reconciler.responses.means.config import EvictionMeans
 from state.eviction import Case, Means, Outcome, Step

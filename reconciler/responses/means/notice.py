@@ -19,7 +19,7 @@ from reconciler.responses.means.processes import Processes, read_stat
 from state.eviction import Case
 
 if TYPE_CHECKING:
-    from reconciler.program import Program
+    from reconciler.clients.command import Program
 
 _LOOK_S: Final = 0.5
 _FILE_S: Final = 2.0
@@ -75,9 +75,9 @@ class Notices:
         self._lane = trio.CapacityLimiter(4)
         self._program: Program | None = None
         if config.kind is NoticeKind.COMMAND:
-            from reconciler import program  # noqa: PLC0415  # few nodes have one
+            from reconciler.clients import command  # noqa: PLC0415  # few nodes have one
 
-            self._program = program.Program(config.command)
+            self._program = command.Program(config.command)
 
     def wanted(self, case: Case) -> Wish | None:
         """How this pod is told; None: not at all."""

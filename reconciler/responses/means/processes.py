@@ -22,7 +22,7 @@ from msgspec import Struct
 from cgroupfs.bounded import digits
 from cgroupfs.errors import AgentError
 from cgroupfs.subtree import Group, Subtree
-from reconciler.slices import Slices
+from reconciler.runtime.cooperative import Slices
 
 _BATCH: Final = 64
 """Processes held at once: each is an open file."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from reconciler.kubeapi import KubeApi
+from reconciler.clients.kube import KubeApi
 from reconciler.responses.means.base import Way
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.sources.cri import CriClient

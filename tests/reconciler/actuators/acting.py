@@ -9,11 +9,11 @@ from cgroupfs.codecs import Value
 from cgroupfs.files import Directory
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.writer import Writer
-from reconciler.actuators.cgroup import CgroupActuator
-from reconciler.actuators.judge import Judge
-from reconciler.actuators.work import Target
-from reconciler.foreign import ForeignRules, ForeignWrites
-from reconciler.hotlane import HotLane, HotResult
+from reconciler.actuators.cgroup.apply import CgroupActuator
+from reconciler.actuators.cgroup.conflict import ForeignRules, ForeignWrites
+from reconciler.actuators.cgroup.decide import Judge
+from reconciler.actuators.cgroup.fastpath import HotLane, HotResult
+from reconciler.actuators.cgroup.work import Target
 from state.ledger import Ledger
 from state.model import Container, GroupRef, Phase, RuntimeSpec, Setting
 from state.store import Store

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from reconciler.actuators.links import Links
-from reconciler.actuators.tcpods import RealPodTc
+from reconciler.actuators.network.netlink import Links
+from reconciler.actuators.network.tc_pods import RealPodTc
 
 _NEW_NETWORK = 0x4000_0000
 

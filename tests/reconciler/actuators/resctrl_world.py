@@ -10,9 +10,9 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.hierarchy import Hierarchy, Mode, Mount
-from reconciler.actuators.resctrl import Resctrl
-from reconciler.actuators.side import Situation
-from reconciler.planner import plan_pools
+from reconciler.actuators.base import Situation
+from reconciler.actuators.resctrl.actuator import Resctrl
+from reconciler.control.planner import plan_pools
 from reconciler.policies.cache import CacheConfig
 from reconciler.policies.cachewish import CACHE_LIMIT, RESCTRL
 from reconciler.policies.table import PoliciesConfig

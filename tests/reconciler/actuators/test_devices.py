@@ -7,9 +7,9 @@ import pytest
 
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.adopt import adopt_after_kill
-from reconciler.restore import Undo, restore_all
+from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
 from state.model import RuntimeSpec
+from state.undo import Undo
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.reconciler.actuators.acting import BE, CID, GROUP, Acting, Stopped, make_node
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.adopt import adopt_after_kill
-from reconciler.restore import Undo, restore_all
+from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
+from state.undo import Undo
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.reconciler.actuators.acting import POD, Acting, Stopped, make_node
 

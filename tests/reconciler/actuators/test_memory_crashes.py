@@ -9,8 +9,7 @@ from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
-from reconciler.adopt import adopt_after_kill
-from reconciler.restore import restore_all
+from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.reconciler.actuators.acting import BE, GROUP, POD, Acting, Stopped
 

@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from cgroupfs.errors import StoreError
-from reconciler.actuators.siderow import OfBoot, Remembered, SideRow
+from reconciler.actuators.base import OfBoot, Remembered, SideRow
 from state.schema import META
 from state.store import Batch, Store
 

@@ -3,9 +3,8 @@ import threading
 import trio
 from trio.testing import MockClock
 
-from reconciler.actuators.side import Situation
-from reconciler.actuators.siderun import SideRun
-from reconciler.planner import plan_pools
+from reconciler.actuators.base import SideRun, Situation
+from reconciler.control.planner import plan_pools
 from reconciler.policies.table import PoliciesConfig
 from tests.reconciler.nodes import node
 

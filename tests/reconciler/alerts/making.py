@@ -10,9 +10,9 @@ import trio
 from reconciler.alerts.alert import Alert, Kind, Severity
 from reconciler.alerts.config import AlertsConfig, Journal
 from reconciler.alerts.config import Sink as SinkConfig
-from reconciler.alerts.notice import Incidents, Notice
+from reconciler.alerts.dispatcher import Teller
+from reconciler.alerts.incident import Incidents, Notice
 from reconciler.alerts.sinks.base import Plain, Setup, Sink, SinkError
-from reconciler.alerts.teller import Teller
 from state.reader import open_readonly
 from state.store import Store
 

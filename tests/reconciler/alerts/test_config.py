@@ -5,8 +5,8 @@ import pytest
 from reconciler.alerts import config as given
 from reconciler.alerts.alert import Kind, Severity
 from reconciler.alerts.config import AlertsConfig, Sink
-from reconciler.binder import ConfigError, Text, bind
-from reconciler.urls import masked_url, split_url
+from reconciler.clients.urls import masked_url, split_url
+from reconciler.settings.binder import ConfigError, Text, bind
 
 WHOLE = """
 labels: {cluster: east}

@@ -26,7 +26,7 @@ import trio
 from reconciler.alerts.alert import Alert, Kind
 from reconciler.alerts.config import AlertsConfig, Journal, Sink as SinkConfig
 from reconciler.alerts.sinks.base import Plain, Setup
-from reconciler.alerts.teller import Teller
+from reconciler.alerts.dispatcher import Teller
 from state.store import Store
 
 directory, kill_at, steps = "", 0, 0

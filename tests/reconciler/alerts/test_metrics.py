@@ -5,10 +5,10 @@ from pathlib import Path
 
 import yaml
 
-from reconciler.alerts.telling import AlertNumbers, SinkNumbers
-from reconciler.exposition import render
-from reconciler.metrics import MetricsSnapshot, PodMetrics
-from reconciler.supervisor import ComponentStatus, Health
+from reconciler.alerts.service import AlertNumbers, SinkNumbers
+from reconciler.runtime.supervisor import ComponentStatus, Health
+from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
+from reconciler.telemetry.prometheus import render
 from state.model import SourceStatus
 
 RULES = Path(__file__).parents[3] / "deploy/alert-rules.yaml"

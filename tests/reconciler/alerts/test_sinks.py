@@ -11,11 +11,11 @@ import trio
 from reconciler.alerts import config as given
 from reconciler.alerts.alert import Kind, Severity
 from reconciler.alerts.config import SINKS, EventApi
-from reconciler.alerts.notice import Incidents, Notice
+from reconciler.alerts.incident import Incidents, Notice
 from reconciler.alerts.sinks import TABLE, build
 from reconciler.alerts.sinks.alertmanager import AlertmanagerSink
 from reconciler.alerts.sinks.base import Setup, Sink, SinkError
-from reconciler.apiserver import ApiServer
+from reconciler.clients.kube_config import ApiServer
 from tests.fakes.http_peer import HttpPeer, Reply
 from tests.reconciler.alerts.making import alert, notice, severity
 

@@ -12,15 +12,15 @@ import msgspec
 import trio
 from msgspec.structs import replace
 
-from reconciler.agent import Agent
 from reconciler.cli.recorded import UsageReading
-from reconciler.config import Config, Endpoint, Kubelet, Mode, Node, Runtime, StoreConfig, Switch
-from reconciler.dirty import Batch
-from reconciler.place import Place, find_place
-from reconciler.show import Show
+from reconciler.config.environment import Place, find_place
+from reconciler.config.model import Config, Endpoint, Kubelet, Mode, Node, Runtime, StoreConfig, Switch
+from reconciler.daemon.agent import Agent
+from reconciler.daemon.status import Show
+from reconciler.runtime.supervisor import ComponentStatus, Health
+from reconciler.runtime.workqueue import Batch
 from reconciler.signals.cpu import CpuSampler, Reading, parse_stat
 from reconciler.sources.runtime_signal import Signal
-from reconciler.supervisor import ComponentStatus, Health
 from state.kubelet import render_cpu_manager_state
 from state.model import CpuPolicy, PodClass
 from tests.fakes.kernel import FakeKernel

@@ -9,9 +9,10 @@ import trio
 
 from reconciler.alerts.alert import Alert, Kind
 from reconciler.alerts.config import AlertsConfig, Command, Sink
-from reconciler.alerts.telling import Ground, Telling
-from reconciler.apiserver import ApiServer
+from reconciler.alerts.service import Telling
+from reconciler.alerts.sinks.base import Ground
 from reconciler.cli.exits import Exit
+from reconciler.clients.kube_config import ApiServer
 from state.store import Store
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon

@@ -12,7 +12,7 @@ from reconciler.cli.offline import plan_node
 from reconciler.cli.options import parser
 from reconciler.cli.recorded import Recorded
 from reconciler.cli.words import text
-from reconciler.config import Config
+from reconciler.config.model import Config
 from reconciler.policies.disk import DiskConfig
 from reconciler.policies.diskrules import DiskRule
 from reconciler.policies.network import InterfaceRule, NetworkConfig

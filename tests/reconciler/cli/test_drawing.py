@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.cli import rich_screen
+from reconciler.cli.blocks import Line, Mark
 from reconciler.cli.drawing import as_sets, draw, marks, placement
-from reconciler.cli.screen import Line, Mark, plain
+from reconciler.cli.screen import plain
 from state.machine import parse
 from state.topology import Topology, uniform
 

@@ -11,7 +11,7 @@ from reconciler.responses.eviction.config import (
     NumaMemoryConfig,
     TriggersConfig,
 )
-from reconciler.responses.eviction.show import section
+from reconciler.responses.eviction.status import section
 from state.eviction import Case, Means, Outcome, Step
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon, listening

@@ -27,11 +27,11 @@ from reconciler.cli import recorded
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.cli.options import COMMANDS
-from reconciler.exposition import render
-from reconciler.metrics import PodMetrics
-from reconciler.notify import Pulse
-from reconciler.show import Show
-from reconciler.slices import all_steps
+from reconciler.daemon.status import Show
+from reconciler.runtime.cooperative import all_steps
+from reconciler.runtime.systemd import Pulse
+from reconciler.telemetry.metrics import PodMetrics
+from reconciler.telemetry.prometheus import render
 from reconciler.web.answers import FORMATS, Answers
 from reconciler.web.limits import HttpCounts
 from state.printable import encodable
@@ -45,7 +45,7 @@ from tests.reconciler.cli.test_evictions import document as evictions
 from tests.reconciler.cli.test_headroom import PROMISED
 from tests.reconciler.cli.test_simulate import CONFIG, record
 from tests.reconciler.cli.test_watched import BLAME, HELD, SQUEEZED, SUFFERS, watched
-from tests.reconciler.test_brain import trouble
+from tests.reconciler.interference.test_engine import trouble
 
 PROJECT = Path(__file__).parents[3]
 UTF_8 = (
@@ -309,7 +309,7 @@ def test_msgpack_goes_to_no_terminal(
 
 
 def test_a_mistake_of_ours_is_shown_with_its_traceback_and_nothing_raw() -> None:
-    code = f"import sys\nfrom reconciler import streams\nwith streams.prepared():\n    raise KeyError({UTF_8!r})\n"
+    code = f"from reconciler.runtime import streams\nwith streams.prepared():\n    raise KeyError({UTF_8!r})\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, cwd=PROJECT, timeout=60)
     assert done.returncode == 1
     text = done.stderr.decode()
@@ -397,7 +397,7 @@ def test_an_encoding_that_lacks_characters_gets_escapes(
 def test_nor_does_the_daemons_own_program(words: str, unbuffered: str) -> None:
     environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     for redirect, code in ((">/dev/full", 6), (">&-", 6), ("| true", 0)):
-        script = f"{sys.executable} -m reconciler.daemon {words} {redirect}; exit ${{PIPESTATUS[0]}}"
+        script = f"{sys.executable} -m reconciler.daemon.main {words} {redirect}; exit ${{PIPESTATUS[0]}}"
         done = subprocess.run(
             ["bash", "-c", script], capture_output=True, text=True, check=False, cwd=PROJECT, env=environ, timeout=120
         )

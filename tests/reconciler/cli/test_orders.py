@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from reconciler.actuators.holds import LONGEST_S
 from reconciler.cli import ledger, options
 from reconciler.cli.exits import Exit
-from reconciler.holds import LONGEST_S
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 from tests.reconciler.cli.livenode import BATCH, LiveNode, container_id, group

@@ -14,14 +14,15 @@ from typing import cast
 import pytest
 import shtab
 
-from reconciler import __version__, configfile
+from reconciler import __version__
 from reconciler.cli import client, completion, exits, places, screen, words
 from reconciler.cli.asking import Asked, _ask_daemon
+from reconciler.cli.blocks import Line, Mark, Table
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import NodeView
 from reconciler.cli.options import COMMANDS, parser
-from reconciler.cli.screen import Line, Mark, Table
-from reconciler.config import Config
+from reconciler.config import load
+from reconciler.config.model import Config
 from state.schema import DEFAULT_PATH
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
@@ -90,7 +91,7 @@ def test_the_usual_places_are_those_of_the_daemon() -> None:
     assert places.DEFAULT_STORE == Config().store.path == DEFAULT_PATH
     assert Config().http.socket == places.DEFAULT_SOCKET
     assert Config().http.reader_socket == places.DEFAULT_READER
-    assert places.DEFAULT_CONFIG == configfile.DEFAULT_PATH
+    assert places.DEFAULT_CONFIG == load.DEFAULT_PATH
 
 
 def test_no_command_and_a_wrong_option_are_usage_errors(run: Run) -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
-from reconciler.config import Mode
+from reconciler.config.model import Mode
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 from tests.reconciler.cli.livenode import BATCH, PINNED, WEB, LiveNode

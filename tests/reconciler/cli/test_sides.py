@@ -9,17 +9,17 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from reconciler import sides
-from reconciler.actuators.cookies import KNOB
-from reconciler.actuators.core_sched import CoreSched
-from reconciler.actuators.side import ByGroup
-from reconciler.actuators.standing import Standing
-from reconciler.agent import Agent
+from reconciler.actuators.base import ByGroup
+from reconciler.actuators.cgroup.status import Standing
+from reconciler.actuators.core_sched.actuator import CoreSched
+from reconciler.actuators.core_sched.plan import KNOB
 from reconciler.cli.exits import Exit
 from reconciler.cli.explain import BESIDE
-from reconciler.config import Mode
+from reconciler.config.model import Mode
+from reconciler.daemon import side_actuators
+from reconciler.daemon.agent import Agent
+from reconciler.daemon.status import Show
 from reconciler.policies.core_sched import CoreSchedConfig
-from reconciler.show import Show
 from state.cache import CacheUse, Use
 from state.model import Hold
 from state.store import boot_id
@@ -159,7 +159,7 @@ def test_a_copy_of_a_node_has_no_threads_to_reach(machine: Machine) -> None:
 
 async def test_a_copy_of_a_node_has_none_to_restore(machine: Machine) -> None:
     with machine.live.agent(machine.config()) as agent:
-        assert await sides.restore_without_daemon(machine.live.root, agent.store, None) == ()
+        assert await side_actuators.restore_without_daemon(machine.live.root, agent.store, None) == ()
 
 
 def test_this_machine_gets_one(machine: Machine) -> None:

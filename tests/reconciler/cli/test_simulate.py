@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.brain import Brain
 from reconciler.cli.exits import Exit
-from reconciler.recording import HEAD, Learned, Packer, begin
+from reconciler.interference.engine import Brain
+from reconciler.interference.recording import HEAD, Learned, Packer, begin
 from state.evidence import Frame
 from tests.reconciler.cli.conftest import Run
-from tests.reconciler.test_brain import frame, lasting, learning, trouble
+from tests.reconciler.interference.test_engine import frame, lasting, learning, trouble
 
 CONFIG = """\
 interference:

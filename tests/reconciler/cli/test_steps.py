@@ -6,10 +6,10 @@ import time
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from reconciler.exposition import OPENMETRICS, TEXT, SnapshotCollector, accepted, rendering
-from reconciler.metrics import MetricsSnapshot, PodMetrics
-from reconciler.show import IDENTITY, Show, distinct
-from reconciler.slices import all_steps
+from reconciler.daemon.status import IDENTITY, Show, distinct
+from reconciler.runtime.cooperative import all_steps
+from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
+from reconciler.telemetry.prometheus import OPENMETRICS, TEXT, SnapshotCollector, accepted, rendering
 from reconciler.web.answers import Answers
 from reconciler.web.limits import HttpCounts
 from state.dump import document

@@ -7,17 +7,16 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from reconciler.brain import Judgement
 from reconciler.cli.exits import Exit
 from reconciler.detectors.rule import SHIPPED, RuleMode
-from reconciler.observed import facts
-from reconciler.observer import Observer
-from reconciler.recorder import Recorder
-from reconciler.responses.config import Response
+from reconciler.interference.engine import Judgement
+from reconciler.interference.monitor import Observer
+from reconciler.interference.recorder import Recorder
+from reconciler.interference.status import facts
 from reconciler.responses.ladder import Climb, LadderMemory
 from reconciler.responses.steps import Step, What
 from state.evidence import Finding, Resource, Suspect, Verdict
-from state.measures import Measures, Squeeze
+from state.measures import Measures, Response, Squeeze
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 from tests.reconciler.cli.livenode import BATCH, WEB, LiveNode

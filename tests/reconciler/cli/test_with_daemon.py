@@ -12,8 +12,8 @@ from reconciler.cli.document import fetch
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.cli.options import parser
-from reconciler.config import Http
-from reconciler.show import Show
+from reconciler.config.model import Http
+from reconciler.daemon.status import Show
 from reconciler.web.components import components
 from tests.fakes.web import FakePulse
 from tests.reconciler.cli.livenode import BATCH, LiveNode

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from reconciler.detectors.base import STALE_S, AnyDetector, Sight
-from reconciler.signals.history import History
+from reconciler.detectors.base import AnyDetector, Sight
+from reconciler.signals.history import STALE_S, History
 from state.evidence import NODE, Frame, Opinion, PodFacts, Sample, Verdict
 from state.model import PodClass
 

@@ -6,9 +6,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from reconciler.binder import Text, bind
-from reconciler.config import Config
+from reconciler.config.model import Config
 from reconciler.detectors.table import DETECTORS, DetectorEntry
+from reconciler.settings.binder import Text, bind
 from reconciler.signals.catalog import SIGNALS
 
 PAGE: Final = (Path(__file__).parents[3] / "docs" / "detectors.md").read_text()

@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from reconciler.binder import ConfigError, Text, bind
 from reconciler.detectors.expression import DETECTOR, ExpressionConfig
 from reconciler.detectors.table import DetectorEntry
+from reconciler.settings.binder import ConfigError, Text, bind
 from state.evidence import NODE, Resource
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values, judged, verdicts
 

@@ -6,9 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.detectors.formula import MAX_TEXT, FormulaError, parse
-from reconciler.detectors.formula_tree import Binary, Call, Node, Number, Over, Ref, Unary, refs, render
-from reconciler.detectors.formula_value import degree, truth
+from reconciler.detectors.expression import degree, truth
+from reconciler.detectors.formula import (
+    MAX_TEXT,
+    Binary,
+    Call,
+    FormulaError,
+    Node,
+    Number,
+    Over,
+    Ref,
+    Unary,
+    parse,
+    refs,
+    render,
+)
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values
 
 NAMES = ("cpu.wait", "cpu.use", "node.memory.kswapd", "pool.cpu.idle")

@@ -5,7 +5,7 @@ from msgspec import Struct, json, msgpack
 
 from reconciler.detectors.base import registered
 from reconciler.detectors.table import DETECTORS, DetectorEntry
-from reconciler.schema import Section, section_of
+from reconciler.settings.schema import Section, section_of
 from state.evidence import NODE, Verdict
 from tests.reconciler.detectors.scene import VICTIM, Scene
 

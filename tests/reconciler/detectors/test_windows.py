@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from reconciler.detectors.base import STALE_S, Sight
+from reconciler.detectors.base import Sight
 from reconciler.detectors.run_queue import RunQueueConfig, _seen
 from reconciler.detectors.windows import COVERED, mean, over, weighed
-from reconciler.signals.history import History, Series
+from reconciler.signals.history import STALE_S, History, Series
 from state.evidence import Frame
 
 Points = Sequence[tuple[float, float]]

@@ -7,7 +7,7 @@ import pytest
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.binding import Bound, bind
 from reconciler.placement.demand import CpuDemand
-from reconciler.placement.room import NodeMemory
+from reconciler.placement.free_capacity import NodeMemory
 from state.cpu import Apart, CpuWish, TopologyPolicy
 from state.topology import Topology, uniform
 from tests.reconciler.placement.shapes import demand

@@ -9,12 +9,12 @@ import pytest
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import InputError
-from reconciler import configdoc
+from reconciler.config import docs
+from reconciler.placement.allocate import allocate
 from reconciler.placement.chain import POINTS, PlacementContext, Plugin, Question, Scored, load
 from reconciler.placement.config import BUILT_IN, PlacementConfig
 from reconciler.placement.demand import Allocation, CpuDemand
-from reconciler.placement.take import allocate
-from reconciler.schema import section_of
+from reconciler.settings.schema import section_of
 from state.topology import uniform
 from tests.reconciler.placement.shapes import demand
 
@@ -284,7 +284,7 @@ def test_with_every_rule_switched_off_there_is_still_an_answer() -> None:
 
 def test_the_config_has_a_form_in_the_file_and_in_the_docs() -> None:
     fields = section_of(PlacementConfig).fields
-    assert configdoc.shown(fields["plugins"].default).startswith("{spread: 30, socket: 20, ")
+    assert docs.shown(fields["plugins"].default).startswith("{spread: 30, socket: 20, ")
     assert fields["combinations"].default == 16
 
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.choice import ROUNDS, Choice, choose
+from reconciler.placement.allocate import default_chain
+from reconciler.placement.binding import ROUNDS, Choice, choose
 from reconciler.placement.demand import CpuDemand
-from reconciler.placement.take import default_chain
 from state.cpu import Apart, CpuWish, TopologyPolicy
 from state.topology import Topology, uniform
 from tests.reconciler.placement.shapes import demand

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.hints import EXACT, KEPT, Hint, Hints, Merged, merge
+from reconciler.placement.hints import CHAINS, EXACT, KEPT, Hint, Hints, Merged, merge
 from reconciler.placement.masks import Options, Ranker, reachable
-from reconciler.placement.numeric import CHAINS
 from state.cpu import TopologyPolicy
 from state.topology import Cpu, NumaNode, Topology
 

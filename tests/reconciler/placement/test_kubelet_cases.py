@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.take import allocate
+from reconciler.placement.allocate import allocate
 from state.topology import Topology
 from tests.reconciler.placement.shapes import (
     DUAL_SOCKET_HT,

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.nodes import NodeChoice, choose_nodes
-from reconciler.placement.supply import Supply, cpus, fixed
+from reconciler.placement.resource_hints import Supply, cpus, fixed
 from state.cpu import CpuWish, TopologyPolicy
 from state.topology import Cpu, NumaNode, Topology, uniform
 

@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.placement.allocate import allocate
 from reconciler.placement.chain import PlacementContext, Plugin, Question, load
 from reconciler.placement.config import PlacementConfig
-from reconciler.placement.fit import Fitter
+from reconciler.placement.cpu_accumulator import Fitter
 from reconciler.placement.plugins import (
     CoreKind,
     Interrupts,
@@ -21,7 +22,6 @@ from reconciler.placement.plugins import (
     WholeCores,
     WholeL3,
 )
-from reconciler.placement.take import allocate
 from state.cpu import Apart
 from state.model import PodClass
 from state.topology import NumaNode, Topology, uniform

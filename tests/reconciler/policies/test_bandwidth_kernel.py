@@ -15,7 +15,7 @@ from cgroupfs.naming import QosClass
 from cgroupfs.plan import Change, Plan, order_changes
 from cgroupfs.probe import offered
 from cgroupfs.writer import Writer
-from reconciler.planner import plan
+from reconciler.control.planner import plan
 from reconciler.policies.burst import BurstConfig
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.normalise import NormaliseConfig

@@ -2,7 +2,7 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.planner import plan
+from reconciler.control.planner import plan
 from reconciler.policies.batch import BatchConfig
 from reconciler.policies.table import PoliciesConfig
 from state.model import Container, ContainerKind, Desired, Pod, PodClass, Resources

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.naming import QosClass
-from reconciler.planner import plan, plan_pools
+from reconciler.control.planner import plan, plan_pools
 from reconciler.policies.be_memory import (
     BeMemoryConfig,
     MemorySample,

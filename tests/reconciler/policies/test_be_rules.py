@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import InputError
+from reconciler.control.planner import plan_pools
+from reconciler.placement.allocate import preferred
 from reconciler.placement.chain import PlacementContext, Plugin, Scored
 from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
-from reconciler.placement.take import preferred
-from reconciler.planner import plan_pools
 from reconciler.policies.budget import BudgetConfig
 from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.pick import by_rules, choose

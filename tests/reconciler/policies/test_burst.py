@@ -9,7 +9,7 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import QosClass
 from cgroupfs.plan import Change, order_changes
 from cgroupfs.writer import Writer
-from reconciler.planner import plan
+from reconciler.control.planner import plan
 from reconciler.policies.burst import BurstConfig, percent_of
 from reconciler.policies.normalise import NormaliseConfig
 from reconciler.policies.table import PoliciesConfig

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from reconciler.planner import plan_pools
+from reconciler.control.planner import plan_pools
 from reconciler.policies.core_sched import (
     GROUP_LABEL,
     NAME,

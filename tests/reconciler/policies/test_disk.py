@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.naming import QosClass
-from reconciler.planner import plan
+from reconciler.control.planner import plan
 from reconciler.policies.disk import DiskConfig, Share
 from reconciler.policies.diskrules import LEAST_BPS, DiskRule
 from reconciler.policies.table import PoliciesConfig

@@ -15,21 +15,22 @@ from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.probe import offered
 from cgroupfs.writer import Writer
-from reconciler.actuators.cgroup import CgroupActuator
-from reconciler.actuators.judge import Judge
-from reconciler.actuators.work import Target
-from reconciler.foreign import ForeignRules, ForeignWrites
-from reconciler.hotlane import HotLane
-from reconciler.planner import plan
+from reconciler.actuators.cgroup.apply import CgroupActuator
+from reconciler.actuators.cgroup.conflict import ForeignRules, ForeignWrites
+from reconciler.actuators.cgroup.decide import Judge
+from reconciler.actuators.cgroup.fastpath import HotLane
+from reconciler.actuators.cgroup.restore import restore_all
+from reconciler.actuators.cgroup.work import Target
+from reconciler.control.planner import plan
 from reconciler.policies.disk import DiskConfig, Share
 from reconciler.policies.diskrules import DiskRule
 from reconciler.policies.table import PoliciesConfig
-from reconciler.restore import Undo, restore_all
 from reconciler.sources.disks import find_disk
 from state.disk import Disk
 from state.ledger import Ledger
 from state.model import GroupRef, NodeView, Setting
 from state.store import Store
+from state.undo import Undo
 from tests.cgroupfs.kernelgroup import kernel_groups
 from tests.reconciler.actuators.acting import Followed
 from tests.reconciler.nodes import node, pod

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.planner import plan, plan_pools
+from reconciler.control.planner import plan, plan_pools
 from reconciler.policies.exclusive import ExclusiveConfig, whole_cpus
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import Apart, CpuWish

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.planner import plan_pools
+from reconciler.control.planner import plan_pools
 from reconciler.policies.idle_buffer import (
     IdleBufferConfig,
     IdleSample,

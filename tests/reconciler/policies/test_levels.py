@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.planner import plan
+from reconciler.control.planner import plan
 from reconciler.policies.group_identity import GroupIdentityConfig
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.qos_level import QosLevelConfig

@@ -16,9 +16,9 @@ from cgroupfs.naming import QosClass
 from cgroupfs.plan import Change, order_changes
 from cgroupfs.probe import offered
 from cgroupfs.writer import Outcome, Writer
-from reconciler.actuators.reclaim import Reclaimer
-from reconciler.actuators.side import Situation
-from reconciler.planner import plan, plan_pools
+from reconciler.actuators.base import Situation
+from reconciler.actuators.memory_reclaim.actuator import Reclaimer
+from reconciler.control.planner import plan, plan_pools
 from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.policies.memory_qos import MemoryQosConfig
 from reconciler.policies.memory_reclaim import MemoryReclaimConfig

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from cgroupfs.codecs import PAGE
 from cgroupfs.naming import QosClass
-from reconciler.planner import plan
+from reconciler.control.planner import plan
 from reconciler.policies.memory_qos import Amounts, ClassMemory, MemoryQosConfig, amounts
 from reconciler.policies.table import PoliciesConfig
 from state.memory import MemoryWish, NodeMemory

@@ -12,7 +12,7 @@ from cgroupfs.naming import QosClass
 from cgroupfs.plan import Change, order_changes
 from cgroupfs.probe import offered
 from cgroupfs.writer import Writer
-from reconciler.planner import plan
+from reconciler.control.planner import plan
 from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.policies.memory_qos import MemoryQosConfig, ReclaimedMemory
 from reconciler.policies.table import PoliciesConfig

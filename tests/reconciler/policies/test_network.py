@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from reconciler.planner import plan
+from reconciler.control.planner import plan
 from reconciler.policies.network import InterfaceRule, NetworkConfig
 from reconciler.policies.table import PoliciesConfig
 from state.model import ContainerKind

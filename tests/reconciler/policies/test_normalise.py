@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.planner import plan, plan_pools
+from reconciler.control.planner import plan, plan_pools
 from reconciler.policies.normalise import NormaliseConfig, normalised
 from reconciler.policies.table import PoliciesConfig
 from state.model import Container, ContainerKind, PodClass, Resources, RuntimeSpec

@@ -5,7 +5,7 @@ from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY
 from cgroupfs.naming import QosClass
 from cgroupfs.plan import Change, order_changes
-from reconciler.planner import plan, plan_pod, plan_pools
+from reconciler.control.planner import plan, plan_pod, plan_pools
 from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.numa_memory import NumaMemoryConfig, nodes_with_memory
 from reconciler.policies.table import PoliciesConfig

@@ -1,7 +1,7 @@
 import pytest
 from msgspec.structs import replace
 
-from reconciler.planner import plan_pools
+from reconciler.control.planner import plan_pools
 from reconciler.policies.oom_score import OomScoreConfig, score_of
 from reconciler.policies.table import PoliciesConfig
 from state.memory import MemoryWish, OomWish

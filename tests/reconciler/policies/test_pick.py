@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.take import preferred
+from reconciler.placement.allocate import preferred
 from reconciler.policies.pick import choose, neighbours
 from state.topology import CpuKind, Topology, uniform
 from tests.reconciler.nodes import cpus

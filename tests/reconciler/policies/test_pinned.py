@@ -9,7 +9,7 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import QosClass
 from cgroupfs.plan import Change, order_changes
 from cgroupfs.writer import Writer
-from reconciler.planner import plan, plan_pod, plan_pools
+from reconciler.control.planner import plan, plan_pod, plan_pools
 from reconciler.policies.pinned import PinnedConfig, is_pinned, lifts_pod
 from reconciler.policies.table import PoliciesConfig
 from state.model import Container, ContainerKind, CpuPolicy, KubeletView, Pod, PodClass, Pools, RuntimeSpec

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.planner import plan, plan_pools
+from reconciler.control.planner import plan, plan_pools
 from reconciler.policies.dedicated import DedicatedConfig
 from reconciler.policies.reserve import ReserveConfig, Strict
 from reconciler.policies.table import PoliciesConfig

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from reconciler.planner import plan_pod, plan_pools
+from reconciler.control.planner import plan_pod, plan_pools
 from reconciler.policies.lending import Borrower, borrowers
 from reconciler.policies.normalise import NormaliseConfig
 from reconciler.policies.quota_burst import (

@@ -2,7 +2,7 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.planner import plan, plan_pod, plan_pools
+from reconciler.control.planner import plan, plan_pod, plan_pools
 from reconciler.policies.budget import BudgetConfig
 from reconciler.policies.reclaimed import Form, ReclaimedConfig
 from reconciler.policies.table import PoliciesConfig

@@ -4,7 +4,7 @@ import pytest
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
-from reconciler.planner import plan_pools
+from reconciler.control.planner import plan_pools
 from reconciler.policies.refusals import Scene, check
 from reconciler.policies.table import PoliciesConfig
 from state.model import (

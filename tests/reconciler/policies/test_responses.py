@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.devices import DeviceLimits
-from reconciler.planner import plan
+from reconciler.control.planner import plan
 from reconciler.policies.cache import CacheConfig, reduced
 from reconciler.policies.responses import ResponsesConfig
 from reconciler.policies.table import PoliciesConfig

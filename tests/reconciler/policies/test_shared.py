@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from reconciler.placement.members import DEFAULT
-from reconciler.planner import plan, plan_pools
+from reconciler.control.planner import plan, plan_pools
+from reconciler.placement.pool_members import DEFAULT
 from reconciler.policies.reclaimed import ReclaimedConfig
 from reconciler.policies.reserve import ReserveConfig
 from reconciler.policies.shared import Confine, Mode, SharedConfig, Sizing

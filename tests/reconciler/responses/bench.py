@@ -8,10 +8,10 @@ from typing import Any
 import trio
 
 from reconciler.alerts.alert import Alert, Kind
-from reconciler.apiserver import ApiServer
-from reconciler.kubeapi import KubeApi
-from reconciler.responses.evictor import Evictor
-from reconciler.responses.journal import cases_of, row_of
+from reconciler.clients.kube import KubeApi
+from reconciler.clients.kube_config import ApiServer
+from reconciler.responses.eviction.executor import Evictor
+from reconciler.responses.eviction.journal import cases_of, row_of
 from reconciler.responses.means.base import Way
 from reconciler.responses.means.config import EvictionMeans, RestartRules
 from state.eviction import Case, Order, Step, Target

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from reconciler.responses.config import Response, ResponseConfig
+from reconciler.responses.config import ResponseConfig
 from reconciler.responses.ladder import Ascent, Change, LadderMemory, advance
 from reconciler.responses.measure import measures_of
 from reconciler.signals.history import History
 from state.evidence import NODE, Finding, Frame, PodFacts, Resource, Sample, Suspect, Verdict
-from state.measures import Measures
+from state.measures import Measures, Response
 from state.model import PodClass
 
 BAD, WELL, UNSURE, LOST = Verdict.INTERFERED, Verdict.OK, Verdict.SUSPECT, Verdict.UNKNOWN

@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from reconciler.responses.config import FreezeConfig, Response, ResponseConfig
+from reconciler.responses.config import FreezeConfig, ResponseConfig
 from reconciler.responses.ladder import Ascent, Turn, advance, in_force
 from state.evidence import Finding, Suspect
-from state.measures import Measures
+from state.measures import Measures, Response
 from state.model import PodClass
 from tests.reconciler.responses.scenes import (
     BAD,

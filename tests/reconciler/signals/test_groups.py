@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cgroupfs.files import inode_of
 from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
-from reconciler.planner import plan_pools
+from reconciler.control.planner import plan_pools
 from reconciler.policies.quota_burst import QuotaBurstConfig
 from reconciler.policies.quota_turbo import QuotaTurboConfig
 from reconciler.policies.shared import SharedConfig, Sizing

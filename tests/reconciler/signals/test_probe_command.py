@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from cgroupfs.errors import SourceError
-from reconciler import program as program_runner
+from reconciler.clients import command as program_runner
 from reconciler.signals.probe_command import MOST_OUTPUT, CommandSource
 from reconciler.signals.probe_config import CommandProbe, LatencyUnit, Probe
 from reconciler.signals.probe_source import Measured, number_in

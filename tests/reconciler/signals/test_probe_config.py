@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from reconciler.binder import ConfigError, Text, bind
-from reconciler.config import Config
-from reconciler.httpconfig import Trust
-from reconciler.rules import LabelSelector
+from reconciler.clients.http_config import Trust
+from reconciler.config.model import Config
+from reconciler.pods.selectors import LabelSelector
+from reconciler.settings.binder import ConfigError, Text, bind
 from reconciler.signals.probe_config import (
     CommandProbe,
     HttpProbe,

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from reconciler.rules import LabelSelector
+from reconciler.pods.selectors import LabelSelector
 from reconciler.signals.probe_config import CommandProbe, HttpProbe, Probe, url_parts
 from reconciler.signals.probe_targets import Target, TargetKey, filled, selected, targets_of
 from state.model import Pod

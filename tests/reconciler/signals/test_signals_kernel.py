@@ -18,7 +18,6 @@ from cgroupfs.files import inode_of
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.naming import QosClass
 from cgroupfs.private import PrivateTree, private_tree
-from reconciler.restore import Undo
 from reconciler.signals.podcpu import PodCpu
 from reconciler.signals.privatepsi import PrivateGroups, restore_groups
 from reconciler.signals.processes import PodProcesses
@@ -29,6 +28,7 @@ from reconciler.signals.taskstats import Taskstats
 from state.evidence import Sample
 from state.model import Classification, Container, GroupRef, NodeView, Pod, PodClass
 from state.topology import Topology
+from state.undo import Undo
 from tests.cgroupfs.kernelgroup import kernel_groups
 
 pytestmark = pytest.mark.kernel

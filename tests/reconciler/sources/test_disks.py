@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import SourceError
-from reconciler.dirty import DirtyKeys
+from reconciler.runtime.workqueue import DirtyKeys
 from reconciler.sources.disks import DiskSource, find_disk
 from state.disk import Disk
 

@@ -13,7 +13,7 @@ import trustme
 from trio.testing import MockClock
 
 from cgroupfs.errors import SourceError
-from reconciler.httpclient import HttpSession, Peer
+from reconciler.clients.http import HttpSession, Peer
 from reconciler.sources.kubelet_api import KubeletAccess, KubeletPods, choose_peer
 from reconciler.sources.kubelet_config import KubeletConfig
 from tests.fakes.http_peer import HttpPeer, Reply

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.naming import QosClass
-from reconciler.marks import ANNOTATIONS, MarkReader
+from reconciler.pods.marks import ANNOTATIONS, MarkReader
 from reconciler.sources.kubelet_api import decode_pods
-from reconciler.sources.podlist import LONGEST_POD, Cutter, PodListReader, chunks
+from reconciler.sources.pod_list import LONGEST_POD, Cutter, PodListReader, chunks
 from state.model import ContainerKind, PodMeta, Resources
 from tests.reconciler.sources.podlists import EMPTY, FIXTURES, pod_json, pod_list
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import InputError, SourceError
-from reconciler.safefiles import FileRule
+from reconciler.runtime.safe_files import FileRule
 from reconciler.sources.manifests import Manifest, ManifestDirectory, read_manifest, resolve
 from state.model import ContainerKind, PodMeta, Resources
 

@@ -5,8 +5,8 @@ import pytest
 
 from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
-from reconciler.classify import classify, facts_of, merge_rules
-from reconciler.rules import Rules
+from reconciler.pods.classify import classify, facts_of, merge_rules
+from reconciler.pods.selectors import Rules
 from reconciler.sources.operator_file import OperatorFile, read_overrides
 from state.model import PodClass, PodMeta
 

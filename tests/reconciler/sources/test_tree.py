@@ -11,7 +11,7 @@ import trio.testing
 
 from cgroupfs.errors import SourceError
 from cgroupfs.naming import Driver, Layout, NameKind, QosClass
-from reconciler.dirty import DirtyKeys
+from reconciler.runtime.workqueue import DirtyKeys
 from reconciler.sources.tree import TreeSource
 from tests.real_cgroups import make_root, remove_tree
 

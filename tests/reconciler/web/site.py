@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import trio
 
-from reconciler.config import Http
+from reconciler.config.model import Http
 from reconciler.web.components import components
 from tests.fakes.web import FakeControl, FakeShown
 

@@ -15,8 +15,8 @@ import pytest
 import trio
 import trio.testing
 
-from reconciler.config import Http
-from reconciler.supervisor import Health, Supervisor
+from reconciler.config.model import Http
+from reconciler.runtime.supervisor import Health, Supervisor
 from reconciler.web import server
 from reconciler.web.answers import SHARE, Answers
 from reconciler.web.app import read_app

@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from reconciler.show import shown_marks
-from reconciler.slices import Steps
+from reconciler.daemon.status import shown_marks
+from reconciler.runtime.cooperative import Steps
 from reconciler.web import connection, limits
 from reconciler.web.answers import READERS, ROOT, SHARE, Answers, Pace, Rounds
 from reconciler.web.limits import Bodies, Busy, HttpCounts

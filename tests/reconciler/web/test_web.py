@@ -17,8 +17,8 @@ import trio
 import yaml
 
 from cgroupfs.errors import StoreError
-from reconciler.config import Http
-from reconciler.supervisor import Supervisor
+from reconciler.config.model import Http
+from reconciler.runtime.supervisor import Supervisor
 from reconciler.web import connection
 from reconciler.web.answers import Answers
 from reconciler.web.app import MAX_BODY, control_app, open_app, read_app

@@ -12,8 +12,8 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from reconciler.responses.eviction.config import TriggerConfig
-from reconciler.responses.eviction.goods import Good
-from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.resources import Good
+from reconciler.responses.eviction.samples import Scene
 from reconciler.signals.catalog import SIGNALS
 from state.evidence import NODE
 from state.model import PodClass

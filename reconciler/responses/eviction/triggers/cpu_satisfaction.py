@@ -12,8 +12,8 @@ Source: Koordinator, qosmanager cpuevict (BE satisfaction).
 from typing import Final
 
 from reconciler.responses.eviction.config import CpuSatisfactionConfig
-from reconciler.responses.eviction.goods import Good
-from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.resources import Good
+from reconciler.responses.eviction.samples import Scene
 from reconciler.responses.eviction.triggers.base import Nothing, Pressure, Reading, Trigger, blind
 from state.evidence import NODE
 

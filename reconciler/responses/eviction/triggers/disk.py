@@ -9,8 +9,8 @@ Source: Kubernetes, node-pressure eviction; Katalyst, rootfs pressure plugin (it
 from typing import Final
 
 from reconciler.responses.eviction.config import DiskConfig, FsMinimum
-from reconciler.responses.eviction.goods import Good, say, size
-from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.resources import Good, say, size
+from reconciler.responses.eviction.samples import Scene
 from reconciler.responses.eviction.triggers.base import Pressure, Reading, Since, Trigger, blind
 
 _ALIKE: Final = 0.01

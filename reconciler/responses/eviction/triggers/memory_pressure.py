@@ -10,8 +10,8 @@ Source: Katalyst, memory eviction plugin, system memory pressure; its kswapd rul
 from typing import Final
 
 from reconciler.responses.eviction.config import MemoryPressureConfig
-from reconciler.responses.eviction.goods import Good, size
-from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.resources import Good, size
+from reconciler.responses.eviction.samples import Scene
 from reconciler.responses.eviction.triggers.base import EVERY, RECLAIMED, Pressure, Reading, Since, Trigger, blind
 from state.evidence import NODE
 from state.model import PodClass

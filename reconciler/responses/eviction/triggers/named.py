@@ -4,7 +4,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from reconciler.responses.eviction.goods import OF_RESOURCE
+from reconciler.responses.eviction.resources import OF_RESOURCE
 from reconciler.responses.eviction.triggers.base import EVERY, Pressure
 from state.evidence import Resource
 

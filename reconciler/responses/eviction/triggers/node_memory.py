@@ -9,8 +9,8 @@ Source: Koordinator, qosmanager memoryevict.
 from typing import Final
 
 from reconciler.responses.eviction.config import NodeMemoryConfig
-from reconciler.responses.eviction.goods import Good, size
-from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.resources import Good, size
+from reconciler.responses.eviction.samples import Scene
 from reconciler.responses.eviction.triggers.base import Nothing, Pressure, Reading, Trigger, blind
 from state.evidence import NODE
 

@@ -17,8 +17,8 @@ from typing import Final
 from msgspec import Struct
 
 from reconciler.responses.eviction.config import NumaMemoryConfig
-from reconciler.responses.eviction.goods import Good, size
-from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.resources import Good, size
+from reconciler.responses.eviction.samples import Scene
 from reconciler.responses.eviction.triggers.base import EVERY, RECLAIMED, Pressure, Reading, Trigger, blind
 
 _MARGIN_PART: Final = 0.05

@@ -13,8 +13,8 @@ from typing import Final
 from msgspec import Struct
 
 from reconciler.responses.eviction.config import PoolLoadConfig
-from reconciler.responses.eviction.goods import Good
-from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.resources import Good
+from reconciler.responses.eviction.samples import Scene
 from reconciler.responses.eviction.triggers.base import Pressure, Reading, Trigger, blind
 from state.model import PodClass
 

@@ -10,8 +10,8 @@ Source: Katalyst, reclaimed resource eviction plugin; Koordinator, qosmanager (a
 from typing import Final
 
 from reconciler.responses.eviction.config import ReclaimedResourceConfig
-from reconciler.responses.eviction.goods import Good, cpu_request, memory_request, say
-from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.resources import Good, cpu_request, memory_request, say
+from reconciler.responses.eviction.samples import Scene
 from reconciler.responses.eviction.triggers.base import RECLAIMED, Nothing, Pressure, Reading, Trigger, blind
 from state.evidence import NODE
 

@@ -10,13 +10,13 @@ Source: Katalyst, memory eviction plugin, RSS overuse.
 from functools import lru_cache
 from typing import Final
 
-from reconciler.annotations import JsonAnnotation
+from reconciler.pods.annotations import JsonAnnotation
+from reconciler.pods.cpu_annotations import MEMORY_ENHANCEMENT
 from reconciler.responses.eviction.config import RssOveruseConfig
-from reconciler.responses.eviction.goods import Good, memory_request, size
-from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.resources import Good, memory_request, size
+from reconciler.responses.eviction.samples import Scene
 from reconciler.responses.eviction.triggers.base import EVERY, Pressure, Reading, Since, Trigger, blind
 from reconciler.responses.eviction.triggers.suppression import positive
-from reconciler.wishes import MEMORY_ENHANCEMENT
 from state.evidence import PodFacts
 
 

@@ -12,12 +12,12 @@ Source: Katalyst, CPU eviction plugin, suppression strategy.
 from functools import lru_cache
 from typing import Final
 
-from reconciler.annotations import JsonAnnotation, UnusableError
+from reconciler.pods.annotations import JsonAnnotation, UnusableError
+from reconciler.pods.cpu_annotations import CPU_ENHANCEMENT
 from reconciler.responses.eviction.config import SuppressionConfig
-from reconciler.responses.eviction.goods import Good, cpu_request
-from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.resources import Good, cpu_request
+from reconciler.responses.eviction.samples import Scene
 from reconciler.responses.eviction.triggers.base import RECLAIMED, Pressure, Reading, Since, Trigger, blind
-from reconciler.wishes import CPU_ENHANCEMENT
 from state.evidence import NODE, PodFacts
 
 

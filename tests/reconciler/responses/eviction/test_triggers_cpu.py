@@ -8,7 +8,7 @@ from reconciler.responses.eviction.config import (
     PoolLoadConfig,
     SuppressionConfig,
 )
-from reconciler.responses.eviction.goods import Good
+from reconciler.responses.eviction.resources import Good
 from reconciler.responses.eviction.triggers import cpu_satisfaction, node_cpu, pool_load, suppression
 from state.model import PodClass
 from tests.reconciler.responses.eviction.world import Judge, World, batch, be, uids

@@ -11,7 +11,7 @@ from reconciler.responses.eviction.config import (
     ReclaimedResourceConfig,
     RssOveruseConfig,
 )
-from reconciler.responses.eviction.goods import Good
+from reconciler.responses.eviction.resources import Good
 from reconciler.responses.eviction.triggers import (
     disk,
     memory_pressure,

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from reconciler.pods.selectors import LabelSelector, Operator, PodSelector, Requirement
 from reconciler.responses.eviction.config import EvictionConfig
-from reconciler.responses.eviction.goods import Good, held, say
+from reconciler.responses.eviction.exemptions import SparedConfig, accepts, name_of, why_spared
 from reconciler.responses.eviction.limits import owner_of
-from reconciler.responses.eviction.spared import SparedConfig, accepts, name_of, why_spared
+from reconciler.responses.eviction.resources import Good, held, say
 from reconciler.responses.eviction.triggers.base import Pressure
 from reconciler.responses.eviction.victims import Candidate, choose, lines, standing_of, weigh
-from reconciler.rules import LabelSelector, Operator, PodSelector, Requirement
 from state.evidence import ContainerFacts, PodFacts
 from state.model import Hold, PodClass, Resources
 from tests.reconciler.responses.eviction.world import GI, MI, START, World, batch, be

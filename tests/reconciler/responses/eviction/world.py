@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from reconciler.responses.eviction.config import EvictionConfig, TriggerConfig
 from reconciler.responses.eviction.plan import Decision, Memory, begun, decide
-from reconciler.responses.eviction.scene import Scene
+from reconciler.responses.eviction.samples import Scene
 from reconciler.responses.eviction.triggers.base import Reading, Trigger
 from reconciler.responses.eviction.triggers.named import Named
 from reconciler.signals.catalog import SIGNALS

@@ -12,9 +12,9 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.subtree import Subtree
-from reconciler.apiserver import ApiServer
-from reconciler.httpclient import Answer
-from reconciler.kubeapi import KubeApi
+from reconciler.clients.http import Answer
+from reconciler.clients.kube import KubeApi
+from reconciler.clients.kube_config import ApiServer
 from reconciler.responses.means.api import ApiWay, Said, judge
 from reconciler.responses.means.base import Result
 from reconciler.responses.means.config import ApiMeans, EvictionMeans

@@ -1,0 +1,283 @@
+"""What an actuator is that brings something else than cgroup files to the plan: cache, network, tasks' attributes.
+
+It has a task of its own, so that nothing it does can hold up a look or the hot lane. After each look it is handed the
+newest view and pools; it compares them with what is there, makes the difference, and keeps what it needs to undo it.
+What it does must be found again without it: `restore` also works while no daemon runs, and after a crash.
+
+A side actuator that is loaded when the first plan wants it: most nodes want none, and each is memory on every node.
+
+One that an earlier run has left something of is loaded at once, so that what is no longer wanted is taken back.
+
+What a side actuator remembers of this boot: one row of the store, durable before anything of it is done.
+
+Threads' ids, cookies, mounts and values in /proc mean something on one boot only, so a row of another boot tells of
+nothing. A row is there exactly while there is something to take back: by it alone the daemon knows, at its next start,
+which side actuators it has to load (`reconciler.daemon.side_actuators`).
+
+When a side actuator acts: after each look that concerns it, and every so often; and how it does slow work.
+
+Every one of them has the same four rules. The newest situation counts, and those between are skipped. Never two acts at
+once, `restore` among them. After a restore nothing is done before the next look, because what is known of mode and
+holds is older. All that blocks runs in one thread of its own, never in the loop.
+"""
+
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, Generic, Protocol, TypeVar, final, runtime_checkable
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from cgroupfs.bounded import decoded
+from reconciler.actuators.cgroup.status import Standing
+from state.cache import CacheUse
+from state.model import Hold, NodeView, Pools
+from state.schema import META
+from state.store import Batch, Store
+from state.undo import Undone
+
+_LOG: Final = logging.getLogger(__name__)
+K = TypeVar("K", bound="OfBoot")
+
+
+class OfBoot(msgspec.Struct, frozen=True, kw_only=True):
+    """The base of what a row holds. With ``boot`` alone, everything else as by default, there is nothing to keep."""
+
+    boot: str
+
+
+@final
+class SideRow(Generic[K]):
+    """One row. ``kind`` must have a default for all that it adds to `OfBoot`; ``what``: its words for the log."""
+
+    def __init__(self, key: str, kind: type[K], what: str) -> None:
+        self.key = key
+        self._what = what
+        self._decode: Callable[[bytes], K] = msgspec.msgpack.Decoder(kind).decode
+        self._empty: Callable[[str], K] = lambda boot: kind(boot=boot)
+
+    def read(self, store: Store) -> K:
+        """What the store tells of this boot; with nothing in it where it tells nothing, or what nobody can read."""
+        row = dict(store.rows(META)).get(self.key)
+        try:
+            kept = decoded(self._decode, row) if row is not None else None
+        except ValueError as exc:
+            _LOG.warning("what is remembered of %s cannot be read: %s", self._what, exc)
+            kept = None
+        return kept if kept is not None and kept.boot == store.boot else self._empty(store.boot)
+
+    def write(self, store: Store, kept: K) -> None:
+        """Make it durable, or forget the row when there is nothing in it (the store's lane). Errors: `StoreError`."""
+        batch = Batch()
+        if kept == self._empty(kept.boot):
+            batch.delete(META, self.key)
+        else:
+            batch.put(META, self.key, msgspec.msgpack.encode(kept))
+        store.apply(batch)
+
+
+@final
+class Remembered(Generic[K]):
+    """A row in use."""
+
+    def __init__(self, row: SideRow[K], store: Store, lane: trio.CapacityLimiter) -> None:
+        """``lane``: the store's limiter."""
+        self.now = row.read(store)
+        """What the store has."""
+        self._row = row
+        self._store = store
+        self._lane = lane
+
+    async def become(self, kept: K) -> None:
+        """Remember this instead; when it returns it is durable. Errors: `StoreError`: then the old one counts."""
+        if kept == self.now:
+            return
+        await trio.to_thread.run_sync(self._row.write, self._store, kept, limiter=self._lane)
+        self.now = kept
+
+
+class Situation(Struct, frozen=True, kw_only=True):
+    """What a side actuator goes by. ``enforce`` False: look and tell, but change nothing (observe mode)."""
+
+    view: NodeView
+    pools: Pools
+    enforce: bool
+    holds: Mapping[str, Hold] = {}
+
+
+class SideActuator(Protocol):
+    """One of them. Registered in `reconciler.daemon.side_actuators`."""
+
+    @property
+    def name(self) -> str:
+        """Its component's and its state section's name, such as ``resctrl``."""
+
+    def planned(self, situation: Situation) -> None:
+        """A look is over. Must not wait: it only keeps the situation and wakes `run`."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Bring things to the newest situation, for ever. Never raises for something that the node refuses."""
+
+    async def restore(self, only: str | None = None) -> Sequence[Undone]:
+        """Undo everything, or what was done for one pod (uid). Errors: none; they are in the answer.
+
+        In the answer ``file`` is what was changed (such as ``schemata``) and ``path`` where.
+        """
+
+    def facts(self) -> Mapping[str, object]:
+        """Its section of the state document: plain values."""
+
+    def problems(self) -> Sequence[str]:
+        """What does not work now, for a person."""
+
+
+@runtime_checkable
+class ByGroup(Protocol):
+    """A side actuator whose outcomes belong to groups: shown and counted beside those of control files."""
+
+    @property
+    def standings(self) -> Mapping[str, Mapping[str, Standing]]:
+        """By group path, then knob. The knobs have names of their own, none of the catalog's."""
+
+
+@runtime_checkable
+class MeasuresCache(Protocol):
+    """A side actuator that measures what pods use of cache and memory bandwidth."""
+
+    def measured(self) -> CacheUse | None:
+        """The newest; None while nobody wants it."""
+
+
+@final
+class OnDemand:
+    """`SideActuator`: nothing at all until ``wanted`` says so of a situation, then the one that ``make`` makes."""
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], SideActuator],
+        wanted: Callable[[Situation], bool],
+        *,
+        leftover: bool = False,
+    ) -> None:
+        """``leftover``: there is something to take back, wanted or not."""
+        self._name = name
+        self._make = make
+        self._wanted = wanted
+        self._real: SideActuator | None = make() if leftover else None
+        self._loaded = trio.Event()
+
+    @property
+    def name(self) -> str:
+        """The real one's name, before there is one."""
+        return self._name
+
+    def planned(self, situation: Situation) -> None:
+        """Load it when it is wanted for the first time; from then on it stays."""
+        if self._real is None and self._wanted(situation):
+            self._real = self._make()
+            self._loaded.set()
+        if self._real is not None:
+            self._real.planned(situation)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Wait until it is wanted, then be the real one's task."""
+        if self._real is None:
+            task_status.started()
+            await self._loaded.wait()
+            task_status = trio.TASK_STATUS_IGNORED
+        assert self._real is not None
+        await self._real.run(task_status=task_status)
+
+    async def restore(self, only: str | None = None) -> Sequence[Undone]:
+        """The real one's; without it there is nothing of it to undo."""
+        return await self._real.restore(only) if self._real is not None else ()
+
+    def facts(self) -> Mapping[str, object]:
+        """The real one's; empty without it."""
+        return self._real.facts() if self._real is not None else {}
+
+    def problems(self) -> Sequence[str]:
+        """The real one's."""
+        return self._real.problems() if self._real is not None else ()
+
+    @property
+    def standings(self) -> Mapping[str, Mapping[str, Standing]]:
+        """The real one's, where its outcomes belong to groups."""
+        return self._real.standings if isinstance(self._real, ByGroup) else {}
+
+    def measured(self) -> CacheUse | None:
+        """The real one's, where it measures."""
+        return self._real.measured() if isinstance(self._real, MeasuresCache) else None
+
+
+T = TypeVar("T")
+
+
+@final
+class SideRun:
+    """The task of one side actuator, without what it does."""
+
+    def __init__(
+        self,
+        act: Callable[[Situation], Awaitable[None]],
+        period_s: Callable[[Situation], float | None],
+        *,
+        gap_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``period_s``: how often to act without a look, None: only after one; ``gap_s``: at least, between two."""
+        self.situation: Situation | None = None
+        """The newest; None before the first look and after a restore."""
+        self.sweeps = 0
+        self.swept_s = 0.0
+        """How many acts there were, and how long the last one took."""
+        self._act = act
+        self._period_s = period_s
+        self._gap_s = gap_s
+        self._clock = clock
+        self._woken = trio.Event()
+        self._alone = trio.Lock()
+        self._lane = trio.CapacityLimiter(1)
+
+    def planned(self, situation: Situation, *, wake: bool) -> None:
+        """A look is over. ``wake``: something of it concerns this actuator; else it comes into use when it is due."""
+        self.situation = situation
+        if wake:
+            self._woken.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Act, for ever."""
+        task_status.started()
+        while True:
+            period_s = self._period_s(self.situation) if self.situation is not None else None
+            with trio.move_on_after(math.inf if period_s is None else period_s):
+                await self._woken.wait()
+            self._woken = trio.Event()
+            await self.sweep()
+            await trio.sleep(self._gap_s)
+
+    async def sweep(self) -> None:
+        """Act once, on the newest situation; without one nothing is done."""
+        async with self._alone:
+            if self.situation is None:
+                return
+            began = self._clock()
+            await self._act(self.situation)
+            self.sweeps += 1
+            self.swept_s = self._clock() - began
+
+    @asynccontextmanager
+    async def restoring(self) -> AsyncIterator[Situation | None]:
+        """No act while this lasts, and none after it before the next look. Gives the last situation."""
+        async with self._alone:
+            last, self.situation = self.situation, None
+            yield last
+
+    async def work(self, work: Callable[[], T]) -> T:
+        """Do what blocks, in the actuator's one thread."""
+        return await trio.to_thread.run_sync(work, limiter=self._lane)

@@ -1,0 +1,396 @@
+"""Brings the cgroups of the given groups to exactly the settings that are wanted there, and no further.
+
+Look at every group, record the originals of first touches durably, write in the kernel's order, read back, note the
+outcomes, and have the hot lane ready for the runtime's next signal. Level-triggered: it keeps nothing that a new look
+would not find again, except the ledger.
+
+One caller at a time (the worker). It waits in two places only: the store's lane (an fsync) and, not for long, the
+writer's slow lane. What the kernel is still at then stands as under way, and is entered when a later look finds it.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Protocol, final
+
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.codecs import Value
+from cgroupfs.errors import CgroupChangedError, CgroupGoneError, CgroupUnderWayError, StoreError
+from cgroupfs.knobs import CATALOG
+from cgroupfs.plan import Change, order_changes
+from cgroupfs.steps import Step
+from cgroupfs.writer import Outcome, StepWriter
+from reconciler.actuators.cgroup.decide import Judge
+from reconciler.actuators.cgroup.fastpath import HotLane, HotResult, HotWrite
+from reconciler.actuators.cgroup.readings import BOUNDS
+from reconciler.actuators.cgroup.spec import spec_text
+from reconciler.actuators.cgroup.values import intended
+from reconciler.actuators.cgroup.work import Move, Target, Work
+from reconciler.runtime.cooperative import Slices
+from reconciler.runtime.workqueue import NODE, pod_key
+from state.entry import US, Entry, FileKey, Origin
+from state.ledger import Ledger
+
+_LOG: Final = logging.getLogger(__name__)
+_BOUNDING: Final = (*BOUNDS, "cpu.mems", "cpu.mems_migrate", "cpu.burst", "cpu.idle")
+_MOVES_PAGES: Final = "cpu.mems"
+"""Takes as long as it takes in a running container: never in the loop."""
+_HOT_LIMIT_BYTES: Final = 64 << 20
+"""A v2 memory limit below what the runtime's init uses would kill it at once; smaller ones go the guarded way."""
+
+
+class Followed(Protocol):
+    """Watches the groups that hold files of ours; `Witness` is one."""
+
+    def follow(self, path: str) -> None: ...
+
+    def forget(self, path: str) -> None: ...
+
+
+@final
+class CgroupActuator:
+    """The actuator for control files. See the module's text."""
+
+    def __init__(
+        self,
+        *,
+        judge: Judge,
+        ledger: Ledger,
+        writer: StepWriter,
+        lane: HotLane,
+        store_lane: trio.CapacityLimiter,
+        watched: Followed,
+    ) -> None:
+        """``store_lane``: the one-thread limiter of everything that makes ledger rows durable.
+
+        ``watched`` is told of each group that holds a file of ours from now on, and of its end.
+        """
+        self.judge = judge
+        self._ledger = ledger
+        self._writer = writer
+        self._lane = lane
+        self._store_lane = store_lane
+        self._watched = watched
+        self.reclaim = False
+        """Whether a memory limit below the use may have memory taken from its group first."""
+        self._prepared: dict[str, dict[FileKey, Work]] = {}
+        self._under_way: dict[tuple[str, str], Work] = {}
+        self.writes: Counter[tuple[str, str]] = Counter()
+        """By (knob, outcome): written, refused, blocked, under way, gone, changed, restored, hot."""
+
+    async def apply(self, targets: Sequence[Target]) -> None:
+        """Bring these groups to what is wanted. No file's failure raises: it is noted, told, and tried again."""
+        self._catch_up()
+        for target in targets:
+            self._retract(target)
+        work: list[Work] = []
+        slices = Slices()
+        for target in targets:
+            with self.judge.errors.contained(pod_key(target.pod_uid) if target.pod_uid is not None else NODE):
+                work += self.judge.look(target)
+            await slices.checkpoint()
+        await self._adopt()
+        work = await self._record(work)
+        await self._write([one for one in work if not one.target.creating])
+        prepared: dict[str, list[Work]] = {}
+        for one in work:
+            if one.target.creating and _may_be_hot(one):
+                prepared.setdefault(one.key[1], []).append(one)
+        for target in targets:
+            self._prepare(target, prepared.get(target.group.path, ()))
+
+    async def settle(self) -> None:
+        """Wait, within bounds, until the kernel has done what is under way, and enter it."""
+        await self._writer.quiet()
+        self._catch_up()
+
+    def forget(self, path: str, container_id: str | None = None) -> None:
+        """The group is gone: so is everything about it."""
+        for place in [place for place in self._under_way if place[0] == path]:
+            del self._under_way[place]
+        self.judge.forget(path)
+        self._ledger.forget_group(path)
+        self._watched.forget(path)
+        if container_id is not None:
+            self._lane.drop(container_id)
+            self._prepared.pop(container_id, None)
+
+    def rebase(self, target: Target) -> None:
+        """The runtime's own record has changed: its values are what to restore to from now on."""
+        if target.container is None:
+            return
+        for entry in self._ledger.group(target.group.path):
+            knob = CATALOG[entry.knob]
+            version = self.judge.known.versions.get(knob.controller)
+            if version is None:
+                continue
+            text = spec_text(knob, version, target.container.spec)
+            if text is not None or entry.origin is not Origin.UNKNOWN:
+                self._ledger.rebase(entry.key, text)
+
+    def fired(self, result: HotResult) -> None:
+        """The hot lane has written for one container: enter what it did. Values are verified by the next look."""
+        works = self._prepared.get(result.container_id, {})
+        for write, code in zip(result.writes, result.errnos, strict=True):
+            work = works.get(write.key)
+            knob = work.knob.name if work is not None else write.file
+            self.writes[knob, "hot" if code == 0 else "refused"] += 1
+            if code == 0 and work is not None:
+                after = work.knob.normal(work.text, work.version)
+                self._ledger.wrote(write.key, before=None, after=after)
+                self.judge.standings.note(work, "written", actual=after)
+
+    # Recording
+
+    async def _adopt(self) -> None:
+        """After the store was lost: enter what stands as wanted and can only be ours."""
+        found, self.judge.adoptable = self.judge.adoptable, []
+        if not found:
+            return
+        entries = [self._entry(one) for one in found]
+        for entry, one in zip(entries, found, strict=True):
+            entry.seen, entry.writer, entry.written_at = one.actual, US, time.time()
+        try:
+            await trio.to_thread.run_sync(self._ledger.adopt, entries, limiter=self._store_lane)
+        except StoreError as exc:
+            _LOG.warning("what was in force before the store was lost cannot be recorded: %s", exc)
+            return
+        for path in {one.key[1] for one in found}:
+            self._watched.follow(path)
+
+    async def _record(self, work: list[Work]) -> list[Work]:
+        """Make the originals of first touches durable; where that cannot be, the files stay untouched."""
+        beside = [other for one in work if (other := self.judge.beside(one)) is not None]
+        firsts = [one for one in (*beside, *work) if not self._ledger.is_durable(one.key, one.target.group.inode)]
+        if not firsts:
+            return work
+        entries = [self._entry(one) for one in firsts]
+        try:
+            record = self._ledger.adopt if self.judge.lost else self._ledger.first_touches
+            await trio.to_thread.run_sync(record, entries, limiter=self._store_lane)
+        except StoreError as exc:
+            for one in firsts:
+                # The keeper tells that the store takes nothing: once, not for every file.
+                self.judge.standings.refused(one, str(exc), "not recorded", tell=False)
+            barred = {one.key for one in firsts}
+            return [one for one in work if one.key not in barred]
+        for path in {one.key[1] for one in firsts}:
+            self._watched.follow(path)
+        return work
+
+    def _entry(self, work: Work) -> Entry:
+        container, setting = work.target.container, work.setting
+        spec = container.spec if container is not None else None
+        lost = self.judge.lost and not work.target.creating
+        return Entry(
+            controller=work.key[0],
+            path=work.key[1],
+            file=work.key[2],
+            knob=work.knob.name,
+            inode=work.target.group.inode,
+            original=None if lost else work.raw,
+            origin=Origin.UNKNOWN if lost else Origin.SPEC if work.target.creating else Origin.READ,
+            baseline=self.judge.without_us(work) if lost else spec_text(work.knob, work.version, spec),
+            wanted=work.knob.normal(work.text, work.version),
+            pod_uid=work.target.pod_uid,
+            container_id=container.id if container is not None else None,
+            policy=setting.policy if setting is not None else "",
+            reason=setting.reason if setting is not None else "",
+        )
+
+    # Writing
+
+    async def _write(self, work: Sequence[Work]) -> None:
+        if not work:
+            return
+        by_place = {one.place: one for one in work}
+        for path in {one.key[1] for one in work}:
+            self._learn_above(path)
+        changes = [self._change(one) for one in work]
+        plan = order_changes(changes, self._relatives(work), self.judge.known.versions)
+        for blocked in plan.blocked:
+            one = by_place.get((blocked.change.path, blocked.change.knob))
+            if one is not None:
+                self.writes[one.knob.name, "blocked"] += 1
+                self.judge.known.unlearn_above(one.key[1])
+                self.judge.standings.refused(one, f"{blocked.rule}: {blocked.reason}", "blocked")
+        inodes = {one.target.group.path: one.target.group.inode for one in work}
+        self._ledger.intend(intended(plan.steps))
+        for outcome in await self._writer.perform(_safe(plan.steps, by_place), inodes):
+            place = (outcome.step.path, outcome.step.knob)
+            if place in by_place:
+                self._note(outcome, by_place[place])
+
+    def _catch_up(self) -> None:
+        """Enter what has come of writes that were left under way."""
+        for outcome in self._writer.finished():
+            work = self._under_way.pop((outcome.step.path, outcome.step.knob), None)
+            if work is None:
+                continue
+            self._note(outcome, work)
+            if outcome.ok:
+                # Something else may be wanted by now.
+                self.judge.standings.look_again(work, time.monotonic())
+
+    def _change(self, work: Work) -> Change:
+        have = work.knob.decode(work.actual, work.version)
+        want = work.setting.value if work.setting is not None else work.knob.decode(work.text, work.version)
+        why = work.setting.reason if work.setting is not None else "no longer wanted"
+        usage = self.judge.known.memory_use(work) if work.knob.lowering_is_slow and work.version == 2 else None
+        return Change(
+            path=work.key[1],
+            knob=work.knob.name,
+            have=have,
+            want=want,
+            why=why,
+            usage_bytes=usage,
+            reclaim=self.reclaim or work.setting is None,
+        )
+
+    def _relatives(self, work: Sequence[Work]) -> Mapping[tuple[str, str], Value]:
+        """What is known of the groups that bound these: all of it when a directory moves, else those above."""
+        if any(one.target.container is None for one in work):
+            return self.judge.known.actual
+        paths = {one.key[1] for one in work}
+        for path in list(paths):
+            while (path := path.rpartition("/")[0]) and path not in paths:
+                paths.add(path)
+        actual = self.judge.known.actual
+        return {(path, knob): actual[path, knob] for path in paths for knob in _BOUNDING if (path, knob) in actual}
+
+    def _learn_above(self, path: str) -> None:
+        """The values of the groups above, which bound what may be written. Read once, then kept by whoever reads."""
+        while (path := path.rpartition("/")[0]) and path != "/":
+            # Nothing is known, or it was read between the directory's mkdir and the kubelet's first write to it.
+            if not self.judge.known.actual.get((path, "cpu.set")):
+                self.judge.known.learn(path)
+
+    def _note(self, outcome: Outcome, work: Work) -> None:
+        error = outcome.error
+        if isinstance(error, CgroupUnderWayError):
+            # The first one stays: that is what the kernel is at, whatever is wanted of the file since.
+            self._under_way.setdefault(work.place, work)
+            self.writes[work.knob.name, "under way"] += 1
+            self.judge.standings.under_way(work, str(error))
+            return
+        if isinstance(error, CgroupGoneError):
+            self.writes[work.knob.name, "gone"] += 1
+            self.judge.gone(work.target, error)
+            return
+        if isinstance(error, CgroupChangedError):
+            self.writes[work.knob.name, "changed"] += 1
+            self.judge.standings.look_again(work, time.monotonic())
+            return
+        if error is not None or outcome.after is None:
+            self.writes[work.knob.name, "refused"] += 1
+            if error is not None:
+                self.judge.errors.counted("file", error)
+            reason = str(error) if error is not None else "it could not be read back"
+            self._ledger.failed(work.key, errno=error.errno if error is not None else 0, error=reason)
+            self.judge.standings.refused(work, reason)
+            return
+        self._under_way.pop(work.place, None)
+        self.judge.standings.done(work)
+        self.judge.known.actual[work.place] = work.knob.decode(outcome.after, work.version)
+        if work.move is Move.RELEASE:
+            self.writes[work.knob.name, "restored"] += 1
+            self._ledger.restored(work.key, outcome.after)
+            self.judge.given.note(work, outcome.after)
+            return
+        self.writes[work.knob.name, "written"] += 1
+        self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
+        self.judge.standings.note(work, "written", actual=outcome.after)
+
+    # Being ready
+
+    def _retract(self, target: Target) -> None:
+        """Fire nothing that is no longer wanted. Before the first wait, and before the ledger may drop a file.
+
+        Else a signal that comes in between writes our old value into a file of which nothing is remembered: the look
+        has seen the runtime's value there, and taken the file for given back.
+        """
+        container = target.container
+        if container is None or container.id not in self._prepared:
+            return
+        works = self._prepared[container.id]
+        kept = {key: one for key, one in works.items() if one.knob.name in target.settings}
+        if len(kept) == len(works):
+            return
+        if not kept:
+            self._lane.drop(container.id)
+            del self._prepared[container.id]
+            return
+        self._prepared[container.id] = kept
+        self._ready(target, kept)
+
+    def _prepare(self, target: Target, fresh: Iterable[Work]) -> None:
+        """Have the hot lane ready to write this container's settings at the runtime's next signal."""
+        container = target.container
+        if container is None:
+            return
+        works: dict[FileKey, Work] = {one.key: one for one in fresh}
+        if not target.creating:
+            works = self._standing_works(target, self._prepared.get(container.id, {}))
+        for one in works.values():
+            if target.creating:
+                self.judge.standings.note(one, "prepared")
+        if not works:
+            self._lane.drop(container.id)
+            self._prepared.pop(container.id, None)
+            return
+        self._prepared[container.id] = works
+        self._ready(target, works)
+
+    def _ready(self, target: Target, works: Mapping[FileKey, Work]) -> None:
+        assert target.container is not None
+        writes = [
+            HotWrite(one.directory, one.key[2], text, one.key)
+            for one in works.values()
+            for text in one.knob.writes("", one.text, one.version)
+        ]
+        if target.creating:
+            self._ledger.intend((one.key, one.text) for one in works.values())
+        procs = self.judge.hierarchy.trigger_directory(target.group.path)
+        self._lane.prepare(target.container.id, writes, procs=procs, settled=not target.creating)
+
+    def _standing_works(self, target: Target, before: Mapping[FileKey, Work]) -> dict[FileKey, Work]:
+        """What is in force for a container whose runtime has finished: the settings that stand as ours."""
+        works: dict[FileKey, Work] = {}
+        for name, setting in target.settings.items():
+            file = self.judge.known.find(target.group.path, name)
+            standing = self.judge.standings.of((target.group.path, name))
+            if file is None or standing is None or standing.state not in {"written", "in place"}:
+                continue
+            slow = file.knob.lowering_is_slow or name == _MOVES_PAGES
+            if self._ledger.get(file.key) is None or slow or not self.judge.may_write(setting):
+                continue
+            known = before.get(file.key)
+            if known is not None and known.text == standing.wanted and known.target.signalled == target.signalled:
+                works[file.key] = known
+            else:
+                works[file.key] = Work(target, *file, setting, "", "", standing.wanted, Move.CHANGE)
+        return works
+
+
+def _safe(steps: Iterable[Step], works: Mapping[tuple[str, str], Work]) -> list[Step]:
+    """Nothing is given back over a value that came while the look was at it: that is its owner's newer one."""
+    safe: list[Step] = []
+    # What another write makes the kernel forget does not read as it was looked at.
+    begun = {(path, work.knob.resets) for (path, _), work in works.items()}
+    for step in steps:
+        place = (step.path, step.knob)
+        work = works.get(place)
+        first = place not in begun and work is not None and work.move is Move.RELEASE
+        begun.add(place)
+        safe.append(replace(step, expects=work.actual) if first and work is not None else step)
+    return safe
+
+
+def _may_be_hot(work: Work) -> bool:
+    value = work.setting.value if work.setting is not None else None
+    return not (
+        work.knob.lowering_is_slow and work.version == 2 and isinstance(value, int) and value < _HOT_LIMIT_BYTES
+    )

@@ -1,0 +1,293 @@
+"""Values that somebody else has written: whose they are, whether ours may be set again, and what is noted and told.
+
+`ForeignWrites` decides; here is what it is asked, and what its answers lead to.
+
+What to do when somebody else changed a file that we manage: re-assert, wait, yield, or honour it as a hold.
+
+A pure state machine per file. Everybody else on the node writes these files too (kubelet, runtime, systemd, a person);
+an agent that always writes back fights for ever, one that never does protects nobody. So: the first foreign write is
+corrected at once, the next ones after 1, 2, 4 … seconds, and after ``rounds`` of them within ``window_s`` we *yield*:
+the file keeps the other's value, an alert tells so, and it is tried again after ``retry_yielded_s`` or when what we
+want changes. What a person wrote by hand is a decision, not a disturbance: it becomes a hold at once.
+
+A write that ended in the runtime's signal (the kubelet's CPU manager through ``runc update``) is expected a few times
+in a container's life (static policy from 1.22: once in its first ten seconds and at each change of the default set);
+it is corrected without delay, and counted, so that the unconditional ten-second rewrite of kubelets up to 1.21 ends in
+a yield instead of a tug-of-war.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Final, NamedTuple, Protocol, final
+
+from msgspec import Meta, Struct
+
+from reconciler.actuators.cgroup.status import Alert, Standings
+from reconciler.actuators.cgroup.work import Work
+from reconciler.actuators.holds import file_target
+from state.entry import US, Entry
+from state.ledger import Ledger
+from state.model import Hold
+
+
+class Answer(StrEnum):
+    """What the worker does about a foreign value."""
+
+    REASSERT = "reassert"
+    WAIT = "wait"
+    YIELD = "yield"
+    HOLD = "hold"
+
+
+class ForeignRules(Struct, frozen=True, kw_only=True):
+    """Bounds of the tug-of-war. Times in seconds."""
+
+    rounds: Annotated[
+        int, Meta(ge=1, le=1000, description="foreign writes of one file within the window before it is left to them")
+    ] = 5
+    window_s: Annotated[float, Meta(ge=1, le=86400, description="how long a foreign write counts")] = 120.0
+    backoff_s: Annotated[
+        float, Meta(ge=0.01, le=3600, description="wait before the second answer; doubles with each further one")
+    ] = 1.0
+    backoff_max_s: Annotated[float, Meta(ge=0.01, le=3600, description="the longest such wait")] = 30.0
+    retry_yielded_s: Annotated[
+        float, Meta(ge=1, le=604800, description="when a file that was left to others is tried again")
+    ] = 3600.0
+    hold_person_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=604800,
+            description="how long a value that a person wrote by hand stays, and a pod after restore --pod",
+        ),
+    ] = 3600.0
+
+
+class Verdict(NamedTuple):
+    """The answer, when to look again (monotonic seconds, None: no need), and the words for the event."""
+
+    answer: Answer
+    again_at: float | None
+    words: str
+
+
+@final
+class FileHistory:
+    """The foreign writes of one file. Small on purpose: one exists only for a file that somebody else has written."""
+
+    __slots__ = ("last", "rounds", "until")
+
+    def __init__(self) -> None:
+        self.rounds: list[float] = []
+        self.until = 0.0
+        self.last = Answer.REASSERT
+
+
+@final
+class ForeignWrites:
+    """Decides, per file, about values that are not the one we wrote."""
+
+    def __init__(self, rules: ForeignRules) -> None:
+        """``rules`` may be replaced at any time; waits that have begun keep their end."""
+        self.rules = rules
+        self._files: dict[tuple[str, str], FileHistory] = {}
+
+    def decide(
+        self, key: tuple[str, str], writer: str, now: float, *, person: bool, expected: bool, fresh: bool = True
+    ) -> Verdict:
+        """One foreign value has been found at ``key`` (group path, knob), written by ``writer`` as far as is known.
+
+        ``expected`` marks a write that came with the runtime's signal. Not ``fresh``: this value has been asked about
+        before and still stands, so it is no further write; our own was refused, or the hold on it is over. While a
+        wait or yield lasts the answer is repeated and nothing is counted; the first question after its end is
+        answered with REASSERT.
+        """
+        rules = self.rules
+        history = self._files.setdefault(key, FileHistory())
+        if history.until:
+            if now < history.until:
+                return Verdict(history.last, history.until, f"written by {writer}")
+            history.until = 0.0
+            if history.last is not Answer.WAIT:
+                history.rounds.clear()
+            history.last = Answer.REASSERT
+            return Verdict(Answer.REASSERT, None, "the wait is over; set again")
+        if not fresh:
+            return Verdict(Answer.REASSERT, None, f"{writer} wrote it; set again")
+        if person:
+            # It lasts as a `Hold`, which people can see and release, and which outlives the process.
+            history.rounds.clear()
+            words = f"{writer} set it by hand; honoured as a hold"
+            return Verdict(Answer.HOLD, now + rules.hold_person_s, words)
+        history.rounds = [at for at in history.rounds if now - at < rules.window_s]
+        history.rounds.append(now)
+        count = len(history.rounds)
+        if count > rules.rounds:
+            words = f"{writer} wrote it {count} times within {now - history.rounds[0]:.0f} s; left to them"
+            return self._until(history, Answer.YIELD, now + rules.retry_yielded_s, words)
+        if expected or count == 1:
+            return Verdict(Answer.REASSERT, None, f"{writer} wrote it; set again")
+        delay = min(rules.backoff_s * 2 ** (count - 2), rules.backoff_max_s)
+        return self._until(history, Answer.WAIT, now + delay, f"{writer} wrote it again; waiting {delay:g} s")
+
+    def _until(self, history: FileHistory, answer: Answer, until: float, words: str) -> Verdict:
+        history.last, history.until = answer, until
+        return Verdict(answer, until, words)
+
+    def state(self, key: tuple[str, str], now: float) -> Answer | None:
+        """The answer in force for ``key`` (WAIT or YIELD), None when its value is ours to set."""
+        history = self._files.get(key)
+        return history.last if history is not None and now < history.until else None
+
+    def forget(self, path: str) -> None:
+        """The group is gone, what we want for it has changed, or a person released the hold: start anew."""
+        for key in [key for key in self._files if key[0] == path]:
+            del self._files[key]
+
+    def pending(self, now: float) -> float | None:
+        """When the next wait ends (monotonic seconds), None when nothing waits."""
+        times = [history.until for history in self._files.values() if history.until > now]
+        return min(times, default=None)
+
+
+_LOG: Final = logging.getLogger(__name__)
+_PERSON: Final = "person"
+_RUNTIME: Final = "runtime"
+_KUBELET: Final = "kubelet"
+_UNKNOWN: Final = "unknown"
+_EXPECTED: Final = frozenset({_RUNTIME, _KUBELET})
+_UPDATERS: Final = frozenset({_RUNTIME, _UNKNOWN})
+"""Who may be a runtime in the middle of its update. Unknown: it has ended already, or no kernel names writers here."""
+_UPDATE_S: Final = 0.25
+"""Longest recorded ``runc update``: 11 ms; on a busy machine many times that."""
+_STATES: Final = {Answer.WAIT: "waiting", Answer.HOLD: "held", Answer.YIELD: "yielded"}
+
+
+class Attribution(Protocol):
+    """Who wrote a file last, as far as anybody saw."""
+
+    def last_writer(self, directory: str, file: str) -> tuple[str, str] | None:
+        """(kind, process), None when nobody was seen."""
+
+
+@final
+class Others:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        rules: ForeignWrites,
+        attribution: Attribution | None,
+        standings: Standings,
+        alert: Alert,
+        held: Callable[[Hold], None],
+    ) -> None:
+        """``held`` is told of the holds that a person's own writes make."""
+        self.writes: Counter[str] = Counter()
+        """Foreign writes by the writer's kind."""
+        self.yields = 0
+        self._updating: dict[tuple[str, str], float] = {}
+        """Since when the runtime is seen writing a file without having signalled."""
+        self._ledger = ledger
+        self._rules = rules
+        self._attribution = attribution
+        self._standings = standings
+        self._alert = alert
+        self._held = held
+
+    def may_reassert(self, work: Work, entry: Entry) -> bool:
+        """Decide about a foreign value; note it, count it, tell it."""
+        now = time.monotonic()
+        kind, process = self._who(work)
+        if kind in _UPDATERS and self._mid_update(work, now):
+            return False
+        fresh = self.note(work, entry)
+        verdict = self._rules.decide(
+            work.place,
+            process or kind,
+            now,
+            person=kind == _PERSON,
+            expected=work.target.signalled or kind in _EXPECTED,
+            fresh=fresh,
+        )
+        if fresh:
+            _LOG.info(
+                "%s %s: %s",
+                *(work.key[1], work.knob.name, verdict.words),
+                # Below one key: a record has a "process" of its own, and refuses to have it overwritten.
+                extra={"fields": {"writer": kind, "process": process}},
+            )
+        if verdict.answer is Answer.REASSERT:
+            return True
+        if verdict.answer is Answer.HOLD:
+            until = time.time() + (verdict.again_at or now) - now
+            self._held(Hold(target=file_target(*work.place), reason="set by hand", by=process, until=until))
+        state = _STATES[verdict.answer]
+        known = self._standings.of(work.place)
+        news = known is None or known.state != state
+        self._standings.note(work, state, verdict.words if known is None or news else known.detail)
+        if verdict.answer is not Answer.WAIT and news:
+            yielded = verdict.answer is Answer.YIELD
+            self.yields += yielded
+            self._ledger.set_yielded(work.key, yielded=yielded, reason=verdict.words)
+            self._alert("yield" if yielded else "hold", verdict.words, work.setting)
+        return False
+
+    def note(self, work: Work, entry: Entry) -> bool:
+        """Enter a value that is not ours; False when it has been entered before."""
+        if not (entry.writer == US or entry.seen is None or work.knob.normal(entry.seen, work.version) != work.actual):
+            return False
+        kind, process = self._who(work)
+        self._ledger.saw(work.key, work.raw, writer=kind, process=process)
+        self.writes[kind] += 1
+        if kind == _KUBELET and work.target.container is None and work.target.pod_uid is not None:
+            # It writes a pod's directory when the pod is made or resized: that is what to restore to from now on.
+            self._ledger.rebase(work.key, work.raw)
+        return True
+
+    def settled(self, place: tuple[str, str]) -> None:
+        """The file holds what is wanted again: whoever was at it has finished, and the next write begins anew."""
+        self._updating.pop(place, None)
+
+    def waits(self, place: tuple[str, str], now: float) -> bool:
+        """Whether a file is left to others for now (monotonic seconds)."""
+        return place in self._updating or self._rules.state(place, now) is not None
+
+    def next_end(self, now: float) -> float | None:
+        """When the next such wait ends (monotonic seconds), None when nothing waits."""
+        return self._rules.pending(now)
+
+    def forget(self, path: str) -> None:
+        """The group is gone."""
+        self._rules.forget(path)
+        for place in [place for place in self._updating if place[0] == path]:
+            del self._updating[place]
+
+    def _mid_update(self, work: Work, now: float) -> bool:
+        """True while the runtime may still be at it: it has written, and its signal has not come yet.
+
+        runc reads the shares back after writing them and fails the kubelet's update when they are not what it wrote.
+        Its rename ends the wait (the hot lane answers it); a runtime that gives no signal is waited for a moment.
+        """
+        if work.target.signalled or work.target.container is None:
+            self._updating.pop(work.place, None)
+            return False
+        since = self._updating.setdefault(work.place, now)
+        # The very sum that `look_again` is given: rounded otherwise, it would be due before it is over, for ever.
+        if now >= since + _UPDATE_S:
+            del self._updating[work.place]
+            return False
+        self._standings.look_again(work, since + _UPDATE_S)
+        self._standings.note(work, "waiting", "the runtime is writing")
+        return True
+
+    def _who(self, work: Work) -> tuple[str, str]:
+        seen = self._attribution.last_writer(work.directory, work.key[2]) if self._attribution is not None else None
+        if seen is not None:
+            return seen
+        return (_RUNTIME, "the runtime's update") if work.target.signalled else (_UNKNOWN, "")

@@ -1,0 +1,452 @@
+"""Looks at one group's files and says which are to be written, and how every wanted setting stands.
+
+Reads, compares, and applies what stands against a write: a hold, observe mode, another writer, a wait after a refusal.
+It writes nothing and never waits.
+
+What was given back to containers a moment ago, and is put right when the runtime turns out to have been at it.
+
+The kubelet takes a container over (an exclusive CPU, a resize): its checkpoint says so, our value is no longer wanted,
+and the file gets its original back. The runtime writes the new value at about the same time. Where that came first and
+is the very value that stood there as ours, nobody could tell; its signal, some milliseconds later, brings a spec that
+says what should stand there, and nobody would ever write it again.
+
+What to write to put an original back: the original itself, but for a set that cannot be emptied again.
+
+Knobs that the kernel resets with another one: while that one is set their file tells nothing, and afterwards too.
+
+There is one such pair: a group in the idle class (``cpu.idle``) shows the class's weight and refuses any other
+(EINVAL), and on leaving it the kernel writes its own default. So the weight's original is recorded with the first touch
+of ``cpu.idle``, its file is left alone while the class lasts, and it is written again right after.
+
+Source: kernel/sched/fair.c, sched_group_set_idle; tried on 5.15 to 6.18.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final, final
+
+from cgroupfs.codecs import Value
+from cgroupfs.errors import CgroupError, CgroupGoneError
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.knobs import CATALOG, Knob
+from reconciler.actuators.cgroup.conflict import Attribution, ForeignWrites, Others
+from reconciler.actuators.cgroup.readings import Readings, knob_file
+from reconciler.actuators.cgroup.spec import foretold, spec_text, without_us
+from reconciler.actuators.cgroup.status import Alert, Standings
+from reconciler.actuators.cgroup.unfreeze import NEVER_KEPT
+from reconciler.actuators.cgroup.work import Found, KnobFile, Move, Target, Work, compare
+from reconciler.actuators.holds import holding
+from reconciler.runtime.object_errors import ObjectErrors
+from state.entry import US, Entry
+from state.ledger import Ledger
+from state.model import Hold, Setting
+
+_RESETTING: Final = tuple(knob for knob in CATALOG.values() if knob.resets is not None)
+
+
+def muted(hierarchy: Hierarchy, ledger: Ledger, files: FileOps, path: str, wanted: Collection[str]) -> dict[str, str]:
+    """By knob that tells nothing in this group now, the one that hides it; only those that are ours or ``wanted``."""
+    found: dict[str, str] = {}
+    for knob in _RESETTING:
+        file = knob_file(hierarchy, path, knob)
+        if file is None or knob.resets is None or (knob.name not in wanted and ledger.get(file.key) is None):
+            continue
+        text = _read(files, file)
+        if text is not None and knob.decode(text, file.version) != 0:
+            found[knob.resets] = knob.name
+    return found
+
+
+def forgotten(hierarchy: Hierarchy, files: FileOps, path: str, knob: Knob) -> tuple[KnobFile, str] | None:
+    """The file of this group that ``knob`` resets, and its text; None where there is none."""
+    file = knob_file(hierarchy, path, CATALOG[knob.resets]) if knob.resets is not None else None
+    text = _read(files, file) if file is not None else None
+    return None if file is None or text is None else (file, text)
+
+
+def _read(files: FileOps, file: KnobFile) -> str | None:
+    try:
+        return files.read(file.directory, file.key[2]).rstrip("\n")
+    except OSError:
+        return None
+
+
+_SETS: Final = frozenset({"cpu.set", "cpu.mems"})
+
+
+def put_back(
+    place: tuple[Knob, int], entry: Entry, ledger: Ledger, original: str | None, read: Callable[[str, str], str]
+) -> str | None:
+    """The text that undoes us; None when nobody knows the original. ``original``: what should be there again.
+
+    On v2 a fresh group's set is empty, which means "as the group above"; once it has been set and processes are in the
+    group, the kernel answers ENOSPC to every attempt to empty it. All that the group above has is the same to
+    everybody in it, until that changes. A group above that we have narrowed ourselves is passed over: it is about to
+    be put back too. ``read`` reads a file (second) of a group (first).
+
+    Source: kernel-measured on 5.10 to 6.18. Errors: those of ``read``.
+    """
+    knob, version = place
+    if original is None or original.strip() or version != 2 or knob.name not in _SETS:
+        return original
+    group = _above(entry.path)
+    while group != "/" and ledger.get((entry.controller, group, entry.file)) is not None:
+        group = _above(group)
+    return read(group, f"{entry.file}.effective").strip()
+
+
+def _above(group: str) -> str:
+    return group.rpartition("/")[0] or "/"
+
+
+_RACE_S: Final = 2.0
+"""From the runtime's write to its signal 11 ms were recorded at the most; on a busy machine many times that."""
+
+
+@final
+class Given:
+    """See the module's text."""
+
+    def __init__(self, known: Readings) -> None:
+        self._known = known
+        self._files: dict[tuple[str, str], tuple[float, str]] = {}
+        """(group path, knob) -> when, and what the file read afterwards."""
+
+    def __contains__(self, path: str) -> bool:
+        if not self._files:
+            return False
+        now = time.monotonic()
+        return any(place[0] == path and now - at < _RACE_S for place, (at, _) in self._files.items())
+
+    def note(self, work: Work, after: str) -> None:
+        """A file has its original again, and reads ``after``."""
+        now = time.monotonic()
+        self._files = {place: one for place, one in self._files.items() if now - one[0] < _RACE_S}
+        if work.target.container is not None:
+            self._files[work.place] = now, work.knob.normal(after, work.version)
+
+    def forget(self, path: str) -> None:
+        """The group is gone."""
+        self._files = {place: one for place, one in self._files.items() if place[0] != path}
+
+    def places(self, target: Target) -> list[tuple[str, str]]:
+        """The files of a group that `put_right` is about: those given back before the runtime's signal."""
+        if not target.signalled or target.container is None:
+            return []
+        return [place for place in self._files if place[0] == target.group.path]
+
+    def put_right(self, target: Target, place: tuple[str, str]) -> Work | None:
+        """What to write after the runtime's signal: its spec's value, where ours of before it still stands.
+
+        Errors: `CgroupError`; then it is to be looked at again.
+        """
+        assert target.container is not None
+        at, after = self._files[place]
+        file = self._known.find(*place)
+        if file is None or time.monotonic() - at >= _RACE_S or place[1] in target.settings:
+            del self._files[place]
+            return None
+        text = spec_text(file.knob, file.version, target.container.spec)
+        raw = self._known.text(file)
+        del self._files[place]
+        actual = file.knob.normal(raw, file.version)
+        if text is None or actual != after or file.knob.normal(text, file.version) == after:
+            return None
+        return Work(target, *file, None, raw, actual, text, Move.RELEASE)
+
+
+_BANDWIDTH: Final = ("cpu.period", "cpu.burst")
+
+
+@final
+class Judge:
+    """See the module's text. What outlives one look is kept in its parts."""
+
+    def __init__(
+        self,
+        *,
+        hierarchy: Hierarchy,
+        ledger: Ledger,
+        foreign: ForeignWrites,
+        attribution: Attribution | None,
+        files: FileOps = REAL,
+        alert: Alert,
+        held: Callable[[Hold], None] = lambda _hold: None,
+        errors: ObjectErrors | None = None,
+    ) -> None:
+        """``held`` is told of the holds that a person's own writes make, so that they are remembered."""
+        self.hierarchy = hierarchy
+        self.enforce = True
+        self.dry_policies: frozenset[str] = frozenset()
+        self.holds: Mapping[str, Hold] = {}
+        self.known = Readings(hierarchy, files)
+        self.standings = Standings(alert)
+        self.others = Others(
+            ledger=ledger,
+            rules=foreign,
+            attribution=attribution,
+            standings=self.standings,
+            alert=alert,
+            held=self._hold_by_hand,
+        )
+        self.lost = False
+        """The store was lost: what stands in a file now may be ours, and is taken for nobody's original."""
+        self.adoptable: list[Work] = []
+        """Files that hold what is wanted, and not what the kubelet and the runtime would have left there."""
+        self.given = Given(self.known)
+        self.errors = errors if errors is not None else ObjectErrors()
+        self._ledger = ledger
+        self._files = files
+        self._held = held
+
+    def look(self, target: Target) -> list[Work]:
+        """The files of one group that are to be written now."""
+        path = target.group.path
+        self.standings.keep_only(path, target.settings)
+        found: list[Work | None] = []
+        try:
+            mute = self._muted(target)
+            for name, setting in target.settings.items():
+                if name not in mute:
+                    with self._contained(target, name, setting):
+                        found.append(self._want(target, name, setting))
+            for entry in self._ledger.group(path):
+                if entry.knob not in target.settings and entry.knob not in mute:
+                    with self._contained(target, entry.knob, None):
+                        found.append(self._unwant(target, entry))
+            for place in self.given.places(target):
+                with self._contained(target, place[1], None):
+                    found.append(self.given.put_right(target, place))
+        except CgroupGoneError as exc:
+            # Gone between discovery and use; its parent's event is on the way and takes care of the rest. Where none
+            # comes, it was not gone.
+            self.gone(target, exc)
+            return []
+        self.standings.readable(path, "")
+        work = [one for one in found if one is not None]
+        work += [after for one in work if (after := self._after(one)) is not None]
+        if any(one.knob.name == "cpu.quota" for one in work):
+            self.known.learn(path, _BANDWIDTH)
+        return work
+
+    def gone(self, target: Target, exc: CgroupGoneError) -> None:
+        """The kernel has answered that the group is gone: see about it once more."""
+        self.errors.counted("group", exc)
+        self.standings.unreadable(target.group.path, "", target.pod_uid, str(exc), None)
+
+    @contextmanager
+    def _contained(self, target: Target, knob: str, setting: Setting | None) -> Iterator[None]:
+        """An error of one file is that file's: noted, tried again, and the group's other files are looked at.
+
+        Errors: `CgroupGoneError`, which is the whole group's.
+        """
+        try:
+            yield
+        except CgroupGoneError:
+            raise
+        except (CgroupError, ValueError) as exc:
+            # ValueError: a text that the knob's codec does not know.
+            self.errors.counted("file", exc)
+            self.known.actual.pop((target.group.path, knob), None)
+            self.standings.unreadable(target.group.path, knob, target.pod_uid, str(exc), setting)
+        else:
+            self.standings.readable(target.group.path, knob)
+
+    def may_write(self, setting: Setting) -> bool:
+        """False for what is held, only practised, or only observed."""
+        return self.enforce and setting.policy not in self.dry_policies and self._hold(setting) is None
+
+    def forget(self, path: str) -> None:
+        """The group is gone; those below it are told one by one."""
+        self.known.forget(path)
+        self.given.forget(path)
+        self.standings.forget(path)
+        self.others.forget(path)
+
+    # The next look
+
+    def next_look(self) -> float | None:
+        """When the next wait or retry ends (monotonic seconds), None when there is none."""
+        times = (self.standings.next_retry(), self.others.next_end(time.monotonic()))
+        return min((at for at in times if at is not None), default=None)
+
+    def due(self, now: float) -> set[str | None]:
+        """The pods (None: the directories above them) with a file to be looked at again. Each is told once."""
+        return self.standings.due(now, lambda place: self.others.waits(place, now))
+
+    # One wanted setting
+
+    def _want(self, target: Target, name: str, setting: Setting) -> Work | None:
+        file = self.known.find(target.group.path, name)
+        if file is None:
+            self._missing(setting, f"no {CATALOG[name].controller} controller here that has {name}")
+            return None
+        knob, version = file.knob, file.version
+        try:
+            text = knob.encode(setting.value, version)
+        except ValueError as exc:
+            self._missing(setting, f"{setting.value!r} cannot be written: {exc}")
+            return None
+        wanted = knob.normal(text, version)
+        try:
+            raw = self.known.text(file)
+        except CgroupGoneError:
+            if target.creating:
+                # The cpu and memory directories come 6-20 ms after the cpuset's.
+                raw = self._foretold(target, file, "")
+            elif self.known.is_unknown_here(file):
+                self._missing(setting, f"this kernel has no {file.key[2]}")
+                return None
+            else:
+                raise
+        actual = knob.normal(raw, version)
+        self.known.keep(file, actual)
+        entry = self._ledger.get(file.key)
+        if entry is not None and self.enforce:
+            self._ledger.want(file.key, wanted, policy=setting.policy, reason=setting.reason)
+        move = compare(entry, Found(actual, wanted, self.known.seen(entry, file, actual), restore=None))
+        if target.creating:
+            # Whatever it reads, the runtime has yet to write: what counts is what its spec leads to. A cpuset is empty
+            # for half a millisecond after its mkdir, until the runtime has copied the pod's.
+            raw = actual = self._foretold(target, file, raw)
+            move = Move.NOTHING if actual == wanted else Move.CHANGE if entry is not None else Move.FIRST
+        work = Work(target, *file, setting, raw, actual, text, move)
+        return work if self._admits(work, setting, entry) else None
+
+    def _foretold(self, target: Target, file: KnobFile, raw: str) -> str:
+        """What a file will read when the runtime has finished, by its spec; ``raw`` is what it reads so far."""
+        spec = target.container.spec if target.container is not None else None
+        return foretold(file.knob, file.version, spec, raw or self.known.text_above(file))
+
+    def _admits(self, work: Work, setting: Setting, entry: Entry | None) -> bool:
+        """Whether the work may be done now; how the setting stands is noted when not."""
+        if work.move is Move.NOTHING:
+            self.standings.done(work)
+            self.others.settled(work.place)
+            self.standings.note(work, "in place")
+            if self.lost and entry is None and self.may_write(setting) and self.without_us(work) != work.actual:
+                self.adoptable.append(work)
+            if entry is not None and entry.yielded:
+                self._ledger.set_yielded(work.key, yielded=False, reason="it holds what is wanted again")
+            return False
+        foreign = entry if work.move is Move.FOREIGN else None
+        hold = self._hold(setting)
+        if hold is not None:
+            if foreign is not None:
+                # Seen now, so that it is no news when the hold is over.
+                self.others.note(work, foreign)
+            self.standings.note(work, "held", f"{hold.reason} (by {hold.by})")
+            return False
+        if not self.may_write(setting):
+            self.standings.note(work, "would write", setting.reason)
+            return False
+        if foreign is not None and not self.others.may_reassert(work, foreign):
+            return False
+        return not self.standings.waits(work)
+
+    def _missing(self, setting: Setting, why: str) -> None:
+        self.standings.note_unread(setting, "missing", why)
+
+    def _hold(self, setting: Setting) -> Hold | None:
+        return holding(self.holds, path=setting.path, knob=setting.knob, pod_uid=setting.pod_uid)
+
+    def _hold_by_hand(self, hold: Hold) -> None:
+        self.holds = {**self.holds, hold.target: hold}
+        self._held(hold)
+
+    # One file of ours where nothing is wanted any more
+
+    def _unwant(self, target: Target, entry: Entry) -> Work | None:
+        file = self.known.find(entry.path, entry.knob)
+        if file is None or not self.enforce or target.creating:
+            return None
+        knob, version = file.knob, file.version
+        held = holding(self.holds, path=entry.path, knob=knob.name, pod_uid=entry.pod_uid) is not None
+        if held and knob.name not in NEVER_KEPT:
+            return None
+        raw = self.known.text(file)
+        actual = knob.normal(raw, version)
+        self.known.keep(file, actual)
+        original = put_back(
+            *((knob, version), entry, self._ledger, entry.restore_text),
+            lambda group, name: self.known.text_in(entry.controller, group, name),
+        )
+        restore = None if original is None else knob.normal(original, version)
+        seen = self.known.seen(entry, file, actual)
+        move = compare(entry, Found(actual=actual, wanted=None, seen=seen, restore=restore))
+        if move is Move.DROP:
+            self._ledger.restored(entry.key, raw)
+        if move is not Move.RELEASE or original is None or knob.one_way:
+            # What the kernel never takes back ends with its group; a restore says so.
+            return None
+        return Work(target, *file, None, raw, actual, original, move)
+
+    # What another knob's value hides
+
+    def _muted(self, target: Target) -> Mapping[str, str]:
+        """The knobs whose files of this group are left alone for now, wanted or not; noted where they are wanted."""
+        found = muted(self.hierarchy, self._ledger, self._files, target.group.path, target.settings)
+        for name, by in found.items():
+            if (setting := target.settings.get(name)) is not None:
+                self.standings.note_unread(setting, "in place", f"counts once {by} ends")
+        return found
+
+    def _after(self, work: Work) -> Work | None:
+        """What the kernel forgets with this very work, to be written right after: as wanted now, else as it was."""
+        here = self._forgotten(work) if work.knob.resets is not None and work.is_zero else None
+        entry = self._ledger.get(here.key) if here is not None else None
+        if here is None or entry is None:
+            return None
+        setting = work.target.settings.get(here.knob.name)
+        if setting is not None and self.may_write(setting):
+            return here._replace(setting=setting, text=here.knob.encode(setting.value, here.version), move=Move.CHANGE)
+        text = entry.seen if setting is not None and entry.writer == US else entry.restore_text
+        return None if text is None else here._replace(text=text)
+
+    def beside(self, work: Work) -> Work | None:
+        """What a wanted value will make the kernel forget, as work that is not to be done: its original counts.
+
+        None for knobs that reset no other, for their return to 0, and where the other file cannot be read.
+        """
+        return None if work.knob.resets is None or work.is_zero else self._forgotten(work)
+
+    def _forgotten(self, work: Work) -> Work | None:
+        found = forgotten(self.hierarchy, self._files, work.key[1], work.knob)
+        if found is None:
+            return None
+        file, raw = found
+        try:
+            actual = file.knob.normal(raw, file.version)
+        except ValueError as exc:
+            # What nobody can read is nobody's original: the file is left, and reported with its group.
+            self.errors.counted("file", exc)
+            return None
+        return Work(work.target, *file, None, raw, actual, raw, Move.RELEASE)
+
+    # What would be there without us
+
+    def without_us(self, work: Work) -> str | None:
+        """What the file would read had we never written it; None when nobody can tell."""
+        try:
+            above = self.known.text_above(KnobFile(work.knob, work.version, work.directory, work.key))
+        except CgroupError:
+            return None
+        return without_us(work.knob, work.version, work.key[1], work.target.container, above)
+
+    def without_ours(self, path: str, name: str) -> Value:
+        """What a file would hold had we not written it: its original while our value stands, else what was read last.
+
+        None for "no limit", and where nobody can tell.
+        """
+        file = self.known.find(path, name)
+        if file is None:
+            return None
+        entry = self._ledger.get(file.key)
+        if entry is None or entry.writer != US:
+            return self.known.actual.get((path, name))
+        try:
+            return None if entry.restore_text is None else file.knob.decode(entry.restore_text, file.version)
+        except ValueError:
+            return None

@@ -1,0 +1,132 @@
+"""Control files as they read now, and what each of them read last: the values that bound what may be written."""
+
+from collections.abc import Mapping
+from typing import Final, final
+
+from cgroupfs.codecs import Value
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import CgroupGoneError, cgroup_error
+from cgroupfs.files import FileOps
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.knobs import CATALOG, Knob
+from cgroupfs.probe import offered
+from reconciler.actuators.cgroup.work import KnobFile, Work
+from state.entry import Entry
+
+BOUNDS: Final = ("cpu.set", "cpu.quota", "cpu.period")
+"""The knobs of a directory that bound what the groups below it may be given."""
+
+
+def knob_file(hierarchy: Hierarchy, path: str, knob: Knob) -> KnobFile | None:
+    """A knob's file in a group; None where the node has no such controller, or its version no such knob."""
+    version = hierarchy.version(knob.controller)
+    name = knob.file(version) if version else None
+    if version is None or name is None:
+        return None
+    return KnobFile(knob, version, hierarchy.directory(knob.controller, path), (knob.controller, path, name))
+
+
+@final
+class Readings:
+    """See the module's text."""
+
+    def __init__(self, hierarchy: Hierarchy, files: FileOps) -> None:
+        self.hierarchy = hierarchy
+        self.versions: Mapping[str, int] = hierarchy.versions()
+        self.actual: dict[tuple[str, str], Value] = {}
+        """By group path and knob; knobs whose text cannot be understood are not among them."""
+        self.unplugged: dict[int, float] = {}
+        """When each CPU was last seen to go offline (wall clock): on v1 it leaves every cpuset, for good."""
+        self._files = files
+
+    # Now
+
+    def find(self, path: str, name: str) -> KnobFile | None:
+        """`knob_file` of a knob's name."""
+        return knob_file(self.hierarchy, path, CATALOG[name])
+
+    def text(self, file: KnobFile) -> str:
+        """The file's text. Errors: `CgroupGoneError` where it is not there (any more), else `CgroupError`."""
+        return self._read(file.directory, file.key[2])
+
+    def text_in(self, controller: str, path: str, file: str) -> str:
+        """The same by names, for files that are no knob's."""
+        return self._read(self.hierarchy.directory(controller, path), file)
+
+    def text_above(self, file: KnobFile) -> str | None:
+        """What the same file of the group above reads; None when that group is gone."""
+        controller, path, name = file.key
+        try:
+            return self.text_in(controller, path.rpartition("/")[0] or "/", name)
+        except CgroupGoneError:
+            return None
+
+    def is_unknown_here(self, file: KnobFile) -> bool:
+        """True when the group is there and this kernel has given it no such file."""
+        try:
+            names = self._files.files(file.directory)
+        except OSError:
+            return False
+        return bool(names) and file.key[2] not in names
+
+    def offered(self, path: str) -> frozenset[str]:
+        """The knobs that this kernel has, told from a group's files; empty where there is no such group."""
+        return offered(self.hierarchy, path, self._files)
+
+    def memory_use(self, work: Work) -> int | None:
+        """Bytes in use by a v2 group: a limit below it would kill. None when it cannot be read."""
+        try:
+            return int(self._files.read(work.directory, "memory.current"))
+        except (OSError, ValueError):
+            return None
+
+    # Last
+
+    def learn(self, path: str, knobs: tuple[str, ...] = BOUNDS) -> None:
+        """Read values that bound what may be written, without wanting anything of them."""
+        for name in knobs:
+            file = self.find(path, name)
+            if file is None:
+                continue
+            try:
+                self.keep(file, self._files.read(file.directory, file.key[2]).rstrip("\n"))
+            except OSError:
+                self.actual.pop((path, name), None)
+
+    def keep(self, file: KnobFile, text: str) -> None:
+        """Note what a file reads."""
+        place = file.key[1], file.knob.name
+        try:
+            self.actual[place] = file.knob.decode(text, file.version)
+        except ValueError:
+            self.actual.pop(place, None)
+
+    def unlearn_above(self, path: str) -> None:
+        """Something does not fit below what is known of the groups above: have that read again before the next try."""
+        while (path := path.rpartition("/")[0]) and path != "/":
+            self.forget(path)
+
+    def forget(self, path: str) -> None:
+        """Nothing is known of this group any more; those below it are told one by one."""
+        for knob in CATALOG:
+            self.actual.pop((path, knob), None)
+
+    def seen(self, entry: Entry | None, file: KnobFile, actual: str) -> str | None:
+        """What stood there when we last looked; what the kernel has made of it since is nobody's write.
+
+        None when nobody has looked. Both texts in normal form.
+        """
+        if entry is None or entry.seen is None:
+            return None
+        seen = file.knob.normal(entry.seen, file.version)
+        if seen != actual and file.knob.name == "cpu.set" and file.version == 1:
+            lost = CpuSet(cpu for cpu, at in self.unplugged.items() if at >= entry.written_at)
+            if lost and CpuSet.parse(seen) - lost <= CpuSet.parse(actual) < CpuSet.parse(seen):
+                return actual
+        return seen
+
+    def _read(self, directory: str, file: str) -> str:
+        try:
+            return self._files.read(directory, file).rstrip("\n")
+        except OSError as exc:
+            raise cgroup_error(f"{directory}/{file}", exc, "read") from exc

@@ -1,0 +1,192 @@
+"""What runtime and kubelet want of the containers now, by their own records alone: for a restore, with or without them.
+
+runc's state.json follows every update, so a container's file gets back what it says. The kubelet's CPU checkpoint is
+newer still: CPUs that it has made exclusive since are not given to another container, whatever an older record says;
+under its static policy nobody would take them away again.
+
+All of it is root's own, and is bounded and checked nevertheless: a record that cannot be used is no record.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, TypeVar, final
+
+import msgspec
+from msgspec import Struct
+
+from cgroupfs.codecs import Version
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import AgentError
+from cgroupfs.knobs import Knob
+from cgroupfs.naming import parse
+from reconciler.actuators.cgroup.spec import spec_text
+from reconciler.sources.bundles import RuntimeState, parse_bundle, parse_state
+from reconciler.sources.runtime_roots import RuntimeDirs, find_runtime_dirs
+from state.entry import Entry
+from state.kubelet import CPU_STATE, KUBELET_ROOT, CpuManagerState, parse_cpu_manager_state
+from state.model import ContainerKind, CpuPolicy
+
+LARGEST_BYTES: Final = 1 << 20
+"""Of one record; a state.json has 20 kB, a config.json 50."""
+T = TypeVar("T")
+_Parse = Callable[[bytes, str], T]
+
+
+class Places(Struct, frozen=True, kw_only=True):
+    """Where a daemon found the records, below the node's root; its row of the store (`state.schema.PLACES`).
+
+    ``intents`` is the file of `state.intents`, an absolute path.
+    """
+
+    intents: str = ""
+    states: tuple[str, ...] = ()
+    bundles: tuple[str, ...] = ()
+    nested: tuple[str, ...] = ()
+    kubelet: str = KUBELET_ROOT
+
+
+class _Owner(NamedTuple):
+    uid: str | None
+    name: str | None
+    kind: ContainerKind
+
+
+@final
+class Records:
+    """Reads each record once, until `forget`."""
+
+    def __init__(self, dirs: RuntimeDirs, kubelet_root: str) -> None:
+        """``kubelet_root`` with the root prefix, like the directories."""
+        self._dirs = dirs
+        self._kubelet_root = kubelet_root
+        self._states: dict[str, RuntimeState | None] = {}
+        self._cpus: CpuManagerState | None = None
+        self._read_cpus = False
+
+    def forget(self) -> None:
+        """Read everything anew from here on."""
+        self._states.clear()
+        self._read_cpus = False
+
+    def has(self, entry: Entry) -> bool:
+        """Whether the runtime has a record of the container whose file this is."""
+        return self._state(entry) is not None
+
+    def undoing(self, entry: Entry, knob: Knob, version: Version) -> str | None:
+        """What undoes us in one file, as it stands in the records now; None: nobody knows."""
+        state = self._state(entry)
+        text = entry.restore_text
+        if state is not None:
+            told = spec_text(knob, version, state.spec)
+            # A record that does not name the value is no wish: what stood there before.
+            text = told if told is not None else entry.original if entry.original is not None else text
+        if knob.name != "cpu.set" or _container(entry) is None or not text:
+            return text
+        return self._allowed(entry, text)
+
+    def _allowed(self, entry: Entry, text: str) -> str:
+        """A container's CPU set without what the kubelet has given to others since."""
+        cpus = self._checkpoint()
+        if cpus is None or cpus.policy is not CpuPolicy.STATIC or not (taken := cpus.exclusive_cpus):
+            return text
+        wanted = CpuSet.parse(text)
+        owner = self._owner(entry)
+        if owner.kind is ContainerKind.SANDBOX:
+            return text  # the kubelet gives pause containers no CPUs, and takes none from them
+        own = cpus.entries.get(owner.uid or "", {}).get(owner.name or "") or cpus.by_id.get(_container(entry) or "")
+        if own:
+            return str(own)
+        if owner.name is None and wanted <= taken:
+            return text  # whose CPUs these are cannot be told: by its record they are its own
+        return str((wanted - taken) or cpus.default_cpus or wanted)
+
+    def _checkpoint(self) -> CpuManagerState | None:
+        if not self._read_cpus:
+            self._read_cpus = True
+            self._cpus = _parsed(os.path.join(self._kubelet_root, CPU_STATE), parse_cpu_manager_state)
+        return self._cpus
+
+    def _state(self, entry: Entry) -> RuntimeState | None:
+        container = _container(entry)
+        if container is None:
+            return None
+        if container not in self._states:
+            path = self._dirs.state_file(container)
+            found = _parsed(path, lambda data, where: parse_state(data, where=where)) if path is not None else None
+            self._states[container] = found if found is not None and found.container_id == container else None
+        return self._states[container]
+
+    def _owner(self, entry: Entry) -> _Owner:
+        container = _container(entry)
+        directory = self._dirs.bundle(container) if container is not None else None
+        if container is None or directory is None:
+            return _Owner(entry.pod_uid, None, ContainerKind.UNKNOWN)
+        found = _parsed(
+            os.path.join(directory, "config.json"), lambda data, where: parse_bundle(data, container, where=where)
+        )
+        if found is None:
+            return _Owner(entry.pod_uid, None, ContainerKind.UNKNOWN)
+        return _Owner(found.pod_uid, found.container_name, found.kind)
+
+
+NO_RECORDS: Final = Records(RuntimeDirs(states=(), bundles=()), "/nonexistent")
+"""For nodes without any: originals and what the daemon knew of later wishes are all there is."""
+
+
+def records_of(root: str, row: bytes | None) -> Records:
+    """The records of a node below ``root``: where the last daemon found them (``row``), and at the usual places."""
+    try:
+        places = msgspec.msgpack.decode(row, type=Places) if row is not None else Places()
+    except msgspec.MsgspecError:
+        places = Places()
+    usual = find_runtime_dirs(root)
+
+    def below(paths: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*(os.path.join(root, path.lstrip("/")) for path in paths), *more)))
+
+    dirs = RuntimeDirs(
+        states=below(places.states, () if places.states else usual.states),
+        bundles=below(places.bundles, usual.bundles),
+        nested=below(places.nested, usual.nested),
+    )
+    return Records(dirs, os.path.join(root, places.kubelet.lstrip("/")))
+
+
+def places_of(root: str, dirs: RuntimeDirs, kubelet_root: str, intents: str) -> Mapping[str, object]:
+    """The row of a daemon that works on the node below ``root``."""
+
+    def without(paths: tuple[str, ...]) -> list[str]:
+        return [f"/{os.path.relpath(path, root)}" for path in paths]
+
+    return {
+        "intents": intents,
+        "states": without(dirs.states),
+        "bundles": without(dirs.bundles),
+        "nested": without(dirs.nested),
+        "kubelet": kubelet_root,
+    }
+
+
+def _container(entry: Entry) -> str | None:
+    if entry.container_id:
+        return entry.container_id
+    name = parse(entry.path)
+    return None if name is None else name.container_id
+
+
+def _parsed(path: str, parse_one: _Parse[T]) -> T | None:
+    """A record of at most `LARGEST_BYTES` in a regular file; None for one that is no use."""
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        try:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                return None
+            data = b""
+            while part := os.read(number, LARGEST_BYTES + 1 - len(data)):
+                data += part
+        finally:
+            os.close(number)
+        return None if len(data) > LARGEST_BYTES else parse_one(data, path)
+    except (OSError, AgentError, ValueError, RecursionError):
+        return None

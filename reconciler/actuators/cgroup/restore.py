@@ -1,0 +1,264 @@
+"""Undo everything: put back, in an order that the kernel accepts, what would stand in every file without us.
+
+Works on a ledger alone, with or without a daemon, also after a SIGKILL half-way. Each file is compared three ways: what
+it held before, or what the runtime's record says by now (`reconciler.actuators.cgroup.records`); what we may have left
+there; and what it holds. A file that somebody else has changed since is left to them; one whose original nobody knows
+is left and said. Restoring twice does nothing the second time.
+
+A file is read again just before it is written. The runtime's record follows its writes by some milliseconds, so what
+was put back into a container is held against the record once more, a moment later.
+
+After a daemon was killed: what the files hold now, where its last writes may be missing from the ledger.
+
+Outcomes reach the disk in batches, originals before the first write, and each value is noted just before it is
+written (`state.intents`). So after a SIGKILL a file may hold a value of ours that the ledger has not noted, and which
+ones those may be is known. Any other value was written by somebody else meanwhile: it is left, and said.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import trio
+from msgspec import structs
+
+from cgroupfs.codecs import Value
+from cgroupfs.errors import AgentError, CgroupChangedError, CgroupGoneError, cgroup_error
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.knobs import CATALOG
+from cgroupfs.plan import Change, Known, order_changes
+from cgroupfs.steps import Step
+from cgroupfs.writer import StepWriter
+from reconciler.actuators.cgroup.decide import muted, put_back
+from reconciler.actuators.cgroup.records import NO_RECORDS, Records
+from reconciler.actuators.cgroup.values import intended, is_ours
+from state.entry import US, Entry, FileKey, same_group
+from state.ledger import Ledger
+from state.undo import Undo, Undone
+
+
+def adopt_after_kill(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> int:
+    """Note what stands in our files as written by us; how many values were not noted yet."""
+    adopted = 0
+    for entry in list(ledger):
+        knob = CATALOG.get(entry.knob)
+        version = hierarchy.version(entry.controller)
+        if entry.writer not in {US, ""} or knob is None or version is None:
+            continue
+        try:
+            if not same_group(entry.inode, files.inode(hierarchy.trigger_directory(entry.path))):
+                continue
+            raw = files.read(hierarchy.directory(entry.controller, entry.path), entry.file).rstrip("\n")
+            actual = knob.normal(raw, version)
+            known = [knob.normal(text, version) for text in (entry.seen, entry.restore_text) if text is not None]
+            ours = is_ours(knob, version, entry, ledger, actual)
+        except (OSError, ValueError):
+            # Gone or unreadable: the next look finds out, and says so.
+            continue
+        if ours and actual not in known:
+            ledger.wrote(entry.key, before=None, after=raw)
+            adopted += 1
+    return adopted
+
+
+_ROUNDS: Final = 3
+_UPDATE_S: Final = 0.1
+"""From the runtime's write to the rename of its record 11 ms were recorded at the most."""
+_AS_ABOVE: Final = "was empty, which a group with processes cannot be again: now all that the group above has"
+
+
+class _Pending(NamedTuple):
+    """``emptied``: it was empty and cannot be again."""
+
+    entry: Entry
+    restore: str
+    actual: str
+    emptied: bool
+
+
+class _Scene(NamedTuple):
+    hierarchy: Hierarchy
+    ledger: Ledger
+    files: FileOps
+    records: Records
+
+    def wanted(self, entry: Entry) -> str | None:
+        """What should be in a file again; None: nobody knows. Errors: `ValueError`."""
+        knob, version = CATALOG[entry.knob], self.hierarchy.version(entry.controller)
+        return None if version is None else self.records.undoing(entry, knob, version)
+
+
+async def restore_all(
+    hierarchy: Hierarchy,
+    ledger: Ledger,
+    writer: StepWriter,
+    *,
+    files: FileOps = REAL,
+    only: str | None = None,
+    records: Records = NO_RECORDS,
+) -> list[Undone]:
+    """Restore every file (``only``: those of one pod uid) and drop it from the ledger; the caller flushes it.
+
+    After a daemon was killed `adopt_after_kill` comes first.
+    The kernel's own rules order the writes; where they leave a choice, what was touched last is undone first.
+    """
+    scene = _Scene(hierarchy, ledger, files, records)
+    done: dict[FileKey, Undone] = {}
+    todo = [entry for entry in ledger.backwards() if only is None or entry.pod_uid == only]
+    for _ in range(_ROUNDS):
+        todo = await _round(scene, writer, todo, done)
+        if not todo:
+            break
+    restored = [entry for key, one in done.items() if one.undo is Undo.RESTORED and (entry := ledger.get(key))]
+    if updated := await _updated(scene, restored):
+        await _round(scene, writer, updated, done)
+    for key, one in done.items():
+        if one.undo is Undo.RESTORED:
+            ledger.restored(key, one.text)
+    return sorted(done.values(), key=lambda one: (one.path, one.file))
+
+
+async def _round(scene: _Scene, writer: StepWriter, todo: Sequence[Entry], done: dict[FileKey, Undone]) -> list[Entry]:
+    """Look at these files and write what is to be written; those that changed meanwhile, to be looked at again."""
+    pending: list[_Pending] = []
+    for entry in todo:
+        found = _look(scene, entry)
+        if isinstance(found, Undone):
+            done[entry.key] = found
+            if found.ok:
+                scene.ledger.restored(entry.key, found.text)
+        else:
+            pending.append(found)
+    versions = scene.hierarchy.versions()
+    changes = [_change(one, versions[one.entry.controller]) for one in pending]
+    plan = order_changes(changes, _around(scene.hierarchy, pending, scene.files), versions)
+    by_place = {(one.entry.path, one.entry.knob): one for one in pending}
+    for blocked in plan.blocked:
+        one = by_place.pop((blocked.change.path, blocked.change.knob), None)
+        if one is not None:
+            done[one.entry.key] = _undone(one.entry, Undo.REFUSED, one.actual, f"{blocked.rule}: {blocked.reason}")
+    inodes = {one.entry.path: one.entry.inode for one in pending}
+    steps = list(_safe(plan.steps, by_place))
+    # Killed half-way, the next restore must know these for ours.
+    scene.ledger.intend(intended(steps))
+    again: list[Entry] = []
+    for outcome in await writer.perform(steps, inodes):
+        one = by_place.get((outcome.step.path, outcome.step.knob))
+        if one is None or outcome.error is None:
+            continue
+        undo = Undo.GONE if isinstance(outcome.error, CgroupGoneError) else Undo.REFUSED
+        if isinstance(outcome.error, CgroupChangedError):
+            undo = Undo.FOREIGN
+            again.append(one.entry)
+        done[one.entry.key] = _undone(one.entry, undo, outcome.before or "", str(outcome.error))
+        by_place.pop((outcome.step.path, outcome.step.knob), None)
+    for one in by_place.values():
+        detail = _AS_ABOVE if one.emptied else ""
+        done[one.entry.key] = _undone(one.entry, Undo.RESTORED, one.restore, detail)
+    return again
+
+
+async def _updated(scene: _Scene, restored: Sequence[Entry]) -> list[Entry]:
+    """The files of containers whose record has changed since it was gone by: the runtime was in an update."""
+    before = {entry.key: scene.wanted(entry) for entry in restored if scene.records.has(entry)}
+    if not before:
+        return []
+    await trio.sleep(_UPDATE_S)
+    scene.records.forget()
+    return [entry for entry in restored if entry.key in before and scene.wanted(entry) != before[entry.key]]
+
+
+def _safe(steps: Iterable[Step], pending: Mapping[tuple[str, str], _Pending]) -> Iterator[Step]:
+    """Nothing is written over a value that came since the look."""
+    # What another write makes the kernel forget does not read as it was looked at.
+    begun = {(path, CATALOG[one.entry.knob].resets) for (path, _), one in pending.items()}
+    for step in steps:
+        place = (step.path, step.knob)
+        one = pending.get(place)
+        yield structs.replace(step, expects=one.actual) if one is not None and place not in begun else step
+        begun.add(place)
+
+
+def _look(scene: _Scene, entry: Entry) -> Undone | _Pending:
+    """Whether one file is to be written, or how it stands already."""
+    hierarchy, ledger, files = scene.hierarchy, scene.ledger, scene.files
+
+    def read(group: str, file: str) -> str:
+        return files.read(hierarchy.directory(entry.controller, group), file)
+
+    knob = CATALOG.get(entry.knob)
+    version = hierarchy.version(entry.controller)
+    if knob is None or version is None:
+        return _undone(entry, Undo.GONE, "", f"no {entry.controller} controller here")
+    try:
+        inode = files.inode(hierarchy.trigger_directory(entry.path))
+        if not same_group(entry.inode, inode):
+            return _undone(entry, Undo.GONE, "")
+        raw = files.read(hierarchy.directory(entry.controller, entry.path), entry.file).rstrip("\n")
+    except OSError as exc:
+        error = cgroup_error(entry.path, exc, "read")
+        if isinstance(error, CgroupGoneError):
+            return _undone(entry, Undo.GONE, "")
+        return _undone(entry, Undo.REFUSED, "", str(error))
+    try:
+        actual = knob.normal(raw, version)
+        text = scene.wanted(entry)
+        original = put_back((knob, version), entry, ledger, text, read)
+        restore = None if original is None else knob.normal(original, version)
+        ours = is_ours(knob, version, entry, ledger, actual)
+    except (ValueError, AgentError, OSError) as exc:
+        return _undone(entry, Undo.UNKNOWN, raw, str(exc))
+    if original is not None and entry.knob in muted(hierarchy, ledger, files, entry.path, ()):
+        # Another file of ours hides it, and undoing that one resets it.
+        return _Pending(entry, original, actual, original != text)
+    if restore is not None and actual == restore:
+        return _undone(entry, Undo.ALREADY, raw)
+    # A crash between a write and its note leaves a file that holds what we wanted: ours as well.
+    if entry.writer not in {US, ""} and entry.seen is not None and actual == knob.normal(entry.seen, version):
+        return _undone(entry, Undo.FOREIGN, raw, f"by {entry.process or entry.writer}")
+    if not ours:
+        return _undone(entry, Undo.FOREIGN, raw)
+    if original is None:
+        return _undone(entry, Undo.UNKNOWN, raw)
+    return _Pending(entry, original, actual, original != text)
+
+
+def _change(one: _Pending, version: int) -> Change:
+    knob = CATALOG[one.entry.knob]
+    return Change(
+        path=one.entry.path,
+        knob=one.entry.knob,
+        have=knob.decode(one.actual, version),
+        want=knob.decode(one.restore, version),
+        why="restore",
+        reclaim=True,
+    )
+
+
+def _around(hierarchy: Hierarchy, pending: Sequence[_Pending], files: FileOps) -> Known:
+    """What the groups above and beside hold now: it bounds what may be written."""
+    around: dict[tuple[str, str], Value] = {}
+    for path in {above for one in pending for above in _above(one.entry.path)}:
+        for name in ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period"):
+            knob = CATALOG[name]
+            version = hierarchy.version(knob.controller)
+            file = knob.file(version) if version is not None else None
+            if version is None or file is None:
+                continue
+            try:
+                text = files.read(hierarchy.directory(knob.controller, path), file).rstrip("\n")
+                around[path, name] = knob.decode(text, version)
+            except (OSError, ValueError):
+                continue
+    return around
+
+
+def _above(path: str) -> list[str]:
+    found = [path]
+    while (path := path.rpartition("/")[0]) and path != "/":
+        found.append(path)
+    return found
+
+
+def _undone(entry: Entry, undo: Undo, text: str, detail: str = "") -> Undone:
+    return Undone(path=entry.path, file=entry.file, undo=undo, text=text, detail=detail)

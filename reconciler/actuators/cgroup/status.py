@@ -1,0 +1,164 @@
+"""How every wanted setting stands, and when a file that was refused is tried again."""
+
+import time
+from collections.abc import Callable, Collection
+from typing import Final, NamedTuple, final
+
+from reconciler.actuators.cgroup.work import Work
+from state.model import Setting
+
+Alert = Callable[[str, str, Setting | None], None]
+"""Told a kind, words, and the setting that they are about."""
+
+_WAITING: Final = frozenset({"waiting", "yielded"})
+_RETRY_S: Final = 1.0
+_RETRY_MAX_S: Final = 60.0
+_UNREAD: Final = "\0unread"
+"""Stands for the text of a retry that follows a failed read: no file's value."""
+
+
+class Standing(NamedTuple):
+    """How one wanted setting stands, for ``diff``, ``explain`` and the live table.
+
+    ``state``: in place, written, under way (the kernel is at it, or at another before it), would write, prepared,
+    waiting, held, yielded, refused, missing (no such file here), unreadable, not recorded (the store cannot take the
+    original), blocked (a rule of the kernel). Texts are the kernel's; ``at`` is wall-clock seconds.
+    """
+
+    setting: Setting
+    state: str
+    wanted: str
+    actual: str | None
+    detail: str
+    at: float
+
+
+class _Retry(NamedTuple):
+    """When a file is looked at again (monotonic; 0.0: at the next look), with the wait that led there."""
+
+    at: float
+    delay_s: float
+    text: str
+    pod_uid: str | None
+
+
+@final
+class Standings:
+    """See the module's text."""
+
+    def __init__(self, alert: Alert) -> None:
+        self.by_group: dict[str, dict[str, Standing]] = {}
+        """By group path, then knob."""
+        self._retries: dict[str, dict[str, _Retry]] = {}
+        self._alert = alert
+
+    def of(self, place: tuple[str, str]) -> Standing | None:
+        """How the setting of one group and knob stands."""
+        return self.by_group.get(place[0], {}).get(place[1])
+
+    def note(self, work: Work, state: str, detail: str = "", actual: str | None = None) -> None:
+        """Note how a wanted setting stands."""
+        if work.setting is not None:
+            shown = work.actual if actual is None else actual
+            self._put(Standing(work.setting, state, work.text, shown, detail, time.time()))
+
+    def note_unread(self, setting: Setting, state: str, detail: str) -> None:
+        """The same for a setting whose file was not read."""
+        self._put(Standing(setting, state, "", None, detail, time.time()))
+
+    def _put(self, standing: Standing) -> None:
+        self.by_group.setdefault(standing.setting.path, {})[standing.setting.knob] = standing
+
+    def keep_only(self, path: str, knobs: Collection[str]) -> None:
+        """Forget the knobs of a group of which nothing is wanted any more."""
+        here = self.by_group.get(path, {})
+        for knob in [knob for knob in here if knob not in knobs]:
+            del here[knob]
+        retries = self._retries.get(path, {})
+        for knob in [knob for knob, one in retries.items() if knob not in knobs and one.text != _UNREAD]:
+            del retries[knob]
+
+    def forget(self, path: str) -> None:
+        """The group is gone; those below it are told one by one."""
+        self.by_group.pop(path, None)
+        self._retries.pop(path, None)
+
+    # Trying again
+
+    def done(self, work: Work) -> None:
+        """The file took its value: nothing to try again."""
+        self._retries.get(work.key[1], {}).pop(work.knob.name, None)
+
+    def refused(self, work: Work, reason: str, state: str = "refused", *, tell: bool = True) -> None:
+        """Not possible now: say so once (unless somebody else does), and try again after a growing while."""
+        before = self._retries.get(work.key[1], {}).get(work.knob.name)
+        delay = min(before.delay_s * 2, _RETRY_MAX_S) if before is not None and before.text == work.text else _RETRY_S
+        known = self.of(work.place)
+        self._retry(work, _Retry(time.monotonic() + delay, delay, work.text, work.target.pod_uid))
+        self.note(work, state, reason)
+        if tell and (known is None or (known.state, known.detail) != (state, reason)):
+            self._alert(state, reason, work.setting)
+
+    def unreadable(self, path: str, knob: str, pod_uid: str | None, reason: str, setting: Setting | None) -> None:
+        """A file could not be read: say so once, and look again after a growing while.
+
+        ``knob`` "": the whole group, which is gone or seemed so; its parent's event tells which.
+        """
+        before = self._retries.get(path, {}).get(knob)
+        now = time.monotonic()
+        if before is None or before.text != _UNREAD:
+            self._retries.setdefault(path, {})[knob] = _Retry(now + _RETRY_S, _RETRY_S, _UNREAD, pod_uid)
+        elif before.at <= now:
+            delay = min(before.delay_s * 2, _RETRY_MAX_S)
+            self._retries[path][knob] = _Retry(now + delay, delay, _UNREAD, pod_uid)
+        if setting is None:
+            return
+        known = self.of((path, knob))
+        self.note_unread(setting, "unreadable", reason)
+        if known is None or (known.state, known.detail) != ("unreadable", reason):
+            self._alert("unreadable", reason, setting)
+
+    def readable(self, path: str, knob: str) -> None:
+        """The file, or (``knob`` "") the group, could be read."""
+        here = self._retries.get(path)
+        if here and (one := here.get(knob)) is not None and one.text == _UNREAD:
+            del here[knob]
+
+    def under_way(self, work: Work, detail: str) -> None:
+        """The kernel takes its time: look again soon. No refusal, and nobody is told."""
+        self._retry(work, _Retry(time.monotonic() + _RETRY_S, _RETRY_S, work.text, work.target.pod_uid))
+        self.note(work, "under way", detail)
+
+    def look_again(self, work: Work, at: float) -> None:
+        """Have the file looked at again at ``at`` (monotonic), though nothing was refused."""
+        self._retry(work, _Retry(at, _RETRY_S, "", work.target.pod_uid))
+
+    def waits(self, work: Work) -> bool:
+        """Whether this very text was refused, and its time has not come."""
+        retry = self._retries.get(work.key[1], {}).get(work.knob.name)
+        return retry is not None and time.monotonic() < retry.at and retry.text == work.text
+
+    def next_retry(self) -> float | None:
+        """When the next retry is due (monotonic seconds), None when there is none."""
+        return min((one.at for here in self._retries.values() for one in here.values() if one.at), default=None)
+
+    def due(self, now: float, waits: Callable[[tuple[str, str]], bool]) -> set[str | None]:
+        """The pods (None: the directories above them) with a file to be looked at again. Each is told once.
+
+        ``waits``: whether the wait for a foreign writer of a place still lasts.
+        """
+        uids: set[str | None] = set()
+        for retries in self._retries.values():
+            for knob, one in retries.items():
+                if 0.0 < one.at <= now:
+                    retries[knob] = one._replace(at=0.0)
+                    uids.add(one.pod_uid)
+        for path, here in self.by_group.items():
+            for knob, standing in here.items():
+                if standing.state in _WAITING and not waits((path, knob)):
+                    here[knob] = standing._replace(state="due")
+                    uids.add(standing.setting.pod_uid)
+        return uids
+
+    def _retry(self, work: Work, retry: _Retry) -> None:
+        self._retries.setdefault(work.key[1], {})[work.knob.name] = retry

@@ -1,0 +1,1 @@
+"""Core-scheduling cookies on the threads of pods."""

@@ -1,0 +1,349 @@
+"""Gives the threads of the pods' containers their core scheduling cookies, and keeps it so. A side actuator.
+
+After each look, and every few seconds because ``exec`` brings processes in that inherit nothing: read all threads and
+their cookies, compare, hand out, look again until nothing is left to do. A new cookie's number is in the store before
+any thread gets it, so that after a crash it is known whose it is: by `restore`, and by the next run, which goes on with
+the cookies that are there.
+
+Source: kernel documentation, admin-guide/hw-vuln/core-scheduling. Where we differ from Koordinator, which keeps a
+helper process for each cookie and forgets them all with its cache: here the threads themselves keep a cookie alive.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Final, NamedTuple, final
+
+import trio
+
+from cgroupfs.errors import StoreError
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.actuators.base import Remembered, SideRun, Situation
+from reconciler.actuators.cgroup.status import Standing
+from reconciler.actuators.core_sched import plan, tasks
+from reconciler.actuators.core_sched.plan import KNOB, Seen, Share, Steps
+from reconciler.actuators.core_sched.prctl import Carrier, Prctl, unable
+from reconciler.actuators.core_sched.tasks import ROW, Kept, refused
+from reconciler.actuators.holds import holding
+from reconciler.policies.core_sched import NAME, core_group
+from state.entry import US, Event
+from state.ledger import Ledger
+from state.model import ContainerKind, Setting
+from state.store import Store
+from state.undo import Undone
+
+_LOG: Final = logging.getLogger(__name__)
+_ROUNDS: Final = 8
+_AT_ONCE: Final = 16
+"""New cookies that are made together: each is a thread of ours until it is in the store and handed out."""
+_GAP_S: Final = 0.2
+_PRUNE_S: Final = 60.0
+
+
+class _Place(NamedTuple):
+    """One container: where its threads are, whose group it is to be in (None: no cookie), and what stands against."""
+
+    setting: Setting
+    directory: str
+    group: str | None
+    left: str = ""
+    detail: str = ""
+
+
+class _Found(NamedTuple):
+    """How a container's threads stand, and whether some of them were given their cookie just now."""
+
+    tally: plan.Tally
+    fresh: bool
+
+
+@final
+class CoreSched:
+    """See the module's text."""
+
+    name = NAME
+
+    def __init__(
+        self,
+        prctl: Prctl,
+        hierarchy: Hierarchy,
+        store: Store,
+        ledger: Ledger,
+        lane: trio.CapacityLimiter,
+        *,
+        writes: Counter[tuple[str, str]] | None = None,
+        files: FileOps = REAL,
+        proc: str = "/proc",
+    ) -> None:
+        """``lane``: the store's limiter. ``writes`` is counted in: by knob and outcome."""
+        self.standings: dict[str, dict[str, Standing]] = {}
+        """By group path, then knob: as the judge's of control files."""
+        self._prctl = prctl
+        self._hierarchy = hierarchy
+        self._ledger = ledger
+        self._writes = Counter[tuple[str, str]]() if writes is None else writes
+        self._files = files
+        self._proc = proc
+        self._file = "tasks" if hierarchy.version(hierarchy.trigger) == 1 else "cgroup.threads"
+        self._kept = Remembered(ROW, store, lane)
+        self._turns = SideRun(self._sweep, _period_s, gap_s=_GAP_S)
+        self._unable = ""
+        self._unrecorded = ""
+        self._refused = ""
+        self._pruned_at = 0.0
+
+    # The seam
+
+    def planned(self, situation: Situation) -> None:
+        """A look is over."""
+        concerned = situation.pools.cores is not None or self._ours or self._unable or self.standings
+        self._turns.planned(situation, wake=bool(concerned))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Sweep after each look, and now and then, for ever."""
+        await self._turns.run(task_status=task_status)
+
+    async def sweep(self) -> None:
+        """Bring all threads to what the newest look wants; one sweep at a time."""
+        await self._turns.sweep()
+
+    async def restore(self, only: str | None = None) -> Sequence[Undone]:
+        """Take our cookies away; from every thread of the machine, or from those of one pod."""
+        async with self._turns.restoring():
+            if not self._ours:
+                return ()
+            if why := unable(self._prctl):
+                return [refused(why)]
+            done = await self._turns.work(partial(tasks.take_back, self._prctl, dict(self._ours), only, self._proc))
+            if only is None:
+                await self._prune()
+            for one in done:
+                self._note("restored" if one.ok else "failed", one.path, group=one.path, why=one.detail)
+            return done
+
+    def facts(self) -> Mapping[str, object]:
+        """Whether it works, the groups with their cookies, and the last sweep."""
+        groups: dict[str, list[str]] = {}
+        for cookie, group in sorted(self._ours.items()):
+            groups.setdefault(group, []).append(f"{cookie:#x}")
+        return {
+            "unable": self._unable,
+            "cookies": groups,
+            "sweeps": self._turns.sweeps,
+            "last_sweep_s": self._turns.swept_s,
+        }
+
+    def problems(self) -> Sequence[str]:
+        """What does not work now."""
+        return [problem for problem in (self._unable, self._unrecorded, self._refused) if problem]
+
+    # One sweep
+
+    @property
+    def _ours(self) -> Mapping[int, str]:
+        """Our cookies, each with its group."""
+        return self._kept.now.ours
+
+    async def _sweep(self, situation: Situation) -> None:
+        wish = situation.pools.cores
+        if wish is None and not self._ours:
+            self.standings, self._unable, self._unrecorded, self._refused = {}, "", "", ""
+            return
+        why = unable(self._prctl)
+        if why:
+            if wish is not None and why != self._unable:
+                _LOG.warning("core scheduling is wanted, but %s", why)
+            self.standings, self._unable = {}, why if wish is not None else ""
+            return
+        self._unable = ""
+        try:
+            await self._bring(self._places(situation))
+            if wish is None or time.monotonic() - self._pruned_at >= _PRUNE_S:
+                await self._prune()
+        except OSError as exc:
+            # The last core lost its second thread amid it: the next sweep says so.
+            _LOG.warning("core scheduling: %s", exc)
+
+    def _places(self, situation: Situation) -> list[_Place]:
+        wish = situation.pools.cores
+        places = []
+        for uid, pod in sorted(situation.view.pods.items()):
+            group = core_group(pod, wish.groups) if wish is not None else None
+            for box in pod.containers:
+                wanted = group if box.kind is not ContainerKind.SANDBOX else None
+                setting = Setting(
+                    path=box.group.path,
+                    knob=KNOB,
+                    value=None,
+                    policy=NAME,
+                    reason=wanted.reason if wanted is not None else "no longer wanted",
+                    pod_uid=uid,
+                    container_id=box.id,
+                )
+                hold = holding(situation.holds, path=box.group.path, knob=KNOB, pod_uid=uid)
+                left, detail = "", ""
+                if hold is not None:
+                    left, detail = "held", f"{hold.reason} (by {hold.by})"
+                elif not situation.enforce or (wish is not None and wish.dry_run):
+                    left, detail = "would write", setting.reason
+                directory = self._hierarchy.trigger_directory(box.group.path)
+                places.append(_Place(setting, directory, wanted.name if wanted is not None else None, left, detail))
+        return places
+
+    async def _bring(self, places: Sequence[_Place]) -> None:
+        wanted = {one.setting.path: one.group for one in places if one.group is not None}
+        left = frozenset(one.setting.path for one in places if one.left)
+        where = [(one.setting.path, one.directory) for one in places]
+        written: set[int] = set()
+        self._unrecorded, refused = "", Counter[str]()
+        for _ in range(_ROUNDS):
+            # A copy: the loop has its own meanwhile. Thousands of threads: milliseconds, so not on the loop.
+            look = partial(self._look, where, wanted, dict(self._ours), left, written)
+            seen, steps = await self._turns.work(look)
+            if not steps or self._unrecorded or refused:
+                break
+            for first in range(0, len(steps.shares), _AT_ONCE):
+                written |= await self._share(steps.shares[first : first + _AT_ONCE], refused)
+            if steps.drops:
+                given = await self._turns.work(partial(tasks.drop, self._prctl, steps.drops))
+                self._count("restored", given, refused)
+        self._refused = "; ".join(f"{_threads(count)}: {words}" for words, count in sorted(refused.items()))
+        count = partial(_tallies, wanted, seen, dict(self._ours), written)
+        self._stand(places, seen, await self._turns.work(count))
+
+    def _look(
+        self,
+        where: Sequence[tuple[str, str]],
+        wanted: Mapping[str, str],
+        ours: Mapping[int, str],
+        left: frozenset[str],
+        written: set[int],
+    ) -> tuple[dict[str, Seen], Steps]:
+        """One look, in a worker thread: what is there, and what is to be done."""
+        seen = tasks.look(where, self._file, self._prctl, self._files)
+        if written:
+            # A thread that ended before it was given its cookie may have left its number to one that is none of ours.
+            strangers = written.difference(*(one.threads for one in seen.values()))
+            if taken := tasks.having(self._prctl, sorted(strangers), ours):
+                tasks.drop(self._prctl, taken)
+        return seen, plan.decide(wanted, seen, ours, left)
+
+    async def _share(self, shares: Sequence[Share], refused: Counter[str]) -> set[int]:
+        """Hand cookies out; those that have to be made first are in the store before anybody gets one."""
+        written: set[int] = set()
+        with ExitStack() as stack:
+            carriers = [stack.enter_context(Carrier()) for _ in shares]
+            had = []
+            for carrier, share in zip(carriers, shares, strict=True):
+                take = partial(tasks.take, carrier, self._prctl, share.source, share.cookie)
+                had.append(await self._turns.work(take))
+            made = {
+                cookie: share.group for cookie, share in zip(had, shares, strict=True) if cookie and not share.cookie
+            }
+            if made and not await self._save({**self._ours, **made}):
+                return written
+            for carrier, share, cookie in zip(carriers, shares, had, strict=True):
+                if cookie:
+                    give = partial(tasks.give, carrier, self._prctl, share.tids)
+                    given = await self._turns.work(give)
+                    written.update(given.done)
+                    self._count("written", given, refused)
+            # Ending threads are waited for: not here.
+            await self._turns.work(stack.pop_all().close)
+        return written
+
+    def _count(self, outcome: str, given: tasks.Given, refused: Counter[str]) -> None:
+        self._writes[KNOB, outcome] += len(given.done)
+        self._writes[KNOB, "refused"] += sum(given.errors.values())
+        refused.update(given.errors)
+
+    # What is remembered
+
+    async def _save(self, ours: Mapping[int, str]) -> bool:
+        try:
+            await self._kept.become(Kept(boot=self._kept.now.boot, ours=dict(ours)))
+        except StoreError as exc:
+            self._unrecorded = f"nothing is given that cannot be recorded: {exc}"
+            return False
+        return True
+
+    async def _prune(self) -> None:
+        """Forget cookies that no thread of the machine has any more."""
+        self._pruned_at = time.monotonic()
+        if not self._ours:
+            return
+        look = partial(tasks.holders, self._prctl, dict(self._ours), None, self._proc)
+        held = set((await self._turns.work(look)).values())
+        if held != self._ours.keys():
+            await self._save({cookie: group for cookie, group in self._ours.items() if cookie in held})
+
+    # What is told
+
+    def _stand(self, places: Sequence[_Place], seen: Mapping[str, Seen], found: Mapping[str, _Found]) -> None:
+        before, self.standings = self.standings, {}
+        for one in places:
+            path = one.setting.path
+            if one.group is None or path not in found:
+                continue
+            count, fresh = found[path]
+            state, detail = self._state(one, seen[path], count, fresh=fresh)
+            actual = one.group if count.right == count.total else f"{count.right} of {_threads(count.total)}"
+            standing = Standing(one.setting, state, one.group, actual, detail, time.time())
+            known = before.get(path, {}).get(KNOB)
+            if fresh and (known is None or known.wanted != one.group or known.state == "would write"):
+                self._note("write", path, group=one.group, why=one.setting.reason, setting=one.setting)
+            self.standings[path] = {KNOB: standing}
+
+    def _state(self, one: _Place, seen: Seen, found: plan.Tally, *, fresh: bool) -> tuple[str, str]:
+        if found.right == found.total and not seen.problem:
+            return "written" if fresh else "in place", _threads(found.total)
+        if one.left:
+            return one.left, one.detail
+        if seen.problem:
+            return "refused", seen.problem
+        if found.foreign and not found.wrong:
+            return "yielded", f"{found.foreign} of {_threads(found.total)} with a cookie of their own, which they keep"
+        if self._unrecorded:
+            return "not recorded", self._unrecorded
+        return "waiting", self._refused or "its threads come faster than they can be given their cookie"
+
+    def _note(self, kind: str, path: str, *, group: str, why: str, setting: Setting | None = None) -> None:
+        self._ledger.note(
+            Event(
+                at=time.time(),
+                kind=kind,
+                path=path,
+                file=tasks.FILE,
+                before="none" if setting is not None else group,
+                after=group if setting is not None else "none",
+                writer=US,
+                policy=NAME,
+                reason=why,
+                pod_uid=setting.pod_uid if setting is not None else None,
+                container_id=setting.container_id if setting is not None else None,
+            )
+        )
+
+
+def _period_s(situation: Situation) -> float | None:
+    wish = situation.pools.cores
+    return wish.sweep_s if wish is not None else None
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
+
+
+def _tallies(
+    wanted: Mapping[str, str], seen: Mapping[str, Seen], ours: Mapping[int, str], written: set[int]
+) -> dict[str, _Found]:
+    now = plan.current(wanted, seen, ours)
+    return {
+        path: _Found(plan.tally(group, seen[path], now, ours), not written.isdisjoint(seen[path].threads))
+        for path, group in wanted.items()
+        if path in seen
+    }

@@ -1,0 +1,226 @@
+"""The threads of containers and their cookies: reading them, handing cookies out, and taking ours back.
+
+Everything here blocks and belongs in a worker thread. Threads come and go meanwhile: one that has ended is no error,
+and whoever calls looks again until nothing is left to do.
+
+Which cookies are ours, in the store: a cookie is there before any thread has it. And taking them back by that alone.
+
+A cookie's number means something on one boot only.
+"""
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from cgroupfs.files import REAL, FileOps
+from reconciler.actuators.base import OfBoot, SideRow
+from reconciler.actuators.core_sched.plan import Seen
+from reconciler.actuators.core_sched.prctl import Carrier, Prctl, unable
+from state.store import Store
+from state.undo import Undo, Undone
+
+
+class Kept(OfBoot, frozen=True, kw_only=True):
+    """What is remembered: cookie to group."""
+
+    ours: Mapping[int, str] = {}
+
+
+ROW: Final = SideRow("core_cookies", Kept, "core scheduling cookies")
+
+
+def restore_cookies(prctl: Prctl, store: Store, only: str | None = None, proc: str = "/proc") -> list[Undone]:
+    """Take our cookies back while no daemon runs, by what the store tells of them. Errors: `StoreError`."""
+    ours = ROW.read(store).ours
+    if not ours:
+        return []
+    if why := unable(prctl):
+        return [refused(why)]
+    done = take_back(prctl, ours, only, proc)
+    held = set(holders(prctl, ours, None, proc).values())
+    ROW.write(store, Kept(boot=store.boot, ours={cookie: group for cookie, group in ours.items() if cookie in held}))
+    return done
+
+
+def refused(why: str) -> Undone:
+    """What restore tells where this machine cannot take cookies away now."""
+    return Undone(path="/", file=FILE, undo=Undo.REFUSED, detail=why)
+
+
+FILE: Final = "core cookie"
+"""What stands for a file's name in the history and in what restore tells."""
+_ROUNDS: Final = 5
+_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
+
+
+class Given(NamedTuple):
+    """What became of a hand-out: threads that took it, and the errors of those that did not, by their number."""
+
+    done: tuple[int, ...]
+    errors: Mapping[str, int]
+
+
+def look(places: Iterable[tuple[str, str]], file: str, prctl: Prctl, files: FileOps = REAL) -> dict[str, Seen]:
+    """The threads of each place (a name and its directory), in groups below it too; a place that is gone is left out.
+
+    ``file`` lists threads: ``tasks`` on v1, ``cgroup.threads`` on v2.
+    Errors: `OSError` when the kernel has stopped offering core scheduling (ENODEV, EINVAL).
+    """
+    found: dict[str, Seen] = {}
+    for name, directory in places:
+        try:
+            tids = sorted(set(_listed(directory, file, files)))
+        except OSError as exc:
+            if exc.errno not in _GONE:
+                found[name] = Seen(problem=f"its threads cannot be listed: {exc.strerror}")
+            continue
+        found[name] = _cookies(tids, prctl)
+    return found
+
+
+def _listed(directory: str, file: str, files: FileOps) -> Iterator[int]:
+    yield from map(int, files.read(directory, file).split())
+    for inner in files.groups(directory):
+        try:
+            yield from _listed(f"{directory}/{inner}", file, files)
+        except OSError as exc:
+            if exc.errno not in _GONE:
+                raise
+
+
+def _cookies(tids: Sequence[int], prctl: Prctl) -> Seen:
+    threads: dict[int, int] = {}
+    problem = ""
+    for tid in tids:
+        if not tid:
+            # The kernel's word for a process of a PID namespace that is not below ours.
+            problem = "its processes are outside of this PID namespace: bypassd needs the host's (hostPID)"
+            continue
+        try:
+            threads[tid] = prctl.get(tid)
+        except OSError as exc:
+            if exc.errno in {errno.ENODEV, errno.EINVAL}:
+                raise
+            if exc.errno != errno.ESRCH:
+                problem = _words(exc)
+    return Seen(threads=threads, problem=problem)
+
+
+def give(carrier: Carrier, prctl: Prctl, tids: Iterable[int]) -> Given:
+    """Give the threads what the carrier has: its cookie, or none."""
+
+    def hand_out() -> Given:
+        done, errors = [], Counter[str]()
+        for tid in tids:
+            try:
+                prctl.share_to(tid)
+            except OSError as exc:
+                if exc.errno != errno.ESRCH:
+                    errors[_words(exc)] += 1
+            else:
+                done.append(tid)
+        return Given(tuple(done), errors)
+
+    return carrier.call(hand_out)
+
+
+def take(carrier: Carrier, prctl: Prctl, source: int, cookie: int) -> int:
+    """Have the carrier take up a group's cookie from one of its threads, or (``cookie`` 0) a new one; what it has now.
+
+    0 when the thread has ended or has another cookie by now: look again.
+    """
+
+    def take_up() -> int:
+        if not cookie:
+            prctl.create()
+            return prctl.get(0)
+        try:
+            prctl.share_from(source)
+        except OSError as exc:
+            if exc.errno == errno.ESRCH:
+                return 0
+            raise
+        return cookie if prctl.get(0) == cookie else 0
+
+    return carrier.call(take_up)
+
+
+def drop(prctl: Prctl, tids: Iterable[int]) -> Given:
+    """Take the cookies of these threads away."""
+    with Carrier() as carrier:
+        return give(carrier, prctl, tids)
+
+
+def having(prctl: Prctl, tids: Iterable[int], cookies: Mapping[int, str]) -> list[int]:
+    """Those of these threads that have one of these cookies."""
+    found = []
+    for tid in tids:
+        try:
+            if prctl.get(tid) in cookies:
+                found.append(tid)
+        except OSError:
+            continue
+    return found
+
+
+def holders(prctl: Prctl, cookies: Mapping[int, str], only: str | None = None, proc: str = "/proc") -> dict[int, int]:
+    """All threads of the machine that have one of these cookies: thread to cookie. ``only``: those of one pod uid."""
+    found: dict[int, int] = {}
+    for pid in _numbers(proc):
+        for tid in _numbers(f"{proc}/{pid}/task"):
+            try:
+                cookie = prctl.get(tid)
+            except OSError:
+                continue
+            if cookie in cookies and (only is None or _is_of(f"{proc}/{pid}/task/{tid}", only)):
+                found[tid] = cookie
+    return found
+
+
+def take_back(prctl: Prctl, ours: Mapping[int, str], only: str | None = None, proc: str = "/proc") -> list[Undone]:
+    """Take our cookies from every thread that has one, wherever it is by now; one line for each cookie."""
+    taken: Counter[int] = Counter()
+    failed: dict[int, str] = {}
+    for _ in range(_ROUNDS):
+        there = {tid: cookie for tid, cookie in holders(prctl, ours, only, proc).items() if cookie not in failed}
+        if not there:
+            break
+        given = drop(prctl, there)
+        taken.update(there[tid] for tid in given.done)
+        if given.errors:
+            failed |= dict.fromkeys((there[tid] for tid in there.keys() - set(given.done)), next(iter(given.errors)))
+    return [
+        Undone(
+            path=ours[cookie],
+            file=FILE,
+            undo=Undo.REFUSED if cookie in failed else Undo.RESTORED,
+            text="none",
+            detail=failed.get(cookie, f"{taken[cookie]} threads"),
+        )
+        for cookie in sorted(ours, key=lambda cookie: (ours[cookie], cookie))
+        if cookie in failed or taken[cookie]
+    ]
+
+
+def _numbers(directory: str) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(directory) if name.isdecimal()]
+    except OSError:
+        return []
+
+
+def _is_of(directory: str, uid: str) -> bool:
+    """Whether a thread is in a pod's group, by either driver's name of it."""
+    try:
+        with open(f"{directory}/cgroup", encoding="utf-8") as file:
+            text = file.read()
+    except OSError:
+        return False
+    return f"pod{uid}" in text or f"pod{uid.replace('-', '_')}" in text
+
+
+def _words(exc: OSError) -> str:
+    name = errno.errorcode.get(exc.errno or 0, str(exc.errno))
+    return f"prctl: {name}" + (" (CAP_SYS_PTRACE is needed)" if exc.errno == errno.EPERM else "")

@@ -1,0 +1,330 @@
+"""Gives the processes of BE pods their ``oom_score_adj``, and takes it back. A side actuator.
+
+After each look, and now and then for processes that came by ``exec`` into a container: read the processes of every BE
+container, those in groups that it has made below its own too, compare, write. A process that is forked has its
+parent's number, so most never need a write, and have no original of their own: what a container's oldest process had is
+the container's original, and who differs from that has its own remembered. Both are in the store before the first
+write. Taking back leaves what is not a number of ours.
+
+Source: proc(5) on oom_score_adj. The file is its process' user's: others need CAP_DAC_OVERRIDE. A writer with
+CAP_SYS_RESOURCE also sets the least that the process itself may go back to; without it nobody, we included, goes below
+what that is.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final, final
+
+import msgspec
+import trio
+
+from cgroupfs.errors import StoreError, errno_name
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.actuators.base import OfBoot, Remembered, SideRow, SideRun, Situation
+from reconciler.actuators.cgroup.status import Standing
+from reconciler.actuators.holds import holding
+from reconciler.policies.oom_score import KNOB, NAME, score_of
+from reconciler.signals.processes import PodProcesses
+from state.model import ContainerKind, Phase, Setting
+from state.store import Store
+from state.undo import Undo, Undone
+
+FILE: Final = "oom_score_adj"
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered of one container.
+
+    ``ours``: the numbers that we have given, the newest last. ``odd``: by ``pid:start``, what processes had that were
+    unlike the container's oldest one.
+    """
+
+    pod_uid: str
+    inode: int
+    ours: list[int]
+    original: int
+    odd: dict[str, int] = {}
+
+
+class Rows(OfBoot, frozen=True, kw_only=True):
+    """All of them, by group path."""
+
+    containers: Mapping[str, Kept] = {}
+
+
+ROW: Final = SideRow("oom_scores", Rows, "oom_score_adj")
+
+
+class Processes:
+    """The processes of groups and their numbers, by /proc. Everything in here is for a thread."""
+
+    def __init__(self, hierarchy: Hierarchy, root: str, files: FileOps) -> None:
+        self._hierarchy = hierarchy
+        self._listed = PodProcesses(hierarchy, files)
+        self._proc = os.path.join(root, "proc")
+        self._files = files
+
+    def of(self, path: str, inode: int = 0) -> dict[str, int]:
+        """``pid:start`` to its number, of all processes in a group and below it, the oldest first; none: it is gone."""
+        found: list[tuple[int, str, int]] = []
+        try:
+            if inode and self._files.inode(self._hierarchy.trigger_directory(path)) != inode:
+                return {}
+        except OSError:
+            return {}
+        for pid in map(str, self._listed.of_group(path)):
+            try:
+                start = self._start(pid)
+                found.append((start, f"{pid}:{start}", int(self._files.read(f"{self._proc}/{pid}", FILE))))
+            except (OSError, ValueError):
+                continue  # it has ended meanwhile
+        return {key: number for _, key, number in sorted(found)}
+
+    def write(self, key: str, number: int) -> str:
+        """Set one process's number. Empty, ``gone``, or the errno's name."""
+        pid, _, start = key.partition(":")
+        try:
+            if self._start(pid) != int(start):
+                return "gone"
+            self._files.write(f"{self._proc}/{pid}", FILE, str(number))
+        except ProcessLookupError:
+            return "gone"
+        except FileNotFoundError:
+            return "gone"
+        except (OSError, ValueError) as exc:
+            return errno_name(exc.errno) if isinstance(exc, OSError) else "gone"
+        return ""
+
+    def _start(self, pid: str) -> int:
+        # The name in brackets may hold anything, brackets too: count from the last one.
+        return int(self._files.read(f"{self._proc}/{pid}", "stat").rpartition(")")[2].split()[19])
+
+    def put_back(self, path: str, kept: Kept) -> list[Undone]:
+        """Give every process of a container back what it, or else the container, had; one answer for the container."""
+        failed = Counter[str]()
+        given = 0
+        for key, number in self.of(path, kept.inode).items():
+            original = kept.odd.get(key, kept.original)
+            if number in kept.ours and number != original:
+                outcome = self.write(key, original)
+                given += not outcome
+                failed[outcome] += bool(outcome) and outcome != "gone"
+        why = "; ".join(f"{count} processes: {code}" for code, count in sorted(failed.items()) if count)
+        undo = Undo.REFUSED if why else Undo.RESTORED if given else Undo.ALREADY
+        return [Undone(path=path, file=FILE, undo=undo, text=str(kept.original), detail=why)]
+
+
+def restore_scores(
+    hierarchy: Hierarchy, store: Store, only: str | None = None, *, root: str = "/", files: FileOps = REAL
+) -> list[Undone]:
+    """Put everything back while no daemon runs. Errors: `StoreError` when that cannot be noted; it is done by then."""
+    rows = ROW.read(store).containers
+    processes = Processes(hierarchy, root, files)
+    chosen = {path: kept for path, kept in sorted(rows.items()) if only is None or kept.pod_uid == only}
+    done = [one for path, kept in chosen.items() for one in processes.put_back(path, kept)]
+    if chosen:
+        failed = {one.path for one in done if not one.ok}
+        left = {path: kept for path, kept in rows.items() if path not in chosen or path in failed}
+        ROW.write(store, Rows(boot=store.boot, containers=left))
+    return done
+
+
+@final
+class OomScores:
+    """See the module's text."""
+
+    name = NAME
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        store: Store,
+        lane: trio.CapacityLimiter,
+        *,
+        root: str = "/",
+        files: FileOps = REAL,
+    ) -> None:
+        """``lane``: the store's limiter."""
+        self.counts: Counter[str] = Counter()
+        self.standings: dict[str, dict[str, Standing]] = {}
+        """By group path, then knob: as the judge's of control files."""
+        self._processes = Processes(hierarchy, root, files)
+        self._rows = Remembered(ROW, store, lane)
+        self._turns = SideRun(self._sweep, _period_s)
+        self._problems: list[str] = []
+
+    # The seam
+
+    def planned(self, situation: Situation) -> None:
+        """A look is over."""
+        self._turns.planned(situation, wake=situation.pools.memory.oom is not None or bool(self._kept))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Sweep after each look, and now and then, for ever."""
+        await self._turns.run(task_status=task_status)
+
+    async def sweep(self) -> None:
+        """Bring all BE processes to what the newest look wants; one sweep at a time."""
+        await self._turns.sweep()
+
+    async def restore(self, only: str | None = None) -> Sequence[Undone]:
+        """Give everything back, or one pod's; the other pods keep what they have."""
+        async with self._turns.restoring():
+            chosen = {path: kept for path, kept in sorted(self._kept.items()) if only in {None, kept.pod_uid}}
+            return await self._give_back(chosen)
+
+    def facts(self) -> Mapping[str, object]:
+        """The containers that have a number of ours, and counts."""
+        return {
+            "containers": {path: kept.ours[-1] for path, kept in sorted(self._kept.items())},
+            "counts": dict(sorted(self.counts.items())),
+        }
+
+    def problems(self) -> Sequence[str]:
+        """What was refused at the last sweep."""
+        return self._problems
+
+    # One sweep
+
+    @property
+    def _kept(self) -> Mapping[str, Kept]:
+        """The containers that have a number of ours."""
+        return self._rows.now.containers
+
+    async def _sweep(self, situation: Situation) -> None:
+        self._problems = []
+        wanted, left = self._wanted(situation)
+        self.standings = {path: {KNOB: one} for path, one in left.items() if one is not None}
+        gone = {path: kept for path, kept in self._kept.items() if path not in wanted and path not in left}
+        await self._give_back(gone)
+        news, writes = await self._turns.work(partial(self._compare, wanted))
+        unrecorded: set[str] = set()
+        if news and not await self._keep({**self._kept, **news}):
+            unrecorded = {path for path in news if writes.pop(path, None) is not None}
+        outcomes = await self._turns.work(partial(self._write, writes))
+        for path, (setting, _) in wanted.items():
+            self.standings[path] = {KNOB: _standing(setting, outcomes.get(path), recorded=path not in unrecorded)}
+        refused = sum(outcomes.values(), Counter[str]())
+        self._problems += [
+            f"{count} processes keep their oom_score_adj: {code}" for code, count in refused.items() if code
+        ]
+
+    @staticmethod
+    def _wanted(situation: Situation) -> tuple[dict[str, tuple[Setting, int]], dict[str, Standing | None]]:
+        """By container: what is wanted, and its inode; and how those stand that are left as they are."""
+        wish = situation.pools.memory.oom
+        wanted: dict[str, tuple[Setting, int]] = {}
+        left: dict[str, Standing | None] = {}
+        for uid, pod in sorted(situation.view.pods.items()):
+            number = score_of(pod, wish) if wish is not None else None
+            for one in pod.containers:
+                path = one.group.path
+                setting = None
+                if number is not None and one.kind is not ContainerKind.SANDBOX and one.phase is Phase.SETTLED:
+                    setting = Setting(
+                        path=path,
+                        knob=KNOB,
+                        value=number,
+                        policy=NAME,
+                        reason="BE processes are the OOM killer's first choice",
+                        pod_uid=uid,
+                        container_id=one.id,
+                    )
+                hold = holding(situation.holds, path=path, knob=KNOB, pod_uid=uid)
+                if hold is not None:
+                    left[path] = _left(setting, "held", f"{hold.reason} (by {hold.by})")
+                elif not situation.enforce or (wish is not None and wish.dry_run):
+                    left[path] = _left(setting, "would write", "")
+                elif setting is not None:
+                    wanted[path] = setting, one.group.inode
+        return wanted, left
+
+    def _compare(
+        self, wanted: Mapping[str, tuple[Setting, int]]
+    ) -> tuple[dict[str, Kept], dict[str, tuple[int, list[str]]]]:
+        """In the lane: what has to be remembered anew, and which processes have another number than wanted."""
+        news: dict[str, Kept] = {}
+        writes: dict[str, tuple[int, list[str]]] = {}
+        for path, (setting, inode) in wanted.items():
+            number, uid = setting.value, setting.pod_uid or ""
+            assert isinstance(number, int)
+            found = self._processes.of(path, inode)
+            kept = self._kept.get(path)
+            if kept is not None and kept.inode != inode:
+                kept = None
+            differ = [key for key, has in found.items() if has != number]
+            if not differ:
+                continue
+            if kept is None:
+                original = next(iter(found.values()))
+                kept = Kept(pod_uid=uid, inode=inode, ours=[], original=original)
+            # One of ours that is wanted differently now has its original already.
+            odd = {key: found[key] for key in differ if found[key] not in {kept.original, *kept.ours}}
+            after = Kept(
+                pod_uid=uid,
+                inode=inode,
+                ours=[*(one for one in kept.ours if one != number), number],
+                original=kept.original,
+                odd={**odd, **{key: has for key, has in kept.odd.items() if key in found}},
+            )
+            if after != self._kept.get(path):
+                news[path] = after
+            writes[path] = number, differ
+        return news, writes
+
+    def _write(self, writes: Mapping[str, tuple[int, list[str]]]) -> dict[str, Counter[str]]:
+        """In the lane. By container: the outcomes, the empty one of what was written; the dead do not count."""
+        found: dict[str, Counter[str]] = {}
+        for path, (number, keys) in writes.items():
+            found[path] = Counter(self._processes.write(key, number) for key in keys)
+            self.counts.update({outcome or "written": count for outcome, count in found[path].items()})
+            del found[path]["gone"]
+        return found
+
+    async def _give_back(self, chosen: Mapping[str, Kept]) -> list[Undone]:
+        done: list[Undone] = []
+        if not chosen:
+            return done
+        for path, kept in chosen.items():
+            done += await self._turns.work(partial(self._processes.put_back, path, kept))
+        self._problems += [f"{one.path}: {one.detail}" for one in done if not one.ok]
+        over = {one.path for one in done if one.ok}
+        await self._keep({path: kept for path, kept in self._kept.items() if path not in over})
+        return done
+
+    async def _keep(self, containers: Mapping[str, Kept]) -> bool:
+        """Remember these instead; whether that is durable, and in force."""
+        try:
+            await self._rows.become(Rows(boot=self._rows.now.boot, containers=containers))
+        except StoreError as exc:
+            self._problems.append(str(exc))
+            return False
+        return True
+
+
+def _period_s(situation: Situation) -> float | None:
+    wish = situation.pools.memory.oom
+    return wish.sweep_s if wish is not None else None
+
+
+def _left(setting: Setting | None, state: str, detail: str) -> Standing | None:
+    if setting is None:
+        return None
+    return Standing(setting, state, str(setting.value), None, detail or setting.reason, time.time())
+
+
+def _standing(setting: Setting, outcome: Counter[str] | None, *, recorded: bool) -> Standing:
+    """How one container stands after a sweep."""
+    wanted = str(setting.value)
+    refused = ", ".join(f"{count} processes: {code}" for code, count in sorted((outcome or {}).items()) if code)
+    if not recorded:
+        return Standing(
+            setting, "not recorded", wanted, None, "its processes' numbers cannot be remembered", time.time()
+        )
+    if refused:
+        return Standing(setting, "refused", wanted, None, refused, time.time())
+    return Standing(setting, "written" if outcome else "in place", wanted, wanted, "", time.time())

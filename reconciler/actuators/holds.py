@@ -1,0 +1,100 @@
+"""An operator's "leave this alone until": on a pod, a knob, a file, or the whole node. Pure."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from cgroupfs.errors import InputError
+from cgroupfs.knobs import CATALOG
+from reconciler.actuators.core_sched.plan import KNOB as COOKIE
+from reconciler.policies.cache import KNOB as RESCTRL_GROUP
+from reconciler.policies.oom_score import KNOB as OOM_SCORE
+from reconciler.policies.watermarks import KNOBS as MARKS
+from state.model import Hold
+from state.network import SHARE
+from state.printable import printable
+
+LONGEST_S: Final = 30 * 86400.0
+"""A hold with an end ends within this; one that is to last longer is one until it is released, by that word."""
+MOST: Final = 1000
+"""Holds at the same time: a plan looks at each, and each is a row of the store."""
+_LONGEST_TARGET: Final = 4096
+_LONGEST_REASON: Final = 500
+_LONGEST_BY: Final = 100
+_KNOBS: Final = frozenset({*CATALOG, COOKIE, RESCTRL_GROUP, OOM_SCORE, SHARE, *MARKS})
+_EXPECTED = "node, pod:UID, knob:NAME, file:/GROUP/PATH or file:/GROUP/PATH:KNOB"
+
+
+def check_target(target: str) -> str:
+    """The target itself, when it is one. Errors: `InputError` naming what it may be."""
+    if len(target) > _LONGEST_TARGET or not target.isprintable():
+        raise InputError("hold target", target, f"at most {_LONGEST_TARGET} printable characters: {_EXPECTED}")
+    kind, _, rest = target.partition(":")
+    if target == "node" or (kind in {"pod", "file"} and rest):
+        return target
+    if kind == "knob":
+        if rest in _KNOBS:
+            return target
+        raise InputError("hold target", target, f"knob: and one of {', '.join(sorted(_KNOBS))}")
+    raise InputError("hold target", target, _EXPECTED)
+
+
+def check_seconds(seconds: float | None, *, until_released: bool) -> None:
+    """Errors: `InputError` unless it is either a time within bounds, or the word that there is none."""
+    # A comparison that NaN fails.
+    if until_released == (seconds is not None) or (seconds is not None and not 0 < seconds <= LONGEST_S):
+        value = "until_released" if until_released and seconds is None else seconds
+        raise InputError("hold seconds", value, f"above 0 and at most {LONGEST_S:.0f}, or until_released: true")
+
+
+def check_reason(reason: str) -> None:
+    """Errors: `InputError` for none, or one that fills the screen of everybody who looks at the holds."""
+    if not reason.strip() or len(reason) > _LONGEST_REASON:
+        raise InputError("hold reason", f"{len(reason)} characters", f"1 to {_LONGEST_REASON}")
+
+
+def tidied(hold: Hold) -> Hold:
+    """The hold with texts of bounded length that are safe to print: a process names itself."""
+    return replace(hold, reason=printable(hold.reason, _LONGEST_REASON), by=printable(hold.by, _LONGEST_BY))
+
+
+def active(holds: Iterable[Hold], now: float) -> dict[str, Hold]:
+    """The holds in force at wall-clock time ``now``, by target."""
+    return {hold.target: hold for hold in holds if hold.until is None or now < hold.until}
+
+
+def file_target(path: str, knob: str) -> str:
+    """The target that is one file of one group."""
+    return f"file:{path}:{knob}"
+
+
+def group_of(target: str) -> str | None:
+    """The group path of a ``file:`` target; None for the other kinds."""
+    kind, _, rest = target.partition(":")
+    if kind != "file":
+        return None
+    path, _, knob = rest.rpartition(":")
+    return path if knob in _KNOBS else rest
+
+
+def pod_hold(holds: Mapping[str, Hold], uid: str | None = None, paths: Iterable[str] = ()) -> Hold | None:
+    """The hold that covers a whole pod, the widest first; without a pod, the node's. One on a knob or a file does not.
+
+    ``holds``: those in force. ``paths``: the groups of the pod and its containers; a hold on either is one on the pod.
+    """
+    if not holds:
+        return None
+    targets = ("node", f"pod:{uid}", *(f"file:{path}" for path in paths))
+    return next((holds[target] for target in targets if target in holds), None)
+
+
+def holding(holds: Mapping[str, Hold], *, path: str, knob: str, pod_uid: str | None) -> Hold | None:
+    """The hold that covers one file of one group, the widest first; None when it may be written."""
+    if not holds:
+        return None
+    for target in ("node", f"pod:{pod_uid}", f"knob:{knob}", f"file:{path}", file_target(path, knob)):
+        hold = holds.get(target)
+        if hold is not None:
+            return hold
+    return None

@@ -1,0 +1,1 @@
+"""Proactive reclaim of BE memory, one bounded action at a time."""

@@ -1,0 +1,290 @@
+"""Leads what BE pods with a network of their own send through one device, where they share BE's part of an interface.
+
+A look finds each BE pod's cables and what stands there; what is to be done follows (`actuators.podplaces`), and is in
+the store before it is done. A look is made when pods come and go, and only now and then at all that stands already;
+nothing is asked between them.
+A pod that goes takes its cable with it, and all that was on it.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, final
+
+from msgspec.structs import replace
+
+from cgroupfs.errors import SourceError, StoreError
+from reconciler.actuators.base import Remembered, SideRun, Situation
+from reconciler.actuators.cgroup.status import Standing
+from reconciler.actuators.network.namespaces import Spaces
+from reconciler.actuators.network.pod_plan import TO_DO, Place, Seen, Steps, decide, pods_of
+from reconciler.actuators.network.tc_pods import SLOTS, Entry, Gather, PodTc
+from reconciler.actuators.network.undo import Kept, Led, release, undo_pods
+from state.model import Pod, PodClass, Setting
+from state.network import SHARE
+
+_LOG: Final = logging.getLogger(__name__)
+NAME: Final = "network"
+LOOK_S: Final = 30.0
+_SOON_S: Final = 2.0
+_SILENT: Final = 1 << 20
+"""Bytes out of a pod of which none took our way: more than what was on its way between two counts."""
+
+
+@final
+class PodShare:
+    """See the module's text. Everything in one task: that of `actuators.network`."""
+
+    def __init__(
+        self,
+        tc: PodTc,
+        spaces: Callable[[], Spaces],
+        kept: Remembered[Kept],
+        turns: SideRun,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.standings: dict[str, dict[str, Standing]] = {}
+        """By the path of a pod's group, then knob."""
+        self.in_host = 0
+        """BE pods in the host's network, at the last look."""
+        self.problem = ""
+        self._tc = tc
+        self._spaces = spaces
+        self._kept = kept
+        self._turns = turns
+        self._clock = clock
+        self._pods: object = None
+        self._unknown = ""
+        self._look_at = 0.0
+        self._whole_at = 0.0
+        self._entries: Mapping[int, Entry] = {}
+        self._gather: Gather | None = None
+        self._rate: int | None = None
+        self._counted: dict[int, tuple[int, int]] = {}
+
+    @property
+    def cables(self) -> Mapping[str, Led]:
+        """All whose packets are led through our device."""
+        return self._kept.now.cables
+
+    @property
+    def stands(self) -> bool:
+        """Whether packets are led there now."""
+        return bool(self.cables) and self._gather is not None
+
+    async def bring(
+        self, situation: Situation, *, rate: int, classes: bool, enforce: bool, by: str, unknown: str = ""
+    ) -> None:
+        """Look, when it is time to, and do what is to be done.
+
+        ``rate``: bytes a second that our device starts with; ``unknown``: why there is no rate to hold anybody to, and
+        then all are let go.
+        """
+        unknown = unknown and f"{by}: {unknown}"
+        key = pods_of(situation)
+        if key == self._pods and unknown == self._unknown and self._clock() < self._look_at:
+            return
+        view = situation.view.pods
+        # After all were let go nothing may be taken for granted of what stood there before.
+        whole = self._clock() >= self._whole_at or unknown != self._unknown
+        if whole:
+            self._entries = {}
+        try:
+            seen = await self._turns.work(partial(self._look, dict(view), self._entries))
+        except SourceError as exc:
+            self._say(str(exc))
+            self._look_at = self._clock() + _SOON_S
+            return
+        self._entries = seen.entries
+        silent = frozenset(self._silent(seen) if whole else ())
+        self._pods, self._unknown, self._gather = key, unknown, seen.gather
+        self.in_host = sum(one.host for one in seen.places.values())
+        waits = any(one.waits for one in seen.places.values())
+        steps = decide(view, seen, self.cables, situation.holds, silent=silent, classes=classes, unknown=unknown)
+        done, problem = ({}, "") if not enforce else await self._do(steps, seen, rate)
+        self._say(problem)
+        if whole:
+            self._whole_at = self._clock() + (_SOON_S if problem else LOOK_S)
+        self._look_at = min(self._whole_at, self._clock() + _SOON_S) if waits else self._whole_at
+        self.standings = {
+            view[uid].group.path: {SHARE: _standing(view[uid], *_after(state, words, uid, done), by)}
+            for uid, (state, words) in steps.stands.items()
+        }
+
+    async def end(self) -> None:
+        """Nothing is wanted any more: take everything away."""
+        self.standings, self.in_host = {}, 0
+        self.forget_rates()
+        if not self.cables and not self._kept.now.gather:
+            self.problem = ""
+            return
+        done, left = await self._turns.work(partial(undo_pods, self._tc, self._kept.now))
+        self._say("; ".join(f"{one.path}: {one.detail}" for one in done if not one.ok))
+        await self._kept.become(left)
+
+    def forget_rates(self) -> None:
+        """Our device is gone, or made anew: what was known of it counts no more, and the next round looks."""
+        self._gather, self._rate, self._pods, self._look_at, self._whole_at = None, None, None, 0.0, 0.0
+        self._counted.clear()
+
+    async def through(self) -> int | None:
+        """Bytes that went through our device; None without it, and then the next round looks what is wrong."""
+        if self._gather is None:
+            return None
+        try:
+            count = await self._turns.work(partial(self._tc.through, self._gather.index))
+        except SourceError:
+            count = None
+        if count is None:
+            # Whoever has removed it has cut BE pods off: what is led to a device that is gone is dropped.
+            self.forget_rates()
+        return count
+
+    async def limit(self, rate: int) -> None:
+        """Let so much through. Errors: `SourceError`; then the next round looks what is wrong."""
+        if self._gather is None or rate == self._rate:
+            return
+        try:
+            await self._turns.work(partial(self._tc.rate, self._gather.index, rate))
+        except SourceError:
+            self.forget_rates()
+            raise
+        self._rate = rate
+
+    # One look
+
+    def _look(self, pods: Mapping[str, Pod], sure: Mapping[int, Entry]) -> Seen:
+        """In the thread. ``sure``: what need not be asked for again."""
+        be = [pod for pod in pods.values() if pod.pod_class is PodClass.RECLAIMED]
+        with self._spaces() as spaces:
+            found = spaces.of(be)
+            apart = {uid: space for uid, space in found.items() if space.inode != spaces.own}
+            others = [pod for pod in pods.values() if apart and pod.pod_class is not PodClass.RECLAIMED]
+            shared = {space.inode: pods[uid].title for uid, space in spaces.of(others).items()}
+            cables = self._tc.cables({uid: one.file for uid, one in apart.items() if one.inode not in shared})
+        places = {}
+        for pod in be:
+            space = found.get(pod.uid)
+            if space is None:
+                places[pod.uid] = Place(waits=True)
+            elif pod.uid not in apart:
+                places[pod.uid] = Place(host=True)
+            elif space.inode in shared:
+                places[pod.uid] = Place(problem=f"its network namespace is that of {shared[space.inode]}, too")
+            else:
+                places[pod.uid] = Place(cables=cables[pod.uid])
+        devices = self._tc.devices() if self.cables else {}
+        there = {name for name, led in self.cables.items() if name in devices and devices[name].index == led.index}
+        gather = self._tc.gather()
+        indices = {one.index for place in places.values() for one in place.cables}
+        # What was in order at the last whole look is taken for granted until the next: pods come and go more often.
+        known = {index: entry for index, entry in sure.items() if gather is not None and entry.leads_to == gather.index}
+        news = self._tc.entries(sorted(indices - known.keys()))
+        return Seen(
+            places=places,
+            entries={index: known[index] if index in known else news[index] for index in sorted(indices)},
+            there=frozenset(there),
+            gather=gather,
+        )
+
+    def _silent(self, seen: Seen) -> Sequence[int]:
+        """Where packets come out, and none took our way since the last look."""
+        before, self._counted = self._counted, {}
+        found = []
+        for place in seen.places.values():
+            for one in place.cables:
+                entry = seen.entries[one.index]
+                if entry.leads_to is None:
+                    continue
+                received, passed = before.get(one.index, (one.received, 0))
+                self._counted[one.index] = one.received, entry.passed
+                if one.received - received > _SILENT and entry.passed <= passed:
+                    found.append(one.index)
+        return found
+
+    # What is done
+
+    async def _do(self, steps: Steps, seen: Seen, rate: int) -> tuple[Mapping[str, str], str]:
+        """What became of each pod's cables (empty: led there), and what stands against all of it, in words."""
+        kept = self._kept.now
+        done: dict[str, str] = {}
+        try:
+            if steps.lead:
+                if seen.gather is not None and seen.gather.problem:
+                    raise SourceError(NAME, seen.gather.problem)  # noqa: TRY301  # as what the kernel refuses
+                steps = replace(steps, lead=_placed(steps.lead, kept.cables))
+                await self._kept.become(replace(kept, gather=True, cables={**kept.cables, **steps.lead}))
+            failed = await self._turns.work(partial(self._act, steps, rate, done))
+            over = {*steps.let_go, *steps.forget, *failed} - {name for name, words in failed.items() if words}
+            cables = {name: led for name, led in self.cables.items() if name not in over}
+            await self._kept.become(replace(self._kept.now, cables=cables))
+        except (SourceError, StoreError) as exc:
+            # What is in the store and was not done is seen at the next look, as it then is.
+            return {led.pod_uid: str(exc) for led in steps.lead.values()}, str(exc)
+        return done, "; ".join(f"{name}: {words}" for name, words in sorted(failed.items()) if words)
+
+    def _act(self, steps: Steps, rate: int, done: dict[str, str]) -> dict[str, str]:
+        """In the thread. The cables that are not led now: with words when something of ours may be left there."""
+        failed: dict[str, str] = {}
+        for name, led in sorted(steps.let_go.items()):
+            answer = release(self._tc, name, led)
+            if not answer.ok:
+                failed[name] = answer.detail
+        if self._gather is not None:
+            for name in sorted({*steps.let_go, *steps.forget} - failed.keys()):
+                self._tc.vacate(self._gather.index, self.cables[name].slot)
+        if steps.lead:
+            index = self._made(rate)
+            for name, led in sorted(steps.lead.items()):
+                try:
+                    self._tc.lead(name, led.index, index, led.slot)
+                    done.setdefault(led.pod_uid, "")
+                except SourceError as exc:
+                    done[led.pod_uid] = str(exc)
+                    failed[name] = release(self._tc, name, led).detail
+        return failed
+
+    def _made(self, rate: int) -> int:
+        """Our device, whole. One that was whole keeps its rate."""
+        there = self._tc.gather()
+        if there is None or not there.complete:
+            index = self._tc.make(rate)
+            self._rate = rate
+            there = Gather(index=index, complete=True)
+        self._gather = there
+        return there.index
+
+    def _say(self, words: str) -> None:
+        if words and words != self.problem:
+            _LOG.warning("BE pods' own networks: %s", words)
+        self.problem = words
+
+
+def _placed(lead: Mapping[str, Led], cables: Mapping[str, Led]) -> dict[str, Led]:
+    """With a slot for each, the one that it had or the lowest that is free. Errors: `SourceError`: none is left."""
+    kept = {name: cables[name].slot for name in lead if name in cables and cables[name].slot}
+    taken = {led.slot for name, led in cables.items() if name not in lead} | set(kept.values())
+    free = (slot for slot in range(1, SLOTS + 1) if slot not in taken)
+    placed = {name: replace(led, slot=kept.get(name) or next(free, 0)) for name, led in lead.items()}
+    if not all(led.slot for led in placed.values()):
+        raise SourceError(NAME, f"there are more than {SLOTS} cables of BE pods")
+    return placed
+
+
+def _after(state: str, words: str, uid: str, done: Mapping[str, str]) -> tuple[str, str]:
+    """How a pod stands after what was done for it."""
+    if state != TO_DO:
+        return state, words
+    if uid not in done:
+        return "would write", words
+    return ("refused", done[uid]) if done[uid] else ("written", words)
+
+
+def _standing(pod: Pod, state: str, words: str, by: str) -> Standing:
+    wanted = f"BE's part of {by}"
+    setting = Setting(
+        path=pod.group.path, knob=SHARE, value=None, policy=NAME, reason="BE pods share it", pod_uid=pod.uid
+    )
+    actual = wanted if state in {"in place", "written"} else None
+    return Standing(setting, state, wanted, actual, words, time.time())

@@ -1,0 +1,137 @@
+"""What is to be done for BE pods with a network of their own, from one look at where their packets come out. Pure.
+
+A pod is held only where nobody else is concerned: not in a namespace that an online pod has, too; not where somebody
+else's filter stands; not when an operator holds it. What is not known yet is left as it is.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from reconciler.actuators.base import Situation
+from reconciler.actuators.holds import holding
+from reconciler.actuators.network.netlink import Link
+from reconciler.actuators.network.tc_pods import Entry, Gather
+from reconciler.actuators.network.undo import Led
+from state.model import Hold, Pod
+from state.network import SHARE
+
+_NO_CABLE: Final = "no cable (veth) of its namespace ends here; macvlan, ipvlan and devices of its own are not held"
+_OTHER_WAY: Final = "in place, but its packets do not pass there: something takes them before (XDP, tcx)"
+_HOST: Final = "it is in the host's network, where only net_cls tells its packets from others"
+TO_DO: Final = "to do"
+"""How a pod stands whose cables are to be led away now; what becomes of that is told when it is done."""
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """Where one BE pod's packets come out. ``waits``: not to be told yet; ``problem``: why they cannot be held."""
+
+    waits: bool = False
+    host: bool = False
+    cables: tuple[Link, ...] = ()
+    problem: str = ""
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """One look. ``places``: BE pods' by uid; ``entries``: by index; ``there``: the cables of ours that still are."""
+
+    places: Mapping[str, Place]
+    entries: Mapping[int, Entry]
+    there: frozenset[str]
+    gather: Gather | None
+
+
+class Steps(Struct, frozen=True, kw_only=True):
+    """What is to be done, by a cable's name, and how each pod stands before it is done: state and words."""
+
+    lead: Mapping[str, Led]
+    let_go: Mapping[str, Led]
+    forget: frozenset[str]
+    stands: Mapping[str, tuple[str, str]]
+
+
+def decide(
+    pods: Mapping[str, Pod],
+    seen: Seen,
+    cables: Mapping[str, Led],
+    holds: Mapping[str, Hold],
+    *,
+    silent: frozenset[int],
+    classes: bool,
+    unknown: str = "",
+) -> Steps:
+    """What one look asks for.
+
+    ``silent``: indices where packets come out that do not take our way; ``unknown``: why nobody can be held, if so.
+    """
+    lead: dict[str, Led] = {}
+    stands: dict[str, tuple[str, str]] = {}
+    right: set[str] = set()
+    """What of ours is to stay."""
+    for uid, place in seen.places.items():
+        hold = holding(holds, path=pods[uid].group.path, knob=SHARE, pod_uid=uid)
+        if hold is not None or place.waits:
+            right |= {name for name, led in cables.items() if led.pod_uid == uid}
+            stands[uid] = ("waiting", "it has no process yet")
+            if hold is not None:
+                stands[uid] = ("held", f"{hold.reason} (by {hold.by})")
+        elif place.host:
+            if not classes:
+                stands[uid] = ("blocked", _HOST)
+        elif place.problem or unknown or not place.cables:
+            stands[uid] = ("blocked", place.problem or unknown or _NO_CABLE)
+        else:
+            free = [one for one in place.cables if not seen.entries[one.index].others]
+            right |= {one.name for one in free}
+            todo = {one.name: led for one in free if (led := _to_lead(one, uid, seen, cables)) is not None}
+            lead |= todo
+            stands[uid] = _stand(place, seen, silent, todo=bool(todo))
+    gone = frozenset(name for name in cables if name not in seen.there and name not in lead)
+    let_go = {
+        name: led
+        for name, led in cables.items()
+        if name not in right and name not in gone and not _held(led, pods, holds)
+    }
+    return Steps(lead=lead, let_go=let_go, forget=gone, stands=stands)
+
+
+def _to_lead(cable: Link, uid: str, seen: Seen, cables: Mapping[str, Led]) -> Led | None:
+    """What is to be remembered before a cable's packets are led away; None: they are already."""
+    entry, known = seen.entries[cable.index], cables.get(cable.name)
+    if known is not None and known.index != cable.index:
+        known = None
+    aim = seen.gather.index if seen.gather is not None and seen.gather.complete else None
+    if known is not None and known.pod_uid == uid and entry.leads_to is not None and entry.leads_to == aim:
+        return None
+    # A filter of ours that a lost store does not know came with its discipline.
+    made = known.made if known is not None and entry.kind else not entry.kind or entry.leads_to is not None
+    return Led(index=cable.index, pod_uid=uid, made=made)
+
+
+def _stand(place: Place, seen: Seen, silent: frozenset[int], *, todo: bool) -> tuple[str, str]:
+    names = ", ".join(sorted(one.name for one in place.cables))
+    for one in place.cables:
+        if words := seen.entries[one.index].others:
+            return "blocked", f"{one.name}: {words}"
+        if one.index in silent:
+            return "blocked", f"{one.name}: {_OTHER_WAY}"
+    return (TO_DO if todo else "in place"), names
+
+
+def _held(led: Led, pods: Mapping[str, Pod], holds: Mapping[str, Hold]) -> bool:
+    """Whether a pod that is no BE pod any more is to be left as it is."""
+    pod = pods.get(led.pod_uid)
+    return pod is not None and holding(holds, path=pod.group.path, knob=SHARE, pod_uid=led.pod_uid) is not None
+
+
+def pods_of(situation: Situation) -> object:
+    """What a look depends on: another one is made when it changes."""
+    return (
+        situation.enforce,
+        frozenset(situation.holds),
+        tuple(
+            (uid, pod.pod_class, pod.group.inode, tuple((one.id, one.phase) for one in pod.containers))
+            for uid, pod in situation.view.pods.items()
+        ),
+    )

@@ -1,0 +1,1 @@
+"""resctrl groups, their schemata and threads."""

@@ -1,0 +1,195 @@
+"""What the resctrl actuator tells of itself: its section of the document, problems, how pods stand, and its use."""
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from reconciler.actuators.base import Situation
+from reconciler.actuators.cgroup.status import Standing
+from reconciler.actuators.holds import holding
+from reconciler.actuators.resctrl.sweep import Outcome
+from reconciler.policies.cache import KNOB
+from reconciler.policies.cache import NAME as POLICY
+from reconciler.policies.cachelevel import LevelState
+from reconciler.policies.cacheplan import CachePlan
+from reconciler.signals.resctrl import Usage
+from resctrl.capability import Capability
+from resctrl.capability import Status as Readiness
+from resctrl.groups import DEFAULT
+from resctrl.monitor import Rate, total
+from resctrl.schemata import format_schemata
+from state.cache import CacheUse, CacheWish, Use
+from state.model import NodeView, Setting
+
+_DEFAULT: Final = "(default)"
+_COUNTERS: Final = {"llc.occupancy": "llc_occupancy", "memory.bandwidth": "mbm_total_bytes"}
+
+
+class Status(Struct, frozen=True, kw_only=True):
+    """Where the actuator is. ``ours`` and ``foreign``: control groups; ``problem``: why nothing can be done at all."""
+
+    capability: Capability | None = None
+    plan: CachePlan = CachePlan()
+    outcome: Outcome
+    level: LevelState | None = None
+    use: Usage | None = None
+    ours: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def facts(status: Status, now: float) -> dict[str, object]:
+    """What the machine offers, the groups, who is in them, and what they use. Units: bytes, bytes per second."""
+    capability, plan, outcome, level, use = (
+        *(status.capability, status.plan, status.outcome),
+        *(status.level, status.use),
+    )
+    return {
+        "status": "not looked yet" if capability is None else capability.status.value,
+        "reason": "" if capability is None else capability.reason,
+        "control_groups": {
+            "limit": 0 if capability is None else capability.control_groups,
+            "ours": list(status.ours),
+            "others": list(status.foreign),
+        },
+        "monitoring_groups": {"budget": outcome.budget, "used": outcome.monitors, "waiting": dict(outcome.unwatched)},
+        "groups": {
+            group.name: {
+                "schemata": format_schemata(group.schemata).splitlines(),
+                "reason": group.reason,
+                "pods": sorted(uid for uid, home in plan.members.items() if home == group.name),
+                "refused": outcome.refused.get(group.name),
+            }
+            for group in plan.groups
+        },
+        "crowded": dict(plan.crowded),
+        "unsettled": dict(outcome.unsettled),
+        "in_others_groups": dict(outcome.foreign),
+        "level": None
+        if level is None
+        else {
+            "cache_percent": level.level.cache_percent,
+            "mba_percent": level.level.mba_percent,
+            "reason": level.reason,
+        },
+        "use": {}
+        if use is None
+        else {
+            "age_s": round(now - use.at_s, 3),
+            "pods": {uid: _use(rates) for uid, rates in sorted(use.pods.items())},
+            "groups": {name or _DEFAULT: _use(rates) for name, rates in sorted(use.groups.items())},
+        },
+        "moved": outcome.moved,
+    }
+
+
+def measured(status: Status, view: NodeView, wish: CacheWish) -> CacheUse:
+    """The same use for signals and metrics: numbers only, what is unknown left None."""
+    use = status.use
+    return CacheUse(
+        at_s=None if use is None else use.at_s,
+        pods={} if use is None else {uid: _known(total(rates)) for uid, rates in use.pods.items()},
+        groups={}
+        if use is None
+        else {
+            name or _DEFAULT: {domain: _known(rate) for domain, rate in rates.items()}
+            for name, rates in use.groups.items()
+        },
+        classes=_classes(status, view),
+        level=None if status.level is None else status.level.level,
+        lacks=_lacks(status, view, wish),
+    )
+
+
+def _classes(status: Status, view: NodeView) -> dict[str, str]:
+    found: dict[str, set[str]] = {}
+    for uid, home in status.outcome.homes.items():
+        if uid in view.pods:
+            found.setdefault(home or _DEFAULT, set()).add(view.pods[uid].pod_class.value)
+    # In the default group are all processes of the host as well.
+    return {home: classes.pop() for home, classes in found.items() if len(classes) == 1 and home != _DEFAULT}
+
+
+def _lacks(status: Status, view: NodeView, wish: CacheWish) -> dict[str, str]:
+    capability, outcome = status.capability, status.outcome
+    if capability is None or capability.status is not Readiness.READY:
+        words = status.problem or "resctrl has not been looked at yet"
+        return dict.fromkeys(_COUNTERS, words)
+    features = capability.monitoring.features if capability.monitoring is not None else ()
+    lacks = {
+        signal: f"this machine's resctrl does not count it (no {counter} in info/L3_MON/mon_features)"
+        for signal, counter in _COUNTERS.items()
+        if counter not in features
+    }
+    if not wish.monitor:
+        lacks |= dict.fromkeys(_COUNTERS, "of single pods only with policies.cache.monitor")
+    elif len(outcome.watched) < len(view.pods):
+        words = (
+            f"{len(outcome.watched)} of {len(view.pods)} pods are watched now, by {outcome.budget} monitoring groups"
+        )
+        lacks |= {signal: words for signal in _COUNTERS if signal not in lacks}
+    return lacks
+
+
+def _known(rate: Rate) -> Use:
+    return Use(occupancy_bytes=rate.occupancy, total_bytes_s=rate.total_s)
+
+
+def problems(status: Status, titles: Mapping[str, str]) -> list[str]:
+    """What does not work now, for a person, each once. ``titles``: of pods, by uid."""
+    outcome = status.outcome
+    found = [status.problem, outcome.problem, *status.plan.problems]
+    found += [f"{name or 'the default group'}: {words}" for name, words in sorted(outcome.refused.items())]
+    found += [f"{titles.get(uid, uid)}: {words}" for uid, words in sorted(outcome.unsettled.items())]
+    found += [
+        f"{titles.get(uid, uid)}: {count} threads are in a group of others, which they keep"
+        for uid, count in sorted(outcome.foreign.items())
+    ]
+    return [problem for problem in dict.fromkeys(found) if problem]
+
+
+def standings(status: Status, situation: Situation, *, writes: bool) -> dict[str, dict[str, Standing]]:
+    """How every pod stands that is in a group, or wanted one of its own; by the path of its directory."""
+    return {path: {KNOB: standing} for path, standing in _standings(status, situation, writes=writes)}
+
+
+def _standings(status: Status, situation: Situation, *, writes: bool) -> Iterator[tuple[str, Standing]]:
+    groups = {group.name: group for group in status.plan.groups}
+    for uid, pod in situation.view.pods.items():
+        home = status.plan.members.get(uid)
+        if home is None or (home == DEFAULT and uid not in status.plan.crowded):
+            continue
+        reason = groups[home].reason if home in groups else status.plan.crowded.get(uid, "")
+        setting = Setting(path=pod.group.path, knob=KNOB, value=None, policy=POLICY, reason=reason, pod_uid=uid)
+        state, detail = _state(status, uid, situation, setting, writes=writes)
+        actual = status.outcome.homes.get(uid) if writes else None
+        yield pod.group.path, Standing(setting, state, home or "(default)", actual, detail, time.time())
+
+
+def _state(status: Status, uid: str, situation: Situation, setting: Setting, *, writes: bool) -> tuple[str, str]:
+    outcome = status.outcome
+    hold = holding(situation.holds, path=setting.path, knob=KNOB, pod_uid=uid)
+    if hold is not None:
+        return "held", f"{hold.reason} (by {hold.by})"
+    if not writes:
+        return "would write", setting.reason
+    if uid in outcome.unsettled:
+        return "waiting", outcome.unsettled[uid]
+    if uid in outcome.foreign:
+        return "yielded", f"{outcome.foreign[uid]} threads are in a group of others"
+    return "in place", status.plan.crowded.get(uid) or f"{outcome.threads.get(uid, 0)} threads"
+
+
+def _use(rates: Mapping[int, Rate]) -> Mapping[str, object]:
+    whole = total(rates)
+    return {
+        "occupancy_bytes": whole.occupancy,
+        "total_bytes_s": whole.total_s,
+        "local_bytes_s": whole.local_s,
+        "domains": {
+            str(domain): {"occupancy_bytes": one.occupancy, "total_bytes_s": one.total_s, "local_bytes_s": one.local_s}
+            for domain, one in sorted(rates.items())
+        },
+    }

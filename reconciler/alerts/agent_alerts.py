@@ -1,0 +1,63 @@
+"""What the agent's parts tell in words, with a kind of their own, as alerts."""
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from reconciler.alerts.alert import Alert, Kind, Severity
+from reconciler.runtime.supervisor import ComponentStatus, Health
+from state.model import Pod, Setting
+
+STORE_IS_WELL: Final = "the store takes writes again"
+"""What ends an alert about the store."""
+
+_KINDS: Final[Mapping[str, tuple[Kind, Severity]]] = {
+    "store": (Kind.STORE, Severity.CRITICAL),
+    "yield": (Kind.TUG_OF_WAR, Severity.WARNING),
+    "hold": (Kind.OTHER, Severity.INFO),
+    "hotplug": (Kind.OTHER, Severity.INFO),
+}
+
+
+def as_alert(kind: str, words: str, setting: Setting | None, pods: Mapping[str, Pod]) -> Alert:
+    """One alert; of a kind that is not in the table it is `Kind.OTHER`, a warning."""
+    found, severity = _KINDS.get(kind, (Kind.OTHER, Severity.WARNING))
+    resolved = kind == "store" and words == STORE_IS_WELL
+    labels = {"cause": kind}
+    details: dict[str, str] = {}
+    # What is not about a file is told apart by its words; the store is one thing.
+    key = kind if kind == "store" else f"{kind}:{words}"
+    if setting is not None:
+        key = f"{kind}:{setting.path}:{setting.knob}"
+        labels["knob"] = setting.knob
+        details = {"path": setting.path, "policy": setting.policy, "reason": setting.reason}
+        pod = pods.get(setting.pod_uid or "")
+        if setting.pod_uid:
+            labels["uid"] = setting.pod_uid
+        if pod is not None and pod.namespace and pod.name:
+            labels |= {"namespace": pod.namespace, "pod": pod.name}
+    return Alert(
+        kind=found,
+        key=key,
+        summary=words,
+        severity=Severity.INFO if resolved else severity,
+        at_s=time.time(),
+        labels=labels,
+        details=details,
+        resolved=resolved,
+    )
+
+
+def component_alert(status: ComponentStatus) -> Alert:
+    """A part of the daemon that failed and is started again; or runs again."""
+    well = status.health is Health.RUNNING
+    words = f"{status.name} runs again" if well else f"{status.name} failed and is started again: {status.error}"
+    return Alert(
+        kind=Kind.SOURCE,
+        key=f"component:{status.name}",
+        summary=words,
+        severity=Severity.INFO if well else Severity.WARNING,
+        at_s=time.time(),
+        labels={"component": status.name},
+        resolved=well,
+    )

@@ -1,0 +1,311 @@
+"""Who tells: alerts in, incidents made of them, durable ones into the store first, then each sink's outbox.
+
+`tell` never waits and never fails, whatever state disk and network are in.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, final
+
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.errors import StoreError
+from reconciler.alerts.alert import Alert, Kind, Severity
+from reconciler.alerts.config import AlertsConfig
+from reconciler.alerts.config import Sink as SinkConfig
+from reconciler.alerts.document import entry
+from reconciler.alerts.incident import Incidents, Notice, tidy
+from reconciler.alerts.outbox import Outbox
+from reconciler.alerts.queue import DurableQueue
+from reconciler.alerts.sample_alert import test_notice, try_sinks
+from reconciler.alerts.sink_worker import Courier, rules_of
+from reconciler.alerts.sinks import build as build_sink
+from reconciler.alerts.sinks.base import Setup, Sink
+from reconciler.runtime import logs
+from state.schema import META
+from state.store import Batch, Store
+
+FORGET_S: Final = 3600.0
+"""An event that did not happen again for so long is another one."""
+_RETRY_S: Final = 5.0
+_LAST_S: Final = 3.0
+_RECENT: Final = 100
+
+
+@final
+class Teller:
+    """See the module's text. A component; `tell` may be called before it runs."""
+
+    def __init__(
+        self,
+        config: AlertsConfig,
+        store: Store,
+        lane: trio.CapacityLimiter,
+        setup: Callable[[str, SinkConfig], Setup],
+        *,
+        build: Callable[[Setup], Sink] = build_sink,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``setup`` gives what a sink of that name and configuration is made of."""
+        self._config = config
+        self._store = store
+        self._lane = lane
+        self._setup = setup
+        self._build = build
+        self._clock = clock
+        self._queue = DurableQueue(store, lane, config.queue, clock)
+        self._incidents = Incidents(self._forget_s(config))
+        self._couriers: dict[str, Courier] = {}
+        self._staged: deque[Notice] = deque()
+        self._soon = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._recent: dict[str, Notice] = {}
+        self._loaded = False
+        self._log = logs.get("alerts")
+        for name, one in config.sinks.items():
+            self._couriers[name] = self._courier(name, one)
+
+    # In
+
+    def tell(self, alert: Alert, *, besides: str = "") -> None:
+        """Have it told to every sink that wants it, except ``besides``. A durable one is stored first, soon."""
+        notice, fresh = self._take(alert, besides)
+        if not fresh:
+            return
+        if alert.durable:
+            self._queue.put(notice, self._wanting(notice))
+            self._staged.append(notice)
+            self._soon.set()
+        else:
+            self._offer(notice)
+
+    async def keep(self, alert: Alert) -> bool:
+        """As `tell`, but on return it is in the store; False when that takes no rows now, and it is in memory only.
+
+        Takes as long as the disk does.
+        """
+        notice, fresh = self._take(alert, "")
+        to = self._wanting(notice)
+        if to and fresh:
+            self._queue.put(notice, to)
+        # One that has been told before is only waited for.
+        stored = await self._queue.flush() if to else True
+        if fresh:
+            self._offer(notice)
+        return stored
+
+    def stage(self, batch: Batch, alert: Alert) -> Callable[[], None]:
+        """Put a durable alert into a batch of the caller's own, so that both are stored or neither.
+
+        The answer is to be called once the batch is stored, and has it told; without that call it is told by the next
+        run at the earliest.
+        """
+        notice, fresh = self._take(alert, "")
+        to = self._wanting(notice)
+        if to:
+            self._queue.stage(batch, notice, to)
+
+        def stored() -> None:
+            if to:
+                self._queue.put(notice, to)
+            if fresh:
+                self._offer(notice)
+
+        return stored
+
+    # Running
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Tell for ever. Started when what an earlier run left is known."""
+        await self._load()
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                for courier in self._couriers.values():
+                    nursery.start_soon(courier.run, name=f"alerts to {courier.name}")
+                task_status.started()
+                await self._write()
+            finally:
+                self._nursery = None
+                # What has been told must not be told again only because the daemon was stopped in an orderly way.
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + _LAST_S):
+                    await self._queue.flush()
+
+    def reconfigure(self, config: AlertsConfig) -> None:
+        """Take a new configuration: sinks that go are no longer told, changed ones keep what waits for them."""
+        before, self._config = self._config, config
+        self._queue.most = config.queue
+        self._incidents.forget_s = self._forget_s(config)
+        for name, courier in list(self._couriers.items()):
+            now = config.sinks.get(name)
+            setup = self._setup(name, now) if now is not None else None
+            if setup == courier.setup and before.queue == config.queue:
+                continue
+            courier.stop()
+            del self._couriers[name]
+            if now is None:
+                self._queue.settle([key for key, row in self._queue.rows.items() if name in row.to], name)
+                self._soon.set()
+            else:
+                self._start(name, now, courier.outbox)
+        for name, sink in config.sinks.items():
+            if name not in self._couriers:
+                self._start(name, sink, None)
+
+    async def test(self, only: str | None, by: str) -> Sequence[Mapping[str, object]]:
+        """Tell each sink (or one) of a test now, around filters and waits; what came of it, by sink."""
+        notice = test_notice(self._config, by, self._clock())
+        couriers = [one for name, one in self._couriers.items() if only in {None, name}]
+        return await try_sinks([(one.setup, partial(one.once, notice)) for one in couriers])
+
+    # What there is
+
+    @property
+    def sinks(self) -> Sequence[str]:
+        """Their names."""
+        return tuple(self._couriers)
+
+    def problems(self) -> list[str]:
+        """What keeps alerts from being told, for a person."""
+        found = [f"alerts to {one.name}: {one.problem}" for one in self._couriers.values() if one.problem]
+        return [*found, *([self._queue.problem] if self._queue.problem else [])]
+
+    def facts(self) -> dict[str, object]:
+        """The state document's part: each sink, what has yet to be told, and the newest."""
+        now = trio.current_time()
+        sinks = [
+            {
+                "sink": one.name,
+                "kind": one.setup.config.how,
+                "problem": one.problem or "",
+                "waiting": one.outbox.waiting,
+                "late_s": round(one.outbox.age_s(now), 1),
+                **one.outbox.tally.outcomes,
+            }
+            for one in self._couriers.values()
+        ]
+        waiting = [
+            {**entry(notice), "to": [one.name for one in self._couriers.values() if one.outbox.waits(notice.id)]}
+            for notice in self._recent.values()
+        ]
+        pending = [{**entry(row.notice), "to": list(row.to)} for row in self._queue.rows.values()]
+        return {"sinks": sinks, "stored": pending, "recent": waiting[::-1]}
+
+    def couriers(self) -> Sequence[Courier]:
+        """Those that carry, for the metrics."""
+        return tuple(self._couriers.values())
+
+    @property
+    def stored(self) -> int:
+        """Alerts in the store that have yet to be told."""
+        return len(self._queue.rows)
+
+    # Within
+
+    def _take(self, alert: Alert, besides: str) -> tuple[Notice, bool]:
+        """The incident with this telling; False when this very telling is known."""
+        labels = {**self._config.labels, **alert.labels}
+        alert = tidy(replace(alert, at_s=alert.at_s or self._clock(), labels=labels))
+        notice = self._incidents.take(alert, besides)
+        fresh = self._recent.pop(notice.id, None) is not notice
+        self._recent[notice.id] = notice
+        if len(self._recent) > _RECENT:
+            del self._recent[next(iter(self._recent))]
+        return notice, fresh
+
+    def _wanting(self, notice: Notice) -> list[str]:
+        return [name for name, courier in self._couriers.items() if courier.outbox.wants(notice)]
+
+    def _offer(self, notice: Notice) -> None:
+        now = trio.current_time()
+        for name, courier in self._couriers.items():
+            courier.outbox.offer(notice, now)
+            courier.wake()
+            if lost := courier.outbox.lost:
+                self._queue.settle(lost, name)
+                lost.clear()
+            if not courier.outbox.waits(notice.id):
+                self._queue.settle([notice.id], name)
+        if self._queue.unflushed:
+            self._soon.set()
+
+    async def _load(self) -> None:
+        """Offer what an earlier run did not get told; what nobody takes any more is let go."""
+        if self._loaded:
+            return
+        try:
+            rows = await trio.to_thread.run_sync(self._store.rows, META, limiter=self._lane)
+        except StoreError as exc:
+            # A damaged file has been replaced by now, with every row in it that was whole.
+            self._log.warning("stored alerts are read again", error=str(exc))
+            rows = await trio.to_thread.run_sync(self._store.rows, META, limiter=self._lane)
+        self._loaded = True
+        self._queue.load(rows)
+        now, wall = trio.current_time(), self._clock()
+        for key, row in list(self._queue.rows.items()):
+            self._incidents.resume(row.notice)
+            self._recent.setdefault(key, row.notice)
+            for name in row.to:
+                courier = self._couriers.get(name)
+                if courier is None:
+                    self._log.info("a stored alert is let go: its sink is gone", id=key, sink=name)
+                    self._queue.settle([key], name)
+                elif not courier.outbox.waits(key):
+                    courier.outbox.offer(row.notice, now, age_s=max(0.0, wall - row.stored_s))
+                    if not courier.outbox.waits(key):
+                        self._queue.settle([key], name)
+        self._soon.set()
+
+    async def _write(self) -> None:
+        """Keep the store up to date, and offer what has been stored."""
+        while True:
+            await self._soon.wait()
+            self._soon = trio.Event()
+            count = len(self._staged)
+            good = await self._queue.flush()
+            for _ in range(count):
+                self._offer(self._staged.popleft())
+            if not good:
+                with trio.move_on_after(_RETRY_S):
+                    await self._soon.wait()
+                self._soon.set()
+
+    def _courier(self, name: str, config: SinkConfig, outbox: Outbox | None = None) -> Courier:
+        if outbox is None:
+            outbox = Outbox(name, rules_of(config, self._config.queue), self._clock() - trio.current_time())
+        else:
+            outbox.rules = rules_of(config, self._config.queue)
+        return Courier(
+            self._setup(name, config), outbox, self._build, settled=self._settled, failing=self._sink_failing
+        )
+
+    def _start(self, name: str, config: SinkConfig, outbox: Outbox | None) -> None:
+        courier = self._couriers[name] = self._courier(name, config, outbox)
+        if self._nursery is not None:
+            self._nursery.start_soon(courier.run, name=f"alerts to {name}")
+
+    def _settled(self, ids: Sequence[str], sink: str) -> None:
+        self._queue.settle(ids, sink)
+        if self._queue.unflushed:
+            self._soon.set()
+
+    def _sink_failing(self, name: str, error: str | None) -> None:
+        """Tell the others."""
+        words = f"alerts to {name} are taken again" if error is None else f"alerts to {name} are not taken: {error}"
+        alert = Alert(
+            kind=Kind.SOURCE,
+            key=f"sink:{name}",
+            summary=words,
+            severity=Severity.WARNING if error is not None else Severity.INFO,
+            at_s=self._clock(),
+            labels={"sink": name},
+            resolved=error is None,
+        )
+        self.tell(alert, besides=name)
+
+    @staticmethod
+    def _forget_s(config: AlertsConfig) -> float:
+        return max([FORGET_S, *(2 * sink.repeat_s for sink in config.sinks.values())])

@@ -1,0 +1,314 @@
+"""What one sink is told, and when: filter, de-duplication, batches, repeats, resends, and a limit for storms. Pure.
+
+Every telling that is offered ends in exactly one of the counts of `Tally`, or still waits. ``now`` is a clock that
+only goes forward; units: seconds.
+
+A telling waits up to ``batch_delay_s`` for company; a critical one goes at once and takes along what waits. More of an
+incident that has been told is told after ``repeat_s``, with the count; its end and a louder one as if they were new.
+Of new incidents ``per_minute`` are told, the others counted and told once, in one notice; durable ones are told always.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Collection, Iterator
+from typing import Final, final
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from reconciler.alerts.alert import Alert, Kind, Severity
+from reconciler.alerts.incident import Notice
+
+STORM_S: Final = 60.0
+KEPT: Final = 4096
+"""Incidents that a sink remembers to have been told."""
+
+
+class Rules(Struct, frozen=True, kw_only=True):
+    """One sink's wishes. ``kinds`` empty: all. ``resend_s``: a state is told this often until it ends; None: once.
+
+    ``most``: tellings of incidents that wait at most; ``resolved``: whether ends are told.
+    """
+
+    minimum: Severity = Severity.INFO
+    kinds: frozenset[Kind] = frozenset()
+    batch_size: int = 10
+    batch_delay_s: float = 5.0
+    repeat_s: float = 3600.0
+    resend_s: float | None = None
+    per_minute: int = 30
+    resolved: bool = True
+    most: int = 1000
+
+
+class Tally(Struct):
+    """Tellings, by what became of them."""
+
+    offered: int = 0
+    told: int = 0
+    ignored: int = 0
+    folded: int = 0
+    dropped: int = 0
+    failed: int = 0
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """All but those that were offered, which are the sum and what still waits."""
+        return {name: count for name, count in asdict(self).items() if name != "offered"}
+
+
+@final
+class _Record:
+    """What is known of one incident at this sink. ``due_at``: when it is to be told, infinity for not at all."""
+
+    __slots__ = ("due_at", "folded", "loudest", "notice", "over_told", "pending", "since", "told_at")
+
+    def __init__(self, notice: Notice) -> None:
+        self.notice = notice
+        self.pending = 0
+        self.since = math.inf
+        self.due_at = math.inf
+        self.told_at: float | None = None
+        self.over_told = False
+        self.loudest = -1
+        self.folded = False
+
+    @property
+    def waits(self) -> bool:
+        return self.due_at < math.inf
+
+
+@final
+class Outbox:
+    """One sink's. `offer` what there is, `take` what is due, then say `landed`, `failed` or `gave_up` of it."""
+
+    def __init__(self, name: str, rules: Rules, wall_offset_s: float = 0.0) -> None:
+        """``wall_offset_s``: what makes ``now`` seconds since the epoch."""
+        self.rules = rules
+        self.tally = Tally()
+        self.lost: list[str] = []
+        """Incidents dropped since somebody emptied this."""
+        self._name = name
+        self._records: dict[str, _Record] = {}
+        self._flying: dict[str, tuple[Notice, int]] = {}
+        self._accepted: deque[float] = deque()
+        self._storm: Counter[str] = Counter()
+        self._storm_at = math.inf
+        self._storms = 0
+        self._wall_offset_s = wall_offset_s
+
+    # In
+
+    def offer(self, notice: Notice, now: float, *, age_s: float = 0.0) -> bool:
+        """Take in one telling, which has waited ``age_s`` already; False when it is not for this sink."""
+        self.tally.offered += 1
+        record = self._records.get(notice.id)
+        if not self._wants(notice, record):
+            self.tally.ignored += 1
+            return False
+        if record is None or record.folded:
+            if not notice.alert.durable and self._is_storm(notice, record, now):
+                return True
+            if record is None:
+                self._accepted.append(now)
+            record = self._records.setdefault(notice.id, _Record(notice))
+            record.folded = False
+        record.notice = notice
+        record.pending += 1
+        if notice.over and record.over_told:
+            # Told to be over already: no news.
+            self.tally.told += record.pending
+            record.pending = 0
+            return True
+        record.since = min(record.since, now - age_s)
+        record.due_at = min(record.due_at, self._due(record, now))
+        self._bound()
+        return True
+
+    def wants(self, notice: Notice) -> bool:
+        """Whether this is one that the sink is told of."""
+        return self._wants(notice, self._records.get(notice.id))
+
+    def waits(self, key: str) -> bool:
+        """Whether something of this incident waits, or is on its way."""
+        record = self._records.get(key)
+        return record is not None and record.pending > 0
+
+    # Out
+
+    def next_at(self, now: float) -> float:
+        """When `take` has something; infinity for nothing."""
+        if self._flying:
+            return math.inf
+        due = [record.due_at for record in self._records.values() if record.waits]
+        soon = sum(at <= now + self.rules.batch_delay_s for at in due)
+        return now if soon >= self.rules.batch_size else min([*due, self._storm_at])
+
+    def take(self, now: float, most: int | None = None) -> tuple[Notice, ...]:
+        """What is to be told now, the longest due first; empty when nothing is. Until its end is said, nothing else."""
+        if self.next_at(now) > now:
+            return ()
+        if self._storm_at <= now:
+            self._tell_storm(now)
+        size = self.rules.batch_size if most is None else min(most, self.rules.batch_size)
+        reach = now + self.rules.batch_delay_s
+        soon = sorted((record for record in self._records.values() if record.due_at <= reach), key=_by_due)
+        for record in soon[:size]:
+            self._flying[record.notice.id] = (record.notice, record.pending)
+        return tuple(notice for notice, _ in self._flying.values())
+
+    def landed(self, now: float) -> list[str]:
+        """The sink has taken it. The answer: incidents of which nothing waits any more."""
+        done = []
+        for key, record, notice, pending in self._came_back():
+            self.tally.told += pending
+            self._was_told(record, notice, now)
+            if not record.pending:
+                done.append(key)
+        self._forget(now)
+        return done
+
+    def failed(self) -> None:
+        """It did not work: all of it waits again, together with what has come since."""
+        self._flying.clear()
+
+    def gave_up(self, ids: Collection[str], now: float) -> list[str]:
+        """These are told no more; the others wait again. The answer: as `landed`."""
+        done = []
+        for key, record, notice, pending in self._came_back(ids):
+            self.tally.failed += pending
+            # Given up is not told: an end that comes again is news.
+            self._was_told(record, notice, now, over_told=False)
+            if not record.pending:
+                done.append(key)
+        self._flying.clear()
+        return done
+
+    # What there is
+
+    @property
+    def waiting(self) -> int:
+        """Tellings that have not been told yet."""
+        return sum(record.pending for record in self._records.values())
+
+    def age_s(self, now: float) -> float:
+        """How long ago the oldest of what waits should have been told; 0 when nothing is late."""
+        return max(0.0, now - min((one.due_at for one in self._records.values() if one.pending), default=now))
+
+    def waited_s(self, key: str, now: float) -> float:
+        """How long one incident's telling has waited."""
+        record = self._records.get(key)
+        return 0.0 if record is None or math.isinf(record.since) else now - record.since
+
+    # Within
+
+    def _wants(self, notice: Notice, record: _Record | None) -> bool:
+        alert = notice.alert
+        if notice.besides == self._name or (notice.over and not self.rules.resolved):
+            return False
+        if self.rules.kinds and not self.rules.kinds & {alert.kind, alert.kind.began}:
+            return False
+        # Who was told of a beginning is told of the end, however quiet that is.
+        known = notice.over and record is not None
+        return known or alert.severity.rank >= self.rules.minimum.rank
+
+    def _is_storm(self, notice: Notice, record: _Record | None, now: float) -> bool:
+        """Whether this one is only counted."""
+        while self._accepted and self._accepted[0] <= now - STORM_S:
+            self._accepted.popleft()
+        if len(self._accepted) < self.rules.per_minute and not (record is not None and notice.over):
+            if record is not None:
+                self._accepted.append(now)
+            return False
+        self.tally.folded += 1
+        if notice.over and record is not None:
+            # Nobody knows of its beginning by name.
+            del self._records[notice.id]
+            return True
+        self._storm[notice.alert.kind.value] += 1
+        self._storm_at = min(self._storm_at, now + STORM_S)
+        self._records.setdefault(notice.id, _Record(notice)).folded = True
+        self._forget(now)
+        return True
+
+    def _due(self, record: _Record, now: float) -> float:
+        alert = record.notice.alert
+        news = record.told_at is None or record.notice.over or alert.severity.rank > record.loudest
+        if not news:
+            assert record.told_at is not None
+            return max(now, record.told_at + self.rules.repeat_s)
+        return now if alert.severity is Severity.CRITICAL else now + self.rules.batch_delay_s
+
+    def _came_back(self, ids: Collection[str] | None = None) -> Iterator[tuple[str, _Record, Notice, int]]:
+        for key, (notice, pending) in self._flying.items():
+            record = self._records.get(key)
+            # Dropped while it was on its way: it has been counted.
+            if record is not None and (ids is None or key in ids):
+                record.pending -= pending
+                yield key, record, notice, pending
+        if ids is None:
+            self._flying.clear()
+
+    def _was_told(self, record: _Record, notice: Notice, now: float, *, over_told: bool | None = None) -> None:
+        record.told_at, record.over_told = now, notice.over if over_told is None else over_told
+        record.loudest = max(record.loudest, notice.alert.severity.rank)
+        record.since, record.due_at = math.inf, math.inf
+        if record.pending:
+            if record.notice.over and record.over_told:
+                self.tally.told += record.pending
+                record.pending = 0
+                return
+            record.since, record.due_at = now, self._due(record, now)
+        elif self.rules.resend_s is not None and notice.alert.kind.lasts and not notice.over:
+            record.due_at = now + self.rules.resend_s
+
+    def _bound(self) -> None:
+        """Drop the oldest: of the others before critical ones, of those that a crash may lose before durable ones."""
+        waiting = [
+            record for record in self._records.values() if record.pending and record.notice.id not in self._flying
+        ]
+        if len(waiting) <= self.rules.most:
+            return
+        dropped = min(waiting, key=_by_worth)
+        self.tally.dropped += dropped.pending
+        self.lost.append(dropped.notice.id)
+        del self._records[dropped.notice.id]
+
+    def _forget(self, now: float) -> None:
+        """Let go of what can no longer matter, and of the oldest when there are too many."""
+        if len(self._records) <= KEPT // 2:
+            return
+        horizon = now - max(self.rules.repeat_s, STORM_S)
+        idle = [key for key, one in self._records.items() if not one.pending and not one.waits]
+        old = [key for key in idle if (self._records[key].told_at or -math.inf) < horizon]
+        for key in old or idle[: len(idle) // 2]:
+            del self._records[key]
+
+    def _tell_storm(self, now: float) -> None:
+        total = sum(self._storm.values())
+        words = ", ".join(f"{kind} {count}" for kind, count in sorted(self._storm.items()))
+        self._storms += 1
+        at_s = self._wall_offset_s + now
+        alert = Alert(
+            kind=Kind.OTHER,
+            key="storm",
+            summary=f"{total} more alerts came within a minute and are not told one by one: {words}",
+            at_s=at_s,
+            details={kind: str(count) for kind, count in sorted(self._storm.items())},
+        )
+        notice = Notice(
+            id=f"storm-{self._name}-{round(at_s * 1000):x}-{self._storms}", alert=alert, first_s=at_s, last_s=at_s
+        )
+        record = self._records.setdefault(notice.id, _Record(notice))
+        record.since = record.due_at = now
+        self._storm.clear()
+        self._storm_at = math.inf
+
+
+def _by_due(record: _Record) -> float:
+    return record.due_at
+
+
+def _by_worth(record: _Record) -> tuple[bool, bool, float]:
+    alert = record.notice.alert
+    return alert.severity is Severity.CRITICAL, alert.durable, record.since

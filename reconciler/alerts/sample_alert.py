@@ -1,0 +1,69 @@
+"""Trying sinks: through their couriers in the daemon, or built here from the configuration when none runs."""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+
+import trio
+
+from reconciler.alerts.alert import Alert, Kind, Severity
+from reconciler.alerts.config import AlertsConfig, check_sink
+from reconciler.alerts.incident import Incidents, Notice, tidy
+from reconciler.alerts.sink_worker import MARGIN_S
+from reconciler.alerts.sinks import build
+from reconciler.alerts.sinks.base import Ground, Setup, SinkError, setup_of
+from reconciler.clients.kube_config import ApiServer
+
+
+def test_notice(config: AlertsConfig, by: str, at_s: float) -> Notice:
+    """What a test tells: with the configured labels, so that it takes the way of every other alert."""
+    alert = Alert(
+        kind=Kind.TEST,
+        key=f"test:{at_s:.3f}",
+        summary=f"this is a test by {by}; nothing has happened" if by else "this is a test; nothing has happened",
+        severity=Severity.INFO,
+        at_s=at_s,
+        labels=config.labels,
+        details={"by": by} if by else {},
+    )
+    return Incidents(1.0).take(tidy(alert))
+
+
+async def try_sinks(tries: Sequence[tuple[Setup, Callable[[], Awaitable[None]]]]) -> Sequence[Mapping[str, object]]:
+    """Tell each once, all at the same time; what came of it, with the seconds that it took."""
+    results: dict[str, Mapping[str, object]] = {}
+
+    async def one(setup: Setup, send: Callable[[], Awaitable[None]]) -> None:
+        began = trio.current_time()
+        ok, detail = True, "taken"
+        try:
+            with trio.fail_after(setup.config.timeout_s + MARGIN_S):
+                await send()
+        except SinkError as exc:
+            ok, detail = False, str(exc)
+        except trio.TooSlowError:
+            ok, detail = False, "no end within the deadline"
+        seconds = round(trio.current_time() - began, 3)
+        found = {"sink": setup.name, "kind": setup.config.how, "ok": ok, "detail": detail, "seconds": seconds}
+        results[setup.name] = found
+
+    async with trio.open_nursery() as nursery:
+        for setup, send in tries:
+            nursery.start_soon(one, setup, send)
+    return [results[setup.name] for setup, _ in tries]
+
+
+async def try_all(
+    config: AlertsConfig, apiserver: ApiServer, ground: Ground, only: str | None, by: str
+) -> Sequence[Mapping[str, object]]:
+    """Build the configured sinks (or one), and tell each of a test. Errors: `InputError` when there is no such sink."""
+    check_sink(config, only)
+    notice = test_notice(config, by, time.time())
+    setups = [setup_of(name, one, ground, apiserver) for name, one in config.sinks.items() if only in {None, name}]
+    made = [(setup, build(setup)) for setup in setups]
+    try:
+        return await try_sinks([(setup, partial(sink.send, (notice,))) for setup, sink in made])
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
+            for _, sink in made:
+                await sink.aclose()

@@ -1,0 +1,187 @@
+"""The agent's end of alerts: counts them all, and loads the teller when there is a sink, or something stored to tell.
+
+On a node without sinks nothing but this and the alert's words is loaded, and the daemon's log is where alerts are.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+from msgspec import Struct
+
+from cgroupfs.errors import StoreError
+from reconciler.alerts.alert import Alert
+from reconciler.alerts.config import AlertsConfig, check_sink
+from reconciler.alerts.config import Sink as SinkConfig
+from reconciler.alerts.sinks.base import Ground, setup_of
+from reconciler.clients.kube_config import ApiServer
+from state.model import SourceStatus
+from state.schema import META
+from state.store import Batch, Store
+
+if TYPE_CHECKING:
+    from reconciler.alerts.dispatcher import Teller
+    from reconciler.alerts.sinks.base import Setup
+
+_EARLY: Final = 100
+_LOOK_S: Final = 10.0
+
+
+class SinkNumbers(Struct, frozen=True, kw_only=True):
+    """One sink in the metrics. ``late_s``: how long ago the oldest of what waits should have been told."""
+
+    outcomes: Mapping[str, int] = {}
+    waiting: int = 0
+    late_s: float = 0.0
+    failing: bool = False
+
+
+class AlertNumbers(Struct, frozen=True, kw_only=True):
+    """Alerts in the metrics: by kind and severity, and by sink."""
+
+    told: Mapping[tuple[str, str], int] = {}
+    sinks: Mapping[str, SinkNumbers] = {}
+    stored: int = 0
+
+
+@final
+class Telling:
+    """A component; `tell` may be called at any time, and never waits."""
+
+    def __init__(
+        self,
+        config: AlertsConfig,
+        store: Store,
+        lane: trio.CapacityLimiter,
+        *,
+        ground: Ground,
+        apiserver: ApiServer,
+        statuses: Callable[[], Sequence[SourceStatus]] = tuple,
+    ) -> None:
+        """``lane``: the store's. ``statuses`` are looked at now and then while there is somebody to tell."""
+        self._config = config
+        self._apiserver = apiserver
+        self._store = store
+        self._lane = lane
+        self._ground = ground
+        self._statuses = statuses
+        self._teller: Teller | None = None
+        self._early: deque[Alert] = deque(maxlen=_EARLY)
+        self._changed = trio.Event()
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def tell(self, alert: Alert) -> None:
+        """Have it told to whom it may concern, and counted."""
+        self._count(alert)
+        if self._teller is not None:
+            self._teller.tell(alert)
+        elif self._config.sinks:
+            self._early.append(alert)
+
+    async def keep(self, alert: Alert) -> bool:
+        """As `tell`; on return a durable one is in the store (False: in memory only). Nothing to keep without sinks."""
+        self._count(alert)
+        if self._teller is None and self._config.sinks:
+            await self._load()
+        return True if self._teller is None else await self._teller.keep(alert)
+
+    async def stage(self, batch: Batch, alert: Alert) -> Callable[[], None]:
+        """Put a durable alert into a batch of the caller's, stored together; call the answer when it has been."""
+        self._count(alert)
+        if self._teller is None and self._config.sinks:
+            await self._load()
+        return _nothing if self._teller is None else self._teller.stage(batch, alert)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Wait until there is somebody to tell, then be the teller's task, and watch the sources."""
+        if not self._config.sinks and not await self._left():
+            task_status.started()
+            task_status = trio.TASK_STATUS_IGNORED
+            while not self._config.sinks:
+                self._changed = trio.Event()
+                await self._changed.wait()
+        teller = await self._load()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(teller.run)
+            task_status.started()
+            await self._watch()
+
+    def reconfigure(self, config: AlertsConfig, apiserver: ApiServer) -> None:
+        """Take a new configuration."""
+        self._config, self._apiserver = config, apiserver
+        if self._teller is not None:
+            self._teller.reconfigure(config)
+        self._changed.set()
+
+    async def test(self, only: str | None, by: str) -> Sequence[Mapping[str, object]]:
+        """Tell every sink (or one) of a test. Errors: `InputError` when there is no such sink, or none at all."""
+        check_sink(self._config, only)
+        return await (await self._load()).test(only, by)
+
+    # What there is
+
+    def problems(self) -> list[str]:
+        """What keeps alerts from being told."""
+        return self._teller.problems() if self._teller is not None else []
+
+    def facts(self) -> dict[str, object]:
+        """The state document's part."""
+        return self._teller.facts() if self._teller is not None else {"sinks": [], "stored": [], "recent": []}
+
+    def numbers(self) -> AlertNumbers:
+        """The metrics' part."""
+        now = trio.current_time()
+        couriers = self._teller.couriers() if self._teller is not None else ()
+        sinks = {}
+        for one in couriers:
+            sinks[one.name] = SinkNumbers(
+                outcomes=one.outbox.tally.outcomes,
+                waiting=one.outbox.waiting,
+                late_s=one.outbox.age_s(now),
+                failing=one.problem is not None,
+            )
+        stored = self._teller.stored if self._teller is not None else 0
+        return AlertNumbers(told=dict(self.counts), sinks=sinks, stored=stored)
+
+    # Within
+
+    def _count(self, alert: Alert) -> None:
+        self.counts[alert.kind.value, alert.severity.value] += 1
+
+    async def _left(self) -> bool:
+        """Whether an earlier run left alerts to be let go."""
+        with suppress(StoreError):
+            rows = await trio.to_thread.run_sync(self._store.rows, META, limiter=self._lane)
+            return any(key.startswith("alert:") for key, _ in rows)
+        return False
+
+    async def _load(self) -> "Teller":
+        await trio.to_thread.run_sync(import_module, "reconciler.alerts.dispatcher")
+        from reconciler.alerts.dispatcher import Teller  # noqa: PLC0415
+
+        if self._teller is None:
+            self._teller = Teller(self._config, self._store, self._lane, self._setup)
+            while self._early:
+                self._teller.tell(self._early.popleft())
+        return self._teller
+
+    def _setup(self, name: str, config: SinkConfig) -> "Setup":
+        return setup_of(name, config, self._ground, self._apiserver)
+
+    async def _watch(self) -> None:
+        from reconciler.alerts.source_health import SourceWatch  # noqa: PLC0415
+
+        watch = SourceWatch(self._config.source_down_s)
+        while True:
+            await trio.sleep(_LOOK_S)
+            watch.down_s = self._config.source_down_s
+            for alert in watch.look(self._statuses(), trio.current_time(), time.time()):
+                self.tell(alert)
+
+
+def _nothing() -> None:
+    """Nobody is to be told."""

@@ -1,0 +1,575 @@
+"""One HTTP client for everything that asks: the kubelet, the API server, webhooks and probes.
+
+The only module that imports the HTTP library, and only when a session opens: with TLS it costs 5 MiB, which a node
+that needs no HTTP does not pay. It is httpcore2 and not httpx2 above it: of what that adds (redirects, cookies, forms,
+decoding) nothing is wanted here, and it takes 2 MiB more. Whatever goes wrong becomes one `SourceError` that names the
+asked and the reason.
+"""
+
+import importlib
+import logging
+import math
+import os
+import ssl
+import string
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, aclosing, contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
+from urllib.parse import quote
+from weakref import WeakValueDictionary
+
+import trio
+from msgspec import Struct
+
+from cgroupfs.errors import SourceError
+from reconciler import __version__
+from reconciler.clients.http_config import checked_token
+from reconciler.clients.urls import MASK, shown_url, split_url
+from reconciler.runtime.safe_files import LARGEST, FileRule, read_file
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import httpcore2
+
+LONGEST_WAIT_S: Final = 3600.0
+"""A server's wish that it be asked later counts up to here."""
+_LONGEST_DATE: Final = 100
+"""Characters of a Retry-After header."""
+_LARGEST: Final = 64 * 1024 * 1024
+# Of an answer that is passed on as it arrives: a bound on work, not on memory.
+_LONGEST_READ: Final = 1024 * 1024 * 1024
+_MOST_WAITS: Final = 10
+"""An answer that comes in parts is waited for as many times the peer's timeout in all."""
+# Of an answer that is read for what it says and not for its data.
+_MOST_KEPT: Final = 8 * 1024
+_LONGEST_TOKEN: Final = 64 * 1024
+_NO_HEADER: Final = "a header of the request has what no header can hold"
+_KEEPALIVE_S: Final = 120.0
+_CLOSE_S: Final = 1.0
+# With the system's certificates one is 0.8 MiB and takes 60 ms: sessions that trust the same share it while one lives.
+_CONTEXTS: Final[WeakValueDictionary[object, ssl.SSLContext]] = WeakValueDictionary()
+
+Take = Callable[[bytes], Awaitable[None]]
+"""Gets the parts of a body as they arrive."""
+
+
+class Inline(Struct, frozen=True, kw_only=True):
+    """Credentials that have no file of their own, PEM texts and a token: they are in memory only, and never shown."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    token: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Inline({', '.join(name for name in self.__struct_fields__ if getattr(self, name))})"
+
+
+class Peer(Struct, frozen=True, kw_only=True):
+    """Whom to ask and how to trust each other. All files are read again when they change.
+
+    ``server_name``: the name in the peer's certificate, where the address is not in it. ``insecure``: accept any
+    certificate; then no token and no client certificate is shown. ``root_only``: those of the files that another
+    component named, which only root may be able to change.
+    """
+
+    name: str
+    url: str
+    token_file: str | None = None
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    server_name: str | None = None
+    insecure: bool = False
+    timeout_s: float = 5.0
+    inline: Inline = Inline()
+    root_only: tuple[str, ...] = ()
+
+    @property
+    def exposed(self) -> str:
+        """Why nothing may be asked with these credentials: who listens on the way could take them; empty: it may."""
+        if not (self.token_file or self.cert_file or self.inline.token or self.inline.cert):
+            return ""
+        if not self.secure:
+            return f"{self.credentials} is not sent without TLS: give an https address"
+        if self.insecure:
+            return f"{self.credentials} is not sent, as the server's certificate is not verified: give its CA"
+        return ""
+
+    def __repr__(self) -> str:
+        return f"Peer({self.name!r}, {self.shown!r})"
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages: without credentials."""
+        return shown_url(self.url)
+
+    @property
+    def secure(self) -> bool:
+        """Whether TLS is spoken."""
+        return self.url.startswith("https:")
+
+    @property
+    def credentials(self) -> str:
+        """What we show to the peer, for messages."""
+        if self.token_file:
+            return f"the token of {self.token_file}"
+        if self.cert_file:
+            return f"the certificate {self.cert_file}"
+        return "the token" if self.inline.token else "the certificate" if self.inline.cert else "no credentials"
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What a peer answered, whatever it means. Header names are in small letters; ``body`` may have been cut.
+
+    ``seconds``: from the sending of the request to the end of the answer; ``connect_s``: what it took before that to
+    make a connection, 0.0 where one was there.
+    """
+
+    status: int
+    headers: Mapping[str, str] = {}
+    body: bytes = b""
+    seconds: float = 0.0
+    connect_s: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        """Whether the peer says that it was done."""
+        return 200 <= self.status < 300
+
+    @property
+    def words(self) -> str:
+        """The beginning of the body, for a message."""
+        return " ".join(self.body[:200].decode(errors="replace").split())[:120]
+
+    def wait_s(self, now_s: float) -> float | None:
+        """How long the peer wants not to be asked; None: it says nothing. ``now_s``: seconds since the epoch."""
+        return retry_after_s(self.headers.get("retry-after"), now_s)
+
+
+class _Request(NamedTuple):
+    method: str
+    path: str
+    body: bytes | None
+    headers: Mapping[str, str]
+
+    def fields(self, host: str, token: str | None) -> list[tuple[bytes, bytes]]:
+        """The header as it is sent; what the asker gives wins. Errors: `ValueError` for what no header can hold."""
+        told = {
+            "Host": host,
+            "User-Agent": f"bypassd/{__version__}",
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",
+            **({"Authorization": f"Bearer {token}"} if token else {}),
+        }
+        given = {name.lower() for name in self.headers}
+        fields = [(name, value) for name, value in told.items() if name.lower() not in given]
+        return [(name.encode("ascii"), value.encode("latin-1")) for name, value in (*fields, *self.headers.items())]
+
+
+@final
+class HttpSession:
+    """One kept connection to a `Peer`. Use as ``async with``; it may be used again after any error."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._pool: httpcore2.AsyncConnectionPool | None = None
+        self._trusted: object = None
+        self._token: tuple[object, str] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: "TracebackType | None"
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection; the next `get` opens another."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            with trio.move_on_after(_CLOSE_S, shield=True):
+                await pool.aclose()
+
+    async def get(self, path: str) -> bytes:
+        """The body of a 200.
+
+        Errors: `SourceError` for anything else: refused, silent, broken off, another status, too long.
+        """
+        body = bytearray()
+
+        async def take(chunk: bytes) -> None:
+            body.extend(chunk)
+            if len(body) > _LARGEST:
+                raise self._error(f"{path}: the answer is longer than {_LARGEST >> 20} MiB")
+
+        self._check(path, await self.stream("GET", path, take))
+        return bytes(body)
+
+    async def read(self, path: str, take: Take) -> None:
+        """Hand the body of a 200 to ``take`` as it arrives; nothing of it is kept.
+
+        The peer's timeout bounds each wait for a part of it, and `_MOST_WAITS` times that all waits together. What
+        ``take`` needs does not count: it depends on what the answer holds, and no more of it would come sooner.
+        Errors: as `get`, but for the length: `_LONGEST_READ` bytes. ``take`` may have had a part before.
+        """
+        request = _Request("GET", path, None, {})
+        self._check(path, await self._within(request, _what("GET", path, None), take=take, in_parts=True))
+
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        take: Take,
+        headers: Mapping[str, str] | None = None,
+        *,
+        shown: str | None = None,
+    ) -> Answer:
+        """As `exchange`, but ``take`` gets the body of a success as it arrives; the answer has none then."""
+        request = _Request(method, path, None, headers or {})
+        return await self._within(request, _what(method, path, shown), take=take)
+
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        most: int = _MOST_KEPT,
+        timeout_s: float | None = None,
+        shown: str | None = None,
+    ) -> Answer:
+        """Whatever the peer answers, of its body the first ``most`` bytes. ``timeout_s`` None: the peer's.
+
+        ``shown`` stands in messages for the path, where that holds a secret.
+        Errors: `SourceError` when there is no whole answer: unreachable, silent, broken off.
+        """
+        request = _Request(method, path, body, headers or {})
+        return await self._within(request, _what(method, path, shown), keep=most, timeout_s=timeout_s)
+
+    async def _within(
+        self,
+        request: _Request,
+        what: str,
+        *,
+        keep: int = _MOST_KEPT,
+        timeout_s: float | None = None,
+        take: Take | None = None,
+        in_parts: bool = False,
+    ) -> Answer:
+        """The answer before the deadline, cut at ``keep``. ``take`` gets the body of a success instead.
+
+        ``in_parts``: the deadline is one for each part, as of `read`.
+        """
+        patience_s = self._peer.timeout_s if timeout_s is None else timeout_s
+        waits: _Waits | None = None
+        try:
+            with trio.fail_after(patience_s) as scope:
+                if in_parts and take is not None:
+                    waits = _Waits(scope, patience_s, take)
+                    take = waits.take
+                return await self._ask(request, what, keep, take)
+        except trio.TooSlowError as exc:
+            await self.aclose()
+            late = "no answer" if waits is None or not waits.parts else "no more of the answer"
+            if waits is not None and waits.used_up:
+                late, patience_s = "not all of the answer", patience_s * _MOST_WAITS
+            raise self._error(f"{what}{late} within {patience_s:g} s") from exc
+
+    async def _ask(self, request: _Request, what: str, keep: int, take: Take | None) -> Answer:
+        # Lazy: see the module's docstring. In a thread: the loop has better to do for a tenth of a second.
+        await trio.to_thread.run_sync(importlib.import_module, "httpcore2")
+        import httpcore2  # noqa: PLC0415
+
+        if self._peer.exposed:
+            raise self._error(f"{what}{self._peer.exposed}")
+        pool = await self._open()
+        token = self._read_token()
+        try:
+            url, host = _address(self._peer.url, request.path)
+            fields = request.fields(host, token)
+        except UnicodeError:
+            # Its text, and what it holds, is the header's value: it is not kept as the cause either.
+            raise self._error(f"{what}{_NO_HEADER}") from None
+        except ValueError as exc:
+            raise self._error(f"{what}{exc}") from exc
+        began, connecting = trio.current_time(), 0.0
+
+        async def trace(event: str, _: object) -> None:
+            nonlocal began, connecting
+            if event.startswith("connection.connect_") and event.endswith(".started"):
+                connecting = trio.current_time()
+            elif event.endswith(".send_request_headers.started"):
+                began = trio.current_time()
+
+        # Any: the library's own type of them.
+        extensions: dict[str, Any] = {"trace": trace}
+        if self._peer.server_name:
+            extensions["sni_hostname"] = self._peer.server_name
+        try:
+            async with pool.stream(
+                request.method, url, content=request.body, headers=fields, extensions=extensions
+            ) as answer:
+                good = 200 <= answer.status < 300
+                if take is not None and good:
+                    body = b""
+                    if not await _pass_on(answer.aiter_stream(), take):
+                        raise self._error(f"{what}the answer is longer than {_LONGEST_READ >> 20} MiB")
+                else:
+                    body = await _body(answer.aiter_stream(), keep)
+                if not good and token:
+                    # What a server says of a request that it refuses may quote it, and is shown.
+                    body = body.replace(token.encode(), MASK.encode())
+                return Answer(
+                    status=answer.status,
+                    headers=_by_name(answer.headers),
+                    body=body,
+                    seconds=trio.current_time() - began,
+                    connect_s=began - connecting if connecting else 0.0,
+                )
+        except httpcore2.LocalProtocolError:
+            # Its text quotes the header's value, which may be a secret.
+            await self.aclose()
+            raise self._error(f"{what}{_NO_HEADER}") from None
+        except (SourceError, ValueError):
+            # Of `take`, or too long: the connection has a rest on it that nobody reads.
+            await self.aclose()
+            raise
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException) as exc:
+            await self.aclose()
+            raise self._error(f"{what}{_reason(exc)}") from exc
+
+    def _check(self, path: str, answer: Answer) -> None:
+        if answer.status != 200:
+            raise self._error(f"{path}: {self._refused(answer)}")
+
+    def _refused(self, answer: Answer) -> str:
+        if answer.status == 401:
+            return f"401: it does not accept {self._peer.credentials}"
+        if answer.status == 403:
+            return f"403: it knows {self._peer.credentials} but does not let it read this"
+        return f"it answered {answer.status} {answer.words}".rstrip()
+
+    async def _open(self) -> "httpcore2.AsyncConnectionPool":
+        trusted = tuple(_version(path) for path in (self._peer.ca_file, self._peer.cert_file, self._peer.key_file))
+        if self._pool is not None and trusted == self._trusted:
+            return self._pool
+        context = await self._shared_context(trusted) if self._peer.secure else None
+        await self.aclose()
+        import httpcore2  # noqa: PLC0415
+
+        # At our own level debug each request would be ten lines.
+        logging.getLogger("httpcore2").setLevel(logging.WARNING)
+        # No timeouts of the library's: the whole exchange has one deadline, in `_within`.
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=context,
+            max_connections=1,
+            keepalive_expiry=_KEEPALIVE_S,
+            network_backend=httpcore2.TrioBackend(),
+        )
+        self._trusted = trusted
+        return self._pool
+
+    async def _shared_context(self, versions: object) -> ssl.SSLContext:
+        peer = self._peer
+        key = versions, peer.ca_file, peer.cert_file, peer.key_file, peer.insecure, peer.inline, peer.root_only
+        context = _CONTEXTS.get(key)
+        if context is None:
+            context = await trio.to_thread.run_sync(self._context)
+            _CONTEXTS[key] = context
+        return context
+
+    def _context(self) -> ssl.SSLContext:
+        peer = self._peer
+        try:
+            with ExitStack() as held:
+
+                def path_of(path: str | None) -> str | None:
+                    return None if path is None else held.enter_context(_in_memory(self._read(path)))
+
+                context = ssl.create_default_context(cafile=path_of(peer.ca_file), cadata=peer.inline.ca)
+                if peer.insecure:
+                    context.check_hostname = False
+                    context.verify_mode = ssl.CERT_NONE
+                if (cert := path_of(peer.cert_file)) is not None:
+                    context.load_cert_chain(cert, path_of(peer.key_file))
+                elif peer.inline.cert:
+                    both = f"{peer.inline.cert}\n{peer.inline.key or ''}".encode()
+                    context.load_cert_chain(held.enter_context(_in_memory(both)))
+        except OSError as exc:
+            files = ", ".join(path for path in (peer.ca_file, peer.cert_file, peer.key_file) if path)
+            files = files or "the certificates given"
+            raise self._error(f"cannot use {files}: {exc.strerror or exc}") from exc
+        return context
+
+    def _read_token(self) -> str | None:
+        """The bearer token; read again when the file has been replaced, as projected tokens are every hour."""
+        path = self._peer.token_file
+        if path is None:
+            return self._peer.inline.token
+        version = _version(path)
+        if self._token is None or self._token[0] != version:
+            try:
+                self._token = (version, checked_token(self._read(path, _LONGEST_TOKEN).decode("ascii")))
+            except OSError as exc:
+                raise self._error(f"cannot read the token of {path}: {exc.strerror or exc}") from exc
+            except UnicodeDecodeError:
+                raise self._error(f"cannot use the token of {path}: it is no ASCII text") from None
+            except ValueError as exc:
+                raise self._error(f"cannot use the token of {path}: {exc}") from exc
+        return self._token[1]
+
+    def _read(self, path: str, largest: int = LARGEST) -> bytes:
+        """One of the peer's files. Errors: `OSError`."""
+        rule = FileRule.ROOT if path in self._peer.root_only else FileRule.OPERATOR
+        return read_file(os.path.abspath(path), rule, largest=largest)
+
+    def _error(self, message: str) -> SourceError:
+        return SourceError(self._peer.name, f"{self._peer.shown}: {message}")
+
+
+@final
+class _Waits:
+    """Moves a scope's deadline so that only waiting for the peer counts; ``take`` is to be called with each part."""
+
+    def __init__(self, scope: trio.CancelScope, patience_s: float, take: Take) -> None:
+        self.parts = 0
+        self._scope = scope
+        self._patience_s = patience_s
+        self._take = take
+        self._left_s = patience_s * _MOST_WAITS
+        self._since = trio.current_time()
+
+    @property
+    def used_up(self) -> bool:
+        """Whether it was all waits together that were too long, and not one."""
+        return self._left_s < self._patience_s
+
+    async def take(self, part: bytes) -> None:
+        self.parts += 1
+        self._left_s -= trio.current_time() - self._since
+        self._scope.deadline = math.inf
+        await self._take(part)
+        self._since = trio.current_time()
+        self._scope.deadline = self._since + min(self._patience_s, self._left_s)
+
+
+def _what(method: str, path: str, shown: str | None) -> str:
+    return f"{path}: " if shown is None else f"{method} {shown}".rstrip() + ": "
+
+
+def retry_after_s(text: str | None, now_s: float) -> float | None:
+    """A Retry-After header in seconds from now, bounded; None for none, or one that nobody can read.
+
+    Source: RFC 9110, section 10.2.3: a number of seconds, or a date.
+    """
+    if text is None:
+        return None
+    text = text.strip()
+    plain = text.isascii() and text.isdecimal()
+    if len(text) > _LONGEST_DATE:
+        # So many digits are more than the longest wait; and no date is as long.
+        return LONGEST_WAIT_S if plain else None
+    if plain:
+        wait_s = float(text)
+    else:
+        from email.utils import parsedate_to_datetime  # noqa: PLC0415  (rare, and not light)
+
+        try:
+            wait_s = parsedate_to_datetime(text).timestamp() - now_s
+        except (ValueError, TypeError, OverflowError):
+            return None
+    return min(max(0.0, wait_s), LONGEST_WAIT_S)
+
+
+def _address(base: str, path: str) -> "tuple[httpcore2.URL, str]":
+    """What to ask of whom, and the field ``Host``. Errors: `ValueError` for a ``base`` that is no URL."""
+    import httpcore2  # noqa: PLC0415
+
+    root, prefix, _ = split_url(base)
+    place = httpcore2.URL(root)
+    # What is encoded already stays; only what cannot stand in a request at all is encoded here.
+    target = quote(prefix.rstrip("/") + path, safe=string.punctuation)
+    url = httpcore2.URL(scheme=place.scheme, host=place.host, port=place.port, target=target)
+    return url, root.partition("://")[2].removesuffix(":443" if place.scheme == b"https" else ":80")
+
+
+def _by_name(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Fields by their names in small letters; of one that came several times all values, as in one."""
+    found: dict[str, str] = {}
+    for raw, value in fields:
+        name, text = raw.decode("latin-1").lower(), value.decode("latin-1")
+        found[name] = f"{found[name]}, {text}" if name in found else text
+    return found
+
+
+async def _body(stream: AsyncGenerator[bytes], keep: int) -> bytes:
+    """The first ``keep`` bytes of the body.
+
+    What is not kept is read all the same, up to a bound: the library leaves its inner generators open when a body is
+    left half-read.
+    """
+    body, length = bytearray(), 0
+    async with aclosing(stream) as chunks:
+        async for chunk in chunks:
+            length += len(chunk)
+            body += chunk[: max(0, keep - len(body))]
+            if length > _LARGEST:
+                break
+    return bytes(body)
+
+
+async def _pass_on(stream: AsyncGenerator[bytes], take: Take) -> bool:
+    """Whether the body ended within the bound."""
+    length = 0
+    async with aclosing(stream) as chunks:
+        async for chunk in chunks:
+            length += len(chunk)
+            if length > _LONGEST_READ:
+                return False
+            await take(chunk)
+    return True
+
+
+@contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """OpenSSL takes certificates and keys from a file only: the path of one that never has a name. Errors: `OSError`.
+
+    So what was checked and what OpenSSL reads is the same.
+    """
+    number = os.memfd_create("certificate", os.MFD_CLOEXEC)
+    try:
+        os.write(number, content)
+        yield f"/proc/self/fd/{number}"
+    finally:
+        os.close(number)
+
+
+def _version(path: str | None) -> object:
+    """Changes when the file does, also when a symlink above it is switched; None when there is none."""
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _reason(exc: Exception) -> str:
+    """What a person needs to know of a failed exchange: the innermost cause that says something."""
+    cause: BaseException | None = exc
+    inner: BaseException = exc
+    while cause is not None:
+        inner = cause
+        # One address tried of several is as good as another.
+        cause = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause.__cause__ or cause.__context__
+    cause = inner
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {cause.verify_message}"
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return str(exc) or type(exc).__name__

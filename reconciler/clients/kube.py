@@ -1,0 +1,213 @@
+"""A small client of the API server: one request at a time, JSON both ways, whatever it answers handed back.
+
+Whom to ask is found anew when the kubeconfig changes; tokens and certificates are read again when their files do.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Final, final
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from cgroupfs.bounded import decoded
+from cgroupfs.errors import InputError, SourceError
+from reconciler.clients.http import LONGEST_WAIT_S, Answer, HttpSession, Peer
+from reconciler.clients.kube_config import ApiServer
+from reconciler.clients.kubeconfig import read_kubeconfig
+from reconciler.runtime.safe_files import FileRule
+
+NAME: Final = "API server"
+_MOST: Final = 64 * 1024
+SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
+KUBELETS_OWN: Final = (
+    "/etc/kubernetes/kubelet.conf",
+    "/var/lib/kubelet/kubeconfig",
+    "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
+    "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
+)
+"""Where kubelets have their kubeconfig, for one whose command line does not tell."""
+
+
+class Cause(Struct, frozen=True):
+    """One of a refusal's causes, such as ``DisruptionBudget``."""
+
+    reason: str = ""
+    message: str = ""
+
+
+class Details(Struct, frozen=True, rename={"retry_after_s": "retryAfterSeconds"}):
+    """What a refusal is about: ``kind`` is the resource's name (``pods``)."""
+
+    kind: str = ""
+    name: str = ""
+    retry_after_s: int = 0
+    causes: list[Cause] | None = None
+
+
+class Status(Struct, frozen=True):
+    """The API server's own account of what it did not do; empty where the answer has none."""
+
+    kind: str = ""
+    reason: str = ""
+    message: str = ""
+    details: Details | None = None
+
+    def has_cause(self, reason: str) -> bool:
+        """Whether one of the causes is this one."""
+        causes = self.details.causes if self.details is not None else None
+        return any(cause.reason == reason for cause in causes or ())
+
+
+_decode_status = msgspec.json.Decoder(Status).decode
+
+
+def status_of(answer: Answer) -> Status:
+    """The ``Status`` object in an answer; an empty one for a proxy's page and the like."""
+    try:
+        status = decoded(_decode_status, answer.body)
+    except ValueError:
+        return Status()
+    return status if status.kind == "Status" else Status()
+
+
+def wait_s_of(answer: Answer, status: Status, now_s: float) -> float | None:
+    """How long the API server wants not to be asked, by the header, else by its Status; None: it says nothing."""
+    told = status.details.retry_after_s if status.details is not None else 0
+    wait_s = answer.wait_s(now_s)
+    return min(float(told), LONGEST_WAIT_S) if wait_s is None and told > 0 else wait_s
+
+
+def find_peer(
+    config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
+) -> Peer:
+    """Whom to ask: what the operator says, else the service account of a pod, else as the kubelet does.
+
+    ``kubelets``: the kubeconfig that the kubelet's command line names. A pod's own files are never below ``root``.
+    Errors: `SourceError` when there is no way, or the kubeconfig cannot be used.
+    """
+    if not config.enabled:
+        raise SourceError(NAME, "apiserver.enabled is false")
+    if config.server is not None:
+        return Peer(
+            name=NAME,
+            url=config.server.rstrip("/"),
+            token_file=config.token_file,
+            ca_file=config.ca_file,
+            cert_file=config.client_cert_file,
+            key_file=config.client_key_file,
+            insecure=config.insecure_skip_verify,
+            timeout_s=config.timeout_s,
+        )
+    path = kubeconfig_path(config, root=root, kubelets=kubelets, environ=environ)
+    if path is None:
+        host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
+        if not host:
+            raise SourceError(NAME, "there is neither a kubeconfig nor a service account; set apiserver.kubeconfig")
+        return Peer(
+            name=NAME,
+            url=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+            token_file=f"{SERVICE_ACCOUNT}/token",
+            ca_file=f"{SERVICE_ACCOUNT}/ca.crt",
+            timeout_s=config.timeout_s,
+        )
+    try:
+        rule = FileRule.ROOT if config.kubeconfig is None else FileRule.OPERATOR
+        return read_kubeconfig(path, name=NAME, root=root, timeout_s=config.timeout_s, rule=rule)
+    except InputError as exc:
+        raise SourceError(NAME, f"kubeconfig {exc}") from exc
+
+
+def kubeconfig_path(
+    config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
+) -> str | None:
+    """The kubeconfig that counts; None: the service account, or nothing."""
+    if config.kubeconfig is not None:
+        return config.kubeconfig
+    if environ.get("KUBERNETES_SERVICE_HOST") and os.path.exists(f"{SERVICE_ACCOUNT}/token"):
+        return None
+    candidates = (kubelets,) if kubelets else KUBELETS_OWN
+    return next((path for path in candidates if os.path.exists(os.path.join(root, path.lstrip("/")))), None)
+
+
+@final
+class KubeApi:
+    """See the module's text. Requests of several tasks wait for each other: it is asked seldom, never in a hurry."""
+
+    def __init__(
+        self,
+        config: ApiServer,
+        *,
+        root: str = "/",
+        kubelets: str | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._config = config
+        self._root = root
+        self._kubelets = kubelets
+        self._environ = environ
+        self._session: HttpSession | None = None
+        self._peer: Peer | None = None
+        self._found: tuple[object, Peer] | None = None
+        self._turn = trio.Lock()
+
+    def unreachable(self) -> str | None:
+        """Why there is no point in asking, from files alone; None: it can be tried."""
+        try:
+            peer = self._find()
+        except SourceError as exc:
+            return str(exc)
+        return f"{NAME}: {peer.url}: {peer.exposed}" if peer.exposed else None
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: object | None = None,
+        *,
+        timeout_s: float | None = None,
+        content_type: str = "application/json",
+        most: int = _MOST,
+    ) -> Answer:
+        """Its answer, whatever it is. ``body`` becomes JSON. ``timeout_s`` None: as configured.
+
+        ``content_type``: a patch has one of its own. Of the answer's body ``most`` bytes are kept.
+        Errors: `SourceError` when there is no answer.
+        """
+        content = None if body is None else msgspec.json.encode(body)
+        headers = {} if body is None else {"Content-Type": content_type}
+        async with self._turn:
+            session = await self._open()
+            return await session.exchange(method, path, content, headers, timeout_s=timeout_s, most=most)
+
+    async def aclose(self) -> None:
+        """Close the connection; the client stays usable."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.aclose()
+
+    async def _open(self) -> HttpSession:
+        peer = self._find()
+        if self._session is not None and peer == self._peer:
+            return self._session
+        await self.aclose()
+        self._peer, self._session = peer, HttpSession(peer)
+        return self._session
+
+    def _find(self) -> Peer:
+        """The peer, read anew when the kubeconfig has changed."""
+        path = kubeconfig_path(self._config, root=self._root, kubelets=self._kubelets, environ=self._environ)
+        version = path, None if path is None else _version(os.path.join(self._root, path.lstrip("/")))
+        if self._found is None or version != self._found[0]:
+            peer = find_peer(self._config, root=self._root, kubelets=self._kubelets, environ=self._environ)
+            self._found = version, peer
+        return self._found[1]
+
+
+def _version(path: str) -> object:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

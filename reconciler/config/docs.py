@@ -1,0 +1,245 @@
+"""The configuration's words: the example file, docs/config.md and ``config explain``, all from the declarations.
+
+``python -m reconciler.config.docs`` (in the project's directory) writes deploy/config.yaml and docs/config.md anew; a
+test compares them.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.clients.urls import masked_url
+from reconciler.config.load import DEFAULT_PATH, Loaded, value_at
+from reconciler.config.model import Config
+from reconciler.policies.table import POLICIES
+from reconciler.settings import units
+from reconciler.settings.schema import Field, Kind, Leaf, Rows, Schema, Section, Table, section_of, settings
+
+# Bare YAML words: everything else is quoted.
+_SAFE: Final = re.compile(r"[A-Za-z0-9/][A-Za-z0-9/._%-]*")
+_WIDTH: Final = 120
+
+_HEAD: Final = f"""\
+# Configuration of bypassd, read from {DEFAULT_PATH}, then from conf.d/*.yaml beside it in name
+# order; what comes later wins, setting by setting (lists are replaced whole). Everything below is a default: uncomment
+# what you change. docs/config.md has the same as tables, and an example of rules that name classes.
+# `bypassctl config explain` shows what is in force and where it was written; SIGHUP reloads.
+"""
+
+CLASSES_EXAMPLE: Final = """\
+classes:
+  # An operator's last word on some pods; the first that fits wins.
+  overrides:
+  - class: shared
+    pod: batch/report-*
+    reason: month-end report, must be fast until the 5th
+  # Pods without marks of their own (labels, annotations of Katalyst, Koordinator, Volcano); the first that fits wins.
+  selectors:
+  - class: reclaimed
+    namespaces: [ci, "batch-*"]
+  - class: system
+    priorityClasses: [system-node-critical]
+    labels:
+      matchLabels: {tier: node}
+      matchExpressions:
+      - {key: canary, operator: DoesNotExist}
+"""
+
+
+def shown(value: object, field: Field | None = None) -> str:
+    """A value as one would write it in the file."""
+    leaf = field.schema if field is not None and isinstance(field.schema, Leaf) else None
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case Enum():
+            return str(value.value)
+        case int() | float():
+            return units.format_number(value, leaf.unit if leaf is not None else None)
+        case CpuSet():
+            return str(value) or '""'
+        case tuple():
+            return f"[{', '.join(shown(item) for item in value)}]"
+        case frozenset():
+            return f"[{', '.join(sorted(shown(item) for item in value))}]"
+        case Mapping():
+            return f"{{{', '.join(f'{shown(key)}: {shown(item)}' for key, item in value.items())}}}"
+        case _:
+            text = str(value)
+            return text if _SAFE.fullmatch(text) else json.dumps(text)
+
+
+def accepts(field: Field) -> str:
+    """What may be written: kind, bounds, whether null."""
+    match field.schema:
+        case Leaf() as leaf:
+            words = leaf.unit.noun if leaf.unit is not None and leaf.bounds else leaf.words
+            words += f" {leaf.bounds}" if leaf.bounds else ""
+            return f"{words}; or null" if leaf.optional else words
+        case Rows(item=Section()):
+            return "a list of rules"
+        case Rows(item=Rows()):
+            return "a list of lists"
+        case Rows():
+            return "a list"
+        case Table(item=Section()):
+            return "names with sections"
+        case Table():
+            return "keys with values"
+        case _:
+            return "a section"
+
+
+def _summary(path: str, section: Section) -> str:
+    name = path.removeprefix("policies.")
+    for policy in POLICIES:
+        if policy.name == name:
+            return _sentence(policy.summary)
+    return section.summary
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def example() -> str:
+    """deploy/config.yaml: every setting with its words, commented out; section names stand, so one line is enough."""
+    lines = [_HEAD]
+    for path, field in settings(section_of(Config)):
+        indent = "  " * path.count(".")
+        if isinstance(field.schema, Section):
+            summary = _summary(path, field.schema)
+            blank = [""] if "." not in path else []
+            lines += [*blank, *_comment(summary, indent), f"{indent}{field.name}:"]
+            continue
+        words = f"{field.description} ({accepts(field)})" if field.description else accepts(field)
+        restart = "; needs a restart" if field.restart else ""
+        lines += [*_comment(f"{words}{restart}", indent), f"{indent}# {field.name}: {shown(field.default, field)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    lines: list[str] = []
+    line = f"{indent}#"
+    for word in text.split():
+        if len(line) + 1 + len(word) > _WIDTH and line != f"{indent}#":
+            lines.append(line)
+            line = f"{indent}#"
+        line = f"{line} {word}"
+    return [*lines, line]
+
+
+def markdown() -> str:
+    """docs/config.md: every setting in tables, one per section."""
+    root = section_of(Config)
+    lines = [
+        "# Configuration",
+        "",
+        "Made by `python -m reconciler.config.docs` from the declarations in the code; do not edit.",
+        "",
+        f"bypassd reads `{DEFAULT_PATH}`, then `conf.d/*.yaml` beside it in name order. What comes later wins, setting",
+        "by setting; lists are replaced whole. Every problem of every file is told at once, as",
+        "`file:line:column: setting: message`, and none of it is used then. `systemctl reload bypassd` (SIGHUP) reads",
+        "the files again; a bad file leaves the old configuration in force, and a setting marked ↻ needs a restart.",
+        "",
+        "A bare number is in the unit that the setting's name ends in (`_s` seconds, `_bytes`, `_milli` thousandths of",
+        "a CPU, `_percent`); a unit may be written: `200ms`, `10s`, `5m`, `1h`; `512Mi`, `4Gi`; `500m`, `2cpu`;",
+        "`75%`. Text is taken as it stands (`on`, `010` and `12:30` stay text). Anchors, aliases and tags are refused.",
+        "",
+        "Example of rules that name classes:",
+        "",
+        "```yaml",
+        CLASSES_EXAMPLE.rstrip(),
+        "```",
+    ]
+    lines += _tables(root, "", "Top level")
+    return "\n".join(lines) + "\n"
+
+
+def _tables(section: Section, path: str, title: str) -> list[str]:
+    plain = [field for field in section.fields.values() if not isinstance(field.schema, Section)]
+    lines = ["", f"## {title}", ""]
+    if path:
+        lines += [_summary(path, section), ""]
+    if plain:
+        lines += ["| setting | default | what | accepts |", "|---|---|---|---|"]
+        lines += [_row(field) for field in plain]
+    elif not section.fields:
+        lines += ["Nothing can be set here."]
+    for field in section.fields.values():
+        inner = f"{path}.{field.name}" if path else field.name
+        if isinstance(field.schema, Section):
+            lines += _tables(field.schema, inner, f"`{inner}`")
+        else:
+            mark, item = _item(field.schema)
+            if item is not None:
+                lines += _tables(item, f"{inner}{mark}", f"`{inner}{mark}`")
+    return lines
+
+
+def _item(schema: Schema) -> tuple[str, Section | None]:
+    """The section that a list or a table holds, with the marks of its place: ``[]`` and ``.NAME``."""
+    mark = ""
+    while isinstance(schema, Rows | Table):
+        mark += "[]" if isinstance(schema, Rows) else ".NAME"
+        schema = schema.item
+    return mark, schema if isinstance(schema, Section) and mark else None
+
+
+def _row(field: Field) -> str:
+    name = f"`{field.name}`" + (" ↻" if field.restart else "")
+    default = "required" if field.required else f"`{shown(field.default, field)}`"
+    cells = [name, default, field.description, accepts(field)]
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def explain(loaded: Loaded, prefix: str = "") -> str:
+    """What is in force: each setting (below ``prefix``) with its value, where that was written, and its words.
+
+    Errors: `KeyError` when no setting's name starts with ``prefix``.
+    """
+    blocks: list[str] = []
+    top = section_of(Config)
+    for path, field in settings(top):
+        inside = not prefix or path == prefix or path.startswith(f"{prefix}.")
+        if not inside or isinstance(field.schema, Section):
+            continue
+        value = value_at(loaded.config, path, top)
+        given = [str(at) for name, at in loaded.origins.items() if name == path or name.startswith(f"{path}.")]
+        source = ", ".join(given) if given else "default"
+        words = [f"  {text}" for text in (field.description, accepts(field)) if text]
+        if given:
+            words.append(f"  default {shown(field.default, field)}")
+        if field.restart:
+            words.append("  a change needs a restart")
+        blocks.append("\n".join([f"{path} = {_in_force(value, field)}   [{source}]", *words]))
+    if not blocks:
+        raise KeyError(prefix)
+    return "\n".join(blocks) + "\n"
+
+
+def _in_force(value: object, field: Field) -> str:
+    if isinstance(field.schema, Rows) and isinstance(field.schema.item, Section):
+        assert isinstance(value, tuple)
+        return f"{len(value)} rules"
+    if isinstance(value, Mapping) and isinstance(field.schema, Table) and isinstance(field.schema.item, Section):
+        return ", ".join(map(str, value)) or "none"
+    if field.secret and isinstance(value, str) and isinstance(field.schema, Leaf) and field.schema.kind is Kind.TEXT:
+        return shown(masked_url(value), field)
+    return shown(value, field)
+
+
+def main() -> None:
+    """Write the two generated files below the current directory."""
+    for path, text in (("deploy/config.yaml", example()), ("docs/config.md", markdown())):
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+if __name__ == "__main__":
+    main()

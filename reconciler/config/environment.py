@@ -1,0 +1,173 @@
+"""Where the agent is: the node's hierarchies, names, runtime directories and kubelet, found once and said clearly.
+
+Whom to ask on this node: the kubelet's address with our credentials, and the runtime's CRI socket.
+
+From the configuration, with what was found on the node below it. Nothing is asked here.
+"""
+
+import os
+from typing import Final
+
+import trio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import SourceError
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.naming import Driver, Layout, detect_layout
+from reconciler.clients.http import Peer
+from reconciler.config.model import Config, Endpoint, Kubelet, Runtime, Switch
+from reconciler.pods.marks import MarkReader
+from reconciler.runtime import logs
+from reconciler.sources.cri import CriClient, find_socket
+from reconciler.sources.kubelet_api import KubeletAccess, choose_peer
+from reconciler.sources.kubelet_config import KubeletConfig, read_kubelet_config
+from reconciler.sources.runtime_roots import RuntimeDirs, find_runtime_dirs
+from state.topology import Topology
+from state.topology_sysfs import read_topology
+
+
+def kubelet_peer(config: Kubelet, found: KubeletConfig) -> Peer | None:
+    """The kubelet; None when it is not to be asked, or when there is no sign of one on this machine."""
+    if not config.enabled or config.endpoint is Endpoint.OFF:
+        return None
+    if config.endpoint is Endpoint.AUTO and not found.sources and config.address is None:
+        return None
+    http = config.http_port if config.http_port is not None else found.read_only_port
+    if config.endpoint is Endpoint.HTTPS:
+        http = 0
+    elif config.endpoint is Endpoint.HTTP:
+        http = http or 10255
+    told = replace(
+        found,
+        address=config.address or found.address,
+        port=config.https_port or found.port,
+        read_only_port=http,
+    )
+    credentials = config.endpoint is not Endpoint.HTTP
+    access = KubeletAccess(
+        token_file=config.token_file if credentials else None,
+        ca_file=config.ca_file,
+        cert_file=config.client_cert_file if credentials else None,
+        key_file=config.client_key_file if credentials else None,
+        insecure=config.insecure_skip_verify,
+        timeout_s=config.timeout_s,
+    )
+    return choose_peer(access, told)
+
+
+def cri_socket(config: Runtime, found: KubeletConfig, root: str) -> str | None:
+    """The CRI socket, without the root prefix; None when CRI is off or no socket is named or found."""
+    if config.cri is Switch.OFF:
+        return None
+    endpoints = config.sockets or (found.runtime_endpoint,)
+    return next((socket for endpoint in endpoints if (socket := find_socket(endpoint, root)) is not None), None)
+
+
+def cri_client(config: Runtime, found: KubeletConfig, root: str, marks: MarkReader | None = None) -> CriClient | None:
+    """A client of the runtime, not yet connected; None as for `cri_socket`.
+
+    A socket that the operator did not name is used only if it is root's, and a process of root's listens on it.
+    """
+    socket = cri_socket(config, found, root)
+    if socket is None:
+        return None
+    root_only = not config.sockets and root == "/"
+    return CriClient(socket, root=root, timeout_s=config.timeout_s, root_only=root_only, marks=marks)
+
+
+_LOG: Final = logs.get("node")
+_AGAIN_S: Final = 1.0
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """What was found. ``root`` is the prefix under which the node lies."""
+
+    root: str
+    hierarchy: Hierarchy
+    layout: Layout
+    topology: Topology
+    kubelet: KubeletConfig
+    runtime: RuntimeDirs
+
+    @property
+    def reserved(self) -> CpuSet:
+        """The kubelet's ``reservedSystemCPUs``."""
+        return self.kubelet.reserved_cpus
+
+
+def find_place(config: Config) -> Place | None:
+    """Look once. None while neither the kubelet's configuration nor a kubepods directory tells the layout.
+
+    Errors: `SourceError` when no usable cgroup hierarchy is mounted.
+    """
+    root = config.node.root
+    hierarchy = Hierarchy.detect(root)
+    kubelet = read_kubelet(config)
+    layout = detect_layout(hierarchy, kubelet.cgroups if kubelet.sources else None)
+    if config.node.cgroup_root is not None:
+        driver = layout.driver if layout is not None else Driver.CGROUPFS
+        layout = Layout(driver, config.node.cgroup_root)
+    if layout is None:
+        return None
+    return Place(
+        root=root,
+        hierarchy=hierarchy,
+        layout=layout,
+        topology=read_topology(root),
+        kubelet=kubelet,
+        runtime=runtime_dirs(config),
+    )
+
+
+async def wait_for_place(config: Config) -> Place:
+    """Look until there is a node to work on; says once what it waits for.
+
+    Errors: `SourceError` when no usable cgroup hierarchy is mounted. What merely cannot be read now is waited for.
+    """
+    said = ""
+    while True:
+        try:
+            if (place := find_place(config)) is not None:
+                return place
+            missing = "waiting for a kubelet: no kubepods directory and no kubelet configuration is here yet"
+        except SourceError as exc:
+            if not isinstance(exc.__cause__, OSError):
+                raise
+            missing = str(exc)
+        except OSError as exc:
+            missing = f"the node cannot be read: {exc}"
+        if missing != said:
+            _LOG.warning(missing)
+            said = missing
+        await trio.sleep(_AGAIN_S)
+
+
+def read_kubelet(config: Config) -> KubeletConfig:
+    """The kubelet's own settings, with the operator's word above them."""
+    if not config.kubelet.enabled:
+        return KubeletConfig()
+    return read_kubelet_config(
+        config.node.root,
+        config.kubelet.config_file,
+        root_dir=config.kubelet.root_dir,
+        executable=config.kubelet.executable,
+    )
+
+
+def runtime_dirs(config: Config) -> RuntimeDirs:
+    """The runtimes' directories: the usual ones and what containerd's configuration and the operator name."""
+    root, runtime = config.node.root, config.runtime
+    found = find_runtime_dirs(root)
+    states = tuple(_under(root, path) for path in runtime.runc_roots)
+    bundles = (_under(root, f"{runtime.state_dir}/io.containerd.runtime.v2.task/k8s.io"),)
+    return replace(
+        found,
+        states=tuple(dict.fromkeys((*states, *(() if states else found.states)))),
+        bundles=tuple(dict.fromkeys((*bundles, *found.bundles))),
+    )
+
+
+def _under(root: str, path: str) -> str:
+    return os.path.join(root, path.lstrip("/"))

@@ -1,0 +1,140 @@
+"""Loads and reloads the configuration files: a whole new value, or every problem of every file and nothing changed."""
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.bounded import read_file
+from cgroupfs.errors import errno_name
+from reconciler.config.model import Config
+from reconciler.settings import binder
+from reconciler.settings.binder import Bound, ConfigError, Text
+from reconciler.settings.schema import Section, section_of, settings
+from reconciler.settings.yaml_tree import MAX_BYTES, Place, Problem
+
+_LARGEST: Final = 4 * MAX_BYTES
+"""Bytes; what has more than `MAX_BYTES` characters is told with its place."""
+DEFAULT_PATH: Final = "/etc/bypassd/config.yaml"
+
+
+class Loaded(Struct, frozen=True, kw_only=True):
+    """A configuration in use. ``files`` were read, in order; ``origins`` tells where each given setting stands."""
+
+    config: Config = Config()
+    path: str = DEFAULT_PATH
+    files: tuple[str, ...] = ()
+    origins: Mapping[str, Place] = {}
+
+
+def load(path: str = DEFAULT_PATH, *, required: bool = False) -> Loaded:
+    """Read ``path`` and ``conf.d/*.yaml`` beside it, in name order; what comes later wins, setting by setting.
+
+    A missing file is no configuration at all, so the defaults hold, unless it is ``required``.
+    Errors: `ConfigError` with every problem of every file.
+    """
+    problems: list[Problem] = []
+    texts = list(_texts(path, required=required, problems=problems))
+    try:
+        bound = binder.bind(Config, texts)
+    except ConfigError as exc:
+        raise ConfigError((*problems, *exc.problems)) from exc
+    if problems:
+        raise ConfigError(problems)
+    files = tuple(text.name for text in texts)
+    return Loaded(config=_with_places(bound), path=path, files=files, origins=bound.origins)
+
+
+def reload(old: Loaded) -> tuple[Loaded, tuple[str, ...]]:
+    """Read the same files again: the new configuration, and the changed settings that only a restart can apply.
+
+    Those settings keep their old values in the answer, so that the running process and ``config explain`` agree. A
+    main file that was there and is gone is a mistake, not a wish for the defaults.
+    Errors: `ConfigError`; the caller keeps ``old``.
+    """
+    new = load(old.path, required=old.path in old.files)
+    config, kept = _keep_fixed(old.config, new.config)
+    return replace(new, config=config), kept
+
+
+def _keep_fixed(old: Config, new: Config) -> tuple[Config, tuple[str, ...]]:
+    kept: list[str] = []
+
+    def merged(before: Struct, after: Struct, section: Section, prefix: str) -> Struct:
+        values: dict[str, object] = {}
+        for name, field in section.fields.items():
+            was, now = getattr(before, field.attribute), getattr(after, field.attribute)
+            if isinstance(field.schema, Section):
+                now = merged(was, now, field.schema, f"{prefix}{name}.")
+            elif field.restart and was != now:
+                kept.append(f"{prefix}{name}")
+                now = was
+            values[field.attribute] = now
+        return section.make(**values)
+
+    config = merged(old, new, section_of(Config), "")
+    assert isinstance(config, Config)
+    return config, tuple(kept)
+
+
+def changed(old: Config, new: Config) -> tuple[str, ...]:
+    """The dotted names of the settings that differ."""
+    top = section_of(Config)
+    return tuple(
+        path
+        for path, field in settings(top)
+        if not isinstance(field.schema, Section) and value_at(old, path, top) != value_at(new, path, top)
+    )
+
+
+def value_at(config: Config, path: str, top: Section | None = None) -> object:
+    """The value of a dotted name. ``top``: the schema, for who asks often: making it takes 20 ms.
+
+    Errors: `AttributeError` for a name that is no setting.
+    """
+    value: object = config
+    section: object = section_of(Config) if top is None else top
+    for name in path.split("."):
+        if not isinstance(section, Section) or name not in section.fields:
+            raise AttributeError(f"{path!r} is no setting")
+        field = section.fields[name]
+        value, section = getattr(value, field.attribute), field.schema
+    return value
+
+
+def _texts(path: str, *, required: bool, problems: list[Problem]) -> Iterator[Text]:
+    directory = os.path.join(os.path.dirname(path), "conf.d")
+    try:
+        # Dot files and editors' backups do not end in .yaml or start with a dot; nothing else is left out.
+        names = sorted(name for name in os.listdir(directory) if name.endswith(".yaml") and name[0] != ".")
+    except (FileNotFoundError, NotADirectoryError):
+        names = []
+    except OSError as exc:
+        problems.append(Problem(Place(directory, 1, 1), "", f"cannot be listed: {errno_name(exc.errno)}"))
+        names = []
+    for file in (path, *(os.path.join(directory, name) for name in names)):
+        try:
+            # A person names it: a pipe of the shell's, or /dev/null for no configuration at all.
+            content = read_file(file, _LARGEST, pipes=True)
+            yield Text(file, content.decode())
+        except FileNotFoundError:
+            if file != path or required:
+                problems.append(Problem(Place(file, 1, 1), "", "no such file"))
+        except OSError as exc:
+            problems.append(Problem(Place(file, 1, 1), "", f"cannot be read: {errno_name(exc.errno)}"))
+        except UnicodeDecodeError as exc:
+            line = content.count(b"\n", 0, exc.start) + 1
+            column = exc.start - content.rfind(b"\n", 0, exc.start)
+            problems.append(Problem(Place(file, line, column), "", "not UTF-8 text"))
+
+
+def _with_places(bound: Bound[Config]) -> Config:
+    """The overrides know where they were written: ``explain`` shows it as the source of a pod's class."""
+    config = bound.value
+    overrides = tuple(
+        one if one.origin else replace(one, origin=str(bound.origins[f"classes.overrides[{index}]"]))
+        for index, one in enumerate(config.classes.overrides)
+    )
+    return replace(config, classes=replace(config.classes, overrides=overrides))

@@ -1,0 +1,363 @@
+"""The configuration: everything that can be set, as frozen values with their defaults.
+
+Each setting is declared here once (or in the module that it steers); parser, checks, ``config explain``, the example
+file and docs/config.md derive from these structs through `reconciler.settings.schema`. `reconciler.config.load` loads
+them.
+"""
+
+import ipaddress
+from enum import StrEnum
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from reconciler.actuators.cgroup.conflict import ForeignRules
+from reconciler.alerts.config import AlertsConfig
+from reconciler.clients.kube_config import ApiServer
+from reconciler.detectors.config import InterferenceConfig
+from reconciler.headroom.cpu import HeadroomConfig
+from reconciler.pods.selectors import Rules
+from reconciler.policies.table import PoliciesConfig
+from reconciler.responses.eviction.config import EvictionConfig
+from reconciler.runtime.logs import LogFormat, LogLevel
+
+_RESTART: Final = {"restart": True}
+_PATH: Final = {"path": True}
+_PATH_RESTART: Final = {"path": True, "restart": True}
+_SECRET_PATH_RESTART: Final = {"path": True, "restart": True, "secret": True}
+
+
+class Mode(StrEnum):
+    """Whether anything is written."""
+
+    OBSERVE = "observe"
+    ENFORCE = "enforce"
+
+
+class Endpoint(StrEnum):
+    """How the kubelet is asked for its pods."""
+
+    AUTO = "auto"
+    HTTPS = "https"
+    HTTP = "http"
+    OFF = "off"
+
+
+class Switch(StrEnum):
+    """Whether an optional source is used."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+class OnStop(StrEnum):
+    """What a stop does with the settings in force."""
+
+    KEEP = "keep"
+    RESTORE = "restore"
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError as exc:
+        raise ValueError(f"address: expected an IP address such as 127.0.0.1; got {text!r}") from exc
+
+
+class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The node itself, and how often it is looked at as a whole."""
+
+    root: Annotated[
+        str, Meta(description="prefix of every path that is read or written; for a copied node", extra=_PATH_RESTART)
+    ] = "/"
+    cgroup_root: Annotated[
+        str | None,
+        Meta(
+            description="the kubelet's --cgroup-root; null: found from its settings and the tree", extra=_PATH_RESTART
+        ),
+    ] = None
+    resync_s: Annotated[
+        float,
+        Meta(ge=1, le=3600, description="everything is looked at again this often, events or not", extra=_RESTART),
+    ] = 30.0
+    sample_s: Annotated[
+        float, Meta(ge=0.1, le=60, description="interval of the CPU usage readings", extra=_RESTART)
+    ] = 1.0
+    nice: Annotated[
+        int,
+        Meta(
+            ge=-20,
+            le=19,
+            description="the daemon's own priority: when many containers start at once it has some milliseconds before "
+            "their programs run, and must get a CPU in them",
+            extra=_RESTART,
+        ),
+    ] = -10
+
+
+class Kubelet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The kubelet: its checkpoints, and its pod list with names, labels and requests."""
+
+    enabled: Annotated[bool, Meta(description="use the kubelet's checkpoints and pod list", extra=_RESTART)] = True
+    executable: Annotated[
+        str | None,
+        Meta(
+            description="path of the kubelet's program, where it is not found by itself (a kubelet in a container, or "
+            "several); null: the one process named kubelet that runs as root outside every pod (docs/security.md)",
+            extra=_PATH_RESTART,
+        ),
+    ] = None
+    root_dir: Annotated[
+        str | None,
+        Meta(description="where its checkpoints are; null: its --root-dir, else /var/lib/kubelet", extra=_PATH_RESTART),
+    ] = None
+    config_file: Annotated[
+        str | None, Meta(description="the kubelet's --config; null: found from its command line", extra=_PATH_RESTART)
+    ] = None
+    endpoint: Annotated[
+        Endpoint,
+        Meta(
+            description="pod list over https, read-only http, whichever answers (auto), or not at all (off)",
+            extra=_RESTART,
+        ),
+    ] = Endpoint.AUTO
+    address: Annotated[
+        str | None, Meta(description="IP address of the kubelet; null: where it says it listens", extra=_RESTART)
+    ] = None
+    https_port: Annotated[
+        int | None, Meta(ge=1, le=65535, description="null: from the kubelet, else 10250", extra=_RESTART)
+    ] = None
+    http_port: Annotated[
+        int | None, Meta(ge=1, le=65535, description="null: from the kubelet, else 10255", extra=_RESTART)
+    ] = None
+    token_file: Annotated[
+        str | None,
+        Meta(description="file with a bearer token, read at each request; may rotate", extra=_SECRET_PATH_RESTART),
+    ] = None
+    client_cert_file: Annotated[str | None, Meta(description="client certificate, PEM", extra=_PATH_RESTART)] = None
+    client_key_file: Annotated[
+        str | None, Meta(description="key of the client certificate, PEM", extra=_SECRET_PATH_RESTART)
+    ] = None
+    ca_file: Annotated[
+        str | None,
+        Meta(
+            description="CA of the kubelet's certificate, PEM; null: the kubelet's own certificate file "
+            "(kubelet.crt or its tlsCertFile), where one that signs itself keeps its CA",
+            extra=_PATH_RESTART,
+        ),
+    ] = None
+    insecure_skip_verify: Annotated[
+        bool,
+        Meta(
+            description="accept any kubelet certificate; no token or client certificate is sent then, and one that "
+            "signs itself does not need this",
+            extra=_RESTART,
+        ),
+    ] = False
+    timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0.05,
+            le=60,
+            description="the longest wait for the kubelet's answer or its next part; 10 times that in all",
+            extra=_RESTART,
+        ),
+    ] = 3.0
+    period_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=3600,
+            description="the pod list is read this often, and when an unknown pod appears",
+            extra=_RESTART,
+        ),
+    ] = 10.0
+
+    def __post_init__(self) -> None:
+        if (self.client_cert_file is None) != (self.client_key_file is None):
+            raise ValueError("client_cert_file and client_key_file go together; one is missing")
+        if self.address is not None:
+            _address(self.address)
+
+
+class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The container runtime: its directories tell when it has finished writing, its CRI socket knows the labels."""
+
+    sockets: Annotated[
+        tuple[str, ...],
+        Meta(description="CRI sockets, the first that exists is used; empty: the usual places", extra=_RESTART),
+    ] = ()
+    state_dir: Annotated[
+        str, Meta(description="containerd's state directory, with the bundles", extra=_PATH_RESTART)
+    ] = "/run/containerd"
+    runc_roots: Annotated[
+        tuple[str, ...],
+        Meta(description="runc's --root directories; empty: found below the state directory", extra=_RESTART),
+    ] = ()
+    cri: Annotated[Switch, Meta(description="ask over the CRI socket; auto: where one answers", extra=_RESTART)] = (
+        Switch.AUTO
+    )
+    timeout_s: Annotated[float, Meta(ge=0.05, le=60, description="one whole CRI request", extra=_RESTART)] = 2.0
+
+    def __post_init__(self) -> None:
+        for path in (*self.sockets, *self.runc_roots):
+            if not path.startswith("/"):
+                raise ValueError(f"sockets and runc_roots are absolute paths; got {path!r}")
+
+
+class Writes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How values reach the kernel, and what happens when somebody else changes them."""
+
+    foreign: ForeignRules = ForeignRules()
+    verify_s: Annotated[
+        float,
+        Meta(
+            ge=0.01,
+            le=60,
+            description="without a runtime signal: a new container's values are checked this long",
+            extra=_RESTART,
+        ),
+    ] = 2.0
+    slow_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=600,
+            description="after this a slow write (a lowered memory limit) is reported as stuck",
+            extra=_RESTART,
+        ),
+    ] = 30.0
+
+
+class Lower(StrEnum):
+    """What becomes of a memory limit that is below the memory in use."""
+
+    RECLAIM = "reclaim"
+    REFUSE = "refuse"
+
+
+class Memory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Memory, beside what the policies want of the control files."""
+
+    lower: Annotated[
+        Lower,
+        Meta(
+            description="a memory limit below what its group uses: reclaim takes memory from the group first, bounded "
+            "in time, and writes it once it fits; refuse leaves it unwritten until the group uses less. Neither kills"
+        ),
+    ] = Lower.RECLAIM
+
+
+class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where original values and settings are remembered."""
+
+    path: Annotated[str, Meta(description="the state file; its directory also holds the lock", extra=_PATH_RESTART)] = (
+        "/var/lib/bypassd/state.db"
+    )
+    history: Annotated[
+        int, Meta(ge=100, le=1_000_000, description="writes and foreign changes kept for explain", extra=_RESTART)
+    ] = 10_000
+
+
+HostName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:\[\]-]{1,253}$")]
+GroupName = Annotated[str, Meta(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")]
+
+
+class Http(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Health and metrics over TCP; the state and the controls over unix sockets."""
+
+    enabled: Annotated[bool, Meta(description="serve health and metrics over TCP", extra=_RESTART)] = True
+    address: Annotated[str, Meta(description="IP address to listen on", extra=_RESTART)] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=1, le=65535, description="TCP port to listen on", extra=_RESTART)] = 9470
+    allow_remote: Annotated[
+        bool, Meta(description="allow an address that other machines can reach: /metrics names pods", extra=_RESTART)
+    ] = False
+    allowed_hosts: Annotated[
+        tuple[HostName, ...],
+        Meta(
+            max_length=64,
+            description="names in URLs of TCP clients, beside localhost, the address and the node's name",
+            extra=_RESTART,
+        ),
+    ] = ()
+    state_over_tcp: Annotated[
+        bool,
+        Meta(description="/state over TCP, too: every local user reads all pods' labels, annotations", extra=_RESTART),
+    ] = False
+    socket: Annotated[str | None, Meta(description="unix socket for bypassctl; null: none", extra=_PATH_RESTART)] = (
+        "/run/bypassd/bypassd.sock"
+    )
+    reader_group: Annotated[
+        GroupName | None,
+        Meta(description="a group whose members may read everything; null: root only", extra=_RESTART),
+    ] = None
+    reader_socket: Annotated[
+        str, Meta(description="the readers' unix socket, which has no controls", extra=_PATH_RESTART)
+    ] = "/run/bypassd/reader.sock"
+    max_connections: Annotated[
+        int, Meta(ge=1, le=1024, description="open at once on each socket; more are closed", extra=_RESTART)
+    ] = 32
+    pod_metrics: Annotated[bool, Meta(description="series for every pod; off: only sums by class")] = True
+
+    def __post_init__(self) -> None:
+        if not _address(self.address).is_loopback and not self.allow_remote:
+            raise ValueError(f"address {self.address} is not loopback; allow_remote: true allows that")
+        if self.reader_group is not None and self.reader_socket == self.socket:
+            raise ValueError("reader_socket and socket are the same; expected two paths")
+
+
+class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The log on standard error."""
+
+    level: Annotated[LogLevel, Meta(description="the least that is logged")] = LogLevel.INFO
+    format: Annotated[
+        LogFormat, Meta(description="json, console, or auto: console with the journal's priorities under systemd")
+    ] = LogFormat.AUTO
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set."""
+
+    mode: Annotated[
+        Mode,
+        Meta(description="observe plans and shows every write but makes none; enforce makes them"),
+    ] = Mode.OBSERVE
+    on_stop: Annotated[
+        OnStop, Meta(description="keep settings when the daemon stops, or restore the original values")
+    ] = OnStop.KEEP
+    operator_file: Annotated[
+        str | None, Meta(description="a file of the operator's own that names classes of pods", extra=_PATH)
+    ] = "/etc/bypassd/classes.yaml"
+    static_manifests: Annotated[
+        str | None, Meta(description="directory of static pod manifests; null: where the kubelet looks", extra=_PATH)
+    ] = None
+    node: Node = Node()
+    kubelet: Kubelet = Kubelet()
+    runtime: Runtime = Runtime()
+    apiserver: ApiServer = ApiServer()
+    alerts: AlertsConfig = AlertsConfig()
+    classes: Rules = Rules()
+    policies: PoliciesConfig = PoliciesConfig()
+    headroom: HeadroomConfig = HeadroomConfig()
+    interference: InterferenceConfig = InterferenceConfig()
+    eviction: EvictionConfig = EvictionConfig()
+    writes: Writes = Writes()
+    memory: Memory = Memory()
+    store: StoreConfig = StoreConfig()
+    http: Http = Http()
+    log: Log = Log()
+
+    def __post_init__(self) -> None:
+        windows = self.eviction.windows
+        if not windows:
+            return
+        from reconciler.signals.history import LENGTH  # noqa: PLC0415  (loaded where samples are kept)
+
+        sample_s = self.interference.sample_s
+        for name, seconds in windows.items():
+            if seconds > LENGTH * sample_s:
+                raise ValueError(
+                    f"{name} is {seconds:g} s; expected at most {LENGTH * sample_s:g} s: of each signal {LENGTH} "
+                    f"samples are kept, and interference.sample_s is {sample_s:g} s"
+                )

@@ -1,0 +1,58 @@
+"""Which labels and annotations the configuration asks for: of selectors, of evictions' marks and of probes. Pure."""
+
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+
+from reconciler.config.model import Config
+from reconciler.pods.marks import ReadKeys, keys_of
+from reconciler.pods.selectors import LabelSelector, Rules
+from reconciler.responses.eviction.exemptions import SparedConfig
+
+
+def read_keys(config: Config, rules: Rules) -> ReadKeys:
+    """``rules``: those in force, with the operator's file."""
+    labels: set[str] = set()
+    annotations: set[str] = set()
+    for part in (*_parts(config), *_parts(rules)):
+        if isinstance(part, LabelSelector):
+            labels.update(part.match_labels, (one.key for one in part.match_expressions))
+        elif isinstance(part, SparedConfig):
+            marks = keys_of((*part.marks, *part.prefer, *part.avoid))
+            labels |= marks
+            annotations |= marks
+    if config.interference.probes:
+        from reconciler.signals.probe_config import PLACEHOLDER  # noqa: PLC0415  (loaded where there are probes)
+
+        for text in _texts(config.interference.probes):
+            for _, table, key in PLACEHOLDER.findall(text):
+                (labels if table == "label" else annotations).add(key)
+    return ReadKeys(annotations=frozenset(annotations) - {""}, labels=frozenset(labels) - {""})
+
+
+def _parts(value: object) -> Iterator[Struct]:
+    """A value's structs, itself among them, however deep."""
+    if isinstance(value, Struct):
+        yield value
+        for name in value.__struct_fields__:
+            yield from _parts(getattr(value, name))
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _parts(one)
+    elif isinstance(value, (tuple, list, frozenset)):
+        for one in value:
+            yield from _parts(one)
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Struct):
+        for name in value.__struct_fields__:
+            yield from _texts(getattr(value, name))
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _texts(one)
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _texts(one)

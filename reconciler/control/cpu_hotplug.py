@@ -1,0 +1,188 @@
+"""What a change of the online CPUs asks for: know it, undo what the kernel has done to cpusets, look at everything.
+
+On cgroup v1 a CPU that goes offline leaves every cpuset, and none but the root's gets it again when it returns. The
+kubelet never writes its directories again, and under policy none no container either: every pod of the node, and every
+later one (a new directory copies its parent's set), would stay off that CPU until the machine starts anew. So what the
+kernel took is given back, from the top down. On v2 the configured set is kept and nothing is to be done.
+
+This is no setting of ours but the undoing of what happened to others' values, so it is not in the ledger and is not
+undone by a restore. Files that hold a setting of ours are left to the plan, which follows from the new topology.
+
+A v1 cpuset that ran empty has lost its processes to the group above, and they are not moved back: such a container runs
+on its pod's CPUs until it is started anew. The line for people names the groups that this may have happened to.
+
+Source: kernel/cgroup/cpuset.c (cpuset_hotplug_workfn, remove_tasks_in_empty_cpuset).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple, final
+
+from cgroupfs.cpuset import EMPTY, MAX_CPUS, CpuSet
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.naming import Layout, NameKind, QosClass
+from reconciler.actuators.cgroup.decide import Judge
+from reconciler.actuators.holds import holding
+from reconciler.control.reconciler import Reconciler
+from reconciler.runtime.cooperative import Slices
+from reconciler.sources.hotplug import CpuChange
+from state.ledger import Ledger
+from state.model import Pod
+
+_LOG: Final = logging.getLogger(__name__)
+_KNOB: Final = "cpu.set"
+_FILE: Final = "cpuset.cpus"
+_EVERY: Final = CpuSet.span(MAX_CPUS)
+
+
+class Given(NamedTuple):
+    """One group that got CPUs back; with an ``error``, did not."""
+
+    path: str
+    cpus: CpuSet
+    error: str = ""
+
+
+@final
+class Replug:
+    """See the module's text. `changed` is what the hot-plug source calls."""
+
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        judge: Judge,
+        ledger: Ledger,
+        layout: Layout,
+        *,
+        files: FileOps = REAL,
+        tell: Callable[[str], None] = lambda _words: None,
+    ) -> None:
+        """``tell`` gets one line for a person per change."""
+        self._reconciler = reconciler
+        self._judge = judge
+        self._ledger = ledger
+        self._layout = layout
+        self._files = files
+        self._tell = tell
+        self._lacking: dict[str, CpuSet] = {}
+        """CPUs that a directory lacked before they went: somebody keeps its pods off them."""
+        online = reconciler.knowledge.topology.online
+        for path in self._above():
+            if have := self._read(path):
+                self._lacking[path] = online - have
+
+    async def changed(self, change: CpuChange) -> None:
+        """CPUs went or came. Waits for the look that is under way."""
+        judge, knowledge = self._judge, self._reconciler.knowledge
+        given: list[Given] = []
+        emptied: list[str] = []
+        async with self._reconciler.paused():
+            knowledge.topology = change.after
+            if judge.hierarchy.version("cpuset") == 1:
+                directories = self._directories()
+                self._took(change.taken, directories)
+                judge.known.unplugged |= dict.fromkeys(change.taken, time.time())
+                if change.taken:
+                    emptied = await self._emptied(knowledge.pods.values())
+                given = await self._give_back(change.back, knowledge.pods.values())
+                for path in directories:
+                    judge.known.learn(path, (_KNOB,))
+        words = change.words
+        if emptied:
+            more = f" and {len(emptied) - 1} more" if len(emptied) > 1 else ""
+            words += (
+                f"; no CPU was left to {emptied[0]}{more}: its processes are in the group above until it starts anew"
+            )
+        if failed := [one for one in given if one.error]:
+            words += f"; cannot be given back to {failed[0].path}: {failed[0].error}"
+        if done := len(given) - len(failed):
+            words += f"; given back to {done} cpuset{'s' if done > 1 else ''} that the kernel took it from"
+        self._tell(words)
+        self._reconciler.dirty.mark_all("hotplug")
+
+    def _directories(self) -> dict[str, CpuSet]:
+        """The sets of the directories above containers, as they were read last."""
+        found: dict[str, CpuSet] = {}
+        for (path, knob), value in self._judge.known.actual.items():
+            if knob == _KNOB and isinstance(value, CpuSet):
+                name = self._layout.parse(path)
+                if name is not None and name.kind is not NameKind.CONTAINER:
+                    found[path] = value
+        return found
+
+    def _took(self, cpus: CpuSet, known: Mapping[str, CpuSet]) -> None:
+        for path, have in known.items():
+            above = known.get(path.rpartition("/")[0])
+            if above is not None:
+                lacked = (above - have) & cpus
+                self._lacking[path] = (self._lacking.get(path, EMPTY) - cpus) | lacked
+
+    async def _emptied(self, pods: Iterable[Pod]) -> list[str]:
+        """Containers without any CPU: the kernel has moved their processes up."""
+        found: list[str] = []
+        slices = Slices()
+        for pod in pods:
+            found += [one.group.path for one in pod.containers if self._read(one.group.path) == EMPTY]
+            await slices.checkpoint()
+        return found
+
+    async def _give_back(self, cpus: CpuSet, pods: Iterable[Pod]) -> list[Given]:
+        """Widen every group that lost them, parents first. No error raises: a group may be gone by now."""
+        given: list[Given] = []
+        have = {"": self._read("/")}
+        slices = Slices()
+        for path, uid, allowed in self._groups(pods) if cpus else ():
+            above, now = have.get(path.rpartition("/")[0]), self._read(path)
+            if above is None or now is None:
+                continue
+            back = (cpus & above & allowed) - now - self._lacking.get(path, EMPTY)
+            if back and self._may_write(path, uid):
+                error = self._write(path, now | back)
+                given.append(Given(path, back, error))
+                now = now if error else now | back
+            have[path] = now
+            await slices.checkpoint()
+        return given
+
+    def _may_write(self, path: str, uid: str | None) -> bool:
+        """False for what the plan looks after, what is held, and everything where nothing is to be written."""
+        if not self._judge.enforce or any(entry.knob == _KNOB for entry in self._ledger.group(path)):
+            return False
+        return holding(self._judge.holds, path=path, knob=_KNOB, pod_uid=uid) is None
+
+    def _above(self) -> list[str]:
+        """kubepods, and the directories above it where the kubelet was given a root of its own."""
+        parts = self._layout.kubepods.strip("/").split("/")
+        return [f"/{'/'.join(parts[:depth])}" for depth in range(1, len(parts) + 1)]
+
+    def _groups(self, pods: Iterable[Pod]) -> Iterator[tuple[str, str | None, CpuSet]]:
+        """Every group from the top down, with its pod's uid and the CPUs that its owner wants it to have."""
+        for path in (*self._above(), self._layout.qos(QosClass.BURSTABLE), self._layout.qos(QosClass.BESTEFFORT)):
+            yield path, None, _EVERY
+        for pod in pods:
+            yield pod.group.path, pod.uid, _EVERY
+            for container in pod.containers:
+                spec = container.spec.cpus if container.spec is not None else None
+                yield container.group.path, pod.uid, _parsed(spec) if spec else _EVERY
+
+    def _read(self, path: str) -> CpuSet | None:
+        try:
+            return CpuSet.parse(self._files.read(self._judge.hierarchy.directory("cpuset", path), _FILE))
+        except (OSError, ValueError):
+            return None
+
+    def _write(self, path: str, cpus: CpuSet) -> str:
+        try:
+            self._files.write(self._judge.hierarchy.directory("cpuset", path), _FILE, str(cpus))
+        except OSError as exc:
+            _LOG.warning("%s: a CPU that came back cannot be given to it: %s", path, exc.strerror)
+            return exc.strerror or str(exc)
+        return ""
+
+
+def _parsed(text: str) -> CpuSet:
+    try:
+        return CpuSet.parse(text)
+    except ValueError:
+        return EMPTY

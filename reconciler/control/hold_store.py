@@ -1,0 +1,186 @@
+"""The holds that people have put: remembered in the store, ended at their time, brought to whoever goes by them.
+
+A hold lasts as long as was asked for. The wall clock, which people read its end on, may be set forward or back; so its
+end is kept on the boot clock, which runs through a suspend and only forward, and its end on the wall clock follows.
+After a reboot there is only the wall clock to go by, and never more time than the hold was to last.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, final
+
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.errors import InputError
+from reconciler.actuators.holds import LONGEST_S, MOST, active, check_target, tidied
+from reconciler.control.persistence import Keeper
+from reconciler.runtime import logs
+from state.model import Hold
+
+_LOOK_S: Final = 30.0
+"""The clocks may be set, or stand still in a suspend, while we sleep: never sleep for longer."""
+_DRIFT_S: Final = 2.0
+"""The wall clock's end follows when it is further off than this: a clock that is slewed writes no row each time."""
+
+
+def _boot_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@final
+class HoldBook:
+    """See the module's text. ``keeper`` makes them durable; set before anything is asked of the book."""
+
+    keeper: Keeper
+
+    def __init__(
+        self,
+        holds: dict[str, Hold],
+        in_force: Callable[[Mapping[str, Hold]], None],
+        *,
+        boot_id: str = "",
+        wall: Callable[[], float] = time.time,
+        boot: Callable[[], float] = _boot_s,
+    ) -> None:
+        """``in_force`` is told of the holds in force, by target, whenever they may have changed.
+
+        ``holds``: as they were stored, perhaps in another boot or by another version. ``wall`` and ``boot``: the clocks
+        (seconds).
+        """
+        self._wall, self._boot, self._boot_id = wall, boot, boot_id
+        self._in_force = in_force
+        self._changed = trio.Event()
+        self._log = logs.get("agent")
+        self.all: dict[str, Hold] = {}
+        """By target; those whose time is over until `run` has seen it."""
+        self._unsaved: dict[str, Hold] = {}
+        for target, hold in holds.items():
+            if len(self.all) >= MOST:
+                self._log.warning("too many holds in the store; the others are not in force", most=MOST)
+                break
+            self._resume(target, hold)
+
+    def refresh(self) -> None:
+        """Tell what is in force now."""
+        self._follow_clock()
+        self._in_force(active(self.all.values(), self._wall()))
+        self._changed.set()
+
+    def by_hand(self, hold: Hold) -> None:
+        """The judge honours what a person wrote: remember it like any other hold."""
+        if hold.target not in self.all and len(self.all) >= MOST:
+            ends = {one.until: one.target for one in self.all.values() if one.until is not None}
+            if not ends:
+                self._log.warning("too many holds; this one is not remembered", target=hold.target, most=MOST)
+                return
+            # The one that would end first: what was put for good by name stays.
+            first = ends[min(ends)]
+            self._log.warning("too many holds; one has ended early", target=first, most=MOST)
+            del self.all[first]
+            self.keeper.hold_soon(first, None)
+        self.all[hold.target] = held = self._dated(tidied(hold))
+        self.keeper.hold_soon(hold.target, held)
+        self._changed.set()
+
+    def restored(self, uid: str, by: str, seconds: float) -> None:
+        """A pod is restored: it is left alone for a while, unless it is held already. Errors: `InputError`.
+
+        In force at once; durable soon, as what is to be undone must not wait for a disk.
+        """
+        target = check_target(f"pod:{uid}")
+        known = active(self.all.values(), self._wall()).get(target)
+        if known is None and seconds > 0:
+            reason = "restored by hand"
+            self.by_hand(Hold(target=target, reason=reason, by=by or "restore", until=self._wall() + seconds))
+        self.refresh()
+
+    async def put(self, hold: Hold) -> Hold:
+        """Leave something alone until; the hold as it is kept.
+
+        Errors: `InputError` for a target that is none, an end that is not within `LONGEST_S`, or too many holds;
+        `StoreError`.
+        """
+        check_target(hold.target)
+        if hold.until is not None and not 0 < hold.until - self._wall() <= LONGEST_S + _DRIFT_S:
+            raise InputError("hold until", hold.until, f"a time within {LONGEST_S:.0f} seconds from now")
+        if hold.target not in self.all and len(self.all) >= MOST:
+            raise InputError("holds", len(self.all), f"fewer than {MOST} before one more; release some")
+        held = self._dated(tidied(hold))
+        await self.keeper.hold(held)
+        self.all[hold.target] = held
+        self.refresh()
+        return held
+
+    async def release(self, target: str) -> bool:
+        """End a hold; False when there was none. The caller refreshes. Errors: `StoreError`."""
+        if target not in self.all:
+            return False
+        await self.keeper.release(target)
+        del self.all[target]
+        return True
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Take holds away whose time has come; nobody else would look at what they covered."""
+        task_status.started()
+        while True:
+            self.look()
+            self._changed = trio.Event()
+            left = [one.until - self._wall() for one in self.all.values() if one.until is not None]
+            with trio.move_on_after(max(0.0, min([*left, _LOOK_S]))):
+                await self._changed.wait()
+
+    def look(self) -> None:
+        """Take away those whose time has come, and tell what is in force."""
+        self._follow_clock()
+        now = self._boot()
+        for target in [
+            one.target for one in self.all.values() if one.ends_boot_s is not None and one.ends_boot_s <= now
+        ]:
+            del self.all[target]
+            self._unsaved.pop(target, None)
+            self.keeper.hold_soon(target, None)
+            self._log.info("a hold has ended", target=target)
+        for target, hold in self._unsaved.items():
+            self.keeper.hold_soon(target, hold)
+        self._unsaved.clear()
+        self.refresh()
+
+    def _dated(self, hold: Hold) -> Hold:
+        """A new hold with its end on the boot clock."""
+        if hold.until is None:
+            return hold
+        seconds = hold.until - self._wall()
+        return replace(hold, seconds=seconds, ends_boot_s=self._boot() + seconds, boot_id=self._boot_id)
+
+    def _resume(self, target: str, hold: Hold) -> None:
+        """Take in a stored hold. What is left of it is never more than it was to last, whatever the clock says now."""
+        try:
+            check_target(target)
+        except InputError as exc:
+            self._log.warning("a hold in the store is of no use here", error=str(exc))
+            return
+        if hold.until is not None:
+            longest = min(hold.seconds if hold.seconds is not None and hold.seconds > 0 else LONGEST_S, LONGEST_S)
+            if self._boot_id and hold.boot_id == self._boot_id and hold.ends_boot_s is not None:
+                left = hold.ends_boot_s - self._boot()
+            else:
+                left = hold.until - self._wall()
+            # NaN is over.
+            left = min(left, longest) if left > 0 else 0.0
+            ends, until = self._boot() + left, self._wall() + left
+            resumed = replace(hold, until=until, seconds=longest, ends_boot_s=ends, boot_id=self._boot_id)
+            if not (math.isclose(ends, hold.ends_boot_s or 0.0, abs_tol=0.001) and hold.boot_id == self._boot_id):
+                self._unsaved[target] = resumed
+            hold = resumed
+        self.all[target] = tidied(hold)
+
+    def _follow_clock(self) -> None:
+        """Have the ends on the wall clock where the boot clock says that they are."""
+        ahead = self._wall() - self._boot()
+        for target, hold in self.all.items():
+            if hold.until is not None and hold.ends_boot_s is not None:
+                until = hold.ends_boot_s + ahead
+                if abs(until - hold.until) > _DRIFT_S:
+                    self.all[target] = self._unsaved[target] = replace(hold, until=until)

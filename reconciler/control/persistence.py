@@ -1,0 +1,310 @@
+"""Makes durable what the agent learns while it works: outcomes, settings in force, pools, pods, holds.
+
+Originals do not pass here: they are durable before their first write. What passes here may be lost in a crash and is
+found again by looking, except holds, which are written before they are acknowledged.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, final
+
+import msgspec
+import trio
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from cgroupfs.bounded import decoded
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.devices import DeviceLimits
+from cgroupfs.errors import StoreError
+from reconciler.alerts.agent_alerts import STORE_IS_WELL
+from reconciler.control.reconciler import Reconciler
+from reconciler.headroom.report import HEADROOM, Kept
+from state.ledger import Ledger
+from state.model import Hold, LastClass, Pod, PodClass, Pools, Setting
+from state.schema import ASSIGNMENTS, HOLDS, META, RUNNING, SETTINGS
+from state.store import Batch, Store
+from state.summary import pod_facts, pool_lists
+
+_LOG: Final = logging.getLogger(__name__)
+_CHECK_S: Final = 10.0
+_CHECK_ALL_S: Final = 3600.0
+"""Damage that leaves no trace in the file's times: the medium's own."""
+POOLS: Final = "pools"
+"""Row of the ASSIGNMENTS table: the pools as they are, and under ``lists`` as CPU lists by name."""
+POD: Final = "pod:"
+"""Rows of the ASSIGNMENTS table: ``pod:<uid>``, what the command line shows of a pod while the daemon is down."""
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, CpuSet | DeviceLimits):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not kept")
+
+
+def _unplain(kind: type, value: Any) -> object:  # msgspec hands over what it decoded
+    if kind is CpuSet and isinstance(value, str):
+        return CpuSet.parse(value)
+    raise TypeError(f"{kind.__name__} cannot be read")
+
+
+encoded: Final = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+"""A row's body; CPU sets are kept as their lists, what is set per disk as its lines."""
+
+
+def pools_row(pools: Pools) -> bytes:
+    """The body of the row `POOLS`."""
+    return encoded({**to_builtins(pools, enc_hook=_plain), "lists": pool_lists(pools)})
+
+
+def read_pools(store: Store) -> Pools | None:
+    """The pools of an earlier run; None when there are none that can be read."""
+    rows = dict(store.rows(ASSIGNMENTS))
+    if POOLS not in rows:
+        return None
+    try:
+        return decode_pools(rows[POOLS])
+    except ValueError as exc:
+        _LOG.warning("the pools of the last run cannot be read: %s", exc)
+        return None
+
+
+def decode_pools(row: bytes) -> Pools:
+    """The pools in the body of the row `POOLS`. Errors: `ValueError` (msgspec's are) for one that holds none."""
+    pools = decoded(msgspec.msgpack.Decoder(Pools, dec_hook=_unplain).decode, row)
+    # The old run's monotonic clock may be another boot's.
+    sizes = {name: replace(size, changed_at=0.0, shrunk_at=0.0) for name, size in pools.sizes.items()}
+    return replace(pools, budget_at=0.0, unknown_since=None, sizes=sizes)
+
+
+class _ClassRow(msgspec.Struct):
+    # What older versions wrote has the class and its source alone.
+    pod_class: PodClass = msgspec.field(name="class")
+    class_source: str = ""
+    class_certain: bool | None = None
+    last_class: PodClass | None = None
+    last_class_source: str | None = None
+
+    def last(self) -> LastClass | None:
+        if self.last_class is not None:
+            return LastClass(pod_class=self.last_class, source=self.last_class_source or "")
+        if self.class_certain is None and not self.class_source.startswith(("kubernetes QoS", "override")):
+            return LastClass(pod_class=self.pod_class, source=self.class_source)
+        return None
+
+
+def read_classes(store: Store) -> dict[str, LastClass]:
+    """The classes that the pods of an earlier run had when their labels were read, by uid. What is broken is left."""
+    found: dict[str, LastClass] = {}
+    for key, row in store.rows(ASSIGNMENTS):
+        if key.startswith(POD):
+            with contextlib.suppress(ValueError):
+                last = decoded(msgspec.msgpack.Decoder(_ClassRow).decode, row).last()
+                found |= {} if last is None else {key.removeprefix(POD): last}
+    return found
+
+
+def was_killed(store: Store) -> bool:
+    """Whether the last daemon on this store ended without a word. Only true when none runs now."""
+    return any(key == RUNNING for key, _ in store.rows(META))
+
+
+def read_holds(store: Store) -> dict[str, Hold]:
+    """The holds, by target."""
+    holds: dict[str, Hold] = {}
+    for key, row in store.rows(HOLDS):
+        try:
+            hold = decoded(msgspec.msgpack.Decoder(Hold).decode, row)
+            if hold.target != key:
+                _LOG.warning("hold %s cannot be read: it is one on %s", key, hold.target)
+                continue
+            holds[key] = hold
+        except ValueError as exc:
+            _LOG.warning("hold %s cannot be read: %s", key, exc)
+    return holds
+
+
+@final
+class Keeper:
+    """See the module's text. All disk work runs in the store's lane, one thread at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        ledger: Ledger,
+        reconciler: Reconciler,
+        lane: trio.CapacityLimiter,
+        *,
+        flush_s: float = 2.0,
+        alert: Callable[[str, str, Setting | None], None] = lambda _kind, _words, _setting: None,
+        headroom: Callable[[], Kept | None] = lambda: None,
+        held: Callable[[], Iterable[Hold]] = tuple,
+        check_s: float = _CHECK_S,
+        check_all_s: float = _CHECK_ALL_S,
+    ) -> None:
+        """``held``: all holds, for a store that has to be written anew. ``check_s``: how often damage is looked for."""
+        self._store = store
+        self._ledger = ledger
+        self._reconciler = reconciler
+        self._lane = lane
+        self._flush_s = flush_s
+        self._alert = alert
+        self._headroom = headroom
+        self._held = held
+        self._check_s = check_s
+        self._check_all_s = check_all_s
+        self._checked_all = time.monotonic()
+        self._generation = store.generation
+        self.damage: str | None = None
+        """What was found wrong with the store while it was in use, and when; until the daemon ends."""
+        self._promised: Kept | None = None
+        self._settings: dict[str, Setting] = {}
+        self._pools: Pools | None = None
+        self._pods: dict[str, Pod] = {}
+        self._fresh = True
+        self._seen_changes = -1
+        self._holds: dict[str, Hold | None] = {}
+        self._soon = trio.Event()
+        self.problem: str | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Flush every ``flush_s``, and once more at the end, with the word that the end was a clean one."""
+        task_status.started()
+        await self._mark(running=True)
+        checked = trio.current_time()
+        try:
+            while True:
+                with trio.move_on_after(self._flush_s):
+                    await self._soon.wait()
+                self._soon = trio.Event()
+                if trio.current_time() - checked >= self._check_s:
+                    checked = trio.current_time()
+                    await self.check()
+                await self.flush()
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+                await self.flush()
+                await self._mark(running=False)
+
+    async def _mark(self, *, running: bool) -> None:
+        batch = Batch()
+        if running:
+            batch.put(META, RUNNING, encoded(True))
+        else:
+            batch.delete(META, RUNNING)
+        with contextlib.suppress(StoreError):  # told by the next flush
+            await trio.to_thread.run_sync(self._store.apply, batch, limiter=self._lane)
+
+    async def check(self) -> None:
+        """Look for damage of the store by others, have it repaired, and say so."""
+        now = time.monotonic()
+        full = now - self._checked_all >= self._check_all_s
+        if full:
+            self._checked_all = now
+        try:
+            wrong = await trio.to_thread.run_sync(lambda: self._store.check(full=full), limiter=self._lane)
+        except StoreError:
+            return  # told by the next flush
+        if wrong is not None:
+            self.damage = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}: {wrong}"
+            self._alert("store", wrong, None)
+            self.problem = wrong  # until the next flush has gone well
+
+    async def flush(self) -> None:
+        """Make everything that changed durable. A store that cannot take it is told once, and tried again."""
+        if self._generation != self._store.generation:
+            # Another file than the one that has it all.
+            self._generation = self._store.generation
+            self._fresh, self._settings, self._pools, self._pods = True, {}, None, {}
+            self._holds = {**{hold.target: hold for hold in self._held()}, **self._holds}
+            await self._mark(running=True)
+        changes = self._reconciler.changes
+        pending = self._fresh or changes != self._seen_changes or self._ledger.unflushed or self._holds
+        promised = self._headroom() != self._promised
+        if not (pending or promised) and self.problem is None and self._store.writable:
+            return
+        batch, settle = self._changes()
+        try:
+            await trio.to_thread.run_sync(self._write, batch, limiter=self._lane)
+        except StoreError as exc:
+            if self.problem is None:
+                self._alert("store", str(exc), None)
+            self.problem = str(exc)
+            return
+        settle()
+        self._seen_changes = changes
+        if self.problem is not None:
+            self._alert("store", STORE_IS_WELL, None)
+        self.problem = None
+
+    async def hold(self, hold: Hold) -> None:
+        """Make a hold durable. Errors: `StoreError`."""
+        batch = Batch()
+        batch.put(HOLDS, hold.target, encoded(hold))
+        await trio.to_thread.run_sync(self._store.apply, batch, limiter=self._lane)
+
+    async def release(self, target: str) -> None:
+        """Forget a hold. Errors: `StoreError`."""
+        batch = Batch()
+        batch.delete(HOLDS, target)
+        await trio.to_thread.run_sync(self._store.apply, batch, limiter=self._lane)
+
+    def hold_soon(self, target: str, hold: Hold | None) -> None:
+        """Make a hold (None: its end) durable with a flush of its own, soon: nobody waits for its acknowledgement."""
+        self._holds[target] = hold
+        self._soon.set()
+
+    def _write(self, batch: Batch) -> None:
+        self._ledger.flush()
+        if batch:
+            self._store.apply(batch)
+
+    def _changes(self) -> tuple[Batch, Callable[[], None]]:
+        """The rows that differ from what was written last, and what to call once they are durable."""
+        batch = Batch()
+        if self._fresh:
+            batch.clear(SETTINGS)
+            batch.clear(ASSIGNMENTS)
+        settings = {
+            f"{setting.path}:{knob}": setting
+            for wanted in self._reconciler.wanted.values()
+            for here in wanted.values()
+            for knob, setting in here.items()
+        }
+        _differences(batch, SETTINGS, settings, self._settings)
+        pods = dict(self._reconciler.knowledge.pods)
+        _differences(batch, ASSIGNMENTS, _titles(pods, self._reconciler.pools), _titles(self._pods, self._pools))
+        pools = self._reconciler.pools
+        if pools is not None and (self._fresh or pools != self._pools):
+            batch.put(ASSIGNMENTS, POOLS, pools_row(pools))
+        promised = self._headroom()
+        if promised is not None and (self._fresh or promised != self._promised):
+            batch.put(ASSIGNMENTS, HEADROOM, encoded(promised))
+        holds = dict(self._holds)
+        for target, hold in holds.items():
+            if hold is None:
+                batch.delete(HOLDS, target)
+            else:
+                batch.put(HOLDS, target, encoded(hold))
+
+        def settle() -> None:
+            self._holds = {key: hold for key, hold in self._holds.items() if key not in holds or hold != holds[key]}
+            self._settings, self._pools, self._pods, self._fresh = settings, pools, pods, False
+            self._promised = promised
+
+        return batch, settle
+
+
+def _titles(pods: Mapping[str, Pod], pools: Pools | None) -> dict[str, dict[str, object]]:
+    """What the command line shows of a pod while the daemon is down."""
+    return {f"{POD}{uid}": pod_facts(pod, pools) for uid, pod in pods.items()}
+
+
+def _differences(batch: Batch, table: str, now: Mapping[str, object], before: Mapping[str, object]) -> None:
+    for key, value in now.items():
+        if before.get(key) != value:
+            batch.put(table, key, encoded(value))
+    for key in before.keys() - now.keys():
+        batch.delete(table, key)

@@ -1,0 +1,150 @@
+"""Keeps the states of the two laws that lend quota, feeds them with readings, and hands on what they lend.
+
+The laws are pure and in `policies.quota_burst` and `policies.quota_turbo`; the worker writes. Here is only what lies
+between: which containers there are, what is known of them, and which pods have to be planned again. Nothing is kept
+over a restart: an agent that starts lends nothing, so that what an earlier one lent goes back first.
+"""
+
+from collections.abc import Mapping
+from typing import Final, final
+
+from cgroupfs.usage import UsageReader, grown
+from reconciler.control.reconciler import Reconciler
+from reconciler.policies import lending, quota_burst, quota_turbo
+from reconciler.policies.base import PERIOD_US
+from reconciler.policies.lending import Borrower
+from reconciler.policies.quota_burst import BurstSample, BurstState, Guard
+from reconciler.policies.quota_turbo import TurboNode, TurboSample, TurboState
+from reconciler.runtime.workqueue import loan_key
+from reconciler.signals.cpu import Reading
+from reconciler.signals.groups import GroupSampler
+from reconciler.signals.load import LoadMeter
+from state.model import Pod
+
+_EARLY: Final = 0.9
+"""A tick that comes so much of an interval after the last one is in time."""
+
+Customers = list[tuple[Pod, Borrower]]
+
+
+@final
+class Bursts:
+    """See the module's text. Called by the ticker, on the loop's thread."""
+
+    def __init__(self, reconciler: Reconciler, usage: UsageReader) -> None:
+        self._reconciler = reconciler
+        self._groups = GroupSampler(usage)
+        self._load = LoadMeter()
+        self._guard = Guard()
+        self.burst: dict[str, BurstState] = {}
+        self.turbo: dict[str, TurboState] = {}
+        self._looked_at = 0.0
+        self._nobody = False
+        """Quota turbo's last look found no container that may borrow: the next one has time."""
+        self._owners: dict[str, str] = {}
+
+    def interval_s(self) -> float | None:
+        """How often quota turbo wants to look; None when it is off, and when it had nobody to look at."""
+        config = self._reconciler.policies.quota_turbo
+        return config.interval_s if config.enabled and not self._nobody else None
+
+    def second(self, now: float) -> None:
+        """Quota burst's look. What is known of groups and node is the knowledge of this moment, or old."""
+        config = self._reconciler.policies.quota_burst
+        pools = self._reconciler.pools
+        if not config.enabled or pools is None:
+            self.burst, self._guard = {}, Guard()
+            if not self._reconciler.policies.quota_turbo.enabled:
+                self._publish({}, [])
+            return
+        knowledge = self._reconciler.knowledge
+        self._guard = quota_burst.guard(self._guard, knowledge.cpu, pools, now, config.threshold_percent)
+        customers = quota_burst.customers(knowledge.pods.values(), pools, config)
+        cpus = len(knowledge.topology.online)
+        samples: dict[str, BurstSample] = {}
+        for pod, one in customers:
+            use = knowledge.uses.get(one.path)
+            # One reading is one step: what was read a second ago has had its answer.
+            known = use if use is not None and use.age_s < use.interval_s / 2 else None
+            samples[one.path] = BurstSample(
+                borrower=one,
+                percent=quota_burst.percent_of(pod, config),
+                budget_s=quota_burst.budget_of(pod, config),
+                cpus=cpus,
+                use_milli=known.cpu_milli if known is not None else None,
+                throttled=known.throttled if known is not None else None,
+            )
+        self.burst = quota_burst.step_all(self.burst, samples, self._guard, now, config)
+        self._publish({path: state.quota_us for path, state in self.burst.items()}, customers)
+
+    def look(self, reading: Reading | None, now: float) -> None:
+        """Quota turbo's look, when it is due. ``reading`` None: the machine could not be read."""
+        config = self._reconciler.policies.quota_turbo
+        if not config.enabled:
+            if self.turbo:
+                self.turbo = {}
+                self._groups.sample({})
+                self._load.forget()
+            self._nobody = False
+            return
+        if 0.0 <= now - self._looked_at < config.interval_s * _EARLY:
+            return
+        self._looked_at = now
+        customers = self._turbo_customers()
+        self._nobody = not customers
+        self._groups.sample({one.path: one.inode for _, one in customers})
+        load = swing = None
+        if reading is None:
+            self._load.forget()
+        else:
+            load, swing = self._load.add(reading, config.swing_window_s)
+        cpus = len(self._reconciler.knowledge.topology.online)
+        samples = {one.path: self._turbo_sample(one, now, config.interval_s) for _, one in customers}
+        node = TurboNode(cpus=cpus, load_percent=load, swing=swing)
+        self.turbo = quota_turbo.step(self.turbo, samples, node, config)
+        self._publish({path: state.quota_us for path, state in self.turbo.items()}, customers)
+
+    def _turbo_customers(self) -> Customers:
+        reconciler = self._reconciler
+        if reconciler.pools is None:
+            return []
+        pods = reconciler.knowledge.pods.values()
+        return quota_turbo.customers(pods, reconciler.pools, reconciler.policies.quota_turbo)
+
+    def _turbo_sample(self, one: Borrower, now: float, interval_s: float) -> TurboSample:
+        use = self._groups.current_of(one.path, now)
+        moved = self._groups.moved(one.path)
+        if use is None or moved is None or use.age_s > interval_s:
+            return TurboSample(borrower=one)
+        return TurboSample(
+            borrower=one,
+            use_milli=use.cpu_milli,
+            hit=grown(moved.before.throttled_periods, moved.after.throttled_periods),
+            throttled_ns=grown(moved.before.throttled_ns, moved.after.throttled_ns),
+        )
+
+    def _publish(self, quotas: Mapping[str, int], customers: Customers) -> None:
+        """Hand on what is lent, pods' directories included, and mark the pods for which that changed."""
+        lent: dict[str, int] = {}
+        owners: dict[str, str] = {}
+        loans: dict[str, list[tuple[Borrower, int]]] = {}
+        for pod, one in customers:
+            quota = quotas.get(one.path, one.limit_us)
+            if quota > one.limit_us:
+                lent[one.path], owners[one.path] = quota, pod.uid
+                loans.setdefault(pod.group.path, []).append((one, quota))
+                owners[pod.group.path] = pod.uid
+        judge = self._reconciler.actuator.judge
+        for path, made in loans.items():
+            own = judge.without_ours(path, "cpu.quota")
+            period = judge.known.actual.get((path, "cpu.period"))
+            if isinstance(own, int):
+                period_us = period if isinstance(period, int) and period > 0 else PERIOD_US
+                lent[path] = lending.pod_quota_us(own, period_us, made)
+        before, then = self._reconciler.knowledge.lent_us, self._owners
+        if lent == before:
+            return
+        self._reconciler.knowledge.lent_us, self._owners = lent, owners
+        changed = {path for path in lent.keys() | before.keys() if lent.get(path) != before.get(path)}
+        for uid in sorted({uid for path in changed for uid in (owners.get(path), then.get(path)) if uid is not None}):
+            self._reconciler.dirty.mark(loan_key(uid))

@@ -1,0 +1,497 @@
+"""The one worker: take what is marked, look at the world again, plan, and bring the groups concerned to the plan.
+
+Edges only mark (`DirtyKeys`); everything that decides is read here. One look at a time, each ends in a node that is as
+wanted or in a noted reason why it is not, with a time to look again.
+"""
+
+import heapq
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final, final
+
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.errors import AgentError
+from reconciler.actuators.cgroup.apply import CgroupActuator
+from reconciler.actuators.cgroup.fastpath import HotLane, HotResult
+from reconciler.actuators.cgroup.work import Target
+from reconciler.control.inventory import Knowledge, Seen
+from reconciler.control.planner import plan_parents, plan_pod, plan_pools
+from reconciler.control.timeline import Timelines
+from reconciler.placement.churn import moved as movement
+from reconciler.pods.metadata import Metadata
+from reconciler.policies.table import PoliciesConfig
+from reconciler.runtime.cooperative import Slices
+from reconciler.runtime.counters import Counters
+from reconciler.runtime.workqueue import LOAN, NODE, TICK, Batch, DirtyKeys, container_key, pod_key
+from reconciler.sources.runtime_signal import Signal
+from reconciler.sources.tree import PodDirs, TreeSource
+from state.entry import Entry
+from state.ledger import Ledger
+from state.model import GroupRef, KubeletView, NodeView, Pod, PodClass, Pools, Refusal, Setting
+
+_LOG: Final = logging.getLogger(__name__)
+_FIRST_LABELS_S: Final = 1.0
+"""How long the first look after a start waits for labels: no pod is bounded by QoS that a label would have spared."""
+_VERIFY_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0)
+_ERROR_S: Final = 1.0
+_TICK: Final = frozenset({TICK})
+
+Wanted = dict[str, dict[str, Setting]]
+"""Settings by group path and knob."""
+
+
+@final
+class Reconciler:
+    """The worker, and the receiver of the runtime's signal. See the module's text."""
+
+    def __init__(
+        self,
+        *,
+        dirty: DirtyKeys,
+        tree: TreeSource,
+        knowledge: Knowledge,
+        metadata: Metadata,
+        actuator: CgroupActuator,
+        lane: HotLane,
+        ledger: Ledger,
+        policies: PoliciesConfig,
+        kubelet: Callable[[Mapping[str, Pod]], KubeletView],
+        updated: Callable[[str, float, bool], None] = lambda _cid, _at, _changed: None,
+        resync_s: float = 60.0,
+        verify_s: float = 2.0,
+        pools: Pools | None = None,
+        counters: Counters | None = None,
+        planned: Callable[[NodeView, Pools], None] = lambda _view, _pools: None,
+    ) -> None:
+        """``pools``: the last pools of an earlier run, so that a restart moves nothing.
+
+        ``planned`` is called after each look with what it went by; it must not wait.
+        ``kubelet``: what the kubelet has allocated, given the pods that exist. ``updated`` is told of each signal of
+        the runtime: container id, monotonic seconds, and whether the runtime's record differs from before.
+        """
+        self.dirty = dirty
+        self.knowledge = knowledge
+        self.actuator = actuator
+        self.policies = policies
+        self.pools = pools
+        self.refusals: dict[str, tuple[Refusal, ...]] = {}
+        self.wanted: dict[str, Wanted] = {}
+        """By pod uid; the directories above the pods under ``""``."""
+        self.ready = trio.Event()
+        self.looks = 0
+        self.changes = 0
+        """Counts looks that may have changed what is known or wanted: the keeper's reason to compare."""
+        self.look_s = 0.0
+        self.busy_since: float | None = None
+        self.problem: str | None = None
+        self._tree = tree
+        self._metadata = metadata
+        self._lane = lane
+        self._ledger = ledger
+        self._resync_s = resync_s
+        self._verify = (*(delay for delay in _VERIFY_S if delay < verify_s), verify_s)
+        self._counters = counters or Counters()
+        self.timelines = Timelines(lane, actuator.judge.hierarchy, self._counters)
+        self._one_look = trio.Lock()
+        self.errors = actuator.judge.errors
+        self._unlisted: str | None = None
+        self._moved = self._regrouped = False
+        self._kubelet = kubelet
+        self._updated = updated
+        self._planned = planned
+        self._signalled: dict[str, float] = {}
+        self._found: set[str] = set()
+        self._later: list[tuple[float, str]] = []
+
+    # The runtime's signal (called in the reader's task)
+
+    def settled(self, container_id: str, at: float, which: Signal) -> None:
+        """The runtime has finished writing: ours now, then look."""
+        if which is Signal.INIT_PID and not self._lane.awaits(container_id):
+            return
+        if which is not Signal.FOUND or self._lane.awaits(container_id):
+            self._lane.fire(container_id, at)
+        # What is merely found was written before anybody looked, by whomever: no news of the runtime.
+        (self._found.add if which is Signal.FOUND else self._found.discard)(container_id)
+        self._signalled[container_id] = at
+        self.dirty.mark(container_key(container_id))
+
+    def gone(self, container_id: str) -> None:
+        """The runtime has forgotten the container; its directories tell the rest."""
+        self.dirty.mark(container_key(container_id))
+
+    def fired(self, result: HotResult) -> None:
+        """The hot lane has written."""
+        self.actuator.fired(result)
+        self.timelines.fired(result)
+
+    # The worker
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look for ever. Started after the first whole look."""
+        self.dirty.mark_all("start")
+        resync_at = trio.current_time() + self._resync_s
+        started = False
+        while True:
+            with trio.move_on_at(min(resync_at, self._next_deadline())):
+                await self.dirty.take_ready()
+            self._mark_due()
+            if trio.current_time() >= resync_at:
+                self.dirty.mark_all("periodic")
+            batch = self.dirty.take_nowait()
+            if batch.everything:
+                resync_at = trio.current_time() + self._resync_s
+            self.busy_since = time.monotonic()
+            try:
+                async with self._one_look:
+                    await self.look(batch)
+                self.problem = self._unlisted
+            except (AgentError, OSError) as exc:
+                # Unknown is not empty: what is applied stays, and we look again.
+                self.errors.counted(NODE, exc)
+                if self.problem != str(exc):
+                    _LOG.warning("%s", exc)
+                self.problem = str(exc)
+                heapq.heappush(self._later, (trio.current_time() + _ERROR_S, ""))
+            self.busy_since = None
+            if not started and self.problem is None:
+                started = True
+                # What comes from now on came after the loss, if there was one.
+                self.actuator.judge.lost = False
+                self.timelines.ready()
+                self.ready.set()
+                task_status.started()
+
+    async def look(self, batch: Batch) -> None:
+        """One look. What goes wrong with one pod is that pod's problem: the others are looked at all the same.
+
+        Errors: `AgentError` and `OSError` for what concerns the whole node; what was signalled is kept for the next.
+        """
+        began = time.monotonic()
+        if batch.keys == _TICK and not batch.everything and not self._signalled and not self._tick():
+            return
+        signalled, self._signalled = self._signalled, {}
+        try:
+            await self._look(batch, signalled, began)
+        except BaseException:
+            self._signalled = {**signalled, **self._signalled}
+            raise
+
+    async def _look(self, batch: Batch, signalled: Mapping[str, float], began: float) -> None:
+        full = bool(batch.everything)
+        failed = {key: self.errors.failures(key) for key in self.errors}
+        if full:
+            listed, uids = await self._list()
+        else:
+            listed, uids = self._list_some(self._concerned(batch, signalled))
+        for cid, at in signalled.items():
+            with self.errors.contained(container_key(cid)):
+                self._settle(cid, at)
+        seen = await self._see(uids, listed)
+        looked = {uid for uid, one in seen.items() if one.pod is not None} | self._take_kubelet()
+        view, pools, moved = self._plan_pools()
+        if moved or signalled or _caused(batch):
+            self._counters.event()
+        every, self._regrouped = self._regrouped, False
+        targets: list[Target] = []
+        if full or moved or NODE in batch.keys:
+            targets += self._plan_parents(view, pools)
+        slices = Slices()
+        for uid in sorted(looked):
+            with self.errors.contained(pod_key(uid)):
+                targets += self._plan_pod(self.knowledge.pods[uid], view, pools, signalled, every=True)
+            await slices.checkpoint()
+        if moved:
+            for uid, pod in list(self.knowledge.pods.items()):
+                if uid not in looked and (every or pod.pod_class is PodClass.RECLAIMED or uid in self.wanted):
+                    with self.errors.contained(pod_key(uid)):
+                        targets += self._plan_pod(pod, view, pools, signalled, every=False)
+                    await slices.checkpoint()
+        for uid in sorted(key.removeprefix(LOAN) for key in batch.keys if key.startswith(LOAN)):
+            if uid not in looked and (lent := self.knowledge.pods.get(uid)) is not None:
+                with self.errors.contained(pod_key(uid)):
+                    targets += self._plan_pod(lent, view, pools, signalled, every=False)
+                await slices.checkpoint()
+        await self.actuator.apply(targets)
+        self._planned(view, pools)
+        self.timelines.looked(targets, signalled)
+        if full:
+            self._metadata.keep_only(self.knowledge.pods.keys())
+            self._prune()
+        for key in (*map(pod_key, uids), *((NODE,) if full else ())):
+            if self.errors.failures(key) == failed.get(key, 0):
+                self.errors.passed(key)
+        self.looks += 1
+        self.changes += bool(seen or moved or targets)
+        self.look_s = time.monotonic() - began
+        self._counters.looked(self.look_s)
+
+    async def _list(self) -> tuple[Mapping[str, PodDirs], set[str]]:
+        """Every pod's directories, and the pods to look at: of those whose directory cannot be read all stays."""
+        listing = await self._tree.scan_gently()
+        self._unlisted = None
+        for path, exc in listing.unread.items():
+            name = self.knowledge.layout.parse(path)
+            uid = name.pod_uid if name is not None else None
+            if uid is None:
+                # A QoS class's directory, with all its pods.
+                self._unlisted = str(exc)
+            self.errors.failed(pod_key(uid) if uid is not None else f"directory:{path}", exc)
+        directories = {f"directory:{path}" for path in listing.unread}
+        self.errors.keep("directory", directories)
+        known = {uid for uid, pod in self.knowledge.pods.items() if listing.knows(pod.group.path)}
+        return listing.pods, listing.pods.keys() | known
+
+    def _list_some(self, concerned: Iterable[str]) -> tuple[Mapping[str, PodDirs], set[str]]:
+        """The directories of these pods, and those of them that can be looked at."""
+        listed: dict[str, PodDirs] = {}
+        uids: set[str] = set()
+        for uid in concerned:
+            with self.errors.contained(pod_key(uid)):
+                dirs = self._tree.rescan(uid)
+                uids.add(uid)
+                if dirs is not None:
+                    listed[uid] = dirs
+        return listed, uids
+
+    def _settle(self, cid: str, at: float) -> None:
+        """The runtime has finished writing."""
+        ran = self.knowledge.runs(cid)
+        changed = self.knowledge.settle(cid)
+        if cid not in self._found:
+            self._updated(cid, at, changed)
+        if ran and changed:
+            # A running container was given other values: a resize, of which the spec tells the rest.
+            self._metadata.renew()
+
+    def _tick(self) -> bool:
+        """The clock has moved on: True when the pools ask for something else now, so that a look is due."""
+        _, _, moved = self._plan_pools()
+        # The look plans once more, and must find the difference again.
+        self._moved = self._moved or moved
+        return moved
+
+    def _concerned(self, batch: Batch, signalled: Iterable[str]) -> set[str]:
+        """The pods that the marks are about."""
+        uids = set()
+        for key in {*batch.keys, *map(container_key, signalled)}:
+            kind, _, name = key.partition(":")
+            if kind == "pod":
+                uids.add(name)
+            elif kind == "container":
+                owner = self.knowledge.owner(name)
+                if owner is None and (dirs := self._tree.locate(name)) is not None:
+                    owner = dirs.uid
+                if owner is not None:
+                    uids.add(owner)
+        return uids
+
+    async def _see(self, uids: Iterable[str], listed: Mapping[str, PodDirs]) -> dict[str, Seen]:
+        """Assemble the pods concerned; ask about labels that nobody has told."""
+        seen: dict[str, Seen] = {}
+        slices = Slices()
+        for uid in uids:
+            with self.errors.contained(pod_key(uid)):
+                seen[uid] = one = self.knowledge.look(uid, listed.get(uid))
+                self._came_and_went(one)
+            await slices.checkpoint()
+        unknown = [uid for uid, one in seen.items() if one.pod is not None and self.knowledge.unlabelled(uid)]
+        if unknown and not self.ready.is_set():
+            await self._metadata.ensure(unknown, _FIRST_LABELS_S)
+            for uid in unknown:
+                if self._metadata.of(uid):
+                    self.knowledge.again(uid)
+        else:
+            # Planned by what is known now; the answer, some milliseconds from here, marks the pod again.
+            self._metadata.want(unknown)
+        return seen
+
+    def _take_kubelet(self) -> set[str]:
+        """What the kubelet allocated, for the pods that exist now; the pods whose CPUs or resources changed by it."""
+        before = self.knowledge.kubelet
+        after = self.knowledge.kubelet = self._kubelet(self.knowledge.pods)
+        touched = _differing(before.exclusive, after.exclusive)
+        if resized := _differing(before.granted, after.granted) & self.knowledge.pods.keys():
+            self._metadata.renew()
+            touched |= resized
+        return {uid for uid in touched if self.knowledge.again(uid) or uid in self.knowledge.pods}
+
+    def _came_and_went(self, seen: Seen) -> None:
+        for cid in seen.came:
+            self.timelines.came(cid)
+            if not self.knowledge.signalled(cid):
+                at = trio.current_time()
+                for delay in self._verify:
+                    heapq.heappush(self._later, (at + delay, container_key(cid)))
+        before = {one.id: one.group.path for one in seen.before.containers} if seen.before is not None else {}
+        for cid in seen.went:
+            self.timelines.went(cid)
+            if cid in before:
+                self.actuator.forget(before[cid], cid)
+        if seen.before is None or (seen.pod is not None and seen.pod.group == seen.before.group):
+            if seen.pod is not None and (seen.before is None or seen.came):
+                # Again at each start: the pod's cpu directory comes after its cpuset's, and its quota may be resized.
+                self.actuator.judge.known.learn(seen.pod.group.path)
+            return
+        # Gone, or made anew under its old uid (a static pod).
+        self.actuator.forget(seen.before.group.path)
+        if seen.pod is None:
+            self.wanted.pop(seen.before.uid, None)
+            self.refusals.pop(seen.before.uid, None)
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """No look runs within the block; marks are kept for afterwards."""
+        async with self._one_look:
+            yield
+
+    # Planning
+
+    def _plan_pools(self) -> tuple[NodeView, Pools, bool]:
+        """The pools of this moment, and whether they ask for anything else than the last ones did."""
+        if not self.knowledge.knobs:
+            # There may be no kubepods directory to look at yet.
+            self.knowledge.knobs = self.actuator.judge.known.offered(self.knowledge.layout.kubepods)
+        view = self.knowledge.view(time.monotonic(), self.actuator.judge.known.actual)
+        pools = plan_pools(view, self.pools, self.policies)
+        moved = self._moved or self.pools is None or _substance(pools) != _substance(self.pools)
+        self._moved = False
+        # Then online pods that had no settings get some.
+        self._regrouped |= self.pools is not None and pools.confine_shared != self.pools.confine_shared
+        change = movement(self.pools, pools)
+        self._counters.moved(change.cpus, change.pools_changed)
+        self.pools = pools
+        return view, pools, moved
+
+    def _plan_parents(self, view: NodeView, pools: Pools) -> list[Target]:
+        for path in (view.kubepods, view.besteffort, view.burstable):
+            self.actuator.judge.known.learn(path)
+        settings, self.refusals[""] = plan_parents(view, pools, self.policies)
+        wanted = _by_group(settings)
+        paths = {*wanted, *(path for path in ("/", view.besteffort, view.burstable) if self._ledger.group(path))}
+        self.wanted[""] = wanted
+        targets = []
+        for path in sorted(paths):
+            with self.errors.contained(NODE):
+                group = GroupRef(path=path, inode=self._inode(path))
+                if group.inode:
+                    targets.append(Target(group=group, settings=wanted.get(path, {})))
+        return targets
+
+    def _plan_pod(
+        self, pod: Pod, view: NodeView, pools: Pools, signalled: Container[str], *, every: bool
+    ) -> list[Target]:
+        """The pod's groups to look at: all that matter, or (``every`` False) those whose settings changed."""
+        settings, refusals = plan_pod(pod, view, pools, self.policies)
+        if refusals:
+            self.refusals[pod.uid] = refusals
+        else:
+            self.refusals.pop(pod.uid, None)
+        wanted = _by_group(settings)
+        before = self.wanted.get(pod.uid, {})
+        if wanted:
+            self.wanted[pod.uid] = wanted
+        else:
+            self.wanted.pop(pod.uid, None)
+        targets = []
+        groups = [(pod.group, None), *((one.group, one) for one in pod.containers)]
+        for group, container in groups:
+            here = wanted.get(group.path, {})
+            ours = self._ledger.group(group.path) or group.path in self.actuator.judge.given
+            if not here and not ours and group.path not in before:
+                continue
+            if container is None and not pod.containers:
+                # The kubelet is still at its own values there: it is done before the first container comes.
+                continue
+            if not every and _values(here) == _values(before.get(group.path, {})):
+                continue
+            told = container is not None and container.id in signalled
+            fresh = container is not None and told and container.id not in self._found
+            target = Target(group=group, settings=here, pod_uid=pod.uid, container=container, signalled=fresh)
+            if told:
+                self.actuator.rebase(target)
+            targets.append(target)
+        return targets
+
+    # Times
+
+    def _next_deadline(self) -> float:
+        times = [self._later[0][0]] if self._later else []
+        retries = (self.actuator.judge.next_look(), self.errors.next_retry())
+        # Both speak the process's monotonic clock, deadlines are the loop's.
+        times += [trio.current_time() + max(0.0, at - time.monotonic()) for at in retries if at is not None]
+        return min(times, default=float("inf"))
+
+    def _mark_due(self) -> None:
+        now = trio.current_time()
+        while self._later and self._later[0][0] <= now:
+            key = heapq.heappop(self._later)[1]
+            if key:
+                self.dirty.mark(key)
+            else:
+                self.dirty.mark_all("after an error")
+        for uid in self.actuator.judge.due(time.monotonic()):
+            self.dirty.mark(pod_key(uid) if uid is not None else NODE)
+        for key in self.errors.due(time.monotonic()):
+            if key.startswith(("pod:", "container:")):
+                self.dirty.mark(key)
+            else:
+                self.dirty.mark_all("after an error")
+
+    # Small things
+
+    def _prune(self) -> None:
+        """After a full look: drop what the ledger holds of groups that are gone. What cannot be told is kept."""
+
+        def inode_now(entry: Entry) -> int | None:
+            try:
+                return self._inode(entry.path) or None
+            except OSError as exc:
+                self.errors.failed(NODE, exc)
+                return entry.inode
+
+        self._ledger.prune(inode_now)
+
+    def _inode(self, path: str) -> int:
+        """The inode of a group's directory, 0 when it is gone. Errors: `OSError` when that cannot be told."""
+        try:
+            return os.stat(self.actuator.judge.hierarchy.trigger_directory(path)).st_ino
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+
+    def classes(self) -> dict[str, PodClass]:
+        """The class of every pod, by uid."""
+        return {uid: pod.pod_class for uid, pod in self.knowledge.pods.items()}
+
+
+def _caused(batch: Batch) -> bool:
+    """Whether anything but the clock and what it drives asked for the look."""
+    told = any(key != TICK and not key.startswith(LOAN) for key in batch.keys)
+    return told or any(why != "periodic" for why in batch.everything)
+
+
+def _differing(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
+    if before is after or before == after:
+        return set()
+    return {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+
+
+def _by_group(settings: Iterable[Setting]) -> Wanted:
+    groups: Wanted = {}
+    for setting in settings:
+        groups.setdefault(setting.path, {})[setting.knob] = setting
+    return groups
+
+
+def _values(settings: Mapping[str, Setting]) -> dict[str, object]:
+    return {knob: setting.value for knob, setting in settings.items()}
+
+
+def _substance(pools: Pools) -> Pools:
+    """The pools without what does not lead to any setting."""
+    return replace(pools, reasons={}, sizes={}, remembered={}, budget_at=0.0, unknown_since=None, budget_milli=0)

@@ -1,0 +1,199 @@
+"""The one clock of the agent: CPU use once a second, the idle buffer ten times a second while there is BE work.
+
+One task instead of many sleeping ones. It reads counters, lets the pure laws decide, and marks the node dirty when
+their answer has changed; the worker does the rest.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final, final
+
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.naming import QosClass
+from cgroupfs.usage import UsageReader
+from reconciler.control.memory_sampler import MemoryWatch
+from reconciler.control.quota_lending import Bursts
+from reconciler.control.reconciler import Reconciler
+from reconciler.policies import idle_buffer
+from reconciler.runtime.workqueue import TICK
+from reconciler.signals.cpu import (
+    ONLINE,
+    RECLAIMED,
+    SHORTEST_S,
+    CpuSampler,
+    Reading,
+    UseBySide,
+    idle_sample,
+    parse_stat,
+)
+from reconciler.signals.groups import GroupSampler, sampled
+from reconciler.signals.irqs import IrqSampler
+from reconciler.signals.numa_memory import NumaMemorySampler
+from reconciler.signals.uses import UseMemory
+from state.cpu import Uses
+from state.model import NodeCpu, PodClass, SourceStatus
+
+_LOG: Final = logging.getLogger(__name__)
+_ASLEEP_MILLI: Final = 20
+
+
+@final
+class Ticker:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        usage: UsageReader,
+        *,
+        root: str = "/",
+        sample_s: float = 1.0,
+        files: FileOps = REAL,
+        lagged: Callable[[float], None] = lambda _seconds: None,
+        read: Callable[[NodeCpu | None, float], None] = lambda _cpu, _now: None,
+        sampled: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``lagged`` is told how late each tick came (s): what else the loop was busy with.
+
+        ``read`` is told of each CPU reading, and of the newest one again when there is no new one. ``sampled`` is
+        called once per sample, for whoever has to look at something as often.
+        """
+        self._sampled = sampled
+        self._lagged = lagged
+        self._read = read
+        self._reconciler = reconciler
+        self._usage = usage
+        self._proc = f"{root.rstrip('/')}/proc"
+        self._sample_s = sample_s
+        self._files = files
+        self._sampler = CpuSampler()
+        self._groups = GroupSampler(usage)
+        self._memory = UseMemory()
+        self._numa = NumaMemorySampler(root, files)
+        self._irqs = IrqSampler(root)
+        self.bursts = Bursts(reconciler, usage)
+        self.memory = MemoryWatch(
+            used=lambda: usage.memory_bytes(reconciler.knowledge.besteffort),
+            pods=lambda enough: usage.memory_use(reconciler.knowledge.layout.kubepods, enough_bytes=enough),
+            root=root,
+            files=files,
+        )
+        self._idle: idle_buffer.IdleState | None = None
+        self._before: tuple[Reading, int | None] | None = None
+        self._sampled_at = 0.0
+        self._sums = UseBySide()
+        self.problem: str | None = None
+
+    def status(self) -> SourceStatus:
+        """How old the last CPU reading is."""
+        now = time.monotonic()
+        age = now - self._sampled_at if self._sampled_at else None
+        return SourceStatus(name="cpu", ok=self.problem is None, age_s=age, detail=self.problem or "/proc/stat")
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Tick until cancelled."""
+        task_status.started()
+        due = trio.current_time()
+        while True:
+            config = self._reconciler.policies.idle_buffer
+            fast = config.enabled and self._reclaimed_works()
+            self._lagged(trio.current_time() - due)
+            self.tick(time.monotonic(), fast=fast)
+            intervals = [self._sample_s, self.bursts.interval_s() or self._sample_s]
+            due = trio.current_time() + min([*intervals, config.interval_s] if fast else intervals)
+            await trio.sleep_until(due)
+
+    def tick(self, now: float, *, fast: bool) -> None:
+        """One look at the counters. ``fast``: the idle buffer has a say."""
+        try:
+            reading = Reading(at_s=now, cpus=parse_stat(self._files.read(self._proc, "stat")))
+        except (OSError, ValueError) as exc:
+            # Unknown: what is known grows older, and the laws do not raise anything on it.
+            if self.problem is None:
+                _LOG.warning("cannot read %s/stat: %s", self._proc, exc)
+            self.problem = str(exc)
+            self._reconciler.knowledge.cpu = self._sampler.current(now)
+            self._read(self._reconciler.knowledge.cpu, now)
+            self._reconciler.knowledge.uses = self._uses(now)
+            self.bursts.second(now)
+            self.bursts.look(None, now)
+            return
+        self.problem = None
+        if fast:
+            self._step(reading, now)
+        else:
+            self._idle = self._before = None
+            self._reconciler.knowledge.ceiling_milli = None
+        self.bursts.look(reading, now)
+        if now - self._sampled_at >= self._sample_s * 0.9:
+            self._sampled_at = now
+            self._remember_memory(now)
+            self._sample(reading, now)
+            self._sampled()
+
+    def _sample(self, reading: Reading, now: float) -> None:
+        """Who used the CPUs, from the directories' own counters: three reads, and one more for each odd pod."""
+        knowledge = self._reconciler.knowledge
+        odd = {
+            pod.group.path: pod.pod_class
+            for pod in knowledge.pods.values()
+            if (pod.pod_class is PodClass.RECLAIMED) != (pod.qos is QosClass.BESTEFFORT)
+        }
+        paths = (knowledge.layout.kubepods, knowledge.besteffort, *odd)
+        used = {path: ns for path in paths if (ns := self._usage.cpu_ns(path)) is not None}
+        online, reclaimed = self._sums.add(used, paths[0], paths[1], odd)
+        classes = {ONLINE: PodClass.SHARED, RECLAIMED: PodClass.RECLAIMED}
+        sides = replace(reading, pods={ONLINE: online, RECLAIMED: reclaimed})
+        knowledge.cpu = self._sampler.sample(sides, classes)
+        self._groups.sample(sampled(knowledge.pods.values(), self._reconciler.policies, self._reconciler.pools))
+        knowledge.uses = self._uses(now)
+        knowledge.numa_memory = self._numa.look(knowledge.topology.nodes(), now)
+        knowledge.irq_cpus = self._irqs.look(self._reconciler.policies.exclusive.avoid_irqs, now)
+        self.bursts.second(now)
+        self._read(knowledge.cpu, now)
+        self._reconciler.dirty.mark(TICK)
+
+    def _remember_memory(self, now: float) -> None:
+        """The node's memory, and what BE work may use of it by the law: the look after this sample plans by both."""
+        reconciler, knowledge = self._reconciler, self._reconciler.knowledge
+        self.memory.second(now)
+        knowledge.node_memory = self.memory.node
+        before = reconciler.pools.memory.reclaimed_high_bytes if reconciler.pools is not None else None
+        knowledge.reclaimed_memory_bytes = self.memory.bound(reconciler.policies.be_memory, before, now)
+
+    def _uses(self, now: float) -> Uses:
+        half_life_s = self._reconciler.policies.shared.provision.estimate.half_life_s
+        return self._memory.add(self._groups.current(now), now, half_life_s)
+
+    def _step(self, reading: Reading, now: float) -> None:
+        """The idle buffer's look."""
+        pools = self._reconciler.pools
+        if pools is None:
+            return
+        used = self._usage.cpu_ns(self._reconciler.knowledge.besteffort)
+        before = self._before
+        if before is not None and reading.at_s - before[0].at_s < SHORTEST_S:
+            return
+        self._before = (reading, used)
+        watched = idle_buffer.watched(pools)
+        if self._idle is None:
+            self._idle = idle_buffer.start(pools, 1000 * len(watched))
+        if before is None:
+            return
+        sample = idle_sample(before[0], reading, watched, reclaimed_ns=(before[1], used))
+        config = self._reconciler.policies.idle_buffer
+        self._idle = idle_buffer.step(self._idle, sample, now, config)
+        if self._idle.ceiling_milli != self._reconciler.knowledge.ceiling_milli:
+            self._reconciler.knowledge.ceiling_milli = self._idle.ceiling_milli
+            self._reconciler.dirty.mark(TICK)
+
+    def _reclaimed_works(self) -> bool:
+        """Whether BE work uses the CPU at all: where it does not, nothing can be taken from it (and nobody woken)."""
+        cpu = self._reconciler.knowledge.cpu
+        if cpu is not None and cpu.reclaimed_milli <= _ASLEEP_MILLI:
+            return False
+        return any(pod.pod_class is PodClass.RECLAIMED for pod in self._reconciler.knowledge.pods.values())

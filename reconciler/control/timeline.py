@@ -1,0 +1,106 @@
+"""What happened to one container, with times: the material of ``explain`` and of the latency metrics."""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import final
+
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.actuators.cgroup.fastpath import HotLane, HotResult
+from reconciler.actuators.cgroup.work import Target
+from reconciler.runtime.counters import Counters
+from state.model import Phase
+
+
+@final
+class Timeline:
+    """Times are wall-clock seconds, 0.0 for "not (yet)"; ``hot_s`` is signal to last write in seconds."""
+
+    __slots__ = ("before_exec", "hot_s", "prepared_at", "seen_at", "settled_at", "signal_at", "verified_at")
+
+    def __init__(self, seen_at: float) -> None:
+        self.seen_at = seen_at
+        self.prepared_at = 0.0
+        self.signal_at = 0.0
+        self.settled_at = 0.0
+        self.verified_at = 0.0
+        self.hot_s: float | None = None
+        self.before_exec: bool | None = None
+
+    def fired(self, result: HotResult) -> None:
+        """The hot lane has written at the runtime's signal."""
+        if result.creation:
+            self.signal_at = time.time() - (time.monotonic() - result.signal_at)
+            self.settled_at = self.signal_at + result.seconds
+            self.hot_s = result.seconds
+            self.before_exec = result.before_exec
+
+    def facts(self) -> dict[str, object]:
+        """As it is shown."""
+        return {
+            "seen_at": self.seen_at,
+            "prepared_at": self.prepared_at or None,
+            "signal_at": self.signal_at or None,
+            "written_at": self.settled_at or None,
+            "verified_at": self.verified_at or None,
+            "signal_to_last_write_s": self.hot_s,
+            "before_exec": self.before_exec,
+        }
+
+
+@final
+class Timelines:
+    """The timelines of the containers that there are. Starts that the hot lane did not answer are counted here."""
+
+    def __init__(self, lane: HotLane, hierarchy: Hierarchy, counters: Counters) -> None:
+        self._lane = lane
+        self._hierarchy = hierarchy
+        self._counters = counters
+        self._by_id: dict[str, Timeline] = {}
+        self._ready_at = 0.0
+
+    def of(self, container_id: str) -> Timeline | None:
+        """One container's; None when there is no such container."""
+        return self._by_id.get(container_id)
+
+    def ready(self) -> None:
+        """The first look is over: containers that come from now on are seen from their first moment."""
+        self._ready_at = time.time()
+
+    def came(self, container_id: str) -> None:
+        """A container has been found."""
+        self._by_id[container_id] = Timeline(time.time())
+
+    def went(self, container_id: str) -> None:
+        """It is gone."""
+        self._by_id.pop(container_id, None)
+
+    def fired(self, result: HotResult) -> None:
+        """The hot lane has written at the runtime's signal."""
+        if (timeline := self.of(result.container_id)) is not None:
+            timeline.fired(result)
+
+    def looked(self, targets: Iterable[Target], signalled: Mapping[str, float]) -> None:
+        """A look has brought these groups to what is wanted; ``signalled``: monotonic seconds by container."""
+        now = time.time()
+        for target in targets:
+            container = target.container
+            timeline = self.of(container.id) if container is not None else None
+            if container is None or timeline is None:
+                continue
+            if container.phase is Phase.CREATING:
+                timeline.prepared_at = timeline.prepared_at or (now if target.settings else 0.0)
+            elif not timeline.verified_at and target.settings:
+                timeline.verified_at = now
+                timeline.settled_at = timeline.settled_at or now
+            if container.id in signalled and not timeline.signal_at and self._saw_creation(timeline):
+                # Not prepared in time: the look itself has written, after the signal.
+                took = time.monotonic() - signalled[container.id]
+                timeline.signal_at, timeline.settled_at = now - took, now
+                if target.settings:
+                    procs = self._hierarchy.trigger_directory(container.group.path)
+                    timeline.hot_s, timeline.before_exec = took, self._lane.not_yet_executed(procs)
+                    self._counters.started(took, timeline.before_exec)
+
+    def _saw_creation(self, timeline: Timeline) -> bool:
+        """False for containers that were there before us: their signal was long ago."""
+        return timeline.seen_at >= self._ready_at > 0.0

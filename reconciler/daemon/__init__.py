@@ -1,0 +1,1 @@
+"""The daemon's program: main, the agent that wires the parts, its status."""

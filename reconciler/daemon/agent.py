@@ -1,0 +1,615 @@
+"""The whole agent, put together from its parts: what the daemon runs, and what the command line asks about.
+
+store, ledger ── keeper                      (outermost: what is learnt last is still written)
+witness, kubelet, metadata, checkpoints      (who knows)
+tree, runtime signal                         (what happens)
+reconciler                                   (the worker; essential)
+ticker                                       (the clock)
+
+The files that people write by hand and change at any time: class rules of the operator's, static pods' manifests.
+
+What is wrong in one is told once and leaves the rest of it, or
+what was read last, in force.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final, final
+
+import trio
+
+from cgroupfs.errors import SourceError, StoreError
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.usage import UsageReader
+from cgroupfs.writer import Writer
+from reconciler import __version__
+from reconciler.actuators.base import Situation
+from reconciler.actuators.cgroup.apply import CgroupActuator
+from reconciler.actuators.cgroup.attribution import Witness
+from reconciler.actuators.cgroup.conflict import ForeignWrites
+from reconciler.actuators.cgroup.decide import Judge
+from reconciler.actuators.cgroup.fastpath import HotLane, HotResult
+from reconciler.actuators.cgroup.records import Records, places_of
+from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
+from reconciler.actuators.cgroup.unfreeze import thaw
+from reconciler.actuators.holds import group_of
+from reconciler.alerts.agent_alerts import as_alert
+from reconciler.alerts.service import Telling
+from reconciler.alerts.sinks.base import Ground
+from reconciler.config.environment import Place, cri_client, kubelet_peer
+from reconciler.config.model import Config, Lower, Mode
+from reconciler.config.read_keys import read_keys
+from reconciler.control.cpu_hotplug import Replug
+from reconciler.control.hold_store import HoldBook
+from reconciler.control.inventory import Knowledge
+from reconciler.control.persistence import Keeper, read_classes, read_holds, read_pools, was_killed
+from reconciler.control.reconciler import Reconciler
+from reconciler.control.sampler import Ticker
+from reconciler.daemon import side_actuators
+from reconciler.headroom.memory_sampler import MemoryHeadroom
+from reconciler.headroom.report import HeadroomReport, read_kept
+from reconciler.interference import service
+from reconciler.pods.classify import merge_rules
+from reconciler.pods.marks import MarkReader
+from reconciler.pods.metadata import Metadata
+from reconciler.pods.selectors import Rules
+from reconciler.runtime import logs
+from reconciler.runtime.counters import Counters
+from reconciler.runtime.object_errors import ObjectErrors
+from reconciler.runtime.safe_files import FileRule
+from reconciler.runtime.supervisor import Component, Run
+from reconciler.runtime.workqueue import DirtyKeys
+from reconciler.sources.checkpoints import CheckpointSource
+from reconciler.sources.cri import CriClient
+from reconciler.sources.disks import DiskSource
+from reconciler.sources.hotplug import HotplugSource
+from reconciler.sources.kubelet_api import KubeletPods
+from reconciler.sources.manifests import ManifestDirectory, resolve
+from reconciler.sources.operator_file import OperatorFile
+from reconciler.sources.runtime_signal import RuntimeSignal, Signal
+from reconciler.sources.tree import TreeSource
+from state.cache import CacheUse
+from state.entry import Event
+from state.ledger import Ledger
+from state.model import Hold, KubeletView, NodeCpu, NodeView, Pod, Pools, Setting, SourceStatus
+from state.schema import PLACES
+from state.store import Store, boot_id
+from state.undo import Undone
+
+
+@final
+class HandFiles:
+    """See the module's text."""
+
+    def __init__(self, config: Config, place: Place, marks: MarkReader | None = None) -> None:
+        """Reads nothing yet. Which files there are is the configuration's, else the kubelet's."""
+        self._place = place
+        self._marks = marks
+        self._log = logs.get("agent")
+        self._operator: OperatorFile | None = None
+        self._manifests: ManifestDirectory | None = None
+        self._problems: dict[str, str] = {}
+        self.open(config)
+
+    def open(self, config: Config) -> None:
+        """Have the readers of these files ready; what was read of others is forgotten."""
+        root, manifests = config.node.root, config.static_manifests or self._place.kubelet.static_pod_path
+        self._operator = OperatorFile(config.operator_file, root) if config.operator_file else None
+        rule = FileRule.OPERATOR if config.static_manifests else FileRule.ROOT
+        self._manifests = ManifestDirectory(manifests, root, rule, self._marks) if manifests else None
+        self._problems.clear()
+
+    def prefetch(self) -> None:
+        """Read what has changed, so that `rules` and `read_manifests` find it read: for a thread, as YAML is slow.
+
+        What goes wrong is met again by those.
+        """
+        if self._operator is not None:
+            self._operator.read()
+        if self._manifests is not None:
+            with suppress(SourceError):
+                self._manifests.read()
+
+    def rules(self, configured: Rules) -> Rules:
+        """The class rules of the configuration with those of the operator's file before them."""
+        if self._operator is None:
+            return configured
+        overrides = self._operator.read()
+        self._note("operator's file", "; ".join(overrides.problems))
+        return merge_rules(configured, overrides.overrides)
+
+    def read_manifests(self, metadata: Metadata, pods: Mapping[str, Pod]) -> bool:
+        """Bring what the manifests tell to the metadata of the pods that exist; whether it is news."""
+        if self._manifests is None:
+            return False
+        try:
+            found = self._manifests.read()
+        except SourceError as exc:
+            self._note("manifests", str(exc))
+            return False
+        self._note("manifests", "; ".join(found.problems))
+        names = {uid: (pod.namespace or "", pod.name or "") for uid, pod in pods.items()}
+        before = dict(metadata.manifests)
+        metadata.set_manifests(resolve(found.found, names, self._place.kubelet.node_name))
+        return before != metadata.manifests
+
+    def statuses(self) -> list[SourceStatus]:
+        """Each file that has been read, and what is wrong with it."""
+        return [
+            SourceStatus(name=name, ok=not problem, age_s=0.0, detail=problem)
+            for name, problem in self._problems.items()
+        ]
+
+    def _note(self, name: str, problem: str) -> None:
+        if problem and self._problems.get(name) != problem:
+            self._log.warning("a file of the operator's cannot be used in full", file=name, problem=problem)
+        self._problems[name] = problem
+
+
+_FILES_S: Final = 30.0
+_PATIENCE_S: Final = 0.5
+"""How long one look waits for memory limits that are lowered, in all: enough for some 12 GB of page cache."""
+
+
+@final
+class Agent:
+    """See the module's text. Building it opens the store and reads files; no cgroup is written before it runs."""
+
+    def __init__(self, config: Config, place: Place, *, files: FileOps = REAL) -> None:
+        """Errors: `NewerSchemaError` when the store is of a newer version."""
+        self.config = config
+        self.place = place
+        self.files = files
+        self.log = logs.get("agent")
+        self.started_at = time.time()
+        self.alerts: Counter[str] = Counter()
+        self.counters = Counters()
+        self.dirty = DirtyKeys()
+        intents = _intents_file(config)
+        self.store = Store(
+            config.store.path,
+            boot=boot_id(config.node.root),
+            version=__version__,
+            node=place.kubelet.node_name or os.uname().nodename,
+            history_limit=config.store.history,
+            meta={PLACES: places_of(place.root, place.runtime, place.kubelet.root_dir, intents)},
+        )
+        self.ledger = Ledger(self.store, intents=intents)
+        if was_killed(self.store):
+            adopted = adopt_after_kill(place.hierarchy, self.ledger, files=files)
+            self.log.info("the last run was killed; its values stay", files=len(self.ledger), not_noted=adopted)
+        self.thaw()
+        self.store_lane = trio.CapacityLimiter(1)
+        self.telling = Telling(
+            config.alerts,
+            self.store,
+            self.store_lane,
+            ground=Ground(
+                node=place.kubelet.node_name or os.uname().nodename,
+                root=place.root,
+                kubelets=place.kubelet.kubeconfig,
+            ),
+            apiserver=config.apiserver,
+            statuses=self.statuses,
+        )
+        self.holds = HoldBook(read_holds(self.store), self._hold, boot_id=self.store.boot)
+        self.marks = MarkReader()
+        self.by_hand = HandFiles(config, place, self.marks)
+        self.checkpoints = CheckpointSource(self.dirty, root=place.root, kubelet_root=place.kubelet.root_dir)
+        self.kubelet_pods = self._kubelet_pods()
+        self.metadata = Metadata(self.dirty, kubelet=self.kubelet_pods, cri=self._cri())
+        self.tree = TreeSource(place.hierarchy, place.layout, self.dirty, resync_s=config.node.resync_s)
+        self.signal = RuntimeSignal(place.runtime, self, root=place.root, resync_s=config.node.resync_s)
+        self.errors = ObjectErrors()
+        self.knowledge = Knowledge(
+            topology=place.topology,
+            versions=place.hierarchy.versions(),
+            layout=place.layout,
+            dirs=place.runtime,
+            rules=self.by_hand.rules(config.classes),
+            metas=self.metadata.of,
+            signalled=self.signal.covers,
+            marks=self.marks,
+            classes=read_classes(self.store),
+            errors=self.errors,
+        )
+        self.marks.use(read_keys(config, self.knowledge.rules))
+        self.witness = Witness(
+            place.hierarchy,
+            self.dirty,
+            kubepods=place.layout.kubepods,
+            owner=self._owner,
+            ours=lambda path: bool(self.ledger.group(path)),
+        )
+        self.lane = HotLane(self._fired, files=files, root=place.root)
+        self.foreign = ForeignWrites(config.writes.foreign)
+        self.judge = Judge(
+            hierarchy=place.hierarchy,
+            ledger=self.ledger,
+            foreign=self.foreign,
+            attribution=self.witness,
+            files=files,
+            alert=self.alert,
+            held=self.holds.by_hand,
+            errors=self.errors,
+        )
+        if self.store.damage is not None:
+            # What stands in the files now may be ours: it must not be recorded as anybody's original.
+            self.judge.lost = self.store.lost
+            aside = f" and has been moved aside to {self.store.quarantined}" if self.store.quarantined else ""
+            saved = f"{len(self.ledger)} files of it could be saved" if self.store.lost else "nothing of it is lost"
+            self.alert("store", f"the store was damaged ({self.store.damage}){aside}; {saved}", None)
+        self.actuator = CgroupActuator(
+            judge=self.judge,
+            ledger=self.ledger,
+            writer=Writer(
+                place.hierarchy, files=files, deadline_s=config.writes.slow_timeout_s, patience_s=_PATIENCE_S
+            ),
+            lane=self.lane,
+            store_lane=self.store_lane,
+            watched=self.witness,
+        )
+        for path in self.ledger.groups():
+            self.witness.follow(path)
+        self.reconciler = Reconciler(
+            dirty=self.dirty,
+            tree=self.tree,
+            knowledge=self.knowledge,
+            metadata=self.metadata,
+            actuator=self.actuator,
+            lane=self.lane,
+            ledger=self.ledger,
+            policies=config.policies,
+            kubelet=self._kubelet_view,
+            updated=lambda cid, at, changed: self.checkpoints.reassertion.updated(cid, at, changed=changed),
+            resync_s=config.node.resync_s,
+            verify_s=config.writes.verify_s,
+            pools=read_pools(self.store),
+            counters=self.counters,
+            planned=self._planned,
+        )
+        self.watching = service.Watching(self, self.telling)
+        means = side_actuators.Means(
+            ledger=self.ledger,
+            store_lane=self.store_lane,
+            writes=self.actuator.writes,
+            files=files,
+            misses=self.watching.misses,
+        )
+        self.sides = side_actuators.build(config, place, self.store, means)
+        self.usage = UsageReader(place.hierarchy, ops=files)
+        node = place.kubelet.node_name or os.uname().nodename
+        self.memory_headroom = MemoryHeadroom(
+            config.headroom,
+            self.usage,
+            self.knowledge,
+            lambda: self.reconciler.pools,
+            changed=lambda: self.headroom.changed(),  # noqa: PLW0108  (made below)
+        )
+        self.headroom = HeadroomReport(
+            config.headroom, read_kept(self.store), memory=self.memory_headroom, node=node, root=place.root
+        )
+        self.replug = Replug(
+            self.reconciler,
+            self.judge,
+            self.ledger,
+            place.layout,
+            files=files,
+            tell=lambda words: self.alert("hotplug", words, None),
+        )
+        self.disks = DiskSource(
+            lambda: [rule.name for rule in self.config.policies.disk.devices], self.dirty, root=place.root
+        )
+        self.knowledge.disks = lambda: self.disks.found
+        self.hotplug = HotplugSource(place.topology, self.replug.changed, root=place.root)
+        self.ticker = Ticker(
+            self.reconciler,
+            self.usage,
+            root=place.root,
+            sample_s=config.node.sample_s,
+            files=files,
+            sampled=self.hotplug.check,
+            read=self._read,
+        )
+        self.keeper = Keeper(
+            self.store,
+            self.ledger,
+            self.reconciler,
+            self.store_lane,
+            alert=self.alert,
+            headroom=self.headroom.kept,
+            held=self.holds.all.values,
+        )
+        self.holds.keeper = self.keeper
+        self._apply_config(config)
+        self.holds.refresh()
+
+    # Running
+
+    def components(self) -> list[list[Component]]:
+        """The parts by lifetime, outermost first; the caller adds its own around them."""
+        sources = [
+            Component(name="write attribution", run=self.witness.run),
+            Component(name="checkpoints", run=self.checkpoints.run),
+            Component(name="metadata", run=self.metadata.run),
+            Component(name="CPU hot-plug", run=self.hotplug.run),
+            Component(name="operator's files", run=self._watch_files),
+            Component(name="disks", run=self.disks.run),
+            Component(name="holds", run=self.holds.run),
+        ]
+        if self.kubelet_pods is not None:
+            sources.append(Component(name="kubelet", run=_at_once(self.kubelet_pods.run)))
+        return [
+            [Component(name="keeper", run=self.keeper.run), Component(name="alerts", run=self.telling.run)],
+            sources,
+            [
+                Component(name="cgroup tree", run=self.tree.run),
+                Component(name="runtime signal", run=self.signal.run),
+            ],
+            [Component(name="reconciler", run=self.reconciler.run, essential=True)],
+            [Component(name=side.name, run=side.run) for side in self.sides],
+            [Component(name=service.NAME, run=self.watching.run)],
+            [
+                Component(name="ticker", run=self.ticker.run),
+                Component(name="memory headroom", run=self.memory_headroom.run),
+                Component(name="headroom", run=self.headroom.run),
+            ],
+        ]
+
+    def close(self) -> None:
+        """Thaw what we have frozen, and give the store back."""
+        if self.thaw():
+            with suppress(StoreError):
+                self.ledger.flush()
+        self.store.close()
+
+    def thaw(self) -> list[str]:
+        """Let run again what we have frozen; whoever still wants it frozen asks again. The group paths."""
+        done, failed = thaw(self.place.hierarchy, self.ledger, files=self.files)
+        for path in done:
+            self.log.info("runs again", group=path)
+        for words in failed:
+            self.log.error(words)
+        return done
+
+    # The runtime's signal passes through here, so that the parts need not know each other
+
+    def settled(self, container_id: str, at: float, which: Signal) -> None:
+        """`SignalHandler`."""
+        self.reconciler.settled(container_id, at, which)
+
+    def gone(self, container_id: str) -> None:
+        """`SignalHandler`."""
+        self.checkpoints.reassertion.gone(container_id)
+        self.reconciler.gone(container_id)
+
+    def _fired(self, result: HotResult) -> None:
+        self.reconciler.fired(result)
+        if result.creation:
+            self.counters.started(result.seconds, result.before_exec)
+
+    # What is known
+
+    def _planned(self, view: NodeView, pools: Pools) -> None:
+        situation = Situation(view=view, pools=pools, enforce=self.judge.enforce, holds=self.judge.holds)
+        for side in self.sides:
+            side.planned(situation)
+
+    def _read(self, cpu: NodeCpu | None, now: float) -> None:
+        self.headroom.look(self.reconciler.pools, self.knowledge.topology, cpu, now)
+
+    def scene(self) -> tuple[NodeView, Pools | None]:
+        """The node as it is known now, and the pools of the last look."""
+        return self.knowledge.view(time.monotonic(), self.judge.known.actual), self.reconciler.pools
+
+    def cache_use(self) -> CacheUse | None:
+        """What was measured last of caches and memory bandwidth; None: nothing is."""
+        return side_actuators.cache_use(self.sides)
+
+    def holds_now(self) -> Mapping[str, Hold]:
+        """The holds in force, by target."""
+        return self.judge.holds
+
+    def enforces(self) -> bool:
+        """Whether what is planned is also written."""
+        return self.judge.enforce
+
+    def statuses(self) -> list[SourceStatus]:
+        """Every source with its age and what is wrong with it."""
+        found = [
+            self.tree.status(),
+            self.signal.status(),
+            self.checkpoints.status(),
+            *self.metadata.statuses(trio.current_time()),
+            self.witness.status(),
+            self.ticker.status(),
+            *self.headroom.statuses(),
+            *self.watching.statuses(),
+            self.hotplug.status(),
+            *([self.disks.status()] if self.config.policies.disk.devices else []),
+        ]
+        found += self.by_hand.statuses()
+        if self.config.kubelet.enabled:
+            found.append(self._kubelet_process())
+        if not self.store.writable:
+            found.append(SourceStatus(name="store", ok=False, age_s=None, detail=self.store.problem or "not writable"))
+        else:
+            found.append(SourceStatus(name="store", ok=True, age_s=0.0, detail=self.store.path))
+        return found
+
+    def _kubelet_process(self) -> SourceStatus:
+        """Whether a process is believed to be the kubelet, and what of its settings could not be used."""
+        kubelet = self.place.kubelet
+        detail = "; ".join(kubelet.problems)
+        if not detail:
+            detail = "none runs" if kubelet.pid is None else f"process {kubelet.pid}"
+        return SourceStatus(name="kubelet process", ok=not kubelet.problems, age_s=0.0, detail=detail)
+
+    def _kubelet_view(self, pods: Mapping[str, Pod]) -> KubeletView:
+        if not self.config.kubelet.enabled:
+            return KubeletView()
+        kubelet = self.place.kubelet
+        return self.checkpoints.view(pods, reserved=kubelet.reserved_cpus, strict_reserved=kubelet.strict_reserved)
+
+    def _owner(self, path: str) -> str | None:
+        name = self.place.layout.parse(path)
+        return None if name is None else name.pod_uid
+
+    def _kubelet_pods(self) -> KubeletPods | None:
+        peer = kubelet_peer(self.config.kubelet, self.place.kubelet)
+        if peer is None:
+            return None
+        return KubeletPods(peer, on_change=self._pods_changed, period_s=self.config.kubelet.period_s, marks=self.marks)
+
+    def _cri(self) -> CriClient | None:
+        return cri_client(self.config.runtime, self.place.kubelet, self.place.root, self.marks)
+
+    def _pods_changed(self, uids: frozenset[str]) -> None:
+        for uid in uids:
+            self.dirty.mark(f"pod:{uid}")
+
+    # The operator's files
+
+    async def _watch_files(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look at the operator's file and at the static-pod manifests now and then; they change by hand."""
+        await trio.to_thread.run_sync(self.by_hand.prefetch)
+        self.by_hand.read_manifests(self.metadata, self.knowledge.pods)
+        task_status.started()
+        while True:
+            await trio.sleep(_FILES_S)
+            await trio.to_thread.run_sync(self.by_hand.prefetch)
+            self.reread_files()
+
+    def reread_files(self) -> None:
+        """Read them again; all pods are looked at again when a rule changed. A runtime's socket may have come, too."""
+        if not self.metadata.has_cri and (cri := self._cri()) is not None:
+            self.metadata.set_cri(cri)
+            self.dirty.mark_all("runtime")
+        rules = self.by_hand.rules(self.config.classes)
+        if self.marks.use(read_keys(self.config, rules)):
+            self.metadata.relist()
+        if rules != self.knowledge.rules:
+            self.knowledge.rules = rules
+            self.dirty.mark_all("rules")
+        if self.by_hand.read_manifests(self.metadata, self.knowledge.pods):
+            self.dirty.mark_all("manifests")
+
+    # Alerts and commands
+
+    def alert(self, kind: str, words: str, setting: Setting | None) -> None:
+        """Something that a person should get to know; told once per occasion."""
+        self.alerts[kind] += 1
+        path = setting.path if setting is not None else ""
+        knob = setting.knob if setting is not None else ""
+        self.log.warning(words, alert=kind, path=path, knob=knob)
+        uid = setting.pod_uid if setting is not None else None
+        self.ledger.note(Event(at=time.time(), kind=f"alert:{kind}", path=path, file=knob, reason=words, pod_uid=uid))
+        self.telling.tell(as_alert(kind, words, setting, self.knowledge.pods))
+
+    def _hold(self, now: Mapping[str, Hold]) -> None:
+        """Bring the holds in force to the judge; what a hold no longer covers is looked at again."""
+        if now != self.judge.holds:
+            self.judge.holds = now
+            self.dirty.mark_all("holds")
+
+    async def release(self, target: str) -> bool:
+        """End a hold; False when there was none. Errors: `StoreError`."""
+        if not await self.holds.release(target):
+            return False
+        if (path := group_of(target)) is not None:
+            self.foreign.forget(path)
+        self.holds.refresh()
+        return True
+
+    async def restore(self, only: str | None = None, *, by: str = "") -> list[Undone]:
+        """Put everything back and enforce no more until a reload says so; or one pod, which is then held for a while.
+
+        A hold that a person has put on it stays as it is.
+
+        Errors: `StoreError` when the ledger cannot be written afterwards; the files are restored all the same.
+        """
+        if only is None:
+            self.set_enforce(enforce=False)
+            await self.watching.rest()
+        else:
+            self.holds.restored(only, by, self.config.writes.foreign.hold_person_s)
+        self.lane.clear()
+        async with self.reconciler.paused():
+            # What the runtime has told until now: it may be a newer value to restore to.
+            with suppress(SourceError):
+                await self.reconciler.look(self.dirty.take_nowait())
+            await self.actuator.settle()
+            done = await restore_all(
+                self.place.hierarchy,
+                self.ledger,
+                Writer(self.place.hierarchy, files=self.files),
+                files=self.files,
+                only=only,
+                records=Records(self.place.runtime, _below(self.place.root, self.place.kubelet.root_dir)),
+            )
+        for side in self.sides:
+            done += await side.restore(only)
+        await trio.to_thread.run_sync(self.ledger.flush, limiter=self.store_lane)
+        for one in done:
+            if not one.ok:
+                self.alert("restore", f"{one.path}/{one.file}: {one.undo}: {one.detail}", None)
+        self.dirty.mark_all("restore")
+        return done
+
+    def set_enforce(self, *, enforce: bool) -> None:
+        """Write, or only say what would be written."""
+        self.judge.enforce = enforce
+        if not enforce:
+            self.lane.clear()
+            self.thaw()
+        self.dirty.mark_all("mode")
+
+    def _apply_config(self, config: Config) -> None:
+        self.judge.enforce = config.mode is Mode.ENFORCE
+        self.actuator.reclaim = config.memory.lower is Lower.RECLAIM
+        sections = ((name, getattr(config.policies, name)) for name in config.policies.__struct_fields__)
+        self.judge.dry_policies = frozenset(name for name, one in sections if getattr(one, "dry_run", False))
+
+    def reconfigure(self, config: Config) -> None:
+        """Take a new configuration that has been checked. What needs a restart keeps its old value in it."""
+        before, self.config = self.config, config
+        self.reconciler.policies = config.policies
+        self.foreign.rules = config.writes.foreign
+        self.telling.reconfigure(config.alerts, config.apiserver)
+        self.headroom.config = self.memory_headroom.config = config.headroom
+        if (before.operator_file, before.static_manifests) != (config.operator_file, config.static_manifests):
+            self.by_hand.open(config)
+        self._apply_config(config)
+        self.disks.look()
+        self.watching.reconfigure()
+        self.reread_files()
+        if self.judge.enforce is False:
+            self.lane.clear()
+            self.thaw()
+        self.dirty.mark_all("reload")
+
+
+def _intents_file(config: Config) -> str:
+    """The file of `state.intents`: in the runtime directory, a tmpfs, where there is one; for a copied node never."""
+    directory = os.path.dirname(config.http.socket) if config.http.socket and config.node.root == "/" else ""
+    if directory and os.path.isdir(directory):
+        return os.path.join(directory, "writes")
+    return f"{os.path.abspath(config.store.path)}.writes"
+
+
+def _below(root: str, path: str) -> str:
+    return os.path.join(root, path.lstrip("/"))
+
+
+def _at_once(run: Run) -> Run:
+    """The component, as started at once: its first answer is waited for where it is needed, and only there."""
+
+    async def started(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(run)
+
+    return started

@@ -1,0 +1,290 @@
+"""``bypassd``: the daemon's program. Configuration, one instance, signals, systemd, and an orderly end.
+
+Exit codes: 0 asked to stop; 1 an essential part failed; 2 bad usage or configuration; 3 another instance runs;
+4 the store is of a newer version; 6 standard output cannot be written (check-config, --help).
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final, final
+
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.errors import AgentError, errno_name
+from reconciler import __version__
+from reconciler.alerts.agent_alerts import component_alert
+from reconciler.config import load
+from reconciler.config.environment import Place, wait_for_place
+from reconciler.config.load import DEFAULT_PATH, Loaded
+from reconciler.config.model import Config, Mode, OnStop
+from reconciler.daemon.agent import Agent
+from reconciler.daemon.status import Show
+from reconciler.runtime import logs, malloc
+from reconciler.runtime.cooperative import share_interpreter
+from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
+from reconciler.runtime.streams import OutputError, Parser, complain, complain_lines, finish, give_up, prepared, write
+from reconciler.runtime.supervisor import Component, ComponentStatus, Health, Supervisor
+from reconciler.runtime.systemd import Heartbeat, Notifier, Watchdog, watchdog_interval_s
+from reconciler.settings.binder import ConfigError
+from reconciler.web import components as web
+from state.schema import NewerSchemaError
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_RUNNING: Final = 3
+EXIT_NEWER: Final = 4
+EXIT_OUTPUT: Final = 6
+_STUCK_S: Final = 20.0
+"""A look that takes longer than this means that the loop is no longer alive."""
+_BEAT_S: Final = 1.0
+_SETTLE_S: Final = 3.0
+_READY_S: Final = 30.0
+"""So long systemd waits for the first look; what goes on afterwards, /readyz tells."""
+
+
+@final
+class Daemon:
+    """One run of the daemon, from a loaded configuration to its end."""
+
+    def __init__(self, loaded: Loaded, *, dry_run: bool = False) -> None:
+        self.loaded = loaded
+        self.agent: Agent | None = None
+        self.supervisor: Supervisor | None = None
+        self.heartbeat = Heartbeat(_STUCK_S)
+        self._dry_run = dry_run
+        self._log = logs.get("daemon")
+        self._notifier = Notifier()
+
+    @property
+    def config(self) -> Config:
+        """The configuration in use; ``--dry-run`` stands above the file's mode."""
+        config = self.loaded.config
+        return replace(config, mode=Mode.OBSERVE) if self._dry_run else config
+
+    async def run(self) -> None:
+        """Run until a signal or the end of an essential part. Errors: `EssentialError`, `SourceError`."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._signals, nursery.cancel_scope)
+            place = await wait_for_place(self.config)
+            for problem in (*place.kubelet.problems, *(str(one) for one in place.runtime.problems)):
+                self._log.warning(problem)
+            try:
+                await self._serve(place)
+            finally:
+                nursery.cancel_scope.cancel(reason="the daemon has ended")
+
+    async def _serve(self, place: Place) -> None:
+        agent = self.agent = Agent(self.config, place)
+        layers = [self._outer(), *agent.components(), self._inner(agent)]
+        self.supervisor = Supervisor(layers, self._component_changed)
+        self._log.info(
+            "starts",
+            version=__version__,
+            mode=self.config.mode.value,
+            cgroups=place.hierarchy.mode.value,
+            driver=place.layout.driver.value,
+            kubepods=place.layout.kubepods,
+            cpus=str(place.topology.online),
+        )
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell_ready, agent)
+                await self.supervisor.run()
+                nursery.cancel_scope.cancel(reason="the supervisor has ended")
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 15):
+                await self._end(agent)
+
+    def _outer(self) -> list[Component]:
+        """What lives longer than the agent's own parts."""
+        watchdog = Watchdog(self._notifier, self.heartbeat, watchdog_interval_s())
+        return [Component(name="heartbeat", run=self._beat), Component(name="watchdog", run=watchdog.run)]
+
+    def _inner(self, agent: Agent) -> list[Component]:
+        """What people look through. Last, because its libraries take longer to load than the first look takes."""
+        show = Show(agent, self.heartbeat, statuses=self._statuses, reload=self.reload)
+        name = agent.place.kubelet.node_name
+        return web.components(self.config.http, show, show, root="/", names=[name] if name else [])
+
+    async def _end(self, agent: Agent) -> None:
+        self._notifier.stopping("stopping")
+        if self.config.on_stop is OnStop.RESTORE and self.config.mode is Mode.ENFORCE:
+            done = await agent.restore()
+            left = [one for one in done if not one.ok]
+            self._log.info("restored on stop", files=len(done) - len(left), left=len(left))
+        agent.close()
+        self._notifier.close()
+
+    async def _tell_ready(self, agent: Agent) -> None:
+        with trio.move_on_after(_READY_S) as waiting:
+            await agent.reconciler.ready.wait()
+        if waiting.cancelled_caught:
+            # The unit has no start timeout: whoever installs or upgrades must not hang on what /readyz tells.
+            problem = agent.reconciler.problem or "the first look at the node is not done"
+            self._notifier.ready(f"{self.config.mode.value}: not ready: {problem}")
+            self._log.warning("not ready yet", problem=problem)
+            await agent.reconciler.ready.wait()
+        pods = len(agent.knowledge.pods)
+        self._notifier.ready(f"{self.config.mode.value}: {pods} pods")
+        # Only now: the start itself is a second of work that nobody on the node should have to stand back for.
+        _be_nice(self.config.node.nice, self._log)
+        self._log.info("ready", pods=pods, look_ms=round(agent.reconciler.look_s * 1000, 1))
+        # Once the web part has loaded its libraries, too.
+        await trio.sleep(_SETTLE_S)
+        malloc.settle()
+
+    async def _beat(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """The loop is alive while this runs and no look of the worker is stuck."""
+        task_status.started()
+        while True:
+            busy = self.agent.reconciler.busy_since if self.agent is not None else None
+            if busy is None or time.monotonic() - busy < _STUCK_S:
+                self.heartbeat.beat()
+            logs.write_due()
+            await trio.sleep(_BEAT_S)
+
+    def _statuses(self) -> list[ComponentStatus]:
+        return list(self.supervisor.statuses.values()) if self.supervisor is not None else []
+
+    def _component_changed(self, status: ComponentStatus) -> None:
+        if status.health is Health.WAITING and self.agent is not None:
+            self.agent.alerts["component"] += 1
+            self.agent.telling.tell(component_alert(status))
+        elif status.health is Health.RUNNING and status.failures and self.agent is not None:
+            self.agent.telling.tell(component_alert(status))
+
+    async def _signals(
+        self, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+            task_status.started()
+            async for number in received:
+                if number == signal.SIGHUP:
+                    self.reload()
+                elif self.supervisor is not None:
+                    self.supervisor.stop(signal.Signals(number).name)
+                else:
+                    scope.cancel(reason=signal.Signals(number).name)
+
+    def reload(self) -> tuple[str, ...]:
+        """Read the configuration again; a bad one is told and changes nothing. Errors: none; problems are returned."""
+        self._notifier.reloading()
+        try:
+            loaded, kept = load.reload(self.loaded)
+        except ConfigError as exc:
+            self._log.error("the new configuration is bad; the old one stays", problems=str(exc))
+            self._notifier.ready("bad configuration; the old one is in use")
+            return tuple(str(exc).splitlines())
+        self.loaded = loaded
+        config = self.config
+        logs.setup(config.log.level, config.log.format)
+        if self.agent is not None:
+            self.agent.reconfigure(config)
+        for name in kept:
+            self._log.warning("needs a restart to take effect", setting=name)
+        self._log.info("reloaded", mode=config.mode.value)
+        self._notifier.ready(f"{config.mode.value}: reloaded")
+        return ()
+
+
+def parser() -> Parser:
+    """The program's options."""
+    top = Parser(prog="bypassd", description=(__doc__ or "").partition("\n")[0])
+    top.add_argument("--version", action="version", version=f"bypassd {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="run the agent in the foreground")
+    check = commands.add_parser("check-config", help="read the configuration and say everything that is wrong with it")
+    for command in (run, check):
+        command.add_argument("--config", default=None, metavar="FILE", help=f"default: {DEFAULT_PATH}")
+    run.add_argument("--dry-run", action="store_true", help="everything but the writes, whatever the file's mode says")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program. Returns the exit code."""
+    with prepared():
+        try:
+            return _main(arguments)
+        except OutputError as exc:
+            # --help, --version and check-config: the daemon itself writes to standard error only.
+            give_up()
+            if exc.seen_enough:
+                return 0
+            complain(str(exc), "bypassd")
+            return EXIT_OUTPUT
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    options = parser().parse_args(arguments)
+    path = options.config or DEFAULT_PATH
+    try:
+        loaded = load.load(path, required=options.config is not None)
+    except ConfigError as exc:
+        complain_lines(exc.problems)
+        return EXIT_USAGE
+    if options.command == "check-config":
+        write(f"{', '.join(loaded.files) or 'no file: the defaults hold'}: good\n")
+        finish()
+        return 0
+    logs.setup(loaded.config.log.level, loaded.config.log.format)
+    sys.excepthook = logs.uncaught
+    return _run(Daemon(loaded, dry_run=options.dry_run))
+
+
+def _run(daemon: Daemon) -> int:
+    log = logs.get("daemon")
+    malloc.one_arena()
+    share_interpreter()
+    try:
+        with InstanceLock(os.path.dirname(daemon.config.store.path)):
+            trio.run(daemon.run)
+    except AgentError as exc:
+        return _told(log, [exc])
+    except BaseExceptionGroup as group:
+        leaves = list(_leaves(group))
+        if not all(isinstance(leaf, AgentError) for leaf in leaves):
+            raise
+        return _told(log, leaves)
+    finally:
+        logs.write_due(all_of_them=True)
+    return 0
+
+
+def _be_nice(nice: int, log: logs.Log) -> None:
+    """Take the configured priority, for the loop's thread alone. Refused (no CAP_SYS_NICE): said, and go on.
+
+    A thread, like a process, begins with its maker's priority, unless the maker says not to: workers that hash and
+    compress are not to stand above the pods.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+    except OSError as exc:
+        log.warning("the priority stays as it is", wanted=nice, error=errno_name(exc.errno))
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for one in group.exceptions:
+        if isinstance(one, BaseExceptionGroup):
+            yield from _leaves(one)
+        else:
+            yield one
+
+
+def _told(log: logs.Log, errors: Sequence[BaseException]) -> int:
+    """Say each error once, and what the process ends with."""
+    for error in errors:
+        log.error(str(error))
+    if any(isinstance(error, AlreadyRunningError) for error in errors):
+        return EXIT_RUNNING
+    if any(isinstance(error, NewerSchemaError) for error in errors):
+        return EXIT_NEWER
+    return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,554 @@
+"""What the agent shows of itself: the state document and the metrics, and the commands that root may give it.
+
+Implements what the web part asks for (`Shown`, `Control`). The document's shape is `state.dump`'s, with the daemon's
+own knowledge in ``pods`` (containers, how each setting stands, times), ``directories`` (the same for the groups above
+the pods) and ``budget``.
+
+How everything stands and the numbers of one scrape, gathered from the agent's parts. Nothing here decides.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, final
+
+import trio
+from msgspec.structs import asdict, replace
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import AgentError
+from reconciler import __version__
+from reconciler.actuators.base import ByGroup
+from reconciler.actuators.cgroup.status import Standing
+from reconciler.actuators.holds import check_reason, check_seconds, check_target, pod_hold
+from reconciler.config.model import Mode
+from reconciler.daemon.agent import Agent
+from reconciler.daemon.side_actuators import cache_use
+from reconciler.runtime.cooperative import Steps, all_steps
+from reconciler.runtime.counters import CounterValues
+from reconciler.runtime.supervisor import ComponentStatus, Health
+from reconciler.runtime.systemd import Pulse
+from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics, rss_bytes
+from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
+from state.cache import CacheUse, Use
+from state.dump import EVENT_DEFAULTS, document
+from state.entry import Entry
+from state.model import Container, Hold, Pod, PodClass, Setting
+from state.reader import read_history
+from state.summary import budget_facts, pod_facts, pool_lists
+
+_IN_FORCE: Final = frozenset({"in place", "written"})
+_LEFT: Final = frozenset({"held", "yielded", "waiting"})
+_FAILING: Final = frozenset({"refused", "unreadable", "not recorded", "blocked"})
+
+
+def standings_of(agent: Agent, path: str) -> Mapping[str, Standing]:
+    """How everything stands that is wanted of one group, by knob."""
+    beside = [side.standings.get(path) for side in agent.sides if isinstance(side, ByGroup)]
+    found = agent.judge.standings.by_group.get(path, {})
+    return {knob: one for here in (found, *filter(None, beside)) for knob, one in here.items()}
+
+
+def pods_in_order(agent: Agent) -> list[Pod]:
+    """All pods, by class and title."""
+    return sorted(agent.knowledge.pods.values(), key=lambda pod: (pod.pod_class, pod.title))
+
+
+def nothing_in_force(agent: Agent) -> str | None:
+    """Why not a single BE pod is as wanted, though something is to be had there; None when one is.
+
+    A pod that is refused what another one gets is that pod's problem, and no reason to call the node unready. Neither
+    is what a person or another writer wants, nor what is only practised (``mode: observe``).
+    """
+    failing: Counter[str] = Counter()
+    pods = 0
+    for pod in agent.knowledge.pods.values():
+        if pod.pod_class is not PodClass.RECLAIMED:
+            continue
+        paths = (pod.group.path, *(one.group.path for one in pod.containers))
+        found = [one for path in paths for one in agent.judge.standings.by_group.get(path, {}).values()]
+        bad = [one.detail for one in found if one.state in _FAILING]
+        if found and not bad:
+            return None
+        pods += bool(bad)
+        failing.update(bad)
+    if not pods:
+        return None
+    reason, _ = failing.most_common(1)[0]
+    return f"not one of {pods} BE pods is as wanted: {failing.total()} settings fail: {reason}"
+
+
+def counters(agent: Agent) -> CounterValues:
+    """All counters, those of the actuators among them."""
+    return replace(
+        agent.counters.values,
+        writes=dict(agent.actuator.writes),
+        foreign=dict(agent.judge.others.writes),
+        resyncs=dict(agent.dirty.resyncs),
+        yields=agent.judge.others.yields,
+        object_errors=dict(agent.errors.counts),
+    )
+
+
+def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]) -> Steps[MetricsSnapshot]:
+    """The newest numbers, in steps of one pod or group: 500 pods are 20 ms of the loop."""
+    settings: Counter[tuple[str, str]] = Counter()
+    yielded = 0
+    for standings in standings_by_group(agent):
+        for standing in standings.values():
+            settings[standing.setting.knob, _bucket(standing)] += 1
+            yielded += standing.state == "yielded"
+        yield
+    pods: list[PodMetrics] = []
+    if agent.config.http.pod_metrics:
+        cache = cache_use(agent.sides)
+        for pod in pods_in_order(agent):
+            pods.append(_pod_metrics(agent, pod, cache))
+            yield
+    pools, cpu = agent.reconciler.pools, agent.knowledge.cpu
+    refused = Counter(one.rule for refusals in agent.reconciler.refusals.values() for one in refusals)
+    used = {}
+    if cpu is not None:
+        used = {"online": cpu.online_milli, "reclaimed": cpu.reclaimed_milli, "system": cpu.system_milli}
+    times = os.times()
+    cache = cache_use(agent.sides)
+    return MetricsSnapshot(
+        version=__version__,
+        mode=Mode.ENFORCE.value if agent.judge.enforce else Mode.OBSERVE.value,
+        ready=ready,
+        pods=tuple(pods),
+        pods_by_class=Counter(pod.pod_class.value for pod in agent.knowledge.pods.values()),
+        pools={name: len(cpus) for name, cpus in _pool_sets(agent).items()},
+        budget_milli=pools.budget_milli if pools is not None else None,
+        used_milli=used,
+        headroom_milli={str(node): milli for node, milli in agent.headroom.state.amounts.items()},
+        headroom_memory_bytes=agent.memory_headroom.state.total,
+        settings=settings,
+        refused=refused,
+        holds=len(agent.judge.holds),
+        yielded=yielded,
+        ledger_files=len(agent.ledger),
+        sources=tuple(agent.statuses()),
+        components=tuple(components),
+        store_ok=agent.store.writable,
+        alerts=agent.telling.numbers(),
+        watches=sum(one.watches for one in (agent.tree.stats, agent.signal.stats) if one is not None),
+        rss_bytes=rss_bytes(),
+        cpu_s=times.user + times.system,
+        started_at=agent.started_at,
+        counters=counters(agent),
+        cache=cache,
+        watched=agent.watching.numbers(),
+        cache_age_s=time.monotonic() - cache.at_s if cache is not None and cache.at_s is not None else None,
+    )
+
+
+def standings_by_group(agent: Agent) -> list[Mapping[str, Standing]]:
+    """How every wanted setting stands, by group. A list, as what it is made of may change between two steps."""
+    found: list[Mapping[str, Standing]] = list(agent.judge.standings.by_group.values())
+    for side in agent.sides:
+        if isinstance(side, ByGroup):
+            found += side.standings.values()
+    return found
+
+
+def _bucket(standing: Standing) -> str:
+    if standing.state in _IN_FORCE:
+        return "in_force"
+    return "left_alone" if standing.state in _LEFT else "pending"
+
+
+def _pod_metrics(agent: Agent, pod: Pod, cache: CacheUse | None) -> PodMetrics:
+    pools = agent.reconciler.pools
+    use = cache.pods.get(pod.uid, Use()) if cache is not None else Use()
+    paths = [pod.group.path, *(one.group.path for one in pod.containers)]
+    states = Counter(_bucket(one) for path in paths for one in standings_of(agent, path).values())
+    return PodMetrics(
+        uid=pod.uid,
+        namespace=pod.namespace or "",
+        name=pod.name or "",
+        pod_class=pod.pod_class.value,
+        source=pod.classification.source,
+        cpus=len(pools.reclaimed) if pools is not None and pod.pod_class is PodClass.RECLAIMED else None,
+        quota_milli=(pools.quota_milli or {}).get(pod.uid) if pools is not None else None,
+        in_force=states["in_force"],
+        pending=states["pending"],
+        left_alone=states["left_alone"],
+        llc_bytes=use.occupancy_bytes,
+        memory_bytes_s=use.total_bytes_s,
+    )
+
+
+def _pool_sets(agent: Agent) -> Mapping[str, CpuSet]:
+    pools = agent.reconciler.pools
+    if pools is None:
+        return {}
+    return {
+        "reserved": pools.reserved,
+        "dedicated": pools.dedicated_cpus,
+        "shared": pools.shared,
+        "reclaimed": pools.reclaimed,
+        **({"interrupt": pools.interrupt} if pools.interrupt else {}),
+        **pools.named,
+    }
+
+
+IDENTITY: Final = ("schema", "kind", "source", "at")
+"""In every document, whatever sections it has."""
+_HISTORY: Final = 200
+_NAMES: Final = 4
+"""At most, before a problem's text."""
+_LINES: Final = 20
+"""Files that are named among the problems."""
+_LONGEST_MARK: Final = 2048
+_MARKS: Final = 8 * 1024
+"""Characters of a pod's labels, and of its annotations, that are shown: a few pods' must not fill the document."""
+_NEEDED: Final = frozenset({"cgroup tree", "reconciler"})
+"""Components without which nothing new is bounded."""
+_SECTIONS: Final = (
+    *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
+    *("headroom", "sides", "alerts", "interference", "eviction", "problems"),
+)
+
+
+@final
+class Show:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        pulse: Pulse,
+        *,
+        statuses: Callable[[], Sequence[ComponentStatus]],
+        reload: Callable[[], tuple[str, ...]],
+    ) -> None:
+        """``reload`` reads the configuration again and returns its problems, none when it is in use."""
+        self._agent = agent
+        self._pulse = pulse
+        self._statuses = statuses
+        self._reload = reload
+
+    # Shown
+
+    @property
+    def pulse(self) -> Pulse:
+        """Whether the main loop lives."""
+        return self._pulse
+
+    @property
+    def sections(self) -> Sequence[str]:
+        """The document's parts that may be asked for one by one."""
+        return _SECTIONS
+
+    def not_ready(self) -> Sequence[str]:
+        """Why the node is not under control (yet)."""
+        agent = self._agent
+        reasons = []
+        if not agent.reconciler.ready.is_set():
+            reasons.append("the first look at the node is not done")
+        if agent.reconciler.problem is not None:
+            reasons.append(agent.reconciler.problem)
+        reasons += [
+            f"{one.name}: {one.health.value}: {one.error}"
+            for one in self._statuses()
+            if one.name in _NEEDED and one.failures and one.health is not Health.RUNNING
+        ]
+        if (nothing := nothing_in_force(agent)) is not None:
+            reasons.append(nothing)
+        return list(dict.fromkeys(reasons))
+
+    def state(self, sections: Sequence[str]) -> Mapping[str, object]:
+        """The document at one moment; with ``sections`` only those (and what identifies it)."""
+        parts = self._parts(sections, self._history() if not sections or "history" in sections else ())
+        return {name: list(value) if isinstance(value, Iterator) else value for name, value in parts}
+
+    async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
+        """The same part by part, and the CPU time of threads for it."""
+        history: Sequence[Mapping[str, object]] = ()
+        spent_s = 0.0
+        if not sections or "history" in sections:
+            history, spent_s = await trio.to_thread.run_sync(self._timed_history)
+        return self._parts(sections, history), spent_s
+
+    def _parts(self, sections: Sequence[str], history: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, object]]:
+        """In the document's order; what is not wanted is not made."""
+        wanted = frozenset(sections) or frozenset(_SECTIONS)
+        # The shape is `document`'s, with the daemon's own knowledge in the places of these.
+        made: Mapping[str, Callable[[], object]] = {
+            "agent": self._about,
+            "pools": lambda: (
+                dict(sorted(pool_lists(self._agent.reconciler.pools).items()))
+                if self._agent.reconciler.pools is not None
+                else {}
+            ),
+            "headroom": self._agent.headroom.facts,
+            "sides": lambda: {side.name: side.facts() for side in self._agent.sides},
+            "pods": lambda: (self._pod(pod) for pod in pods_in_order(self._agent)),
+            "settings": lambda: (_plain(asdict(one)) for one in sorted(self._settings(), key=_by_path)),
+            "files": lambda: (_plain(asdict(one)) for one in sorted(self._agent.ledger, key=_by_order)),
+            "holds": lambda: [asdict(self._agent.holds.all[target]) for target in sorted(self._agent.holds.all)],
+            "history": lambda: ({**EVENT_DEFAULTS, **row} for row in history),
+            "sources": lambda: [asdict(status) for status in self._agent.statuses()],
+            "alerts": self._agent.telling.facts,
+            "interference": self._agent.watching.facts,
+            "eviction": self._agent.watching.eviction_facts,
+            "problems": self._problems,
+            "budget": self._budget,
+            "directories": self._directories,
+        }
+        whole = document(at=time.time(), source="daemon", meta={})
+        for name in (*whole, *(name for name in made if name not in whole)):
+            if name in wanted:
+                yield name, made[name]()
+            elif name in IDENTITY:
+                yield name, whole[name]
+
+    def metrics(self) -> MetricsSnapshot:
+        """The newest numbers."""
+        return all_steps(self.metrics_steps())
+
+    def metrics_steps(self) -> Steps[MetricsSnapshot]:
+        """The same in steps."""
+        return snapshot(self._agent, ready=not self.not_ready(), components=self._statuses())
+
+    # Control
+
+    async def hold(self, request: HoldRequest) -> Hold:
+        """Leave something alone from now on."""
+        check_target(request.target)
+        check_seconds(request.seconds, until_released=request.until_released)
+        check_reason(request.reason)
+        until = None if request.seconds is None else time.time() + request.seconds
+        return await self._agent.holds.put(
+            Hold(target=request.target, reason=request.reason, by=request.by, until=until)
+        )
+
+    async def release(self, target: str) -> bool:
+        """End a hold."""
+        return await self._agent.release(target)
+
+    async def restore(self, request: RestoreRequest) -> Mapping[str, object]:
+        """Put the original values back; a whole restore also ends enforcing until the next reload or start."""
+        self._agent.log.warning("restore asked for", by=request.by or "unknown", pod=request.pod_uid or "all")
+        done = await self._agent.restore(request.pod_uid, by=request.by)
+        held = None if request.pod_uid is None else pod_hold(self._agent.judge.holds, request.pod_uid)
+        return {
+            "files": [asdict(one) for one in done],
+            "restored": sum(one.ok for one in done),
+            "left": sum(not one.ok for one in done),
+            "mode": Mode.ENFORCE.value if self._agent.judge.enforce else Mode.OBSERVE.value,
+            "hold": None if held is None else asdict(held),
+        }
+
+    async def test_alerts(self, request: AlertTest) -> Mapping[str, object]:
+        """Tell the sinks of a test."""
+        self._agent.log.info("an alert is tested", by=request.by or "unknown", sink=request.sink or "all")
+        return {"sinks": list(await self._agent.telling.test(request.sink, request.by))}
+
+    async def reload(self) -> Mapping[str, object]:
+        """Read the configuration again."""
+        problems = self._reload()
+        if problems:
+            raise AgentError("\n".join(problems))
+        return {"mode": self._agent.config.mode.value}
+
+    # Parts of the document
+
+    def _about(self) -> dict[str, object]:
+        agent = self._agent
+        meta = {
+            "agent_version": __version__,
+            "node": agent.place.kubelet.node_name or os.uname().nodename,
+            "boot_id": agent.store.boot,
+            "opened_at": agent.started_at,
+        }
+        return {**_mapping(document(at=0.0, source="daemon", meta=meta)["agent"]), **self._agent_facts()}
+
+    def _directories(self) -> list[dict[str, object]]:
+        above = self._agent.reconciler.wanted.get("", {})
+        return [{"path": path, "settings": self._group(path)} for path in sorted(above)]
+
+    def _agent_facts(self) -> dict[str, object]:
+        agent = self._agent
+        return {
+            "mode": Mode.ENFORCE.value if agent.judge.enforce else Mode.OBSERVE.value,
+            "configured_mode": agent.config.mode.value,
+            "ready": not self.not_ready(),
+            "cgroups": agent.place.hierarchy.mode.value,
+            "driver": agent.place.layout.driver.value,
+            "kubepods": agent.place.layout.kubepods,
+            "cpus": str(agent.knowledge.topology.online),
+            "kubelet_policy": agent.knowledge.kubelet.policy.value,
+            "kubelet_reasserts_s": agent.knowledge.kubelet.reasserts_s,
+            "looks": agent.reconciler.looks,
+            "last_look_s": agent.reconciler.look_s,
+            "movement": self._movement(),
+            "rss_bytes": rss_bytes(),
+            "alerts": dict(agent.alerts),
+            "components": [asdict(status) for status in self._statuses()],
+        }
+
+    def _movement(self) -> dict[str, object]:
+        counted = counters(self._agent)
+        return {
+            "events": counted.events,
+            "cpus_moved": counted.cpus_moved,
+            "pools_changed": counted.pools_changed,
+            "cpuset_writes": counted.cpuset_writes,
+        }
+
+    def _budget(self) -> dict[str, object]:
+        pools, cpu = self._agent.reconciler.pools, self._agent.knowledge.cpu
+        if pools is None:
+            return {}
+        return {**budget_facts(pools, cpu), "ceiling_milli": self._agent.knowledge.ceiling_milli}
+
+    def _pod(self, pod: Pod) -> dict[str, object]:
+        agent = self._agent
+        refusals = agent.reconciler.refusals.get(pod.uid, ())
+        return {
+            **pod_facts(pod, agent.reconciler.pools),
+            "labels": shown_marks(pod.labels),
+            "annotations": shown_marks(pod.annotations),
+            "resizes": {one.name or one.id: one.resize for one in pod.containers if one.resize},
+            "cpu_ns": agent.usage.cpu_ns(pod.group.path),
+            "settings": self._group(pod.group.path),
+            "containers": [self._container(one) for one in pod.containers],
+            "refusals": [
+                {
+                    "path": one.setting.path,
+                    "knob": one.setting.knob,
+                    "value": _value(one.setting.value),
+                    "rule": one.rule,
+                    "reason": one.reason,
+                }
+                for one in refusals
+            ],
+        }
+
+    def _container(self, container: Container) -> dict[str, object]:
+        timeline = self._agent.reconciler.timelines.of(container.id)
+        return {
+            "id": container.id,
+            "name": container.name,
+            "kind": container.kind.value,
+            "phase": container.phase.value,
+            "group": container.group.path,
+            "settings": self._group(container.group.path),
+            "times": timeline.facts() if timeline is not None else {},
+        }
+
+    def _group(self, path: str) -> list[dict[str, object]]:
+        return [_standing(one) for _, one in sorted(standings_of(self._agent, path).items())]
+
+    def _settings(self) -> Iterator[Setting]:
+        for wanted in self._agent.reconciler.wanted.values():
+            for here in wanted.values():
+                yield from here.values()
+
+    def _history(self) -> list[dict[str, Any]]:
+        # By a connection of its own: the store's belongs to the lane, which may be at work.
+        try:
+            return read_history(self._agent.store.path, _HISTORY)
+        except AgentError:
+            return []
+
+    def _timed_history(self) -> tuple[list[dict[str, Any]], float]:
+        began = time.thread_time()
+        return self._history(), time.thread_time() - began
+
+    def _problems(self) -> list[str]:
+        agent = self._agent
+        found = [_named(status.name, status.detail) for status in agent.statuses() if not status.ok]
+        found += [agent.keeper.problem] if agent.keeper.problem else []
+        held = agent.knowledge.kubelet.problem
+        found += held.split("; ") if held else ()
+        found += agent.kubelet_pods.problems if agent.kubelet_pods is not None else ()
+        found += agent.ledger.problems
+        found += [agent.reconciler.problem] if agent.reconciler.problem is not None else []
+        found += agent.errors.problems()
+        found += [
+            f"{one.setting.path}: {one.setting.knob}: {one.detail}"
+            for here in standings_by_group(agent)
+            for one in here.values()
+            if one.state == "unreadable"
+        ][:_LINES]
+        found += agent.telling.problems()
+        found += [_named(side.name, problem) for side in agent.sides for problem in side.problems()]
+        found += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]
+        if agent.store.quarantined:
+            found.append(f"the store was damaged and has been moved aside to {agent.store.quarantined}")
+        found += [one for one in (agent.keeper.damage, agent.store.copy_problem, agent.ledger.intents_problem) if one]
+        return distinct(found)
+
+
+def distinct(lines: Sequence[str]) -> list[str]:
+    """Each line once, and none that another has with a name before it ("kubelet: x; y" has "x"), which says more.
+
+    Linear in their bytes: tenants write some of them.
+    """
+    within: set[str] = set()
+    for line in lines:
+        rest = line
+        for _ in range(_NAMES):
+            parts = rest.split("; ")
+            within.update(parts if len(parts) > 1 else ())
+            _, name_ends, rest = rest.partition(": ")
+            if not name_ends:
+                break
+            within.add(rest)
+    return [line for line in dict.fromkeys(lines) if line not in within]
+
+
+def shown_marks(marks: Mapping[str, str]) -> dict[str, str]:
+    """Labels or annotations, the long ones cut: each at `_LONGEST_MARK` characters, all together at `_MARKS`."""
+    left, shown = _MARKS, {}
+    # The short ones first: a long one takes no other's place.
+    for key, text in sorted(marks.items(), key=lambda item: len(item[1])):
+        most = max(0, min(_LONGEST_MARK, left))
+        left -= min(len(text), most)
+        shown[key] = text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+    return {key: shown[key] for key in marks}
+
+
+def _by_path(setting: Setting) -> tuple[str, str]:
+    return setting.path, setting.knob
+
+
+def _by_order(entry: Entry) -> int:
+    return entry.order
+
+
+def _named(name: str, detail: str) -> str:
+    """A source's problem with its name before it, once."""
+    return detail if detail.startswith(f"{name}: ") else f"{name}: {detail}"
+
+
+def _standing(one: Standing) -> dict[str, object]:
+    return {
+        "knob": one.setting.knob,
+        "wanted": one.wanted,
+        "actual": one.actual,
+        "state": one.state,
+        "detail": one.detail,
+        "at": one.at,
+        "policy": one.setting.policy,
+        "reason": one.setting.reason,
+    }
+
+
+def _value(value: object) -> object:
+    return value if value is None or isinstance(value, int) else str(value)
+
+
+def _plain(row: dict[str, Any]) -> dict[str, object]:
+    return {
+        key: str(value) if type(value).__name__ in {"CpuSet", "DeviceLimits", "Origin"} else value
+        for key, value in row.items()
+    }
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,79 @@
+"""The section ``interference``: whether online pods are watched at all, by which rules, and what is done.
+
+Rules with their detectors, and probes, are loaded when the first of them is written, or when something is watched.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Final
+
+from msgspec import Meta, Struct
+
+from reconciler.responses.config import ResponseConfig
+from reconciler.settings.schema import Later
+from reconciler.signals.perf_config import PerfConfig
+
+if TYPE_CHECKING:
+    from reconciler.detectors.rule import Rule
+    from reconciler.signals.probe_config import Probe
+else:
+    Rule = Later("reconciler.detectors.rule", "Rule")
+    Probe = Later("reconciler.signals.probe_config", "Probe")
+
+SHIPPED_RULES: Final = ("cpu", "memory", "cache", "io")
+"""The rules that a node has without writing any; `reconciler.detectors.rule` has what they are."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keeping what the detectors saw, for ``bypassctl simulate``."""
+
+    directory: Annotated[
+        str | None, Meta(description="where recordings are written; null: none", extra={"path": True})
+    ] = None
+    max_bytes: Annotated[int, Meta(ge=1 << 20, description="of all recordings; the oldest are removed")] = 256 << 20
+    file_s: Annotated[float, Meta(ge=60, le=86_400, description="a new file is begun this often")] = 3600.0
+
+
+class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Finding out that an online pod suffers from a neighbour, easing it, and telling."""
+
+    enabled: Annotated[bool, Meta(description="watch online pods; what is done about findings is each rule's mode")] = (
+        False
+    )
+    sample_s: Annotated[float, Meta(ge=0.2, le=60, description="how often signals are read and judged")] = 1.0
+    settle_s: Annotated[
+        float, Meta(ge=0, le=3600, description="after a start nothing is done for this long: there is no past yet")
+    ] = 30.0
+    private_cgroup2: Annotated[
+        bool,
+        Meta(
+            description="where pods have no pressure files (cgroup v1 alone): mount cgroup2 in a private place and "
+            "attach the pods' processes there, for pressure only"
+        ),
+    ] = False
+    rules: Annotated[
+        Mapping[str, Rule],
+        Meta(description=f"rules by name; those of the names {', '.join(SHIPPED_RULES)} change the shipped ones"),
+    ] = {}
+    probes: Annotated[
+        Mapping[str, Probe],
+        Meta(description="probes of services' latency by name, for the signal service.latency", extra={"secret": True}),
+    ] = {}
+    perf: PerfConfig = PerfConfig()
+    responses: ResponseConfig = ResponseConfig()
+    record: RecordConfig = RecordConfig()
+
+    def __post_init__(self) -> None:
+        if self.probes:
+            from reconciler.signals.probe_config import check_names  # noqa: PLC0415  (loaded where there are any)
+
+            check_names(self.probes)
+        for name, rule in self.rules.items():
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"rules: {name!r} is no name of a rule; expected letters, digits, dots, _ and -")
+            if not rule.when and name not in SHIPPED_RULES:
+                raise ValueError(
+                    f"rules.{name}: it has no detectors (when), and no rule of this name is shipped "
+                    f"({', '.join(SHIPPED_RULES)} are)"
+                )

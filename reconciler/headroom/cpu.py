@@ -1,0 +1,134 @@
+"""Headroom: how much CPU BE pods may be promised, per NUMA node; and the settings of all that is promised.
+
+Pure. Units: thousandths of a CPU; times are seconds on the view's clock. It is what BE pods may have together, with
+what they use already: the size of the extended resource, not what is left of it.
+
+Source: Katalyst's CPU headroom (idle time on the reclaimed CPUs and what BE uses there; a window of four readings 30 s
+apart, smallest and largest step). Where we differ, and why:
+
+- Every reading (one a second) counts, not one in thirty: a mean of the whole time, not of four chance moments.
+- What was promised last is kept here and in the agent's own store. Katalyst's util-based headroom asks the API server
+  for it, and stops where there is none.
+- It is never raised to a floor (Katalyst: 4 CPUs on a full node), and no other resource's shortage turns it to 0.
+- `reconciler.headroom.smoothing` makes a promise of what is read: up in steps, down at once, nothing on an unknown.
+- Nodes are measured one by one. Katalyst gives nodes without bound pods an equal part of the sum.
+
+How much memory is in `reconciler.headroom.memory`.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.headroom.smoothing import Law
+from state.model import NodeCpu, Pools
+from state.topology import Topology
+
+_CPU: Final = 1000
+
+
+class MemoryHeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much memory BE pods may be promised."""
+
+    reserve_percent: Annotated[
+        int,
+        Meta(ge=0, le=90, description="share of the memory for pods that is never promised; the larger of the two"),
+    ] = 10
+    reserve_bytes: Annotated[
+        int, Meta(ge=0, le=1 << 50, description="bytes that are never promised; the larger of the two")
+    ] = 0
+    growth_percent: Annotated[
+        int, Meta(ge=0, le=200, description="of what everybody else uses: not promised either, they may want it soon")
+    ] = 10
+    min_step_bytes: Annotated[
+        int, Meta(ge=0, le=1 << 40, description="the promise does not grow by less than this")
+    ] = 300 << 20
+    max_step_bytes: Annotated[
+        int,
+        Meta(ge=1 << 20, le=1 << 50, description="nor by more than this at once; it falls as far as it must"),
+    ] = 5 << 30
+
+
+class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What BE pods may be promised: its window, its steps, and where it is reported."""
+
+    report_s: Annotated[float, Meta(ge=1, le=3600, description="seconds between two changes of what is promised")] = (
+        30.0
+    )
+    window_s: Annotated[
+        float, Meta(ge=1, le=86400, description="the promise is the mean of this long; at least one report_s counts")
+    ] = 120.0
+    min_step_milli: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="a NUMA node's promise does not grow by less than this")
+    ] = 300
+    max_step_milli: Annotated[
+        int, Meta(ge=1, le=8_192_000, description="nor by more than this at once; it falls as far as it must")
+    ] = 4000
+    stale_after_s: Annotated[
+        float, Meta(gt=0, le=3600, description="seconds after which a CPU reading is too old to count")
+    ] = 3.0
+    unknown_hold_s: Annotated[
+        float, Meta(ge=0, le=86400, description="seconds without a good reading before nothing is promised any more")
+    ] = 240.0
+    file: Annotated[
+        str | None,
+        Meta(
+            description="JSON file that an overcommit reporter reads, replaced at each change; null: none",
+            extra={"path": True},
+        ),
+    ] = None
+    memory: MemoryHeadroomConfig = MemoryHeadroomConfig()
+
+    @property
+    def law(self) -> Law:
+        """Of CPU."""
+        return Law(
+            report_s=self.report_s,
+            window_s=self.window_s,
+            least=self.min_step_milli,
+            most=self.max_step_milli,
+            hold_s=self.unknown_hold_s,
+            what="CPU use",
+            most_words=str(self.max_step_milli),
+        )
+
+
+class Sample(Struct, frozen=True, kw_only=True):
+    """One reading, by NUMA node. ``supply`` None: unknown. ``tops``: the CPUs where BE may run, as thousandths.
+
+    ``cpus``: those CPUs. ``budget``: what BE may use on all of them together now.
+    """
+
+    cpus: Mapping[int, CpuSet]
+    supply: Mapping[int, int] | None
+    budget: int
+
+    @property
+    def tops(self) -> dict[int, int]:
+        """What each node could give at most."""
+        return {node: _CPU * len(cpus) for node, cpus in self.cpus.items()}
+
+
+def take(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: HeadroomConfig) -> Sample:
+    """What the CPUs where BE may run have to give now: idle time, and what BE work uses there.
+
+    A CPU whose idle time is not known gives nothing. BE use is told for the whole machine only: it is split over the
+    nodes as the busy time of these CPUs is, and never more than that.
+    """
+    room = pools.reclaimed if pools.confined else pools.shared | pools.reclaimed
+    cpus = {node: topology.node_cpus(node) & room for node in topology.nodes()}
+    fresh = cpu is not None and cpu.age_s is not None and cpu.age_s <= config.stale_after_s
+    if cpu is None or not fresh:
+        return Sample(cpus=cpus, supply=None, budget=pools.budget_milli)
+    idle: dict[int, int] = {}
+    busy: dict[int, int] = {}
+    for node, here in cpus.items():
+        known = [min(1.0, max(0.0, cpu.idle[one])) for one in here if one in cpu.idle]
+        idle[node] = int(sum(known) * _CPU)
+        busy[node] = len(known) * _CPU - idle[node]
+    all_busy = sum(busy.values())
+    used = min(max(0, cpu.reclaimed_milli), all_busy)
+    supply = {node: idle[node] + (used * busy[node] // all_busy if all_busy else 0) for node in sorted(cpus)}
+    return Sample(cpus=cpus, supply=supply, budget=pools.budget_milli)

@@ -1,0 +1,74 @@
+"""Memory headroom: how much memory BE pods may be promised, of the whole node. Pure. Units: bytes.
+
+What they may have together, with what they use already:
+
+    left for pods + what stays in use of BE's - reserve - growth_percent of what everybody else keeps
+
+and no more than the bound on BE work's memory (`reconciler.policies.be_memory`) where that is in force. "Left for pods"
+is the kernel's MemAvailable or what is left below kubepods' own limit, the smaller; page cache that could be dropped is
+in it, so only what stays in use of BE's is added.
+
+Source: Koordinator's batch memory (policy usage: capacity, less a margin, less the system's and online pods' use) and
+Katalyst's memory headroom (capacity less 5 GiB less 1.1 times what others use). Where we differ:
+
+- Koordinator's margin of 35 % of the capacity and Katalyst's fixed 5 GiB are one reserve here, 10 % by default; what
+  others use counts 1.1 times, for it may grow, as Katalyst's.
+- The whole node is one number: where a pod's memory lies is nobody's promise unless it is bound to a NUMA node.
+- It is never raised to a floor (Katalyst: 5 GiB on a full node), and unknown is not the last value for ever.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from reconciler.headroom.cpu import HeadroomConfig
+from reconciler.headroom.smoothing import Law
+from state.memory import NodeMemory
+from state.model import Pools
+
+WHOLE: Final = 0
+"""The one part of a promise of memory."""
+_NO_BOUND: Final = 1 << 62
+_MIB: Final = 1 << 20
+
+
+class MemorySupply(Struct, frozen=True, kw_only=True):
+    """One reading; see `reconciler.headroom.smoothing.Reading`. ``supply`` None: unknown."""
+
+    tops: Mapping[int, int]
+    supply: Mapping[int, int] | None
+    budget: int
+
+
+def law(config: HeadroomConfig) -> Law:
+    """How the promise of memory follows its readings: in the windows of that of CPU, in steps of its own."""
+    return Law(
+        report_s=config.report_s,
+        window_s=config.window_s,
+        least=config.memory.min_step_bytes,
+        most=config.memory.max_step_bytes,
+        hold_s=config.unknown_hold_s,
+        what="memory use",
+        most_words=f"{config.memory.max_step_bytes // _MIB} MiB",
+    )
+
+
+def take(
+    node: NodeMemory | None, be_kept_bytes: int | None, pools: Pools, config: HeadroomConfig, *, stale_after_s: float
+) -> MemorySupply:
+    """What BE work could have now. ``be_kept_bytes``: what stays in use of all BE pods' memory, None: unknown."""
+    bound = pools.memory.reclaimed_high_bytes
+    budget = bound if bound is not None else _NO_BOUND
+    if node is None:
+        return MemorySupply(tops={WHOLE: _NO_BOUND}, supply=None, budget=budget)
+    total, own = node.for_pods_bytes, config.memory
+    reserve = max(total * own.reserve_percent // 100, own.reserve_bytes)
+    top = max(0, total - reserve)
+    fresh = node.age_s is not None and node.age_s <= stale_after_s
+    if not fresh or be_kept_bytes is None:
+        return MemorySupply(tops={WHOLE: top}, supply=None, budget=budget)
+    left = node.left_for_pods_bytes
+    others = max(0, total - left - be_kept_bytes)
+    supply = left + be_kept_bytes - reserve - others * own.growth_percent // 100
+    return MemorySupply(tops={WHOLE: top}, supply={WHOLE: max(0, min(supply, top))}, budget=budget)

@@ -1,0 +1,114 @@
+"""Keeps what memory BE may be promised, from one reading to the next; `reconciler.headroom.memory` decides.
+
+A reading asks three files of besteffort and of each pod that is not in the directory of its class: a task of its own, a
+millisecond at a time. The node's memory is the ticker's newest look at it.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, final
+
+import trio
+
+from cgroupfs.naming import QosClass
+from cgroupfs.usage import UsageReader
+from reconciler.headroom.cpu import HeadroomConfig
+from reconciler.headroom.memory import WHOLE, MemorySupply, law, take
+from reconciler.headroom.smoothing import Promise, restored, step
+from reconciler.runtime.cooperative import Slices
+from state.memory import NodeMemory
+from state.model import Pod, PodClass, Pools
+
+_EVERY_S: Final = 5.0
+_STALE_S: Final = 10.0
+"""The node's memory is read each second."""
+
+
+class Known(Protocol):
+    """What of `reconciler.control.inventory.Knowledge` is asked here."""
+
+    @property
+    def node_memory(self) -> NodeMemory | None: ...
+
+    @property
+    def besteffort(self) -> str: ...
+
+    @property
+    def pods(self) -> Mapping[str, Pod]: ...
+
+
+@final
+class MemoryHeadroom:
+    """See the module's text. ``config`` may be replaced while it runs."""
+
+    def __init__(
+        self,
+        config: HeadroomConfig,
+        usage: UsageReader,
+        knowledge: Known,
+        pools: Callable[[], Pools | None],
+        *,
+        changed: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``changed`` is called when the promise is another one."""
+        self.config = config
+        self.state = Promise()
+        self._usage = usage
+        self._knowledge = knowledge
+        self._pools = pools
+        self._changed = changed
+        self._clock = clock
+        self._supply: MemorySupply | None = None
+
+    def restore(self, promised_bytes: int, age_s: float) -> None:
+        """Go on from what an earlier run promised so long ago."""
+        self.state = restored({WHOLE: promised_bytes}, age_s, self._clock(), law(self.config))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Read every few seconds, for ever."""
+        task_status.started()
+        while True:
+            await self.look()
+            await trio.sleep(_EVERY_S)
+
+    async def look(self) -> None:
+        """One reading."""
+        pools = self._pools()
+        if pools is None:
+            return
+        kept = await self._be_kept()
+        before = self.state
+        self._supply = take(self._knowledge.node_memory, kept, pools, self.config, stale_after_s=_STALE_S)
+        self.state = step(before, self._supply, self._clock(), law(self.config))
+        if self.state.amounts != before.amounts:
+            self._changed()
+
+    def facts(self) -> dict[str, object]:
+        """The state document's part. ``supply_bytes``: what the newest reading would give, None: unknown."""
+        state = self.state
+        supply = self._supply.supply if self._supply is not None else None
+        return {
+            "bytes": state.total,
+            "supply_bytes": supply[WHOLE] if supply is not None else None,
+            "reason": state.reason,
+            "known_s": None if state.known_at is None else max(0.0, self._clock() - state.known_at),
+        }
+
+    async def _be_kept(self) -> int | None:
+        """What stays in use of all BE pods' memory whatever is dropped; None where that cannot be told."""
+        whole = self._usage.memory_use(self._knowledge.besteffort)
+        if whole is None:
+            return None
+        kept, slices = whole.kept_bytes, Slices()
+        for pod in list(self._knowledge.pods.values()):
+            is_be = pod.pod_class is PodClass.RECLAIMED
+            if is_be == (pod.qos is QosClass.BESTEFFORT):
+                continue
+            use = self._usage.memory_use(pod.group.path)
+            if use is not None:
+                kept += use.kept_bytes if is_be else -use.kept_bytes
+            elif not is_be:
+                return None  # an online pod's memory would count as BE's
+            await slices.checkpoint()
+        return max(0, kept)

@@ -1,0 +1,229 @@
+"""Keeps what BE may be promised, from one reading to the next, and tells it: to people, metrics, the store, and a file.
+
+The ticker brings each CPU reading; `reconciler.headroom.cpu` decides. The file is for an overcommit reporter on
+the node (what a device plug-in or a node agent turns into an extended resource): one small JSON object, replaced as a
+whole, with the time until which it may be believed, so that a dead agent promises nothing for long.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final, final
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from cgroupfs.bounded import decoded
+from cgroupfs.errors import errno_name
+from reconciler.headroom.cpu import HeadroomConfig, Sample, take
+from reconciler.headroom.memory_sampler import MemoryHeadroom
+from reconciler.headroom.smoothing import Promise, restored, step
+from state.model import NodeCpu, Pools, SourceStatus
+from state.schema import ASSIGNMENTS
+from state.store import Store
+from state.topology import Topology
+
+_LOG: Final = logging.getLogger(__name__)
+HEADROOM: Final = "headroom"
+"""Row of the ASSIGNMENTS table."""
+SCHEMA: Final = 1
+_KIND: Final = "bypassd-headroom"
+
+
+class Kept(Struct, frozen=True, kw_only=True):
+    """What the store holds: the promise by NUMA node, and when it was last known to be right (wall clock).
+
+    The same of memory; None: nothing has been promised of it.
+    """
+
+    milli: Mapping[str, int]
+    at: float
+    memory_bytes: int | None = None
+    memory_at: float | None = None
+
+
+def read_kept(store: Store) -> Kept | None:
+    """The promise of an earlier run; None when there is none that can be read."""
+    row = dict(store.rows(ASSIGNMENTS)).get(HEADROOM)
+    if row is None:
+        return None
+    try:
+        return decoded(msgspec.msgpack.Decoder(Kept).decode, row)
+    except ValueError as exc:
+        _LOG.warning("the headroom of the last run cannot be read: %s", exc)
+        return None
+
+
+@final
+class HeadroomReport:
+    """See the module's text. ``config`` may be replaced while it runs."""
+
+    def __init__(
+        self,
+        config: HeadroomConfig,
+        kept: Kept | None = None,
+        *,
+        memory: MemoryHeadroom | None = None,
+        node: str = "",
+        root: str = "/",
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """``kept``: the promise of an earlier run. ``memory``: the promise of it. ``node``: its name, for the file."""
+        self.config = config
+        self.problem: str | None = None
+        self._memory = memory
+        self._node = node
+        self._root = root
+        self._clock = clock
+        self._wall = wall
+        self._changed = trio.Event()
+        self._sample: Sample | None = None
+        self._kept = kept
+        self.state = Promise()
+        if kept is not None:
+            milli = {int(node): milli for node, milli in kept.milli.items() if node.isdecimal()}
+            self.state = restored(milli, wall() - kept.at, clock(), config.law)
+            if memory is not None and kept.memory_bytes is not None and kept.memory_at is not None:
+                memory.restore(kept.memory_bytes, wall() - kept.memory_at)
+
+    def look(self, pools: Pools | None, topology: Topology, cpu: NodeCpu | None, now: float) -> None:
+        """One CPU reading (None, or an old one: unknown), with the pools in force."""
+        if pools is None:
+            return
+        before = self.state
+        self._sample = take(pools, topology, cpu, self.config)
+        self.state = step(before, self._sample, now, self.config.law)
+        if self.state.amounts != before.amounts:
+            self.changed()
+
+    def changed(self) -> None:
+        """A promise is another one: the file follows."""
+        self._changed.set()
+
+    def kept(self) -> Kept | None:
+        """What the store is to hold. Equal until a promise changes or half its time is over: the disk may sleep."""
+        at, last = self._known(self.state), self._kept
+        if at is None:
+            return last
+        memory = self._memory.state if self._memory is not None else Promise()
+        memory_at = self._known(memory)
+        milli = {str(node): milli for node, milli in self.state.amounts.items()}
+        fresh = Kept(
+            milli=milli,
+            at=at,
+            memory_bytes=memory.total if memory_at is not None else None,
+            memory_at=memory_at,
+        )
+        if last is None or not self._still_tells(last, fresh):
+            self._kept = fresh
+        return self._kept
+
+    def _known(self, promise: Promise) -> float | None:
+        """When a promise was last known to be right, by the wall clock."""
+        if promise.known_at is None:
+            return None
+        return self._wall() - max(0.0, self._clock() - promise.known_at)
+
+    def _still_tells(self, last: Kept, fresh: Kept) -> bool:
+        """Whether what the store has is the same, and young enough."""
+        half = self.config.unknown_hold_s / 2
+        same = (last.milli, last.memory_bytes) == (fresh.milli, fresh.memory_bytes)
+        pairs = ((last.at, fresh.at), (last.memory_at, fresh.memory_at))
+        return same and all(
+            old == new or (old is not None and new is not None and 0 <= new - old < half) for old, new in pairs
+        )
+
+    def facts(self) -> dict[str, object]:
+        """The state document's part."""
+        state, sample = self.state, self._sample
+        supply = (sample.supply if sample is not None else None) or {}
+        cpus = sample.cpus if sample is not None else {}
+        return {
+            "milli": state.total,
+            "reason": state.reason,
+            "known_s": None if state.known_at is None else max(0.0, self._clock() - state.known_at),
+            "nodes": [
+                {
+                    "numa_node": node,
+                    "milli": milli,
+                    "supply_milli": supply.get(node),
+                    "cpus": str(cpus[node]) if node in cpus else None,
+                }
+                for node, milli in sorted(state.amounts.items())
+            ],
+            "memory": self._memory.facts() if self._memory is not None else None,
+        }
+
+    def document(self) -> dict[str, object]:
+        """The file's content. After ``valid_until`` nothing is promised."""
+        now = self._wall()
+        return {
+            "schema": SCHEMA,
+            "kind": _KIND,
+            "node": self._node,
+            "at": now,
+            "valid_until": now + self.config.unknown_hold_s,
+            "cpu_milli": self.state.total,
+            "memory_bytes": self._memory.state.total if self._memory is not None else None,
+            "numa_nodes": {str(node): {"cpu_milli": milli} for node, milli in sorted(self.state.amounts.items())},
+            "reason": self.state.reason,
+        }
+
+    # The file
+
+    def statuses(self) -> list[SourceStatus]:
+        """Whether the file can be written, where there is one."""
+        if self.config.file is None:
+            return []
+        detail = self.problem or self.config.file
+        return [SourceStatus(name="headroom file", ok=self.problem is None, age_s=None, detail=detail)]
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Replace the file when the promise changes, and often enough for its time never to run out."""
+        task_status.started()
+        while True:
+            with trio.move_on_after(min(self.config.report_s, max(1.0, self.config.unknown_hold_s / 3))):
+                await self._changed.wait()
+            self._changed = trio.Event()
+            await self.write()
+
+    async def write(self) -> None:
+        """Replace the file now, if there is one. A file that cannot be written is told once, and tried again."""
+        if self.config.file is None:
+            self.problem = None
+            return
+        path = os.path.join(self._root, self.config.file.lstrip("/"))
+        content = msgspec.json.encode(self.document()) + b"\n"
+        try:
+            await trio.to_thread.run_sync(replace_file, path, content)
+        except OSError as exc:
+            problem = f"{path}: {errno_name(exc.errno) if exc.errno else exc}"
+            if self.problem != problem:
+                _LOG.warning("the headroom cannot be written to %s", problem)
+            self.problem = problem
+        else:
+            self.problem = None
+
+
+def replace_file(path: str, content: bytes) -> None:
+    """Put a whole file in place of the old one: a reader sees the one or the other. Not durable: it is soon old.
+
+    Errors: `OSError`; the old file is then left, and nothing beside it.
+    """
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o600), "wb") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise

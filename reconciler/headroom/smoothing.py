@@ -1,0 +1,154 @@
+"""A promise that does not flap: the mean of a window of readings, up in bounded steps, down at once. Pure.
+
+What is promised, of what and in which unit, its callers know; here it is an amount for each of some parts of a node
+(`reconciler.headroom.cpu`: CPU by NUMA node; `reconciler.headroom.memory`: memory of the whole).
+
+- A promise grows by a largest step, and only from the smallest step on; it falls to the mean at once. So it is never
+  above the mean of its window, and the window alone softens a fall (four readings: a quarter of it at a time).
+- Each reading is capped by the budget of its moment, so a budget that dips for a second costs a 120th of it; what a
+  part loses of what it could give at most leaves the promise at once.
+- Unknown is not the last value for ever: nothing grows on it, and after ``hold_s`` nothing is promised.
+
+Times are seconds on the view's clock.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+
+class Law(Struct, frozen=True, kw_only=True):
+    """How a promise follows its readings; each field is explained in `reconciler.headroom.cpu.HeadroomConfig`.
+
+    ``least`` and ``most``: the smallest and the largest step up. For a person ``what`` is read, and ``most_words``.
+    """
+
+    report_s: float
+    window_s: float
+    least: int
+    most: int
+    hold_s: float
+    what: str
+    most_words: str
+
+
+class Reading(Protocol):
+    """One reading. ``supply``: what there is by part, None: unknown. ``tops``: what each part could give at most."""
+
+    @property
+    def tops(self) -> Mapping[int, int]: ...
+
+    @property
+    def supply(self) -> Mapping[int, int] | None: ...
+
+    @property
+    def budget(self) -> int:
+        """What may be had of all parts together."""
+
+
+class Mean(Struct, frozen=True, kw_only=True):
+    """Readings of one ``report_s``, up to ``until``."""
+
+    until: float
+    amounts: Mapping[int, int]
+
+
+class Promise(Struct, frozen=True, kw_only=True):
+    """What is promised of each part, and what the next step needs to know.
+
+    ``sums`` of ``count`` readings since ``since`` (None: the next one begins it) are not in the ``window`` yet.
+    ``known_at``: the last good reading. ``changed_at``: when the promise changed last.
+    """
+
+    amounts: Mapping[int, int] = {}
+    window: tuple[Mean, ...] = ()
+    since: float | None = None
+    count: int = 0
+    sums: Mapping[int, int] = {}
+    known_at: float | None = None
+    changed_at: float | None = None
+    reason: str = "nothing is measured yet"
+
+    @property
+    def total(self) -> int:
+        """The sum over the parts."""
+        return sum(self.amounts.values())
+
+
+def step(state: Promise, sample: Reading, now: float, law: Law) -> Promise:
+    """One reading: it is added up, and at the end of each ``report_s`` the promise follows the mean of the window."""
+    tops = sample.tops
+    held = {part: min(state.amounts.get(part, 0), tops[part]) for part in sorted(tops)}
+    if (state.since or now) > now or (state.known_at is not None and state.known_at > now):
+        # The clock restarted. What is promised stays; what was measured cannot be dated.
+        state = Promise(amounts=state.amounts, known_at=now, reason=state.reason)
+    if sample.supply is None:
+        return _unknown(state, held, now, law)
+    reading = _capped(sample.supply, sample.budget)
+    count = state.count + 1
+    sums = {part: state.sums.get(part, 0) + reading.get(part, 0) for part in held}
+    since, reason = state.since, state.reason
+    if since is None:
+        since, reason = now, f"measured for less than {law.report_s:g} s so far"
+    state = _promising(replace(state, since=since, count=count, sums=sums, known_at=now), held, now, reason)
+    if now - since < law.report_s:
+        return state
+    mean = Mean(until=now, amounts={part: total // count for part, total in sums.items()})
+    window = (*(one for one in state.window if one.until > now - law.window_s), mean)
+    state = replace(state, window=window, since=now, count=0, sums={})
+    amounts, why = _followed(held, tops, window, law)
+    return _promising(state, amounts, now, why)
+
+
+def restored(amounts: Mapping[int, int], age_s: float, now: float, law: Law) -> Promise:
+    """The state at a start, from what an earlier run promised ``age_s`` ago; too old (or of the future) is nothing."""
+    if not 0.0 <= age_s <= law.hold_s:
+        return Promise()
+    return Promise(amounts=dict(amounts), known_at=now - age_s, reason="as before the restart, until it is measured")
+
+
+def _unknown(state: Promise, held: Mapping[int, int], now: float, law: Law) -> Promise:
+    # Readings on both sides of a gap are no mean of the time between.
+    state = replace(state, count=0, sums={}, since=None)
+    if state.known_at is None:
+        return _promising(state, dict.fromkeys(held, 0), now, "nothing is measured yet")
+    if now - state.known_at > law.hold_s:
+        words = f"{law.what} has not been known for {law.hold_s:g} s: nothing is promised"
+        return _promising(replace(state, window=()), dict.fromkeys(held, 0), now, words)
+    return _promising(state, held, now, f"{law.what} is not known: nothing grows")
+
+
+def _followed(
+    held: Mapping[int, int], tops: Mapping[int, int], window: tuple[Mean, ...], law: Law
+) -> tuple[dict[int, int], str]:
+    amounts: dict[int, int] = {}
+    rising = 0
+    for part, before in held.items():
+        mean = min(tops[part], sum(one.amounts.get(part, 0) for one in window) // len(window))
+        if mean <= before:
+            amounts[part] = mean
+        elif mean - before < law.least:
+            amounts[part] = before
+        else:
+            amounts[part] = min(mean, before + law.most)
+            rising += amounts[part] < mean
+    words = f"the mean of {len(window)} times {law.report_s:g} s"
+    if rising:
+        words += f"; grows by {law.most_words} at a time"
+    return amounts, words
+
+
+def _promising(state: Promise, amounts: Mapping[int, int], now: float, reason: str) -> Promise:
+    if amounts == state.amounts:
+        return replace(state, reason=reason)
+    return replace(state, amounts=amounts, changed_at=now, reason=reason)
+
+
+def _capped(supply: Mapping[int, int], budget: int) -> Mapping[int, int]:
+    """No more than the budget in all, cut in proportion."""
+    total = sum(supply.values())
+    if total <= max(0, budget):
+        return supply
+    return {part: amounts * max(0, budget) // total for part, amounts in supply.items()}

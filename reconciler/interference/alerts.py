@@ -1,0 +1,105 @@
+"""What of a judgement people are told: who suffers and no longer does, what was done about it and taken back. Pure.
+
+A finding lasts until its end is told, and so does what is done to one suspect (or to all) in one way, however many
+steps that takes: its end is that of the last of them.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
+
+from msgspec.structs import replace
+
+from reconciler.alerts.alert import Alert, Kind, Severity
+from reconciler.interference.engine import Judgement
+from reconciler.responses.ladder import Change, Climb, Turn
+from reconciler.responses.steps import Step
+from state.evidence import Finding, Frame
+
+_BACK: Final = frozenset({Turn.UNDONE, Turn.ENDED})
+"""A step is no longer in force."""
+_WOULD: Final = {Turn.APPLIED: "do", Turn.ASKED: "do", Turn.EXHAUSTED: "stop"}
+
+
+def alerts_of(judgement: Judgement, frame: Frame, climbs: Iterable[Climb]) -> Iterator[Alert]:
+    """The alerts of one moment. What a rule in shadow would do is told as such, as information.
+
+    ``climbs``: what is in force after that moment.
+    """
+    for finding in judgement.begun:
+        yield _found(finding, frame, over=False)
+    for finding in judgement.over:
+        yield _found(finding, frame, over=True)
+    in_force = {_key(climb, step) for climb in climbs for step in climb.steps}
+    for change in judgement.changes:
+        if change.turn is not Turn.HELPED:
+            yield _done(change, frame, in_force)
+
+
+def ends_of(findings: Iterable[Finding], climbs: Iterable[Climb], frame: Frame, why: str) -> Iterator[Alert]:
+    """The ends of all that lasts, because nobody watches any more. ``frame``: the newest, at the time of the end."""
+    for finding in findings:
+        summary = f"{finding.title}: whether it still suffers ({finding.rule}) is not known: {why}"
+        yield replace(_found(finding, frame, over=True), summary=summary)
+    for climb in climbs:
+        for step in reversed(climb.steps):
+            change = Change(
+                turn=Turn.ENDED,
+                rule=climb.rule,
+                victim=climb.victim,
+                title=climb.title,
+                words=f"{step.words}: {why}",
+                shadow=climb.shadow or step.dry,
+                step=step,
+            )
+            yield _done(change, frame, ())
+
+
+def _found(finding: Finding, frame: Frame, *, over: bool) -> Alert:
+    first = finding.suspects[0] if finding.suspects else None
+    whom = f"; suspect {first.title} ({first.reason})" if first is not None else ""
+    words = f"{finding.title} suffers ({finding.rule}): {'; '.join(finding.evidence)}{whom}"
+    if over:
+        words = f"{finding.title} no longer suffers ({finding.rule}): {'; '.join(finding.evidence)}"
+    return Alert(
+        kind=Kind.CLEARED if over else Kind.INTERFERENCE,
+        key=f"{finding.rule} {finding.victim}",
+        summary=words,
+        severity=Severity.INFO if over else Severity.WARNING,
+        at_s=frame.wall_s,
+        labels=_labels(finding.rule, finding.victim, frame),
+        details={"suspects": ", ".join(f"{one.title} {one.score:.2f}" for one in finding.suspects)},
+        resolved=over,
+    )
+
+
+def _done(change: Change, frame: Frame, in_force: Collection[str]) -> Alert:
+    step = change.step
+    key = _key(change, step)
+    kind = Kind.UNDONE if change.turn in _BACK and key not in in_force else Kind.RESPONSE
+    if change.turn is Turn.EXHAUSTED:
+        kind = Kind.EXHAUSTED
+    would = "would " if change.shadow else ""
+    verb = _WOULD.get(change.turn, "take back") if change.shadow else change.turn
+    return Alert(
+        kind=kind,
+        key=key,
+        summary=f"for {change.title} ({change.rule}), {would}{verb}: {change.words}",
+        severity=Severity.WARNING if change.turn is Turn.EXHAUSTED and not change.shadow else Severity.INFO,
+        at_s=frame.wall_s,
+        labels={**_labels(change.rule, change.victim, frame), "mode": "shadow" if change.shadow else "enforce"},
+        details={} if step is None or step.suspect is None else {"suspect": step.title},
+    )
+
+
+def _key(of: Change | Climb, step: Step | None) -> str:
+    """What makes steps one and the same response. A shadow's is another one: it may end as the other begins."""
+    what = () if step is None else (step.response, step.what, step.suspect or "all")
+    shadow = of.shadow or (step is not None and step.dry)
+    return " ".join((of.rule, of.victim, *what, *(("shadow",) if shadow else ())))
+
+
+def _labels(rule: str, victim: str, frame: Frame) -> dict[str, str]:
+    pod = frame.pods.get(victim.removeprefix("pod:"))
+    if pod is None:
+        return {"rule": rule, "victim": victim}
+    return {"rule": rule, "namespace": pod.namespace or "", "pod": pod.title.rpartition("/")[2], "uid": pod.uid}

@@ -1,0 +1,330 @@
+"""Frames in, judgements out: rules, suspects, ladder and eviction, one moment after the other. Pure but for its memory.
+
+It reads no clock and no file, so that a recording gives the same judgements as the node did (`bypassctl simulate`).
+"""
+
+import logging
+from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
+from typing import Final, final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.bounded import decoded
+from reconciler.detectors.base import Sight
+from reconciler.detectors.config import InterferenceConfig
+from reconciler.detectors.evaluate import Watch, evaluate, ready
+from reconciler.detectors.rule import Rule, RuleMode, Victims, effective
+from reconciler.detectors.suspects import SIGNALS as SUSPECT_SIGNALS
+from reconciler.detectors.suspects import rank
+from reconciler.detectors.table import DETECTORS
+from reconciler.detectors.uses import Uses
+from reconciler.responses.eviction.triggers.named import Named
+from reconciler.responses.ladder import Ascent, Change, LadderMemory, Turn, advance, let_go
+from reconciler.responses.measure import measures_of
+from reconciler.responses.steps import SIGNALS as STEP_SIGNALS
+from reconciler.signals.history import STALE_S, History
+from state.evidence import NODE, Finding, Frame, PodFacts, Resource, Suspect, Verdict, pod_subject
+from state.measures import Measures
+
+_LOG: Final = logging.getLogger(__name__)
+# Members of an enum are slow to look up, and each is needed hundreds of times a second.
+_UNKNOWN: Final = Verdict.UNKNOWN
+_OK: Final = Verdict.OK
+_INTERFERED: Final = Verdict.INTERFERED
+_NOBODY: Final = "no pod is likely to be the cause"
+_MOVED: Final = ("disk.read", "disk.write")
+_LEARNED_MOST: Final = 2000
+"""Workloads' memories kept at most; those not seen for longest go first."""
+_UNUSED_S: Final = 7 * 86400.0
+"""So long is kept what was learned by a rule that is switched off."""
+_LOOK_THROUGH_S: Final = 3600.0
+
+
+class Judgement(Struct, frozen=True, kw_only=True):
+    """What one frame came to.
+
+    ``findings``: of every rule and victim. ``begun`` and ``over``: those that are interfered now and were not, and the
+    other way round. ``measures``: what the plan is asked for. ``named``: pods that should go as the ladder's last
+    step; the eviction planner has the last word. ``would``: the same by rules in shadow, for which nobody goes.
+    """
+
+    at_s: float
+    findings: tuple[Finding, ...] = ()
+    begun: tuple[Finding, ...] = ()
+    over: tuple[Finding, ...] = ()
+    changes: tuple[Change, ...] = ()
+    measures: Measures = Measures()
+    named: tuple[Named, ...] = ()
+    would: tuple[Named, ...] = ()
+
+
+class Remembered(Struct, frozen=True, kw_only=True):
+    """What outlives the daemon: what durable detectors learned (by detector, then key), what has not helped."""
+
+    learned: Mapping[str, Mapping[str, msgspec.Raw]] = {}
+    useless: Mapping[str, float] = {}
+
+
+@final
+class Brain:
+    """Keeps the history of the signals and what rules and ladder remember."""
+
+    def __init__(
+        self, config: InterferenceConfig, remembered: Remembered | None = None, *, evicts: bool = True
+    ) -> None:
+        """``evicts``: see `configure`."""
+        self.history = History()
+        self.ladder = LadderMemory(useless=remembered.useless if remembered is not None else {})
+        # By rule, by victim.
+        self._watches: dict[str, dict[str, Watch]] = {}
+        self._learned: dict[str, Struct] = _learned(remembered) if remembered is not None else {}
+        self._active: dict[tuple[str, str], Finding] = {}
+        self._first_s: float | None = None
+        self._aged_s: float | None = None
+        self.configure(config, evicts=evicts)
+
+    def configure(self, config: InterferenceConfig, *, evicts: bool = True) -> None:
+        """Go by another configuration from the next frame on; what is in force by rules that are gone ends there.
+
+        ``evicts``: evictions that a rule asks for are carried out. What was learned for rules that are gone is kept for
+        a while: they may come back.
+        """
+        self.config, self._evicts = config, evicts
+        self.rules: Mapping[str, Rule] = effective(config.rules) if config.enabled else {}
+        self._ready = [ready(name, rule) for name, rule in self.rules.items()]
+
+    def forget(self) -> None:
+        """Begin anew: nothing is in force any more, and there is no past. What was learned stays."""
+        self.history, self.ladder = History(), let_go(self.ladder, self.config.responses)
+        self._watches, self._active, self._first_s = {}, {}, None
+
+    @property
+    def active(self) -> tuple[Finding, ...]:
+        """Those who are interfered, of whom no end has been told yet."""
+        return tuple(self._active.values())
+
+    @property
+    def fresh_s(self) -> float:
+        """How old a sample may be to count as now."""
+        return STALE_S * self.config.sample_s
+
+    def look(self, frame: Frame) -> Generator[None, None, Judgement]:
+        """One frame further. Yields at least each half millisecond or so, for a caller that lets others run."""
+        self.history.add(frame)
+        self._forget_unused(frame.wall_s)
+        if self._first_s is None:
+            self._first_s = frame.at_s
+        watches: dict[str, dict[str, Watch]] = {}
+        sights: dict[str, Sight] = {}
+        shared: dict[Hashable, object] = {}
+        victims: list[tuple[Victims, list[Sight]]] = []
+        lately = Uses(frame, self.history, self.fresh_s)
+        ascents: list[Ascent] = []
+        yield
+        for asked in self._ready:
+            name, rule = asked.name, asked.rule
+            watched = next((found for chosen, found in victims if chosen == rule.victims), None)
+            if watched is None:
+                watched = list(self._sights(rule, frame, sights, shared))
+                victims.append((rule.victims, watched))
+                yield
+            findings: list[Finding] = []
+            before, after = self._watches.get(name, {}), watches.setdefault(name, {})
+            for sight in watched:
+                subject = sight.subject
+                finding, after[subject], taught = evaluate(asked, sight, before.get(subject), self._learned)
+                if taught:
+                    self._learn(taught)
+                yield
+                if finding.verdict is not _OK and finding.verdict is not _UNKNOWN:
+                    finding = yield from self._blamed(asked.rule, sight, finding, lately)
+                findings.append(finding)
+            # Steps that nobody writes cannot help: they are not to be judged by that.
+            shadow = rule.mode is not RuleMode.ENFORCE or not frame.enforce
+            ascents.append(Ascent(rule=name, shadow=shadow, responses=rule.allowed, findings=tuple(findings)))
+        self._watches = watches
+        changes: tuple[Change, ...] = ()
+        if frame.at_s - self._first_s >= self.config.settle_s:
+            self.ladder, changes = advance(
+                self.ladder,
+                ascents,
+                (frame, self.history),
+                self.config.responses,
+                fresh_s=self.fresh_s,
+                evicts=self._evicts,
+            )
+        every = tuple(finding for ascent in ascents for finding in ascent.findings)
+        begun, over = self._transitions(every)
+        return Judgement(
+            at_s=frame.at_s,
+            findings=every,
+            begun=begun,
+            over=over,
+            changes=changes,
+            measures=measures_of(self.ladder, frame),
+            named=tuple(_named(changes, ascents, shadow=False)),
+            would=tuple(_named(changes, ascents, shadow=True)),
+        )
+
+    def at_once(self, frame: Frame) -> Judgement:
+        """`look` without pauses."""
+        looking = self.look(frame)
+        while True:
+            try:
+                next(looking)
+            except StopIteration as end:
+                judgement: Judgement = end.value
+                return judgement
+
+    def remember(self) -> Remembered:
+        """What to keep for the next start."""
+        learned: dict[str, dict[str, msgspec.Raw]] = {}
+        for key, memory in self._learned.items():
+            learned.setdefault(_detector_of(memory), {})[key] = msgspec.Raw(msgspec.msgpack.encode(memory))
+        return Remembered(learned=learned, useless=self.ladder.useless)
+
+    def wanted(self) -> frozenset[str]:
+        """The signals that anything here goes by."""
+        if not self.rules:
+            return frozenset()
+        entries = [entry for rule in self.rules.values() for group in rule.when for entry in group]
+        asked = {signal for entry in entries for signal in DETECTORS[entry.name].signals(entry.config)}
+        return frozenset(asked | set(SUSPECT_SIGNALS) | set(STEP_SIGNALS))
+
+    def _sights(
+        self, rule: Rule, frame: Frame, known: dict[str, Sight], shared: dict[Hashable, object]
+    ) -> Iterable[Sight]:
+        """The rule's victims; ``known`` are those of other rules, which see the same."""
+        subjects: list[tuple[str, PodFacts | None]] = [(NODE, None)] if rule.victims.node else []
+        # In an order that a recording has as well: who comes first may take the suspect that two would take.
+        subjects += [(pod.subject, pod) for _, pod in sorted(frame.pods.items()) if rule.victims.match(pod)]
+        for subject, pod in subjects:
+            sight = known.get(subject)
+            if sight is None:
+                sight = known[subject] = Sight(
+                    subject=subject,
+                    pod=pod,
+                    frame=frame,
+                    history=self.history,
+                    fresh_s=self.fresh_s,
+                    shared=shared,
+                )
+            yield sight
+
+    def _forget_unused(self, wall_s: float) -> None:
+        """What no rule has gone by for long says nothing any more."""
+        if self._aged_s is not None and 0 <= wall_s - self._aged_s < _LOOK_THROUGH_S:
+            return
+        self._aged_s = wall_s
+        used = {(name, place) for name, rule in self.rules.items() for place in _places(rule)}
+        for key, memory in list(self._learned.items()):
+            rule, place, _ = key.split(" ", 2)
+            learned_s = DETECTORS[_detector_of(memory)].learned_s
+            if (rule, place) not in used and learned_s is not None and wall_s - learned_s(memory) > _UNUSED_S:
+                del self._learned[key]
+
+    def _learn(self, learned: Mapping[str, Struct]) -> None:
+        for key, memory in learned.items():
+            self._learned.pop(key, None)  # the newest stand last
+            self._learned[key] = memory
+        while len(self._learned) > _LEARNED_MOST:
+            del self._learned[next(iter(self._learned))]
+
+    def _blamed(self, rule: Rule, sight: Sight, finding: Finding, lately: Uses) -> Generator[None, None, Finding]:
+        """The finding with its suspects."""
+        suspects = yield from rank(sight, finding.resource, rule.window_s, lately)
+        finding = replace(finding, suspects=_weighed(finding, suspects, sight))
+        likely = any(one.score >= self.config.responses.min_score for one in finding.suspects)
+        if finding.verdict is Verdict.INTERFERED and rule.needs_suspect and not likely:
+            return replace(finding, verdict=Verdict.SUSPECT, evidence=(*finding.evidence, _NOBODY))
+        return finding
+
+    def _transitions(self, every: Sequence[Finding]) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+        active: dict[tuple[str, str], Finding] = {}
+        begun: list[Finding] = []
+        over: list[Finding] = []
+        for finding in every:
+            if not self._active and finding.verdict is not _INTERFERED:
+                continue
+            key = finding.rule, finding.victim
+            before = self._active.pop(key, None)
+            if finding.verdict is _INTERFERED:
+                active[key] = finding
+                if before is None:
+                    begun.append(finding)
+            elif before is not None:
+                if finding.verdict is Verdict.OK:
+                    over.append(finding)
+                else:
+                    active[key] = before  # not over before it is well
+        over += [replace(gone, verdict=Verdict.UNKNOWN, evidence=("it is gone",)) for gone in self._active.values()]
+        self._active = active
+        return tuple(begun), tuple(over)
+
+
+def _weighed(finding: Finding, suspects: Sequence[Suspect], sight: Sight) -> tuple[Suspect, ...]:
+    """Suspects by what they can have done: who used a tenth of the CPU that is lacking is not why it is.
+
+    Nor is who moved a tenth of what the victim itself moves to and from the disks.
+    """
+    measure, most = _measure(finding, sight)
+    if not most:
+        return tuple(suspects)
+    found = []
+    for one in suspects:
+        known = [value for name in measure if (value := sight.value(name, pod_subject(one.uid))) is not None]
+        part = min(1.0, sum(known) / most)
+        found.append(replace(one, score=round(one.score * part, 3)) if part < 1.0 else one)
+    return tuple(sorted(found, key=lambda one: -one.score))
+
+
+def _measure(finding: Finding, sight: Sight) -> tuple[tuple[str, ...], float]:
+    """By which signals of a suspect it is weighed, and their sum from which on it counts in full; 0.0: not at all."""
+    if finding.resource is Resource.CPU:
+        return ("cpu.use",), finding.gap or 0.0
+    if finding.resource is Resource.IO:
+        known = [value for name in _MOVED if (value := sight.value(name)) is not None]
+        return _MOVED, sum(known)
+    return (), 0.0
+
+
+def _named(changes: Iterable[Change], ascents: Iterable[Ascent], *, shadow: bool) -> Iterable[Named]:
+    """Whom rules in shadow, or the others, want gone from now on; where evictions are a dry run as well."""
+    found = {(one.rule, one.victim): one for ascent in ascents if ascent.shadow == shadow for one in ascent.findings}
+    for change in changes:
+        step, finding = change.step, found.get((change.rule, change.victim))
+        if change.turn is not Turn.ASKED or step is None or finding is None:
+            continue
+        assert step.suspect is not None
+        evidence = "; ".join(finding.evidence)
+        yield Named(
+            uid=step.suspect, rule=change.rule, victim=change.title, evidence=evidence, resource=finding.resource
+        )
+
+
+def _places(rule: Rule) -> Iterable[str]:
+    for number, group in enumerate(rule.when):
+        for position, entry in enumerate(group):
+            if DETECTORS[entry.name].durable:
+                yield f"{number}.{position}"
+
+
+def _detector_of(memory: Struct) -> str:
+    return next(name for name, one in DETECTORS.items() if one.durable and isinstance(memory, one.memory_type))
+
+
+def _learned(remembered: Remembered) -> dict[str, Struct]:
+    """What durable detectors learned in an earlier run; what cannot be read (an older form) is learned anew."""
+    found: dict[str, Struct] = {}
+    for name, memories in remembered.learned.items():
+        detector = DETECTORS.get(name)
+        if detector is None or not detector.durable:
+            continue
+        for key, raw in memories.items():
+            try:
+                found[key] = decoded(msgspec.msgpack.Decoder(detector.memory_type).decode, raw)
+            except ValueError as exc:
+                _LOG.warning("what detector %s learned of %s cannot be read: %s", name, key, exc)
+    return found

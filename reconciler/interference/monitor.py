@@ -1,0 +1,494 @@
+"""Watches online pods while it runs: reads the signals, judges them, asks the plan for relief, orders evictions, tells.
+
+One pass each ``interference.sample_s``: readers fill a sheet, the sheet and the pods' facts are a `Frame`, the brain
+judges it. What it asks for reaches the groups through the plan like any other wish. What it learned (workloads' usual
+CPI, what has not helped) is kept in the store now and then; everything else starts anew with each run.
+
+One pod as verdicts and evictions see it: the `PodFacts` of a frame, from the pod of the view. Pure.
+"""
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol, final
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from cgroupfs.bounded import decoded
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import StoreError
+from cgroupfs.files import FileOps
+from reconciler.actuators.holds import pod_hold
+from reconciler.config.environment import Place
+from reconciler.config.model import Config
+from reconciler.control.inventory import Knowledge
+from reconciler.interference.alerts import alerts_of, ends_of
+from reconciler.interference.engine import Brain, Judgement, Remembered
+from reconciler.interference.recorder import Recorder
+from reconciler.interference.recording import Learned
+from reconciler.policies.cache import signals_of as cache_signals
+from reconciler.responses.eviction.limits import Past
+from reconciler.responses.eviction.limits import kept as past_kept
+from reconciler.responses.eviction.limits import restored as past_restored
+from reconciler.responses.eviction.plan import Decision, begun, decide, signals_of
+from reconciler.responses.eviction.plan import Memory as EvictionMemory
+from reconciler.runtime.cooperative import Slices
+from reconciler.runtime.workqueue import NODE, TICK, DirtyKeys, pod_key
+from reconciler.signals.devicestats import whole_disks
+from reconciler.signals.extent import own_cpus
+from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.reading import Means, Metered, build, costs
+from reconciler.signals.tasks import ReaderTasks
+from state.cache import CacheUse
+from state.eviction import Case, Order, Step
+from state.evidence import ContainerFacts, Frame, PodFacts
+from state.measures import Measures
+from state.model import Container, ContainerKind, Hold, NodeView, Pod, PodClass, Pools, Resources
+from state.schema import META
+from state.store import Batch, Store
+
+_FIELDS: Final = ("cpu_milli", "memory_bytes", "batch_cpu_milli", "batch_memory_bytes")
+
+
+def facts_of(
+    pod: Pod, pools: Pools | None, *, created_s: float = 0.0, held: bool = False, cpus: CpuSet | None = None
+) -> PodFacts:
+    """The facts of one pod.
+
+    ``created_s``: when its cgroup was made, seconds since the epoch: the directory's ctime, which only its own chmod
+    or chown moves (its mtime moves with each container); 0.0 when it is not known. ``held``: a person wants it left
+    alone. ``cpus``: where its containers may
+    run, where that is known better than by its pool.
+    """
+    working = [one for one in pod.containers if one.kind in {ContainerKind.APP, ContainerKind.UNKNOWN}]
+    requests, partial = _sum(one.requests for one in working)
+    limits, _ = _sum(one.limits for one in working)
+    pool = pools.pool_of(pod) if pools is not None else None
+    if cpus is None and pools is not None:
+        cpus = _pool_cpus(pod, pools, pool)
+    return PodFacts(
+        uid=pod.uid,
+        title=pod.title,
+        pod_class=pod.pod_class,
+        group=pod.group.path,
+        namespace=pod.namespace,
+        qos=pod.qos.value,
+        priority=pod.priority,
+        priority_class=pod.priority_class,
+        owner=pod.owner,
+        static=pod.static,
+        labels=pod.labels,
+        annotations=pod.annotations,
+        containers=tuple(_container(one) for one in pod.containers),
+        pool=pool,
+        cpus="" if cpus is None else str(cpus),
+        requests=requests,
+        be_cpu_milli=_total(one.requests.be_cpu_milli for one in working),
+        be_memory_bytes=_total(one.requests.be_memory_bytes for one in working),
+        limits=limits,
+        created_s=created_s,
+        terminating=pod.deleting,
+        grace_s=pod.grace_s,
+        held=held,
+        certain=pod.classification.certain,
+        partial=partial,
+    )
+
+
+def _container(one: Container) -> ContainerFacts:
+    return ContainerFacts(id=one.id, path=one.group.path, name=one.name, sandbox=one.kind is ContainerKind.SANDBOX)
+
+
+def _pool_cpus(pod: Pod, pools: Pools, pool: str | None) -> CpuSet | None:
+    """The CPUs of the pod's pool, or its own."""
+    match pool:
+        case None:
+            return None
+        case "dedicated":
+            return own_cpus(pod.uid, pools)
+        case "shared":
+            return pools.shared
+        case "reclaimed":
+            return pools.reclaimed
+        case _:
+            return pools.named.get(pool)
+
+
+def _sum(parts: Iterable[Resources]) -> tuple[Resources, tuple[str, ...]]:
+    """The sums of what the containers have (None where none has it), and the fields that not all of them have.
+
+    The pause container and init containers do not count: they have no requests of their own while the pod runs.
+    """
+    all_parts = list(parts)
+    sums: dict[str, int | None] = {}
+    partial: list[str] = []
+    for field in _FIELDS:
+        told = [value for part in all_parts if (value := getattr(part, field)) is not None]
+        sums[field] = _total(told)
+        if told and len(told) < len(all_parts):
+            partial.append(field)
+    return Resources(**sums), tuple(partial)
+
+
+def _total(parts: Iterable[int | None]) -> int | None:
+    told = [part for part in parts if part is not None]
+    return sum(told) if told else None
+
+
+_LOG: Final = logging.getLogger(__name__)
+ROW: Final = "interference"
+"""Row of the store's META table: what outlives the daemon."""
+_KEEP_S: Final = 60.0
+_DISKS_S: Final = 60.0
+_STOP_S: Final = 5.0
+_ENDING: Final = frozenset({Step.WAIT, Step.STOP, Step.TERMINATE, Step.KILL, Step.VERIFY})
+"""The pod has been told to end, and nobody may refuse it any more."""
+
+
+class Kept(Struct, frozen=True, kw_only=True):
+    """The body of the row `ROW`."""
+
+    brain: Remembered = Remembered()
+    past: Past = Past()
+
+
+class Node(Protocol):
+    """What of the agent the observer looks at and changes."""
+
+    place: Place
+    files: FileOps
+    knowledge: Knowledge
+    dirty: DirtyKeys
+    store: Store
+    store_lane: trio.CapacityLimiter
+
+    @property
+    def config(self) -> Config: ...
+
+    def scene(self) -> tuple[NodeView, Pools | None]:
+        """The node as it is known now, and the pools of the last look."""
+
+    def cache_use(self) -> CacheUse | None:
+        """What was measured last of caches and memory bandwidth."""
+
+    def holds_now(self) -> Mapping[str, Hold]: ...
+
+    def enforces(self) -> bool: ...
+
+
+class Evictor(Protocol):
+    """Who carries evictions out."""
+
+    def submit(self, order: Order) -> None: ...
+
+    def withdraw(self, order: str, why: str) -> None: ...
+
+    def cases(self) -> Sequence[Case]: ...
+
+    def ending(self) -> frozenset[str]: ...
+
+
+@final
+class Observer:
+    """See the module's text. ``tell`` never waits."""
+
+    def __init__(
+        self,
+        node: Node,
+        means: Callable[[Config], Means],
+        *,
+        tell: Callable[..., None],
+        evictor: Evictor | None = None,
+        building: Callable[[Collection[str], Means, Sequence[Metered]], tuple[Metered, ...]] = build,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """``building``: makes the readers of the signals that are wanted."""
+        self._building = building
+        self._node, self._means, self._tell, self._evictor = node, means, tell, evictor
+        self._clock, self._wall = clock, wall
+        self._readers: tuple[Metered, ...] = ()
+        self._config: Config | None = None
+        self._resting: Config | None = None
+        self._looking = trio.Lock()
+        kept = read_kept(node.store)
+        self.brain = Brain(node.config.interference, kept.brain, evicts=node.config.eviction.serves_rules)
+        self._past = kept.past
+        self.evictions: EvictionMemory | None = None
+        """What the eviction planner remembers; None before the first pass."""
+        self._saved: Kept | None = None
+        self._saved_at = 0.0
+        self._created: dict[str, tuple[int, float]] = {}
+        self._known: dict[str, tuple[Pod, PodFacts]] = {}
+        """The facts of the last pass, with the pod of which they are told."""
+        self._pools: Pools | None = None
+        self._default_cpus = CpuSet()
+        self._disks: tuple[str, ...] = ()
+        self._disks_at = float("-inf")
+        self.frame: Frame | None = None
+        self.judgement: Judgement | None = None
+        self.decision = Decision()
+        self.changes: Counter[tuple[str, str]] = Counter()
+        """What happened on the ladder, by response and turn."""
+        self.passes = 0
+        self.pass_s = 0.0
+        """CPU seconds of the last pass: reading and judging."""
+        self.recorder = Recorder()
+        self._tasks: ReaderTasks | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch until cancelled; then nothing is asked of the plan any more."""
+        task_status.started()
+        next_at = trio.current_time()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._tasks = ReaderTasks(nursery)
+                while True:
+                    if self._resting is not self._node.config:
+                        async with self._looking:
+                            await self.look()
+                    # A pass that took too long is not made up for.
+                    next_at = max(next_at + self._node.config.interference.sample_s, trio.current_time())
+                    await trio.sleep_until(next_at)
+        finally:
+            self._tasks = None
+            self._publish(Measures())
+            self._forget("nobody watches any more")
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_S):
+                await self._keep(self._clock())
+                for reader in self._readers:
+                    await reader.aclose()
+                self._readers = ()
+                await self.recorder.aclose()
+
+    async def rest(self) -> None:
+        """Ask for nothing and hold nothing until the configuration is read again: everything is being restored."""
+        self._resting = self._node.config
+        async with self._looking:
+            self._publish(Measures())
+            for reader in self._readers:
+                await reader.aclose()
+            self._readers, self._config = (), None
+            self._forget("everything is being restored")
+
+    def _forget(self, why: str) -> None:
+        """Let go of what lasts, and tell that it has ended: nobody would ever."""
+        if self.frame is not None:
+            frame = msgspec.structs.replace(self.frame, wall_s=self._wall())
+            for alert in ends_of(self.brain.active, self.brain.ladder.climbs.values(), frame, why):
+                self._tell(alert)
+        self.brain.forget()
+
+    async def look(self) -> Judgement:
+        """One pass."""
+        await self._configure()
+        config, before = self._node.config, sum(self.costs().values())
+        frame = await self._frame(config)
+        judgement, judging_s = await self._judge(frame)
+        self.pass_s = sum(self.costs().values()) - before + judging_s
+        self._decide(config, frame, judgement)
+        self._publish(self._allowed(judgement.measures))
+        for alert in alerts_of(judgement, frame, self.brain.ladder.climbs.values()):
+            self._tell(alert)
+        for change in judgement.changes:
+            response = change.step.response.value if change.step is not None else ""
+            self.changes[response, f"would-{change.turn}" if change.shadow else change.turn.value] += 1
+        self.judgement = judgement
+        self.recorder.add(config.interference.record, frame, lambda: Learned(self.brain.remember().learned))
+        self.passes += 1
+        if frame.at_s - self._saved_at >= _KEEP_S:
+            await self._keep(frame.at_s)
+        return judgement
+
+    async def _judge(self, frame: Frame) -> tuple[Judgement, float]:
+        """The brain's judgement, a millisecond at a time, and the CPU seconds that it took."""
+        slices, spent, began = Slices(), 0.0, time.thread_time()
+        looking = self.brain.look(frame)
+        while True:
+            try:
+                next(looking)
+            except StopIteration as end:
+                judgement: Judgement = end.value
+                return judgement, spent + time.thread_time() - began
+            if slices.over:
+                spent += time.thread_time() - began
+                await slices.checkpoint()
+                began = time.thread_time()
+
+    # Seeing
+
+    async def _configure(self) -> None:
+        """Go by the newest configuration; readers that are no longer needed give back what they hold."""
+        config = self._node.config
+        if config is self._config:
+            return
+        self._config = config
+        self.brain.configure(config.interference, evicts=config.eviction.serves_rules)
+        wanted = self._wanted(config)
+        before, self._readers = self._readers, self._building(wanted, self._means(config), self._readers)
+        if self._tasks is not None:
+            self._tasks.arrange(one.reader for one in self._readers)
+        for reader in before:
+            if reader not in self._readers:
+                await reader.aclose()
+
+    def _wanted(self, config: Config) -> frozenset[str]:
+        return self.brain.wanted() | signals_of(config.eviction) | cache_signals(config.policies.cache)
+
+    async def _frame(self, config: Config) -> Frame:
+        now = self._clock()
+        view, pools = self._node.scene()
+        wanted = self._wanted(config)
+        scene, sheet = Scene(view=view, pools=pools, wanted=wanted), Sheet()
+        for reader in self._readers:
+            await reader.read(scene, sheet, now)
+        holds = self._node.holds_now()
+        if pools != self._pools or view.kubelet.default_cpus != self._default_cpus:
+            self._known.clear()
+            self._pools, self._default_cpus = pools, view.kubelet.default_cpus
+        pods = {uid: self._facts(pod, view, pools, holds) for uid, pod in view.pods.items()}
+        for uid in self._ended_by_us() & pods.keys():
+            pods[uid] = msgspec.structs.replace(pods[uid], terminating=True)
+        for uid in self._created.keys() - pods.keys():
+            del self._created[uid]
+            self._known.pop(uid, None)
+        if now - self._disks_at >= _DISKS_S:
+            self._disks, self._disks_at = whole_disks(config.node.root), now
+        return Frame(
+            at_s=now,
+            wall_s=self._wall(),
+            pods=pods,
+            samples=sheet.samples,
+            knobs=tuple(sorted(view.knobs)),
+            disks=self._disks,
+            enforce=self._node.enforces(),
+        )
+
+    def _ended_by_us(self) -> set[str]:
+        """Pods that are being made to end, by uid: the kubelet tells that late, or never where it is not asked."""
+        return {case.order.uid for case in self.cases() if case.open and case.step in _ENDING}
+
+    def _facts(self, pod: Pod, view: NodeView, pools: Pools | None, holds: Mapping[str, Hold]) -> PodFacts:
+        held = bool(holds) and pod_hold(holds, pod.uid, pod.paths) is not None
+        known = self._known.get(pod.uid)
+        if known is None or known[0] is not pod or known[1].held is not held:
+            cpus = _cpus(pod, view, pools)
+            known = pod, facts_of(pod, pools, created_s=self._created_s(pod), held=held, cpus=cpus)
+            self._known[pod.uid] = known
+        return known[1]
+
+    def _created_s(self, pod: Pod) -> float:
+        """When the pod's directory was made; read once for each inode."""
+        known = self._created.get(pod.uid)
+        if known is None or known[0] != pod.group.inode:
+            try:
+                made = os.stat(self._node.place.hierarchy.trigger_directory(pod.group.path)).st_ctime
+            except OSError:
+                made = 0.0
+            known = self._created[pod.uid] = pod.group.inode, made
+        return known[1]
+
+    # Acting
+
+    def _allowed(self, measures: Measures) -> Measures:
+        """Without freezing whom somebody is making end: a frozen process neither hears nor dies."""
+        ending = self._evictor.ending() if self._evictor is not None else frozenset[str]()
+        if not ending & measures.frozen.keys():
+            return measures
+        frozen = {uid: reason for uid, reason in measures.frozen.items() if uid not in ending}
+        return msgspec.structs.replace(measures, frozen=frozen)
+
+    def _publish(self, measures: Measures) -> None:
+        knowledge, dirty = self._node.knowledge, self._node.dirty
+        before = knowledge.measures
+        if measures == before:
+            return
+        knowledge.measures = measures
+        dirty.mark(TICK)
+        if (before.cache_percent, before.cache_reason) != (measures.cache_percent, measures.cache_reason):
+            dirty.mark(NODE)
+        for mine, theirs in ((before.squeezed, measures.squeezed), (before.frozen, measures.frozen)):
+            for uid in mine.keys() | theirs.keys():
+                if mine.get(uid) != theirs.get(uid):
+                    dirty.mark(pod_key(uid))
+
+    def _decide(self, config: Config, frame: Frame, judgement: Judgement) -> None:
+        if self.evictions is None:
+            self.evictions = begun(frame, past_restored(self._past, at_s=frame.at_s, wall_s=frame.wall_s))
+        self.decision, self.evictions = decide(
+            config.eviction,
+            frame,
+            self.brain.history,
+            self.evictions,
+            self.cases(),
+            self._node.holds_now(),
+            judgement.named,
+            judgement.findings,
+        )
+        for line in self.decision.news:
+            _LOG.info("%s", line)
+        if self._evictor is not None:
+            for order in self.decision.orders:
+                self._evictor.submit(order)
+            for identifier, why in self.decision.over.items():
+                self._evictor.withdraw(identifier, why)
+        self.frame = frame
+
+    # Remembering
+
+    async def _keep(self, now: float) -> None:
+        """What outlives the daemon, into the store. A store that takes nothing is the keeper's news, not ours."""
+        self._saved_at = now
+        past = self._past
+        if self.evictions is not None and self.frame is not None:
+            past = past_kept(self.evictions.past, self.frame)
+        kept = Kept(brain=self.brain.remember(), past=past)
+        if kept == self._saved:
+            return
+        batch = Batch()
+        batch.put(META, ROW, msgspec.msgpack.encode(kept))
+        try:
+            await trio.to_thread.run_sync(self._node.store.apply, batch, limiter=self._node.store_lane)
+        except StoreError:
+            return
+        self._saved = kept
+
+    # For people
+
+    def cases(self) -> Sequence[Case]:
+        """Evictions under way, and the last that ended."""
+        return self._evictor.cases() if self._evictor is not None else ()
+
+    def costs(self) -> dict[str, float]:
+        """CPU seconds that each reader has taken so far."""
+        return {name: cost.cpu_s for name, cost in costs(self._readers).items()}
+
+    def problems(self) -> dict[str, str]:
+        """Why a signal is not to be had, by signal."""
+        return {signal: words for reader in self._readers for signal, words in reader.problems().items()}
+
+
+def read_kept(store: Store) -> Kept:
+    """What an earlier run has left; nothing where it cannot be read."""
+    row: Any = dict(store.rows(META)).get(ROW)
+    if row is None:
+        return Kept()
+    try:
+        return decoded(msgspec.msgpack.Decoder(Kept).decode, row)
+    except ValueError as exc:
+        _LOG.warning("what the last run has learned cannot be read, and is learned anew: %s", exc)
+        return Kept()
+
+
+def _cpus(pod: Pod, view: NodeView, pools: Pools | None) -> CpuSet | None:
+    """Where the pod's containers may run, where that is not simply its pool: nobody confines them to it."""
+    if pools is None or pools.pool_of(pod) not in {"shared", "reclaimed"}:
+        return None
+    confined = pools.confined if pod.pod_class is PodClass.RECLAIMED else pools.confine_shared
+    if confined:
+        return None
+    return (view.kubelet.default_cpus & pools.online_cpus) or (pools.online_cpus - pools.dedicated_cpus)

@@ -1,0 +1,212 @@
+"""The observer's place in the agent: nothing is loaded while nobody asks for interference or eviction to be watched.
+
+A share of the cache that moves asks for it, too: by cache misses, which only the observer's readers count.
+
+Switched on by a reload it begins, switched off it ends and takes back what it asked for.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+from msgspec import Struct
+
+from reconciler.actuators.holds import pod_hold
+from reconciler.alerts.service import Telling
+from reconciler.config.environment import cri_client
+from reconciler.config.model import Config
+from reconciler.policies.cache import signals_of
+from state.eviction import Order
+from state.evidence import PodFacts, Sample
+from state.model import SourceStatus
+from state.schema import EVICTIONS
+
+if TYPE_CHECKING:
+    from reconciler.interference.monitor import Node, Observer
+    from reconciler.responses.eviction.executor import Evictor
+    from reconciler.signals.reading import Means
+
+NAME: Final = "interference"
+_LOOK_S: Final = 5.0
+"""How soon it is noticed that the last eviction of an earlier run has ended."""
+
+
+def watched(config: Config) -> bool:
+    """Whether anything is to be watched."""
+    judged = config.interference.enabled or config.eviction.enabled
+    return judged or config.interference.record.directory is not None or bool(signals_of(config.policies.cache))
+
+
+class WatchNumbers(Struct, frozen=True, kw_only=True):
+    """What is watched, in the metrics. Counts since the start, but ``verdicts`` and ``steps``, which are now.
+
+    ``verdicts``: victims by rule and verdict. ``steps`` in force by response. ``changes``: what happened on the ladder,
+    by response and turn (a rule in shadow has turns of its own, ``would-applied``). ``read_s``: CPU seconds by reader.
+    ``orders``: evictions by outcome, ``open`` for those under way; ``would``: pods that a dry run wants gone now.
+    """
+
+    verdicts: Mapping[tuple[str, str], int] = {}
+    steps: Mapping[str, int] = {}
+    changes: Mapping[tuple[str, str], int] = {}
+    read_s: Mapping[str, float] = {}
+    pass_s: float = 0.0
+    orders: Mapping[str, int] = {}
+    would: int = 0
+
+
+@final
+class Watching:
+    """See the module's text."""
+
+    def __init__(self, node: "Node", telling: Telling) -> None:
+        self._node, self._telling = node, telling
+        self._changed = trio.Event()
+        # Evictions that an earlier run began are ended or given up, whatever the configuration says now.
+        self._left = bool(node.store.rows(EVICTIONS))
+        self.observer: Observer | None = None
+        self.evictor: Evictor | None = None
+
+    def reconfigure(self) -> None:
+        """The configuration is another one now."""
+        if self.evictor is not None:
+            self.evictor.reconfigure(self._node.config.eviction.means)
+        self._changed.set()
+
+    async def rest(self) -> None:
+        """Everything is being restored: what watching holds is given back, until the configuration is read again."""
+        if self.observer is not None:
+            await self.observer.rest()
+
+    def statuses(self) -> list[SourceStatus]:
+        """Of what can be out of order."""
+        return [] if self.evictor is None else [self.evictor.status()]
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch while the configuration asks for it."""
+        task_status.started()
+        while True:
+            self._changed = trio.Event()
+            if self._left or watched(self._node.config):
+                await self._watch()
+            else:
+                await self._changed.wait()
+
+    async def _watch(self) -> None:
+        from reconciler.interference.monitor import Observer  # noqa: PLC0415  # detectors, readers, the ladder: not on every node
+
+        try:
+            async with trio.open_nursery() as nursery:
+                if self._left or self._node.config.eviction.enabled:
+                    self.evictor = self._make_evictor()
+                    await nursery.start(self.evictor.run)
+                self.observer = Observer(self._node, self._means, tell=self._telling.tell, evictor=self.evictor)
+                nursery.start_soon(self.observer.run)
+                while not self._over():
+                    with trio.move_on_after(_LOOK_S):
+                        await self._changed.wait()
+                    self._changed = trio.Event()
+                nursery.cancel_scope.cancel(reason="something else is to be watched now")
+        finally:
+            self.observer = self.evictor = None
+
+    def _over(self) -> bool:
+        """Whether this is to end: nothing is asked for any more, or an evictor is missing."""
+        if self.evictor is not None and any(case.open for case in self.evictor.cases()):
+            return False
+        self._left = False
+        if self.evictor is None and self._node.config.eviction.enabled:
+            return True
+        return not watched(self._node.config)
+
+    def _make_evictor(self) -> "Evictor":
+        from reconciler.clients.kube import KubeApi  # noqa: PLC0415
+        from reconciler.responses.eviction.executor import Evictor  # noqa: PLC0415
+        from reconciler.sources.cri import CriClient  # noqa: PLC0415
+
+        node, place = self._node, self._node.place
+        config = node.config
+
+        def cri() -> CriClient | None:
+            return cri_client(config.runtime, place.kubelet, place.root)
+
+        return Evictor(
+            config.eviction.means,
+            hierarchy=place.hierarchy,
+            store=node.store,
+            lane=node.store_lane,
+            stage=self._telling.stage,
+            api=KubeApi(config.apiserver, root=place.root, kubelets=place.kubelet.kubeconfig),
+            cri=cri,
+            kubelet_dir=os.path.join(place.root, place.kubelet.root_dir.lstrip("/")),
+            pods=self._pod,
+            forbidden=self._forbidden,
+        )
+
+    def _pod(self, uid: str) -> PodFacts | None:
+        from reconciler.interference.monitor import facts_of  # noqa: PLC0415
+
+        pod = self._node.knowledge.pods.get(uid)
+        return None if pod is None else facts_of(pod, None)
+
+    def _forbidden(self, order: Order) -> str | None:
+        """Why an eviction must not go on: what a person has said since it was ordered."""
+        config = self._node.config.eviction
+        if not config.enabled:
+            return "evictions are switched off"
+        if config.dry_run or not self._node.enforces():
+            return "evictions are a dry run now"
+        pod = self._node.knowledge.pods.get(order.uid)
+        hold = pod_hold(self._node.holds_now(), order.uid, () if pod is None else pod.paths)
+        return None if hold is None else f"held by {hold.by}: {hold.reason}"
+
+    def _means(self, config: Config) -> "Means":
+        from reconciler.signals.reading import Means  # noqa: PLC0415
+        from reconciler.sources.runtime_roots import find_image_root  # noqa: PLC0415
+
+        place = self._node.place
+        return Means(
+            hierarchy=place.hierarchy,
+            root=place.root,
+            files=self._node.files,
+            private_cgroup2=config.interference.private_cgroup2,
+            filesystems={"nodefs": place.kubelet.root_dir, "imagefs": find_image_root(place.root)},
+            kubelet=place.kubelet.root_dir,
+            perf=config.interference.perf,
+            probes=config.interference.probes,
+            cache=self._node.cache_use,
+        )
+
+    def misses(self) -> Mapping[str, Sample]:
+        """The newest cache misses by pod uid; empty while nobody counts them."""
+        if self.observer is None or self.observer.frame is None:
+            return {}
+        from reconciler.signals.resctrl_reader import misses_of  # noqa: PLC0415
+
+        return misses_of(self.observer.frame, time.monotonic())
+
+    def numbers(self) -> WatchNumbers | None:
+        """The metrics' part; None while nothing is watched."""
+        if self.observer is None:
+            return None
+        from reconciler.interference.status import numbers  # noqa: PLC0415
+
+        return numbers(self.observer)
+
+    def facts(self) -> Mapping[str, object]:
+        """The section of the state document; empty while nothing is watched."""
+        if self.observer is None:
+            return {}
+        from reconciler.interference.status import facts  # noqa: PLC0415
+
+        return facts(self.observer)
+
+    def eviction_facts(self) -> Mapping[str, object] | None:
+        """The section ``eviction`` of the state document; None while nothing is watched."""
+        if self.observer is None:
+            return None
+        from reconciler.interference.status import evictions  # noqa: PLC0415
+
+        node = self._node
+        return evictions(self.observer, node.config, enforce=node.enforces(), now=time.monotonic())

@@ -1,0 +1,112 @@
+"""The section ``interference`` of the state document: who suffers, by what evidence, what is being done about it."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from msgspec import to_builtins
+
+from reconciler.config.model import Config
+from reconciler.interference.engine import Judgement
+from reconciler.interference.monitor import Observer
+from reconciler.interference.service import WatchNumbers
+from reconciler.responses.eviction.status import section
+from reconciler.responses.ladder import Climb, in_force
+from state.evidence import Finding, Verdict
+from state.measures import Measures
+
+_QUIET = frozenset({Verdict.OK})
+
+
+def facts(observer: Observer) -> Mapping[str, object]:
+    """Plain values. Findings that are ``ok`` are counted, not listed."""
+    judgement = observer.judgement or Judgement(at_s=0.0)
+    return {
+        "rules": {
+            name: {"mode": rule.mode.value, "responses": [one.value for one in rule.allowed]}
+            for name, rule in observer.brain.rules.items()
+        },
+        "verdicts": _counts(judgement),
+        "findings": [_finding(one, judgement.at_s) for one in judgement.findings if one.verdict not in _QUIET],
+        "ladder": [_climb(climb, judgement.at_s) for _, climb in sorted(observer.brain.ladder.climbs.items())],
+        "useless": dict(sorted(observer.brain.ladder.useless.items())),
+        "measures": to_builtins(judgement.measures) if judgement.measures != Measures() else {},
+        "signals": {"problems": observer.problems(), "cpu_s": observer.costs()},
+        "passes": observer.passes,
+        "last_pass_s": observer.pass_s,
+        "recording": {
+            "bytes": observer.recorder.written,
+            "lost_blocks": observer.recorder.lost,
+            "problem": observer.recorder.problem,
+        },
+    }
+
+
+def evictions(observer: Observer, config: Config, *, enforce: bool, now: float) -> Mapping[str, object]:
+    """The section ``eviction``. ``now``: the monotonic clock."""
+    return section(config.eviction, observer.decision, observer.evictions, observer.cases(), enforce=enforce, now=now)
+
+
+def numbers(observer: Observer) -> WatchNumbers:
+    """The same for the metrics."""
+    judgement = observer.judgement or Judgement(at_s=0.0)
+    cases = observer.cases()
+    return WatchNumbers(
+        verdicts={
+            (rule, verdict): count for rule, counts in _counts(judgement).items() for verdict, count in counts.items()
+        },
+        steps=Counter(step.response.value for _, step in in_force(observer.brain.ladder)),
+        changes=dict(observer.changes),
+        read_s=observer.costs(),
+        pass_s=observer.pass_s,
+        orders=Counter("open" if case.outcome is None else case.outcome.value for case in cases),
+        would=len(observer.decision.would),
+    )
+
+
+def _counts(judgement: Judgement) -> dict[str, dict[str, int]]:
+    counts: dict[str, dict[str, int]] = {}
+    for one in judgement.findings:
+        here = counts.setdefault(one.rule, dict.fromkeys((verdict.value for verdict in Verdict), 0))
+        here[one.verdict.value] += 1
+    return counts
+
+
+def _finding(one: Finding, now: float) -> dict[str, object]:
+    return {
+        "rule": one.rule,
+        "victim": one.victim,
+        "title": one.title,
+        "verdict": one.verdict.value,
+        "for_s": round(now - one.since_s, 1),
+        "resource": one.resource.value,
+        "severity": round(one.severity, 3),
+        "gap": one.gap,
+        "evidence": list(one.evidence),
+        "suspects": [
+            {"uid": suspect.uid, "title": suspect.title, "score": suspect.score, "reason": suspect.reason}
+            for suspect in one.suspects
+        ],
+    }
+
+
+def _climb(climb: Climb, now: float) -> dict[str, object]:
+    return {
+        "rule": climb.rule,
+        "victim": climb.victim,
+        "title": climb.title,
+        "shadow": climb.shadow,
+        "relapses": climb.relapses,
+        "exhausted": climb.exhausted,
+        "steps": [
+            {
+                "words": step.words,
+                "response": step.response.value,
+                "suspect": step.suspect,
+                "for_s": round(now - step.at_s, 1),
+                "judged": step.judged,
+                "shadow": climb.shadow or step.dry,
+                "ending": step.ending_s is not None,
+            }
+            for step in climb.steps
+        ],
+    }

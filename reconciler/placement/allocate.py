@@ -1,0 +1,282 @@
+"""Which CPUs each owner gets: what is held stays, then schedulers' choices, then resizes, then newcomers.
+
+1. A demand whose held CPUs are all free and right keeps them: never moved, whatever would be better now. Right is the
+   count asked for, in whole cores where they are asked for; or the scheduler's own choice, of any count.
+2. What the others hold and is free stays theirs while they are resized. Shrinking gives back at once.
+3. A scheduler's choice is taken as it is when all of it is free (and whole cores where they are asked for). Else the
+   CPUs are chosen as if it had not been made, and a note says so.
+4. Growing ones, and those that lost CPUs, take neighbours of what they keep.
+5. Newcomers, through the chain of plug-ins, in the order of `Run.ordered`.
+
+Who cannot get its count keeps what it held, with the reason in ``refused``; one that lost all of it gets what there is.
+
+Single threads (SpreadByPCPUs, required): each CPU that is chosen is on a core where the demand has no other; refused
+when there are too few cores. What is held stays, as it does with every other wish that came later.
+
+Whole cores: the kubelet's full-pcpus-only rejects a pod whose count is no multiple of the threads of a core
+(SMTAlignmentError). Our pods run already, so it gets the last core whole instead: nobody else could use its other
+thread. Only when that core is not to be had it is refused. Two owners on one core is what is never done.
+A container without NUMA binding owns CPUs like any other; Katalyst answers an error.
+
+Source: the kubelet's static policy, KEP-2625, KEP-2902, KEP-3545; Katalyst's dynamic policy, which packs from scratch
+in name order and never resizes.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import final
+
+from msgspec import Struct
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.placement.chain import Chain, PlacementContext, load
+from reconciler.placement.config import PlacementConfig
+from reconciler.placement.cpu_accumulator import Fitter
+from reconciler.placement.demand import Allocation, CpuDemand
+from reconciler.placement.plugin_runner import Run
+from state.model import PodClass
+from state.topology import Topology
+
+
+@cache
+def default_chain() -> Chain:
+    """The built-in plug-ins with their own weights."""
+    return load(PlacementConfig())
+
+
+def allocate(
+    demands: Iterable[CpuDemand],
+    free: CpuSet,
+    topology: Topology,
+    chain: Chain | None = None,
+    *,
+    interrupts: CpuSet = EMPTY,
+    remembered: CpuSet = EMPTY,
+) -> Allocation:
+    """Who owns which of ``free`` (what is held counts as free). The order of ``demands`` does not matter.
+
+    ``interrupts`` are best avoided, ``remembered`` are the last CPUs of containers that are gone and may come back.
+    Errors: `ValueError` for two demands with one key.
+    """
+    fitter = Fitter(topology)
+    context = PlacementContext(topology=topology, fitter=fitter, interrupts=interrupts, remembered=remembered)
+    return _Taker(Run(chain or default_chain(), context), demands, free & topology.online).taken()
+
+
+class Preference(Struct, frozen=True, kw_only=True):
+    """What a chain says of CPUs for BE work.
+
+    ``tiers``: disjoint, the best first, without what filters keep out. ``filters``: which of them kept something out;
+    ``errors``: by plug-in, the first error it raised; it was passed over then.
+    """
+
+    tiers: tuple[CpuSet, ...]
+    filters: tuple[str, ...] = ()
+    errors: Mapping[str, str] = {}
+
+
+def preference(
+    cpus: CpuSet, topology: Topology, chain: Chain | None = None, *, interrupts: CpuSet = EMPTY
+) -> Preference:
+    """``cpus`` as the chain would have BE work take them.
+
+    By default efficiency cores come first, CPUs with interrupts last. A plug-in tells BE work by the demand's class;
+    selecting and scoring combinations has no say, as BE work grows and shrinks CPU by CPU.
+    """
+    run = Run(
+        chain or default_chain(), PlacementContext(topology=topology, fitter=Fitter(topology), interrupts=interrupts)
+    )
+    demand = CpuDemand(key="reclaimed", count=max(1, len(cpus)), pod_class=PodClass.RECLAIMED)
+    allowed, filters = run.allowed(demand, cpus, 1)
+    return Preference(tiers=run.tiers(demand, allowed), filters=filters, errors=dict(sorted(run.errors.items())))
+
+
+def preferred(
+    cpus: CpuSet, topology: Topology, chain: Chain | None = None, *, interrupts: CpuSet = EMPTY
+) -> tuple[CpuSet, ...]:
+    """The tiers of `preference`."""
+    return preference(cpus, topology, chain, interrupts=interrupts).tiers
+
+
+@final
+class _Taker:
+    """The state of one choice. Masks instead of sets: there are hundreds of them."""
+
+    def __init__(self, run: Run, demands: Iterable[CpuDemand], free: CpuSet) -> None:
+        self._run = run
+        self._fitter = run.context.fitter
+        self._avail = free.mask
+        self._owned: dict[str, int] = {}
+        self._taken = 0
+        self._refused: dict[str, str] = {}
+        self._notes: dict[str, str] = {}
+        self._closed: dict[int, str] = {}
+        self._steps = 0
+        self._order = run.ordered(sorted(demands, key=lambda demand: demand.key))
+        keys = [demand.key for demand in self._order]
+        if len(set(keys)) != len(keys):
+            raise ValueError(f"two demands with one key: {sorted({key for key in keys if keys.count(key) > 1})}")
+
+    def taken(self) -> Allocation:
+        self._stay()
+        waiting = [demand for demand in self._order if demand.key not in self._notes]
+        for demand in waiting:
+            self._claim(demand, demand.held.mask & self._avail)
+        for demand in waiting:
+            self._cut(demand)
+        for demand in self._waiting(waiting):
+            self._follow_scheduler(demand)
+        for demand in self._waiting(waiting, held=True):
+            self._enlarge(demand)
+        for demand in self._waiting(waiting, held=False):
+            self._enlarge(demand)
+        for demand in self._order:
+            self._notes[demand.key] += self._company(demand)
+        return Allocation(
+            cpus={key: CpuSet.from_mask(self._owned[key]) for key in sorted(self._owned) if self._owned[key]},
+            refused={key: self._refused[key] for key in sorted(self._refused)},
+            notes={key: self._notes[key] for key in sorted(self._notes) if key not in self._refused},
+            closed={node: self._closed[node] for node in sorted(self._closed)},
+            errors={name: self._run.errors[name] for name in sorted(self._run.errors)},
+            steps=self._steps + self._fitter.steps + self._run.steps,
+        )
+
+    def _waiting(self, demands: Iterable[CpuDemand], *, held: bool | None = None) -> Iterator[CpuDemand]:
+        for demand in demands:
+            self._steps += 1
+            if demand.key not in self._notes and (held is None or bool(demand.held) is held):
+                yield demand
+
+    # What is held
+
+    def _stay(self) -> None:
+        for demand in self._order:
+            self._steps += 1
+            held = demand.held.mask
+            if held and not held & ~self._avail and self._right(demand, held):
+                self._settle(demand, held, "stays where it is")
+
+    def _right(self, demand: CpuDemand, cpus: int) -> bool:
+        surplus = cpus.bit_count() - demand.count
+        cores = self._fitter.touched(cpus) if demand.full_cores else []
+        if demand.full_cores and sum(cores) != cpus:
+            return False
+        if demand.explicit is not None and demand.explicit.mask == cpus:
+            return True
+        return 0 <= surplus < min((core.bit_count() for core in cores), default=1)
+
+    def _claim(self, demand: CpuDemand, mask: int) -> None:
+        """The CPUs are nobody else's from here on."""
+        before = self._owned.get(demand.key, 0)
+        self._owned[demand.key] = mask
+        self._avail = self._avail & ~mask | before & ~mask
+        self._taken = self._taken & ~before | mask
+        if demand.numa_exclusive:
+            self._closed = {node: key for node, key in self._closed.items() if key != demand.key}
+            for node in self._fitter.nodes_of(mask):
+                self._closed.setdefault(node, demand.key)
+
+    def _settle(self, demand: CpuDemand, mask: int, note: str) -> None:
+        """Final: told to the plug-ins."""
+        self._claim(demand, mask)
+        self._notes[demand.key] = note
+        self._run.told(demand, CpuSet.from_mask(mask), demand.held - CpuSet.from_mask(mask))
+
+    def _company(self, demand: CpuDemand) -> str:
+        """What became of the wish for a node of its own; known when all have chosen."""
+        if not demand.numa_exclusive:
+            return ""
+        mask = self._owned[demand.key]
+        shared = [node for node in self._fitter.nodes_of(mask) if self._fitter.nodes[node] & self._taken & ~mask]
+        return f"; others were on node {', '.join(map(str, shared))} before" if shared else ""
+
+    def _cut(self, demand: CpuDemand) -> None:
+        """Shrink one that holds enough, in whole cores where it wants them."""
+        base = self._base(demand)
+        if base.bit_count() < demand.count or (demand.explicit is not None and self._may_follow(demand)):
+            return
+        kept = self._fitter.shrink(base, demand.count, whole=demand.full_cores, even=demand.distribute)
+        self._settle(demand, kept, f"keeps {kept.bit_count()} of the {len(demand.held)} CPUs it had")
+
+    def _base(self, demand: CpuDemand) -> int:
+        """What stays of what it holds: all of it, or the cores that it has whole or can complete, at most ``count``."""
+        own = self._owned[demand.key]
+        if not demand.full_cores:
+            return own
+        base = 0
+        for core in sorted(self._fitter.touched(own), key=lambda core: (-(core & own).bit_count(), core & -core)):
+            if base.bit_count() >= demand.count and core & ~own:
+                continue
+            if not core & ~own & ~self._avail:
+                base |= core
+        return base
+
+    # What is chosen
+
+    def _may_follow(self, demand: CpuDemand) -> bool:
+        if not demand.explicit:
+            return False
+        wanted, own = demand.explicit.mask, self._owned[demand.key]
+        if wanted & ~(self._avail | own) or wanted & self._barred(demand, own):
+            return False
+        return not demand.full_cores or sum(self._fitter.touched(wanted)) == wanted
+
+    def _follow_scheduler(self, demand: CpuDemand) -> None:
+        if demand.explicit and self._may_follow(demand):
+            self._settle(demand, demand.explicit.mask, "the scheduler's choice")
+
+    def _barred(self, demand: CpuDemand, own: int) -> int:
+        """Nodes that others have exclusively; for one that wants its nodes so, nodes where others own CPUs."""
+        barred = self._fitter.node_mask(node for node, key in self._closed.items() if key != demand.key)
+        if demand.numa_exclusive:
+            self._steps += len(self._fitter.nodes)
+            barred |= self._fitter.node_mask(self._fitter.nodes_of(self._taken & ~own))
+        return barred
+
+    def _enlarge(self, demand: CpuDemand) -> None:
+        own = self._owned[demand.key]
+        base = self._base(demand)
+        missing = demand.count - base.bit_count()
+        candidates = self._avail & ~base & ~self._barred(demand, own)
+        if demand.nodes:
+            candidates &= self._fitter.node_mask(demand.nodes)
+        allowed, filters = self._run.allowed(demand, CpuSet.from_mask(candidates), missing)
+        usable = self._fitter.whole(allowed.mask) if demand.full_cores else allowed.mask
+        picked = self._run.best(demand, missing, CpuSet.from_mask(usable), CpuSet.from_mask(base)).mask
+        if demand.spread_cores and demand.strict_cores and picked != self._fitter.one_each(picked, base):
+            usable = self._fitter.one_each(usable, base)
+            picked = self._run.best(demand, missing, CpuSet.from_mask(usable), CpuSet.from_mask(base)).mask
+        if picked or missing <= 0:
+            # Completed cores may sum up to a core too many, and a smaller count may have waited for the scheduler's.
+            chosen = self._fitter.shrink(base | picked, demand.count, whole=demand.full_cores, even=demand.distribute)
+            self._settle(demand, chosen, self._words(demand, base, chosen))
+            return
+        short = self._short(demand, missing, candidates, usable, filters)
+        scattered = (self._avail & ~base & ~self._barred(demand, own)).bit_count()
+        if scattered >= missing and not filters:
+            short += f"; fragmented: {scattered} are free on the whole machine"
+        self._refused[demand.key] = short
+        rest = usable or allowed.mask
+        self._settle(demand, own or (self._fitter.anywhere(demand.count, rest) if demand.held else 0), short)
+
+    def _words(self, demand: CpuDemand, base: int, chosen: int) -> str:
+        more = "; the scheduler's choice was not free" if demand.explicit is not None else ""
+        if demand.spread_cores:
+            cores = len(self._fitter.touched(chosen))
+            # Of one with a core for each there is nothing to tell.
+            more += f"; only {cores} cores for its {chosen.bit_count()} CPUs" if cores < chosen.bit_count() else ""
+        if base:
+            return f"keeps {(base & demand.held.mask).bit_count()} of the {len(demand.held)} CPUs it had{more}"
+        return f"chosen{more}"
+
+    def _short(self, demand: CpuDemand, missing: int, candidates: int, usable: int, filters: tuple[str, ...]) -> str:
+        where = f" on node {','.join(map(str, demand.nodes))}" if demand.nodes else ""
+        alone = " beside nobody else" if demand.numa_exclusive else ""
+        kind = " in whole cores" if demand.full_cores else ""
+        if demand.spread_cores and demand.strict_cores:
+            kind = " on a core of its own each"
+        more = " more" if missing < demand.count else ""
+        text = f"asks for {missing}{more} CPUs{where}{alone}; {usable.bit_count()} are free{kind}"
+        if filters and candidates.bit_count() >= missing:
+            text += f" (kept out by {', '.join(filters)}: {(candidates & ~usable).bit_count()})"
+        return text

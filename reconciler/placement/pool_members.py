@@ -1,0 +1,142 @@
+"""Which online pod belongs to which pool, and what it asks for. Pure.
+
+The default pool needs no name. Katalyst's ``cpuset_pool`` makes a pool beside it, ``numa_binding`` one on a NUMA node;
+system pods that name a pool have one of their own, all others run everywhere.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.placement.exclusivity import Company
+from state.cpu import SHARED_POOL
+from state.model import Container, ContainerKind, Pod, PodClass
+from state.topology import Topology
+
+DEFAULT: Final = "shared"
+_BOUND: Final = "-NUMA"
+_CPU: Final = 1000
+_SHARES_PER_CPU: Final = 1024
+_SHARES_MIN: Final = 2
+
+
+class Members(NamedTuple):
+    """Pods by pool. ``bound``: pod uid -> pool, for all but the default pool; ``nodes``: pool -> its NUMA node."""
+
+    pods: Mapping[str, tuple[Pod, ...]]
+    bound: Mapping[str, str]
+    nodes: Mapping[str, int]
+
+
+def members(
+    pods: Mapping[str, Pod],
+    free: CpuSet,
+    topology: Topology,
+    before: Mapping[str, str],
+    owners: Mapping[str, CpuSet] | None = None,
+) -> Members:
+    """Every online pod in its pool. ``before``: ``bound`` of the last time, so that a pod stays on its node.
+
+    ``owners``: pods that have CPUs of their own, which are in no pool, and on which nodes. A dedicated pod without any
+    is in the default one: it must not run on the CPUs of those who own some.
+
+    A pod that is bound to no node by a scheduler goes to the one where the least is asked for each free CPU; of equal
+    ones to the lowest. A node without free CPUs is none, and one that is not to be shared (Katalyst's ``numa_share``
+    false, of a pod there or its own) is taken only when there is no other.
+    """
+    owners = owners or {}
+    company = Company({uid: pod.wish for uid, pod in pods.items()})
+    for uid, nodes_of_it in owners.items():
+        company.sit_pod(uid, nodes_of_it)
+    found: dict[str, list[Pod]] = {DEFAULT: []}
+    bound: dict[str, str] = {}
+    nodes: dict[str, int] = {}
+    usable = {node: len(cpus) for node in topology.nodes() if (cpus := topology.node_cpus(node) & free)}
+    load = dict.fromkeys(usable, 0)
+    later: list[Pod] = []
+
+    def join(pod: Pod, key: str, node: int | None = None) -> None:
+        found.setdefault(key, []).append(pod)
+        if key != DEFAULT:
+            bound[pod.uid] = key
+        if node is not None:
+            nodes[key] = node
+            load[node] += request_milli(pod)
+            company.sit_pod(pod.uid, CpuSet((node,)))
+
+    for uid in sorted(pods):
+        pod = pods[uid]
+        base = None if uid in owners else _base(pod)
+        if base is None:
+            continue
+        if not (pod.wish.numa_binding and usable):
+            join(pod, base)
+            continue
+        node = _node_before(before.get(uid), base)
+        told = next((one for one in pod.wish.nodes if one in usable), None)
+        if told is not None or node in usable:
+            chosen = told if told is not None else node
+            join(pod, _on_node(base, chosen), chosen)
+        else:
+            later.append(pod)
+    for pod in later:
+        unshared = company.unshared(pod.uid)
+        node = min(usable, key=lambda one: (one in unshared, load[one] / usable[one], one))
+        join(pod, _on_node(_base(pod) or DEFAULT, node), node)
+    return Members({key: tuple(found[key]) for key in sorted(found)}, dict(sorted(bound.items())), nodes)
+
+
+def bound_nodes(bound: Mapping[str, str]) -> dict[str, CpuSet]:
+    """Pod uid -> the NUMA node of its pool, for those in a pool of one node; ``bound`` as in `Members`."""
+    found: dict[str, CpuSet] = {}
+    for uid, key in bound.items():
+        _, mark, number = key.rpartition(_BOUND)
+        if mark and number.isdecimal():
+            found[uid] = CpuSet((int(number),))
+    return found
+
+
+def request_milli(pod: Pod) -> int:
+    """What a pod asks for, in thousandths of a CPU: the sum of its app containers; 0 where nobody can tell."""
+    return sum(
+        container_milli(one) or 0
+        for one in pod.containers
+        if one.kind not in (ContainerKind.SANDBOX, ContainerKind.INIT)
+    )
+
+
+def container_milli(container: Container) -> int | None:
+    """A container's CPU request in thousandths; where nobody has told it, the shares it was given do (1024 a CPU)."""
+    milli = container.requests.cpu_milli
+    if milli is not None:
+        return milli
+    shares = container.spec.shares if container.spec is not None else None
+    if shares is None or shares <= _SHARES_MIN:
+        return None
+    # The kubelet rounds down when it turns thousandths into shares.
+    return -(-shares * _CPU // _SHARES_PER_CPU)
+
+
+def _base(pod: Pod) -> str | None:
+    """The pool without its node; None for pods that are in no online pool."""
+    name = pod.wish.pool if pod.wish.pool != SHARED_POOL else None
+    if pod.pod_class is PodClass.DEDICATED:
+        return DEFAULT
+    if pod.pod_class is PodClass.SHARED:
+        return f"shared/{name}" if name else DEFAULT
+    if pod.pod_class is PodClass.SYSTEM and name:
+        return f"system/{name}"
+    return None
+
+
+def _on_node(base: str, node: int | None) -> str:
+    name = f"{DEFAULT}/{SHARED_POOL}" if base == DEFAULT else base
+    return f"{name}{_BOUND}{node}"
+
+
+def _node_before(key: str | None, base: str) -> int | None:
+    prefix = _on_node(base, None).removesuffix("None")
+    if key is None or not key.startswith(prefix):
+        return None
+    number = key.removeprefix(prefix)
+    return int(number) if number.isdecimal() else None

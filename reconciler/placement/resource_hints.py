@@ -1,0 +1,265 @@
+"""What each NUMA node has of a resource, and the hints that follow from a request. Pure.
+
+A set of nodes is a hint when what is free on them covers the request; it is preferred when it has no more nodes than
+the request would need on an empty machine (the kubelet's rule in its CPU, memory and device managers). On up to
+`hints.EXACT` nodes all sets are tried, as the kubelet does. On more, only sets that somebody would choose: from every
+node outwards, the nearest first (and again the emptiest first), the first set that is enough for each resource and the
+first that is enough for all; the nearest partner with which it is enough for all; and for each resource alone its
+emptiest nodes. So there are at most n x (2k + 3) + k + 1 sets of n nodes and k resources, found in at most
+3k x n^2 + k x n steps, and all resources get hints of the same sets. What one or two nodes can do together is found
+always; of wider sets not every one is seen, and what is missed is a narrower set, never that there is none.
+
+Source: the kubelet's generateCPUTopologyHints, calculateHints (memory) and generateDeviceTopologyHints.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from itertools import combinations
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.placement.hints import CPU, EXACT, Hint, Hints
+from state.kubelet import MemoryManagerState
+from state.topology import Topology
+
+
+class Supply(Struct, frozen=True, kw_only=True):
+    """One resource on the NUMA nodes. Units: any, the same in ``request``, ``free`` and ``total``.
+
+    ``total`` names every node that the resource knows, with all there would be on an empty machine, ``free`` what can
+    be had now (a node left out: nothing). ``groups`` are the nodes that already hold memory of containers on several
+    nodes, with those nodes; ``alone`` the nodes that hold memory of containers on one: the kubelet's memory manager
+    never mixes the two. ``align_socket``: prefer as few sockets instead of as few nodes (the CPU manager's option).
+    ``lean``: 1 scores nodes higher the more is left on them (spread), -1 the less (pack), 0 does not score.
+    """
+
+    name: str
+    request: int
+    total: Mapping[int, int]
+    free: Mapping[int, int]
+    alone: CpuSet = EMPTY
+    groups: Mapping[int, CpuSet] = {}
+    align_socket: bool = False
+    lean: int = 0
+
+    @property
+    def nodes(self) -> CpuSet:
+        """The nodes that the resource knows."""
+        return CpuSet(self.total)
+
+    @property
+    def enough(self) -> bool:
+        """Whether the request can be had at all."""
+        return sum(self.free.values()) >= self.request
+
+    def has(self, mask: int) -> int:
+        """What is free on a set of nodes."""
+        return sum(amount for node, amount in self.free.items() if mask >> node & 1)
+
+    def fits(self, mask: int) -> bool:
+        """Whether the request can be had from exactly these nodes."""
+        if mask & ~sum(1 << node for node in self.total):
+            return False
+        return self.has(mask) >= self.request and self._unmixed(mask)
+
+    def emptiest(self) -> list[int]:
+        """Its nodes, the one with the most free first."""
+        return sorted(self.total, key=lambda node: (-self.free.get(node, 0), node))
+
+    def smallest(self) -> int:
+        """How many nodes the request would need on an empty machine; all of them when even that is too little."""
+        missing, count = self.request, 0
+        for amount in sorted(self.total.values(), reverse=True):
+            if missing <= 0:
+                break
+            missing -= amount
+            count += 1
+        return max(1, count)
+
+    def _unmixed(self, mask: int) -> bool:
+        if not self.alone and not self.groups:
+            return True
+        nodes = CpuSet.from_mask(mask)
+        if len(nodes) == 1:
+            return not any(len(self.groups.get(node, EMPTY)) > 1 for node in nodes)
+        return not nodes & self.alone and all(self.groups.get(node, nodes) == nodes for node in nodes)
+
+
+def cpus(topology: Topology, free: CpuSet, request: int, *, align_socket: bool = False, lean: int = 0) -> Supply:
+    """Whole CPUs; ``free`` are those that the container may have (its own included)."""
+    return Supply(
+        name=CPU,
+        request=request,
+        total={node: len(topology.node_cpus(node)) for node in topology.nodes()},
+        free={node: len(topology.node_cpus(node) & free) for node in topology.nodes()},
+        align_socket=align_socket,
+        lean=lean,
+    )
+
+
+def fixed(name: str, nodes: CpuSet, every: Iterable[int]) -> Supply:
+    """A resource that is where it is (a device in use, memory already promised): these nodes and no fewer."""
+    there = dict.fromkeys(nodes, 1)
+    return Supply(name=name, request=len(nodes), total={node: there.get(node, 0) for node in every}, free=there)
+
+
+def memory(name: str, request_bytes: int, state: MemoryManagerState, *, kind: str = "memory", lean: int = 0) -> Supply:
+    """Memory (or huge pages, by ``kind``) as the kubelet's memory manager accounts for it."""
+    tables = {node: found.tables[kind] for node, found in sorted(state.nodes.items()) if kind in found.tables}
+    used = {node: found for node, found in state.nodes.items() if found.assignments > 0}
+    return Supply(
+        name=name,
+        request=request_bytes,
+        total={node: table.allocatable for node, table in tables.items()},
+        free={node: table.free for node, table in tables.items()},
+        alone=CpuSet(node for node, found in used.items() if len(found.cells) <= 1),
+        groups={node: CpuSet(found.cells) for node, found in sorted(state.nodes.items()) if len(found.cells) > 1},
+        lean=lean,
+    )
+
+
+class Found(NamedTuple):
+    """The hints of several resources, and how many sums and sets it took."""
+
+    hints: tuple[Hints, ...]
+    steps: int
+
+
+def fewest(supplies: Sequence[Supply]) -> Found | None:
+    """The preferred hints alone, where all resources have one in common; None where more than those is needed.
+
+    A merge that is preferred by all needs no other hint, and is what is found nearly always: 8 sets of one node instead
+    of 255. The merge of these hints is the merge of all hints (but for ``numeric``, which nests). Only sets of as many
+    nodes as every resource needs at least can be preferred by all.
+    """
+    asking = [supply for supply in supplies if supply.request > 0]
+    sizes = {supply.smallest() for supply in asking}
+    nodes = sorted({node for supply in asking for node in supply.total})
+    if len(sizes) != 1 or any(supply.align_socket for supply in asking):
+        return None
+    size = sizes.pop()
+    if size > 1 and len(nodes) > EXACT:
+        return None
+    steps, masks = 0, []
+    for chosen in combinations(nodes, size):
+        steps += len(asking)
+        mask = sum(1 << node for node in chosen)
+        if all(supply.fits(mask) for supply in asking):
+            masks.append(mask)
+    if not masks:
+        return None
+    sets = [CpuSet.from_mask(mask) for mask in masks]
+    found = (
+        Hints(name=supply.name, hints=tuple(_hint(supply, nodes) for nodes in sets) if supply.request > 0 else None)
+        for supply in supplies
+    )
+    return Found(tuple(found), steps)
+
+
+def _hint(supply: Supply, nodes: CpuSet) -> Hint:
+    return Hint(nodes=nodes, preferred=True, score=supply.lean * (supply.has(nodes.mask) - supply.request))
+
+
+def hints_of(supplies: Sequence[Supply], topology: Topology) -> Found:
+    """Every resource's hints over the same sets of nodes. One that requests nothing does not care."""
+    asking = [supply for supply in supplies if supply.request > 0]
+    nodes = sorted({node for supply in asking for node in supply.total})
+    masks, steps = _every(nodes) if len(nodes) <= EXACT else _likely(nodes, asking, topology)
+    found = []
+    for supply in supplies:
+        if supply.request <= 0:
+            found.append(Hints(name=supply.name))
+            continue
+        steps += len(masks)
+        smallest = supply.smallest()
+        fitting = tuple(
+            Hint(
+                nodes=CpuSet.from_mask(mask),
+                preferred=_preferred(supply, mask, smallest, topology),
+                score=supply.lean * (supply.has(mask) - supply.request),
+            )
+            for mask in masks
+            if supply.fits(mask)
+        )
+        found.append(Hints(name=supply.name, hints=fitting))
+    return Found(tuple(found), steps)
+
+
+def _preferred(supply: Supply, mask: int, smallest: int, topology: Topology) -> bool:
+    if not supply.align_socket:
+        return mask.bit_count() == smallest
+    sockets = topology.sockets()
+    used = {socket for node in CpuSet.from_mask(mask) for socket in topology.node_sockets(node)}
+    per_socket = max(1, len(topology.nodes()) // max(1, len(sockets)))
+    return len(used) == -(-smallest // per_socket)
+
+
+def _every(nodes: Sequence[int]) -> tuple[list[int], int]:
+    masks = [0]
+    for node in nodes:
+        masks += [mask | 1 << node for mask in masks]
+    return sorted(masks[1:], key=lambda mask: (mask.bit_count(), mask)), len(masks) - 1
+
+
+def _likely(nodes: Sequence[int], supplies: Sequence[Supply], topology: Topology) -> tuple[list[int], int]:
+    """The sets of the module's text, and the steps: one for each node added to a set, and for each resource there."""
+    room = {node: _room(node, supplies) for node in nodes}
+    masks: set[int] = {1 << node for node in nodes}
+    steps = 0
+    # A node with nothing of what is asked for only makes a set wider.
+    useful = [node for node in nodes if room[node]]
+    for seed in useful:
+        near = _distances(topology, seed, useful)
+        by_distance = sorted(useful, key=lambda node: (node != seed, near[node], -room[node], node))
+        by_room = sorted(useful, key=lambda node: (node != seed, -room[node], near[node], node))
+        steps += _grow(by_distance, supplies, masks) + _grow(by_room, supplies, masks)
+        steps += _pair(by_distance, supplies, masks)
+    for supply in supplies:
+        steps += _grow(supply.emptiest(), [supply], masks)
+        masks |= {group.mask for group in supply.groups.values()}
+    masks.add(CpuSet(nodes).mask)
+    return sorted(masks, key=lambda mask: (mask.bit_count(), mask)), steps
+
+
+def _grow(order: Iterable[int], supplies: Sequence[Supply], masks: set[int]) -> int:
+    """Add nodes in order until every resource has enough; keep the set whenever it is enough for one more."""
+    missing = {supply.name: supply.request for supply in supplies}
+    mask = steps = 0
+    for node in order:
+        mask |= 1 << node
+        enough = False
+        for supply in supplies:
+            steps += 1
+            if missing[supply.name] > 0:
+                missing[supply.name] -= supply.free.get(node, 0)
+                enough = enough or missing[supply.name] <= 0
+        if enough:
+            masks.add(mask)
+        if all(amount <= 0 for amount in missing.values()):
+            break
+    return steps
+
+
+def _pair(order: Sequence[int], supplies: Sequence[Supply], masks: set[int]) -> int:
+    """Add the first node of the order with the first other one that makes it enough for all."""
+    seed, *others = order
+    steps = 0
+    for other in others:
+        steps += len(supplies)
+        if all(supply.free.get(seed, 0) + supply.free.get(other, 0) >= supply.request for supply in supplies):
+            masks.add(1 << seed | 1 << other)
+            break
+    return steps
+
+
+def _room(node: int, supplies: Iterable[Supply]) -> Fraction:
+    """How much of the request that is tightest here the node covers, from 0 to 1; the rest's parts break ties."""
+    shares = [min(Fraction(1), Fraction(supply.free.get(node, 0), supply.request)) for supply in supplies]
+    return min(shares, default=Fraction(0)) + sum(shares, Fraction(0)) / (len(shares) * 1000 or 1)
+
+
+def _distances(topology: Topology, seed: int, nodes: Iterable[int]) -> dict[int, int]:
+    known = {node.id for node in topology.numa}
+    return {node: topology.distance(seed, node) if {seed, node} <= known else 0 for node in nodes}

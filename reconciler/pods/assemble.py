@@ -1,0 +1,180 @@
+"""One pod's facts from all sources, merged into one `Pod`. Pure.
+
+Each source may know a pod, know it partly, or not at all. A field comes from the strongest source that tells it;
+"cannot tell" (None) never hides what a weaker source knows, and an empty map is an answer.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.naming import QosClass
+from reconciler.pods.classify import classify, facts_of
+from reconciler.pods.cpu_annotations import memory_wish_of, wish_of
+from reconciler.pods.marks import limited
+from reconciler.pods.resize import effective
+from reconciler.pods.resources import with_extended
+from reconciler.pods.selectors import Rules
+from state.model import (
+    Container,
+    ContainerKind,
+    ContainerMeta,
+    GroupRef,
+    LastClass,
+    Phase,
+    Pod,
+    PodMeta,
+    Resize,
+    RuntimeSpec,
+)
+
+STRENGTH: Final = ("kubelet", "cri", "manifest", "bundle")
+"""Sources of pod metadata, strongest first. The kubelet has the whole spec; CRI has labels and annotations; a manifest
+has what the file says; a bundle has names and whatever annotations the runtime was told to pass on."""
+
+
+class ContainerFacts(Struct, frozen=True, kw_only=True):
+    """What the runtime's own files tell of one container."""
+
+    kind: ContainerKind = ContainerKind.UNKNOWN
+    name: str | None = None
+    spec: RuntimeSpec | None = None
+    settled: bool = True
+
+
+class PodInput(Struct, frozen=True, kw_only=True):
+    """All that is known about one pod directory. ``metas`` in any order; ``containers`` maps id to directory.
+
+    ``granted``: by container name, what the kubelet's checkpoint says it has admitted.
+    """
+
+    uid: str
+    qos: QosClass
+    group: GroupRef
+    containers: Mapping[str, GroupRef]
+    metas: Sequence[PodMeta] = ()
+    facts: Mapping[str, ContainerFacts] = {}
+    granted: Mapping[str, Resize] = {}
+    exclusive: bool = False
+    last: LastClass | None = None
+    """The class when the pod's labels and annotations were last read."""
+
+
+def merge_metas(uid: str, metas: Iterable[PodMeta]) -> PodMeta | None:
+    """One description from several, field by field from the strongest that tells; None when there is none.
+
+    Containers are joined by name, so that the ids of one source meet the requests of another.
+    """
+    ordered = sorted(metas, key=lambda meta: STRENGTH.index(meta.source) if meta.source in STRENGTH else len(STRENGTH))
+    if not ordered:
+        return None
+    merged = ordered[0]
+    for weaker in ordered[1:]:
+        merged = PodMeta(
+            uid=uid,
+            source=f"{merged.source}+{weaker.source}",
+            namespace=merged.namespace if merged.namespace is not None else weaker.namespace,
+            name=merged.name if merged.name is not None else weaker.name,
+            labels=merged.labels if merged.labels is not None else weaker.labels,
+            annotations=merged.annotations if merged.annotations is not None else weaker.annotations,
+            qos=merged.qos if merged.qos is not None else weaker.qos,
+            priority_class=merged.priority_class if merged.priority_class is not None else weaker.priority_class,
+            priority=merged.priority if merged.priority is not None else weaker.priority,
+            owner=merged.owner if merged.owner is not None else weaker.owner,
+            ip=merged.ip if merged.ip is not None else weaker.ip,
+            static=merged.static or weaker.static,
+            deleting=merged.deleting or weaker.deleting,
+            grace_s=merged.grace_s if merged.grace_s is not None else weaker.grace_s,
+            containers=_join(merged.containers, weaker.containers),
+            sandbox_ids=tuple(dict.fromkeys(merged.sandbox_ids + weaker.sandbox_ids)),
+            problems=limited(merged.problems + weaker.problems),
+        )
+    return merged
+
+
+def _join(strong: tuple[ContainerMeta, ...], weak: tuple[ContainerMeta, ...]) -> tuple[ContainerMeta, ...]:
+    by_name = {container.name: container for container in weak}
+    joined = []
+    for container in strong:
+        other = by_name.pop(container.name, None)
+        joined.append(replace(container, id=other.id) if other is not None and container.id is None else container)
+    return (*joined, *by_name.values())
+
+
+def assemble(known: PodInput, rules: Rules) -> Pod:
+    """The pod as policies see it: merged metadata, classified, each container with its kind, spec and resources."""
+    meta = merge_metas(known.uid, known.metas)
+    if meta is not None:
+        containers, problems = with_extended(meta.containers, meta.annotations)
+        meta = replace(meta, containers=containers, problems=limited((*meta.problems, *problems)))
+    classification = classify(facts_of(known.uid, known.qos, meta, exclusive=known.exclusive, last=known.last), rules)
+    labels, annotations = (meta.labels or {}, meta.annotations or {}) if meta else ({}, {})
+    wish, problems = wish_of(labels, annotations)
+    memory, more = memory_wish_of(annotations)
+    told_of = limited((*classification.problems, *problems, *more))
+    classification = replace(classification, problems=told_of)
+    told = _Told(meta)
+    containers_now = tuple(
+        _container(cid, group, known.facts.get(cid), told, known.granted)
+        for cid, group in sorted(known.containers.items())
+    )
+    return Pod(
+        uid=known.uid,
+        qos=known.qos,
+        group=known.group,
+        containers=containers_now,
+        classification=classification,
+        namespace=meta.namespace if meta else None,
+        name=meta.name if meta else None,
+        labels=labels,
+        annotations=annotations,
+        priority_class=meta.priority_class if meta else None,
+        priority=meta.priority if meta else None,
+        owner=meta.owner if meta else None,
+        ip=meta.ip if meta else None,
+        static=meta.static if meta else False,
+        deleting=meta.deleting if meta else False,
+        grace_s=meta.grace_s if meta else None,
+        wish=wish,
+        memory=memory,
+        meta_source=f"{meta.source}+cgroup" if meta else "cgroup",
+    )
+
+
+class _Told:
+    """One pod's container metadata, by id and by name."""
+
+    def __init__(self, meta: PodMeta | None) -> None:
+        containers = meta.containers if meta else ()
+        self.by_id = {one.id: one for one in containers if one.id}
+        self.by_name = {one.name: one for one in containers}
+        self.sandboxes = frozenset(meta.sandbox_ids) if meta else frozenset[str]()
+
+
+def _container(
+    cid: str, group: GroupRef, facts: ContainerFacts | None, told: _Told, granted: Mapping[str, Resize]
+) -> Container:
+    name = facts.name if facts else None
+    meta = told.by_id.get(cid) or (told.by_name.get(name) if name else None)
+    kind = facts.kind if facts else ContainerKind.UNKNOWN
+    if kind is ContainerKind.UNKNOWN and cid in told.sandboxes:
+        kind = ContainerKind.SANDBOX
+    elif meta is not None and kind in (ContainerKind.UNKNOWN, ContainerKind.APP):
+        # A bundle cannot tell init containers from the others, the pod's spec can.
+        kind = meta.kind
+    name = name or (meta.name if meta else None)
+    spec = meta or ContainerMeta(name="")
+    counts = effective(spec.requests, spec.limits, spec.resize, granted.get(name) if name else None)
+    return Container(
+        id=cid,
+        group=group,
+        kind=kind,
+        phase=Phase.SETTLED if facts is None or facts.settled else Phase.CREATING,
+        name=name,
+        spec=facts.spec if facts else None,
+        requests=counts.requests,
+        limits=counts.limits,
+        resize=counts.resize if meta else None,
+    )

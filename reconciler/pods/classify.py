@@ -1,0 +1,282 @@
+"""Which class a pod has, and who says so. Pure.
+
+Sources, strongest first; the first that has an opinion decides:
+
+1. an operator's override (configuration, then the operator's file; the first that fits);
+2. Katalyst's annotation ``katalyst.kubewharf.io/qos_level``;
+3. Koordinator's label ``koordinator.sh/qosClass``;
+4. Volcano's and rubik's marks: annotation ``volcano.sh/qos-level``, then ``volcano.sh/preemptable``;
+5. the configuration's selectors (the first that fits);
+6. what the cluster itself calls critical: the priority classes ``system-node-critical`` and
+   ``system-cluster-critical`` (or a priority in their range), and static pods of ``kube-system``;
+7. CPUs of its own from the kubelet's CPU manager: dedicated;
+8. the Kubernetes QoS class: BestEffort is reclaimed, the rest shared.
+
+**Unknown labels.** A pod whose labels and annotations cannot be read keeps the class of the last time they were (over
+a restart, too); only overrides stand above that. One of which they were never read has what 1 and 5-8 say of it.
+
+**Conflicts.** When two of 2-7 disagree, the stronger still decides, and ``problems`` says which disagreed: a class
+that changes with whichever source answers last would be worse than a wrong one. Overrides contradict on purpose and
+are not reported (two overrides that disagree are); QoS is no statement about latency and is not reported either.
+
+Rule 6 is ours: kube-proxy and its like are often BestEffort, and bounding them hurts the pods that this agent
+protects. It stands below the operator's selectors, so it can be undone. A static pod elsewhere is an ordinary pod.
+
+**Broken marks** give one message each and no opinion; the pod still gets a class from what is left.
+
+Source: design, section 2; Kubernetes documentation on pod priority; the Katalyst, Koordinator and Volcano manuals.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from cgroupfs.errors import InputError
+from cgroupfs.naming import QosClass
+from reconciler.pods.marks import note
+from reconciler.pods.selectors import ClassSelector, Override, Rules, pod_glob
+from state.model import Classification, LastClass, PodClass, PodMeta
+
+KATALYST_QOS: Final = "katalyst.kubewharf.io/qos_level"
+KOORDINATOR_QOS: Final = "koordinator.sh/qosClass"
+VOLCANO_QOS: Final = "volcano.sh/qos-level"
+VOLCANO_PREEMPTABLE: Final = "volcano.sh/preemptable"
+
+_KATALYST: Final = {
+    "dedicated_cores": PodClass.DEDICATED,
+    "shared_cores": PodClass.SHARED,
+    "reclaimed_cores": PodClass.RECLAIMED,
+    "system_cores": PodClass.SYSTEM,
+}
+_KOORDINATOR: Final = {
+    "LSE": PodClass.DEDICATED,
+    "LSR": PodClass.DEDICATED,
+    "LS": PodClass.SHARED,
+    "BE": PodClass.RECLAIMED,
+    "SYSTEM": PodClass.SYSTEM,
+}
+_VOLCANO: Final = {"LC": True, "HLS": True, "LS": True, "BE": False}
+"""Volcano's levels: does it run online? Some distributions write a number from -7 to 7; below 0 is offline."""
+
+_LONGEST_LEVEL: Final = 20
+
+# The words that Go's ParseBool takes, which is what those projects read the mark with.
+_BOOLS: Final = {
+    **dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "FALSE", "false", "False"), False),
+}
+_SYSTEM_PRIORITY_CLASSES: Final = frozenset({"system-node-critical", "system-cluster-critical"})
+_SYSTEM_PRIORITY: Final = 2_000_000_000
+"""Lowest priority of the system range; users may go up to 1,000,000,000."""
+
+
+class PodFacts(Struct, frozen=True, kw_only=True):
+    """What `classify` looks at. ``labels``/``annotations`` None: no source has told them (yet, or any more).
+
+    ``last``: the class when they were last read.
+
+    ``exclusive``: some container of the pod has CPUs of its own from the kubelet. ``problems``: what the sources
+    could not use of this pod; it is passed on.
+    """
+
+    uid: str
+    qos: QosClass
+    namespace: str | None = None
+    name: str | None = None
+    labels: Mapping[str, str] | None = None
+    annotations: Mapping[str, str] | None = None
+    priority_class: str | None = None
+    priority: int | None = None
+    static: bool = False
+    exclusive: bool = False
+    last: LastClass | None = None
+    problems: tuple[str, ...] = ()
+
+
+class _Claim(NamedTuple):
+    pod_class: PodClass
+    source: str
+
+
+def facts_of(
+    uid: str, qos: QosClass, meta: PodMeta | None = None, *, exclusive: bool = False, last: LastClass | None = None
+) -> PodFacts:
+    """The facts of one pod directory; ``qos`` is the path's, which the kubelet acts on, whatever a list may say."""
+    if meta is None:
+        return PodFacts(uid=uid, qos=qos, exclusive=exclusive, last=last)
+    return PodFacts(
+        uid=uid,
+        qos=qos,
+        namespace=meta.namespace,
+        name=meta.name,
+        labels=meta.labels,
+        annotations=meta.annotations,
+        priority_class=meta.priority_class,
+        priority=meta.priority,
+        static=meta.static,
+        exclusive=exclusive,
+        last=last,
+        problems=meta.problems,
+    )
+
+
+def classify(facts: PodFacts, rules: Rules) -> Classification:
+    """The pod's class by the order above. Never fails: a pod about which nothing is known has its QoS."""
+    problems = list(facts.problems)
+    certain = facts.labels is not None and facts.annotations is not None
+    fitting = [rule for rule in rules.overrides if _fits(rule, facts)]
+    if fitting:
+        overrides = [_Claim(rule.pod_class, f"override: {rule.title}") for rule in fitting]
+        problems += _disagreements(overrides)
+        earlier = rules.overrides[: rules.overrides.index(fitting[0])]
+        return Classification(
+            pod_class=overrides[0].pod_class,
+            source=overrides[0].source,
+            problems=tuple(problems),
+            certain=certain or not any(rule.needs_labels or rule.pod for rule in earlier),
+            last=classify(facts, msgspec.structs.replace(rules, overrides=())).last,
+        )
+    if not certain and facts.last is not None:
+        # What is unknown now was known: a pod does not become online by a list that fails or leaves it out.
+        note(problems, f"labels and annotations cannot be read now: class {facts.last.pod_class} is of the last time")
+        return Classification(
+            pod_class=facts.last.pod_class,
+            source=f"{facts.last.source}, as last read",
+            problems=tuple(problems),
+            certain=False,
+            last=facts.last,
+        )
+    claims = list(_claims(facts, rules, problems))
+    if claims:
+        problems += _disagreements(claims)
+        pod_class, source = claims[0]
+    else:
+        reclaimed = facts.qos is QosClass.BESTEFFORT
+        pod_class = PodClass.RECLAIMED if reclaimed else PodClass.SHARED
+        source = f"kubernetes QoS: {facts.qos}"
+    return Classification(
+        pod_class=pod_class,
+        source=source,
+        problems=tuple(problems),
+        certain=certain,
+        last=LastClass(pod_class=pod_class, source=source) if certain else None,
+    )
+
+
+def _claims(facts: PodFacts, rules: Rules, problems: list[str]) -> Iterator[_Claim]:
+    """Every opinion from Katalyst's downwards to exclusive CPUs, strongest first; broken marks go to ``problems``."""
+    labels = facts.labels or {}
+    annotations = facts.annotations or {}
+    yield from _lookup(f"annotation {KATALYST_QOS}", annotations.get(KATALYST_QOS), _KATALYST, problems)
+    yield from _lookup(f"label {KOORDINATOR_QOS}", labels.get(KOORDINATOR_QOS), _KOORDINATOR, problems)
+    yield from _volcano(facts, problems)
+    for rule in rules.selectors:
+        if _selected(rule, facts):
+            yield _Claim(rule.pod_class, f"selector: {rule.title}")
+            break
+    critical = _system(facts)
+    if critical is not None:
+        yield _Claim(PodClass.SYSTEM, critical)
+    if facts.exclusive:
+        yield _Claim(PodClass.DEDICATED, "kubelet: exclusive CPUs")
+
+
+def _lookup(where: str, value: str | None, table: Mapping[str, PodClass], problems: list[str]) -> Iterator[_Claim]:
+    if value is None:
+        return
+    pod_class = table.get(value)
+    if pod_class is None:
+        problems.append(str(InputError(where, value, f"one of {', '.join(table)}")))
+        return
+    yield _Claim(pod_class, f"{where}={value}")
+
+
+def _volcano(facts: PodFacts, problems: list[str]) -> Iterator[_Claim]:
+    """Volcano's two marks.
+
+    They tell offline from the rest and no more. So "not offline" claims nothing for a pod that is online by itself
+    (it may well have CPUs of its own), and lifts a BestEffort pod to shared.
+    """
+    marks: list[tuple[str, bool]] = []
+    annotations = facts.annotations or {}
+    level = annotations.get(VOLCANO_QOS)
+    if level is not None:
+        online = _volcano_level(level)
+        where = f"annotation {VOLCANO_QOS}"
+        if online is None:
+            problems.append(str(InputError(where, level, f"one of {', '.join(_VOLCANO)}, or a number from -7 to 7")))
+        else:
+            marks.append((f"{where}={level}", online))
+    # Volcano's scheduler takes this one from either place, the annotation first.
+    kind, value = "annotation", annotations.get(VOLCANO_PREEMPTABLE)
+    if value is None:
+        kind, value = "label", (facts.labels or {}).get(VOLCANO_PREEMPTABLE)
+    if value is not None:
+        where = f"{kind} {VOLCANO_PREEMPTABLE}"
+        preemptable = _BOOLS.get(value)
+        if preemptable is None:
+            problems.append(str(InputError(where, value, "true or false")))
+        else:
+            marks.append((f"{where}={value}", not preemptable))
+    for source, online in marks:
+        if not online:
+            yield _Claim(PodClass.RECLAIMED, source)
+        elif facts.qos is QosClass.BESTEFFORT or not all(mark[1] for mark in marks):
+            yield _Claim(PodClass.SHARED, source)
+
+
+def _volcano_level(text: str) -> bool | None:
+    """True for an online level, None for no level at all."""
+    if text in _VOLCANO:
+        return _VOLCANO[text]
+    try:
+        number = int(text) if len(text) <= _LONGEST_LEVEL else 8
+    except ValueError:
+        return None
+    return number >= 0 if -7 <= number <= 7 else None
+
+
+def _system(facts: PodFacts) -> str | None:
+    if facts.priority_class in _SYSTEM_PRIORITY_CLASSES:
+        return f"priority class {facts.priority_class}"
+    if facts.priority is not None and facts.priority >= _SYSTEM_PRIORITY:
+        return f"priority {facts.priority}"
+    if facts.static and facts.namespace == "kube-system":
+        return "static pod of kube-system"
+    return None
+
+
+def _selected(rule: ClassSelector, facts: PodFacts) -> bool:
+    return rule.fits(
+        namespace=facts.namespace, name=facts.name, priority_class=facts.priority_class, labels=facts.labels
+    )
+
+
+def _fits(rule: Override, facts: PodFacts) -> bool:
+    return (
+        (rule.uid is None or rule.uid == facts.uid)
+        and (rule.pod is None or pod_glob(rule.pod, facts.namespace, facts.name))
+        and (not rule.needs_labels or (facts.labels is not None and rule.labels.matches(facts.labels)))
+    )
+
+
+def _disagreements(claims: list[_Claim]) -> list[str]:
+    """One message per weaker claim that says another class than the first."""
+    first = claims[0]
+    return [
+        f"{first.source} says {first.pod_class}, {claim.source} says {claim.pod_class}: the first is stronger"
+        for claim in claims[1:]
+        if claim.pod_class is not first.pod_class and not _compatible(first, claim)
+    ]
+
+
+def _compatible(first: _Claim, other: _Claim) -> bool:
+    """A system pod with CPUs of its own is no contradiction: both classes are protected and keep what they have."""
+    return {first.pod_class, other.pod_class} == {PodClass.SYSTEM, PodClass.DEDICATED}
+
+
+def merge_rules(config: Rules, operator_file: tuple[Override, ...]) -> Rules:
+    """The rules in force: the configuration's overrides before those of the operator's file."""
+    return msgspec.structs.replace(config, overrides=(*config.overrides, *operator_file))

@@ -1,0 +1,267 @@
+"""What a pod's labels and annotations ask of its CPUs, read into one `CpuWish`. Pure; never fails.
+
+Two dialects are read, so that a cluster of either can put bypassd on its legacy nodes:
+
+- **Katalyst**: ``cpu_enhancement`` and ``memory_enhancement`` (JSON objects whose values are all strings),
+  ``numa_number``, ``numa_ids``, and the decision ``numa_bind_result``.
+- **Koordinator**: ``resource-status`` (the scheduler's decision), ``resource-spec``, ``numa-topology-spec``,
+  ``cpuBurst``, and what the classes LSE and LSR mean for BE pods.
+
+Where both tell one thing differently, Katalyst's counts, as it does for the class, and a message says so. What somebody
+has decided (``numa_bind_result``, ``resource-status``) stands above what the pod asked for.
+
+A broken value is one message with the annotation and the field, and no opinion on that field; the others of the same
+annotation count. Katalyst itself drops the whole annotation when one value in it is not a string.
+
+Source: Katalyst's API constants (pkg/consts) and manual; Koordinator's API (apis/extension, apis/slo/v1alpha1).
+
+What a pod's annotations ask of its memory, read into one `MemoryWish`. Pure; never fails.
+
+- **Koordinator**: ``memoryQOS`` (``policy`` and the percentages of its strategy) and ``oom-score-adj``. Its watermarks,
+  priorities and page-cache limits need a kernel of their own and are left alone.
+- **Katalyst**: ``oom_priority`` in ``memory_enhancement``, whose values are all strings.
+
+A broken value is one message with the annotation and the field, and no opinion on that field.
+
+Source: Koordinator's API (apis/slo/v1alpha1, apis/extension); Katalyst's API constants (pkg/consts).
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.pods.annotations import (
+    NUMA_NODES,
+    JsonAnnotation,
+    UnusableError,
+    amount,
+    bool_text,
+    cpu_list,
+    node_list,
+    one_of,
+    read_plain,
+    text_of,
+    whole_number,
+    whole_text,
+)
+from state.cpu import Apart, Burst, CpuWish, TopologyPolicy
+from state.memory import MemoryWish
+
+CPU_ENHANCEMENT: Final = "katalyst.kubewharf.io/cpu_enhancement"
+MEMORY_ENHANCEMENT: Final = "katalyst.kubewharf.io/memory_enhancement"
+NUMA_NUMBER: Final = "katalyst.kubewharf.io/numa_number"
+NUMA_IDS: Final = "katalyst.kubewharf.io/numa_ids"
+NUMA_BIND_RESULT: Final = "katalyst.kubewharf.io/numa_bind_result"
+RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
+RESOURCE_SPEC: Final = "scheduling.koordinator.sh/resource-spec"
+NUMA_TOPOLOGY_SPEC: Final = "scheduling.koordinator.sh/numa-topology-spec"
+CPU_BURST: Final = "koordinator.sh/cpuBurst"
+QOS_CLASS: Final = "koordinator.sh/qosClass"
+
+# Pools that are made by an agent, ours or Katalyst's, and in which no pod may put itself.
+_OWN_POOLS: Final = frozenset({"reserve", "reserved", "reclaim", "reclaimed", "interrupt", "dedicated", "fallback"})
+_POOL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
+_POOL_OF_NODE: Final = re.compile(r".*-NUMA\d+", re.ASCII)
+_NOT_BOUND: Final = "-1"
+_LONGEST_SHOWN: Final = 100
+
+# "default" is the node's own setting: no opinion. Katalyst has reserved "dynamic" and does nothing for it yet.
+_KATALYST_BURST: Final[Mapping[str, Burst | None]] = {
+    "default": None,
+    "closed": Burst.CLOSED,
+    "static": Burst.STATIC,
+    "dynamic": Burst.AUTO,
+}
+_KOORDINATOR_BURST: Final[Mapping[str, Burst | None]] = {
+    "": None,
+    "none": Burst.CLOSED,
+    "cpuBurstOnly": Burst.STATIC,
+    "cfsQuotaBurstOnly": Burst.QUOTA,
+    "auto": Burst.AUTO,
+}
+_BIND: Final[Mapping[str, Mapping[str, bool]]] = {
+    "": {},
+    "Default": {},
+    "FullPCPUs": {"full_cores": True},
+    "SpreadByPCPUs": {"full_cores": False, "spread_cores": True},
+    # Narrows the pools of a burstable pod to its NUMA nodes, which numaNodeResources tells.
+    "ConstrainedBurst": {},
+}
+_APART: Final[Mapping[str, Apart | None]] = {
+    "": None,
+    "None": None,
+    "PCPULevel": Apart.CORE,
+    "NUMANodeLevel": Apart.NODE,
+}
+_TOPOLOGY: Final[Mapping[str, TopologyPolicy | None]] = {
+    "": None,
+    "BestEffort": TopologyPolicy.BEST_EFFORT,
+    "Restricted": TopologyPolicy.RESTRICTED,
+    "SingleNUMANode": TopologyPolicy.SINGLE_NUMA_NODE,
+}
+# BE pods may run on an LSR pod's CPUs and never on an LSE pod's.
+_LENDS: Final[Mapping[str | None, bool]] = {"LSE": False, "LSR": True}
+_CPU_RESOURCES: Final = ("cpu", "kubernetes.io/batch-cpu")
+
+_MOST_ENTRIES: Final = 128
+"""Of a list in an annotation, which names NUMA nodes: more than any machine has."""
+
+_Fields = dict[str, object]
+"""Fields of `CpuWish`; None: it does not say."""
+
+
+def wish_of(labels: Mapping[str, str], annotations: Mapping[str, str]) -> tuple[CpuWish, tuple[str, ...]]:
+    """What the pod asks, and a message for every part of it that could not be used. Unknown fields are not ours."""
+    problems: list[str] = []
+    fields = {name: value for name, value in _katalyst(annotations, problems).items() if value is not None}
+    for name, value in _koordinator(labels, annotations, problems).items():
+        if value is not None and fields.setdefault(name, value) != value:
+            said = f"Katalyst's annotations say {name} {_shown(fields[name])}, Koordinator's say {_shown(value)}"
+            problems.append(f"{said}: the first is stronger")
+    return replace(CpuWish(), **fields), tuple(problems)
+
+
+def _katalyst(annotations: Mapping[str, str], problems: list[str]) -> _Fields:
+    cpu = JsonAnnotation(annotations, CPU_ENHANCEMENT, problems)
+    memory = JsonAnnotation(annotations, MEMORY_ENHANCEMENT, problems)
+    asked = read_plain(annotations, NUMA_IDS, node_list, problems)
+    decided = read_plain(annotations, NUMA_BIND_RESULT, _bound, problems)
+    return {
+        "pool": cpu.read("cpuset_pool", _pool),
+        "numa_share": cpu.read("numa_share", bool_text),
+        "burst_policy": cpu.read("cpu_burst_policy", lambda value: one_of(value, _KATALYST_BURST)),
+        "burst_percent": cpu.read("cpu_burst_percent", _percent),
+        "align_socket": cpu.read("align_by_socket", bool_text),
+        "distribute": cpu.read("distribute_evenly_across_numa", bool_text),
+        "full_cores": cpu.read("full_pcpus_pairing", bool_text),
+        "numa_binding": memory.read("numa_binding", bool_text),
+        "numa_exclusive": memory.read("numa_exclusive", bool_text),
+        "node_count": read_plain(annotations, NUMA_NUMBER, _node_count, problems),
+        "nodes": decided or asked,
+    }
+
+
+def _koordinator(labels: Mapping[str, str], annotations: Mapping[str, str], problems: list[str]) -> _Fields:
+    status = JsonAnnotation(annotations, RESOURCE_STATUS, problems)
+    spec = JsonAnnotation(annotations, RESOURCE_SPEC, problems)
+    required = spec.read("requiredCPUBindPolicy", lambda value: one_of(value, _BIND))
+    preferred = spec.read("preferredCPUBindPolicy", lambda value: one_of(value, _BIND))
+    topology = JsonAnnotation(annotations, NUMA_TOPOLOGY_SPEC, problems)
+    burst = JsonAnnotation(annotations, CPU_BURST, problems)
+    return {
+        **(required or preferred or {}),
+        "strict_cores": True if required else None,
+        "lends": _LENDS.get(labels.get(QOS_CLASS)),
+        "cpus": status.read("cpuset", _some_cpus),
+        "nodes": status.read("numaNodeResources", _node_resources),
+        "apart": spec.read("preferredCPUExclusivePolicy", lambda value: one_of(value, _APART)),
+        "topology_policy": topology.read("numaTopologyPolicy", lambda value: one_of(value, _TOPOLOGY)),
+        "burst_policy": burst.read("policy", lambda value: one_of(value, _KOORDINATOR_BURST)),
+        # Koordinator's percentages are of the limit, which is what the quota is. Above 100 the kernel refuses a
+        # burst; the policy that sets it caps it, as Koordinator should (its default of 1000 is refused on v2).
+        "burst_percent": burst.read("cpuBurstPercent", lambda value: whole_number(value, 0, 10_000)),
+        "quota_burst_percent": burst.read("cfsQuotaBurstPercent", lambda value: whole_number(value, 0, 1_000_000)),
+        "quota_burst_s": burst.read("cfsQuotaBurstPeriodSeconds", lambda value: whole_number(value, -1, 2**31)),
+    }
+
+
+def _percent(value: object) -> int:
+    """Per cent of the quota, as a string. More than 100 is 100, as Katalyst reads it; parts are rounded down."""
+    expected = "a number from 0 to 100"
+    return min(100, int(amount(text_of(value, expected), expected)))
+
+
+def _pool(value: object) -> str:
+    expected = "a pool name: letters, digits, '-', '_' and '.', at most 63"
+    name = text_of(value, expected)
+    if not _POOL.fullmatch(name):
+        raise UnusableError(expected)
+    if name in _OWN_POOLS:
+        raise UnusableError(f"a pool for pods (none of {', '.join(sorted(_OWN_POOLS))})")
+    if _POOL_OF_NODE.fullmatch(name):
+        raise UnusableError("a name without -NUMA and a number at its end: so a pool's part on one node is called")
+    return name
+
+
+def _node_count(value: object) -> int:
+    return whole_text(value, 1, NUMA_NODES, "a number of NUMA nodes")
+
+
+def _bound(value: str) -> tuple[int, ...] | None:
+    """The decision: one node in older releases, several later on; -1 is "not bound"."""
+    return None if value.strip() == _NOT_BOUND else node_list(value)
+
+
+def _some_cpus(value: object) -> CpuSet | None:
+    return cpu_list(value) or None
+
+
+def _node_resources(value: object) -> tuple[int, ...] | None:
+    """The NUMA nodes of which the scheduler gave CPU time; entries for memory or devices alone bind no CPUs."""
+    expected = 'a list of {"node": NUMBER, "resources": {NAME: QUANTITY}}'
+    if not isinstance(value, list):
+        raise UnusableError(expected)
+    if len(value) > _MOST_ENTRIES:
+        raise UnusableError(f"{expected} of at most {_MOST_ENTRIES} entries")
+    nodes: set[int] = set()
+    for item in value:
+        if not isinstance(item, dict):
+            raise UnusableError(expected)
+        resources: Any = item.get("resources") or {}  # JSON of anybody; checked at once
+        if not isinstance(resources, dict):
+            raise UnusableError(expected)
+        if any(amount(resources[name], expected) > 0 for name in _CPU_RESOURCES if name in resources):
+            nodes.add(whole_number(item.get("node"), 0, NUMA_NODES - 1))
+    return tuple(sorted(nodes)) or None
+
+
+def _shown(value: object) -> str:
+    """For a message, bounded."""
+    text = _text(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(str(item) for item in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+MEMORY_QOS: Final = "koordinator.sh/memoryQOS"
+OOM_SCORE_ADJ: Final = "koordinator.sh/oom-score-adj"
+# "default" and "auto" take the node's own percentages; "none" is an explicit no.
+_POLICIES: Final[Mapping[str, bool]] = {"": False, "default": False, "auto": False, "none": True}
+
+
+def memory_wish_of(annotations: Mapping[str, str]) -> tuple[MemoryWish, tuple[str, ...]]:
+    """What the pod asks, and a message for every part of it that could not be used. Unknown fields are not ours."""
+    problems: list[str] = []
+    qos = JsonAnnotation(annotations, MEMORY_QOS, problems)
+    enhancement = JsonAnnotation(annotations, MEMORY_ENHANCEMENT, problems)
+    wish = MemoryWish(
+        off=qos.read("policy", lambda value: one_of(value, _POLICIES)) or False,
+        min_percent=qos.read("minLimitPercent", _limit_percent),
+        low_percent=qos.read("lowLimitPercent", _limit_percent),
+        throttling_percent=qos.read("throttlingPercent", _limit_percent),
+        oom_group=qos.read("oomKillGroup", lambda value: bool(whole_number(value, 0, 1))),
+        oom_priority=enhancement.read("oom_priority", lambda value: _number(value, -300, 300)),
+        oom_score_adj=read_plain(annotations, OOM_SCORE_ADJ, lambda value: _number(value, -1000, 1000), problems),
+    )
+    return wish, tuple(problems)
+
+
+def _limit_percent(value: object) -> int:
+    return whole_number(value, 0, 100)
+
+
+def _number(value: object, low: int, high: int) -> int:
+    """A whole number written as a string, which may be negative."""
+    expected = f"a whole number from {low} to {high}"
+    text = text_of(value, expected)
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 4 and low <= int(text) <= high):
+        raise UnusableError(f"{expected}, as a string")
+    return int(text)

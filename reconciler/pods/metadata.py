@@ -1,0 +1,250 @@
+"""What the sources of pod metadata know, and the way to ask for one pod at once.
+
+The kubelet's list is the fullest and is asked periodically; CRI is asked for single pods, where the kubelet does not
+tell the labels (it does not answer, or does not list the pod yet). Its connection and library are made ready at the
+start: the first question alone takes longer than a container's creation. Neither ever shrinks what is known of a pod
+that is there.
+"""
+
+import contextlib
+import logging
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import Final, Protocol, final
+
+import trio
+
+from cgroupfs.errors import SourceError
+from reconciler.runtime.workqueue import DirtyKeys, pod_key
+from state.model import PodMeta, SourceStatus
+
+_LOG: Final = logging.getLogger(__name__)
+_FEW: Final = 8
+_RETRY_S: Final = (0.003, 0.01, 0.05, 0.2, 1.0, 5.0)
+"""A runtime lists a new pod's sandbox some milliseconds after its first directory."""
+
+
+class PodList(Protocol):
+    """A source that holds a list of pods; `KubeletPods` is one."""
+
+    @property
+    def known(self) -> Mapping[str, PodMeta]: ...
+
+    def status(self, now: float) -> SourceStatus: ...
+
+    def ask(self) -> None: ...
+
+    async def refresh(self) -> Mapping[str, PodMeta]: ...
+
+    def keep_only(self, alive: Collection[str]) -> None: ...
+
+
+class PodAsker(Protocol):
+    """A source that answers for one pod; `CriClient` is one."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    @property
+    def problems(self) -> tuple[str, ...]: ...
+
+    async def version(self) -> object: ...
+
+    async def pod(self, uid: str) -> PodMeta | None: ...
+
+    async def pods(self) -> tuple[PodMeta, ...]: ...
+
+    async def aclose(self) -> None: ...
+
+
+@final
+class Metadata:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        dirty: DirtyKeys,
+        *,
+        kubelet: PodList | None = None,
+        cri: PodAsker | None = None,
+        manifests: Iterable[PodMeta] = (),
+    ) -> None:
+        self._dirty = dirty
+        self._kubelet = kubelet
+        self._cri = cri
+        self._told: dict[str, PodMeta] = {}
+        self._answered_at: float | None = None
+        self._problem: str | None = None
+        self._unread: tuple[str, ...] = ()
+        self._relist = False
+        self._again: dict[str, tuple[int, float]] = {}
+        self._wake = trio.Event()
+        self.manifests: dict[str, PodMeta] = {}
+        self.set_manifests(manifests)
+
+    @property
+    def has_cri(self) -> bool:
+        """Whether there is a runtime to ask."""
+        return self._cri is not None
+
+    def set_cri(self, cri: PodAsker) -> None:
+        """A runtime has appeared after us."""
+        self._cri = cri
+
+    def set_manifests(self, manifests: Iterable[PodMeta]) -> None:
+        """Take a new reading of the static-pod manifests."""
+        self.manifests = {meta.uid: meta for meta in manifests}
+
+    def of(self, uid: str) -> list[PodMeta]:
+        """What each source has told of one pod."""
+        tables = (self._kubelet.known if self._kubelet is not None else {}, self._told, self.manifests)
+        return [table[uid] for table in tables if uid in table]
+
+    def keep_only(self, alive: Collection[str]) -> None:
+        """Forget pods that are gone."""
+        if self._kubelet is not None:
+            self._kubelet.keep_only(alive)
+        for table in (self._told, self._again):
+            for uid in [uid for uid in table if uid not in alive]:
+                table.pop(uid, None)
+
+    def renew(self) -> None:
+        """Have the kubelet's list asked for soon: of a pod that is known already something has changed (a resize).
+
+        Does not wait; pods that differ then are marked.
+        """
+        if self._kubelet is not None:
+            self._kubelet.ask()
+
+    def relist(self) -> None:
+        """Have all that is known told again: from now on other keys of labels and annotations are read."""
+        self.renew()
+        if self._told:
+            self._relist = True
+            self._wake.set()
+
+    def want(self, uids: Collection[str]) -> None:
+        """Have the sources asked about pods whose labels nobody has told yet. Does not wait; answers mark the pods."""
+        missing = self._unlabelled(uids)
+        if not missing:
+            return
+        if self._kubelet is not None:
+            self._kubelet.ask()
+        if self._cri is not None:
+            now = trio.current_time()
+            for uid in missing:
+                # At once, however long the last answer made us wait: a look means that something is new, and a
+                # sandbox is listed by the time its pod's first container appears.
+                self._again[uid] = (self._again.get(uid, (0, now))[0], now)
+            self._wake.set()
+
+    async def ensure(self, uids: Collection[str], seconds: float) -> None:
+        """The same for many at once, waiting for the answers for at most ``seconds``: the first look after a start.
+
+        Never raises: a source that fails is noted in `statuses`, and the pods are asked about again.
+        """
+        missing = self._unlabelled(uids)
+        if not missing:
+            return
+        with trio.move_on_after(seconds):
+            if self._kubelet is not None:
+                await self._ask_kubelet(self._kubelet)
+                missing = self._unlabelled(missing)
+            if missing:
+                await self._ask_cri_all()
+        self.want(missing)
+
+    async def _ask_kubelet(self, kubelet: PodList) -> None:
+        with contextlib.suppress(SourceError):  # its own status tells
+            await kubelet.refresh()
+
+    async def _ask_cri_all(self) -> None:
+        if self._cri is not None:
+            await self._with_cri(self._cri.pods)
+
+    def _unlabelled(self, uids: Iterable[str]) -> list[str]:
+        return [uid for uid in uids if not self._labelled(uid)]
+
+    def statuses(self, now: float) -> list[SourceStatus]:
+        """The state of each source."""
+        found = [] if self._kubelet is None else [self._kubelet.status(now)]
+        if self._cri is not None:
+            age = None if self._answered_at is None else now - self._answered_at
+            detail = self._problem or ("connected" if self._cri.connected else "asked on demand")
+            if self._unread:
+                detail += f"; {'; '.join(self._unread)}"
+            found.append(SourceStatus(name="cri", ok=self._problem is None, age_s=age, detail=detail))
+        return found
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Ask about wanted pods until they are told."""
+        task_status.started()
+        await self._with_cri(self._greet)
+        while True:
+            self._wake = trio.Event()
+            due = -math.inf if self._relist else min((at for _, at in self._again.values()), default=math.inf)
+            with trio.move_on_at(due):
+                await self._wake.wait()
+                continue
+            await self._ask_again()
+
+    async def _greet(self) -> tuple[PodMeta, ...]:
+        if self._cri is not None:
+            await self._cri.version()
+        return ()
+
+    async def _ask_again(self) -> None:
+        """Ask about the pods whose time has come; those told are marked, the others wait longer."""
+        if self._relist:
+            self._relist = False
+            await self._ask_cri_all()
+        now = trio.current_time()
+        due = [uid for uid, (_, at) in self._again.items() if at <= now]
+        if len(self._unlabelled(due)) > _FEW:
+            await self._ask_cri_all()
+        for uid in due:
+            await self._ask_cri(uid)
+            times = self._again[uid][0] if uid in self._again else 0
+            if self._labelled(uid):
+                self._again.pop(uid, None)
+                self._dirty.mark(pod_key(uid))
+            elif uid in self._again:
+                delay = _RETRY_S[min(times, len(_RETRY_S) - 1)]
+                self._again[uid] = (times + 1, trio.current_time() + delay)
+
+    async def _ask_cri(self, uid: str) -> None:
+        if self._cri is None or self._labelled(uid):
+            return
+        cri = self._cri
+
+        async def one() -> tuple[PodMeta, ...]:
+            meta = await cri.pod(uid)
+            return () if meta is None else (meta,)
+
+        await self._with_cri(one)
+
+    async def _with_cri(self, question: Callable[[], Awaitable[tuple[PodMeta, ...]]]) -> None:
+        try:
+            metas = await question()
+        except SourceError as exc:
+            if self._problem != str(exc):
+                _LOG.warning("%s", exc)
+            self._problem = str(exc)
+            return
+        self._problem = None
+        if self._cri is not None:
+            self._answered_at = trio.current_time()
+            for problem in set(self._cri.problems).difference(self._unread):
+                _LOG.warning("cri: %s", problem)
+            self._unread = self._cri.problems
+        for meta in metas:
+            before = self._told.get(meta.uid)
+            if before is not None and before.labels is not None and meta.labels is None:
+                continue  # its sandbox is not listed now: what is known of a pod that is there is never shrunk
+            if meta != before:
+                self._told[meta.uid] = meta
+                if before is not None:
+                    self._dirty.mark(pod_key(meta.uid))
+
+    def _labelled(self, uid: str) -> bool:
+        return any(meta.labels is not None for meta in self.of(uid))

@@ -1,0 +1,163 @@
+"""In-place resize (KEP-1287): what a container has been granted, and what it still waits for. Pure.
+
+Three things differ while a resize is on its way: what the pod's spec *wants*, what the kubelet has *admitted*
+(allocated) and what the runtime *has*. A scheduler must count the larger of wanted and admitted. We act on what is
+admitted: a deferred or infeasible resize may never come, and the runtime is given no more than that. What is missing is
+said in `state.model.Container.resize`.
+
+Who tells what: the kubelet's checkpoint (`state.allocated`) at the moment of admission, and limits from 1.32 on; the
+pod's status (``allocatedResources``, ``resources``, ``resize`` or from 1.33 two conditions) when the API server has it
+back, seconds later. The checkpoint counts before the status. Limits that nobody tells are those of the spec, except
+while a resize is pending: then they are what the runtime has.
+
+Only CPU and memory can be resized, so batch and reclaimed resources always come from the spec or its annotation.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from reconciler.pods.resources import read_resources
+from state.allocated import AllocatedTexts, AllocationState
+from state.checkpoint import CheckpointError
+from state.model import Resize, Resources
+
+PROPOSED: Final = "proposed"
+IN_PROGRESS: Final = "in progress"
+DEFERRED: Final = "deferred"
+INFEASIBLE: Final = "infeasible"
+
+_PENDING: Final = frozenset({PROPOSED, DEFERRED, INFEASIBLE})
+_STATES: Final = {"Proposed": PROPOSED, "InProgress": IN_PROGRESS, "Deferred": DEFERRED, "Infeasible": INFEASIBLE}
+_CONDITION_PENDING: Final = "PodResizePending"
+_CONDITION_RUNNING: Final = "PodResizeInProgress"
+_FAILED: Final = "Error"
+
+
+class Condition(NamedTuple):
+    """One condition of a pod that is true now."""
+
+    type: str
+    reason: str
+    message: str
+
+
+class Effective(NamedTuple):
+    """What to act on, and what a person should know of it."""
+
+    requests: Resources
+    limits: Resources
+    resize: str | None
+
+
+def state_of(old: str | None, conditions: Iterable[Condition]) -> tuple[str | None, str]:
+    """How far a pod's resize is, from ``status.resize`` or its conditions, and the kubelet's message.
+
+    A resize may be pending behind one in progress: pending is what matters then.
+    """
+    found = {one.type: one for one in conditions}
+    if (pending := found.get(_CONDITION_PENDING)) is not None:
+        return _STATES.get(pending.reason, PROPOSED), pending.message
+    if (running := found.get(_CONDITION_RUNNING)) is not None:
+        # The reason is set only when it fails.
+        return IN_PROGRESS, running.message if running.reason == _FAILED else ""
+    return _STATES.get(old or ""), ""
+
+
+Granted = Mapping[str, Mapping[str, Resize]]
+"""By pod uid and container name."""
+
+
+def granted(
+    allocated: AllocationState | CheckpointError | None, actuated: AllocationState | CheckpointError | None = None
+) -> Granted:
+    """What the kubelet's checkpoints tell. ``actuated``: the file of what the runtime was last told (1.33)."""
+    if not isinstance(allocated, AllocationState):
+        return {}
+    done = actuated.pods if isinstance(actuated, AllocationState) else {}
+    return {
+        uid: {
+            name: _granted(texts, done.get(uid, {}).get(name), allocated.resizes.get(uid))
+            for name, texts in containers.items()
+        }
+        for uid, containers in allocated.pods.items()
+    }
+
+
+def _granted(texts: AllocatedTexts, done: AllocatedTexts | None, state: str | None) -> Resize:
+    # The kubelet writes canonical quantities; one that cannot be read would only be left out.
+    return Resize(
+        requests=_read(texts.requests),
+        limits=_read(texts.limits),
+        actual_requests=None if done is None else _read(done.requests),
+        actual_limits=None if done is None else _read(done.limits),
+        state=_STATES.get(state or ""),
+    )
+
+
+def _read(amounts: Mapping[str, str] | None) -> Resources | None:
+    return None if amounts is None else read_resources("allocated", amounts)[0]
+
+
+def effective(requests: Resources, limits: Resources, status: Resize | None, kubelet: Resize | None) -> Effective:
+    """What counts for one container.
+
+    ``requests`` and ``limits``: the spec's; ``status``: what the pod's status tells; ``kubelet``: the checkpoint.
+    """
+    status, kubelet = status or Resize(), kubelet or Resize()
+    state = kubelet.state or status.state
+    had_requests = kubelet.actual_requests or status.actual_requests
+    had_limits = kubelet.actual_limits or status.actual_limits
+    admitted = _first(kubelet.requests, status.requests)
+    waits = state in _PENDING or (admitted is not None and not _same(admitted, requests))
+    now = _with(requests, _first(admitted, had_requests if waits else None))
+    limit = _with(limits, _first(kubelet.limits, status.limits, had_limits if waits else None))
+    pending = [*_changes("requests", now, requests), *_changes("limits", limit, limits)]
+    if pending:
+        told = state if state in _PENDING else PROPOSED
+        return Effective(now, limit, _words(told, pending, status.message))
+    if state == IN_PROGRESS or (kubelet.actual_requests is not None and state is None):
+        running = [*_changes("requests", had_requests, now), *_changes("limits", had_limits, limit)]
+        if running:
+            return Effective(now, limit, _words(IN_PROGRESS, running, status.message))
+    if state in _PENDING and admitted is None and had_requests is None:
+        return Effective(now, limit, _words(state, ["what is admitted is not told"], status.message))
+    return Effective(now, limit, None)
+
+
+def _first(*found: Resources | None) -> Resources | None:
+    return next((one for one in found if one is not None), None)
+
+
+def _with(spec: Resources, told: Resources | None) -> Resources:
+    """The spec with CPU and memory as told."""
+    if told is None or _same(spec, told):
+        return spec
+    return replace(spec, cpu_milli=told.cpu_milli, memory_bytes=told.memory_bytes)
+
+
+def _same(one: Resources, other: Resources) -> bool:
+    """A kubelet writes 0 for what a spec leaves out, or the other way round."""
+    pairs = ((one.cpu_milli, other.cpu_milli), (one.memory_bytes, other.memory_bytes))
+    return all((left or 0) == (right or 0) for left, right in pairs)
+
+
+def _changes(kind: str, old: Resources | None, new: Resources) -> list[str]:
+    """``limits.cpu 1000m -> 2000m`` for each that differs; nothing where the old ones are not known."""
+    if old is None:
+        return []
+    pairs = (("cpu", "m", old.cpu_milli, new.cpu_milli), ("memory", "", old.memory_bytes, new.memory_bytes))
+    return [
+        f"{kind}.{name} {_amount(before, unit)} -> {_amount(after, unit)}"
+        for name, unit, before, after in pairs
+        if (before or 0) != (after or 0)
+    ]
+
+
+def _amount(value: int | None, unit: str) -> str:
+    return "none" if value is None else f"{value}{unit}"
+
+
+def _words(state: str, changes: Iterable[str], message: str) -> str:
+    return f"{state}: {', '.join(changes)}" + (f" ({message})" if message else "")

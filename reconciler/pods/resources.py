@@ -1,0 +1,134 @@
+"""Requests and limits of containers, from a pod's spec and from the annotation that colocation webhooks leave.
+
+A BE pod of Koordinator, Volcano or Katalyst asks for CPU and memory under names of their own, which the kubelet does
+not enforce: its cgroups stay without a limit. Those numbers are what bounds such a pod here.
+
+Source: reference values of ``kubernetes.io/batch-*`` and ``resource.katalyst.kubewharf.io/reclaimed_*`` (both count
+thousandths of a CPU, and bytes); Koordinator's annotation ``node.koordinator.sh/extended-resource-spec``.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from cgroupfs.bounded import decoded
+from cgroupfs.errors import InputError
+from reconciler.pods.marks import longest, note, too_long, utf8_bytes
+from reconciler.settings.quantity import milli, whole
+from state.model import ContainerMeta, Resources
+
+EXTENDED_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
+
+Quantities = Mapping[str, str | int]
+
+# Several names for one field, strongest first. Where a container has two that differ, the smaller is used: too small
+# a share costs BE work some time, too large a one costs an online pod its latency.
+_FIELDS: Final[Mapping[str, tuple[tuple[str, Callable[[str | int], int]], ...]]] = {
+    "cpu_milli": (("cpu", milli),),
+    "memory_bytes": (("memory", whole),),
+    "batch_cpu_milli": (
+        ("kubernetes.io/batch-cpu", whole),
+        ("resource.katalyst.kubewharf.io/reclaimed_millicpu", whole),
+    ),
+    "batch_memory_bytes": (
+        ("kubernetes.io/batch-memory", whole),
+        ("resource.katalyst.kubewharf.io/reclaimed_memory", whole),
+    ),
+}
+
+
+def read_resources(where: str, quantities: Quantities | None) -> tuple[Resources, tuple[str, ...]]:
+    """One ``requests`` or ``limits`` map as `Resources`, and a message for each value that could not be used.
+
+    ``where`` names the map in the messages, such as ``container main: limits``. Names we do not know are not ours.
+    """
+    values: dict[str, int] = {}
+    problems: list[str] = []
+    if not quantities:
+        return Resources(), ()
+    for field, names in _FIELDS.items():
+        found: dict[str, int] = {}
+        for name, read in names:
+            if name not in quantities:
+                continue
+            try:
+                value = read(quantities[name])
+            except ValueError:
+                expected = "a quantity such as 100m, 4Gi, 1e3 or 0.5"
+                problems.append(str(InputError(f"{where}: {name}", quantities[name], expected)))
+                continue
+            if value < 0:
+                problems.append(str(InputError(f"{where}: {name}", quantities[name], "a quantity of 0 or more")))
+                continue
+            found[name] = value
+        if found:
+            values[field] = min(found.values())
+        if len(set(found.values())) > 1:
+            told = " and ".join(f"{name}={value}" for name, value in found.items())
+            problems.append(f"{where}: {told} disagree: the smaller is used")
+    return Resources(**values), tuple(problems)
+
+
+class _ExtendedContainer(Struct, frozen=True):
+    requests: dict[str, str | int] | None = None
+    limits: dict[str, str | int] | None = None
+
+
+class _ExtendedSpec(Struct, frozen=True):
+    containers: dict[str, _ExtendedContainer] | None = None
+
+
+_decode_extended = msgspec.json.Decoder(_ExtendedSpec).decode
+
+
+def with_extended(
+    containers: Iterable[ContainerMeta], annotations: Mapping[str, str] | None
+) -> tuple[tuple[ContainerMeta, ...], tuple[str, ...]]:
+    """The containers with what the annotation adds to them, and a message for each part that could not be used.
+
+    The spec is what the kubelet admitted, so it wins where both name a value. An annotation for a container that the
+    pod does not have is ignored: Koordinator writes it before other webhooks add or rename containers.
+    """
+    containers = tuple(containers)
+    text = (annotations or {}).get(EXTENDED_SPEC)
+    if text is None:
+        return containers, ()
+    where = f"annotation {EXTENDED_SPEC}"
+    if (size := utf8_bytes(text)) > longest(EXTENDED_SPEC):
+        return containers, (too_long(where, size, longest(EXTENDED_SPEC), "bytes"),)
+    try:
+        spec = decoded(_decode_extended, text)
+    except ValueError:
+        expected = '{"containers": {NAME: {"requests": {...}, "limits": {...}}}}'
+        return containers, (str(InputError(where, text, expected)),)
+    told = spec.containers or {}
+    merged: list[ContainerMeta] = []
+    problems: list[str] = []
+    for container in containers:
+        extra = told.get(container.name)
+        if extra is None:
+            merged.append(container)
+            continue
+        requests, bad_requests = read_resources(f"{where}: {container.name}: requests", extra.requests)
+        limits, bad_limits = read_resources(f"{where}: {container.name}: limits", extra.limits)
+        for problem in (*bad_requests, *bad_limits):
+            note(problems, problem)
+        merged.append(
+            msgspec.structs.replace(
+                container,
+                requests=_filled(container.requests, requests),
+                limits=_filled(container.limits, limits),
+            )
+        )
+    return tuple(merged), tuple(problems)
+
+
+def _filled(spec: Resources, extra: Resources) -> Resources:
+    """``spec`` with its empty batch fields taken from ``extra``; plain cpu and memory belong to the spec alone."""
+    return msgspec.structs.replace(
+        spec,
+        batch_cpu_milli=extra.batch_cpu_milli if spec.batch_cpu_milli is None else spec.batch_cpu_milli,
+        batch_memory_bytes=extra.batch_memory_bytes if spec.batch_memory_bytes is None else spec.batch_memory_bytes,
+    )

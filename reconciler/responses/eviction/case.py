@@ -1,0 +1,321 @@
+"""One eviction carried out: notice, one means after another, proof that nobody is left, and the end. Resumable.
+
+Everything that is done to the pod stands in the journal before. An earlier run's case is taken up at the step where it
+was: an act that may or may not have been done is done again, for all of them may be; waiting goes on, not anew. The pod
+is its groups' inodes: one of the same name that came later is never touched.
+
+It ends as
+- done: the pod's groups are empty in every hierarchy, and stayed so while the kubelet might have started it again;
+- gone: it was so before anything was done;
+- refused: its disruption budget, or because the daemon itself runs in it;
+- failed: every means has been tried;
+- abandoned: withdrawn, held by a person, switched off, or of another boot.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, final
+
+import trio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.errors import CgroupError
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.subtree import Subtree
+from reconciler.responses.eviction import alerts
+from reconciler.responses.eviction.journal import Journal
+from reconciler.responses.means.base import Way, grace_of, obeys
+from reconciler.responses.means.config import EvictionMeans
+from reconciler.responses.means.notice import Notices
+from reconciler.responses.means.processes import OwnPodError, Processes, anyone, emptied, thaw
+from state.eviction import Case, Means, Outcome, Step
+
+_LOCAL: Final = frozenset({Means.CRI, Means.SIGNAL})
+"""Means that the kubelet does not know of: it may start the pod again."""
+_LOOK_S: Final = 0.25
+_BEFORE_ACTS: Final = frozenset({Step.PLANNED, Step.NOTICE})
+
+
+class Tools(Struct, frozen=True, kw_only=True):
+    """What every case is carried out with.
+
+    ``forbidden``: why a case must not go on (held, switched off, withdrawn); None: it may. ``boot``: this boot's id.
+    """
+
+    hierarchy: Hierarchy
+    journal: Journal
+    ways: Sequence[Way]
+    notices: Notices
+    config: EvictionMeans
+    processes: Processes
+    forbidden: Callable[[Case], str | None]
+    boot: str = ""
+    clock: Callable[[], float] = time.time
+
+
+class _Ended(Exception):
+    """Carries the end of a case out of whatever is being done."""
+
+    def __init__(self, outcome: Outcome, detail: str) -> None:
+        super().__init__(detail)
+        self.outcome = outcome
+        self.detail = detail
+
+
+@final
+class Handling:
+    """`base.Work` for one case. ``changed`` is called with every case that has become durable."""
+
+    def __init__(self, case: Case, tools: Tools, changed: Callable[[Case], None]) -> None:
+        self._case = case
+        self._tools = tools
+        self._changed = changed
+        self._tree: Subtree | None = None
+        # What an earlier run was at; None as soon as we are past it.
+        self._resumed: Step | None = case.step if case.step is not Step.PLANNED else None
+        self._stepped: float | None = None
+        self._way: Means | None = case.means
+        self._broken: str | None = None
+
+    # As `base.Work`
+
+    @property
+    def case(self) -> Case:
+        """As last journalled."""
+        return self._case
+
+    @property
+    def resumed(self) -> Step | None:
+        """See `base.Work`."""
+        return self._resumed
+
+    @property
+    def tree(self) -> Subtree:
+        """The pod's groups."""
+        assert self._tree is not None
+        return self._tree
+
+    @property
+    def processes(self) -> Processes:
+        """Who is in them."""
+        return self._tools.processes
+
+    @property
+    def grace_s(self) -> float:
+        """What the pod gets to end by itself."""
+        return grace_of(self._case.order, self._case.target.grace_s, self._tools.config)
+
+    def check(self) -> None:
+        """See `base.Work`."""
+        why = self._tools.forbidden(self._case)
+        if why is not None:
+            more = "; the API server has accepted it already" if self._case.accepted else ""
+            raise _Ended(Outcome.ABANDONED, why + more)
+
+    def elapsed_s(self) -> float:
+        """Time since the step was first journalled; never negative, whoever sets the clock.
+
+        Of a step of this run by a clock that nobody sets, and from when it was durable: a store that takes nothing for
+        a while is no time that the pod had.
+        """
+        if self._stepped is not None:
+            return trio.current_time() - self._stepped
+        return max(0.0, self._tools.clock() - self._case.step_s)
+
+    async def step(self, step: Step, *, accepted: bool = False, pid_starts: Mapping[int, int] | None = None) -> None:
+        """See `base.Work`."""
+        if accepted:
+            self._case = replace(self._case, accepted=True)  # known from here on, whatever `check` says
+        self.check()
+        again = self._resumed is step
+        self._resumed = None
+        if again:
+            return  # it stands in the journal, with the time of its beginning
+        case = replace(
+            self._case,
+            step=step,
+            means=self._way,
+            step_s=self._tools.clock(),
+        )
+        if pid_starts is not None:
+            case = replace(case, pid_starts={str(pid): start for pid, start in pid_starts.items()})
+        await self._write(case)
+        self._stepped = trio.current_time()
+
+    async def refused(self, words: str) -> None:
+        """See `base.Work`. The first word of it is enough."""
+        if not self._case.budget:
+            await self._write(replace(self._case, budget=words))
+
+    async def thaw(self) -> None:
+        """See `base.Work`."""
+        await thaw(self.tree)
+
+    async def emptied(self, within_s: float) -> bool:
+        """See `base.Work`."""
+        return await emptied(self.tree, within_s)
+
+    # The whole of it
+
+    async def plan(self) -> None:
+        """Have it in the journal, with people told that it is planned. Nothing is done to the pod."""
+        now, case = self._tools.clock(), self._case
+        try:
+            with Subtree.open(self._tools.hierarchy, case.target.group) as tree:
+                case = replace(case, target=replace(case.target, inodes=tree.inodes))
+        except CgroupError as exc:
+            self._broken = str(exc)
+        case = replace(case, boot=self._tools.boot, begun_s=now, step_s=now)
+        await self._write(case, planned=True)
+
+    async def run(self) -> Case:
+        """Carry it out; the case as it has ended."""
+        if self._case.boot != self._tools.boot:
+            outcome, detail = Outcome.ABANDONED, "the machine was started anew"
+        elif self._broken is not None:
+            outcome, detail = Outcome.FAILED, self._broken
+        else:
+            outcome, detail = await self._within_groups()
+        case = replace(
+            self._case,
+            step=Step.ENDED,
+            outcome=outcome,
+            detail=detail,
+            ended_s=self._tools.clock(),
+            pid_starts={},
+        )
+        await self._write(case, told=True)
+        return case
+
+    async def _within_groups(self) -> tuple[Outcome, str]:
+        """All of it while the groups are held open; how it ended."""
+        try:
+            with Subtree.open(self._tools.hierarchy, self._case.target.group, self._case.target.inodes) as tree:
+                self._tree = tree
+                try:
+                    await self._go()
+                    end = _Ended(Outcome.FAILED, "; ".join(self._case.tried) or "there is no means")
+                except _Ended as exc:
+                    end = exc
+                except OwnPodError as exc:
+                    end = _Ended(Outcome.REFUSED, str(exc))
+                await self._leave(end.outcome)
+                return end.outcome, end.detail
+        except CgroupError as exc:
+            return Outcome.FAILED, str(exc)
+
+    async def _go(self) -> None:
+        if not await anyone(self.tree):
+            await self._found_empty()
+        self.check()
+        await self._tools.processes.members(self.tree)  # raises when we are one of them
+        await self._notice()
+        for way in self._tools.ways:
+            if way.means in self._case.left or self._passed(way):
+                continue
+            if way.means is not Means.API:
+                self._obey()
+            await self._try(way)
+        self._obey()
+
+    def _obey(self) -> None:
+        """Ends the case where a disruption budget has refused, also an earlier run of the daemon."""
+        if (why := obeys(self._case, self._tools.config)) is not None:
+            raise _Ended(Outcome.REFUSED, f"{why}: {self._case.budget}")
+
+    def _passed(self, way: Way) -> bool:
+        """Whether an earlier run was beyond this way already; the order may have been changed since."""
+        resumed_at = self._case.means if self._resumed is not None else None
+        usable = [one.means for one in self._tools.ways]
+        return resumed_at in usable and resumed_at is not way.means and resumed_at not in self._case.left
+
+    async def _found_empty(self) -> None:
+        if self._case.step is Step.PLANNED:
+            raise _Ended(Outcome.GONE, "nobody was left in it")
+        if self._case.step is Step.NOTICE:
+            raise _Ended(Outcome.DONE, "it ended after the notice")
+        await self._verify("it had ended when the daemon looked again")
+
+    async def _notice(self) -> None:
+        if self._case.step not in _BEFORE_ACTS:
+            return
+        notices = self._tools.notices
+        wish = notices.wanted(self._case)
+        if wish is None:
+            self._resumed = None
+            return
+        again = self._resumed is Step.NOTICE
+        await self.step(Step.NOTICE)
+        await self.thaw()
+        said = await notices.give(self, wish, again=again)
+        self._case = replace(self._case, tried=(*self._case.tried, f"notice: {said}"))
+        if not await anyone(self.tree):
+            raise _Ended(Outcome.DONE, "it ended after the notice")
+
+    async def _try(self, way: Way) -> None:
+        """One means, again when the kubelet brings the pod back; returns when it does not help."""
+        if self._case.means is not way.means:
+            self._resumed = None
+        if self._resumed is Step.VERIFY:
+            # It has come back while nobody looked, or had not quite ended.
+            self._resumed = None
+            await self._count_return()
+        # What has been accepted only has to be waited for.
+        if self._resumed is not Step.WAIT and (why := way.unusable(self._case)) is not None:
+            self._give_up(way.means, why)
+            return
+        self._way = way.means
+        while True:
+            result = await way.end(self)
+            self._resumed = None
+            if result.outcome is None:
+                self._give_up(way.means, result.detail)
+                return
+            if result.outcome is not Outcome.DONE:
+                raise _Ended(result.outcome, result.detail)
+            await self._verify(result.detail)
+
+    def _give_up(self, means: Means, why: str) -> None:
+        """Durable with the next step; without one the end tells it."""
+        self._case = replace(
+            self._case, tried=(*self._case.tried, f"{means}: {why}"), left=(*self._case.left, means), pid_starts={}
+        )
+
+    async def _verify(self, detail: str) -> None:
+        """Ends the case as done when the pod stays empty; returns when the kubelet has started it again."""
+        self._way = self._case.means
+        await self.step(Step.VERIFY)
+        if self._case.means in _LOCAL and self.tree.exists:
+            left_s = self._tools.config.restarts.watch_s - self.elapsed_s()
+            if await self._comes_back(max(0.0, left_s)):
+                await self._count_return()
+                return
+        raise _Ended(Outcome.DONE, detail)
+
+    async def _comes_back(self, within_s: float) -> bool:
+        with trio.move_on_after(within_s):
+            while self.tree.exists:
+                if await anyone(self.tree):
+                    return True
+                await trio.sleep(_LOOK_S)
+        return await anyone(self.tree)
+
+    async def _count_return(self) -> None:
+        rounds = self._case.rounds + 1
+        self._case = replace(self._case, rounds=rounds, pid_starts={})
+        most = self._tools.config.restarts.times
+        if rounds > most:
+            raise _Ended(Outcome.FAILED, f"the kubelet has started it again {rounds} times after it was ended")
+
+    async def _leave(self, outcome: Outcome) -> None:
+        """Nothing stays stopped, and nobody who lives on waits for an end that does not come."""
+        await self.thaw()
+        if outcome not in {Outcome.DONE, Outcome.FAILED} and await anyone(self.tree):
+            await self._tools.notices.withdraw(self._case)
+
+    async def _write(self, case: Case, *, planned: bool = False, told: bool = False) -> None:
+        due = [alerts.planned(case)] if planned else [alerts.ended(case)] if told else []
+        await self._tools.journal.write(case, *due)
+        self._case = case
+        self._changed(case)

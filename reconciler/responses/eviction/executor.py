@@ -1,0 +1,232 @@
+"""Carries out evictions: takes orders, journals them, works on a few at a time, and tells how each ended.
+
+A component. What an earlier run has left open is taken up first. It decides nothing: who goes, and how many, is decided
+by whoever submits orders; `cases` tells him what is under way and how the last ones ended.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, final
+
+import trio
+
+from cgroupfs.errors import StoreError
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.clients.kube import KubeApi
+from reconciler.responses.eviction.case import Handling, Tools
+from reconciler.responses.eviction.journal import Journal, Stage
+from reconciler.responses.means.base import Way
+from reconciler.responses.means.config import NOTICE_ANNOTATION, EvictionMeans
+from reconciler.responses.means.notice import Notices
+from reconciler.responses.means.processes import Processes
+from reconciler.responses.means.table import Setup, build
+from reconciler.sources.cri import CriClient
+from state.eviction import Case, Order, Step, Target
+from state.evidence import PodFacts
+from state.model import SourceStatus
+from state.store import Store
+
+_LOG: Final = logging.getLogger(__name__)
+NAME: Final = "evictor"
+KEEP_S: Final = 7200.0
+"""An ended case is remembered this long: limits reach back an hour."""
+_FORGET_S: Final = 60.0
+_LOAD_AGAIN_S: Final = 5.0
+_CLOSE_S: Final = 2.0
+_STILL_UNDONE: Final = frozenset({Step.PLANNED, Step.NOTICE, Step.ASK})
+_MAY_BE_FROZEN: Final = frozenset({Step.PLANNED, Step.ASK})
+
+
+@final
+class Evictor:
+    """See the module's text. `submit` and `cases` may be called before it runs."""
+
+    def __init__(
+        self,
+        config: EvictionMeans,
+        *,
+        hierarchy: Hierarchy,
+        store: Store,
+        lane: trio.CapacityLimiter,
+        stage: Stage,
+        api: KubeApi,
+        cri: Callable[[], CriClient | None],
+        kubelet_dir: str,
+        pods: Callable[[str], PodFacts | None],
+        forbidden: Callable[[Order], str | None],
+        ways: Sequence[Way] | None = None,
+        processes: Processes | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``api`` and what ``cri`` makes are for this alone. ``kubelet_dir``: its root directory, root prefix included.
+
+        ``cri`` is asked again as long as it has none: there is no socket (yet), or CRI is off.
+
+        ``pods``: what is known of a pod now, by uid. ``forbidden``: why an order must not be carried out (any more): a
+        dry run, a hold; None: it may be.
+        """
+        self._hierarchy = hierarchy
+        self._api = api
+        self._find_cri = cri
+        self._cri: CriClient | None = None
+        self._pods_dir = os.path.join(kubelet_dir, "pods")
+        self._pods = pods
+        self._forbidden = forbidden
+        self._fixed_ways = ways
+        self._processes = processes or Processes()
+        self._clock = clock
+        self._boot = store.boot
+        self._journal = Journal(store, lane, stage)
+        self._cases: dict[str, Case] = {}
+        self._new: dict[str, Case] = {}
+        self._withdrawn: dict[str, str] = {}
+        self._waiting: dict[str, trio.CancelScope] = {}
+        """For its turn, by order."""
+        self._wake = trio.Event()
+        self._loaded = False
+        self.reconfigure(config)
+
+    # For who decides
+
+    def submit(self, order: Order) -> None:
+        """Have it carried out. An order for a pod that is being evicted already, or that nobody knows, is dropped."""
+        pod = self._pods(order.uid)
+        if pod is None:
+            _LOG.warning("%s is not evicted: there is no such pod any more", order.title)
+            return
+        if order.id in self._cases or any(case.open and case.order.uid == order.uid for case in self.cases()):
+            _LOG.warning("%s is being evicted already", order.title)
+            return
+        target = Target(
+            group=pod.group,
+            grace_s=pod.grace_s,
+            static=pod.static,
+            notice=pod.annotations.get(NOTICE_ANNOTATION),
+        )
+        now = self._clock()
+        self._new[order.id] = Case(order=order, target=target, boot=self._boot, begun_s=now, step_s=now)
+        self._wake.set()
+
+    def withdraw(self, order: str, why: str) -> None:
+        """The reason for an order has gone. What has begun to end goes on ending."""
+        case = next((case for case in self.cases() if case.open and case.order.id == order), None)
+        if case is not None:
+            self._withdrawn[order] = why
+            if order in self._waiting and self._why_not(case) is not None:
+                self._waiting[order].cancel()
+
+    def cases(self) -> tuple[Case, ...]:
+        """All that are open, and those that ended in the last hours; the oldest first."""
+        return (*self._cases.values(), *(case for key, case in self._new.items() if key not in self._cases))
+
+    def ending(self) -> frozenset[str]:
+        """Pods that must not be frozen now, by uid: they are being told, or made, to end."""
+        return frozenset(
+            case.order.uid for case in self._cases.values() if case.open and case.step not in _MAY_BE_FROZEN
+        )
+
+    def status(self) -> SourceStatus:
+        """Whether it can work."""
+        problem = self._journal.problem
+        count = sum(case.open for case in self.cases())
+        return SourceStatus(name=NAME, ok=problem is None, age_s=0.0, detail=problem or f"{count} under way")
+
+    def reconfigure(self, config: EvictionMeans) -> None:
+        """For cases that begin from now on; those under way end as they began."""
+        self._config = config
+        ways = self._fixed_ways
+        if ways is None:
+            ways = build(Setup(config=config, api=self._api, cri=self._runtime))
+        self._tools = Tools(
+            hierarchy=self._hierarchy,
+            journal=self._journal,
+            ways=ways,
+            notices=Notices(config.notice, self._pods_dir),
+            config=config,
+            processes=self._processes,
+            forbidden=self._why_not,
+            boot=self._boot,
+            clock=self._clock,
+        )
+        self._turns = trio.CapacityLimiter(config.at_once)
+
+    def _runtime(self) -> CriClient | None:
+        if self._cri is None:
+            self._cri = self._find_cri()
+        return self._cri
+
+    # Running
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Carry out orders for ever. Started when what an earlier run left is known, and is being taken up."""
+        try:
+            await self._load()
+            async with trio.open_nursery() as nursery:
+                for case in self._cases.values():
+                    if case.open:
+                        nursery.start_soon(self._carry_out, case, True, name=f"evict {case.order.title}")
+                task_status.started()
+                while True:
+                    self._wake = trio.Event()
+                    for case in [case for key, case in self._new.items() if key not in self._cases]:
+                        self._cases[case.order.id] = case
+                        nursery.start_soon(self._carry_out, case, False, name=f"evict {case.order.title}")
+                    self._new.clear()
+                    with trio.move_on_after(_FORGET_S):
+                        await self._wake.wait()
+                    await self._forget()
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
+                await self._api.aclose()
+                if self._cri is not None:
+                    await self._cri.aclose()
+
+    async def _load(self) -> None:
+        """What the store knows replaces what an earlier life of this component has left in memory."""
+        while True:
+            try:
+                self._cases = {case.order.id: case for case in await self._journal.load()}
+            except StoreError as exc:
+                _LOG.warning("evictions of the last run cannot be read: %s", exc)
+                await trio.sleep(_LOAD_AGAIN_S)
+            else:
+                return
+
+    async def _carry_out(self, case: Case, known: bool) -> None:
+        handling = Handling(case, self._tools, self._changed)
+        if not known:
+            await handling.plan()  # before its turn: it is known, and told, that it is coming
+        turns, order = self._turns, case.order.id
+        try:
+            # Who is withdrawn ends without a turn: nothing is done to the pod.
+            with trio.CancelScope() as waiting:
+                self._waiting[order] = waiting
+                await turns.acquire()
+        finally:
+            del self._waiting[order]
+        try:
+            ended = await handling.run()
+        finally:
+            if not waiting.cancelled_caught:
+                turns.release()
+        self._withdrawn.pop(ended.order.id, None)
+        _LOG.info("eviction of %s: %s: %s", ended.order.title, ended.outcome, ended.detail)
+
+    def _changed(self, case: Case) -> None:
+        self._cases[case.order.id] = case
+
+    def _why_not(self, case: Case) -> str | None:
+        withdrawn = self._withdrawn.get(case.order.id)
+        if withdrawn is not None and case.step in _STILL_UNDONE and not case.accepted:
+            return withdrawn
+        return self._forbidden(case.order)
+
+    async def _forget(self) -> None:
+        before = self._clock() - KEEP_S
+        old = [key for key, case in self._cases.items() if not case.open and case.ended_s < before]
+        if old:
+            await self._journal.forget(old)
+            for key in old:
+                del self._cases[key]

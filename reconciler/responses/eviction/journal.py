@@ -1,0 +1,145 @@
+"""The evictions' journal: each case as a row of the store, written before what it says is done.
+
+A row says all there is to know, so that after a crash at any moment the next run knows how far a case had got. What an
+eviction's end says to people goes into the store together with that end: one outcome, one alert, whatever happens.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol, final
+
+import trio
+from msgspec import Struct
+
+from cgroupfs.errors import CgroupError, StoreError
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.alerts.alert import Alert
+from state.eviction import Case
+from state.rows import HeldRows, RowForm
+from state.schema import EVICTIONS
+from state.store import Batch, Store
+
+_LOG: Final = logging.getLogger(__name__)
+VERSION: Final = 1
+_RETRY_S: Final = 1.0
+_LONGEST_RETRY_S: Final = 30.0
+
+
+class Stage(Protocol):
+    """Puts an alert into a batch of ours, to be stored together with it."""
+
+    async def __call__(self, batch: Batch, alert: Alert) -> Callable[[], None]:
+        """The answer is called once the batch is stored, and has the alert told."""
+
+
+class _Row(Struct, frozen=True, kw_only=True):
+    v: int = VERSION
+    case: Case
+
+
+_FORM: Final = RowForm(_Row, VERSION)
+
+
+def row_of(case: Case) -> bytes:
+    """The body of a case's row."""
+    return _FORM.encode(_Row(case=case))
+
+
+def cases_of(rows: Iterable[tuple[str, bytes]]) -> list[Case]:
+    """The cases in the rows of `state.schema.EVICTIONS`; what cannot be read is told and left out."""
+    found = []
+    for key, body in rows:
+        try:
+            row = _FORM.decode(body)
+            if row is None:
+                _LOG.warning("eviction %s is of a newer version and left as it is", key)
+                continue
+            found.append(row.case)
+        except ValueError as exc:
+            _LOG.warning("eviction %s cannot be read: %s", key, exc)
+    return found
+
+
+@final
+class Journal:
+    """See the module's text. All disk work runs in the store's lane."""
+
+    def __init__(self, store: Store, lane: trio.CapacityLimiter, stage: Stage) -> None:
+        self._store = store
+        self._lane = lane
+        self._stage = stage
+        self._held = HeldRows(store, EVICTIONS, _FORM)
+        self._written: dict[str, _Row] = {}
+        self.problem: str | None = None
+
+    async def load(self) -> list[Case]:
+        """The cases of earlier runs. Errors: `StoreError`."""
+        rows = await trio.to_thread.run_sync(self._store.rows, EVICTIONS, limiter=self._lane)
+        cases = cases_of(rows)
+        self._written = {case.order.id: _Row(case=case) for case in cases}
+        return cases
+
+    async def write(self, case: Case, *alerts: Alert) -> None:
+        """Returns when the case, and what people are told of it, is durable: until then nothing may be done.
+
+        Errors: none. A store that takes nothing is asked again and again; `problem` says so.
+        """
+        batch, row = Batch(), _Row(case=case)
+        self._held.put(batch, case.order.id, row)
+        # Once each: the very same alert staged again would be none.
+        stored = [await self._stage(batch, alert) for alert in alerts]
+        pause_s = _RETRY_S
+        while not await self._apply(batch):
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
+        self._written[case.order.id] = row
+        for tell in stored:
+            tell()
+
+    async def forget(self, orders: Iterable[str]) -> None:
+        """Remove rows whose time is over. A store that takes nothing now keeps them until the next time."""
+        batch, gone = Batch(), tuple(orders)
+        for order in gone:
+            self._held.put(batch, order, None)
+        if batch and await self._apply(batch):
+            for order in gone:
+                self._written.pop(order, None)
+
+    async def _apply(self, batch: Batch) -> bool:
+        try:
+            await trio.to_thread.run_sync(self._held.write, batch, lambda: dict(self._written), limiter=self._lane)
+        except StoreError as exc:
+            if self.problem is None:
+                _LOG.warning("evictions wait for the store: %s", exc)
+            self.problem = f"evictions wait for the store: {exc}"
+            return False
+        if self.problem is not None:
+            _LOG.info("evictions go on: the store takes writes again")
+        self.problem = None
+        return True
+
+
+def thaw_killed(hierarchy: Hierarchy, store: Store) -> tuple[list[str], list[str]]:
+    """Thaw every pod that was being killed when the daemon ended; as `thaw`. A pod that runs is not touched."""
+    # Not on nodes that never evict.
+    from cgroupfs.subtree import Subtree  # noqa: PLC0415
+    from reconciler.responses.eviction.journal import cases_of  # noqa: PLC0415
+    from state.eviction import Step  # noqa: PLC0415
+
+    done: list[str] = []
+    failed: list[str] = []
+    try:
+        cases = cases_of(store.rows(EVICTIONS))
+    except StoreError as exc:
+        return done, [f"evictions cannot be read: {exc}"]
+    for case in cases:
+        if not case.open or case.step is not Step.KILL or case.boot != store.boot:
+            continue
+        group = case.target.group
+        try:
+            with Subtree.open(hierarchy, group, case.target.inodes) as tree:
+                if tree.thaw():
+                    done.append(group)
+        except CgroupError as exc:
+            failed.append(f"{group}: still frozen: {exc}")
+    return done, failed

@@ -1,0 +1,142 @@
+"""What an eviction gives back: the kinds of goods, how much of one a pod holds at a place, and amounts in words. Pure.
+
+A pod's part of a place (a NUMA node, a file system) stands under the subject ``pod:UID@numa:0`` (`state.evidence`).
+Where nobody measured it the pod's whole is taken if the place is the only one of its kind, else it is unknown, and who
+is not known to hold something is not evicted for it.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Final
+
+from reconciler.responses.eviction.samples import Scene
+from state.evidence import NODE, PodFacts, Resource, pod_at
+
+
+class Good(StrEnum):
+    """Units: thousandths of a CPU (cpu, cpu.request), tasks, bytes, inodes, bytes per second (io, network)."""
+
+    CPU = "cpu"
+    CPU_REQUEST = "cpu.request"
+    LOAD = "load"
+    MEMORY = "memory"
+    MEMORY_REQUEST = "memory.request"
+    DISK = "disk"
+    INODES = "inodes"
+    IO = "io"
+    CACHE = "cache"
+    NETWORK = "network"
+
+
+OF_RESOURCE: Final[Mapping[Resource, Good]] = {
+    Resource.CPU: Good.CPU,
+    Resource.MEMORY: Good.MEMORY,
+    Resource.IO: Good.IO,
+    Resource.CACHE: Good.CACHE,
+    Resource.NETWORK: Good.NETWORK,
+}
+_STEPS: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+_NAMES: Final[Mapping[Good, str]] = {
+    Good.CPU: "CPUs",
+    Good.CPU_REQUEST: "CPUs requested",
+    Good.LOAD: "tasks",
+    Good.MEMORY: "of memory",
+    Good.MEMORY_REQUEST: "of memory requested",
+    Good.DISK: "of disk",
+    Good.INODES: "inodes",
+    Good.IO: "/s of disks",
+    Good.CACHE: "/s of memory bandwidth",
+    Good.NETWORK: "/s of network",
+}
+
+
+def held(good: Good, pod: PodFacts, place: str, scene: Scene) -> float | None:
+    """How much of it comes back from ``place`` when the pod goes; None: not known, or nothing there."""
+    return _HELD[good](pod, place, scene)
+
+
+def cpu_request(pod: PodFacts) -> int | None:
+    """What a BE pod has asked for under the names for BE work, else its plain request. Thousandths of a CPU."""
+    return pod.requests.be_cpu_milli if pod.be_cpu_milli is None else pod.be_cpu_milli
+
+
+def memory_request(pod: PodFacts) -> int | None:
+    """The same of memory, in bytes."""
+    return pod.requests.be_memory_bytes if pod.be_memory_bytes is None else pod.be_memory_bytes
+
+
+def say(good: Good, value: float) -> str:
+    """``1.20 CPUs``, ``3.0 GiB of memory``, ``1200 inodes``."""
+    name = _NAMES[good]
+    match good:
+        case Good.CPU | Good.CPU_REQUEST:
+            return f"{value / 1000:.2f} {name}"
+        case Good.LOAD:
+            return f"{value:.1f} {name}"
+        case Good.INODES:
+            return f"{value:.0f} {name}"
+        case _:
+            return f"{size(value)}{'' if name.startswith('/') else ' '}{name}"
+
+
+def size(value: float) -> str:
+    """Bytes in the largest unit that leaves at least one."""
+    for name, factor in _STEPS:
+        if abs(value) >= factor:
+            return f"{value / factor:.1f} {name}"
+    return f"{value:.0f} B"
+
+
+def _memory(pod: PodFacts, place: str, scene: Scene) -> float | None:
+    # Anonymous memory: page cache counts as free in what the triggers judge, and comes back without an eviction.
+    if place.startswith("numa:"):
+        here = scene.value(pod_at(pod.uid, place), "memory.numa_rss")
+        if here is not None or len(scene.places("numa:")) != 1:
+            return here
+    whole = scene.value(pod.subject, "memory.rss")
+    return scene.value(pod.subject, "memory.use") if whole is None else whole
+
+
+def _fs(signal: str) -> Callable[[PodFacts, str, Scene], float | None]:
+    def measure(pod: PodFacts, place: str, scene: Scene) -> float | None:
+        here = scene.value(pod_at(pod.uid, place), signal)
+        return scene.value(pod.subject, signal) if here is None and place == "fs:nodefs" else here
+
+    return measure
+
+
+def _sum(*signals: str) -> Callable[[PodFacts, str, Scene], float | None]:
+    def measure(pod: PodFacts, _place: str, scene: Scene) -> float | None:
+        found = [value for signal in signals if (value := scene.value(pod.subject, signal)) is not None]
+        return sum(found) if found else None
+
+    return measure
+
+
+def _load(pod: PodFacts, place: str, scene: Scene) -> float | None:
+    running = scene.value(pod.subject, "cpu.use")
+    if running is None or place not in {NODE, f"pool:{pod.pool}"}:
+        return None
+    return (running + (scene.value(pod.subject, "cpu.wait_milli") or 0.0)) / 1000
+
+
+def _cpu_request(pod: PodFacts, _place: str, _scene: Scene) -> float | None:
+    return cpu_request(pod)
+
+
+def _memory_request(pod: PodFacts, _place: str, _scene: Scene) -> float | None:
+    return memory_request(pod)
+
+
+_HELD: Final[Mapping[Good, Callable[[PodFacts, str, Scene], float | None]]] = {
+    Good.CPU: _sum("cpu.use"),
+    Good.CPU_REQUEST: _cpu_request,
+    Good.LOAD: _load,
+    Good.MEMORY: _memory,
+    Good.MEMORY_REQUEST: _memory_request,
+    Good.DISK: _fs("fs.use"),
+    Good.INODES: _fs("fs.inodes_use"),
+    Good.IO: _sum("disk.read", "disk.write"),
+    Good.CACHE: _sum("memory.bandwidth"),
+    Good.NETWORK: _sum("net.receive", "net.transmit"),
+}

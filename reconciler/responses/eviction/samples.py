@@ -1,0 +1,53 @@
+"""What triggers and the choice of victims see: a frame with its history, and how old a sample may be."""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from reconciler.signals.history import History, patience_s
+from state.evidence import Frame, PodFacts
+from state.model import PodClass
+
+
+class Scene(Struct, frozen=True, kw_only=True):
+    """One moment. ``history`` has taken ``frame`` in. ``fresh_s``: an older sample is unknown."""
+
+    frame: Frame
+    history: History
+    fresh_s: float
+
+    @property
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self.frame.at_s
+
+    def value(self, subject: str, signal: str) -> float | None:
+        """The newest sample; None: missing or too old, which is unknown."""
+        return self.history.fresh(subject, signal, self.now, patience_s(signal, self.fresh_s))
+
+    def past(self, subject: str, signal: str, length_s: float) -> list[tuple[float, float]]:
+        """(at, value) of the last ``length_s``, the oldest first; empty when the newest is too old."""
+        if self.value(subject, signal) is None:
+            return []
+        series = self.history.series(subject, signal)
+        begin = self.now - length_s
+        return [] if series is None else [point for point in series.tail(begin) if point[0] > begin]
+
+    def mean(self, subject: str, signal: str, length_s: float, seen: float) -> float | None:
+        """The mean over the last ``length_s``; None where samples stand for less than the part ``seen`` of it."""
+        points = self.past(subject, signal, length_s)
+        if len(points) < 2:
+            return None
+        span = points[-1][0] - points[0][0]
+        # A sample stands for the time since the one before it: that of the first is as long as the mean of the others.
+        if span * len(points) / (len(points) - 1) < seen * length_s:
+            return None
+        return sum(value for _, value in points) / len(points)
+
+    def places(self, prefix: str) -> list[str]:
+        """Subjects of one kind that this frame tells of, such as ``numa:``, in order."""
+        return sorted(subject for subject in self.frame.samples if subject.startswith(prefix))
+
+    def pods(self, *classes: PodClass) -> Iterator[PodFacts]:
+        """The pods of these classes, in the order of their uids."""
+        return (pod for _, pod in sorted(self.frame.pods.items()) if pod.pod_class in classes)

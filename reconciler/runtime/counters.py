@@ -1,0 +1,139 @@
+"""Counters and histograms that components fill; `telemetry` renders them."""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Final, final
+
+from msgspec import Struct
+
+# From what one kernel write costs to what a person would call broken. Source: the price list in the kernel facts (4 µs
+# a write, 8-20 ms for a slow attach), and 7.7 ms between the runtime's signal and its exec.
+LATENCY_S: Final = (50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 7.5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 1.0)
+
+
+LAG_S: Final = (1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 1.0, 5.0)
+
+
+class HistogramValues(Struct, frozen=True):
+    """A copy of a histogram. ``counts`` has one more entry than ``bounds``: what was above the last."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+    @property
+    def count(self) -> int:
+        """How many were observed."""
+        return sum(self.counts)
+
+
+@final
+class Histogram:
+    """Counts observations by size. A value equal to a bound belongs to it, as Prometheus' ``le`` has it."""
+
+    __slots__ = ("_bounds", "_counts", "_total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    @property
+    def values(self) -> HistogramValues:
+        """A frozen copy."""
+        return HistogramValues(self._bounds, tuple(self._counts), self._total)
+
+
+_PERFORMED: Final = frozenset({"hot", "written", "restored"})
+"""Outcomes of writes that reached the kernel and were taken."""
+
+
+class CounterValues(Struct, frozen=True, kw_only=True):
+    """A copy of all counters. Units: seconds in the histograms."""
+
+    writes: Mapping[tuple[str, str], int] = {}
+    """By knob and outcome: written, hot, restored, refused, blocked, gone."""
+    foreign: Mapping[str, int] = {}
+    """Foreign writes by kind of writer."""
+    resyncs: Mapping[str, int] = {}
+    """Looks at everything, by reason."""
+    starts: Mapping[str, int] = {}
+    """Container starts by whether all settings came before the program's exec: true, false, unknown."""
+    yields: int = 0
+    object_errors: Mapping[tuple[str, str], int] = {}
+    events: int = 0
+    """Looks that something other than the clock asked for, or that found something to move."""
+    cpus_moved: int = 0
+    """CPUs that came to belong to other pools; see `reconciler.placement.churn`."""
+    pools_changed: int = 0
+    signal_to_write: HistogramValues = Histogram(LATENCY_S).values
+    look: HistogramValues = Histogram(LATENCY_S).values
+    lag: HistogramValues = Histogram(LAG_S).values
+
+    @property
+    def cpuset_writes(self) -> int:
+        """Writes of CPU sets that the kernel took: the act whose price grows with the machine."""
+        return sum(
+            count for (knob, outcome), count in self.writes.items() if knob == "cpu.set" and outcome in _PERFORMED
+        )
+
+
+@final
+class Counters:
+    """The living counters of what nobody else counts. Only the loop's task calls these.
+
+    Writes, foreign writes, yields and resyncs are counted by those that act: `values` has none of them.
+    """
+
+    __slots__ = ("_cpus_moved", "_events", "_lag", "_look", "_pools_changed", "_signal_to_write", "_starts")
+
+    def __init__(self) -> None:
+        # All three exist from the start, so that a ratio of them never lacks a part.
+        self._starts = {"true": 0, "false": 0, "unknown": 0}
+        self._events = 0
+        self._cpus_moved = 0
+        self._pools_changed = 0
+        self._signal_to_write = Histogram(LATENCY_S)
+        self._look = Histogram(LATENCY_S)
+        self._lag = Histogram(LAG_S)
+
+    def started(self, signal_to_write_s: float | None, before_exec: bool | None) -> None:
+        """A container's settings are in place; None is "cannot be told"."""
+        self._starts["unknown" if before_exec is None else str(before_exec).lower()] += 1
+        if signal_to_write_s is not None:
+            self._signal_to_write.observe(signal_to_write_s)
+
+    def looked(self, seconds: float) -> None:
+        """The main loop is through one look."""
+        self._look.observe(seconds)
+
+    def event(self) -> None:
+        """A look had another cause than the clock, or found something to move."""
+        self._events += 1
+
+    def moved(self, cpus: int, pools: int) -> None:
+        """A plan gave this many CPUs to other pools, and this many pools other CPUs."""
+        self._cpus_moved += cpus
+        self._pools_changed += pools
+
+    def lagged(self, seconds: float) -> None:
+        """A timer of the loop came this much late."""
+        self._lag.observe(max(0.0, seconds))
+
+    @property
+    def values(self) -> CounterValues:
+        """A frozen copy."""
+        return CounterValues(
+            starts=dict(self._starts),
+            events=self._events,
+            cpus_moved=self._cpus_moved,
+            pools_changed=self._pools_changed,
+            signal_to_write=self._signal_to_write.values,
+            look=self._look.values,
+            lag=self._lag.values,
+        )

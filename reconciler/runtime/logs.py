@@ -1,0 +1,272 @@
+"""Logging on the standard library: bound fields, JSON or console lines, and the journal's priorities without a client.
+
+    log = logs.get("loop", node="n1")
+    log.warning("write refused", path=path, errno="EINVAL")
+
+Under systemd each line starts with ``<priority>``, which journald takes off; whether standard error *is* the journal is
+told by JOURNAL_STREAM, as a unit may send it elsewhere. Values are quoted and of bounded length, so that a pod's name
+can never forge a line. Equal lines are folded (`reconciler.runtime.log_folding`).
+"""
+
+import json
+import logging
+import math
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from types import TracebackType
+from typing import Final, TextIO, final
+
+from reconciler.runtime.log_folding import FoldingHandler
+from state.printable import encodable, printable
+
+ROOT: Final = "bypassd"
+OURS: Final = (ROOT, "reconciler", "state", "resctrl", "cgroupfs")
+"""Loggers whose level is the configured one; `get` makes them below the first, ``getLogger(__name__)`` the others."""
+
+
+class LogLevel(StrEnum):
+    """The least that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How a log line looks."""
+
+    AUTO = "auto"
+    JSON = "json"
+    CONSOLE = "console"
+
+
+# Syslog's severities, as sd-daemon(3) lists them.
+_PRIORITY: Final = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+_LEVELS: Final[Mapping[LogLevel, int]] = {
+    LogLevel.DEBUG: logging.DEBUG,
+    LogLevel.INFO: logging.INFO,
+    LogLevel.WARNING: logging.WARNING,
+    LogLevel.ERROR: logging.ERROR,
+}
+_LONGEST: Final = 2048
+"""Characters of a message, and of a field's value."""
+_MOST_LINES: Final = 200
+"""Lines of a traceback: the first half and the last."""
+_LONGEST_LINE: Final = 32 * 1024
+"""journald cuts longer ones (LineMax, 48 KiB), and reads what is behind the cut as a line of its own."""
+_PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_./:,@+%*")
+
+
+@final
+class Log:
+    """A logger with fields that go into every line. Immutable; `bind` gives one with more."""
+
+    __slots__ = ("_fields", "_logger")
+
+    def __init__(self, logger: logging.Logger, fields: Mapping[str, object]) -> None:
+        self._logger = logger
+        self._fields = fields
+
+    def bind(self, **fields: object) -> "Log":
+        """A log whose lines carry these fields too."""
+        return Log(self._logger, {**self._fields, **fields})
+
+    def debug(self, message: str, **fields: object) -> None:
+        """Of use to a developer only."""
+        self._log(logging.DEBUG, message, fields)
+
+    def info(self, message: str, **fields: object) -> None:
+        """Something happened that an operator may look for later."""
+        self._log(logging.INFO, message, fields)
+
+    def warning(self, message: str, **fields: object) -> None:
+        """Something is not as it should be; the agent copes."""
+        self._log(logging.WARNING, message, fields)
+
+    def error(self, message: str, **fields: object) -> None:
+        """Something is wrong that needs a person."""
+        self._log(logging.ERROR, message, fields)
+
+    def exception(self, message: str, **fields: object) -> None:
+        """The same inside ``except``, with the traceback below the line."""
+        self._log(logging.ERROR, message, fields, sys.exception())
+
+    def failure(self, message: str, exc: BaseException, **fields: object) -> None:
+        """The same for an exception that is held."""
+        self._log(logging.ERROR, message, fields, exc)
+
+    def _log(self, level: int, message: str, fields: Mapping[str, object], exc: BaseException | None = None) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, "%s", message, exc_info=exc, extra={"fields": {**self._fields, **fields}})
+
+
+def get(name: str, **fields: object) -> Log:
+    """The log of one part of the agent; ``name`` is its room, such as ``loop``."""
+    return Log(logging.getLogger(f"{ROOT}.{name}"), fields)
+
+
+def setup(
+    level: LogLevel = LogLevel.INFO,
+    form: LogFormat = LogFormat.AUTO,
+    *,
+    stream: TextIO | None = None,
+    environ: Mapping[str, str] = os.environ,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Send everything to ``stream`` (standard error). Again after a reload: the old handler is replaced.
+
+    Libraries' own loggers end here too, from WARNING on. ``clock``: for the folding of equal lines.
+    """
+    target = sys.stderr if stream is None else stream
+    journal = is_journal(target, environ)
+    handler = FoldingHandler(target, clock)
+    handler.setFormatter(
+        JsonFormatter(journal=journal) if form is LogFormat.JSON else ConsoleFormatter(journal=journal)
+    )
+    base = logging.getLogger()
+    for old in base.handlers[:]:
+        if isinstance(old, FoldingHandler):
+            old.write_due(all_of_them=True)
+            base.removeHandler(old)
+    base.addHandler(handler)
+    base.setLevel(logging.WARNING)
+    for name in OURS:
+        logging.getLogger(name).setLevel(_LEVELS[level])
+
+
+def write_due(*, all_of_them: bool = False) -> None:
+    """Write the counts of equal lines that are due; with ``all_of_them`` all, before the program ends."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, FoldingHandler):
+            handler.write_due(all_of_them=all_of_them)
+
+
+def uncaught(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
+    """For `sys.excepthook`: what ends the daemon is a log line like any other, safe to print."""
+    logging.getLogger(ROOT).critical("ended by a mistake of its own", exc_info=(kind, exc, trace))
+
+
+def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether ``stream`` is the one that systemd connected to the journal.
+
+    Source: systemd.exec(5), ``JOURNAL_STREAM`` (device and inode, to be compared with the file's own).
+    """
+    device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
+    if not (device.isdecimal() and inode.isdecimal()):
+        return False
+    try:
+        stat = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return (stat.st_dev, stat.st_ino) == (int(device), int(inode))
+
+
+class _Formatter(logging.Formatter, ABC):
+    def __init__(self, *, journal: bool) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = self.lines(record)
+        if not self._journal:
+            return text
+        # journald reads a priority per line: a traceback's lines need it as well.
+        prefix = f"<{_PRIORITY.get(record.levelno, 6)}>"
+        return "\n".join(f"{prefix}{line}" for line in text.split("\n"))
+
+    @abstractmethod
+    def lines(self, record: logging.LogRecord) -> str: ...
+
+    def fields(self, record: logging.LogRecord) -> Mapping[str, object]:
+        fields: Mapping[str, object] = getattr(record, "fields", {})
+        return fields
+
+    def trace(self, record: logging.LogRecord) -> list[str]:
+        """The traceback's lines; the exception's text may be anybody's."""
+        if not record.exc_info:
+            return []
+        lines = self.formatException(record.exc_info).split("\n")
+        left_out = len(lines) - _MOST_LINES
+        if left_out > 0:
+            lines[_MOST_LINES // 2 : -_MOST_LINES // 2] = [f"({left_out} lines left out)"]
+        return [printable(line, _LONGEST) for line in lines]
+
+    def name(self, record: logging.LogRecord) -> str:
+        return record.name.removeprefix(f"{ROOT}.").removeprefix("reconciler.")
+
+
+@final
+class JsonFormatter(_Formatter):
+    """One JSON object a line: ts (UTC), level, part, msg, the fields, exc."""
+
+    def lines(self, record: logging.LogRecord) -> str:
+        """The one line."""
+        text = ""
+        for longest in (_LONGEST, _LONGEST // 8, _LONGEST // 64):
+            text = self._line(record, longest)
+            if len(text) <= _LONGEST_LINE:
+                break
+        return text
+
+    def _line(self, record: logging.LogRecord, longest: int) -> str:
+        line: dict[str, object] = {
+            "ts": f"{_stamp(record)}Z",
+            "level": record.levelname.lower(),
+            "part": self.name(record),
+            "msg": _cut(record.getMessage(), longest),
+        }
+        for key, value in self.fields(record).items():
+            # A field never hides what every line has.
+            line[f"{key}_" if key in line else key] = value if _is_number(value) else _cut(str(value), longest)
+        if record.exc_info:
+            # Its end says most.
+            line["exc"] = "\n".join(self.trace(record))[-8 * longest :]
+        # ASCII: it escapes whatever a terminal could obey, and needs no encoding of the stream's.
+        return json.dumps(encodable(line))
+
+
+@final
+class ConsoleFormatter(_Formatter):
+    """``12:00:01.234 warning loop: message key=value``; without the time in the journal, which has its own."""
+
+    def lines(self, record: logging.LogRecord) -> str:
+        """The line, and a traceback's lines below it."""
+        pairs = "".join(f" {key}={_quoted(value)}" for key, value in self.fields(record).items())
+        message = _cut(record.getMessage(), _LONGEST)
+        if not message.isprintable():
+            message = _quoted(message)
+        text = f"{self.name(record)}: {message}{pairs}"
+        text = _cut(text, _LONGEST_LINE // 4)
+        if not self._journal:
+            text = f"{_stamp(record)}Z {record.levelname.lower():7} {text}"
+        # Outside the journal, where nothing marks a line's begin, an exception's text must not look like one.
+        indent = "" if self._journal else "  "
+        return "\n".join([text, *(indent + line for line in self.trace(record))])
+
+
+def _stamp(record: logging.LogRecord) -> str:
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}"
+
+
+def _is_number(value: object) -> bool:
+    """Whether JSON has it as it is: it has no NaN."""
+    return value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[:longest]}…(+{len(text) - longest} characters)"
+
+
+def _quoted(value: object) -> str:
+    """The value as one word: quoted as JSON where it has blanks, quotes or anything that could break the line."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = _cut(str(value), _LONGEST)
+    if text and _PLAIN.issuperset(text):
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())

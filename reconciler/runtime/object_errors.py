@@ -1,0 +1,126 @@
+"""Errors of single objects: a pod, a group, a container, a directory. Contained, counted, shown, and tried again.
+
+A failed read or a damaged file of one object must not keep the others from what is wanted there. What is done for one
+object at a time runs within `ObjectErrors.contained`: it ends there, the object's key stands among the problems, and
+`due` names it again after a growing wait. A programming error counts as one, too, and goes to the log with its trace:
+a pod with which it comes must not take the node's protection with it.
+
+This is no way around an answer: what is not known of the object stays as it is.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from typing import Final, final
+
+from msgspec import Struct
+
+from cgroupfs.errors import AgentError, CgroupError, errno_name
+from reconciler.runtime import logs
+
+FIRST_WAIT_S: Final = 1.0
+LONGEST_WAIT_S: Final = 60.0
+_SHOWN: Final = 20
+"""Objects that are named among the problems; of more only the number is told."""
+_LINE: Final = 300
+
+
+class ObjectError(Struct, frozen=True, kw_only=True):
+    """What is wrong with one object. ``retry_at``: monotonic seconds, 0.0 once it is due; ``failures``: in a row."""
+
+    text: str
+    failures: int
+    wait_s: float
+    retry_at: float
+
+
+@final
+class ObjectErrors:
+    """See the module. Keys are those of `reconciler.runtime.workqueue`. On the loop's thread only."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """Since the start, by (kind of object, errno's or exception's name)."""
+        self._now: dict[str, ObjectError] = {}
+        self._log = logs.get("object")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._now)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._now
+
+    def failures(self, key: str) -> int:
+        """How many times in a row the object has failed."""
+        return one.failures if (one := self._now.get(key)) is not None else 0
+
+    @contextmanager
+    def contained(self, key: str) -> Iterator[None]:
+        """Whatever the block raises is this object's error. Where it raises nothing, nothing is concluded."""
+        try:
+            yield
+        except Exception as exc:  # noqa: BLE001  (beside the supervisor the one place, see the module)
+            self.failed(key, exc)
+
+    def failed(self, key: str, exc: Exception) -> None:
+        """Note an error of an object: said when it is another one than before, tried again after a growing wait."""
+        self.counted(key.partition(":")[0], exc)
+        expected = isinstance(exc, AgentError | OSError)
+        text = (str(exc) if isinstance(exc, AgentError) else f"{type(exc).__name__}: {exc}")[:_LINE]
+        before, now = self._now.get(key), time.monotonic()
+        failures = 1 if before is None else before.failures + 1
+        if before is not None and before.retry_at > now:
+            # Something else has asked for the look: that makes the next one neither sooner nor later.
+            wait_s, at = before.wait_s, before.retry_at
+        else:
+            wait_s = FIRST_WAIT_S if before is None else min(2 * before.wait_s, LONGEST_WAIT_S)
+            at = now + wait_s
+        self._now[key] = ObjectError(text=text, failures=failures, wait_s=wait_s, retry_at=at)
+        if before is not None and before.text == text:
+            return
+        if expected:
+            self._log.warning("failed; tried again", object=key, error=text)
+        else:
+            self._log.failure("failed; tried again", exc, object=key)
+
+    def counted(self, kind: str, exc: Exception) -> None:
+        """Count an error that is shown and tried again elsewhere."""
+        self.counts[kind, error_name(exc)] += 1
+
+    def passed(self, key: str) -> None:
+        """The object is well, or gone."""
+        self._now.pop(key, None)
+
+    def keep(self, kind: str, keys: Container[str]) -> None:
+        """Of the objects of a kind only these are not well."""
+        for key in [key for key in self._now if key.startswith(f"{kind}:") and key not in keys]:
+            del self._now[key]
+
+    def next_retry(self) -> float | None:
+        """When the next retry is due (monotonic seconds), None when there is none."""
+        return min((one.retry_at for one in self._now.values() if one.retry_at), default=None)
+
+    def due(self, now: float) -> list[str]:
+        """The keys to look at again. Each is told once."""
+        found = [key for key, one in self._now.items() if 0.0 < one.retry_at <= now]
+        for key in found:
+            one = self._now[key]
+            self._now[key] = ObjectError(text=one.text, failures=one.failures, wait_s=one.wait_s, retry_at=0.0)
+        return found
+
+    def problems(self) -> list[str]:
+        """One line an object, for people."""
+        lines = [f"{key}: {one.text}" for key, one in list(self._now.items())[:_SHOWN]]
+        more = len(self._now) - len(lines)
+        return [*lines, f"{more} more objects with errors"] if more else lines
+
+
+def error_name(exc: BaseException) -> str:
+    """The errno's name where one is known, else the exception's."""
+    if isinstance(exc, CgroupError) and exc.errno:
+        return errno_name(exc.errno)
+    cause = exc if isinstance(exc, OSError) else exc.__cause__
+    if isinstance(cause, OSError) and cause.errno:
+        return errno_name(cause.errno)
+    return type(exc).__name__

@@ -1,0 +1,225 @@
+"""Runs the daemon's components in nested lifetimes, restarts what fails, and takes everything down in order.
+
+Layers are given outermost first: a layer starts when the one around it has started, and ends before it. A component
+that fails or returns is started again after a growing wait, and reported. So is an *essential* one that has run and was
+ended by what the node refuses (`AgentError`, `OSError`): a new process would be refused the same, and meanwhile all
+pods would go without. Any other end of an essential one is a fault of its own, after which its state cannot be relied
+on: it ends the process, in order, and systemd starts a new one. This is the only place with a broad ``except*``, and
+`reconciler.runtime.object_errors` the only one beside it: a programming error in the metrics page must not take the
+node's protection with it, and one in the main loop must not leave a half-living daemon.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Final, Protocol, final
+
+import trio
+from msgspec import Struct
+
+from cgroupfs.errors import AgentError
+from reconciler.runtime import logs
+
+START_DEADLINE_S: Final = 10.0
+FIRST_WAIT_S: Final = 0.5
+LONGEST_WAIT_S: Final = 60.0
+CALM_S: Final = 60.0
+"""A component that ran this long before it failed starts again with the first wait."""
+SLOW_STOP_S: Final = 5.0
+
+
+class Run(Protocol):
+    """A component's one task. ``task_status.started()`` says that callers may rely on it."""
+
+    def __call__(self, *, task_status: trio.TaskStatus[None]) -> Awaitable[None]: ...
+
+
+class Component(Struct, frozen=True, kw_only=True):
+    """One named part. ``essential``: without it the process has no reason to be; see the module."""
+
+    name: str
+    run: Run
+    essential: bool = False
+
+
+class Health(StrEnum):
+    """How a component is."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting"
+    STOPPED = "stopped"
+
+
+class ComponentStatus(Struct, frozen=True, kw_only=True):
+    """For /state, /readyz and the metrics. ``error`` is the last failure's text, "" if there was none."""
+
+    name: str
+    health: Health
+    failures: int = 0
+    error: str = ""
+
+
+class EssentialError(AgentError):
+    """An essential component has ended, so the process ends. ``__cause__`` is its error, None if it just returned."""
+
+
+@final
+class _Kept:
+    """What is known of one component while it lives."""
+
+    def __init__(self, component: Component) -> None:
+        self.component = component
+        self.settled = trio.Event()
+        """Started, or failed for the first time: the layer need not wait for it any more."""
+        self.status = ComponentStatus(name=component.name, health=Health.STARTING)
+        self.ran = False
+
+
+@final
+class Supervisor:
+    """See the module. ``report`` is called, on the loop, with each change of a component's status."""
+
+    def __init__(
+        self, layers: Iterable[Sequence[Component]], report: Callable[[ComponentStatus], None] | None = None
+    ) -> None:
+        self._layers = [[_Kept(component) for component in layer] for layer in layers]
+        self._report = report
+        self._log = logs.get("supervisor")
+        self._stop = trio.Event()
+        self._reason = ""
+        self._fatal: BaseException | None = None
+        names = [kept.component.name for layer in self._layers for kept in layer]
+        if len(set(names)) != len(names):
+            raise ValueError(f"component names must differ: {', '.join(sorted(names))}")
+
+    @property
+    def statuses(self) -> Mapping[str, ComponentStatus]:
+        """Every component's status now, outermost layer first."""
+        return {kept.component.name: kept.status for layer in self._layers for kept in layer}
+
+    def stop(self, reason: str) -> None:
+        """Begin the way out; the first reason counts. May be called at any time, also before the start is over."""
+        if not self._stop.is_set():
+            self._reason = reason
+            self._stop.set()
+
+    @property
+    def stopping(self) -> str | None:
+        """The reason for the way out, None while there is none."""
+        return self._reason if self._stop.is_set() else None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run until `stop`, cancellation, or the end of an essential component.
+
+        ``started()`` is called when every component has started, has failed once, or has used up its time.
+        Errors: `EssentialError`.
+        """
+        await self._run_layer(0, task_status)
+        if self._fatal is not None:
+            raise EssentialError(self._reason) from (None if isinstance(self._fatal, _Returned) else self._fatal)
+
+    async def _run_layer(self, index: int, task_status: trio.TaskStatus[None]) -> None:
+        if index == len(self._layers):
+            task_status.started()
+            await self._stop.wait()
+            return
+        layer = self._layers[index]
+        async with trio.open_nursery() as watcher:
+            async with trio.open_nursery() as nursery:
+                for kept in layer:
+                    nursery.start_soon(self._keep, kept, name=f"keep {kept.component.name}")
+                await self._settle(layer)
+                if not self._stop.is_set():
+                    await self._run_layer(index + 1, task_status)
+                nursery.cancel_scope.cancel(reason=f"stop: {self._reason}")
+                watcher.start_soon(self._tell_slow_stop, layer)
+            watcher.cancel_scope.cancel(reason="the layer has stopped")
+
+    async def _tell_slow_stop(self, layer: Sequence[_Kept]) -> None:
+        """Name who keeps the process from ending, before systemd's patience is over."""
+        await trio.sleep(SLOW_STOP_S)
+        late = [kept.component.name for kept in layer if kept.status.health is not Health.STOPPED]
+        self._log.warning("slow to stop", components=",".join(late), after_s=SLOW_STOP_S)
+
+    async def _settle(self, layer: Sequence[_Kept]) -> None:
+        """Wait for the layer's start, for its deadline, or for a stop."""
+        async with trio.open_nursery() as nursery:
+
+            async def stop_waiting() -> None:
+                await self._stop.wait()
+                nursery.cancel_scope.cancel(reason="stop")
+
+            nursery.start_soon(stop_waiting)
+            with trio.move_on_after(START_DEADLINE_S) as scope:
+                for kept in layer:
+                    await kept.settled.wait()
+            if scope.cancelled_caught:
+                late = [kept.component.name for kept in layer if not kept.settled.is_set()]
+                self._log.warning("slow to start; going on without", components=",".join(late))
+            nursery.cancel_scope.cancel(reason="the layer has started")
+
+    async def _keep(self, kept: _Kept) -> None:
+        wait_s = FIRST_WAIT_S
+        try:
+            while True:
+                began = trio.current_time()
+                failure = await self._run_once(kept)
+                if self._stop.is_set():
+                    return
+                if kept.component.essential and not (kept.ran and isinstance(failure, AgentError | OSError)):
+                    self._fatal = failure
+                    self.stop(f"{kept.component.name} has ended: {_words(failure)}")
+                    return
+                if trio.current_time() - began >= CALM_S:
+                    wait_s = FIRST_WAIT_S
+                self._log.warning("starts again", component=kept.component.name, wait_s=wait_s)
+                self._set(kept, Health.WAITING)
+                kept.settled.set()
+                await trio.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        finally:
+            self._set(kept, Health.STOPPED)
+            kept.settled.set()
+
+    async def _run_once(self, kept: _Kept) -> BaseException:
+        """One life of a component; what ended it."""
+        name = kept.component.name
+        failure: BaseException = _Returned("it returned")
+        self._set(kept, Health.STARTING)
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(kept.component.run, name=name)
+                self._set(kept, Health.RUNNING)
+                kept.ran = True
+                kept.settled.set()
+        except* Exception as group:  # noqa: BLE001  # the one place, see the module
+            # Told here: when the daemon is being stopped at the same time, the cancellation goes on and this is lost.
+            failure = _innermost(group)
+            if isinstance(failure, AgentError):
+                self._log.error("failed", component=name, error=str(failure))
+            else:
+                self._log.failure("failed", failure, component=name)
+        failures = kept.status.failures + 1
+        kept.status = ComponentStatus(name=name, health=kept.status.health, failures=failures, error=_words(failure))
+        return failure
+
+    def _set(self, kept: _Kept, health: Health) -> None:
+        old = kept.status
+        kept.status = ComponentStatus(name=old.name, health=health, failures=old.failures, error=old.error)
+        if self._report is not None and kept.status != old:
+            self._report(kept.status)
+
+
+class _Returned(Exception):
+    """Stands for the error of a component that ended without one."""
+
+
+def _innermost(exc: BaseException) -> BaseException:
+    """The one error inside nested groups of one; a group of several stays a group."""
+    while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
+        exc = exc.exceptions[0]
+    return exc
+
+
+def _words(exc: BaseException) -> str:
+    return str(exc) if isinstance(exc, AgentError | _Returned) else f"{type(exc).__name__}: {exc}"

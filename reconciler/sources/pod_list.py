@@ -1,0 +1,416 @@
+"""A pod list of any length, read as it arrives: one pod is cut out, decoded and let go before the next.
+
+A node's list may be larger than this agent's memory: 110 pods of 1.5 MiB and more each, of which a few hundred bytes
+mean anything here. And one pod of it may be unreadable (nesting that the decoder refuses, a field of the wrong type, a
+size that no pod has): that is this pod's problem. Of such a pod its labels and annotations are read all the same where
+they can be, for they decide its class.
+
+Source: RFC 8259; Kubernetes API reference, PodList v1 (``items`` is null when there are no pods).
+"""
+
+import re
+from array import array
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Final, NamedTuple, TypeVar, final
+
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from reconciler.pods.marks import LONGEST_NAME, MarkReader, limited, too_long
+from reconciler.sources.podspec import (
+    LONGEST_UID,
+    META_NAMES,
+    MOST_CONTAINERS,
+    SPEC_NAMES,
+    STATUS_NAMES,
+    ContainerSpec,
+    ContainerStatus,
+    MarkedObject,
+    Marks,
+    ObjectMeta,
+    OwnerReference,
+    PodCondition,
+    PodIP,
+    PodObject,
+    PodSpec,
+    PodStatus,
+    marks_of,
+    meta_of,
+)
+from state.model import PodMeta
+
+T = TypeVar("T")
+
+MOST_PODS: Final = 4096
+"""Of one list; a node has 110, or some hundreds."""
+LONGEST_POD: Final = 4 << 20
+"""Bytes of a pod that are looked at. etcd takes 1.5 MiB, of which some characters are six bytes in JSON."""
+_LONGEST_ENVELOPE: Final = 64 << 10
+_LONGEST_BLANK: Final = 1 << 10
+_MOST_PROBLEMS: Final = 64
+_LONGEST_PROBLEM: Final = 300
+_ITEMS_DEPTH: Final = 2
+
+# Sizes of the parts of a chunk that are passed over whole; of the smaller ones each item's end is searched.
+_PARTS: Final = (4096, 256)
+_NO_STRUCTURE: Final = bytes(set(range(256)) - set(b'"{}[]'))
+_ONE_KIND: Final = bytes.maketrans(b"[]", b"{}")
+_BALANCED: Final = tuple(b"{" * depth + b"}" * depth for depth in (1, 1, 16, 8, 4, 2, 1, 1))
+"""What is taken out of a part, in this order, before the depths that are left are counted one by one."""
+_AS_STEPS: Final = bytes.maketrans(b"{}", b"\x01\xff")
+"""An opening bracket as 1 and a closing one as -1, in bytes with a sign."""
+
+# Possessive throughout: no position of the text is looked at twice.
+_STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_TO_BRACKET_OR_COMMA: Final = re.compile(rb'[^",{}\[\]]*+(?:' + _STRING + rb'[^",{}\[\]]*+)*+', re.DOTALL)
+_REST_OF_STRING: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_ITEMS: Final = re.compile(rb'"items"\s*:\s*\Z')
+_METADATA: Final = re.compile(rb'\s*\{\s*(?:"(?:kind|apiVersion)"\s*:\s*"\w*"\s*,\s*){0,2}"metadata"\s*:\s*(?=\{)')
+_UID: Final = re.compile(rb'"uid"\s*:\s*"([A-Za-z0-9-]{1,64})"')
+_OPENING: Final = frozenset(b"{[")
+_CLOSING: Final = frozenset(b"}]")
+
+
+class ListedPod(NamedTuple):
+    """One pod of a list. ``whole`` False: only what is in ``meta`` could be read, the rest is not known."""
+
+    meta: PodMeta
+    whole: bool = True
+
+
+class _ListedSpec(Struct, frozen=True, rename=SPEC_NAMES):
+    """`PodSpec` whose containers are not looked at yet: a tenant may list tens of thousands."""
+
+    containers: list[Raw] | None = None
+    init_containers: list[Raw] | None = None
+    ephemeral_containers: list[Raw] | None = None
+    priority_class_name: str | None = None
+    priority: int | None = None
+    node_name: str | None = None
+    grace_s: float | None = None
+
+
+class _ListedStatus(Struct, frozen=True, rename=STATUS_NAMES):
+    """`PodStatus`, in the same way."""
+
+    qos_class: str | None = None
+    pod_ip: str | None = None
+    pod_ips: list[Raw] | None = None
+    resize: str | None = None
+    conditions: list[Raw] | None = None
+    container_statuses: list[Raw] | None = None
+    init_container_statuses: list[Raw] | None = None
+    ephemeral_container_statuses: list[Raw] | None = None
+
+
+class _ListedMeta(Struct, frozen=True, rename=META_NAMES):
+    """`ObjectMeta` but for what `MarkedMeta` has."""
+
+    owners: list[Raw] | None = None
+    deletion_timestamp: str | None = None
+    deletion_grace_s: float | None = None
+
+
+class _ListedObject(Struct, frozen=True):
+    metadata: _ListedMeta = _ListedMeta()
+    spec: _ListedSpec = _ListedSpec()
+    status: _ListedStatus = _ListedStatus()
+
+
+class _Envelope(Struct):
+    kind: str | None = None
+    items: list[Raw] | None = None
+
+
+_decode_envelope = msgspec.json.Decoder(_Envelope).decode
+_decode_pod = msgspec.json.Decoder(_ListedObject).decode
+_decode_container = msgspec.json.Decoder(ContainerSpec).decode
+_decode_container_status = msgspec.json.Decoder(ContainerStatus).decode
+_decode_owner = msgspec.json.Decoder(OwnerReference).decode
+_decode_address = msgspec.json.Decoder(PodIP).decode
+_decode_condition = msgspec.json.Decoder(PodCondition).decode
+_decode_name = msgspec.json.Decoder(str | None).decode
+_decode_marked = msgspec.json.Decoder(MarkedObject).decode
+_UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError)
+
+
+@final
+class Cutter:
+    """Finds the items of a list's JSON in chunks of any size. ``envelope`` is the text around them.
+
+    ``take`` gets each item, its whole length, and where its first inner object or list ends (0: it has none). Of an
+    item longer than ``longest`` only the beginning is kept.
+    """
+
+    def __init__(self, take: Callable[[bytes, int, int], None], *, longest: int = LONGEST_POD) -> None:
+        self._take = take
+        self._longest = longest
+        self.envelope = bytearray()
+        self._item = bytearray()
+        self._length = 0
+        self._first = 0
+        self._depth = 0
+        self._in_items = False
+        self._in_string = False
+        self._escaped = False
+
+    def feed(self, data: bytes) -> None:
+        """Take the next chunk. Errors: `ValueError` when what is around the items is too long for a list.
+
+        Linear with a small constant, whatever an item holds: Python's own loop runs only near the ends of items.
+        """
+        coarse, fine = _PARTS
+        for part in chunks(data, coarse):
+            if not self._passed_over(part):
+                for small in chunks(part, fine):
+                    if not self._passed_over(small):
+                        self._scan(small)
+
+    def _passed_over(self, data: bytes) -> bool:
+        """Whether nothing that counts ends in this part; then it is kept, and nothing else is to be done."""
+        floor = _ITEMS_DEPTH + (not self._first)
+        if not self._in_items or self._depth <= floor:
+            return False
+        lowest, change, in_string, escaped = _structure(data, in_string=self._in_string, escaped=self._escaped)
+        if self._depth + lowest <= floor:
+            return False
+        self._depth += change
+        self._in_string, self._escaped = in_string, escaped
+        self._keep(data)
+        return True
+
+    def _scan(self, data: bytes) -> None:
+        at = kept = 0
+        while at < len(data):
+            if self._in_string:
+                at = self._end_of_string(data, at)
+                continue
+            at = _TO_BRACKET_OR_COMMA.match(data, at).end()  # type: ignore[union-attr]
+            if at == len(data):
+                break
+            byte = data[at]
+            if byte in b'"':
+                self._in_string = True
+            elif byte in _OPENING:
+                self._depth += 1
+                if self._opens_items(data[kept:at], byte):
+                    self._keep(data[kept : at + 1])
+                    kept, self._in_items = at + 1, True
+            elif byte in _CLOSING:
+                self._depth -= 1
+                if self._in_items and self._depth == _ITEMS_DEPTH + 1 and not self._first:
+                    self._first = self._length + at + 1 - kept
+                if self._in_items and self._depth < _ITEMS_DEPTH:
+                    self._keep(data[kept:at])
+                    self._end_of_item()
+                    kept, self._in_items = at, False
+            elif self._in_items and self._depth == _ITEMS_DEPTH:
+                self._keep(data[kept:at])
+                self._end_of_item()
+                kept = at + 1
+            at += 1
+        self._keep(data[kept:])
+
+    def _opens_items(self, before: bytes, byte: int) -> bool:
+        if self._in_items or self._depth != _ITEMS_DEPTH or byte != ord("["):
+            return False
+        return _ITEMS.search((bytes(self.envelope[-64:]) + before)[-64:]) is not None
+
+    def _end_of_string(self, data: bytes, at: int) -> int:
+        if self._escaped:
+            self._escaped = False
+            return at + 1
+        end = _REST_OF_STRING.match(data, at).end()  # type: ignore[union-attr]
+        if end < len(data):
+            # Only a backslash at the chunk's very end is left over besides the closing quote.
+            self._escaped = data[end] == ord("\\")
+            self._in_string = self._escaped
+            end += 1
+        return end
+
+    def _keep(self, part: bytes) -> None:
+        if self._in_items:
+            self._length += len(part)
+            self._item += part[: max(0, self._longest - len(self._item))]
+            return
+        self.envelope += part
+        if len(self.envelope) > _LONGEST_ENVELOPE:
+            raise ValueError("the answer is not a pod list: too much text around its pods")
+
+    def _end_of_item(self) -> None:
+        item, length, first = bytes(self._item), self._length, self._first
+        self._item.clear()
+        self._length = self._first = 0
+        if length > _LONGEST_BLANK or item.strip():
+            self._take(item, length, first)
+
+
+def _structure(data: bytes, *, in_string: bool, escaped: bool) -> tuple[int, int, bool, bool]:
+    """A part of JSON: its lowest depth of brackets and its last, both against its beginning; the state at its end.
+
+    The states: inside a string, and there after a backslash. Each step is one call over all of the part. The lowest
+    depth is at most 0.
+    """
+    if escaped:
+        data = data[1:]
+    escaped = False
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"..").replace(b'\\"', b"..")
+        escaped = data.endswith(b"\\")
+    marks = data.translate(_ONE_KIND, _NO_STRUCTURE)
+    if b'"' in marks:
+        # Two quotes side by side: what is between them has no brackets, and the rest is inside or outside as before.
+        marks = marks.replace(b'""', b"")
+    if in_string or b'"' in marks:
+        texts = marks.split(b'"')
+        marks = b"".join(texts[in_string::2])
+        in_string ^= not len(texts) & 1
+    for pair in _BALANCED:
+        if b"{}" not in marks:
+            break
+        marks = marks.replace(pair, b"")
+    if not marks:
+        return 0, 0, in_string, in_string and escaped
+    closing = marks.count(b"}")
+    change = len(marks) - 2 * closing
+    if not closing:
+        return 0, change, in_string, in_string and escaped
+    lowest = min(accumulate(array("b", marks.translate(_AS_STEPS))))
+    return min(0, lowest), change, in_string, in_string and escaped
+
+
+@final
+class PodListReader:
+    """Reads one answer. ``pods``: those read so far; ``problems``: a message for each that says nothing at all."""
+
+    def __init__(self, source: str, marks: MarkReader) -> None:
+        self.pods: list[ListedPod] = []
+        self.problems: list[str] = []
+        self._source = source
+        self._marks = marks
+        self._count = 0
+        self._cutter = Cutter(self._one)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next chunk. Errors: `ValueError` when it is no pod list."""
+        self._cutter.feed(data)
+
+    def end(self) -> None:
+        """There is no more. Errors: `ValueError` when it was no pod list, or not all of one (``pods`` hold)."""
+        try:
+            found = _decode_envelope(self._cutter.envelope)
+        except _UNREADABLE as exc:
+            raise ValueError(f"the answer is not a pod list: {exc}") from exc
+        if found.kind not in {None, "PodList"} or (found.kind is None and found.items is None):
+            kind = (found.kind or "something without items")[:60]
+            raise ValueError(f"the answer is not a pod list but {kind}")
+        if self._count > MOST_PODS:
+            raise ValueError(f"the list has {self._count} pods, of which the first {MOST_PODS} are read")
+
+    def _one(self, item: bytes, length: int, first: int) -> None:
+        self._count += 1
+        if self._count > MOST_PODS:
+            return
+        try:
+            self.pods.append(read_pod(item, length, first, self._source, self._marks))
+        except ValueError as exc:
+            if len(self.problems) < _MOST_PROBLEMS:
+                self.problems.append(f"{self._source}: pod {self._count} of its list: {str(exc)[:_LONGEST_PROBLEM]}")
+
+
+def read_pod(item: bytes, length: int, first: int, source: str, reader: MarkReader) -> ListedPod:
+    """One pod from the beginning of its JSON; ``length`` is that of all of it, ``first`` the end of its first object.
+
+    Errors: `ValueError` when not even the pod's uid can be read.
+    """
+    problem = "" if length == len(item) else too_long("pod", length, len(item))
+    try:
+        found = _marked(item, first, whole=not problem).metadata
+        known = ObjectMeta(
+            name=_short(found.name, LONGEST_NAME),
+            namespace=_short(found.namespace, LONGEST_NAME),
+            uid=_short(found.uid, LONGEST_UID),
+        )
+    except _UNREADABLE as exc:
+        return _unreadable(item, source, problem or str(exc)[:_LONGEST_PROBLEM], exc)
+    pod: PodObject | None = None
+    if not problem:
+        try:
+            pod = _pod_object(_decode_pod(item), known)
+        except _UNREADABLE as exc:
+            problem = str(exc)[:_LONGEST_PROBLEM]
+    marks = marks_of(found.labels, found.annotations, reader)
+    if pod is not None:
+        return ListedPod(meta_of(pod, source, marks), whole=marks.labels is not None and marks.annotations is not None)
+    marks = Marks(marks.labels, marks.annotations, limited((*marks.problems, f"its spec cannot be read: {problem}")))
+    return ListedPod(meta_of(PodObject(metadata=known), source, marks), whole=False)
+
+
+def _short(text: Raw, most: int) -> str | None:
+    """A name, which is not even decoded when it is longer than any may be. Errors: `msgspec.DecodeError`."""
+    if len(memoryview(text)) > 6 * most + 2:
+        raise msgspec.DecodeError(too_long("name, namespace or uid", len(memoryview(text)), most))
+    name: str | None = _decode_name(text)
+    return name
+
+
+def _pod_object(listed: _ListedObject, known: ObjectMeta) -> PodObject:
+    meta, spec, status = listed.metadata, listed.spec, listed.status
+    return PodObject(
+        metadata=replace(
+            known,
+            owners=_first(meta.owners, _decode_owner),
+            deletion_timestamp=meta.deletion_timestamp,
+            deletion_grace_s=meta.deletion_grace_s,
+        ),
+        spec=PodSpec(
+            containers=_first(spec.containers, _decode_container),
+            init_containers=_first(spec.init_containers, _decode_container),
+            ephemeral_containers=_first(spec.ephemeral_containers, _decode_container),
+            priority_class_name=spec.priority_class_name,
+            priority=spec.priority,
+            node_name=spec.node_name,
+            grace_s=spec.grace_s,
+        ),
+        status=PodStatus(
+            qos_class=status.qos_class,
+            pod_ip=status.pod_ip,
+            pod_ips=_first(status.pod_ips, _decode_address),
+            resize=status.resize,
+            conditions=_first(status.conditions, _decode_condition),
+            container_statuses=_first(status.container_statuses, _decode_container_status),
+            init_container_statuses=_first(status.init_container_statuses, _decode_container_status),
+            ephemeral_container_statuses=_first(status.ephemeral_container_statuses, _decode_container_status),
+        ),
+    )
+
+
+def _first(items: list[Raw] | None, decode: Callable[[Raw], T]) -> list[T] | None:
+    """As many as count, and one more, by which it is seen that there are more."""
+    return None if items is None else [decode(one) for one in items[: MOST_CONTAINERS + 1]]
+
+
+def _marked(item: bytes, first: int, *, whole: bool) -> MarkedObject:
+    """The metadata of a pod whose other parts may be cut off or unreadable, as far as it stands before those."""
+    start = _METADATA.match(item)
+    if start is not None and start.end() < first <= len(item):
+        return _decode_marked(b'{"metadata":' + item[start.end() : first] + b"}")
+    if not whole:
+        raise msgspec.DecodeError("its metadata is cut off")
+    return _decode_marked(item)
+
+
+def _unreadable(item: bytes, source: str, problem: str, cause: Exception) -> ListedPod:
+    uid = _UID.search(item, 0, _LONGEST_ENVELOPE)
+    if uid is None:
+        raise ValueError(problem) from cause
+    text = f"it cannot be read in the {source}'s list: {problem}"
+    return ListedPod(PodMeta(uid=uid[1].decode(), source=source, problems=(text,)), whole=False)
+
+
+def chunks(body: bytes, size: int = 1 << 14) -> Iterator[bytes]:
+    """A long text in parts, between which others can run."""
+    for at in range(0, len(body), size):
+        yield body[at : at + size]

@@ -1,0 +1,1 @@
+"""Metrics and their Prometheus text."""

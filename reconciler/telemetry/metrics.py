@@ -1,0 +1,91 @@
+"""What is counted and measured: plain numbers on the loop, and the frozen snapshot that a scrape shows.
+
+Nothing here knows Prometheus; `reconciler.telemetry.prometheus` makes its text from the newest snapshot. The
+loop's task is the only writer, so counting is an addition without a lock, and `Counters.values` is the only copy.
+"""
+
+import os
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from reconciler.alerts.service import AlertNumbers
+from reconciler.interference.service import WatchNumbers
+from reconciler.runtime.counters import CounterValues
+from reconciler.runtime.supervisor import ComponentStatus
+from state.cache import CacheUse
+from state.model import SourceStatus
+
+
+class PodMetrics(Struct, frozen=True, kw_only=True):
+    """One pod's series: eight at most. ``quota_milli`` None: no quota; ``cpus``: how many it may run on.
+
+    ``llc_bytes`` and ``memory_bytes_s``: what it has of the cache and of the memory bus, None: not known.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    pod_class: str
+    source: str
+    cpus: int | None = None
+    quota_milli: int | None = None
+    in_force: int = 0
+    pending: int = 0
+    left_alone: int = 0
+    """Settings that a hold or a yield keeps from being written."""
+    llc_bytes: int | None = None
+    memory_bytes_s: float | None = None
+
+
+class MetricsSnapshot(Struct, frozen=True, kw_only=True):
+    """Everything that a scrape shows, at one moment. Units as the names say; CPU in thousandths."""
+
+    version: str
+    mode: str
+    ready: bool = False
+    pods: tuple[PodMetrics, ...] = ()
+    """Empty where the configuration asks for sums only."""
+    pods_by_class: Mapping[str, int] = {}
+    pools: Mapping[str, int] = {}
+    """CPUs by pool."""
+    budget_milli: int | None = None
+    used_milli: Mapping[str, int] = {}
+    """CPU used by ``online``, ``reclaimed`` and ``system`` work."""
+    headroom_milli: Mapping[str, int] = {}
+    headroom_memory_bytes: int | None = None
+    """What BE may be promised, by NUMA node."""
+    settings: Mapping[tuple[str, str], int] = {}
+    """By knob and state: ``in_force``, ``pending``, ``left_alone``."""
+    refused: Mapping[str, int] = {}
+    """Settings that the planner refuses now, by rule."""
+    holds: int = 0
+    yielded: int = 0
+    ledger_files: int = 0
+    sources: tuple[SourceStatus, ...] = ()
+    components: tuple[ComponentStatus, ...] = ()
+    store_ok: bool = True
+    alerts: AlertNumbers = AlertNumbers()
+    watches: int = 0
+    rss_bytes: int = 0
+    cpu_s: float = 0.0
+    started_at: float = 0.0
+    """Wall-clock seconds."""
+    counters: CounterValues = CounterValues()
+    cache: CacheUse | None = None
+    watched: WatchNumbers | None = None
+    """None where nothing measures it."""
+    cache_age_s: float | None = None
+    http_requests: Mapping[tuple[str, str], int] = {}
+    """Answers of our own listeners, by listener and status."""
+    http_aborted: Mapping[tuple[str, str], int] = {}
+    """Connections that ended early, by listener and reason."""
+
+
+def rss_bytes(root: str = "/") -> int:
+    """This process' resident memory, 0 where /proc does not tell."""
+    try:
+        with open(os.path.join(root, "proc/self/statm"), encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except (OSError, IndexError, ValueError):
+        return 0

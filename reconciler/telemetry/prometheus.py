@@ -1,0 +1,291 @@
+"""Prometheus' text from a `MetricsSnapshot`. Imported by the web part only, and run in steps on the loop.
+
+A registry of our own without the library's default collectors: what they cost at every scrape, two numbers of ours
+replace. Names follow Prometheus' rules: base units, ``_total`` for counters.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, final
+
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+from reconciler.interference.service import WatchNumbers
+from reconciler.runtime.cooperative import Steps, all_steps
+from reconciler.runtime.counters import HistogramValues
+from reconciler.runtime.supervisor import Health
+from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
+from state.cache import CacheUse
+from state.printable import printable_lines
+
+_POD = ("uid", "namespace", "pod")
+
+
+@final
+class SnapshotCollector:
+    """Shows one snapshot."""
+
+    def __init__(self, snapshot: MetricsSnapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, in a fixed order."""
+        yield from _daemon(self._snapshot)
+        yield from _node(self._snapshot)
+        yield from _writes(self._snapshot)
+        yield from _parts(self._snapshot)
+        yield from _alerts(self._snapshot)
+        yield from _http(self._snapshot)
+        if self._snapshot.watched is not None:
+            yield from _watched(self._snapshot.watched)
+        if self._snapshot.cache is not None:
+            yield from _cache(self._snapshot.cache, self._snapshot.cache_age_s)
+        if self._snapshot.pods:
+            yield from _pods(self._snapshot.pods)
+
+
+OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
+TEXT: Final = "text/plain"
+
+_SAMPLES: Final = 100
+"""Of one family, in one step: 100 of a pod's series are 0.3 ms."""
+_EOF: Final = b"# EOF\n"
+
+
+def accepted(accept: str) -> str:
+    """One of the two forms, by the ``Accept`` header. Nothing of the header itself is used in the answer."""
+    kinds = (part.partition(";")[0].strip() for part in accept[:1024].split(","))
+    return OPENMETRICS if "application/openmetrics-text" in kinds else TEXT
+
+
+def render(snapshot: MetricsSnapshot, accept: str = "") -> tuple[bytes, str]:
+    """The text and its content type: OpenMetrics where the ``Accept`` header asks for it."""
+    return all_steps(rendering(snapshot, accepted(accept)))
+
+
+def rendering(snapshot: MetricsSnapshot, form: str) -> Steps[tuple[bytes, str]]:
+    """The same in steps. ``form`` is what `accepted` returned."""
+    encoder, content_type = choose_encoder(form)
+    written: list[bytes] = []
+    for family in SnapshotCollector(snapshot).collect():
+        samples = family.samples
+        for first in range(0, max(1, len(samples)), _SAMPLES):
+            family.samples = samples[first : first + _SAMPLES]
+            text = encoder(_Families([family])).removesuffix(_EOF)
+            # The family's comments, in front of its first samples only.
+            written.append(text if not first else _COMMENTS.sub(b"", text))
+            yield
+    if form == OPENMETRICS:
+        written.append(_EOF)
+    return b"".join(written), content_type
+
+
+_COMMENTS: Final = re.compile(rb"\A(?:# .*\n)+")
+
+
+@final
+class _Families:
+    """What an encoder of the library reads: a registry without a registry's checks of all names, at each scrape."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """All of them."""
+        return self._families
+
+
+def _printable(values: Iterable[str]) -> list[str]:
+    """Labels' values: the library escapes line ends and quotes only, and a lone surrogate would end the scrape."""
+    return [printable_lines(value) for value in values]
+
+
+def _gauge(name: str, words: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"bypassd_{name}", words, value=value)
+
+
+def _gauges(name: str, words: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    family = GaugeMetricFamily(f"bypassd_{name}", words, labels=labels)
+    for names, value in values:
+        family.add_metric(_printable(names), value)
+    return family
+
+
+def _counter(name: str, words: str, value: float) -> Metric:
+    return CounterMetricFamily(f"bypassd_{name}", words, value=value)
+
+
+def _counters(name: str, words: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    family = CounterMetricFamily(f"bypassd_{name}", words, labels=labels)
+    for names, value in values:
+        family.add_metric(_printable(names), value)
+    return family
+
+
+def _single(values: Mapping[str, int]) -> Iterator[tuple[Sequence[str], float]]:
+    return (((name,), value) for name, value in sorted(values.items()))
+
+
+def _histogram(name: str, words: str, values: HistogramValues) -> Metric:
+    family = HistogramMetricFamily(f"bypassd_{name}", words)
+    below = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip((*values.bounds, None), values.counts, strict=True):
+        below += count
+        buckets.append(("+Inf" if bound is None else f"{bound:.6g}", below))
+    family.add_metric([], buckets, values.total)
+    return family
+
+
+def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
+    yield InfoMetricFamily("bypassd_build", "The version that runs.", value={"version": now.version})
+    modes = [((mode,), float(mode == now.mode)) for mode in ("observe", "enforce")]
+    yield _gauges("mode", "1 for the mode in force.", ("mode",), modes)
+    yield _gauge("ready", "1 when the first whole plan is done.", now.ready)
+    yield _gauge("store_ok", "1 when the store can be written.", now.store_ok)
+    yield _gauge("watches", "inotify watches in use.", now.watches)
+    yield GaugeMetricFamily("process_resident_memory_bytes", "Resident memory.", value=now.rss_bytes)
+    yield GaugeMetricFamily("process_start_time_seconds", "Start, seconds since the epoch.", value=now.started_at)
+    yield CounterMetricFamily("process_cpu_seconds", "CPU time used.", value=now.cpu_s)
+    yield _histogram("loop_lag_seconds", "How late the loop's timers come.", now.counters.lag)
+    yield _histogram("look_seconds", "Duration of the main loop's looks.", now.counters.look)
+    yield _counters("resyncs", "Looks at everything.", ("reason",), _single(now.counters.resyncs))
+
+
+def _node(now: MetricsSnapshot) -> Iterator[Metric]:
+    yield _gauges("pods", "Pods by class.", ("class",), _single(now.pods_by_class))
+    yield _gauges("pool_cpus", "CPUs by pool.", ("pool",), _single(now.pools))
+    if now.budget_milli is not None:
+        yield _gauge("budget_cpus", "CPUs that BE pods may use together.", now.budget_milli / 1000)
+    used = ((name, milli / 1000) for name, milli in sorted(now.used_milli.items()))
+    yield _gauges("used_cpus", "CPUs in use.", ("by",), (((name,), cpus) for name, cpus in used))
+    promised = _single(now.headroom_milli)
+    yield _gauges("headroom_milli", "Thousandths of a CPU that BE may be promised.", ("numa_node",), promised)
+    if now.headroom_memory_bytes is not None:
+        yield _gauge("headroom_memory_bytes", "Memory that BE may be promised.", now.headroom_memory_bytes)
+
+
+def _writes(now: MetricsSnapshot) -> Iterator[Metric]:
+    counters = now.counters
+    yield _gauges("settings", "Settings by knob and state.", ("knob", "state"), sorted(now.settings.items()))
+    yield _gauges("settings_refused", "Settings the planner refuses.", ("rule",), _single(now.refused))
+    yield _gauge("ledger_files", "Files whose original value is kept.", now.ledger_files)
+    yield _gauge("holds", "Operators' holds in force.", now.holds)
+    yield _gauge("files_yielded", "Files left to others now.", now.yielded)
+    yield _counter("yields", "Times that a file was left to others.", counters.yields)
+    yield _counters(
+        "object_errors",
+        "Errors of single objects by kind and errno.",
+        ("object", "error"),
+        sorted(counters.object_errors.items()),
+    )
+    yield _counters("writes", "Writes by knob and outcome.", ("knob", "outcome"), sorted(counters.writes.items()))
+    yield _counter("plan_events", "Looks with another cause than the clock, or that moved CPUs.", counters.events)
+    yield _counter("cpus_moved", "CPUs that came to belong to other pools.", counters.cpus_moved)
+    yield _counter("pools_changed", "Times that a pool's CPUs changed.", counters.pools_changed)
+    yield _counter("cpuset_writes", "Writes of CPU sets that the kernel took.", counters.cpuset_writes)
+    yield _counters("foreign_writes", "Foreign changes by writer.", ("writer",), _single(counters.foreign))
+    yield _counters(
+        "container_starts", "Starts by whether all was set before exec.", ("before_exec",), _single(counters.starts)
+    )
+    yield _histogram(
+        "signal_to_write_seconds", "From the runtime's signal to the last write.", counters.signal_to_write
+    )
+
+
+def _parts(now: MetricsSnapshot) -> Iterator[Metric]:
+    sources = [((source.name,), float(source.ok)) for source in now.sources]
+    yield _gauges("source_up", "1 when a source of knowledge answers.", ("source",), sources)
+    ages = [((source.name,), source.age_s) for source in now.sources if source.age_s is not None]
+    yield _gauges("source_age_seconds", "Age of a source's last answer.", ("source",), ages)
+    up = [((part.name,), float(part.health is Health.RUNNING)) for part in now.components]
+    yield _gauges("component_up", "1 when a component runs.", ("component",), up)
+    failures = [((part.name,), float(part.failures)) for part in now.components]
+    yield _counters("component_failures", "Failures of a component.", ("component",), failures)
+
+
+def _alerts(now: MetricsSnapshot) -> Iterator[Metric]:
+    told = sorted(now.alerts.told.items())
+    yield _counters("alerts", "Alerts by kind and severity.", ("kind", "severity"), told)
+    yield _gauge("alerts_stored", "Alerts in the store that some sink has yet to take.", now.alerts.stored)
+    if not now.alerts.sinks:
+        return
+    sinks = sorted(now.alerts.sinks.items())
+    outcomes = [((name, outcome), count) for name, one in sinks for outcome, count in sorted(one.outcomes.items())]
+    yield _counters("alert_sink_alerts", "Alerts by sink and what became of them.", ("sink", "outcome"), outcomes)
+    waiting = [((name,), float(one.waiting)) for name, one in sinks]
+    yield _gauges("alert_sink_waiting", "Alerts that a sink has yet to take.", ("sink",), waiting)
+    late = [((name,), one.late_s) for name, one in sinks]
+    yield _gauges("alert_sink_late_seconds", "How late the oldest waiting alert is.", ("sink",), late)
+    failing = [((name,), float(one.failing)) for name, one in sinks]
+    yield _gauges("alert_sink_failing", "1 while a sink does not take alerts.", ("sink",), failing)
+
+
+def _http(now: MetricsSnapshot) -> Iterator[Metric]:
+    requests = sorted(now.http_requests.items())
+    yield _counters("http_requests", "Answers by listener and status.", ("listener", "code"), requests)
+    aborted = sorted(now.http_aborted.items())
+    words = "Connections ended early, by listener and reason."
+    yield _counters("http_connections_aborted", words, ("listener", "reason"), aborted)
+
+
+def _watched(now: WatchNumbers) -> Iterator[Metric]:
+    """Interference and evictions, where they are watched."""
+    verdicts = sorted(now.verdicts.items())
+    yield _gauges("interference_victims", "Watched pods by rule and verdict.", ("rule", "verdict"), verdicts)
+    yield _gauges("response_steps", "Responses in force.", ("response",), _single(now.steps))
+    changes = sorted(now.changes.items())
+    yield _counters("response_changes", "What happened on the ladder.", ("response", "turn"), changes)
+    reading = [((name,), value) for name, value in sorted(now.read_s.items())]
+    yield _counters("signal_read_seconds", "CPU time of reading signals.", ("reader",), reading)
+    yield _gauge("interference_pass_seconds", "CPU time of the last pass over all signals and rules.", now.pass_s)
+    yield _gauges("evictions", "Evictions of the last two hours by outcome.", ("outcome",), _single(now.orders))
+    yield _gauge("evictions_wanted", "Pods that a dry run wants evicted now.", now.would)
+
+
+def _cache(use: CacheUse, age_s: float | None) -> Iterator[Metric]:
+    """What control groups use, by cache; their sum is the machine. What is not known now has no series now."""
+    if age_s is not None:
+        yield _gauge("cache_use_age_seconds", "Age of the readings of cache and memory bandwidth.", age_s)
+    if use.level is not None:
+        shares = [(("cache",), use.level.cache_percent), (("memory_bandwidth",), use.level.mba_percent)]
+        yield _gauges("be_level_percent", "BE's share where it moves, as a level.", ("of",), shares)
+    labels = ("group", "class", "cache")
+    rows = [
+        ((name, use.classes.get(name, ""), str(cache)), one)
+        for name, caches in sorted(use.groups.items())
+        for cache, one in sorted(caches.items())
+    ]
+    held = [(names, one.occupancy_bytes) for names, one in rows if one.occupancy_bytes is not None]
+    yield _gauges("llc_occupancy_bytes", "Last-level cache held by a resctrl group.", labels, held)
+    moved = [(names, one.total_bytes_s) for names, one in rows if one.total_bytes_s is not None]
+    yield _gauges("memory_bandwidth_bytes_per_second", "Memory bandwidth of a resctrl group.", labels, moved)
+
+
+def _pods(pods: Sequence[PodMetrics]) -> Iterator[Metric]:
+    """Five to eight series a pod: well below the twelve that a node with 500 pods can afford."""
+    info = [((pod.uid, pod.namespace, pod.name, pod.pod_class, pod.source), 1.0) for pod in pods]
+    yield _gauges("pod_info", "A pod, its class and who told.", (*_POD, "class", "source"), info)
+    cpus = [((pod.uid, pod.namespace, pod.name), pod.cpus) for pod in pods if pod.cpus is not None]
+    yield _gauges("pod_cpuset_cpus", "CPUs a pod may run on.", _POD, cpus)
+    quota = [
+        ((pod.uid, pod.namespace, pod.name), pod.quota_milli / 1000) for pod in pods if pod.quota_milli is not None
+    ]
+    yield _gauges("pod_quota_cpus", "CPU quota of a pod.", _POD, quota)
+    states = [
+        ((pod.uid, pod.namespace, pod.name, state), float(getattr(pod, state)))
+        for pod in pods
+        for state in ("in_force", "pending", "left_alone")
+    ]
+    yield _gauges("pod_settings", "Settings of a pod by state.", (*_POD, "state"), states)
+    held = [((pod.uid, pod.namespace, pod.name), pod.llc_bytes) for pod in pods if pod.llc_bytes is not None]
+    yield _gauges("pod_llc_occupancy_bytes", "Last-level cache held by a pod.", _POD, held)
+    moved = [((pod.uid, pod.namespace, pod.name), pod.memory_bytes_s) for pod in pods if pod.memory_bytes_s is not None]
+    yield _gauges("pod_memory_bandwidth_bytes_per_second", "Memory bandwidth of a pod.", _POD, moved)

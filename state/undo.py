@@ -1,0 +1,31 @@
+"""What became of one file of the ledger that was restored."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class Undo(StrEnum):
+    """What became of one file."""
+
+    RESTORED = "restored"
+    ALREADY = "already as before"
+    GONE = "its group is gone"
+    FOREIGN = "changed by somebody else since; left"
+    UNKNOWN = "its original is not known; left"
+    REFUSED = "the kernel refused"
+
+
+class Undone(Struct, frozen=True, kw_only=True):
+    """One file of the ledger and how undoing it ended. ``ok``: it is as if we had never touched it."""
+
+    path: str
+    file: str
+    undo: Undo
+    text: str = ""
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """False where a person should look."""
+        return self.undo in {Undo.RESTORED, Undo.ALREADY, Undo.GONE}

@@ -1,0 +1,523 @@
+import errno
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.files import Directory
+from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
+from state.entry import Entry
+from state.model import Hold, RuntimeSpec
+from state.undo import Undo
+from tests.reconciler.actuators.acting import (
+    BE,
+    CID,
+    FILES,
+    GROUP,
+    POD,
+    UID,
+    Acting,
+    Stopped,
+    make_node,
+    snapshot,
+)
+
+WANTED: dict[str, CpuSet | int | None] = {"cpu.set": CpuSet.parse("2-3"), "cpu.weight": 3, "memory.max": 1 << 30}
+SPEC = RuntimeSpec(shares=2)
+
+
+async def test_what_is_wanted_is_written_read_back_and_remembered(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(GROUP, WANTED), acting.target(BE, {"cpu.quota": 150_000})])
+    assert [acting.read(GROUP, knob) for knob in WANTED] == ["2-3", "3", str(1 << 30)]
+    assert acting.read(BE, "cpu.quota") == "150000"
+    assert {acting.stood(GROUP, knob) for knob in WANTED} == {"written"}
+    entry = acting.ledger.get(("cpuset", GROUP, "cpuset.cpus"))
+    assert entry is not None
+    assert (entry.original, entry.seen, entry.writer) == ("0-3", "2-3", "us")
+    assert acting.followed.paths == {GROUP, BE}
+    acting.close()
+
+
+async def test_a_second_look_at_a_node_that_is_right_writes_nothing(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    target = acting.target(GROUP, WANTED)
+    await acting.actuator.apply([target])
+    count = acting.files.count
+    await acting.actuator.apply([target])
+    assert acting.files.count == count
+    assert {acting.stood(GROUP, knob) for knob in WANTED} == {"in place"}
+    acting.close()
+
+
+async def test_observe_mode_says_what_it_would_write_and_touches_nothing(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    before = snapshot(kernel, hierarchy)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.judge.enforce = False
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert {acting.stood(GROUP, knob) for knob in WANTED} == {"would write"}
+    assert snapshot(kernel, hierarchy) == before
+    assert len(acting.ledger) == 0
+    acting.close()
+
+
+async def test_a_policy_that_only_practises_is_told_apart_from_the_others(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.judge.dry_policies = frozenset({"reclaimed"})
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert acting.files.count == 0
+    acting.close()
+
+
+async def test_what_is_no_longer_wanted_gets_its_old_value_back(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    before = snapshot(kernel, hierarchy)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    await acting.actuator.apply([acting.target(GROUP, {})])
+    assert snapshot(kernel, hierarchy) == before
+    assert len(acting.ledger) == 0
+    acting.close()
+
+
+async def test_a_held_file_is_left_as_it_is(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.judge.holds = {"knob:cpu.set": Hold(target="knob:cpu.set", reason="test", by="me")}
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert acting.read(GROUP, "cpu.set") == "0-3"
+    assert acting.stood(GROUP, "cpu.set") == "held"
+    assert acting.read(GROUP, "cpu.weight") == "3"
+    acting.close()
+
+
+async def test_a_foreign_value_is_corrected_then_waited_for_then_left(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("other", "tuned (pid 7)")
+    target = acting.target(GROUP, {"cpu.weight": 3})
+    await acting.actuator.apply([target])
+    states = []
+    for text in ("100", "200", "300"):
+        acting.write(GROUP, "cpu.weight", text)
+        await acting.actuator.apply([target])
+        states.append((acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")))
+        acting.judge.others._rules._files[GROUP, "cpu.weight"].until = 0.0
+    assert states == [("written", "3"), ("waiting", "200"), ("yielded", "300")]
+    assert [kind for kind, _ in acting.alerts] == ["yield"]
+    assert "tuned (pid 7) wrote it 3 times" in acting.alerts[0][1]
+    assert acting.judge.others.writes == {"other": 3}
+    acting.close()
+
+
+async def test_a_persons_change_is_honoured_at_once(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("person", "bash (pid 9)")
+    target = acting.target(GROUP, {"cpu.weight": 3})
+    await acting.actuator.apply([target])
+    acting.write(GROUP, "cpu.weight", "500")
+    await acting.actuator.apply([target])
+    assert (acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")) == ("held", "500")
+    assert [kind for kind, _ in acting.alerts] == ["hold"]
+    assert [(hold.target, hold.by) for hold in acting.judge.holds.values()] == [
+        (f"file:{GROUP}:cpu.weight", "bash (pid 9)")
+    ]
+    # It is a hold like any other: over when it is taken away, though the same value still stands.
+    acting.judge.holds = {}
+    await acting.actuator.apply([target])
+    assert (acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")) == ("written", "3")
+    acting.close()
+
+
+async def test_a_refused_write_is_told_once_and_tried_again_later(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    target = acting.target(GROUP, {"cpu.set": CpuSet.parse("9")})
+    await acting.actuator.apply([target])
+    await acting.actuator.apply([target])
+    state = acting.stood(GROUP, "cpu.set")
+    assert state in {"refused", "blocked"}
+    assert len(acting.alerts) == 1
+    assert acting.judge.next_look() is not None
+    acting.close()
+
+
+async def test_without_a_store_nothing_is_touched_for_the_first_time(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    before = snapshot(kernel, hierarchy)
+    (tmp_path / "store").write_text("not a directory")
+    acting = Acting(kernel, hierarchy, tmp_path / "store")
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert snapshot(kernel, hierarchy) == before
+    assert {acting.stood(GROUP, knob) for knob in WANTED} == {"not recorded"}
+    acting.close()
+
+
+async def test_a_container_in_creation_is_prepared_and_written_at_the_signal(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(GROUP, WANTED, creating=SPEC)])
+    assert acting.read(GROUP, "cpu.set") == "0-3"
+    assert {acting.stood(GROUP, knob) for knob in WANTED} == {"prepared"}
+    assert acting.lane.fire(CID, 0.0)
+    assert [acting.read(GROUP, knob) for knob in WANTED] == ["2-3", "3", str(1 << 30)]
+    (result,) = acting.results
+    assert result.creation
+    assert set(result.errnos) == {0}
+    await acting.actuator.apply([acting.target(GROUP, WANTED, signalled=True)])
+    assert {acting.stood(GROUP, knob) for knob in WANTED} == {"in place"}
+    acting.close()
+
+
+async def test_the_runtimes_update_is_undone_by_the_hot_lane(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    wanted: dict[str, CpuSet | int | None] = {"cpu.set": CpuSet.parse("2-3")}
+    await acting.actuator.apply([acting.target(GROUP, wanted, creating=SPEC)])
+    acting.lane.fire(CID, 0.0)
+    await acting.actuator.apply([acting.target(GROUP, wanted, signalled=True)])
+    acting.write(GROUP, "cpu.set", "0-3")
+    acting.lane.fire(CID, 1.0)
+    assert acting.read(GROUP, "cpu.set") == "2-3"
+    assert [result.creation for result in acting.results] == [True, False]
+    acting.close()
+
+
+async def test_a_signal_amid_a_look_writes_nothing_that_the_look_has_given_up(tmp_path: Path) -> None:
+    """An update whose rename falls between the look at the container and the end of the round."""
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    wanted: dict[str, CpuSet | int | None] = {"cpu.set": CpuSet.parse("2-3"), "cpu.weight": 3}
+    await acting.actuator.apply([acting.target(GROUP, wanted)])
+    await acting.actuator.apply([acting.target(GROUP, wanted)])
+    acting.write(GROUP, "cpu.set", "0-3")  # the runtime has written, its rename is on the way
+    record = acting.files.write
+
+    def write(directory: Directory, file: str, text: str) -> None:
+        acting.lane.fire(CID, 1.0)
+        record(directory, file, text)
+
+    acting.files.write = write  # type: ignore[method-assign]
+    kept: dict[str, CpuSet | int | None] = {"cpu.weight": 3}
+    await acting.actuator.apply([acting.target(BE, {"cpu.quota": 200_000}), acting.target(GROUP, kept)])
+    assert [[one.file for one in result.writes] for result in acting.results] == [["cpu.shares"]]
+    assert (acting.read(GROUP, "cpu.set"), acting.read(GROUP, "cpu.weight")) == ("0-3", "3")
+    assert [entry.knob for entry in acting.ledger.group(GROUP)] == ["cpu.weight"]
+    acting.close()
+
+
+async def test_an_update_moves_what_is_restored_to(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    wanted: dict[str, CpuSet | int | None] = {"cpu.set": CpuSet.parse("2-3")}
+    await acting.actuator.apply([acting.target(GROUP, wanted)])
+    acting.actuator.rebase(acting.target(GROUP, wanted, creating=RuntimeSpec(cpus="1-3")))
+    (done,) = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
+    assert done.undo is Undo.RESTORED
+    assert acting.read(GROUP, "cpu.set") == "1-3"
+    acting.close()
+
+
+LIVES: list[dict[str, dict[str, CpuSet | int | None]]] = [
+    {
+        GROUP: {"cpu.set": CpuSet.parse("2-3"), "cpu.weight": 3, "cpu.quota": 50_000},
+        BE: {"cpu.quota": 200_000},
+    },
+    {GROUP: {"cpu.set": CpuSet.parse("1-2"), "cpu.weight": 3, "memory.max": 1 << 28}, BE: {"cpu.quota": 90_000}},
+    {GROUP: {"cpu.set": CpuSet.parse("0")}, POD: {"cpu.weight": 7}, BE: {"cpu.quota": 20_000}},
+]
+
+
+@pytest.mark.parametrize("flush", [True, False])
+@pytest.mark.parametrize("converge", [True, False])
+async def test_killed_at_any_write_the_tree_can_be_brought_back(tmp_path: Path, flush: bool, converge: bool) -> None:
+    """SIGKILL after each write in turn, through three plans; then (or after converging) restore, byte for byte."""
+    stopped_at = 0
+    while True:
+        directory = tmp_path / f"at-{stopped_at}"
+        directory.mkdir()
+        kernel, hierarchy = make_node(directory)
+        before = snapshot(kernel, hierarchy)
+        acting = Acting(kernel, hierarchy, directory, writes=stopped_at)
+        ended = True
+        try:
+            for life in LIVES:
+                await acting.actuator.apply([acting.target(path, wanted) for path, wanted in life.items()])
+                if flush:
+                    acting.ledger.flush()
+        except Stopped:
+            ended = False
+        # No close, no flush: what the store has is what a killed process leaves.
+        after = Acting(kernel, hierarchy, directory)
+        adopt_after_kill(hierarchy, after.ledger, files=after.files)
+        if converge:
+            last = LIVES[-1]
+            paths = dict.fromkeys([*last, GROUP, POD, BE])
+            targets = [after.target(path, last.get(path, {})) for path in paths]
+            await after.actuator.apply(targets)
+            await after.actuator.apply(targets)
+            assert after.read(GROUP, "cpu.set") == "0"
+            assert after.read(BE, "cpu.quota") == "20000"
+        done = await restore_all(hierarchy, after.ledger, after.writer, files=after.files)
+        assert [one for one in done if not one.ok] == []
+        assert snapshot(kernel, hierarchy) == before, f"stopped after {stopped_at} writes"
+        assert len(after.ledger) == 0
+        after.close()
+        acting.close()
+        if ended:
+            break
+        stopped_at += 1
+    assert stopped_at > 6
+
+
+async def test_restore_leaves_what_somebody_else_changed_and_says_so(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3, "cpu.set": CpuSet.parse("1")})])
+    acting.write(GROUP, "cpu.weight", "77")
+    done = {one.file: one for one in await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)}
+    assert done["cpu.shares"].undo is Undo.FOREIGN
+    assert done["cpuset.cpus"].undo is Undo.RESTORED
+    assert acting.read(GROUP, "cpu.weight") == "77"
+    acting.close()
+
+
+async def test_restore_of_a_group_that_was_made_anew_touches_nothing(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3})])
+    kernel.remove_group(GROUP)
+    kernel.make_group(GROUP)
+    (done,) = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
+    assert done.undo is Undo.GONE
+    assert acting.read(GROUP, "cpu.weight") == "1024"
+    acting.close()
+
+
+async def test_a_runtime_in_the_middle_of_its_update_is_left_to_finish_it(tmp_path: Path) -> None:
+    """runc reads the shares back after writing them: what stands there then must be its own value."""
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("runtime", "runc (pid 5)")
+    wanted: dict[str, CpuSet | int | None] = {"cpu.weight": 3}
+    await acting.actuator.apply([acting.target(GROUP, wanted)])
+    acting.write(GROUP, "cpu.weight", "256")
+    await acting.actuator.apply([acting.target(GROUP, wanted)])
+    assert (acting.read(GROUP, "cpu.weight"), acting.stood(GROUP, "cpu.weight")) == ("256", "waiting")
+    assert acting.judge.next_look() is not None
+    await acting.actuator.apply([acting.target(GROUP, wanted, signalled=True)])
+    assert acting.read(GROUP, "cpu.weight") == "3"
+    acting.close()
+
+
+async def test_nothing_is_given_back_over_what_its_owner_wrote_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the write another file's original is made durable, which takes a disk's time."""
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3})])
+    record = acting.ledger.first_touches
+
+    def slowly(entries: Sequence[Entry]) -> None:
+        acting.write(GROUP, "cpu.weight", "256")
+        record(entries)
+
+    monkeypatch.setattr(acting.ledger, "first_touches", slowly)
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.set": CpuSet.parse("2-3")})])
+    assert (acting.read(GROUP, "cpu.set"), acting.read(GROUP, "cpu.weight")) == ("2-3", "256")
+    assert acting.actuator.writes["cpu.weight", "changed"] == 1
+    due = acting.judge.next_look()
+    assert due is not None
+    assert acting.judge.due(due) == {UID}
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.set": CpuSet.parse("2-3")})])
+    assert acting.read(GROUP, "cpu.weight") == "256"
+    assert acting.ledger.get(("cpu", GROUP, "cpu.shares")) is None, "it is theirs again"
+    assert acting.alerts == []
+    acting.close()
+
+
+@pytest.mark.parametrize(
+    ("late", "spec", "left"), [(False, "1", "1"), (False, "0-3", "0-3"), (False, "", "0-3"), (True, "1", "0-3")]
+)
+async def test_what_was_given_back_while_the_runtime_wrote_is_put_right_at_its_signal(
+    tmp_path: Path, late: bool, spec: str, left: str
+) -> None:
+    """The kubelet gives the very CPU that stood there as ours: its value cannot be told from ours until the signal."""
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.set": CpuSet.parse("1")})])
+    acting.write(GROUP, "cpu.set", "1")  # the runtime's, for the kubelet
+    await acting.actuator.apply([acting.target(GROUP, {})])
+    assert acting.read(GROUP, "cpu.set") == "0-3"
+    assert GROUP in acting.judge.given
+    if late:
+        given = acting.judge.given._files
+        given.update({place: (at - 10.0, after) for place, (at, after) in given.items()})
+        assert GROUP not in acting.judge.given, "nobody looks at the group for ever"
+    update = acting.target(GROUP, {}, signalled=True)
+    assert update.container is not None
+    update = replace(update, container=replace(update.container, spec=RuntimeSpec(shares=2, cpus=spec)))
+    for _ in range(2):
+        await acting.actuator.apply([update])
+        assert acting.read(GROUP, "cpu.set") == left
+    assert acting.ledger.get(("cpuset", GROUP, "cpuset.cpus")) is None
+    assert GROUP not in acting.judge.given or left == "1"
+    acting.close()
+
+
+async def test_each_update_of_the_runtime_is_waited_for_anew(tmp_path: Path) -> None:
+    """Also where the one before was answered while nobody looked, so that no look found anything to correct."""
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("runtime", "runc (pid 5)")
+    target = acting.target(GROUP, {"cpu.weight": 3})
+    await acting.actuator.apply([target])
+    for _ in range(2):
+        acting.write(GROUP, "cpu.weight", "256")
+        await acting.actuator.apply([target])
+        assert (acting.read(GROUP, "cpu.weight"), acting.stood(GROUP, "cpu.weight")) == ("256", "waiting")
+        acting.write(GROUP, "cpu.weight", "3")
+        await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3}, signalled=True)])
+        assert acting.stood(GROUP, "cpu.weight") == "in place"
+        for place in acting.judge.others._updating:
+            acting.judge.others._updating[place] -= 1.0
+    acting.close()
+
+
+@pytest.mark.parametrize("writer", [("unknown", ""), None])
+async def test_a_writer_that_nobody_knows_may_be_the_runtime(tmp_path: Path, writer: tuple[str, str] | None) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = writer
+    target = acting.target(GROUP, {"cpu.weight": 3})
+    await acting.actuator.apply([target])
+    acting.write(GROUP, "cpu.weight", "256")
+    await acting.actuator.apply([target])
+    assert (acting.read(GROUP, "cpu.weight"), acting.stood(GROUP, "cpu.weight")) == ("256", "waiting")
+    acting.judge.others._updating[GROUP, "cpu.weight"] -= 1.0
+    await acting.actuator.apply([target])
+    assert acting.read(GROUP, "cpu.weight") == "3"
+    acting.close()
+
+
+async def test_a_runtime_that_never_signals_is_waited_for_a_moment_only(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("runtime", "crun (pid 5)")
+    target = acting.target(GROUP, {"cpu.weight": 3})
+    await acting.actuator.apply([target])
+    acting.write(GROUP, "cpu.weight", "256")
+    await acting.actuator.apply([target])
+    due = acting.judge.next_look()
+    assert due is not None
+    assert acting.judge.due(due) == {UID}
+    acting.judge.others._updating[GROUP, "cpu.weight"] -= 1.0
+    await acting.actuator.apply([target])
+    assert acting.read(GROUP, "cpu.weight") == "3"
+    acting.close()
+
+
+async def test_a_parent_that_was_seen_too_early_does_not_bar_its_children(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    pod = GROUP.rpartition("/")[0]
+    # Read between its mkdir and the kubelet's first write.
+    acting.judge.known.actual[pod, "cpu.set"] = CpuSet()
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert acting.stood(GROUP, "cpu.set") == "written"
+    # Known once, changed since by somebody: refused for that, then read again.
+    acting.judge.known.actual[pod, "cpu.set"] = CpuSet.parse("3")
+    wider = acting.target(GROUP, {**WANTED, "cpu.set": CpuSet.parse("0-1")})
+    await acting.actuator.apply([wider])
+    assert acting.stood(GROUP, "cpu.set") == "blocked"
+    acting.judge.standings._retries.clear()
+    await acting.actuator.apply([wider])
+    assert (acting.stood(GROUP, "cpu.set"), acting.read(GROUP, "cpu.set")) == ("written", "0-1")
+    acting.close()
+
+
+async def test_while_the_runtime_is_at_a_file_no_look_follows_on_the_other(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("runtime", "runc (pid 5)")
+    target = acting.target(GROUP, {"cpu.weight": 3})
+    await acting.actuator.apply([target])
+    acting.write(GROUP, "cpu.weight", "256")
+    await acting.actuator.apply([target])
+    assert acting.stood(GROUP, "cpu.weight") == "waiting"
+    until = acting.judge.next_look()
+    assert until is not None
+    assert acting.judge.due(until - 0.2) == set()
+    assert acting.judge.due(until) == {UID}
+    acting.close()
+
+
+@pytest.mark.parametrize(
+    "code", [errno.ENOMEM, errno.ENFILE, errno.EMFILE, errno.EACCES, errno.EOPNOTSUPP, errno.EIO, errno.ESTALE]
+)
+@pytest.mark.parametrize("knob", [*WANTED])
+async def test_a_file_that_cannot_be_read_is_alone_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, knob: str
+) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    file, real = FILES[knob][1], kernel.read
+
+    def read(directory: Directory, name: str) -> str:
+        if name == file and str(directory).endswith(CID):
+            raise OSError(code, "refused", name)
+        return real(directory, name)
+
+    monkeypatch.setattr(kernel, "read", read)
+    await acting.actuator.apply([acting.target(GROUP, WANTED), acting.target(BE, {"cpu.quota": 150_000})])
+    stood = {name: acting.stood(GROUP, name) for name in WANTED}
+    assert stood == dict.fromkeys(WANTED, "written") | {knob: "unreadable"}
+    assert acting.read(BE, "cpu.quota") == "150000"
+    # Said once, tried again after a growing while.
+    waits = []
+    for _ in range(3):
+        at = acting.judge.next_look()
+        assert at is not None
+        waits.append(round(at - time.monotonic()))
+        assert acting.judge.due(at) == {UID}
+        await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert waits == [1, 2, 4]
+    assert [kind for kind, _ in acting.alerts] == ["unreadable"]
+    assert acting.judge.errors.counts["file", errno.errorcode[code]] == 4
+    monkeypatch.setattr(kernel, "read", real)
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert {acting.stood(GROUP, name) for name in WANTED} == {"in place", "written"}
+    assert acting.judge.next_look() is None
+    acting.close()
+
+
+async def test_a_group_that_only_seemed_gone_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    real = kernel.read
+
+    def read(directory: Directory, name: str) -> str:
+        raise OSError(errno.ENODEV, "gone", name)
+
+    monkeypatch.setattr(kernel, "read", read)
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    at = acting.judge.next_look()
+    assert at is not None
+    assert acting.judge.due(at) == {UID}
+    assert acting.alerts == []
+    monkeypatch.setattr(kernel, "read", real)
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert {acting.stood(GROUP, knob) for knob in WANTED} == {"written"}
+    assert acting.judge.next_look() is None
+    acting.close()

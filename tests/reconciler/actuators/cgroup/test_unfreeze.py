@@ -1,0 +1,156 @@
+"""Nothing stays frozen without somebody who watches, however the daemon ends."""
+
+from pathlib import Path
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.subtree import Subtree
+from reconciler.cli.exits import Exit
+from reconciler.cli.main import main
+from reconciler.config.model import Mode
+from reconciler.daemon.agent import Agent
+from reconciler.responses.eviction.journal import row_of
+from state.eviction import Case, Order, Outcome, Step, Target
+from state.measures import Measures
+from state.model import Hold
+from state.schema import EVICTIONS
+from state.store import Batch, Store, boot_id
+from tests.fakes.kernel import Mode as KernelMode
+from tests.reconciler.cli.livenode import BATCH, LiveNode, container_id, group
+
+FROZEN = Measures(frozen={BATCH: "for shop/web-0, at most 30 s"})
+V1, V2 = "v1", "v2"
+
+
+@pytest.fixture(params=[V1, V2])
+def live(request: pytest.FixtureRequest, tmp_path: Path) -> LiveNode:
+    mode: KernelMode = request.param
+    return LiveNode(tmp_path, mode)
+
+
+def frozen(live: LiveNode) -> bool:
+    v1 = live.kernel.trees[0].version == 1
+    base = f"{live.root}/sys/fs/cgroup" + ("/freezer" if v1 else "")
+    text = live.kernel.read(f"{base}{group(BATCH)}", "freezer.state" if v1 else "cgroup.freeze").strip()
+    return text in {"FROZEN", "1"}
+
+
+async def freeze(live: LiveNode, agent: Agent) -> None:
+    agent.knowledge.measures = FROZEN
+    await live.look(agent)
+    assert frozen(live)
+
+
+async def killed_while_frozen(live: LiveNode) -> None:
+    """A daemon that froze a pod and is no more: its store is as a SIGKILL leaves it, its outcomes unwritten."""
+    agent = Agent(live.config, live.place(), files=live.kernel)
+    await agent.keeper._mark(running=True)
+    await freeze(live, agent)
+    agent.store.close()
+
+
+async def test_it_ends_with_the_response_and_the_ledger_forgets_it(live: LiveNode) -> None:
+    with live.agent() as agent:
+        await freeze(live, agent)
+        agent.knowledge.measures = Measures()
+        await live.look(agent)
+        assert not frozen(live)
+        await live.look(agent)
+        assert not [entry for entry in agent.ledger if entry.knob == "freeze"]
+
+
+async def test_it_ends_with_the_daemon(live: LiveNode) -> None:
+    with live.agent() as agent:
+        await freeze(live, agent)
+    assert not frozen(live)
+
+
+async def test_it_ends_with_the_next_start_even_one_that_only_observes(live: LiveNode) -> None:
+    await killed_while_frozen(live)
+    assert frozen(live)
+    with live.agent(replace(live.config, mode=Mode.OBSERVE)):
+        assert not frozen(live), "before it looks at anything"
+
+
+async def test_it_ends_when_nothing_is_to_be_written_any_more(live: LiveNode) -> None:
+    with live.agent() as agent:
+        await freeze(live, agent)
+        agent.set_enforce(enforce=False)
+        assert not frozen(live)
+
+
+async def test_a_hold_keeps_every_value_but_this(live: LiveNode) -> None:
+    with live.agent() as agent:
+        await freeze(live, agent)
+        await agent.holds.put(Hold(target=f"pod:{BATCH}", reason="look at it", by="ana"))
+        agent.knowledge.measures = Measures()
+        await live.look(agent)
+        assert not frozen(live)
+
+
+def test_the_unit_thaws_what_a_killed_daemon_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    live = LiveNode(tmp_path)
+    trio.run(killed_while_frozen, live)
+    words = ("thaw", "--root", live.root, "--store", live.config.store.path)
+    # The command reads real files: let the mirror show what the fake kernel holds.
+    assert Path(f"{live.root}/sys/fs/cgroup/freezer{group(BATCH)}/freezer.state").read_text() == "FROZEN\n"
+    assert main(words) == Exit.OK
+    assert capsys.readouterr().out == f"{group(BATCH)}: runs again\n"
+    assert Path(f"{live.root}/sys/fs/cgroup/freezer{group(BATCH)}/freezer.state").read_text().startswith("THAWED")
+    assert main(words) == Exit.OK
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("at", ["killed", "another step", "another boot", "another group", "ended"])
+def test_the_unit_thaws_a_pod_that_was_being_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], at: str
+) -> None:
+    live = LiveNode(tmp_path)
+    place = live.place()
+    state = Path(f"{live.root}/sys/fs/cgroup/freezer{group(BATCH)}/freezer.state")
+    inside = state.parent / container_id(BATCH) / "freezer.state"
+    store = Store(live.config.store.path, boot="of old" if at == "another boot" else boot_id(live.root))
+    with Subtree.open(place.hierarchy, group(BATCH)) as tree:
+        inodes = {mount: inode + (at == "another group") for mount, inode in tree.inodes.items()}
+    order = Order(
+        id="o", uid=BATCH, title="ci/batch-7", namespace="ci", name="batch-7", owner=None, cause="x", evidence="y"
+    )
+    case = Case(
+        order=order,
+        target=Target(group=group(BATCH), inodes=inodes),
+        boot=store.boot,
+        step=Step.STOP if at == "another step" else Step.KILL,
+        outcome=Outcome.FAILED if at == "ended" else None,
+    )
+    batch = Batch()
+    batch.put(EVICTIONS, order.id, row_of(case))
+    store.apply(batch)
+    store.close()
+    state.write_text("FROZEN\n")
+    words = ("thaw", "--root", live.root, "--store", live.config.store.path)
+    assert main(words) == Exit.OK
+    thawed = at == "killed"
+    assert capsys.readouterr().out == (f"{group(BATCH)}: runs again\n" if thawed else "")
+    assert state.read_text().startswith("THAWED") is thawed
+    assert inside.read_text() == "THAWED\n"
+    assert main(words) == Exit.OK
+    assert capsys.readouterr().out == ""
+
+
+def test_without_a_store_there_is_nothing_to_thaw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(("thaw", "--store", str(tmp_path / "none.db"))) == Exit.OK
+    assert capsys.readouterr().out == ""
+
+
+async def test_a_container_that_restarts_meanwhile_changes_nothing(live: LiveNode) -> None:
+    with live.agent() as agent:
+        await freeze(live, agent)
+        live.kernel.remove_group(f"{group(BATCH)}/{container_id(BATCH)}")
+        await live.look(agent)
+        assert frozen(live)
+        live.start(BATCH)
+        agent.knowledge.measures = Measures()
+        await live.look(agent)
+        assert not frozen(live)

@@ -1,0 +1,524 @@
+"""Cookies for the threads of containers, on a machine that has core scheduling as strict as the kernel's.
+
+Longer than other modules because every case needs the same machine of cores, threads and pods.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.errors import StoreError
+from reconciler.actuators.base import SideRow, Situation
+from reconciler.actuators.core_sched import actuator as module
+from reconciler.actuators.core_sched.actuator import CoreSched
+from reconciler.actuators.core_sched.plan import KNOB
+from reconciler.actuators.core_sched.tasks import ROW, restore_cookies
+from reconciler.control.planner import plan_pools
+from reconciler.policies.core_sched import CoreSchedConfig
+from reconciler.policies.table import PoliciesConfig
+from state.cpu import CoreGroups
+from state.ledger import Ledger
+from state.model import ContainerKind, Hold, Pod, PodClass
+from state.store import Store
+from state.topology import uniform
+from state.undo import Undo
+from tests.fakes.cores import FakeCores
+from tests.reconciler.nodes import container, node, online, pod
+
+SMT = uniform(cores=4, threads=2)
+BATCH, CRUNCH, WEB, SHOP = pod("batch"), pod("crunch"), online("web"), online("shop")
+
+
+def place(one: Pod, index: int = 0) -> str:
+    return one.containers[index].group.path
+
+
+class World:
+    """A machine, a store, and the agent's part on it, which can be started again."""
+
+    def __init__(self, path: Path, version: int = 1) -> None:
+        self.cores = FakeCores(path / "machine", version)
+        self.path = str(path / "state.db")
+        self.boot = "boot-1"
+        self.config = CoreSchedConfig(enabled=True)
+        self.writes: Counter[tuple[str, str]] = Counter()
+        self.store = self._open()
+        self.side = self._start()
+
+    def _open(self) -> Store:
+        return Store(self.path, boot=self.boot)
+
+    def _start(self) -> CoreSched:
+        self.ledger = Ledger(self.store)
+        return CoreSched(
+            self.cores,
+            self.cores.hierarchy(),
+            self.store,
+            self.ledger,
+            trio.CapacityLimiter(1),
+            writes=self.writes,
+            proc=self.cores.proc,
+        )
+
+    def again(self) -> None:
+        """The agent ends without a word, and comes back."""
+        self.store.close()
+        self.store = self._open()
+        self.side = self._start()
+
+    def run(self, *pods: Pod, threads: int = 2) -> None:
+        """Start the pods' containers, each with one process of so many threads."""
+        for one in pods:
+            for box in one.containers:
+                self.cores.group(box.group.path)
+                leader = self.cores.spawn(box.group.path)
+                for _ in range(threads - 1):
+                    self.cores.thread(leader)
+
+    async def look(self, *pods: Pod, **more: Any) -> None:
+        """One look of the agent, and the sweep after it."""
+        view = node(*pods, topology=SMT)
+        pools = plan_pools(view, None, PoliciesConfig(core_sched=self.config))
+        self.side.planned(Situation(view=view, pools=pools, **({"enforce": True} | more)))
+        await self.side.sweep()
+
+    def one(self, *pods: Pod) -> int:
+        """The one cookie that all threads of these pods have."""
+        found = set().union(*(self.cores.cookies(box.group.path) for one in pods for box in one.containers))
+        assert len(found) == 1, found
+        return found.pop()
+
+    def state(self, one: Pod, index: int = 0) -> str:
+        return self.side.standings[place(one, index)][KNOB].state
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path, request.param)
+    yield made
+    made.store.close()
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        pytest.param(CoreGroups.RECLAIMED, (True, 0, 0), id="only BE has one"),
+        pytest.param(CoreGroups.CLASS, (True, 1, 1), id="online pods share another"),
+        pytest.param(CoreGroups.POD, (True, 1, 2), id="each online pod its own"),
+    ],
+)
+async def test_be_pods_never_share_a_cookie_with_online_pods(
+    world: World, groups: CoreGroups, expected: tuple[bool, int, int]
+) -> None:
+    world.config = CoreSchedConfig(enabled=True, groups=groups)
+    pods = (BATCH, CRUNCH, WEB, SHOP)
+    world.run(*pods)
+    await world.look(*pods)
+    web, shop = world.one(WEB), world.one(SHOP)
+    be = world.one(BATCH, CRUNCH)
+    assert (be not in {0, web, shop}, int(web != 0), len({web, shop} - {0})) == expected
+    assert world.cores.alive == {be, web, shop} - {0}
+    assert world.state(BATCH) == "written"
+    await world.look(*pods)
+    assert world.state(BATCH) == "in place"
+    assert (place(WEB) in world.side.standings) == (web != 0)
+
+
+async def test_sandboxes_and_system_pods_have_none(world: World) -> None:
+    sandboxed = pod("boxed", container("pause", kind=ContainerKind.SANDBOX), container("main"))
+    system = pod("dns", cls=PodClass.SYSTEM)
+    world.config = CoreSchedConfig(enabled=True, groups=CoreGroups.POD)
+    world.run(sandboxed, system)
+    await world.look(sandboxed, system)
+    assert world.cores.cookies(place(sandboxed, 0)) == {0}
+    assert world.cores.cookies(place(sandboxed, 1)) != {0}
+    assert world.one(system) == 0
+
+
+async def test_what_comes_by_exec_gets_it_and_what_is_forked_has_it(world: World) -> None:
+    world.run(BATCH)
+    await world.look(BATCH)
+    cookie = world.one(BATCH)
+    world.cores.fork(world.cores.tids(place(BATCH))[0])
+    world.cores.spawn(place(BATCH))
+    calls = len(world.cores.calls)
+    await world.side.sweep()
+    assert world.one(BATCH) == cookie
+    assert [call for call, _ in world.cores.calls[calls:] if call != "get"] == ["share_from", "share_to"]
+
+
+async def test_groups_below_a_container_belong_to_it(world: World) -> None:
+    world.run(BATCH)
+    world.cores.group(f"{place(BATCH)}/inner/most")
+    world.cores.spawn(f"{place(BATCH)}/inner/most")
+    await world.look(BATCH)
+    assert world.cores.cookies(f"{place(BATCH)}/inner/most") == world.cores.cookies(place(BATCH)) != {0}
+
+
+async def test_a_container_that_starts_again_gets_the_cookie_of_its_group(world: World) -> None:
+    world.run(BATCH, CRUNCH)
+    await world.look(BATCH, CRUNCH)
+    cookie = world.one(CRUNCH)
+    world.cores.remove(place(BATCH))
+    world.run(BATCH)
+    await world.look(BATCH, CRUNCH)
+    assert world.one(BATCH, CRUNCH) == cookie
+
+
+async def test_threads_that_come_amid_it_are_found_by_the_next_round(world: World) -> None:
+    world.run(BATCH)
+    first = world.cores.tids(place(BATCH))[0]
+    born: list[int] = []
+
+    def give_birth(call: str, tid: int) -> None:
+        if call == "share_to" and tid == first and not born:
+            # A thread without a cookie starts another, right before it is given one.
+            born.append(world.cores.thread(first))
+
+    world.cores.before = give_birth
+    await world.look(BATCH)
+    assert born
+    assert world.one(BATCH)
+
+
+async def test_threads_that_come_for_ever_end_the_sweep_all_the_same(world: World) -> None:
+    world.run(BATCH)
+
+    def spawn(call: str, tid: int) -> None:
+        if call == "share_to":
+            world.cores.spawn(place(BATCH))
+
+    world.cores.before = spawn
+    await world.look(BATCH)
+    assert world.state(BATCH) == "waiting"
+    world.cores.before = lambda _call, _tid: None
+    await world.side.sweep()
+    assert world.state(BATCH) == "written"
+
+
+async def test_a_thread_that_ended_meanwhile_is_no_error_and_its_number_no_trap(world: World) -> None:
+    world.run(BATCH)
+    world.cores.group("/host")
+    victim = world.cores.tids(place(BATCH))[0]
+
+    def reuse(call: str, tid: int) -> None:
+        if call == "share_to" and tid == victim and victim in world.cores.tids(place(BATCH)):
+            world.cores.exit(victim)
+            # The number comes back at once, for a process that is none of ours.
+            world.cores.spawn("/host", tid=victim)
+
+    world.cores.before = reuse
+    await world.look(BATCH)
+    assert world.cores.cookie(victim) == 0
+    assert world.one(BATCH)
+    assert world.side.problems() == []
+
+
+async def test_the_thread_that_shows_the_cookie_may_end(world: World) -> None:
+    world.run(BATCH, threads=1)
+    await world.look(BATCH)
+    source = world.cores.tids(place(BATCH))[0]
+    world.cores.spawn(place(BATCH))
+
+    def end(call: str, tid: int) -> None:
+        if call == "share_from" and tid == source and source in world.cores.tids(place(BATCH)):
+            world.cores.exit(source)
+
+    world.cores.before = end
+    await world.side.sweep()
+    assert world.one(BATCH)
+    assert set(world.side.facts()["cookies"]) == {"reclaimed"}  # type: ignore[call-overload]
+
+
+async def test_a_cookie_of_a_programs_own_is_left(world: World) -> None:
+    world.run(BATCH, CRUNCH)
+    tids = world.cores.tids(place(BATCH))
+    own = world.cores.own(tids[0])
+    await world.look(BATCH, CRUNCH)
+    assert world.cores.cookie(tids[0]) == own
+    assert world.cores.cookie(tids[1]) == world.one(CRUNCH) != own
+    standing = world.side.standings[place(BATCH)][KNOB]
+    assert (standing.state, standing.actual) == ("yielded", "1 of 2 threads")
+    await world.side.restore()
+    assert world.cores.cookie(tids[0]) == own
+
+
+async def test_another_class_is_another_cookie(world: World) -> None:
+    world.config = CoreSchedConfig(enabled=True, groups=CoreGroups.CLASS)
+    world.run(BATCH, CRUNCH, WEB)
+    await world.look(BATCH, CRUNCH, WEB)
+    be, web = world.one(BATCH, CRUNCH), world.one(WEB)
+    promoted = replace(BATCH, classification=replace(BATCH.classification, pod_class=PodClass.SHARED))
+    await world.look(promoted, CRUNCH, WEB)
+    assert (world.one(BATCH), world.one(CRUNCH)) == (web, be)
+    system = replace(BATCH, classification=replace(BATCH.classification, pod_class=PodClass.SYSTEM))
+    await world.look(system, CRUNCH, WEB)
+    assert world.one(BATCH) == 0
+
+
+async def test_without_the_policy_all_is_taken_back_and_then_nothing_is_looked_at(world: World) -> None:
+    world.run(BATCH, WEB)
+    await world.look(BATCH, WEB)
+    world.config = CoreSchedConfig()
+    await world.look(BATCH, WEB)
+    assert world.one(BATCH) == 0
+    assert world.cores.alive == set()
+    assert world.side.standings == {}
+    world.again()
+    world.cores.calls.clear()
+    await world.look(BATCH, WEB)
+    assert world.cores.calls == []
+
+
+@pytest.mark.parametrize(
+    ("more", "state"),
+    [
+        pytest.param({"enforce": False}, "would write", id="observe"),
+        pytest.param({"holds": {"pod:batch": Hold(target="pod:batch", reason="r", by="b")}}, "held", id="pod held"),
+        pytest.param({"holds": {f"knob:{KNOB}": Hold(target="k", reason="r", by="b")}}, "held", id="knob held"),
+        pytest.param({"holds": {"node": Hold(target="node", reason="r", by="b")}}, "held", id="node held"),
+    ],
+)
+async def test_what_may_not_be_done_is_only_told(world: World, more: dict[str, Any], state: str) -> None:
+    world.run(BATCH)
+    await world.look(BATCH, **more)
+    assert world.one(BATCH) == 0
+    assert world.state(BATCH) == state
+    assert not world.side.facts()["cookies"]
+    await world.look(BATCH)
+    cookie = world.one(BATCH)
+    world.config = CoreSchedConfig()
+    await world.look(BATCH, **more)
+    assert world.one(BATCH) == cookie
+
+
+async def test_a_dry_run_writes_nothing(world: World) -> None:
+    world.config = CoreSchedConfig(enabled=True, dry_run=True)
+    world.run(BATCH)
+    await world.look(BATCH)
+    assert (world.one(BATCH), world.state(BATCH)) == (0, "would write")
+    world.config = CoreSchedConfig()
+    await world.look(BATCH)
+    assert world.side.standings == {}
+
+
+# Restarts, crashes, restore
+
+
+async def test_a_new_agent_goes_on_with_the_cookies_that_are_there(world: World) -> None:
+    world.config = CoreSchedConfig(enabled=True, groups=CoreGroups.POD)
+    world.run(BATCH, CRUNCH, WEB)
+    await world.look(BATCH, CRUNCH, WEB)
+    before = (world.one(BATCH, CRUNCH), world.one(WEB))
+    world.again()
+    world.cores.calls.clear()
+    world.run(SHOP)
+    await world.look(BATCH, CRUNCH, WEB, SHOP)
+    assert (world.one(BATCH, CRUNCH), world.one(WEB)) == before
+    assert world.one(SHOP) not in {0, *before}
+    assert [call for call, _ in world.cores.calls if call == "create"] == ["create"]
+
+
+async def test_a_cookie_is_in_the_store_before_a_thread_has_it(world: World) -> None:
+    world.run(BATCH)
+    known: list[bool] = []
+
+    def look(call: str, tid: int) -> None:
+        if call == "share_to":
+            with_us = Store(world.path, boot=world.boot)
+            known.append(set(ROW.read(with_us).ours.values()) == {"reclaimed"})
+            with_us.close()
+
+    world.cores.before = look
+    await world.look(BATCH)
+    assert known == [True, True]
+
+
+async def test_what_cannot_be_recorded_is_not_given(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise StoreError("no space left")
+
+    world.run(BATCH)
+    with monkeypatch.context() as patched:
+        patched.setattr(SideRow, "write", full)
+        await world.look(BATCH)
+        assert world.one(BATCH) == 0
+        assert world.state(BATCH) == "not recorded"
+        assert "no space left" in world.side.problems()[0]
+    await world.side.sweep()
+    assert world.one(BATCH)
+    assert world.side.problems() == []
+
+
+async def test_restore_takes_them_from_every_thread_wherever_it_is(world: World) -> None:
+    world.run(BATCH, CRUNCH)
+    await world.look(BATCH, CRUNCH)
+    world.cores.group("/elsewhere")
+    world.cores.move(world.cores.tids(place(BATCH))[0], "/elsewhere")
+    done = await world.side.restore()
+    assert world.cores.alive == set()
+    assert [(one.path, one.undo, one.detail) for one in done] == [("reclaimed", Undo.RESTORED, "4 threads")]
+    assert ROW.read(world.store).ours == {}
+    # What was planned before is no reason to begin again; the next look says what holds now.
+    await world.side.sweep()
+    assert world.cores.alive == set()
+    await world.look(BATCH, CRUNCH, enforce=False)
+    assert world.cores.alive == set()
+    assert await world.side.restore() == ()
+
+
+async def test_restore_of_one_pod_leaves_the_others(world: World) -> None:
+    world.run(BATCH, CRUNCH)
+    await world.look(BATCH, CRUNCH)
+    cookie = world.one(CRUNCH)
+    assert [one.detail for one in await world.side.restore("batch")] == ["2 threads"]
+    assert (world.one(BATCH), world.one(CRUNCH)) == (0, cookie)
+
+
+async def test_restore_without_a_daemon_needs_only_the_store(world: World) -> None:
+    world.run(BATCH, WEB)
+    await world.look(BATCH, WEB)
+    world.again()
+    assert [one.ok for one in restore_cookies(world.cores, world.store, proc=world.cores.proc)] == [True]
+    assert world.cores.alive == set()
+    assert restore_cookies(world.cores, world.store, proc=world.cores.proc) == []
+
+
+async def test_another_boot_knows_nothing_of_them(world: World) -> None:
+    world.run(BATCH)
+    await world.look(BATCH)
+    world.boot = "boot-2"
+    world.again()
+    assert ROW.read(world.store).ours == {}
+
+
+async def test_a_cookie_that_nobody_has_any_more_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.config = CoreSchedConfig(enabled=True, groups=CoreGroups.POD)
+    world.run(BATCH, WEB)
+    await world.look(BATCH, WEB)
+    monkeypatch.setattr(module, "_PRUNE_S", 0.0)
+    gone = world.one(WEB)
+    world.cores.remove(place(WEB))
+    await world.look(BATCH)
+    assert gone not in ROW.read(world.store).ours
+    # Its number comes again, as a program's own: no more ours.
+    tid = world.cores.tids(place(BATCH))[0]
+    assert world.cores.own(tid) == gone
+    await world.side.sweep()
+    assert world.cores.cookie(tid) == gone
+    assert world.state(BATCH) == "yielded"
+
+
+# Machines that cannot
+
+
+def _no_kernel(cores: FakeCores) -> None:
+    cores.built = False
+
+
+def _no_threads(cores: FakeCores) -> None:
+    cores.smt = False
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        pytest.param(_no_kernel, "CONFIG_SCHED_CORE", id="no core scheduling"),
+        pytest.param(_no_threads, "two threads online", id="no hyper-threads any more"),
+    ],
+)
+async def test_a_machine_that_cannot_says_so_once(
+    world: World, break_it: Callable[[FakeCores], None], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    break_it(world.cores)
+    world.run(BATCH, CRUNCH)
+    for _ in range(3):
+        await world.look(BATCH, CRUNCH)
+    assert world.side.standings == {}
+    assert [words in problem for problem in world.side.problems()] == [True]
+    assert sum(words in record.getMessage() for record in caplog.records) == 1
+    world.cores.built = world.cores.smt = True
+    await world.look(BATCH, CRUNCH)
+    assert world.one(BATCH, CRUNCH)
+    assert world.side.problems() == []
+
+
+async def test_hyper_threads_that_go_offline_amid_a_sweep_end_it(world: World) -> None:
+    world.run(BATCH)
+
+    def unplug(call: str, tid: int) -> None:
+        world.cores.smt = call != "share_to" and world.cores.smt
+
+    world.cores.before = unplug
+    await world.look(BATCH)
+    await world.side.sweep()
+    assert ["two threads online" in problem for problem in world.side.problems()] == [True]
+    [refused] = await world.side.restore()
+    assert refused.undo is Undo.REFUSED
+
+
+async def test_threads_that_may_not_be_looked_at_are_told(world: World) -> None:
+    world.run(BATCH, CRUNCH)
+    world.cores.forbidden = {world.cores.tids(place(BATCH))[0]}
+    await world.look(BATCH, CRUNCH)
+    standing = world.side.standings[place(BATCH)][KNOB]
+    assert standing.state == "refused"
+    assert "CAP_SYS_PTRACE" in standing.detail
+    assert world.state(CRUNCH) == "written"
+
+
+async def test_an_agent_in_a_pid_namespace_of_its_own_says_what_it_needs(world: World) -> None:
+    world.cores.group(place(BATCH))
+    Path(f"{world.cores.mount}{place(BATCH)}/{world.side._file}").write_text("0\n0\n")
+    await world.look(BATCH)
+    assert "hostPID" in world.side.standings[place(BATCH)][KNOB].detail
+
+
+async def test_an_agent_that_has_a_cookie_itself_hands_out_nothing(world: World) -> None:
+    world.run(BATCH)
+    world.cores.create()
+    await world.look(BATCH)
+    assert world.one(BATCH) == 0
+    assert ["bypassd itself" in problem for problem in world.side.problems()] == [True]
+
+
+# What is told
+
+
+async def test_each_container_is_noted_once_and_each_thread_counted(world: World) -> None:
+    world.run(BATCH, WEB, threads=3)
+    await world.look(BATCH, WEB)
+    for _ in range(2):
+        world.cores.spawn(place(BATCH))
+        await world.side.sweep()
+    world.ledger.flush()
+    rows = [row for _, row in world.store.history()]
+    assert sum(b"core cookie" in row and b"write" in row for row in rows) == 1
+    assert world.writes == {(KNOB, "written"): 5, (KNOB, "refused"): 0}
+    standing = world.side.standings[place(BATCH)][KNOB]
+    assert (standing.wanted, standing.actual, standing.detail) == ("reclaimed", "reclaimed", "5 threads")
+    assert (standing.setting.policy, standing.setting.reason) == ("core_sched", "the pod is BE")
+
+
+async def test_it_sweeps_after_looks_and_now_and_then(world: World) -> None:
+    world.config = CoreSchedConfig(enabled=True, sweep_s=0.5)
+    world.run(BATCH)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(world.side.run)
+        view = node(BATCH, topology=SMT)
+        pools = plan_pools(view, None, PoliciesConfig(core_sched=world.config))
+        world.side.planned(Situation(view=view, pools=pools, enforce=True))
+        with trio.fail_after(20):
+            while not all(world.cores.cookies(place(BATCH))):  # noqa: ASYNC110  (nobody tells)
+                await trio.sleep(0.01)
+            # By exec: no look tells of it.
+            world.cores.spawn(place(BATCH))
+            while not all(world.cores.cookies(place(BATCH))):  # noqa: ASYNC110  (nobody tells)
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    assert world.one(BATCH)

@@ -1,0 +1,297 @@
+"""The kernel's memory marks: what is written, what is left alone, and how all of it is undone, also after a crash."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+from msgspec.structs import replace
+
+from cgroupfs.files import REAL, Directory, FileOps
+from reconciler.actuators.base import Situation
+from reconciler.actuators.files.watermarks import ROW, Sysctls, Watermarks, restore_marks
+from reconciler.control.planner import plan_pools
+from reconciler.daemon import side_actuators
+from reconciler.policies.table import PoliciesConfig
+from reconciler.policies.watermarks import MIN_FREE, SCALE, WatermarksConfig
+from state.memory import NodeMemory
+from state.model import Hold
+from state.store import Store
+from state.undo import Undo
+from tests.reconciler.nodes import node
+
+GIGA = 1 << 30
+RICH = NodeMemory(total_bytes=100 * GIGA, available_bytes=60 * GIGA, age_s=0.0)
+BEFORE = {MIN_FREE: 67584, SCALE: 10}
+"""As many digits as what the tests write: a file on a disk is not cut by a shorter value, as the kernel's is."""
+ON = WatermarksConfig(enabled=True, scale_factor=50, min_free_factor=9)
+OURS = {MIN_FREE: 94371, SCALE: 50}
+
+
+class Crash(BaseException):
+    """The daemon is killed."""
+
+
+class Kernel:
+    """/proc/sys/vm of a node root, and a daemon that can be killed at any write."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.vm = root / "proc/sys/vm"
+        self.vm.mkdir(parents=True)
+        self.dies_at: int | None = None
+        self.refuses = 0
+        self.steps = 0
+        for name, value in BEFORE.items():
+            self.set(name, value)
+
+    def set(self, name: str, value: int) -> None:
+        (self.vm / name.removeprefix("vm.")).write_text(f"{value}\n")
+
+    def values(self) -> dict[str, int]:
+        return {name: int((self.vm / name.removeprefix("vm.")).read_text()) for name in BEFORE}
+
+    def step(self) -> None:
+        """Something is about to be changed that a crash could come before."""
+        if self.dies_at == self.steps:
+            raise Crash
+        self.steps += 1
+
+    def write(self, directory: Directory, file: str, text: str) -> None:
+        if self.refuses:
+            raise OSError(self.refuses, os.strerror(self.refuses))
+        self.step()
+        REAL.write(directory, file, text)
+
+    def __getattr__(self, name: str) -> Any:  # the rest of FileOps
+        return getattr(REAL, name)
+
+
+class DyingStore:
+    """A store whose daemon may be killed before it writes."""
+
+    def __init__(self, store: Store, kernel: Kernel) -> None:
+        self._store = store
+        self._kernel = kernel
+
+    def apply(self, batch: Any) -> None:
+        self._kernel.step()
+        self._store.apply(batch)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Kernel:
+    return Kernel(tmp_path / "node")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with closing(Store(str(tmp_path / "state.db"), boot="b", version="1", node="n1", history_limit=100)) as made:
+        yield made
+
+
+Make = Callable[[], Watermarks]
+
+
+@pytest.fixture
+def make(kernel: Kernel, store: Store) -> Make:
+    """The next life of the daemon."""
+    # Both hand on what they do not have themselves.
+    files, dying = cast(FileOps, kernel), cast(Store, DyingStore(store, kernel))
+    return lambda: Watermarks(dying, trio.CapacityLimiter(1), root=str(kernel.root), files=files)
+
+
+def situation(
+    config: WatermarksConfig = ON,
+    *,
+    memory: NodeMemory | None = RICH,
+    enforce: bool = True,
+    holds: dict[str, Hold] | None = None,
+) -> Situation:
+    view = replace(node(), node_memory=memory)
+    pools = plan_pools(view, None, PoliciesConfig(watermarks=config))
+    return Situation(view=view, pools=pools, enforce=enforce, holds=holds or {})
+
+
+async def turn(side: Watermarks, now: Situation) -> dict[str, str]:
+    """One turn; how the values stand after it."""
+    side.planned(now)
+    await side.sweep()
+    return {name: standing.state for name, standing in side.standings.get("/", {}).items()}
+
+
+OFF = WatermarksConfig()
+
+
+async def test_they_come_with_the_configuration_and_go_with_it(kernel: Kernel, make: Make) -> None:
+    side = make()
+    assert await turn(side, situation()) == dict.fromkeys(OURS, "written")
+    assert kernel.values() == OURS
+    assert await turn(side, situation()) == dict.fromkeys(OURS, "in place")
+    assert side.problems() == []
+    assert await turn(side, situation(OFF)) == {}
+    assert kernel.values() == BEFORE
+    assert side.facts()["values"]
+
+
+async def test_nothing_is_written_unless_it_is_enforced(kernel: Kernel, make: Make, store: Store) -> None:
+    side = make()
+    hold = Hold(target=f"knob:{SCALE}", reason="mine", by="me")
+    assert await turn(side, situation(enforce=False)) == dict.fromkeys(OURS, "would write")
+    assert await turn(side, situation(replace(ON, dry_run=True))) == dict.fromkeys(OURS, "would write")
+    assert kernel.values() == BEFORE
+    assert await turn(side, situation(holds={hold.target: hold})) == {MIN_FREE: "written", SCALE: "held"}
+    assert kernel.values() == {MIN_FREE: OURS[MIN_FREE], SCALE: BEFORE[SCALE]}
+
+
+async def test_what_an_administrator_has_set_higher_stays(kernel: Kernel, make: Make, store: Store) -> None:
+    kernel.set(SCALE, 90)
+    side = make()
+    assert (await turn(side, situation()))[SCALE] == "in place"
+    assert kernel.values()[SCALE] == 90
+    assert "never lowered" in side.standings["/"][SCALE].detail
+    assert SCALE not in ROW.read(store).values, "who has written nothing has nothing to give back"
+
+
+@pytest.mark.parametrize("memory", [replace(RICH, available_bytes=GIGA // 100), replace(RICH, age_s=None)])
+async def test_without_room_or_knowledge_they_wait(kernel: Kernel, make: Make, memory: NodeMemory) -> None:
+    side = make()
+    assert (await turn(side, situation(memory=memory)))[SCALE] == "waiting"
+    assert await turn(side, situation(memory=None)) is not None
+    assert kernel.values()[SCALE] == BEFORE[SCALE]
+    assert (await turn(side, situation()))[SCALE] == "written"
+
+
+async def test_somebody_elses_value_is_left_and_told_and_not_given_back(kernel: Kernel, make: Make) -> None:
+    side = make()
+    await turn(side, situation())
+    kernel.set(SCALE, 77)
+    assert await turn(side, situation()) == {MIN_FREE: "in place", SCALE: "yielded"}
+    assert "somebody else has set it to 77" in side.problems()[0]
+    # Back to the original is somebody else's decision, too, as long as we know that ours was there.
+    kernel.set(SCALE, BEFORE[SCALE])
+    assert (await turn(side, situation()))[SCALE] == "yielded"
+    kernel.set(SCALE, 77)
+    undone = {one.file: one.undo for one in await side.restore()}
+    assert undone == {MIN_FREE: Undo.RESTORED, SCALE: Undo.FOREIGN}
+    assert kernel.values() == {MIN_FREE: BEFORE[MIN_FREE], SCALE: 77}
+    assert await side.restore() == []
+
+
+async def test_a_changed_wish_keeps_the_first_original(kernel: Kernel, make: Make, store: Store) -> None:
+    side = make()
+    await turn(side, situation())
+    assert (await turn(side, situation(replace(ON, scale_factor=70))))[SCALE] == "written"
+    assert kernel.values()[SCALE] == 70
+    assert ROW.read(store).values[SCALE].original == BEFORE[SCALE]
+    assert [one.undo for one in await side.restore()] == [Undo.RESTORED] * 2
+    assert kernel.values() == BEFORE
+    assert await side.restore("a-pod") == ()
+
+
+async def test_a_refusal_is_told_and_tried_again(kernel: Kernel, make: Make) -> None:
+    side = make()
+    kernel.refuses = 30
+    assert await turn(side, situation()) == dict.fromkeys(OURS, "refused")
+    assert side.problems() == [f"{MIN_FREE}: EROFS", f"{SCALE}: EROFS"]
+    kernel.refuses = 0
+    assert await turn(side, situation()) == dict.fromkeys(OURS, "written")
+
+
+async def test_a_kernel_without_them_is_told(kernel: Kernel, make: Make) -> None:
+    (kernel.vm / "watermark_scale_factor").unlink()
+    side = make()
+    assert (await turn(side, situation()))[SCALE] == "missing"
+    assert side.problems() == [f"{SCALE}: this kernel has no {SCALE}"]
+
+
+@pytest.mark.parametrize("daemon", [True, False], ids=["by the next daemon", "without a daemon"])
+@pytest.mark.parametrize("second", [False, True], ids=["first values", "changed values"])
+async def test_a_crash_at_any_step_is_undone(
+    kernel: Kernel, make: Make, store: Store, *, daemon: bool, second: bool
+) -> None:
+    steps = 0
+    while True:
+        for name, value in BEFORE.items():
+            kernel.set(name, value)
+        kernel.dies_at, side = None, make()
+        if second:
+            await turn(side, situation(replace(ON, scale_factor=30)))
+        kernel.steps, kernel.dies_at = 0, steps
+        try:
+            await turn(side, situation())
+            finished = True
+        except Crash:
+            finished = False
+        kernel.dies_at = None
+        if daemon:
+            undone = list(await make().restore())
+        else:
+            undone = list(await side_actuators.restore_without_daemon(str(kernel.root), store, None))
+        assert all(one.ok for one in undone), (steps, undone)
+        assert kernel.values() == BEFORE, steps
+        assert ROW.read(store).values == {}
+        if finished:
+            break
+        steps += 1
+    assert steps >= 2
+
+
+@pytest.mark.parametrize("at", range(4))
+async def test_a_crash_at_any_step_is_gone_on_from(kernel: Kernel, make: Make, at: int) -> None:
+    kernel.dies_at = at
+    with pytest.raises(Crash):
+        await turn(make(), situation())
+    kernel.dies_at = None
+    side = make()
+    assert set((await turn(side, situation())).values()) <= {"written", "in place"}
+    assert kernel.values() == OURS
+    assert [one.undo for one in await side.restore()] == [Undo.RESTORED] * 2
+    assert kernel.values() == BEFORE
+
+
+async def test_a_row_of_another_boot_tells_of_nothing(kernel: Kernel, make: Make, store: Store, tmp_path: Path) -> None:
+    await turn(make(), situation())
+    with closing(Store(str(tmp_path / "state.db"), boot="c", version="1", node="n1", history_limit=100)) as later:
+        assert restore_marks(later, root=str(kernel.root)) == []
+
+
+async def test_it_acts_when_its_wish_changes_and_each_minute(
+    kernel: Kernel, make: Make, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    autojump_clock.autojump_threshold = 0.05
+    side = make()
+    await nursery.start(side.run)
+    side.planned(situation(memory=None))
+    await trio.sleep(1)
+    assert kernel.values() == BEFORE
+    side.planned(situation())
+    await trio.sleep(1)
+    assert kernel.values() == OURS
+    kernel.set(SCALE, 77)
+    side.planned(situation())
+    await trio.sleep(1)
+    assert side.problems() == [], "a look at the pods is no reason"
+    await trio.sleep(60)
+    assert "somebody else" in side.problems()[0]
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.kernel
+def test_this_kernel_takes_what_it_has() -> None:
+    """The machine keeps its values: each is written over itself."""
+    sysctls = Sysctls("/", REAL)
+    for name in BEFORE:
+        there = sysctls.read(name)
+        assert isinstance(there, int)
+        if not os.access(f"/proc/sys/{name.replace('.', '/')}", os.W_OK):
+            pytest.skip("REAL KERNEL TEST NOT RUN: /proc/sys/vm cannot be written here")
+        assert sysctls.write(name, there) == ""
+        assert sysctls.read(name) == there

@@ -1,0 +1,299 @@
+"""The tree on an interface, round by round, on a traffic control in memory; and what a kill at any step leaves."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import EMPTY
+from cgroupfs.errors import SourceError
+from reconciler.actuators.base import Situation
+from reconciler.actuators.network.actuator import Network
+from reconciler.actuators.network.netlink import Link, link_mbit
+from reconciler.actuators.network.tc import Rates, Root
+from reconciler.actuators.network.undo import ROW, restore_network
+from state.model import Hold, Pools
+from state.network import HANDLE, InterfaceWish, NetworkWish
+from state.store import Store
+from state.undo import Undo, Undone
+from tests.fakes.cables import FakePodTc, FakeSpaces
+from tests.reconciler.nodes import cpus, node
+
+MBIT = 125_000
+
+
+class Killed(BaseException):
+    """The process ended here."""
+
+
+class FakeTc:
+    """Interfaces with a root each. ``left``: calls that change something, until the process is killed."""
+
+    def __init__(self, left: int | None = None, **kinds: str) -> None:
+        self.roots = {
+            name: Root(index=number, kind=kind, handle=0x8001_0000 if kind == "cake" else 0)
+            for number, (name, kind) in enumerate(kinds.items(), 2)
+        }
+        self.kinds = {root.index: root.kind for root in self.roots.values()}
+        self.rates: dict[int, Rates] = {}
+        self.sent = {root.index: [0, 0] for root in self.roots.values()}
+        self.left = left
+        self.calls = 0
+
+    def _change(self) -> None:
+        if self.left is not None and self.calls >= self.left:
+            raise Killed
+        self.calls += 1
+
+    def _name(self, index: int) -> str:
+        return next(name for name, root in self.roots.items() if root.index == index)
+
+    def root(self, name: str) -> Root | None:
+        return self.roots.get(name)
+
+    def names(self) -> dict[str, Root]:
+        return {name: root for name, root in self.roots.items() if root.ours}
+
+    def install(self, index: int, rates: Rates) -> None:
+        name = self._name(index)
+        if not (self.roots[name].default or self.roots[name].ours):
+            raise SourceError("network", "not ours to replace")
+        self._change()
+        self.roots[name] = Root(index=index, kind="htb", handle=HANDLE)
+        self._change()
+        self.roots[name] = Root(index=index, kind="htb", handle=HANDLE, complete=True)
+        self.rates[index] = rates
+
+    def change(self, index: int, rates: Rates) -> None:
+        self._change()
+        self.rates[index] = rates
+
+    def counted(self, index: int) -> tuple[int, int] | None:
+        return self.sent[index][0], self.sent[index][1]
+
+    def remove(self, index: int) -> None:
+        self._change()
+        self.roots[self._name(index)] = Root(index=index, kind=self.kinds[index], handle=0)
+
+
+class Clock:
+    """Moved by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def situation(*names: str, enforce: bool = True, held: bool = False, dry_run: bool = False) -> Situation:
+    interfaces = tuple(InterfaceWish(name=name, link_mbit=100) for name in names)
+    wish = NetworkWish(interfaces=interfaces, dry_run=dry_run) if names else None
+    pools = Pools(
+        online_cpus=cpus("0-7"), reserved=EMPTY, dedicated={}, shared=cpus("0-7"), reclaimed=EMPTY, budget_milli=0
+    )
+    holds = {"node": Hold(target="node", reason="test", by="me")} if held else {}
+    return Situation(view=node(), pools=replace(pools, network=wish), enforce=enforce, holds=holds)
+
+
+def roots(store: Store) -> dict[str, str]:
+    return dict(ROW.read(store).roots)
+
+
+def restore_trees(tc: FakeTc, store: Store) -> list[Undone]:
+    return restore_network(tc, FakePodTc(), store)
+
+
+class Running:
+    """The actuator with its rounds asked for one by one."""
+
+    def __init__(self, tc: FakeTc, path: Path) -> None:
+        self.tc = tc
+        self.clock = Clock()
+        self.store = Store(str(path / "state.db"))
+        self.pods = FakePodTc()
+        for number, name in enumerate(tc.roots, 2):
+            self.pods.links[name] = Link(index=number, name=name)
+        self.network = Network(
+            tc,
+            self.pods,
+            lambda: FakeSpaces({}),
+            self.store,
+            trio.CapacityLimiter(1),
+            speed=lambda _name: None,
+            clock=self.clock,
+        )
+
+    async def round(self, now: Situation, *, seconds: float = 1.0, online: float = 0, be: float = 0) -> None:
+        """One round after so many seconds of traffic (in megabits a second) on the first interface."""
+        self.clock.now += seconds
+        sent = self.tc.sent[2]
+        sent[0] += int(online * MBIT * seconds)
+        sent[1] += int(be * MBIT * seconds)
+        await self.network._round(now)
+
+
+async def test_the_ceiling_follows_what_online_work_uses(tmp_path: Path) -> None:
+    tc = FakeTc(eth0="mq")
+    one = Running(tc, tmp_path)
+    now = situation("eth0")
+    await one.round(now)
+    assert tc.roots["eth0"].complete
+    assert tc.rates[2] == Rates(link=100 * MBIT, floor=10 * MBIT, ceiling=10 * MBIT)
+    assert roots(one.store) == {"eth0": "mq"}
+    for _ in range(12):
+        await one.round(now)
+    assert tc.rates[2].ceiling == 40 * MBIT
+    calls = tc.calls
+    await one.round(now, be=30)
+    assert tc.calls == calls, "nothing is changed where nothing changes"
+    assert one.network.facts() == {
+        "interfaces": {
+            "eth0": {
+                "instead_of": "mq",
+                "link": 100 * MBIT,
+                "be_floor": 10 * MBIT,
+                "be_ceiling": 40 * MBIT,
+                "online": 0,
+                "be": 30 * MBIT,
+                "pods": 0,
+                "state": "in place",
+            }
+        },
+        "pods_devices": {},
+        "pods_in_host_network": 0,
+    }
+    await one.round(now, online=60)
+    assert tc.rates[2].ceiling == 20 * MBIT
+    await one.round(now, online=95)
+    assert tc.rates[2].ceiling == 10 * MBIT
+    await one.round(situation())
+    assert tc.roots["eth0"] == Root(index=2, kind="mq", handle=0)
+    assert roots(one.store) == {}
+    assert one.network.problems() == []
+    one.store.close()
+
+
+@pytest.mark.parametrize(
+    ("now", "state"),
+    [
+        (situation("eth0", enforce=False), "would stand in place of mq"),
+        (situation("eth0", dry_run=True), "would stand in place of mq"),
+        (situation("eth0", held=True), "would stand in place of mq"),
+        (situation("eth1"), "its root is cake, which somebody has set: left alone"),
+        (situation("eth9"), "there is no such interface"),
+    ],
+    ids=["observe", "dry run", "held", "somebody's", "missing"],
+)
+async def test_what_is_not_ours_to_change_is_left_alone(tmp_path: Path, now: Situation, state: str) -> None:
+    tc = FakeTc(eth0="mq", eth1="cake")
+    one = Running(tc, tmp_path)
+    await one.round(now)
+    assert tc.calls == 0
+    facts = one.network.facts()["interfaces"]
+    assert isinstance(facts, dict)
+    assert [line["state"] for line in facts.values()] == [state]
+    assert await one.network.restore() == ()
+    one.store.close()
+
+
+async def test_an_interface_without_a_speed_needs_one_in_the_configuration(tmp_path: Path) -> None:
+    one = Running(FakeTc(eth0="mq"), tmp_path)
+    wish = NetworkWish(interfaces=(InterfaceWish(name="eth0"),))
+    now = situation("eth0")
+    await one.round(replace(now, pools=replace(now.pools, network=wish)))
+    assert one.network.problems() == ["eth0: its driver tells no speed; expected link_mbit in the configuration"]
+    one.store.close()
+
+
+async def test_a_tree_goes_where_the_links_speed_is_not_known_any_more(tmp_path: Path) -> None:
+    tc = FakeTc(eth0="mq")
+    one = Running(tc, tmp_path)
+    now = situation("eth0")
+    untold = replace(now.pools, network=NetworkWish(interfaces=(InterfaceWish(name="eth0"),)))
+    await one.round(now)
+    await one.round(replace(now, pools=untold, enforce=False))
+    assert tc.roots["eth0"].complete
+    await one.round(replace(now, pools=untold))
+    assert tc.roots["eth0"] == Root(index=2, kind="mq", handle=0)
+    assert roots(one.store) == {}
+    one.store.close()
+
+
+async def test_after_a_kill_at_any_step_restore_gives_the_default_back(tmp_path: Path) -> None:
+    for left in range(6):
+        path = tmp_path / str(left)
+        path.mkdir()
+        tc = FakeTc(left, eth0="mq")
+        first = Running(tc, path)
+        with contextlib.suppress(Killed):
+            for online in (0, 0, 60, 0):
+                await first.round(situation("eth0"), online=online)
+        first.store.close()
+        tc.left = None
+        store = Store(str(path / "state.db"))
+        done = restore_trees(tc, store)
+        assert [one.path for one in done] == ["eth0"]
+        assert all(one.ok for one in done)
+        assert tc.roots["eth0"] == Root(index=2, kind="mq", handle=0)
+        assert restore_trees(tc, store) == []
+        store.close()
+
+
+async def test_a_next_run_goes_on_with_the_tree_that_is_there(tmp_path: Path) -> None:
+    tc = FakeTc(3, eth0="mq")
+    first = Running(tc, tmp_path)
+    with contextlib.suppress(Killed):
+        for _ in range(9):
+            await first.round(situation("eth0"))
+    first.store.close()
+    tc.left = None
+    second = Running(tc, tmp_path)
+    await second.round(situation("eth0"))
+    assert tc.rates[2].ceiling == 10 * MBIT, "nothing is known of online work yet"
+    done = await second.network.restore()
+    assert [(one.path, one.undo, one.text) for one in done] == [("eth0", Undo.RESTORED, "mq")]
+    second.store.close()
+
+
+async def test_a_tree_that_a_lost_store_does_not_know_is_found_by_its_handle(tmp_path: Path) -> None:
+    tc = FakeTc(eth0="mq", eth1="mq")
+    first = Running(tc, tmp_path)
+    await first.round(situation("eth0", "eth1"))
+    first.store.close()
+    (tmp_path / "state.db").unlink()
+    (tmp_path / "state.db.copy").unlink()
+    second = Running(tc, tmp_path)
+    await second.round(situation("eth0"))
+    assert roots(second.store) == {"eth0": ""}
+    assert {one.path: one.undo for one in restore_trees(tc, second.store)} == {
+        "eth0": Undo.RESTORED,
+        "eth1": Undo.RESTORED,
+    }
+    assert not any(root.ours for root in tc.roots.values())
+    second.store.close()
+
+
+async def test_a_removed_tree_is_put_back_and_an_interface_that_goes_is_told(tmp_path: Path) -> None:
+    tc = FakeTc(eth0="mq")
+    one = Running(tc, tmp_path)
+    now = situation("eth0")
+    await one.round(now)
+    tc.remove(2)
+    await one.round(now)
+    assert tc.roots["eth0"].complete
+    del tc.roots["eth0"], one.pods.links["eth0"]
+    await one.round(now)
+    assert one.network.problems() == ["eth0: there is no such interface"]
+    done = await one.network.restore()
+    assert [one.undo for one in done] == [Undo.GONE]
+    one.store.close()
+
+
+def test_a_speed_is_what_the_driver_tells(tmp_path: Path) -> None:
+    for name, text in (("eth0", "25000\n"), ("veth0", "-1\n"), ("odd", "fast\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "speed").write_text(text)
+    found = {name: link_mbit(name, str(tmp_path)) for name in ("eth0", "veth0", "odd", "none")}
+    assert found == {"eth0": 25_000, "veth0": None, "odd": None, "none": None}

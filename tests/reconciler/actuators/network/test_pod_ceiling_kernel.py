@@ -1,0 +1,327 @@
+"""Leading a pod's packets on the running kernel: namespaces of the test's own, filters of others, and kills amid it."""
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.errors import SourceError
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.actuators.base import Situation
+from reconciler.actuators.network.actuator import Network
+from reconciler.actuators.network.namespaces import RealSpaces
+from reconciler.actuators.network.netlink import Links
+from reconciler.actuators.network.tc_pods import Entry, Gather, RealPodTc
+from reconciler.actuators.network.undo import ROW, restore_network
+from state.model import Container, ContainerKind, GroupRef, Phase
+from state.network import GATHER, SHARE, InterfaceWish, NetworkWish
+from state.store import Store
+from state.undo import Undo
+from tests.fakes.cables import FakeSpaces
+from tests.real_cgroups import mount_of, remove_tree
+from tests.reconciler.actuators.netns import ip, library, namespace, plain, pod_tc
+from tests.reconciler.actuators.network.test_actuator import FakeTc, Killed, situation
+from tests.reconciler.nodes import node, pod
+
+pytestmark = pytest.mark.kernel
+MBIT = 125_000
+
+
+class World:
+    """A host's namespace with a cable ``veth-be`` into a pod's."""
+
+    def __init__(self, stack: ExitStack, path: Path) -> None:
+        self.host, self.pod = namespace(stack, "host"), namespace(stack, "pod")
+        ip("-n", self.host, "link", "add", "eth0", "type", "veth", "peer", "name", "far")
+        ip("-n", self.host, "link", "add", "veth-be", "type", "veth", "peer", "name", "eth0", "netns", self.pod)
+        self.tc = pod_tc(self.host)
+        self.file = os.open(f"/run/netns/{self.pod}", os.O_RDONLY)
+        stack.callback(os.close, self.file)
+        self.path = path
+        self.store = Store(str(path / "state.db"))
+        stack.callback(self.end)
+        self.clean = self.dump()
+
+    def end(self) -> None:
+        self.store.close()
+
+    def again(self) -> None:
+        self.end()
+        self.store = Store(str(self.path / "state.db"))
+
+    def network(self, pods: RealPodTc | None = None) -> Network:
+        # Its namespace's file is all that the kernel is asked with; the fake takes one number for both.
+        spaces = FakeSpaces({"be": self.file})
+        roots = FakeTc(eth0="noqueue")
+        return Network(roots, pods or self.tc, lambda: spaces, self.store, trio.CapacityLimiter(1))
+
+    def counting(self, left: list[int]) -> "Counting":
+        return Counting(library(self.host), left)
+
+    def tc_command(self, *words: str) -> str:
+        done = subprocess.run(
+            ["ip", "netns", "exec", self.host, "tc", *words], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def dump(self) -> str:
+        """Everything of traffic control, and the devices."""
+        found = subprocess.run(
+            ["ip", "-n", self.host, "-br", "link"], capture_output=True, text=True, check=True
+        ).stdout
+        found += self.tc_command("qdisc", "show")
+        for name in ("eth0", "veth-be", GATHER):
+            if name in found:
+                found += self.tc_command("class", "show", "dev", name)
+                found += self.tc_command("filter", "show", "dev", name)
+                found += self.tc_command("filter", "show", "dev", name, "ingress")
+        return found
+
+    @property
+    def index(self) -> int:
+        found = self.tc.device("veth-be")
+        assert found is not None
+        return found.index
+
+    @property
+    def gather(self) -> int:
+        found = self.tc.gather()
+        assert found is not None
+        return found.index
+
+    def entry(self) -> Entry:
+        return self.tc.entries([self.index])[self.index]
+
+    @property
+    def led(self) -> bool:
+        gather = self.tc.gather()
+        assert gather is not None
+        return gather.complete and self.entry().leads_to == gather.index
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    if os.geteuid() != 0:
+        pytest.skip("REAL KERNEL TEST NOT RUN: needs root")
+    with ExitStack() as stack:
+        made = World(stack, tmp_path)
+        try:
+            made.tc.make(MBIT)
+            made.tc.unmake()
+        except SourceError as exc:
+            pytest.skip(f"REAL KERNEL TEST NOT RUN: {exc}")
+        yield made
+
+
+def wanted(*, on: bool = True) -> Situation:
+    now = situation("eth0")
+    wish = NetworkWish(interfaces=(InterfaceWish(name="eth0", link_mbit=100),), classes=False, pods_by="eth0")
+    return replace(now, view=node(pod("be")), pools=replace(now.pools, network=wish if on else None))
+
+
+async def test_a_cable_is_found_from_outside_and_its_packets_are_led(world: World) -> None:
+    own = os.open("/proc/self/ns/net", os.O_RDONLY)
+    try:
+        found = world.tc.cables({"be": world.file, "host": own})
+    finally:
+        os.close(own)
+    assert [one.name for one in found["be"]] == ["veth-be"]
+    assert found["host"] == (), "no cable leads there"
+    network = world.network()
+    await network._round(wanted())
+    assert world.led
+    assert (world.tc.gather(), world.entry()) == (
+        Gather(index=world.gather, complete=True),
+        Entry(kind="clsact", leads_to=world.gather),
+    )
+    classes = world.tc_command("class", "show", "dev", GATHER)
+    assert "4250:1 root rate 10Mbit ceil 10Mbit" in classes
+    assert "4250:101 parent 4250:1" in classes
+    assert "input dev veth-be" in world.tc_command("filter", "show", "dev", GATHER)
+    await network._round(wanted(on=False))
+    assert world.dump() == world.clean
+    assert ROW.read(world.store) == ROW.read(Store(str(world.path / "other.db")))
+
+
+class Counting:
+    """A library's socket, of which so many changes of the kernel are made before the process is killed."""
+
+    def __init__(self, made: Any, left: list[int]) -> None:  # pyroute2 has no types
+        self._made = made
+        self._left = left
+
+    def __enter__(self) -> Self:
+        self._made.__enter__()
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        self._made.__exit__(*what)
+
+    def __getattr__(self, name: str) -> Any:  # as above
+        return getattr(self._made, name)
+
+    def tc(self, *words: Any, **more: Any) -> Any:
+        self._change()
+        return self._made.tc(*words, **more)
+
+    def link(self, *words: Any, **more: Any) -> Any:
+        self._change()
+        return self._made.link(*words, **more)
+
+    def _change(self) -> None:
+        if self._left[0] == 0:
+            raise Killed
+        self._left[0] -= 1
+
+
+async def test_after_a_kill_before_any_change_of_the_kernel_restore_gives_everything_back(world: World) -> None:
+    ended = []
+    for steps in range(13):
+        left = [steps]
+        killed = RealPodTc(partial(world.counting, left), lambda: Links(partial(plain, world.host)))
+        network = world.network(killed)
+        with contextlib.suppress(Killed):
+            await network._round(wanted())
+            await network._round(wanted(on=False))
+            ended.append(steps)
+        world.again()
+        assert all(one.ok for one in restore_network(FakeTc(), world.tc, world.store))
+        assert world.dump() == world.clean, f"killed before change {steps + 1}"
+    assert ended, "there are more steps than were tried"
+    assert len(ended) < 6, "the steps have become fewer than what is tried"
+
+
+async def test_a_filter_of_somebody_else_is_left_alone_and_ours_goes_when_one_comes(world: World) -> None:
+    world.tc_command("qdisc", "add", "dev", "veth-be", "clsact")
+    before = world.dump()
+    theirs = ("filter", "add", "dev", "veth-be", "ingress", "pref", "7", "protocol", "all")
+    network = world.network()
+    await network._round(wanted())
+    assert world.led, "an empty discipline is in nobody's way"
+    world.tc_command(*theirs, "u32", "match", "u32", "0", "0")
+    network._pods.forget_rates()
+    await network._round(wanted())
+    entry = world.entry()
+    assert (entry.leads_to, entry.others) == (None, "a filter of somebody else (u32, pref 7)")
+    standing = network.standings["/kubepods/besteffort/podbe"][SHARE]
+    assert (standing.state, standing.detail) == ("blocked", "veth-be: a filter of somebody else (u32, pref 7)")
+    with pytest.raises(SourceError, match="not ours to pass by"):
+        world.tc.lead("veth-be", world.index, world.gather, 1)
+    await network.restore()
+    assert "pref 7" in world.dump()
+    world.tc_command("filter", "del", "dev", "veth-be", "ingress", "pref", "7")
+    assert world.dump() == before, "the discipline was there before us"
+
+
+async def test_what_was_led_to_a_device_that_is_gone_is_led_to_the_new_one(world: World) -> None:
+    network = world.network()
+    await network._round(wanted())
+    ip("-n", world.host, "link", "del", GATHER)
+    assert world.entry().leads_to == 0
+    await network._round(wanted())
+    network._last = (None, 0.0)
+    await network._round(wanted())
+    await network._round(wanted())
+    assert world.led
+    assert all(one.ok for one in await network.restore())
+    assert world.dump() == world.clean
+
+
+async def test_a_lost_store_does_not_hide_what_stands(world: World) -> None:
+    await world.network()._round(wanted())
+    world.store.close()
+    (world.path / "state.db").unlink()
+    world.store = Store(str(world.path / "state.db"))
+    done = restore_network(FakeTc(), world.tc, world.store)
+    assert {one.path: one.undo for one in done} == {"veth-be": Undo.RESTORED, GATHER: Undo.RESTORED}
+    assert world.dump() == world.clean
+
+
+async def test_a_device_of_the_name_that_is_no_ifb_is_left(world: World) -> None:
+    ip("-n", world.host, "link", "add", GATHER, "type", "veth", "peer", "name", "near")
+    network = world.network()
+    await network._round(wanted())
+    assert network.problems() == ["network: bypassd-be is there, a veth of somebody else"]
+    assert restore_network(FakeTc(), world.tc, world.store) == []
+    found = world.tc.device(GATHER)
+    assert found is not None
+    assert found.kind == "veth"
+
+
+async def test_a_pod_that_goes_takes_its_cable_with_it(world: World) -> None:
+    network = world.network()
+    await network._round(wanted())
+    ip("-n", world.host, "link", "del", "veth-be")
+    now = wanted()
+    await network._round(replace(now, view=node()))
+    assert ROW.read(world.store).cables == {}
+    assert network.problems() == []
+    assert "4250:101" not in world.tc_command("class", "show", "dev", GATHER)
+    assert "input dev" not in world.tc_command("filter", "show", "dev", GATHER)
+
+
+def test_a_links_rate_may_be_more_than_32_bits(world: World) -> None:
+    index = world.tc.make(125_000_000_000)
+    assert "4250:1 root rate 1Tbit ceil 1Tbit" in world.tc_command("class", "show", "dev", GATHER)
+    world.tc.rate(index, 1_000)
+    assert "4250:1 root rate 8Kbit ceil 8Kbit" in world.tc_command("class", "show", "dev", GATHER)
+    assert world.tc.through(index) is not None
+
+
+def make_group(path: str) -> None:
+    """A group that processes can be in, and those above it."""
+    if not os.path.isdir(path):
+        make_group(os.path.dirname(path))
+        os.mkdir(path)
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            with contextlib.suppress(FileNotFoundError):
+                Path(path, file).write_text(Path(os.path.dirname(path), file).read_text())
+
+
+def test_the_namespace_of_a_pod_is_that_of_its_pause_process(tmp_path: Path) -> None:
+    """What runs in a container may have entered another one."""
+    if os.geteuid() != 0:
+        pytest.skip("REAL KERNEL TEST NOT RUN: needs root")
+    hierarchy = Hierarchy.detect()
+    top = f"{mount_of(hierarchy.trigger)}/bypassd-test-spaces-{os.getpid()}"
+    with ExitStack() as stack:
+        stack.callback(remove_tree, top)
+        started = {}
+        for name, flags in (("pause", ["--net"]), ("main", [])):
+            make_group(f"{top}/{name}")
+            process = subprocess.Popen(["unshare", *flags, "sleep", "600"])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            Path(f"{top}/{name}/cgroup.procs").write_text(str(process.pid))
+            started[name] = process.pid
+        path = f"/{os.path.basename(top)}"
+        kinds = {"main": ContainerKind.APP, "pause": ContainerKind.SANDBOX}
+        boxes = tuple(
+            Container(id=name, kind=kind, group=GroupRef(path=f"{path}/{name}")) for name, kind in kinds.items()
+        )
+        one = replace(pod("a"), containers=boxes, group=GroupRef(path=path))
+        early = replace(one, uid="b", containers=(replace(boxes[0], phase=Phase.CREATING),))
+        deadline = time.monotonic() + 10
+        while os.stat(f"/proc/{started['pause']}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with RealSpaces(hierarchy) as spaces:
+            found = spaces.of([one, early, pod("gone")])
+            assert spaces.own == os.stat("/proc/self/ns/net").st_ino
+            assert {uid: space.inode for uid, space in found.items()} == {
+                "a": os.stat(f"/proc/{started['pause']}/ns/net").st_ino
+            }
+            file = found["a"].file
+            assert os.fstat(file).st_ino == found["a"].inode
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(file)

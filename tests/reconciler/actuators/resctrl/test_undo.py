@@ -1,0 +1,312 @@
+"""Everything that was done to resctrl is undone: switched off, restored, after a kill, for one pod alone."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cgroupfs.errors import CgroupDeniedError, StoreError
+from reconciler.actuators.base import SideRow
+from reconciler.actuators.resctrl.undo import ROW, Kept, restore_resctrl
+from reconciler.policies.cache import CacheConfig
+from resctrl.capability import Capability, Status
+from state.cache import MountOption
+from state.schema import META
+from state.store import Batch, Store
+from state.undo import Undo
+from tests.reconciler.actuators.resctrl_world import BATCH, BE, CRUNCH, MOUNT, NO_MONITOR, SYSTEM, WEB, World
+
+
+class Killed(BaseException):
+    """The agent ends here, with nothing after it."""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+async def test_the_policy_switched_off_is_undone(world: World) -> None:
+    batch = world.spawn(BATCH)
+    before = world.state()
+    await world.sweep(BATCH)
+    world.config = CacheConfig()
+    await world.sweep(BATCH)
+    assert world.state() == before
+    assert world.places(batch) == [MOUNT]
+    deeds = len(world.model.deeds)
+    await world.sweep(BATCH)
+    assert world.model.deeds[deeds:] == []
+
+
+async def test_an_agent_that_was_off_when_it_started_undoes_what_is_left(world: World) -> None:
+    world.spawn(BATCH)
+    before = world.state()
+    await world.sweep(BATCH)
+    world.config = CacheConfig()
+    world.start()
+    await world.sweep(BATCH)
+    assert world.state() == before
+
+
+async def test_restore_brings_everything_back_and_twice_does_nothing(world: World) -> None:
+    world.config = SYSTEM
+    world.model.write(MOUNT, "schemata", "MB:0=80\nL3:1=7ff\n")
+    world.spawn(BATCH, 3)
+    world.spawn(WEB, 2)
+    before = world.state()
+    await world.sweep(BATCH, WEB)
+    assert "L3:0=ff0;1=ff0" in world.model.read(MOUNT, "schemata")
+    done = await world.side.restore()
+    assert all(one.ok for one in done)
+    assert {one.file for one in done} == {"group", "schemata"}
+    assert world.state() == before
+    assert ROW.read(world.store) == Kept(boot="boot-1")
+    assert await world.side.restore() == []
+
+
+class Killing:
+    """Ends the agent before its ``step``-th act on resctrl, the mount table or the store."""
+
+    def __init__(self, world: World, patch: pytest.MonkeyPatch, step: int) -> None:
+        self.acts = 0
+        self._step = step
+        world.model.before = lambda deed: self.act(deed.what)
+        world.before = self.act
+        apply = Store.apply
+
+        def applied(store: Store, batch: Batch) -> None:
+            self.act("store")
+            apply(store, batch)
+            self.act("stored")
+
+        patch.setattr(Store, "apply", applied)
+
+    def act(self, what: str) -> None:
+        if self.acts == self._step:
+            raise Killed(what)
+        self.acts += 1
+
+
+@pytest.mark.parametrize("mount", [False, True], ids=["another's mount", "our own mount"])
+async def test_restore_after_a_kill_at_any_step_and_of_the_restore_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: bool
+) -> None:
+    step, died = 0, Counter[str]()
+    while True:
+        here = tmp_path / str(step)
+        world = World(here)
+        world.config = replace(SYSTEM, mount=mount)
+        if mount:
+            world.model.umount()
+        world.spawn(BATCH, 2)
+        world.spawn(WEB)
+        before = None if mount else world.state()
+        with monkeypatch.context() as patched:
+            try:
+                Killing(world, patched, step)
+                await world.sweep(BATCH, WEB)
+                died["nothing"] += 1
+            except Killed as exc:
+                died[str(exc)] += 1
+        world.store.close()
+        for attempt in range(100):
+            store = Store(str(here / "state.db"), boot="boot-1")
+            with monkeypatch.context() as patched:
+                try:
+                    # Each attempt gets one act further than the last.
+                    Killing(world, patched, attempt)
+                    done = restore_resctrl(
+                        "/", store, None, files=world.model, capability=world.capability(), mounter=world
+                    )
+                except Killed:
+                    continue
+                finally:
+                    store.close()
+            break
+        assert all(one.ok for one in done), (step, done)
+        assert (world.model.mountinfo() == "") == mount, step
+        assert before is None or world.state() == before, step
+        store = Store(str(here / "state.db"), boot="boot-1")
+        assert ROW.read(store) == Kept(boot="boot-1"), step
+        store.close()
+        if died["nothing"]:
+            break
+        step += 1
+    assert step > 15
+    assert died["mounted"] == mount
+
+
+async def test_a_mount_that_somebody_makes_after_a_kill_before_ours_is_theirs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.model.umount()
+    world.config = replace(NO_MONITOR, mount=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(world, "mount", killed)
+        with pytest.raises(Killed):
+            await world.sweep(BATCH)
+    assert ROW.read(world.store).place == MOUNT
+    world.model.mount()
+    done = restore_resctrl("/", world.store, None, files=world.model, capability=world.capability(), mounter=world)
+    assert done == []
+    assert world.model.mountinfo() != ""
+    assert ROW.read(world.store) == Kept(boot="boot-1")
+
+
+def killed(*_: object) -> None:
+    raise Killed
+
+
+async def test_what_is_remembered_outlives_a_mount_that_cannot_be_seen(world: World) -> None:
+    world.config = SYSTEM
+    await world.sweep(BATCH)
+    kept = ROW.read(world.store)
+    assert kept.original is not None
+    lost = Capability(status=Status.NOT_MOUNTED, reason="another mount namespace")
+    world.hidden = True
+    assert restore_resctrl("/", world.store, None, files=world.model, capability=lost, mounter=world) == []
+    assert ROW.read(world.store) == kept
+    world.hidden = False
+    assert restore_resctrl("/", world.store, None, files=world.model, capability=lost, mounter=world) == []
+    assert ROW.read(world.store) == Kept(boot="boot-1")
+
+
+async def test_the_store_says_that_there_is_something_before_there_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its row alone the next start knows that groups of ours may be there."""
+    rows: list[bool] = []
+    world.spawn(BATCH)
+    world.model.before = lambda _: rows.append(ROW.read(world.store).groups)
+    await world.sweep(BATCH)
+    assert rows
+    assert all(rows)
+    await world.side.restore()
+    assert ROW.read(world.store) == Kept(boot="boot-1")
+
+
+async def test_the_default_groups_values_that_somebody_changed_since_are_left(world: World) -> None:
+    world.config = SYSTEM
+    await world.sweep()
+    world.model.write(MOUNT, "schemata", "L3:0=3f;1=3f\n")
+    done = {one.file: one for one in await world.side.restore()}
+    assert done["schemata"].undo is Undo.FOREIGN
+    assert "L3:0=03f;1=03f" in world.model.read(MOUNT, "schemata")
+
+
+async def test_a_default_group_that_is_no_longer_wanted_different_is_put_back(world: World) -> None:
+    before = world.model.read(MOUNT, "schemata")
+    world.config = SYSTEM
+    await world.sweep()
+    world.config = CacheConfig(enabled=True)
+    await world.sweep()
+    assert world.model.read(MOUNT, "schemata") == before
+    assert ROW.read(world.store).original is None
+
+
+async def test_one_pod_is_freed_alone(world: World) -> None:
+    batch, crunch = world.spawn(BATCH, 2), world.spawn(CRUNCH)
+    await world.sweep(BATCH, CRUNCH)
+    world.boxes.pids["/cpuset/kubepods"] = []
+    done = await world.side.restore("batch")
+    assert all(one.ok for one in done)
+    assert {one.file for one in done} == {"tasks", "mon_group"}
+    assert world.places(batch) == [MOUNT] * 2
+    assert world.places(crunch)[0].startswith(BE)
+
+
+async def test_nothing_is_done_between_a_restore_and_the_next_look(world: World) -> None:
+    world.spawn(BATCH)
+    await world.sweep(BATCH)
+    await world.side.restore()
+    deeds = len(world.model.deeds)
+    await world.side.sweep()
+    assert world.model.deeds[deeds:] == []
+
+
+async def test_without_a_record_nothing_is_touched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(SideRow, "write", full)
+    world.config = SYSTEM
+    await world.sweep(BATCH)
+    assert world.model.deeds == []
+    assert world.side.problems() == [
+        "resctrl is left as it is, what is there cannot be recorded: the disk is full",
+    ]
+
+
+async def test_a_mount_of_ours_comes_and_goes_and_one_of_others_stays(world: World) -> None:
+    world.model.umount()
+    world.config = replace(NO_MONITOR, mount=True)
+    batch = world.spawn(BATCH)
+    await world.sweep(BATCH)
+    assert world.places(batch) == [BE]
+    done = await world.side.restore()
+    assert [one.file for one in done] == ["group", "mount"]
+    assert world.model.mountinfo() == ""
+    world.model.mount()
+    await world.sweep(BATCH)
+    await world.side.restore()
+    assert world.model.mountinfo() != ""
+
+
+async def test_a_mount_that_is_refused_is_not_asked_for_at_each_sweep(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[Kept] = []
+    write = SideRow.write
+
+    def counted(row: SideRow[Kept], store: Store, kept: Kept) -> None:
+        writes.append(kept)
+        write(row, store, kept)
+
+    def refused(place: str, options: object) -> None:
+        raise CgroupDeniedError(place, "mount resctrl: EPERM")
+
+    monkeypatch.setattr(SideRow, "write", counted)
+    world.model.umount()
+    world.config = replace(NO_MONITOR, mount=True)
+    # The unit gives the daemon mounts of its own.
+    world.hidden = True
+    for _ in range(30):
+        await world.sweep(BATCH, seconds=2.0)
+    assert writes == []
+    assert "mount it there instead, as in /etc/fstab" in world.side.problems()[0]
+    world.hidden = False
+    with monkeypatch.context() as patched:
+        patched.setattr(world, "mount", refused)
+        for _ in range(30):
+            await world.sweep(BATCH, seconds=2.0)
+            assert "mount resctrl: EPERM" in world.side.problems()[0]
+        assert len(writes) == 2
+        # Another way to mount it is another question.
+        world.config = replace(world.config, mount_options=(MountOption.CDP,))
+        await world.sweep(BATCH, seconds=2.0)
+        assert len(writes) == 4
+    await world.sweep(BATCH, seconds=2.0)
+    assert world.model.mountinfo() == ""
+    await world.sweep(BATCH, seconds=601.0)
+    assert ",cdp" in world.model.mountinfo()
+
+
+async def test_a_mount_of_ours_with_groups_of_others_stays(world: World) -> None:
+    world.model.umount()
+    world.config = replace(NO_MONITOR, mount=True)
+    await world.sweep(BATCH)
+    world.model.mkdir(f"{MOUNT}/theirs")
+    done = {one.file: one for one in await world.side.restore()}
+    assert done["mount"].undo is Undo.FOREIGN
+    assert "theirs" in done["mount"].detail
+    assert world.controls() == ["theirs"]
+    assert ROW.read(world.store).place == MOUNT
+
+
+def test_a_store_that_holds_something_else_is_no_record(world: World) -> None:
+    batch = Batch()
+    batch.put(META, ROW.key, b"\xc1")
+    world.store.apply(batch)
+    assert ROW.read(world.store) == Kept(boot="boot-1")

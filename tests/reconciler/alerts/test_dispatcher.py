@@ -1,0 +1,351 @@
+"""The teller, its couriers and the durable queue: nothing waits for a sink, and nothing durable is lost."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from msgspec.structs import replace
+from trio.testing import MockClock
+
+from cgroupfs.errors import StoreError
+from reconciler.alerts.alert import Kind, Severity
+from reconciler.alerts.incident import Notice
+from reconciler.alerts.queue import PREFIX
+from reconciler.alerts.sinks.base import SinkError
+from state.schema import META
+from state.store import Batch, Store
+from tests.reconciler.alerts.making import World, alert
+
+
+@pytest.fixture
+def autojump_clock() -> MockClock:
+    # The store is written in a thread, and a sink's module loaded in one: time must not leap over them.
+    return MockClock(autojump_threshold=0.03)
+
+
+async def settled(world: World) -> None:
+    """Until everything has been told that can be, and the store knows it; however long the threads of both take."""
+    await trio.sleep(0.5)
+    for _ in range(1000):
+        made = all(name in world.made for name in world.teller.sinks)
+        if made and not world.teller._queue.unflushed and not world.lane.borrowed_tokens:
+            return
+        await trio.sleep(0.01)
+    raise AssertionError("it does not settle")
+
+
+async def test_every_sink_is_told_and_a_durable_alert_is_in_the_store_until_all_have_taken_it(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a", "b")
+    await nursery.start(world.teller.run)
+    await settled(world)
+    world.made["b"].broken = SinkError("no")
+    world.teller.tell(alert(durable=True))
+    world.teller.tell(alert("plain"))
+    await settled(world)
+    assert sorted(key for _, told in world.made["a"].log for key, _ in told) == ["k", "plain"]
+    (row,) = world.rows()
+    assert row.startswith(PREFIX)
+    assert world.teller.facts()["stored"][0]["to"] == ["b"]  # type: ignore[index]
+    world.made["b"].broken = None
+    await trio.sleep(10)
+    assert sorted(key for _, told in world.made["b"].log for key, _ in told) == ["k", "plain"]
+    assert (world.rows(), world.teller.stored) == ([], 0)
+    nursery.cancel_scope.cancel()
+
+
+async def test_when_keep_returns_the_row_is_there_and_what_nobody_wants_needs_none(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a", minimum=Severity.WARNING)
+    assert await world.teller.keep(alert(durable=True))
+    assert len(world.rows()) == 1
+    assert await world.teller.keep(alert("quiet", durable=True, severity=Severity.INFO))
+    assert len(world.rows()) == 1
+    await nursery.start(world.teller.run)
+    await settled(world)
+    assert (world.made["a"].log[0][1], world.rows()) == ([("k", 1)], [])
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_staged_alert_is_stored_with_its_event_or_not_at_all(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a")
+    await nursery.start(world.teller.run)
+    batch = Batch()
+    batch.put("assignments", "event", b"\xc0")
+    stored = world.teller.stage(batch, alert(durable=True))
+    await settled(world)
+    assert (world.rows(), world.made["a"].log) == ([], [])
+    await trio.to_thread.run_sync(world.store.apply, batch, limiter=world.lane)
+    assert len(world.rows()) == 1
+    stored()
+    await settled(world)
+    assert (world.rows(), world.made["a"].log[0][1]) == ([], [("k", 1)])
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_store_that_takes_nothing_is_said_once_and_the_alert_told_all_the_same(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path, "a", "b")
+    works = world.store.apply
+    broken = True
+
+    def apply(batch: Batch) -> None:
+        if broken:
+            raise StoreError("the disk is full")
+        works(batch)
+
+    world.store.apply = apply  # type: ignore[method-assign]
+    await nursery.start(world.teller.run)
+    await settled(world)
+    world.made["b"].broken = SinkError("no")
+    world.teller.tell(alert(durable=True))
+    assert not await world.teller.keep(alert("two", durable=True))
+    await trio.sleep(20)
+    assert {"k", "two"} <= {key for _, told in world.made["a"].log for key, _ in told}
+    assert "alerts are in memory only: the disk is full" in world.teller.problems()
+    assert [one.message for one in caplog.records].count("alerts are in memory only") == 1
+    broken = False
+    await trio.sleep(6)
+    assert (len(world.rows()), world.teller.problems()) == (2, ["alerts to b: no"])
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_store_that_was_replaced_gets_all_rows_again(tmp_path: Path, autojump_clock: MockClock) -> None:
+    world = World(tmp_path, "a")
+    await world.teller.keep(alert(durable=True))
+    (tmp_path / "state.db").unlink()
+    await world.teller.keep(alert("two", durable=True))
+    assert len(world.rows()) == 2
+
+
+async def test_tries_wait_longer_and_longer_and_as_long_as_the_sink_asks(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a")
+    await nursery.start(world.teller.run)
+    await settled(world)
+    sink = world.made["a"]
+    sink.errors = [SinkError("no") for _ in range(12)] + [SinkError("wait", retry_after_s=1000)]
+    world.teller.tell(alert())
+    await trio.sleep(6000)
+    waits = [after - before for before, after in zip(sink.tries, sink.tries[1:], strict=False)]
+    assert len(waits) == 13
+    for number, wait in enumerate(waits[:12]):
+        assert 0.5 * min(300, 2**number) <= wait <= 1.5 * min(300, 2**number) + 0.1
+    assert waits[12] > 999.9
+    assert (sink.log[0][1], world.teller.problems()) == ([("k", 1)], [])
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_sink_that_hangs_is_cut_off_and_holds_nobody_up(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a", "b", timeout_s=10.0)
+    await nursery.start(world.teller.run)
+    await settled(world)
+    world.made["b"].hang_s = 1e6
+    world.teller.tell(alert())
+    await settled(world)
+    assert world.made["a"].log[0][1] == [("k", 1)]
+    await trio.sleep(16)
+    assert world.teller.problems() == ["alerts to b: took longer than 15 s"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_after_its_age_or_its_tries_an_alert_is_given_up_and_let_go_from_the_store(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a", give_up_s=100.0)
+    await nursery.start(world.teller.run)
+    await settled(world)
+    world.made["a"].broken = SinkError("no")
+    await world.teller.keep(alert(durable=True))
+    await trio.sleep(60)
+    assert len(world.rows()) == 1
+    await trio.sleep(300)
+    (courier,) = world.teller.couriers()
+    assert (world.rows(), courier.given_up, courier.outbox.tally.failed) == ([], 1, 1)
+    world.config = world.configured("a", attempts=3)
+    world.teller.reconfigure(world.config)
+    await settled(world)
+    before = len(world.made["a"].tries)
+    await world.teller.keep(alert("two", durable=True))
+    await trio.sleep(300)
+    assert (len(world.made["a"].tries) - before, world.rows()) == (3, [])
+    nursery.cancel_scope.cancel()
+
+
+async def test_of_a_batch_that_is_refused_for_good_only_the_guilty_one_is_given_up(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a", batch_delay_s=1.0)
+    await nursery.start(world.teller.run)
+    await settled(world)
+    sink = world.made["a"]
+    plain = sink.send
+
+    async def send(notices: Sequence[Notice]) -> None:
+        if any(one.alert.key == "bad" for one in notices):
+            raise SinkError("400", permanent=True)
+        await plain(notices)
+
+    sink.send = send  # type: ignore[method-assign]
+    for key in ("x", "bad", "y"):
+        world.teller.tell(alert(key))
+    await trio.sleep(5)
+    assert sorted(key for _, told in sink.log for key, _ in told) == ["x", "y"]
+    assert world.teller.couriers()[0].outbox.tally.failed == 1
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_failing_sink_is_told_to_the_others_once_and_never_to_itself(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path, "a", "b")
+    await nursery.start(world.teller.run)
+    await settled(world)
+    world.made["b"].broken = SinkError("no door")
+    world.teller.tell(alert())
+    await trio.sleep(600)
+    about = [one for one in world.made["a"].notices if one.alert.kind is Kind.SOURCE]
+    assert [(one.alert.summary, one.over) for one in about] == [("alerts to b are not taken: no door", False)]
+    assert [one.message for one in caplog.records].count("does not take alerts; tried again") == 1
+    world.made["b"].broken = None
+    await trio.sleep(600)
+    about = [one for one in world.made["a"].notices if one.alert.kind is Kind.SOURCE]
+    assert [one.over for one in about] == [False, True]
+    assert [one.alert.key for one in world.made["b"].notices] == ["k"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_an_earlier_run_left_is_told_with_its_id_and_goes_on_counting(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a", "gone")
+    await world.teller.keep(alert(durable=True))
+    (row,) = world.rows()
+    world.config = world.configured("a", "new")
+    world.teller = world.new_teller()
+    # The event's journal did not know that it had been told: it is told again.
+    await nursery.start(world.teller.run)
+    world.teller.tell(alert(durable=True))
+    await settled(world)
+    (one,) = world.made["a"].notices
+    assert (f"{PREFIX}{one.id}", one.count, world.rows(), world.made["new"].notices) == (row, 1, [], [])
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_a_state_began_as_is_known_to_its_end_in_the_next_run(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a")
+    await world.teller.keep(alert(kind=Kind.STORE, severity=Severity.CRITICAL, durable=True))
+    world.teller = world.new_teller()
+    await nursery.start(world.teller.run)
+    world.teller.tell(alert(kind=Kind.STORE, severity=Severity.INFO, resolved=True))
+    await settled(world)
+    end = world.made["a"].notices[-1]
+    assert (end.over, end.alert.severity, end.began_as) == (True, Severity.INFO, Severity.CRITICAL)
+    nursery.cancel_scope.cancel()
+
+
+async def test_rows_that_cannot_be_read_are_removed_and_those_of_a_newer_version_left(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a")
+    batch = Batch()
+    batch.put(META, f"{PREFIX}bad", b"\xc1")
+    batch.put(META, f"{PREFIX}odd", msgspec.msgpack.encode({"v": 1}))
+    batch.put(META, f"{PREFIX}new", msgspec.msgpack.encode({"v": 2, "notice": 7}))
+    await trio.to_thread.run_sync(world.store.apply, batch, limiter=world.lane)
+    await nursery.start(world.teller.run)
+    await settled(world)
+    assert world.rows() == [f"{PREFIX}new"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_store_is_bounded_and_critical_rows_go_last(tmp_path: Path, autojump_clock: MockClock) -> None:
+    world = World(tmp_path, "a", most=10)
+    await world.teller.keep(alert("loud", durable=True, severity=Severity.CRITICAL))
+    for number in range(12):
+        await world.teller.keep(alert(str(number), durable=True))
+    kept = [row["key"] for row in world.teller.facts()["stored"]]  # type: ignore[attr-defined]
+    assert kept == ["loud", *(str(number) for number in range(3, 12))]
+    assert len(world.rows()) == 10
+
+
+async def test_a_reload_adds_changes_and_takes_out_sinks_and_changed_ones_keep_what_waits(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a", "b")
+    await nursery.start(world.teller.run)
+    await settled(world)
+    for sink in world.made.values():
+        sink.broken = SinkError("no")
+    await world.teller.keep(alert(durable=True))
+    await settled(world)
+    world.made["a"].broken = None
+    world.teller.reconfigure(world.configured("a", "c", timeout_s=3.0))
+    await trio.sleep(5)
+    assert (world.made["a"].log[-1][1], world.rows()) == ([("k", 1)], [])
+    assert world.made["b"].closed == 1
+    world.teller.tell(alert("next"))
+    await settled(world)
+    assert [world.made[name].notices[-1].alert.key for name in "ac"] == ["next", "next"]
+    assert world.teller.sinks == ("a", "c")
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_test_tells_each_sink_around_its_filters_and_says_what_came_of_it(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a", "b", minimum=Severity.CRITICAL)
+    await nursery.start(world.teller.run)
+    await settled(world)
+    world.made["b"].broken = SinkError("no door")
+    world.teller.reconfigure(replace(world.config, labels={"cluster": "east"}))
+    results = await world.teller.test(None, "ana")
+    assert [(one["sink"], one["ok"], one["detail"]) for one in results] == [
+        ("a", True, "taken"),
+        ("b", False, "no door"),
+    ]
+    (told,) = world.made["a"].notices
+    assert (told.alert.kind, told.labels, told.alert.details) == (Kind.TEST, {"cluster": "east"}, {"by": "ana"})
+    assert [one["sink"] for one in await world.teller.test("a", "ana")] == ["a"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_words_that_no_sink_can_write_are_made_writable_and_bounded(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a")
+    await nursery.start(world.teller.run)
+    odd = alert("a\udcff", durable=True, summary="x" * 9999, details={"comm\udc80\x1b": "\udc80ü\n<0>\u202e"})
+    assert await world.teller.keep(odd)
+    await settled(world)
+    (one,) = world.made["a"].notices
+    assert (one.alert.key, len(one.alert.summary)) == (r"a\udcff", 4096)
+    assert one.alert.details == {r"comm\udc80\x1b": r"\udc80ü" + "\n" + r"<0>\u202e"}
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_teller_goes_on_with_everything_after_it_was_started_again(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a")
+    for key in ("one", "two"):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(world.teller.run)
+            world.teller.tell(alert(key, durable=True))
+            await trio.sleep(0.5)
+            nursery.cancel_scope.cancel()
+    assert [one.alert.key for one in world.made["a"].notices] == ["one", "two"]
+    assert Store(str(tmp_path / "state.db")).rows(META)
+    assert world.rows() == []

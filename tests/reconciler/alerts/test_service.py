@@ -1,0 +1,183 @@
+"""The agent's end of alerts: nothing is loaded without a sink, everything is counted, sources are watched."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from cgroupfs.errors import InputError
+from reconciler.alerts.agent_alerts import STORE_IS_WELL, as_alert, component_alert
+from reconciler.alerts.alert import Kind, Severity
+from reconciler.alerts.config import AlertsConfig, File, Sink
+from reconciler.alerts.service import Telling
+from reconciler.alerts.sinks.base import Ground
+from reconciler.alerts.source_health import SourceWatch
+from reconciler.clients.kube_config import ApiServer
+from reconciler.runtime.supervisor import ComponentStatus, Health
+from state.dump import _ENDS
+from state.model import Setting, SourceStatus
+from state.store import Batch, Store
+from tests.reconciler.alerts.making import alert
+
+PROJECT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def autojump_clock() -> MockClock:
+    return MockClock(autojump_threshold=0.05)
+
+
+def telling(tmp_path: Path, config: AlertsConfig, statuses: tuple[SourceStatus, ...] = ()) -> Telling:
+    store = Store(str(tmp_path / "state.db"), boot="b")
+    return Telling(
+        config,
+        store,
+        trio.CapacityLimiter(1),
+        ground=Ground(node="n1", root=str(tmp_path)),
+        apiserver=ApiServer(),
+        statuses=lambda: statuses,
+    )
+
+
+def to_file(name: str = "lines") -> AlertsConfig:
+    return AlertsConfig(sinks={name: Sink(file=File(path="/alerts"), batch_delay_s=0.0)})
+
+
+async def test_alerts_are_counted_with_and_without_sinks_and_early_ones_are_told_later(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    one = telling(tmp_path, to_file())
+    one.tell(alert("early"))
+    await nursery.start(one.run)
+    one.tell(alert("late", severity=Severity.CRITICAL))
+    await trio.sleep(1)
+    text = (tmp_path / "alerts").read_text()
+    assert ('"early"' in text, '"late"' in text) == (True, True)
+    numbers = one.numbers()
+    assert numbers.told == {("eviction-done", "warning"): 1, ("eviction-done", "critical"): 1}
+    assert numbers.sinks["lines"].outcomes["told"] == 2
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_reload_brings_the_first_sink(tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock) -> None:
+    one = telling(tmp_path, AlertsConfig())
+    await nursery.start(one.run)
+    one.tell(alert("nobody hears it"))
+    assert await one.keep(alert("this neither", durable=True))
+    with pytest.raises(InputError, match="there is none"):
+        await one.test(None, "ana")
+    one.reconfigure(to_file(), ApiServer())
+    await trio.sleep(0.5)
+    with pytest.raises(InputError, match="expected one of lines"):
+        await one.test("linse", "ana")
+    (result,) = await one.test("lines", "ana")
+    assert (result["sink"], result["kind"], result["ok"]) == ("lines", "file", True)
+    assert "this is a test by ana; nothing has happened" in (tmp_path / "alerts").read_text()
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_is_staged_is_told_once_its_batch_is_stored(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    one = telling(tmp_path, to_file())
+    await nursery.start(one.run)
+    batch = Batch()
+    stored = await one.stage(batch, alert("case", durable=True))
+    await trio.to_thread.run_sync(one._store.apply, batch, limiter=one._lane)
+    stored()
+    await trio.sleep(0.5)
+    assert '"case"' in (tmp_path / "alerts").read_text()
+    nothing = await telling(tmp_path, AlertsConfig()).stage(batch := Batch(), alert(durable=True))
+    nothing()
+    assert not batch
+    nursery.cancel_scope.cancel()
+
+
+async def test_alerts_left_for_sinks_that_are_gone_are_let_go_from_the_store(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    before = telling(tmp_path, to_file())
+    await before.keep(alert(durable=True))
+    assert before.numbers().stored == 1
+    before._store.close()
+    after = telling(tmp_path, AlertsConfig())
+    await nursery.start(after.run)
+    await trio.sleep(0.5)
+    rows = await trio.to_thread.run_sync(after._store.rows, "meta", limiter=after._lane)
+    assert [key for key, _ in rows if key.startswith("alert:")] == []
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_source_that_stays_down_is_told_and_its_return_too(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    one = telling(tmp_path, to_file(), (SourceStatus(name="cri", ok=False, detail="no answer"),))
+    await nursery.start(one.run)
+    await trio.sleep(50)
+    assert not (tmp_path / "alerts").exists()
+    await trio.sleep(60)
+    assert '"cri: no answer"' in (tmp_path / "alerts").read_text()
+    nursery.cancel_scope.cancel()
+
+
+def test_each_outage_is_told_once_and_a_short_one_never() -> None:
+    watch = SourceWatch(60.0)
+
+    def look(now: float, **sources: bool) -> list[tuple[str, bool]]:
+        statuses = [SourceStatus(name=name, ok=ok, detail="down") for name, ok in sources.items()]
+        return [(one.key, one.over) for one in watch.look(statuses, now, 1000.0 + now)]
+
+    assert look(0, cri=False, kubelet=False, store=False) == []
+    assert look(50, cri=True, kubelet=False, store=False) == []
+    assert look(60, cri=False, kubelet=False, store=False) == [("source:kubelet", False)]
+    assert look(70, cri=False, kubelet=False) == []
+    assert look(119, cri=False, kubelet=True) == [("source:kubelet", True)]
+    assert look(120, cri=False) == [("source:cri", False)]
+    assert look(130) == [("source:cri", True)]
+
+
+def test_what_the_parts_tell_in_words_becomes_an_alert_that_knows_file_and_pod() -> None:
+    setting = Setting(path="/kubepods/x", knob="cpu.set", value=None, policy="reclaimed", reason="pool", pod_uid="u1")
+    told = as_alert("yield", "tuned wrote it 3 times", setting, {})
+    assert (told.kind, told.key, told.kind.lasts) == (Kind.TUG_OF_WAR, "yield:/kubepods/x:cpu.set", False)
+    assert told.labels == {"cause": "yield", "knob": "cpu.set", "uid": "u1"}
+    bad, well = as_alert("store", "the disk is full", None, {}), as_alert("store", STORE_IS_WELL, None, {})
+    assert (bad.key, bad.severity, bad.over, well.key, well.over) == ("store", Severity.CRITICAL, False, "store", True)
+    other = as_alert("blocked", "quota below a child", setting, {})
+    assert (other.kind, other.severity) == (Kind.OTHER, Severity.WARNING)
+    waits = ComponentStatus(name="web", health=Health.WAITING, failures=1, error="port in use")
+    runs = ComponentStatus(name="web", health=Health.RUNNING, failures=1)
+    assert component_alert(waits).summary == "web failed and is started again: port in use"
+    assert [component_alert(one).over for one in (waits, runs)] == [False, True]
+
+
+def test_kinds_that_end_others_are_known_to_the_document_of_the_store() -> None:
+    assert {kind.value for kind in Kind if kind.began is not kind} == set(_ENDS)
+
+
+def test_without_a_sink_neither_the_teller_nor_any_sink_is_loaded() -> None:
+    code = (
+        "import sys, tempfile, trio\n"
+        "from reconciler.config.model import Config\nfrom reconciler.alerts.service import Ground, Telling\n"
+        "from reconciler.alerts.agent_alerts import as_alert\nfrom state.store import Store\n"
+        "async def main():\n"
+        "    store = Store(tempfile.mkdtemp() + '/s')\n"
+        "    config = Config()\n"
+        "    one = Telling(config.alerts, store, trio.CapacityLimiter(1), ground=Ground(node='n'),\n"
+        "                  apiserver=config.apiserver)\n"
+        "    async with trio.open_nursery() as nursery:\n"
+        "        await nursery.start(one.run)\n"
+        "        one.tell(as_alert('store', 'x', None, {}))\n"
+        "        one.numbers(), one.facts(), one.problems()\n"
+        "        nursery.cancel_scope.cancel()\n"
+        "trio.run(main)\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('reconciler.alerts')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROJECT, timeout=60
+    )
+    rooms = ("agent_alerts", "alert", "config", "incident", "service", "sinks", "sinks.base")
+    assert done.stdout.split() == ["reconciler.alerts", *(f"reconciler.alerts.{name}" for name in rooms)]

@@ -1,0 +1,325 @@
+"""Operators' programs, run for real: what they get, what they do not inherit, and how one can be bad."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from reconciler.clients import command
+from reconciler.clients.command import MOST_WORDS, Program
+
+ROOT = os.geteuid() == 0
+PROJECT = Path(__file__).parents[3]
+SCORE = "/proc/self/oom_score_adj"
+
+
+def script(directory: Path, text: str) -> str:
+    path = directory / "program"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+async def output_of(*argv: str, user: str | None = None, given: bytes = b"") -> str:
+    done = await Program(argv, user=user, most_output=4096).run(10, given)
+    assert done.problem == ""
+    return done.output.decode()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
+async def gone(pid: int) -> None:
+    with trio.fail_after(5):
+        while alive(pid):  # noqa: ASYNC110  # somebody else's child
+            await trio.sleep(0.01)
+
+
+async def pid_in(path: Path) -> int:
+    with trio.fail_after(10):
+        while not path.exists() or not path.read_text().endswith("\n"):  # noqa: ASYNC110  # written by the program
+            await trio.sleep(0.01)
+    return int(path.read_text())
+
+
+# What it gets and gives
+
+
+async def test_arguments_are_no_shell_words() -> None:
+    assert await output_of("/usr/bin/printf", "%s|", "$(echo 1); *", "a b", "") == "$(echo 1); *|a b||"
+
+
+async def test_input_is_read_to_its_end() -> None:
+    given = b"x" * 1_000_000
+    assert (await output_of("/usr/bin/wc", "-c", given=given)).strip() == "1000000"
+    assert await output_of("/bin/cat") == ""
+
+
+@pytest.mark.parametrize("text", ["exit 0", "exec <&-; sleep 0.2", "head -c 1 >/dev/null"])
+async def test_input_that_it_does_not_read_blocks_nobody(tmp_path: Path, text: str) -> None:
+    done = await Program([script(tmp_path, text)]).run(10, b"x" * 1_000_000)
+    assert (done.status, done.problem) == (0, "")
+
+
+async def test_output_up_to_the_bound_is_whole_and_one_byte_more_ends_the_program(tmp_path: Path) -> None:
+    argv = [script(tmp_path, "head -c $1 /dev/zero; exec sleep $2")]
+    done = await Program([*argv, "2048", "0"], most_output=2048).run(10)
+    assert (len(done.output), done.truncated, done.problem) == (2048, False, "")
+    began = time.monotonic()
+    done = await Program([*argv, "2049", "300"], most_output=2048).run(60)
+    assert time.monotonic() - began < 10
+    assert (len(done.output), done.truncated, done.timed_out) == (2049, True, False)
+    assert done.problem == "it printed more than 2 KiB and was killed"
+
+
+async def test_endless_output_is_kept_to_the_bound() -> None:
+    done = await Program(["/usr/bin/yes"], most_output=1000).run(30)
+    assert (done.truncated, len(done.output), done.status) == (True, 1001, -signal.SIGKILL)
+
+
+async def test_output_that_nobody_asked_for_and_endless_errors_are_dropped(tmp_path: Path) -> None:
+    done = await Program([script(tmp_path, "head -c 3000000 /dev/zero; yes é | head -c 3000000 >&2; exit 3")]).run(20)
+    assert (done.output, done.status) == (b"", 3)
+    assert len(done.words) == MOST_WORDS - 1  # the last of so many characters was a blank
+    assert done.problem == f"ended with exit code 3: {done.words}"
+
+
+async def test_a_death_by_signal_is_told_by_its_name(tmp_path: Path) -> None:
+    done = await Program([script(tmp_path, "echo ' a\nb' >&2; kill -SEGV $$")]).run(10)
+    assert (done.status, done.words, done.problem) == (-signal.SIGSEGV, "a b", "ended with SIGSEGV: a b")
+
+
+async def test_one_program_runs_several_times_side_by_side(tmp_path: Path) -> None:
+    one = Program([script(tmp_path, 'read x; sleep 0.5; echo "$x"')], most_output=100)
+    found: list[bytes] = []
+
+    async def run(given: bytes) -> None:
+        found.append((await one.run(10, given)).output)
+
+    began = time.monotonic()
+    async with trio.open_nursery() as nursery:
+        for each in (b"a\n", b"b\n", b"c\n", b"d\n", b"e\n", b"f\n"):
+            nursery.start_soon(run, each)
+    assert time.monotonic() - began < 2.5
+    assert sorted(found) == [b"a\n", b"b\n", b"c\n", b"d\n", b"e\n", b"f\n"]
+
+
+# Its end
+
+
+async def test_one_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    path = script(tmp_path, f"sleep 300 & echo $! > {tmp_path}/child; echo 1; trap '' TERM; wait; sleep 300")
+    began = time.monotonic()
+    done = await Program([path], most_output=100).run(0.5)
+    assert time.monotonic() - began < 5
+    assert (done.status, done.output, done.timed_out) == (-signal.SIGKILL, b"1\n", True)
+    assert done.problem == "it did not end within 0.5 s and was killed"
+    await gone(await pid_in(tmp_path / "child"))
+
+
+async def test_with_a_grace_it_may_end_by_itself_and_its_children_are_killed(tmp_path: Path) -> None:
+    text = f"(trap '' TERM; echo $$ >/dev/null; exec sleep 300) & echo $! > {tmp_path}/child\n"
+    text += f"trap 'echo bye >&2; echo bye > {tmp_path}/bye; exit 5' TERM; wait"
+    began = time.monotonic()
+    done = await Program([script(tmp_path, text)], grace_s=20).run(0.5)
+    assert time.monotonic() - began < 10
+    assert (done.status, done.timed_out, (tmp_path / "bye").read_text()) == (5, True, "bye\n")
+    await gone(await pid_in(tmp_path / "child"))
+
+
+async def test_what_it_leaves_behind_is_not_waited_for_and_is_killed(tmp_path: Path) -> None:
+    # The child holds the pipes open.
+    path = script(tmp_path, f"sleep 300 & echo $! > {tmp_path}/child; echo 4")
+    began = time.monotonic()
+    assert await output_of(path) == "4\n"
+    assert time.monotonic() - began < 5
+    await gone(await pid_in(tmp_path / "child"))
+
+
+async def test_one_that_closes_its_output_and_hangs_is_killed(tmp_path: Path) -> None:
+    done = await Program([script(tmp_path, "echo 1; exec >&- 2>&-; sleep 300")], most_output=100).run(0.3)
+    assert done.timed_out
+
+
+async def test_cancelling_kills_it(tmp_path: Path) -> None:
+    path = script(tmp_path, f"echo $$ > {tmp_path}/pid; sleep 300")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Program([path]).run, 60)
+        pid = await pid_in(tmp_path / "pid")
+        nursery.cancel_scope.cancel()
+    assert not Path(f"/proc/{pid}").exists()  # reaped, too
+
+
+async def test_one_that_cannot_be_killed_is_told_and_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A task in an uninterruptible wait ignores SIGKILL; here nobody sends it.
+    spared: list[int] = []
+    monkeypatch.setattr(command, "_KILL_S", 0.2)
+    monkeypatch.setattr(os, "killpg", lambda group, _: spared.append(group))
+    one = Program(["/bin/sleep", "300"])
+    done = await one.run(0.2)
+    assert (done.status, done.problem) == (None, "it did not end within 0.2 s and could not be killed")
+    with pytest.raises(OSError, match=rf"the last one \(pid {spared[0]}\) cannot even be killed"):
+        await one.run(0.2)
+    assert len(spared) == 1
+    os.kill(spared[0], signal.SIGKILL)
+    await gone(spared[0])
+    monkeypatch.undo()
+    assert (await one.run(0.2)).status == -signal.SIGKILL
+    assert not Path(f"/proc/{spared[0]}").exists()
+
+
+# Its start
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "words"),
+    [
+        ("none", 0, "No such file or directory"),
+        ("plain", 0o644, "it is not executable"),
+        ("empty", 0o755, "Exec format error"),
+        ("a\0b", 0, "embedded null byte"),
+    ],
+)
+async def test_one_that_cannot_be_run_is_told(tmp_path: Path, name: str, mode: int, words: str) -> None:
+    if mode:
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    with pytest.raises(OSError, match=words) as caught:
+        await Program([str(tmp_path / name)]).run(5)
+    assert caught.value.strerror == words
+
+
+@pytest.mark.parametrize("by_cancelling", [False, True])
+async def test_one_that_starts_too_late_is_not_waited_for_and_is_killed(
+    monkeypatch: pytest.MonkeyPatch, by_cancelling: bool
+) -> None:
+    # As from a file system that hangs and comes back.
+    late, answers, started = threading.Event(), threading.Event(), list[subprocess.Popen[bytes]]()
+    real = command.Launch._popen
+
+    def slow(self: command.Launch) -> "subprocess.Popen[bytes]":
+        late.wait(10)
+        started.append(real(self))
+        answers.set()
+        return started[0]
+
+    monkeypatch.setattr(command.Launch, "_popen", slow)
+    one = Program(["/bin/sleep", "300"])
+    began = time.monotonic()
+    if by_cancelling:
+        with trio.move_on_after(0.2):
+            await one.run(60)
+    else:
+        with pytest.raises(OSError, match="it could not be started in time"):
+            await one.run(0.2)
+    assert time.monotonic() - began < 5
+    late.set()
+    assert await trio.to_thread.run_sync(answers.wait, 10)
+    await gone(started[0].pid)
+    with trio.fail_after(5):
+        while started[0].returncode is None:  # noqa: ASYNC110  # reaped by the abandoned thread
+            await trio.sleep(0.01)
+
+
+# What it does not inherit
+
+
+async def test_it_inherits_neither_environment_nor_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "hush")
+    given = os.open(tmp_path, os.O_RDONLY)
+    os.set_inheritable(given, True)
+    try:
+        found = await output_of("/bin/sh", "-c", "ls /proc/self/fd | wc -l; pwd; env", given=b"x")
+    finally:
+        os.close(given)
+    count, where, *environment = found.split()
+    # Three standard ones and the directory that is being listed.
+    assert (count, where) == ("4", "/")
+    assert {one.partition("=")[0] for one in environment} - {"PWD", "OLDPWD", "SHLVL", "_"} == {"PATH", "LANG"}
+
+
+@pytest.mark.skipif(not ROOT, reason="NOT RUN: only root has a priority to give up")
+def test_it_inherits_neither_priority_nor_blocked_or_ignored_signals() -> None:
+    # Threads have the priority of their maker, so a process of its own: with threads made after that was raised.
+    code = """
+import os, signal, trio
+from reconciler.clients.command import Program
+os.setpriority(os.PRIO_PROCESS, 0, -10)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD})
+# No shell between: it would unblock signals itself.
+for argv in (["/usr/bin/nice"], ["/bin/grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]):
+    print(trio.run(Program(argv, most_output=4096).run, 10).output.decode(), end="")
+print(os.getpriority(os.PRIO_PROCESS, 0), signal.pthread_sigmask(signal.SIG_BLOCK, ()) > {signal.SIGTERM})
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
+    nice, blocked, ignored, own = done.stdout.splitlines()
+    assert (nice, blocked) == ("0", "SigBlk:\t0000000000000000")
+    assert not int(ignored.split()[1], 16) & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
+    assert own == "-10 True"
+
+
+@pytest.mark.parametrize("shell", ["/bin/sh", "/none"])
+async def test_it_is_treated_by_the_oom_killer_like_any_other(monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
+    # To be protected takes a right that few test machines give; to be exposed takes none, and is given up the same way.
+    monkeypatch.setattr(command, "_SHELL", shell)
+    before = Path(SCORE).read_text()
+    try:
+        try:
+            Path(SCORE).write_text("-900")
+        except PermissionError:
+            Path(SCORE).write_text("123")
+            monkeypatch.setattr(command, "_protected", lambda: True)
+        assert await output_of("/bin/cat", SCORE) == "0\n"
+        if ROOT and shell == "/bin/sh":  # this Python may lie where others cannot go
+            assert await output_of("/bin/cat", SCORE, user="4711") == "0\n"
+        assert await output_of("/usr/bin/printf", "%s|", "a b", "*", "$(0)") == "a b|*|$(0)|"
+        ignored = await output_of("/bin/sh", "-c", "exec grep ^SigIgn /proc/self/status")
+        assert not int(ignored.split()[1], 16) & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
+        # Of an own group all the same.
+        assert (await Program(["/bin/sleep", "300"]).run(0.3)).status == -signal.SIGKILL
+    finally:
+        Path(SCORE).write_text(before)
+    with pytest.raises(FileNotFoundError):
+        await Program(["/none"]).run(5)
+
+
+@pytest.mark.skipif(not ROOT, reason="NOT RUN: only root runs programs as others")
+async def test_it_runs_as_we_are_as_a_user_or_as_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await output_of("/usr/bin/id", "-u") == "0\n"
+    assert await output_of("/usr/bin/id", "-u", user="root") == "0\n"
+    assert await output_of("/usr/bin/id", "-u", user="nobody") == "65534\n"
+    assert await output_of("/usr/bin/id", "-u", user="daemon") == "1\n"
+    assert await output_of("/usr/bin/id", "-G", user="4711") == "4711\n"
+    with pytest.raises(OSError, match="there is no user 'no-such-user' on this machine"):
+        await Program(["/usr/bin/id"], user="no-such-user").run(5)
+
+    def nobody_at_all(name: str) -> None:
+        raise KeyError(name)
+
+    monkeypatch.setattr("pwd.getpwnam", nobody_at_all)
+    assert await output_of("/usr/bin/id", "-u", user="nobody") == "65534\n"
+
+
+@pytest.mark.skipif(not ROOT, reason="NOT RUN: only root runs programs as others")
+async def test_another_users_program_that_hangs_is_killed_too(tmp_path: Path) -> None:
+    tmp_path.joinpath("pid").touch()
+    tmp_path.joinpath("pid").chmod(0o666)
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent != Path("/tmp") and not parent.stat().st_mode & stat.S_IXOTH:
+            parent.chmod(parent.stat().st_mode | stat.S_IXOTH)
+    path = script(tmp_path, f"sleep 300 & echo $! > {tmp_path}/pid; wait")
+    assert (await Program([path], user="4711").run(0.5)).timed_out
+    await gone(await pid_in(tmp_path / "pid"))

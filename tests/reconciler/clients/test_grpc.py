@@ -1,0 +1,676 @@
+"""One connection to a gRPC peer: what is asked, and every way in which the peer or the line may fail.
+
+Longer than other modules because all of it needs the same peer, scripted frame by frame, and the same pair of ends.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import trio
+from h2.errors import ErrorCodes
+from h2.events import PingAckReceived, SettingsAcknowledged, StreamReset
+from h2.exceptions import H2Error
+from h2.settings import SettingCodes
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cgroupfs.errors import SourceError
+from reconciler.clients import grpc
+from reconciler.clients.grpc import Code, Question, RefusedError, UnaryChannel
+from tests.fakes.http2_peer import OK, Behaviour, Peer, Peers, framed
+
+ASK = Question("/some.Service/Ask", b"question")
+
+
+class Pair:
+    """A channel and the peers that it meets."""
+
+    def __init__(self, nursery: trio.Nursery, place: Path) -> None:
+        self._nursery = nursery
+        self._path = place / "s"
+        self.channel = UnaryChannel(str(self._path), source="t", shown="s")
+
+    async def meet(self, *behaviours: Behaviour, **given_settings: int) -> Peers:
+        codes: dict[SettingCodes, int] = {SettingCodes[name]: value for name, value in given_settings.items()}
+        peers = Peers(self._path, *behaviours, settings=codes)
+        await self._nursery.start(peers.run)
+        return peers
+
+    async def ask(self, question: Question = ASK, timeout_s: float = 5.0) -> bytes:
+        (answer,) = await self.channel.ask(question, timeout_s=timeout_s)
+        return answer
+
+
+@pytest.fixture
+async def pair(nursery: trio.Nursery, place: Path) -> AsyncIterator[Pair]:
+    pair = Pair(nursery, place)
+    yield pair
+    pair.channel.close()
+
+
+async def serve(peer: Peer) -> None:
+    await peer.serve()
+
+
+async def echo_once(peer: Peer) -> int:
+    stream = await peer.asked_for()
+    await peer.answer(stream, peer.requests[stream][1])
+    return stream
+
+
+async def test_a_question_goes_out_as_grpc_wants_it(pair: Pair) -> None:
+    peers = await pair.meet(serve)
+    assert await pair.ask(timeout_s=2) == b"question"
+    ((headers, body),) = peers.met[0].requests.values()
+    assert body == b"\0\0\0\0\x08question"
+    assert headers == {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/some.Service/Ask",
+        ":authority": "localhost",
+        "grpc-timeout": "2200m",
+        "te": "trailers",
+        "content-type": "application/grpc",
+        "user-agent": "bypassd",
+    }
+
+
+async def test_questions_share_one_connection_and_answers_keep_their_order(pair: Pair) -> None:
+    async def backwards(peer: Peer) -> None:
+        for stream in reversed([await peer.asked_for() for _ in range(3)]):
+            await peer.answer(stream, peer.requests[stream][1])
+        await peer.serve()
+
+    peers = await pair.meet(backwards)
+    answers = await pair.channel.ask(*(Question("/s/M", bytes([n])) for n in range(3)), timeout_s=5)
+    assert answers == [b"\0", b"\1", b"\2"]
+    assert await pair.ask(Question("/s/M", b"")) == b""
+    assert len(peers.met) == 1
+
+
+async def test_many_tasks_ask_at_once_within_what_the_peer_takes(pair: Pair) -> None:
+    most = 0
+
+    async def in_threes(peer: Peer) -> None:
+        nonlocal most
+        while True:
+            streams = [await peer.asked_for()]
+            with trio.move_on_after(0.005):
+                while True:
+                    streams.append(await peer.asked_for())
+            most = max(most, len(streams))
+            for stream in reversed(streams):
+                await peer.answer(stream, peer.requests[stream][1])
+
+    peers = await pair.meet(in_threes, MAX_CONCURRENT_STREAMS=3)
+    answers: dict[int, bytes] = {}
+
+    async def ask(number: int) -> None:
+        answers[number] = await pair.ask(Question("/s/M", str(number).encode()), 20)
+
+    await ask(0)  # so that the peer's settings are known
+    async with trio.open_nursery() as nursery:
+        for number in range(1, 100):
+            nursery.start_soon(ask, number)
+    assert answers == {number: str(number).encode() for number in range(100)}
+    assert most == 3
+    assert len(peers.met) == 1
+
+
+@pytest.mark.parametrize(
+    ("trailers", "code", "message"),
+    [
+        (
+            (("grpc-status", "5"), ("grpc-message", "no %22caf%C3%A9%22%0A here")),
+            5,
+            's: Ask: NOT_FOUND: no "café" here',
+        ),
+        ((("grpc-status", "13"),), Code.INTERNAL, "s: Ask: INTERNAL: "),
+        ((("grpc-status", "99"), ("grpc-message", "%zz%")), 99, "s: Ask: status 99: %zz%"),
+        ((("grpc-status", "2"), ("grpc-message", "x" * 999)), 2, f"s: Ask: UNKNOWN: {'x' * 200}"),
+    ],
+)
+@pytest.mark.parametrize("body", [b"", framed(b"ignored")])
+async def test_a_status_other_than_ok_is_a_refusal_in_the_peers_words(
+    pair: Pair, trailers: tuple[tuple[str, str], ...], code: int, message: str, body: bytes
+) -> None:
+    async def refuse(peer: Peer) -> None:
+        await peer.answer(await peer.asked_for(), body, trailers)
+        await peer.serve()
+
+    peers = await pair.meet(refuse)
+    with pytest.raises(RefusedError) as caught:
+        await pair.ask()
+    assert (caught.value.code, str(caught.value)) == (code, f"t: {message}")
+    assert await pair.ask() == b"question"
+    assert len(peers.met) == 1
+
+
+async def test_an_answer_of_trailers_only_is_understood(pair: Pair) -> None:
+    async def refuse(peer: Peer) -> None:
+        stream = await peer.asked_for()
+        peer.http2.send_headers(
+            stream,
+            [(":status", "200"), ("content-type", "application/grpc"), ("grpc-status", "12"), ("grpc-message", "no")],
+            end_stream=True,
+        )
+        await peer.serve()
+
+    await pair.meet(refuse)
+    with pytest.raises(RefusedError, match=r"UNIMPLEMENTED: no$"):
+        await pair.ask()
+    assert await pair.ask() == b"question"
+
+
+@pytest.mark.parametrize(
+    ("body", "trailers", "http", "message"),
+    [
+        (framed(b"yes")[:-1], OK, "200", "not one plain message: 7 bytes that begin with '0000000003'"),
+        (framed(b"yes") * 2, OK, "200", "not one plain message: 16 bytes"),
+        (b"\1" + framed(b"yes")[1:], OK, "200", "not one plain message: 8 bytes that begin with '0100000003'"),
+        (b"\0\0", OK, "200", "not one plain message: 2 bytes"),
+        (b"", OK, "200", "not one plain message: 0 bytes"),
+        (framed(b"yes"), (), "200", "ended without a status"),
+        (framed(b"yes"), (("grpc-status", "-1"),), "200", "the status '-1', expected a number"),
+        (framed(b"yes"), (("grpc-status", "9" * 5000),), "200", "the status '99999999999999999999', expected a number"),
+        (b"<html>", (), "404", "UNIMPLEMENTED: it answered HTTP 404"),
+        (b"<html>", (), "503", r"HTTP 503 with application/grpc\+proto, which is not gRPC"),
+        (framed(b"yes"), (("grpc-status", "4"),), "200", "no answer within 5 s$"),
+    ],
+)
+async def test_what_is_no_good_answer_is_one_clear_error(
+    pair: Pair, body: bytes, trailers: tuple[tuple[str, str], ...], http: str, message: str
+) -> None:
+    async def answer(peer: Peer) -> None:
+        await peer.answer(await peer.asked_for(), body, trailers, http)
+        await peer.serve()
+
+    await pair.meet(answer)
+    with pytest.raises(SourceError, match=f"^t: s: Ask: .*{message}"):
+        await pair.ask()
+    assert await pair.ask() == b"question"
+
+
+async def test_a_reset_stream_ends_one_question_and_not_the_connection(pair: Pair) -> None:
+    async def reset(peer: Peer) -> None:
+        peer.http2.reset_stream(await peer.asked_for(), ErrorCodes.REFUSED_STREAM)
+        await peer.serve()
+
+    peers = await pair.meet(reset)
+    with pytest.raises(SourceError, match=r"^t: s: Ask: it gave up the question \(REFUSED_STREAM\)$"):
+        await pair.ask()
+    assert await pair.ask() == b"question"
+    assert len(peers.met) == 1
+
+
+async def goaway(peer: Peer) -> None:
+    await peer.asked_for()
+    peer.http2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
+    await peer.flush()
+    await peer.stream.receive_some()
+
+
+async def hang_up(peer: Peer) -> None:
+    await peer.asked_for()
+
+
+async def half_an_answer(peer: Peer) -> None:
+    peer.http2.send_headers(await peer.asked_for(), [(":status", "200"), ("content-type", "application/grpc")])
+    await peer.flush()
+
+
+async def wrong_frame(peer: Peer) -> None:
+    await peer.asked_for()
+    await peer.stream.send_all(bytes(9))  # data on stream 0
+    await trio.sleep_forever()
+
+
+FATAL = [
+    (wrong_frame, "what it sends is not HTTP/2: "),
+    (goaway, r"it ended the connection \(ENHANCE_YOUR_CALM\)"),
+    (hang_up, r"it closed the connection|the connection broke: Connection reset by peer"),
+    (half_an_answer, r"it closed the connection|the connection broke: Connection reset by peer"),
+]
+
+
+async def test_a_peer_that_speaks_something_else_is_told_by_its_first_words(pair: Pair) -> None:
+    async def older(peer: Peer) -> None:
+        await peer.stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await trio.sleep_forever()
+
+    await pair.meet(older)
+    with pytest.raises(SourceError, match=r"Ask: what it sends is not HTTP/2: it begins with b'HTTP/1\.1 400 Bad R"):
+        await pair.ask()
+    assert not pair.channel.connected
+
+
+@pytest.mark.parametrize(("behaviour", "message"), FATAL)
+async def test_a_first_connection_that_fails_is_one_clear_error_and_the_next_question_makes_another(
+    pair: Pair, behaviour: Behaviour, message: str
+) -> None:
+    peers = await pair.meet(behaviour, serve)
+    with pytest.raises(SourceError, match=f"^t: s: Ask: ({message})"):
+        await pair.ask()
+    assert not pair.channel.connected
+    assert await pair.ask() == b"question"
+    assert len(peers.met) == 2
+
+
+@pytest.mark.parametrize("behaviour", [behaviour for behaviour, _ in FATAL])
+async def test_a_kept_connection_that_fails_is_replaced_without_an_error(pair: Pair, behaviour: Behaviour) -> None:
+    async def once_good(peer: Peer) -> None:
+        await echo_once(peer)
+        await behaviour(peer)
+
+    peers = await pair.meet(once_good, serve)
+    assert [await pair.ask(), await pair.ask()] == [b"question"] * 2
+    assert len(peers.met) == 2
+
+
+async def test_a_second_loss_is_an_error_and_not_a_circle(pair: Pair) -> None:
+    async def once_good(peer: Peer) -> None:
+        await echo_once(peer)
+        await peer.asked_for()
+
+    peers = await pair.meet(once_good, hang_up)
+    await pair.ask()
+    with pytest.raises(SourceError, match=r"closed the connection|Connection reset"):
+        await pair.ask()
+    assert len(peers.met) == 2
+
+
+@pytest.mark.parametrize("way", ["goaway", "eof"])
+async def test_an_end_between_questions_is_seen_before_the_next(pair: Pair, way: str) -> None:
+    async def leave(peer: Peer) -> None:
+        await echo_once(peer)
+        if way == "goaway":
+            peer.http2.close_connection()
+            await peer.flush()
+            await peer.stream.receive_some()
+
+    peers = await pair.meet(leave, serve)
+    await pair.ask()
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert await pair.ask() == b"question"
+    assert [len(peer.requests) for peer in peers.met] == [1, 1]
+
+
+async def test_a_peer_that_never_answers_costs_the_time_allowed_and_its_connection(pair: Pair) -> None:
+    async def nothing(peer: Peer) -> None:
+        await trio.sleep_forever()
+
+    peers = await pair.meet(nothing, serve)
+    begun = trio.current_time()
+    with pytest.raises(SourceError, match=r"^t: s: Ask: no answer within 0\.2 s$"):
+        await pair.ask(timeout_s=0.2)
+    assert trio.current_time() - begun < 2
+    assert not pair.channel.connected
+    assert await pair.ask() == b"question"
+    assert len(peers.met) == 2
+
+
+async def test_a_peer_that_is_slow_with_one_question_keeps_the_connection(pair: Pair) -> None:
+    async def slow_once(peer: Peer) -> None:
+        await peer.asked_for()
+        await peer.until(StreamReset)
+        assert [event.error_code for event in peer.seen if isinstance(event, StreamReset)] == [ErrorCodes.CANCEL]
+        await peer.serve()
+
+    peers = await pair.meet(slow_once)
+    with pytest.raises(SourceError, match="no answer within"):
+        await pair.ask(timeout_s=0.2)
+    assert await pair.ask() == b"question"
+    assert len(peers.met) == 1
+
+
+async def test_a_cancelled_question_does_not_poison_the_connection(pair: Pair) -> None:
+    """Its answer, sent before the peer has heard of the cancellation, is passed over."""
+    may_answer = trio.Event()
+
+    async def late(peer: Peer) -> None:
+        stream = await peer.asked_for()
+        peer.http2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+        peer.http2.send_data(stream, framed(b"a late answer")[:7])
+        await peer.flush()
+        await may_answer.wait()
+        # Without reading the reset first, and more than one window of it.
+        peer.http2.send_data(stream, framed(b"a late answer")[7:])
+        for _ in range(8):
+            peer.http2.send_data(stream, bytes(16384))
+        peer.http2.send_headers(stream, OK, end_stream=True)
+        await peer.flush()
+        await peer.serve()
+
+    peers = await pair.meet(late)
+    with trio.move_on_after(0.1) as scope:
+        await pair.ask()
+    assert scope.cancelled_caught
+    may_answer.set()
+    answers = [await pair.ask(Question("/s/M", bytes(n))) for n in range(20)]
+    assert answers == [bytes(n) for n in range(20)]
+    assert len(peers.met) == 1
+
+
+async def test_a_cancelled_question_makes_room_for_one_that_waits(pair: Pair) -> None:
+    async def third_only(peer: Peer) -> None:
+        await echo_once(peer)
+        await peer.asked_for()
+        await peer.asked_for()
+        await echo_once(peer)
+
+    await pair.meet(third_only, MAX_CONCURRENT_STREAMS=2)
+    await pair.ask()
+    second = trio.CancelScope()
+
+    async def give_up() -> None:
+        with second:
+            await pair.ask()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pair.ask)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        nursery.start_soon(give_up)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        with trio.fail_after(4):
+            async with trio.open_nursery() as third:
+                third.start_soon(pair.ask, Question("/s/M", b"third"))
+                await trio.testing.wait_all_tasks_blocked(0.02)
+                second.cancel()
+        nursery.cancel_scope.cancel()
+
+
+async def test_when_the_task_that_reads_for_all_is_cancelled_another_reads_on(pair: Pair) -> None:
+    asked = trio.Event()
+
+    async def third_only(peer: Peer) -> None:
+        streams = [await peer.asked_for() for _ in range(3)]
+        asked.set()
+        await peer.until(StreamReset)
+        for stream in streams[1:]:
+            await peer.answer(stream, peer.requests[stream][1])
+
+    await pair.meet(third_only)
+    answers: list[bytes] = []
+
+    async def ask(scope: trio.CancelScope, number: int) -> None:
+        with scope:
+            answers.append(await pair.ask(Question("/s/M", bytes([number]))))
+
+    scopes = [trio.CancelScope() for _ in range(3)]
+    with trio.fail_after(4):
+        async with trio.open_nursery() as nursery:
+            for number, scope in enumerate(scopes):
+                nursery.start_soon(ask, scope, number)
+                await trio.testing.wait_all_tasks_blocked(0.02)
+            await asked.wait()
+            scopes[0].cancel()
+    assert sorted(answers) == [b"\1", b"\2"]
+
+
+@pytest.mark.parametrize(("size", "window"), [(0, 1000), (1, 20), (70_000, 1000), (5_000_000, 2**20)])
+async def test_long_answers_and_questions_flow_through_the_windows(pair: Pair, size: int, window: int) -> None:
+    await pair.meet(serve, INITIAL_WINDOW_SIZE=window)
+    await pair.ask()  # so that the peer's settings are known
+    message = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    assert await pair.ask(Question("/s/M", message), 20) == message
+
+
+async def test_a_peer_that_does_not_read_for_a_while_loses_nothing(pair: Pair) -> None:
+    async def sleepy(peer: Peer) -> None:
+        first = await peer.asked_for()
+        await trio.sleep(0.1)
+        await peer.answer(first, peer.requests[first][1])
+        await trio.sleep(0.2)
+        await peer.serve()
+
+    large = 2**30
+    peers = await pair.meet(sleepy, INITIAL_WINDOW_SIZE=large)
+    answers: list[bytes] = []
+
+    async def ask(message: bytes) -> None:
+        answers.append(await pair.ask(Question("/s/M", message), 20))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, b"first")
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        peers.met[0].http2.increment_flow_control_window(large)
+        await peers.met[0].flush()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        nursery.start_soon(ask, bytes(3_000_000))
+    assert [len(answer) for answer in answers] == [5, 3_000_000]
+
+
+async def test_an_answer_that_is_too_long_is_refused_and_the_connection_kept(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc, "_LARGEST", 200_000)
+
+    async def flood(peer: Peer) -> None:
+        stream = await peer.asked_for()
+        peer.http2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+        while not any(isinstance(event, StreamReset) for event in peer.seen):
+            with trio.move_on_after(0.001):
+                await peer.read()
+            with suppress(H2Error):  # the window is used up, or the reset has just come
+                peer.http2.send_data(stream, bytes(10_000))
+        await peer.serve()
+
+    peers = await pair.meet(flood)
+    with pytest.raises(SourceError, match=r"its answer is longer than 200005 bytes"):
+        await pair.ask()
+    assert await pair.ask() == b"question"
+    assert len(peers.met) == 1
+
+
+async def test_settings_and_pings_are_answered_while_a_question_waits(pair: Pair) -> None:
+    async def ping(peer: Peer) -> None:
+        stream = await peer.asked_for()
+        peer.http2.ping(b"pingpong")
+        peer.http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 5})
+        await peer.until(PingAckReceived)
+        await peer.until(SettingsAcknowledged)
+        await peer.answer(stream)
+        await peer.serve()
+
+    await pair.meet(ping)
+    assert await pair.ask() == b"yes"
+    assert await pair.ask() == b"question"
+
+
+@given(
+    st.lists(st.binary(max_size=60) | st.sampled_from([b"\0\0\0\4\0\0\0\0\0", b"\0\0\x04\0\x01\0\0\0\x01"]), max_size=8)
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_whatever_a_peer_sends_ends_in_a_source_error(parts: list[bytes]) -> None:
+    place = Path(tempfile.mkdtemp(prefix="bypassd-grpc-"))
+    try:
+        async with trio.open_nursery() as nursery:
+
+            async def noise(peer: Peer) -> None:
+                for part in parts:
+                    await peer.stream.send_all(part)
+
+            pair = Pair(nursery, place)
+            await pair.meet(noise)
+            with pytest.raises(SourceError):
+                await pair.ask(timeout_s=1)
+            nursery.cancel_scope.cancel()
+    finally:
+        shutil.rmtree(place)
+
+
+async def test_closing_is_harmless_at_any_time(pair: Pair) -> None:
+    async def silent(peer: Peer) -> None:
+        await echo_once(peer)
+        await peer.asked_for()
+        await trio.sleep_forever()
+
+    peers = await pair.meet(silent, serve)
+    pair.channel.close()
+    await pair.ask()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pair.ask)  # on a kept connection: asked again
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        pair.channel.close()
+    assert pair.channel.connected
+    assert len(peers.met) == 2
+    pair.channel.close()
+    pair.channel.close()
+    assert not pair.channel.connected
+
+
+async def test_many_questions_leave_nothing_behind_on_the_connection(pair: Pair) -> None:
+    await pair.meet(serve)
+    for _ in range(400):
+        await pair.ask()
+    connection = pair.channel._connection
+    assert connection is not None
+    assert not connection._exchanges
+    assert len(connection._protocol.streams) < 3
+    assert len(connection._protocol._closed_streams) <= 256
+
+
+async def test_a_connection_lost_between_two_questions_that_travel_together_is_replaced(pair: Pair) -> None:
+    async def one_of_two(peer: Peer) -> None:
+        await echo_once(peer)
+        stream = await peer.asked_for()
+        peer.http2.send_headers(
+            stream, [(":status", "200"), ("content-type", "application/grpc"), *OK], end_stream=True
+        )
+        peer.http2.close_connection()
+        await peer.flush()
+        await peer.stream.receive_some()
+
+    peers = await pair.meet(one_of_two, serve, MAX_CONCURRENT_STREAMS=1)
+    await pair.ask()
+    questions = [Question("/s/M", b"one"), Question("/s/M", b"two")]
+    assert await pair.channel.ask(*questions, timeout_s=5) == [b"one", b"two"]
+    assert [len(peer.requests) for peer in peers.met] == [2, 2]
+
+
+async def test_a_connection_that_has_no_streams_left_is_replaced(pair: Pair) -> None:
+    peers = await pair.meet(serve)
+    await pair.ask()
+    connection = pair.channel._connection
+    assert connection is not None
+    connection._protocol.highest_outbound_stream_id = 2**31 - 1
+    assert await pair.ask() == b"question"
+    assert len(peers.met) == 2
+
+
+async def test_a_full_queue_of_connections_is_waited_out(place: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(place / "s"))
+    listener.listen(0)
+    others = []
+    with listener:
+        while True:
+            other = socket.socket(socket.AF_UNIX)
+            other.setblocking(False)
+            others.append(other)
+            try:
+                other.connect(str(place / "s"))
+            except BlockingIOError:
+                break
+        channel = UnaryChannel(str(place / "s"), source="t", shown="s")
+        with pytest.raises(SourceError, match="no answer within"):
+            await channel.ask(ASK, timeout_s=0.1)
+        listener.setblocking(False)
+
+        async def accept() -> None:
+            await trio.sleep(0.1)
+            for _ in range(len(others) - 1):
+                listener.accept()[0].close()
+            await trio.lowlevel.wait_readable(listener)
+            accepted = trio.socket.from_stdlib_socket(listener.accept()[0])
+            async with trio.SocketStream(accepted) as stream:
+                peer = Peer(stream, {})
+                await echo_once(peer)
+                await echo_once(peer)
+                await trio.sleep(0.05)
+
+        answers = []
+
+        async def ask() -> None:
+            answers.extend(await channel.ask(ASK, timeout_s=5))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(accept)
+            nursery.start_soon(ask)
+            nursery.start_soon(ask)
+        assert answers == [b"question"] * 2
+        channel.close()
+    for other in others:
+        other.close()
+
+
+async def test_no_socket_nobody_listening_and_too_long_a_path_are_each_one_clear_error(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(place / "deaf"))
+        for name, message in (
+            ("none", "^t: s: there is no such socket$"),
+            ("deaf", "^t: s: Ask: cannot connect: Connection refused$"),
+            ("x" * 200, "^t: s: Ask: cannot connect: AF_UNIX path too long$"),
+        ):
+            channel = UnaryChannel(str(place / name), source="t", shown="s")
+            with pytest.raises(SourceError, match=message):
+                await channel.ask(ASK, timeout_s=1)
+
+
+LISTEN = """
+import os, socket, sys
+made = socket.socket(fileno=int(sys.argv[1]))
+os.setresuid(65534, 65534, 65534)
+made.listen()
+print(flush=True)
+made.accept()[0].recv(1)
+"""
+
+
+def started(command: list[str], descriptor: int) -> "subprocess.Popen[bytes]":
+    """The process, when it has said that it listens."""
+    process = subprocess.Popen(command, pass_fds=[descriptor], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+async def answer_once(peer: Peer) -> None:
+    await echo_once(peer)
+
+
+async def test_a_socket_that_nobody_configured_is_root_s_and_root_listens_on_it(nursery: trio.Nursery) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("NOT RUN: only root can make files that root alone can change")
+    with tempfile.TemporaryDirectory(prefix="bypassd-test-", dir="/run") as directory:
+        place = Path(directory)
+        channel = UnaryChannel(str(place / "s"), source="t", shown="s", root_only=True)
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(place / "s"))
+            command = [sys.executable, "-c", LISTEN, str(bound.fileno())]
+            with started(command, bound.fileno()) as process:
+                try:
+                    with pytest.raises(SourceError, match="a process of uid 65534 listens on it"):
+                        await channel.ask(ASK, timeout_s=5)
+                finally:
+                    process.kill()
+            os.chown(place / "s", 65534, 0)
+            with pytest.raises(SourceError, match="belongs to uid 65534"):
+                await channel.ask(ASK, timeout_s=5)
+        (place / "s").unlink()
+        peers = Peers(place / "s", answer_once, settings={})
+        await nursery.start(peers.run)
+        assert len(await channel.ask(ASK, timeout_s=5)) == 1
+        place.chmod(0o777)
+        channel.close()
+        with pytest.raises(SourceError, match="can be written by everybody"):
+            await channel.ask(ASK, timeout_s=5)
+        nursery.cancel_scope.cancel()

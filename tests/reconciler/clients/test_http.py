@@ -1,0 +1,414 @@
+"""Exchanges of any method and status; what `get` does is tested with the kubelet's list."""
+
+import os
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trustme
+from msgspec.structs import replace
+
+from cgroupfs.errors import SourceError
+from reconciler import __version__
+from reconciler.clients.http import HttpSession, Inline, Peer, _address, retry_after_s
+from tests.fakes.http_peer import HttpPeer, Reply
+
+
+async def test_an_exchange_gives_status_headers_and_body_and_keeps_the_connection(nursery: trio.Nursery) -> None:
+    server = HttpPeer(
+        [Reply(b"slow down", status="429 Too Many", headers=("Retry-After: 7",)), Reply(status="201 Created")]
+    )
+    port = await nursery.start(server.serve)
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}")) as session:
+        first = await session.exchange("POST", "/a", b'{"b":1}', {"Content-Type": "application/json"})
+        second = await session.exchange("PATCH", "/b", b"{}")
+    assert (first.status, first.good, first.headers["retry-after"], first.words) == (429, False, "7", "slow down")
+    assert (second.status, second.good) == (201, True)
+    assert [one[""] for one in server.requests] == ["POST /a HTTP/1.1", "PATCH /b HTTP/1.1"]
+    assert (server.bodies, server.connections) == ([b'{"b":1}', b"{}"], 1)
+    nursery.cancel_scope.cancel()
+
+
+async def test_of_a_long_answer_the_beginning_is_kept_and_the_connection_too(nursery: trio.Nursery) -> None:
+    server = HttpPeer([Reply(b"x" * 300_000)])
+    port = await nursery.start(server.serve)
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}")) as session:
+        answers = [await session.exchange("GET", "/", most=100) for _ in range(2)]
+    assert [len(one.body) for one in answers] == [100, 100]
+    assert server.connections == 1
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_is_done_with_the_parts_of_an_answer_does_not_count_as_waiting(nursery: trio.Nursery) -> None:
+    port = await nursery.start(HttpPeer([Reply(b"x" * 1_000_000)]).serve)
+    taken = 0
+
+    async def take(part: bytes) -> None:
+        nonlocal taken
+        if not taken:
+            await trio.sleep(1)
+        taken += len(part)
+
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}", timeout_s=0.4)) as session:
+        await session.read("/", take)
+    assert taken == 1_000_000
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("parts", "pause_s", "message"),
+    [(1, 60.0, "no more of the answer within 0.3 s"), (1000, 0.1, "not all of the answer within 3 s")],
+)
+async def test_an_answer_that_does_not_end_is_not_waited_for(
+    nursery: trio.Nursery, parts: int, pause_s: float, message: str
+) -> None:
+    async def drip(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n")
+        for _ in range(parts):
+            try:
+                await stream.send_all(b"x")
+            except trio.BrokenResourceError:
+                return
+            await trio.sleep(pause_s)
+
+    async def take(part: bytes) -> None:
+        assert part.strip(b"x") == b""
+
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    nursery.start_soon(trio.serve_listeners, drip, [listener])
+    port = listener.socket.getsockname()[1]
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}", timeout_s=0.3)) as session:
+        with pytest.raises(SourceError) as caught:
+            await session.read("/", take)
+    assert str(caught.value) == f"x: http://127.0.0.1:{port}: /: {message}"
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_path_that_holds_a_secret_is_in_no_message(nursery: trio.Nursery) -> None:
+    server = HttpPeer([Reply(hang_s=60)])
+    port = await nursery.start(server.serve)
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}", timeout_s=0.1)) as session:
+        with pytest.raises(SourceError) as caught:
+            await session.exchange("POST", "/key-of-mine", b"", shown="")
+    assert str(caught.value) == f"x: http://127.0.0.1:{port}: POST: no answer within 0.1 s"
+    nursery.cancel_scope.cancel()
+
+
+async def test_an_exchange_is_timed_apart_from_the_making_of_its_connection(nursery: trio.Nursery) -> None:
+    server = HttpPeer([Reply(b"1", hang_s=0.05), Reply(b"2")])
+    port = await nursery.start(server.serve)
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}")) as session:
+        began = trio.current_time()
+        first = await session.exchange("GET", "/")
+        took_s = trio.current_time() - began
+        second = await session.exchange("GET", "/")
+    assert 0.05 <= first.seconds <= took_s
+    assert 0 < first.connect_s <= took_s - first.seconds
+    assert second.connect_s == 0.0
+    assert second.seconds > 0
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_is_asked_of_a_server_below_a_path_of_its_url(nursery: trio.Nursery) -> None:
+    server = HttpPeer([Reply()])
+    port = await nursery.start(server.serve)
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}/k8s/c-1/")) as session:
+        await session.exchange("GET", "/api/v1/pods?fieldSelector=a%3Db&limit=5")
+        await session.exchange("GET", "/with blank/ä", None, {"accept": "text/plain", "User-Agent": "other"})
+    first, second = server.requests
+    assert first[""] == "GET /k8s/c-1/api/v1/pods?fieldSelector=a%3Db&limit=5 HTTP/1.1"
+    assert first["host"] == f"127.0.0.1:{port}"
+    assert first["user-agent"] == f"bypassd/{__version__}"
+    assert (first["accept"], first["accept-encoding"]) == ("application/json", "identity")
+    assert "content-length" not in first
+    assert second[""] == "GET /k8s/c-1/with%20blank/%C3%A4 HTTP/1.1"
+    assert (second["accept"], second["user-agent"]) == ("text/plain", "other")
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://[::1]:8080/a", "[::1]:8080"),
+        ("https://[::1]", "[::1]"),
+        ("https://name:443", "name"),
+        ("http://name:443", "name:443"),
+        ("http://name:80", "name"),
+    ],
+)
+def test_the_host_field_is_the_urls_own(url: str, host: str) -> None:
+    asked, told = _address(url, "/x")
+    assert told == host
+    assert asked.host == (b"::1" if "::1" in url else b"name")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:port", "ftp://127.0.0.1", "http://", "http://a b"])
+async def test_an_address_that_is_none_is_an_error_of_its_asker(url: str) -> None:
+    async with HttpSession(Peer(name="x", url=url)) as session:
+        with pytest.raises(SourceError, match=r"x: .*expected http://HOST"):
+            await session.exchange("GET", "/")
+
+
+@pytest.mark.parametrize("headers", [{"X-A": "\u2713"}, {"X-\u00e4": "1"}, {"X-A": "a\r\nX-B: 1"}])
+async def test_what_no_header_can_hold_is_an_error_of_its_asker(nursery: trio.Nursery, headers: dict[str, str]) -> None:
+    server = HttpPeer([Reply()])
+    port = await nursery.start(server.serve)
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}")) as session:
+        with pytest.raises(SourceError):
+            await session.exchange("GET", "/", None, headers)
+        assert (await session.exchange("GET", "/")).good
+    assert len(server.requests) == 1
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_field_that_comes_twice_is_one_with_both_values(nursery: trio.Nursery) -> None:
+    server = HttpPeer([Reply(headers=("Warning: one", "WARNING: two"))])
+    port = await nursery.start(server.serve)
+    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}")) as session:
+        answer = await session.exchange("GET", "/")
+    assert answer.headers["warning"] == "one, two"
+    nursery.cancel_scope.cancel()
+
+
+async def test_sessions_that_trust_the_same_share_one_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ssl.SSLContext] = []
+    real = ssl.create_default_context
+
+    def counted(**given: str | None) -> ssl.SSLContext:
+        made.append(real(**given))  # type: ignore[arg-type]  # passed on as it came
+        return made[-1]
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    ca = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(str(ca))
+    peers = [Peer(name="x", url=f"https://127.0.0.1:{port}", ca_file=str(ca), timeout_s=1) for port in (1, 2, 1)]
+    sessions = [HttpSession(peer) for peer in peers]
+    for session in sessions:
+        with pytest.raises(SourceError, match="refused"):
+            await session.exchange("GET", "/")
+        await session._open()
+    assert len(made) == 1
+    trustme.CA().cert_pem.write_to_path(str(ca))
+    await sessions[0]._open()
+    assert len(made) == 2
+    for session in sessions:
+        await session.aclose()
+
+
+@pytest.mark.parametrize(
+    ("text", "wait_s"),
+    [
+        (None, None),
+        ("120", 120.0),
+        (" 5 ", 5.0),
+        ("99999999", 3600.0),
+        ("Thu, 01 Jan 1970 00:17:10 GMT", 30.0),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+        ("soon", None),
+        ("-3", None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date_and_bounded(text: str | None, wait_s: float | None) -> None:
+    assert retry_after_s(text, 1000.0) == wait_s
+
+
+# Credentials
+
+
+def tls(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    return context
+
+
+@pytest.mark.parametrize("secure", [False, True])
+async def test_no_token_and_no_certificate_goes_to_a_server_that_is_not_verified(
+    nursery: trio.Nursery, tmp_path: Path, secure: bool
+) -> None:
+    authority = trustme.CA()
+    server = HttpPeer([Reply(b"{}")])
+    port = await nursery.start(server.serve, tls(authority) if secure else None)
+    mine = authority.issue_cert("agent@node1")
+    mine.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "client.pem"))
+    (tmp_path / "token").write_text("hush")
+    pem = str(tmp_path / "client.pem")
+    plain = Peer(name="x", url=f"http{'s' if secure else ''}://127.0.0.1:{port}", insecure=secure)
+    shown: list[dict[str, Any]] = [
+        {"token_file": str(tmp_path / "token")},
+        {"inline": Inline(token="hush")},
+        {"cert_file": pem, "key_file": pem},
+        {"inline": Inline(cert=(tmp_path / "client.pem").read_text())},
+    ]
+    for credentials in shown:
+        async with HttpSession(replace(plain, **credentials)) as session:
+            with pytest.raises(SourceError, match="is not sent") as caught:
+                await session.get("/")
+        assert "hush" not in str(caught.value)
+    assert (server.connections, server.requests) == (0, [])
+    async with HttpSession(plain) as session:
+        assert await session.get("/") == b"{}"
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_token_is_not_sent_before_the_server_is_verified(nursery: trio.Nursery, tmp_path: Path) -> None:
+    server = HttpPeer([Reply(b"{}")])
+    port = await nursery.start(server.serve, tls(trustme.CA()))
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    peer = Peer(
+        name="x",
+        url=f"https://127.0.0.1:{port}",
+        ca_file=str(tmp_path / "ca.pem"),
+        inline=Inline(token="hush"),
+    )
+    async with HttpSession(peer) as session:
+        with pytest.raises(SourceError, match="certificate is not trusted"):
+            await session.get("/")
+    assert server.requests == []
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_redirect_takes_nothing_to_another_server(nursery: trio.Nursery, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    other = HttpPeer([Reply(b"{}")])
+    elsewhere = await nursery.start(other.serve)
+    reply = Reply(status="307 Temporary Redirect", headers=(f"Location: http://127.0.0.1:{elsewhere}/",))
+    port = await nursery.start(HttpPeer([reply]).serve, tls(authority))
+    url, ca = f"https://127.0.0.1:{port}", str(tmp_path / "ca.pem")
+    async with HttpSession(Peer(name="x", url=url, ca_file=ca, inline=Inline(token="hush"))) as session:
+        assert (await session.exchange("GET", "/")).status == 307
+        with pytest.raises(SourceError, match="307"):
+            await session.get("/")
+    assert other.connections == 0
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("content", ["root:$6$hush:1\ndaemon:*:1\n", "hush\x1b[31m", "a hush b", "hushé"])
+async def test_a_file_that_is_no_token_is_not_sent_and_not_shown(
+    nursery: trio.Nursery, tmp_path: Path, content: str
+) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    server = HttpPeer([Reply(b"{}")])
+    port = await nursery.start(server.serve, tls(authority))
+    token = tmp_path / "token"
+    token.write_text(content)
+    peer = Peer(
+        name="x", url=f"https://127.0.0.1:{port}", ca_file=str(tmp_path / "ca.pem"), token_file=str(tmp_path / "token")
+    )
+    async with HttpSession(peer) as session:
+        with pytest.raises(SourceError, match="cannot use the token") as caught:
+            await session.get("/")
+        assert "hush" not in str(caught.value)
+        token.unlink()
+        os.mkfifo(token)
+        with pytest.raises(SourceError, match="cannot read the token"):
+            await session.get("/")
+    assert server.requests == []
+    nursery.cancel_scope.cancel()
+
+
+async def test_files_that_another_component_named_are_root_s(tmp_path: Path) -> None:
+    for name in ("token", "ca", "cert"):
+        (tmp_path / name).write_text("x")
+    for field in ("token_file", "ca_file", "cert_file"):
+        path = str(tmp_path / field.removesuffix("_file"))
+        peer = Peer(name="x", url="https://127.0.0.1:9", root_only=(path,))
+        async with HttpSession(replace(peer, **{field: path})) as session:
+            with pytest.raises(SourceError, match="can be written by everybody"):
+                await session.get("/")
+
+
+SECRET = "s3cr3tT0ken"
+
+
+async def verified(nursery: trio.Nursery, server: HttpPeer) -> tuple[str, str]:
+    """The address of a server that may be told a secret, and its certificate authority (PEM)."""
+    authority = trustme.CA()
+    port = await nursery.start(server.serve, tls(authority))
+    return f"https://127.0.0.1:{port}", authority.cert_pem.bytes().decode()
+
+
+def everything(error: BaseException | None) -> str:
+    """All that a log could show of an error: its texts, and those of whatever it holds on to."""
+    texts = []
+    while error is not None:
+        texts += [str(error), repr(error), repr(vars(error)), repr(error.args)]
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"{SECRET}\n{SECRET}", f"{SECRET} x", f"{SECRET}\x1b", f" {SECRET}", f"{SECRET}\t", f"{SECRET}\n\n", "\n", ""],
+)
+async def test_a_token_that_no_header_can_hold_is_refused_and_in_no_message(
+    tmp_path: Path, nursery: trio.Nursery, text: str
+) -> None:
+    (tmp_path / "token").write_text(text)
+    server = HttpPeer([Reply()])
+    url, ca = await verified(nursery, server)
+    peer = Peer(name="x", url=url, token_file=f"{tmp_path}/token", inline=Inline(ca=ca))
+    async with HttpSession(peer) as session:
+        with pytest.raises(SourceError, match="token: one line of printable ASCII") as caught:
+            await session.exchange("GET", "/")
+    assert SECRET not in everything(caught.value)
+    assert not server.requests
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+async def test_a_tokens_line_end_is_not_sent(tmp_path: Path, nursery: trio.Nursery, end: str) -> None:
+    (tmp_path / "token").write_bytes(f"{SECRET}{end}".encode())
+    server = HttpPeer([Reply()])
+    url, ca = await verified(nursery, server)
+    peer = Peer(name="x", url=url, token_file=f"{tmp_path}/token", inline=Inline(ca=ca))
+    async with HttpSession(peer) as session:
+        await session.exchange("GET", "/")
+    assert server.requests[0]["authorization"] == f"Bearer {SECRET}"
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_token_that_is_no_text_is_in_no_message(tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(SECRET.encode() + b"\xff")
+    async with HttpSession(Peer(name="x", url="https://127.0.0.1:1", token_file=f"{tmp_path}/token")) as session:
+        with pytest.raises(SourceError, match="token") as caught:
+            await session.exchange("GET", "/")
+    assert SECRET not in everything(caught.value)
+
+
+@pytest.mark.parametrize("bad", ["\n", "\u2713", "\x00", "\r\nX: "])
+async def test_a_header_that_cannot_be_sent_is_in_no_message(nursery: trio.Nursery, bad: str) -> None:
+    server = HttpPeer([Reply()])
+    url, ca = await verified(nursery, server)
+    peer = Peer(name="x", url=url, inline=Inline(ca=ca, token=f"{SECRET}{bad}{SECRET}"))
+    async with HttpSession(peer) as session:
+        for headers in ({}, {"Authorization": f"Basic {SECRET}{bad}{SECRET}"}):
+            with pytest.raises(SourceError) as caught:
+                await session.exchange("GET", "/", None, headers)
+            assert SECRET not in everything(caught.value)
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("path", ["", "/base", "/base?key=s3cr3tT0ken"])
+async def test_a_password_in_a_servers_url_is_in_no_message(path: str) -> None:
+    peer = Peer(name="x", url=f"http://admin:{SECRET}@127.0.0.1:1{path}")
+    async with HttpSession(peer) as session:
+        with pytest.raises(SourceError, match=r"x: http://127\.0\.0\.1:1") as caught:
+            await session.get("/pods")
+    assert SECRET not in everything(caught.value)
+    assert SECRET not in repr(peer)
+
+
+async def test_a_server_that_quotes_the_token_in_its_refusal_does_not_get_it_shown(nursery: trio.Nursery) -> None:
+    server = HttpPeer([Reply(f"unknown token {SECRET}".encode(), status="400 Bad Request")])
+    url, ca = await verified(nursery, server)
+    peer = Peer(name="x", url=url, inline=Inline(ca=ca, token=SECRET))
+    async with HttpSession(peer) as session:
+        with pytest.raises(SourceError, match=r"400 unknown token \*\*\*") as caught:
+            await session.get("/")
+    assert SECRET not in everything(caught.value)
+    nursery.cancel_scope.cancel()

@@ -1,0 +1,270 @@
+import os
+import re
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from reconciler.config.docs import CLASSES_EXAMPLE, example, explain, markdown, shown
+from reconciler.config.load import Loaded, changed, load, reload, value_at
+from reconciler.config.model import Config, Endpoint, Http, Kubelet, Mode, Node, Writes
+from reconciler.settings.binder import ConfigError, Text, bind
+from reconciler.settings.schema import Section, Table, section_of, settings
+from state.model import PodClass
+
+PROJECT = Path(__file__).parents[3]
+
+
+def place(directory: Path, **texts: str) -> str:
+    """Write ``main`` as config.yaml and every other text as conf.d/<name>.yaml; the path of the main file."""
+    (directory / "conf.d").mkdir(exist_ok=True)
+    for name, text in texts.items():
+        path = directory / "config.yaml" if name == "main" else directory / "conf.d" / f"{name}.yaml"
+        path.write_text(text)
+    return str(directory / "config.yaml")
+
+
+def refused(path: str, *, required: bool = False) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(path, required=required)
+    directory = os.path.dirname(path)
+    return [str(problem).replace(f"{directory}/", "") for problem in caught.value.problems]
+
+
+def test_the_installed_default_observes_and_listens_on_loopback_only() -> None:
+    config = Config()
+    assert config.mode is Mode.OBSERVE
+    assert (config.http.address, config.http.port) == ("127.0.0.1", 9470)
+
+
+def test_without_files_the_defaults_hold(tmp_path: Path) -> None:
+    assert load(str(tmp_path / "config.yaml")) == Loaded(path=str(tmp_path / "config.yaml"))
+
+
+def test_a_file_that_was_asked_for_and_is_missing_is_a_problem(tmp_path: Path) -> None:
+    assert refused(str(tmp_path / "config.yaml"), required=True) == ["config.yaml:1:1: no such file"]
+
+
+def test_parts_of_conf_d_win_in_name_order_and_dot_files_are_left_out(tmp_path: Path) -> None:
+    path = place(
+        tmp_path,
+        main="mode: enforce\nnode: {resync_s: 10s}\nkubelet: {endpoint: off, timeout_s: 500ms}\n",
+        b="node: {resync_s: 1m}\n",
+        a="node: {resync_s: 20s, sample_s: 2}\n",
+    )
+    (tmp_path / "conf.d" / ".b.yaml").write_text("mode: [")
+    (tmp_path / "conf.d" / "c.yaml~").write_text("mode: [")
+    loaded = load(path)
+    assert loaded.config == Config(
+        mode=Mode.ENFORCE,
+        node=Node(resync_s=60.0, sample_s=2.0),
+        kubelet=Kubelet(endpoint=Endpoint.OFF, timeout_s=0.5),
+    )
+    assert [os.path.basename(file) for file in loaded.files] == ["config.yaml", "a.yaml", "b.yaml"]
+    assert str(loaded.origins["node.resync_s"]) == f"{tmp_path}/conf.d/b.yaml:1:18"
+
+
+def test_all_problems_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+    path = place(
+        tmp_path,
+        main="""\
+mode: enforse
+kubelet:
+  tiemout_s: 3s
+  client_cert_file: /etc/cert.pem
+policies:
+  idle_buffer: {buffer_milli: 010}
+  reserve: {cpus: 3-1}
+""",
+        a="""\
+http:
+  address: 0.0.0.0
+  port: 70000
+classes:
+  overrides:
+  - {class: shared, pod: x}
+  - {class: recliamed, uid: x}
+runtime: {sockets: [run/x.sock]}
+static_manifests: here
+""",
+    )
+    (tmp_path / "conf.d" / "b.yaml").write_bytes(b"mode: observe\nlog: {level: \xff}\n")
+    (tmp_path / "conf.d" / "c.yaml").mkdir()
+    assert refused(path) == [
+        "conf.d/b.yaml:2:14: not UTF-8 text",
+        "conf.d/c.yaml:1:1: cannot be read: EISDIR",
+        "config.yaml:1:7: mode: expected one of observe, enforce; got 'enforse'; did you mean 'enforce'?",
+        "config.yaml:3:3: kubelet.tiemout_s: unknown key 'tiemout_s'; did you mean 'timeout_s'?",
+        "config.yaml:3:3: kubelet: client_cert_file and client_key_file go together; one is missing",
+        "config.yaml:6:31: policies.idle_buffer.buffer_milli: expected an amount of CPU such as 500m or 2cpu; "  # noqa: ISC004
+        "got '010', whose leading zero reads as octal to some: leave it out",
+        "config.yaml:7:12: policies.reserve: cpus: '3-1' is not a CPU list: '3-1' runs backwards; "  # noqa: ISC004
+        "expected a CPU list below 8192",
+        "conf.d/a.yaml:3:9: http.port: out of bounds: expected from 1 to 65535; got '70000'",
+        "conf.d/a.yaml:6:5: classes.overrides[0]: pod 'x' must be namespace/name, each of which may have * and ?",
+        "conf.d/a.yaml:7:13: classes.overrides[1].class: expected one of system, dedicated, shared, reclaimed; "  # noqa: ISC004
+        "got 'recliamed'; did you mean 'reclaimed'?",
+        "conf.d/a.yaml:8:10: runtime: sockets and runc_roots are absolute paths; got 'run/x.sock'",
+        "conf.d/a.yaml:9:19: static_manifests: expected an absolute path; got 'here'",
+    ]
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.0.0.7"])
+def test_an_address_that_others_can_reach_needs_to_be_allowed(tmp_path: Path, address: str) -> None:
+    path = place(tmp_path, main=f"http:\n  address: '{address}'\n")
+    assert refused(path) == [
+        f"config.yaml:2:3: http: address {address} is not loopback; allow_remote: true allows that"
+    ]
+    allowed = place(tmp_path, a="http: {allow_remote: true}\n")
+    assert load(allowed).config.http.address == address
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "eviction: {enabled: true, triggers: {node_cpu: {enabled: true, window_s: 5m}}}",
+            "eviction.triggers.node_cpu.window_s is 300 s; expected at most 120 s",
+        ),
+        (
+            "eviction: {enabled: true, triggers: {cpu_satisfaction: {enabled: true, window_s: 121s}}}",
+            "eviction.triggers.cpu_satisfaction.window_s is 121 s; expected at most 120 s",
+        ),
+        (
+            "eviction: {enabled: true}\ninterference: {sample_s: 200ms}",
+            "eviction.triggers.reclaimed_resource.for_s is 60 s; expected at most 24 s",
+        ),
+        ("eviction: {enabled: true, triggers: {node_cpu: {enabled: true, window_s: 2m}}}", None),
+        ("eviction: {enabled: true, triggers: {node_cpu: {window_s: 5m}}}", None),
+        ("eviction: {triggers: {node_cpu: {enabled: true, window_s: 5m}}}", None),
+        ("eviction: {enabled: true}\ninterference: {sample_s: 500ms}", None),
+    ],
+)
+def test_a_window_that_is_longer_than_what_is_kept_is_refused(tmp_path: Path, text: str, problem: str | None) -> None:
+    path = place(tmp_path, main=text)
+    if problem is None:
+        load(path)
+        return
+    (line,) = refused(path)
+    assert problem in line
+    assert "120 samples are kept, and interference.sample_s is" in line
+
+
+def test_a_host_name_is_no_address(tmp_path: Path) -> None:
+    path = place(tmp_path, main="http: {address: localhost}\n")
+    assert refused(path) == [
+        "config.yaml:1:7: http: address: expected an IP address such as 127.0.0.1; got 'localhost'"
+    ]
+
+
+def test_an_override_knows_where_it_was_written(tmp_path: Path) -> None:
+    path = place(tmp_path, main="classes:\n  overrides:\n  - {class: shared, pod: a/b}\n  - {class: system, uid: u}\n")
+    overrides = load(path).config.classes.overrides
+    assert [one.origin for one in overrides] == [f"{path}:3:5", f"{path}:4:5"]
+    assert [one.pod_class for one in overrides] == [PodClass.SHARED, PodClass.SYSTEM]
+
+
+def test_a_reload_takes_what_can_change_and_names_what_needs_a_restart(tmp_path: Path) -> None:
+    path = place(tmp_path, main="mode: observe\nhttp: {port: 9470}\nstore: {path: /a}\n")
+    old = load(path)
+    place(tmp_path, main="mode: enforce\nhttp: {port: 9999, pod_metrics: false}\nstore: {path: /b}\n")
+    new, restart = reload(old)
+    assert restart == ("store.path", "http.port")
+    assert new.config == replace(old.config, mode=Mode.ENFORCE, http=replace(old.config.http, pod_metrics=False))
+    assert changed(old.config, new.config) == ("mode", "http.pod_metrics")
+
+
+def test_a_bad_reload_raises_and_leaves_the_old_value_alone(tmp_path: Path) -> None:
+    path = place(tmp_path, main="mode: enforce\n")
+    old = load(path)
+    place(tmp_path, main="mode: 3\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml:1:7: mode: expected one of observe, enforce; got '3'"):
+        reload(old)
+    assert old.config.mode is Mode.ENFORCE
+
+
+def test_a_main_file_that_vanished_is_no_wish_for_the_defaults(tmp_path: Path) -> None:
+    old = load(place(tmp_path, main="mode: enforce\n"))
+    (tmp_path / "config.yaml").unlink()
+    with pytest.raises(ConfigError, match="no such file"):
+        reload(old)
+
+
+def test_the_example_file_and_the_documentation_are_what_the_code_generates() -> None:
+    regenerate = "run: python -m reconciler.config.docs"
+    assert (PROJECT / "deploy/config.yaml").read_text() == example(), regenerate
+    assert (PROJECT / "docs/config.md").read_text() == markdown(), regenerate
+
+
+def test_the_example_as_it_stands_changes_nothing() -> None:
+    assert bind(Config, [Text("example", example())]).value == Config()
+
+
+def test_the_example_with_every_setting_uncommented_still_is_the_default() -> None:
+    text = re.sub(r"^( *)# ([a-z0-9_]+: \S.*)$", _uncommented, example(), flags=re.MULTILINE)
+    bound = bind(Config, [Text("example", text)])
+    assert bound.value == Config()
+    fields = dict(settings(section_of(Config)))
+    # A table's keys are the operator's: what is written in it is found under the keys, and an empty one nowhere.
+    tables = tuple(f"{path}." for path, field in fields.items() if isinstance(field.schema, Table))
+    leaves = {path for path, field in fields.items() if not isinstance(field.schema, Section | Table)}
+    # So are a list's items, which have places of their own.
+    assert {path for path in bound.origins if not path.startswith(tables) and not path.endswith("]")} == leaves
+
+
+_NAMES = frozenset(path.rpartition(".")[2] for path, _ in settings(section_of(Config)))
+
+
+def _uncommented(match: re.Match[str]) -> str:
+    return f"{match[1]}{match[2]}" if match[2].partition(":")[0] in _NAMES else match[0]
+
+
+def test_the_example_of_classes_can_be_used() -> None:
+    rules = bind(Config, [Text("example", CLASSES_EXAMPLE)]).value.classes
+    assert [one.pod_class for one in rules.overrides] == [PodClass.SHARED]
+    assert [one.pod_class for one in rules.selectors] == [PodClass.RECLAIMED, PodClass.SYSTEM]
+
+
+def test_every_setting_with_a_number_or_a_switch_is_described() -> None:
+    bare = [
+        path
+        for path, field in settings(section_of(Config))
+        if not field.description and not isinstance(field.schema, Section) and not path.startswith("classes.")
+    ]
+    assert bare == []
+
+
+def test_explain_shows_value_source_and_words(tmp_path: Path) -> None:
+    path = place(tmp_path, main="kubelet:\n  timeout_s: 500ms\nwrites: {foreign: {rounds: 7}}\n")
+    loaded = load(path)
+    text = explain(loaded)
+    words = "the longest wait for the kubelet's answer or its next part; 10 times that in all"
+    assert f"kubelet.timeout_s = 500ms   [{path}:2:14]\n  {words}\n" in text
+    assert explain(loaded, "http.port") == (
+        "http.port = 9470   [default]\n  TCP port to listen on\n  a whole number from 1 to 65535\n"
+        "  a change needs a restart\n"
+    )
+    assert explain(loaded, "writes.foreign").splitlines()[0] == f"writes.foreign.rounds = 7   [{path}:3:28]"
+    with pytest.raises(KeyError):
+        explain(loaded, "writ")
+
+
+def test_a_dotted_name_finds_its_value() -> None:
+    config = Config(writes=Writes(verify_s=3.0))
+    assert value_at(config, "writes.verify_s") == 3.0
+    for wrong in ("writes.verify", "writes.verify_s.x", "", "mode.name"):
+        with pytest.raises(AttributeError):
+            value_at(config, wrong)
+
+
+def test_values_are_shown_as_they_can_be_written() -> None:
+    assert [shown(value) for value in (None, True, 3, "", "a b", "/x", ("a", "b c"), {"k": "v"})] == [
+        "null", "true", "3", '""', '"a b"', "/x", '[a, "b c"]', "{k: v}",
+    ]  # fmt: skip
+
+
+def test_the_sections_check_themselves_without_a_file_too() -> None:
+    with pytest.raises(ValueError, match="not loopback"):
+        Http(address="0.0.0.0")
+    with pytest.raises(ValueError, match="go together"):
+        Kubelet(client_key_file="/k")

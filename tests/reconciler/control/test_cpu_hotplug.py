@@ -1,0 +1,220 @@
+"""CPUs leave and come back under the real agent, on the strict fake kernel's v1 and v2."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cgroupfs.files import REAL
+from reconciler.config.model import Mode
+from reconciler.daemon.agent import Agent
+from reconciler.sources.hotplug import CpuChange
+from state.model import Hold
+from state.topology_sysfs import read_topology
+from tests.fakes.kernel import Mode as KernelMode
+from tests.reconciler.cli.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
+
+TOP = "/kubepods"
+BE = "/kubepods/besteffort"
+
+
+class Node:
+    """A live node whose CPUs can be pulled out."""
+
+    def __init__(self, path: Path, mode: KernelMode = "v1") -> None:
+        self.live = LiveNode(path, mode)
+        self.tree = f"{self.live.root}/sys/fs/cgroup" + ("/cpuset" if mode == "v1" else "")
+
+    def cpus(self, path: str) -> str:
+        return self.live.kernel.read(f"{self.tree}{path}", "cpuset.cpus").strip()
+
+    def put(self, path: str, text: str) -> None:
+        self.live.kernel.write(f"{self.tree}{path}", "cpuset.cpus", text)
+
+    def main(self, uid: str) -> str:
+        return f"{group(uid)}/{container_id(uid)}"
+
+    @contextmanager
+    def agent(self, mode: Mode = Mode.ENFORCE) -> Iterator[Agent]:
+        with self.live.agent(replace(self.live.config, mode=mode)) as agent:
+            yield agent
+
+    async def switch(self, agent: Agent, *, off: str = "", on: str = "") -> None:
+        """The kernel's part, then the agent's: what the source tells, and the look that follows."""
+        before = agent.knowledge.topology
+        for cpu in map(int, filter(None, off.split(","))):
+            self.live.kernel.unplug(cpu)
+        for cpu in map(int, filter(None, on.split(","))):
+            self.live.kernel.plug(cpu)
+        gone = {int(cpu) for cpu in off.split(",") if cpu} - {int(cpu) for cpu in on.split(",") if cpu}
+        came = {int(cpu) for cpu in on.split(",") if cpu}
+        online = sorted((set(before.online) | came) - gone)
+        self.live.put("sys/devices/system/cpu/online", ",".join(map(str, online)) + "\n")
+        after = read_topology(self.live.root)
+        taken = type(before.online)(int(cpu) for cpu in off.split(",") if cpu)
+        await agent.replug.changed(CpuChange(before, after, taken))
+        await self.live.look(agent)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+async def test_every_cpuset_gets_a_returned_cpu_back_on_v1(node: Node) -> None:
+    with node.agent() as agent:
+        await node.live.look(agent)
+        await node.switch(agent, off="3")
+        assert agent.knowledge.topology.online == agent.reconciler.pools.online_cpus  # type: ignore[union-attr]
+        assert node.cpus(TOP) == node.cpus(group(WEB)) == "0-2,4-7"
+        assert node.cpus(node.main(WEB)) == "0-2,4-7"
+        await node.switch(agent, on="3")
+        for path in (TOP, BE, "/kubepods/burstable", group(WEB), group(BATCH), group(PINNED), node.main(WEB)):
+            assert node.cpus(path) == "0-7"
+        assert agent.alerts["hotplug"] == 2
+        assert agent.dirty.resyncs["hotplug"] == 2
+
+
+async def test_what_is_wanted_of_a_container_is_written_again_and_nobody_is_blamed(node: Node) -> None:
+    with node.agent() as agent:
+        await node.live.look(agent)
+        wanted = node.cpus(node.main(BATCH))
+        assert wanted not in {"0-7", "0-6"}
+        first = wanted.split("-")[0].split(",")[0]
+        for _ in range(6):
+            await node.switch(agent, off=first)
+            assert first not in node.cpus(node.main(BATCH)).split(",")
+            await node.switch(agent, on=first)
+            pools = agent.reconciler.pools
+            assert pools is not None
+            assert node.cpus(node.main(BATCH)) == str(pools.reclaimed)
+        # A dozen narrowings that were somebody's writes would have ended in a yield.
+        assert not agent.judge.others.writes
+        assert not agent.judge.others.yields
+        assert agent.judge.standings.of((node.main(BATCH), "cpu.set")).state in {"in place", "written"}  # type: ignore[union-attr]
+
+
+async def test_a_cpu_that_was_gone_for_a_moment_is_given_back_too(node: Node) -> None:
+    with node.agent() as agent:
+        await node.live.look(agent)
+        await node.switch(agent, off="2", on="2")
+        assert node.cpus(TOP) == node.cpus(node.main(WEB)) == "0-7"
+
+
+async def test_whoever_was_kept_off_a_cpu_before_stays_off_it(node: Node) -> None:
+    node.put(node.main(WEB), "0-2")
+    node.put(group(WEB), "0-2")
+    node.put("/kubepods/burstable", "0-2,4-7")
+    with node.agent() as agent:
+        await node.live.look(agent)
+        await node.switch(agent, off="1,3")
+        await node.switch(agent, on="1,3")
+        assert node.cpus(TOP) == "0-7"
+        assert node.cpus("/kubepods/burstable") == "0-2,4-7"
+        assert node.cpus(group(WEB)) == "0-2"
+
+
+async def test_kubepods_itself_stays_off_what_somebody_keeps_it_off(node: Node) -> None:
+    for path in (*(node.main(uid) for uid in (WEB, BATCH)), group(WEB), group(BATCH), BE, "/kubepods/burstable"):
+        node.put(path, "1-7")
+    for path in (node.main(PINNED), group(PINNED), TOP):
+        node.put(path, "1-7")
+    with node.agent() as agent:
+        await node.live.look(agent)
+        await node.switch(agent, off="0,1")
+        await node.switch(agent, on="0,1")
+        assert node.cpus(TOP) == node.cpus(group(WEB)) == "1-7"
+
+
+async def test_a_container_gets_no_cpu_that_its_spec_does_not_name(node: Node) -> None:
+    node.put(node.main(PINNED), "7")
+    with node.agent() as agent:
+        await node.live.look(agent)
+        await node.switch(agent, off="3")
+        await node.switch(agent, on="3")
+        assert node.cpus(node.main(PINNED)) == "7"
+        assert node.cpus(group(PINNED)) == "0-7"
+
+
+async def test_a_container_that_has_lost_its_last_cpu_is_named(node: Node) -> None:
+    node.put(node.main(PINNED), "7")
+    with node.agent() as agent:
+        await node.live.look(agent)
+        told: list[str] = []
+        agent.replug._tell = told.append
+        await node.switch(agent, off="7")
+        await node.switch(agent, on="7")
+        assert node.cpus(node.main(PINNED)) == "7"
+    assert f"; no CPU was left to {node.main(PINNED)}: its processes are in the group above" in told[0]
+    assert "no CPU was left" not in told[1]
+    assert "given back to " in told[1]
+
+
+async def test_a_new_cpu_is_handed_down_as_well(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.live.kernel.unplug(6)
+    node.live.put("sys/devices/system/cpu/online", "0-5,7\n")
+    with node.agent() as agent:
+        await node.live.look(agent)
+        await node.switch(agent, on="6")
+        assert node.cpus(TOP) == node.cpus(group(WEB)) == "0-7"
+
+
+async def test_on_v2_the_kernel_keeps_the_sets_and_nothing_is_given_back(tmp_path: Path) -> None:
+    node = Node(tmp_path, "v2")
+    with node.agent() as agent:
+        await node.live.look(agent)
+        before = {path: node.cpus(path) for path in (TOP, BE, group(WEB), node.main(WEB))}
+        await node.switch(agent, off="3")
+        await node.switch(agent, on="3")
+        assert {path: node.cpus(path) for path in before} == before
+        assert agent.knowledge.topology.online == read_topology(node.live.root).online
+
+
+@pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.ENFORCE], ids=["observe", "hold on the node"])
+async def test_where_nothing_may_be_written_nothing_is_given_back(node: Node, mode: Mode) -> None:
+    with node.agent(mode) as agent:
+        if mode is Mode.ENFORCE:
+            agent.holds.all["node"] = Hold(target="node", reason="kernel upgrade", by="ana")
+            agent.holds.refresh()
+        await node.live.look(agent)
+        await node.switch(agent, off="3")
+        await node.switch(agent, on="3")
+        assert node.cpus(TOP) == node.cpus(node.main(WEB)) == "0-2,4-7"
+        assert agent.knowledge.topology.online == read_topology(node.live.root).online
+
+
+async def test_a_foreign_write_beside_the_kernels_is_still_a_foreign_write(node: Node) -> None:
+    with node.agent() as agent:
+        await node.live.look(agent)
+        await node.switch(agent, off="3")
+        node.put(node.main(BATCH), "0-1")
+        pools = agent.reconciler.pools
+        assert pools is not None
+        assert str(pools.reclaimed) != "0-1"
+        await node.live.look(agent)
+        # Nobody knows who it was: a runtime, maybe, that is not done yet.
+        agent.judge.others._updating[node.main(BATCH), "cpu.set"] -= 1.0
+        await node.live.look(agent)
+        assert agent.judge.others.writes
+
+
+async def test_the_ticker_notices_without_any_event(node: Node) -> None:
+    with node.agent() as agent:
+        seen: list[str] = []
+        agent.hotplug._on_change = lambda change: _note(seen, change)
+        agent.hotplug.check()
+        assert not agent.hotplug._hint.is_set()
+        node.live.put("sys/devices/system/cpu/online", "0-6\n")
+        agent.ticker._files = REAL  # /proc is no part of the fake kernel
+        agent.ticker.tick(time.monotonic(), fast=False)
+        assert agent.hotplug._hint.is_set()
+        await agent.hotplug._look()
+        assert seen == ["CPU 7 went offline; online now: 0-6"]
+
+
+async def _note(seen: list[str], change: CpuChange) -> None:
+    seen.append(change.words)

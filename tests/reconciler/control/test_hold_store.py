@@ -1,0 +1,248 @@
+"""Holds last as long as was asked for, whatever the clocks, the store's rows and their number are."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cgroupfs.errors import InputError
+from reconciler.actuators.holds import LONGEST_S, MOST
+from reconciler.control.hold_store import HoldBook
+from reconciler.control.persistence import encoded, read_holds
+from reconciler.daemon.status import Show
+from reconciler.web.interface import HoldRequest, RestoreRequest
+from state.model import Hold
+from state.schema import HOLDS
+from state.store import Batch, Store
+from tests.fakes.web import FakePulse
+from tests.reconciler.cli.livenode import BATCH, LiveNode
+
+
+class Rows:
+    """The store's end of a book: what is durable."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Hold] = {}
+
+    async def hold(self, hold: Hold) -> None:
+        self.rows[hold.target] = hold
+
+    async def release(self, target: str) -> None:
+        self.rows.pop(target, None)
+
+    def hold_soon(self, target: str, hold: Hold | None) -> None:
+        if hold is None:
+            self.rows.pop(target, None)
+        else:
+            self.rows[target] = hold
+
+
+class World:
+    """Two clocks that are set by hand, and a store that outlives books. ``wall`` may be set, ``boot`` only runs."""
+
+    def __init__(self) -> None:
+        self.wall, self.boot, self.boot_id = 1_800_000_000.0, 1000.0, "boot-1"
+        self.store = Rows()
+        self.in_force: Mapping[str, Hold] = {}
+        self.book = self.start()
+
+    def start(self) -> HoldBook:
+        """As the daemon does when it starts."""
+        book = HoldBook(
+            dict(self.store.rows),
+            lambda now: setattr(self, "in_force", now),
+            boot_id=self.boot_id,
+            wall=lambda: self.wall,
+            boot=lambda: self.boot,
+        )
+        book.keeper = self.store  # type: ignore[assignment]
+        self.book = book
+        book.look()
+        return book
+
+    def passes(self, seconds: float) -> None:
+        self.wall += seconds
+        self.boot += seconds
+        self.book.look()
+
+    async def hold(self, seconds: float | None, target: str = "node") -> Hold:
+        until = None if seconds is None else self.wall + seconds
+        return await self.book.put(Hold(target=target, reason="r", by="ana", until=until))
+
+    def held(self) -> bool:
+        return "node" in self.in_force
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> LiveNode:
+    return LiveNode(tmp_path)
+
+
+@pytest.mark.parametrize("jump", [-10 * 86400.0, -3600.0, 3600.0, 10 * 86400.0])
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_clock_that_is_set_neither_ends_a_hold_nor_prolongs_it(
+    world: World, jump: float, restart: bool
+) -> None:
+    await world.hold(1000)
+    world.passes(400)
+    world.wall += jump
+    if restart:
+        world.start()
+    world.passes(590)
+    assert world.held()
+    assert world.in_force["node"].until == pytest.approx(world.wall + 10, abs=3)
+    world.passes(11)
+    assert not world.held()
+    assert not world.store.rows
+
+
+async def test_a_suspend_counts(world: World) -> None:
+    await world.hold(1000)
+    # Monotonic clocks stand still meanwhile; these two do not.
+    world.passes(1001)
+    assert not world.held()
+
+
+async def test_after_a_reboot_the_wall_clock_counts(world: World) -> None:
+    await world.hold(1000)
+    world.wall, world.boot, world.boot_id = world.wall + 600, 5.0, "boot-2"
+    world.start()
+    world.passes(399)
+    assert world.held()
+    world.passes(2)
+    assert not world.held()
+
+
+async def test_after_a_reboot_with_a_clock_of_long_ago_a_hold_lasts_no_longer_than_it_was_to(world: World) -> None:
+    await world.hold(1000)
+    world.wall, world.boot, world.boot_id = 0.0, 5.0, "boot-2"
+    world.start()
+    world.passes(500)
+    world.wall = 1_800_000_500.0  # NTP has answered
+    world.start()
+    world.passes(490)
+    assert world.held()
+    world.passes(11)
+    assert not world.held()
+
+
+@pytest.mark.parametrize("until", [math.nan, -math.inf, -5.0, 0.0])
+async def test_a_stored_end_that_makes_no_sense_is_over(world: World, until: float) -> None:
+    world.store.rows["node"] = Hold(target="node", reason="r", by="b", until=until)
+    world.start()
+    assert not world.held()
+    assert not world.store.rows
+
+
+@pytest.mark.parametrize("until", [math.inf, 1e308, 1_800_000_000.0 + 1e9])
+async def test_a_stored_end_beyond_the_bound_is_the_bound_counted_once(world: World, until: float) -> None:
+    world.store.rows["node"] = Hold(target="node", reason="r", by="b", until=until)
+    for _ in range(3):
+        world.start()
+        world.passes(LONGEST_S / 3 - 1)
+    assert world.held()
+    world.passes(4)
+    assert not world.held()
+
+
+async def test_a_stored_hold_without_an_end_stays_one(world: World) -> None:
+    world.store.rows["node"] = Hold(target="node", reason="r" * 100_000, by="b\x1b[2J\n")
+    world.start()
+    world.passes(10 * LONGEST_S)
+    assert world.held()
+    assert world.in_force["node"].by == r"b\x1b[2J\n"
+    assert len(world.in_force["node"].reason) < 1000
+
+
+async def test_a_stored_row_that_is_no_hold_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "state.db"))
+    batch = Batch()
+    batch.put(HOLDS, "node", encoded(Hold(target="pod:other", reason="r", by="b")))
+    batch.put(HOLDS, "pod:x", msgspec.msgpack.encode({"target": "pod:x", "reason": 5}))
+    batch.put(HOLDS, "nonsense", encoded(Hold(target="nonsense", reason="r", by="b")))
+    batch.put(HOLDS, "pod:y", encoded(Hold(target="pod:y", reason="r", by="b")))
+    store.apply(batch)
+    assert set(HoldBook(read_holds(store), lambda _: None).all) == {"pod:y"}
+    store.close()
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, LONGEST_S + 10])
+async def test_an_end_without_sense_is_refused(world: World, seconds: float) -> None:
+    with pytest.raises(InputError, match="hold until"):
+        await world.hold(seconds)
+    assert not world.book.all
+
+
+async def test_there_are_so_many_holds_and_no_more(world: World) -> None:
+    for number in range(MOST):
+        await world.hold(1000, f"pod:{number}")
+    with pytest.raises(InputError, match="release some"):
+        await world.hold(1000)
+    await world.hold(500, "pod:7")
+    # What a person has written meanwhile counts all the same, in the place of what would end first.
+    world.book.by_hand(Hold(target="file:/x:cpu.set", reason="set by hand", by="sh\x1b", until=world.wall + 60))
+    assert len(world.book.all) == len(world.store.rows) == MOST
+    assert "pod:7" not in world.book.all
+    assert world.book.all["file:/x:cpu.set"].by == r"sh\x1b"
+
+
+async def test_holds_in_the_store_beyond_the_bound_are_not_in_force(world: World) -> None:
+    for number in range(MOST + 5):
+        world.store.rows[f"pod:{number}"] = Hold(target=f"pod:{number}", reason="r", by="b")
+    assert len(world.start().all) == MOST
+
+
+# Through the daemon's own controls
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"seconds": 60.0, "until_released": True},
+        {"seconds": 0.0},
+        {"seconds": -1.0},
+        {"seconds": math.nan},
+        {"seconds": math.inf},
+        {"seconds": LONGEST_S + 1},
+        {"seconds": 60.0, "reason": ""},
+        {"seconds": 60.0, "reason": "x" * 501},
+        {"seconds": 60.0, "target": "pod:" + "x" * 5000},
+        {"seconds": 60.0, "target": "pod:\x1b[2J"},
+    ],
+)
+async def test_an_order_without_sense_is_refused(live: LiveNode, asked: dict[str, object]) -> None:
+    with live.agent() as agent:
+        show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+        request = {"target": "node", "reason": "r", "by": "ana", **asked}
+        with pytest.raises(InputError):
+            await show.hold(msgspec.convert(request, HoldRequest))
+        assert not agent.holds.all
+
+
+async def test_restoring_a_pod_leaves_a_persons_hold_as_it_is(live: LiveNode) -> None:
+    with live.agent() as agent:
+        show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+        await live.look(agent)
+        made = await show.hold(HoldRequest(target=f"pod:{BATCH}", reason="INC-42 debugging", by="ana", seconds=600.0))
+        answer = await show.restore(RestoreRequest(pod_uid=BATCH, by="ben"))
+        assert agent.holds.all == {f"pod:{BATCH}": made}
+        assert msgspec.convert(answer["hold"], Hold) == made
+
+
+async def test_restoring_a_pod_that_is_not_held_holds_it_for_a_while(live: LiveNode) -> None:
+    with live.agent() as agent:
+        show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+        await live.look(agent)
+        answer = await show.restore(RestoreRequest(pod_uid=BATCH, by="ben"))
+        (hold,) = agent.holds.all.values()
+        assert (hold.target, hold.by) == (f"pod:{BATCH}", "ben")
+        assert hold.seconds == pytest.approx(3600.0)
+        assert msgspec.convert(answer["hold"], Hold) == hold

@@ -1,0 +1,134 @@
+"""Side actuators: nothing is loaded that nobody wants, and nothing that an earlier run has left is forgotten."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from reconciler.actuators.base import ByGroup, OnDemand, SideActuator, Situation
+from reconciler.actuators.cgroup.status import Standing
+from reconciler.actuators.core_sched import tasks
+from reconciler.actuators.files import oom_score, watermarks
+from reconciler.actuators.network import undo as network_undo
+from reconciler.actuators.resctrl import undo as resctrl_undo
+from reconciler.control.planner import plan_pools
+from reconciler.daemon import side_actuators
+from reconciler.policies.table import PoliciesConfig
+from state.cache import CacheUse
+from state.undo import Undo, Undone
+from tests.reconciler.nodes import node
+
+PROJECT = Path(__file__).parents[3]
+
+
+class Noting:
+    """A side actuator that notes what it is asked."""
+
+    name = "noting"
+
+    def __init__(self) -> None:
+        self.situations: list[Situation] = []
+        self.ran = trio.Event()
+
+    def planned(self, situation: Situation) -> None:
+        self.situations.append(situation)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        self.ran.set()
+        await trio.sleep_forever()
+
+    async def restore(self, only: str | None = None) -> list[Undone]:
+        return [Undone(path=only or "all", file=self.name, undo=Undo.RESTORED)]
+
+    def facts(self) -> dict[str, object]:
+        return {"seen": len(self.situations)}
+
+    def measured(self) -> CacheUse:
+        return CacheUse(at_s=float(len(self.situations)))
+
+    @property
+    def standings(self) -> dict[str, dict[str, Standing]]:
+        return {"/group": {}}
+
+    def problems(self) -> list[str]:
+        return ["one"]
+
+
+def situation(*, enforce: bool) -> Situation:
+    view = node()
+    return Situation(view=view, pools=plan_pools(view, None, PoliciesConfig()), enforce=enforce)
+
+
+async def test_it_is_made_when_it_is_wanted_for_the_first_time_and_stays(nursery: trio.Nursery) -> None:
+    made: list[Noting] = []
+
+    def make() -> SideActuator:
+        made.append(Noting())
+        return made[-1]
+
+    side = OnDemand("noting", make, lambda now: now.enforce)
+    await nursery.start(side.run)
+    side.planned(situation(enforce=False))
+    assert (made, side.facts(), side.problems(), await side.restore()) == ([], {}, (), ())
+    assert (side.standings, side.measured(), side_actuators.cache_use([side])) == ({}, None, None)
+    side.planned(situation(enforce=True))
+    side.planned(situation(enforce=False))
+    (real,) = made
+    assert [one.enforce for one in real.situations] == [True, False]
+    await real.ran.wait()
+    assert (side.facts(), side.problems()) == ({"seen": 2}, ["one"])
+    # What is shown and counted of the real one must not end at what loads it.
+    assert isinstance(side, ByGroup)
+    assert side.standings == {"/group": {}}
+    assert (
+        side.measured() == CacheUse(at_s=2.0) == side_actuators.cache_use([OnDemand("no", make, lambda _: False), side])
+    )
+    assert [one.path for one in await side.restore("uid")] == ["uid"]
+
+
+async def test_what_an_earlier_run_left_is_taken_care_of_at_once(nursery: trio.Nursery) -> None:
+    real = Noting()
+    side = OnDemand("noting", lambda: real, lambda _now: False, leftover=True)
+    await nursery.start(side.run)
+    await real.ran.wait()
+    side.planned(situation(enforce=False))
+    assert len(real.situations) == 1
+
+
+def test_the_rows_by_which_leftovers_are_known_are_those_that_the_modules_write() -> None:
+    assert {
+        "cores": tasks.ROW.key,
+        "network": network_undo.ROW.key,
+        "oom": oom_score.ROW.key,
+        "cache": resctrl_undo.ROW.key,
+        "marks": watermarks.ROW.key,
+    } == side_actuators.ROWS
+
+
+@pytest.mark.parametrize("module", ["reconciler.daemon.agent", "reconciler.daemon.main"])
+def test_the_daemon_imports_nothing_that_only_some_nodes_use(module: str) -> None:
+    """Each of them is memory on every node."""
+    code = f"import {module}, sys; print(*sorted(sys.modules))"
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    for name in (
+        *("reconciler.placement.allocate", "reconciler.placement.pack", "reconciler.placement.hints"),
+        *(
+            "reconciler.actuators.resctrl.actuator",
+            "reconciler.actuators.network.tc",
+            "reconciler.actuators.core_sched.actuator",
+        ),
+        *(
+            "reconciler.actuators.network.actuator",
+            "reconciler.actuators.network.tc_pods",
+            "reconciler.actuators.network.netlink",
+        ),
+        *("reconciler.actuators.files.watermarks", "reconciler.actuators.files.oom_score"),
+        *("pyroute2", "rich", "grpc", "httpx2", "httpcore2", "prometheus_client", "h11", "starlette"),
+    ):
+        assert name not in loaded, name

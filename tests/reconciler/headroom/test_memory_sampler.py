@@ -1,0 +1,130 @@
+"""The readings behind the promise of memory: whose memory is BE's, and what is told."""
+
+import pytest
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.naming import QosClass
+from cgroupfs.usage import UsageReader
+from reconciler.headroom.cpu import HeadroomConfig
+from reconciler.headroom.memory_sampler import MemoryHeadroom
+from reconciler.headroom.report import HeadroomReport
+from state.memory import NodeMemory
+from state.model import Pod, PodClass, Pools
+from tests.fakes.kernel import FakeKernel
+from tests.reconciler.nodes import pod
+
+GIGA = 1 << 30
+BESTEFFORT = "/kubepods/besteffort"
+POOLS = Pools(online_cpus=CpuSet.span(2), reserved=EMPTY, dedicated={}, shared=EMPTY, reclaimed=EMPTY, budget_milli=0)
+
+
+class Known(Struct):
+    """What is known of the node."""
+
+    node_memory: NodeMemory | None = NodeMemory(total_bytes=100 * GIGA, available_bytes=60 * GIGA, age_s=0.0)
+    besteffort: str = BESTEFFORT
+    pods: dict[str, Pod] = {}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return 1_700_000_000.0 + self.now
+
+
+class Machine:
+    """A fake kernel with pods, and the promise on top of it."""
+
+    def __init__(self, root: str) -> None:
+        self.kernel = FakeKernel("v1", root=root)
+        self.kernel.install()
+        self.known, self.clock = Known(), Clock()
+        self.pools: Pools | None = POOLS
+        self.kernel.make_group(BESTEFFORT)
+        usage = UsageReader(Hierarchy.detect(root), ops=self.kernel)
+        config = HeadroomConfig(report_s=10)
+        self.memory = MemoryHeadroom(config, usage, self.known, lambda: self.pools, clock=self.clock)
+        self.report = HeadroomReport(config, memory=self.memory, clock=self.clock, wall=self.clock.wall)
+
+    def add(self, uid: str, cls: PodClass, qos: QosClass, gigas: int) -> None:
+        one = pod(uid, cls=cls, qos=qos)
+        self.known.pods[uid] = one
+        self.kernel.make_group(one.group.path)
+        tree = next(tree for tree in self.kernel.trees if "memory" in {each.name for each in tree.controllers})
+        self.kernel.charge(tree.mount + one.group.path, anon=gigas * GIGA)
+
+    async def gigas(self, seconds: int = 20) -> float:
+        """What is promised after so long."""
+        for _ in range(seconds // 5):
+            self.clock.now += 5
+            await self.memory.look()
+        return self.memory.state.total / GIGA
+
+
+@pytest.fixture
+def machine(tmp_path: object) -> Machine:
+    return Machine(str(tmp_path))
+
+
+async def test_be_pods_count_wherever_they_are_and_online_ones_nowhere(machine: Machine) -> None:
+    machine.memory.config = replace(
+        machine.memory.config, memory=replace(machine.memory.config.memory, max_step_bytes=1 << 50)
+    )
+    machine.add("be", PodClass.RECLAIMED, QosClass.BESTEFFORT, 4)
+    machine.add("executor", PodClass.RECLAIMED, QosClass.BURSTABLE, 6)
+    machine.add("online", PodClass.SHARED, QosClass.BESTEFFORT, 3)
+    machine.add("web", PodClass.SHARED, QosClass.BURSTABLE, 7)
+    # 60 left and 10 of BE's, less 10 of reserve, less a tenth of the 30 that others keep.
+    assert await machine.gigas() == 57.0
+
+
+async def test_before_the_first_plan_nothing_is_read_and_nothing_promised(machine: Machine) -> None:
+    machine.pools = None
+    assert await machine.gigas() == 0
+    assert machine.memory.facts() == {
+        "bytes": 0,
+        "supply_bytes": None,
+        "reason": "nothing is measured yet",
+        "known_s": None,
+    }
+
+
+async def test_an_online_pod_in_besteffort_that_cannot_be_read_makes_it_unknown(machine: Machine) -> None:
+    assert await machine.gigas() == 5
+    one = pod("gone", cls=PodClass.SHARED, qos=QosClass.BESTEFFORT)
+    machine.known.pods["gone"] = one
+    assert await machine.gigas() == 5
+    assert "memory use is not known" in str(machine.memory.facts()["reason"])
+    assert await machine.gigas(300) == 0
+
+
+async def test_it_is_told_beside_the_cpus_kept_and_gone_on_with(machine: Machine) -> None:
+    promised = await machine.gigas()
+    assert promised == 5
+    machine.report.state = replace(machine.report.state, amounts={0: 1000}, known_at=machine.clock.now)
+    assert machine.report.document()["memory_bytes"] == 5 * GIGA
+    told = machine.report.facts()["memory"]
+    assert told == machine.memory.facts()
+    kept = machine.report.kept()
+    assert kept is not None
+    assert (kept.memory_bytes, kept.memory_at) == (5 * GIGA, machine.clock.wall())
+    machine.clock.now += 60
+    fresh = MemoryHeadroom(
+        machine.memory.config, machine.memory._usage, machine.known, lambda: POOLS, clock=machine.clock
+    )
+    HeadroomReport(machine.memory.config, kept, memory=fresh, clock=machine.clock, wall=machine.clock.wall)
+    assert fresh.state.total == 5 * GIGA
+    machine.clock.now += 600
+    late = MemoryHeadroom(
+        machine.memory.config, machine.memory._usage, machine.known, lambda: POOLS, clock=machine.clock
+    )
+    HeadroomReport(machine.memory.config, kept, memory=late, clock=machine.clock, wall=machine.clock.wall)
+    assert late.state.total == 0

@@ -1,0 +1,210 @@
+"""Headroom told: the document, what the store keeps, and the reporter's file."""
+
+import json
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.control.persistence import encoded
+from reconciler.headroom.cpu import HeadroomConfig
+from reconciler.headroom.report import HEADROOM, HeadroomReport, Kept, read_kept, replace_file
+from reconciler.telemetry.metrics import MetricsSnapshot
+from reconciler.telemetry.prometheus import render
+from state.model import Pools
+from state.schema import ASSIGNMENTS
+from state.store import Batch, Store
+from state.topology import uniform
+from tests.reconciler.nodes import cpu, cpus
+
+TOPOLOGY = uniform(nodes=2, cores=8, threads=1)
+IDLE = dict.fromkeys(range(8), 1.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return 1_700_000_000.0 + self.now
+
+
+def pools(reclaimed: str = "2-5") -> Pools:
+    return Pools(
+        online_cpus=CpuSet.span(8),
+        reserved=EMPTY,
+        dedicated={},
+        shared=CpuSet.span(8),
+        reclaimed=cpus(reclaimed),
+        budget_milli=100_000,
+    )
+
+
+def report(clock: Clock, kept: Kept | None = None, **config: Any) -> HeadroomReport:
+    return HeadroomReport(HeadroomConfig(**config), kept, node="n1", clock=clock, wall=clock.wall)
+
+
+def look(told: HeadroomReport, clock: Clock, seconds: int = 60, *, known: bool = True) -> None:
+    for _ in range(seconds):
+        clock.now += 1
+        told.look(pools(), TOPOLOGY, cpu(idle=IDLE) if known else None, clock.now)
+
+
+def test_before_the_first_plan_nothing_is_said() -> None:
+    clock = Clock()
+    told = report(clock)
+    told.look(None, TOPOLOGY, cpu(idle=IDLE), clock.now)
+    assert told.facts() == {
+        "milli": 0,
+        "reason": "nothing is measured yet",
+        "known_s": None,
+        "nodes": [],
+        "memory": None,
+    }
+    assert told.kept() is None
+
+
+def test_the_document_tells_of_each_node() -> None:
+    clock = Clock()
+    told = report(clock)
+    look(told, clock)
+    assert told.facts() == {
+        "milli": 4000,
+        "reason": "the mean of 1 times 30 s",
+        "known_s": 0.0,
+        "nodes": [
+            {"numa_node": 0, "milli": 2000, "supply_milli": 2000, "cpus": "2-3"},
+            {"numa_node": 1, "milli": 2000, "supply_milli": 2000, "cpus": "4-5"},
+        ],
+        "memory": None,
+    }
+
+
+def test_a_scrape_has_one_series_for_each_node() -> None:
+    text, _ = render(MetricsSnapshot(version="1", mode="enforce", headroom_milli={"0": 2000, "1": 300}))
+    shown = [line for line in text.decode().splitlines() if line.startswith("bypassd_headroom_milli")]
+    assert shown == ['bypassd_headroom_milli{numa_node="0"} 2000.0', 'bypassd_headroom_milli{numa_node="1"} 300.0']
+
+
+def test_the_store_is_not_written_for_each_reading() -> None:
+    clock = Clock()
+    told = report(clock)
+    look(told, clock)
+    rows = set()
+    for _ in range(600):
+        look(told, clock, 1)
+        kept = told.kept()
+        assert kept is not None
+        assert clock.wall() - kept.at <= told.config.unknown_hold_s / 2
+        rows.add(kept.at)
+    assert len(rows) <= 6
+
+
+def test_a_restart_keeps_the_promise_and_a_long_absence_does_not() -> None:
+    clock = Clock()
+    told = report(clock)
+    look(told, clock)
+    kept = told.kept()
+    clock.now += 60
+    assert report(clock, kept).state.amounts == {0: 2000, 1: 2000}
+    clock.now += 600
+    assert report(clock, kept).state.amounts == {}
+
+
+def test_the_store_gives_back_what_it_took(tmp_path: Path) -> None:
+    kept = Kept(milli={"0": 2000, "1": 0}, at=1_700_000_000.0)
+    with closing(Store(str(tmp_path / "state.db"), boot="b", version="1", node="n1", history_limit=100)) as store:
+        assert read_kept(store) is None
+        batch = Batch()
+        batch.put(ASSIGNMENTS, HEADROOM, encoded(kept))
+        store.apply(batch)
+        assert read_kept(store) == kept
+        batch = Batch()
+        batch.put(ASSIGNMENTS, HEADROOM, encoded("nonsense"))
+        store.apply(batch)
+        assert read_kept(store) is None
+
+
+async def test_the_file_is_whole_and_says_until_when_it_holds(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "headroom.json"
+    told = report(clock, file=str(path))
+    look(told, clock)
+    await told.write()
+    found = json.loads(path.read_text())
+    assert found["cpu_milli"] == 4000
+    assert found["numa_nodes"] == {"0": {"cpu_milli": 2000}, "1": {"cpu_milli": 2000}}
+    assert (found["schema"], found["kind"], found["node"]) == (1, "bypassd-headroom", "n1")
+    assert found["valid_until"] == clock.wall() + 240
+    assert os.listdir(tmp_path) == ["headroom.json"]
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+async def test_no_file_is_written_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    clock = Clock()
+    told = report(clock)
+    look(told, clock)
+    await told.write()
+    assert (os.listdir(tmp_path), told.statuses()) == ([], [])
+
+
+async def test_a_file_that_cannot_be_written_is_a_problem_until_it_can(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "later" / "headroom.json"
+    told = report(clock, file=str(path))
+    await told.write()
+    assert [(one.ok, one.detail) for one in told.statuses()] == [(False, f"{path}: ENOENT")]
+    path.parent.mkdir()
+    await told.write()
+    assert [one.ok for one in told.statuses()] == [True]
+
+
+async def test_the_file_follows_each_change_and_never_runs_out(
+    nursery: trio.Nursery, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    autojump_clock.autojump_threshold = 0.05
+    clock, path = Clock(), tmp_path / "headroom.json"
+    told = report(clock, file=str(path))
+    await nursery.start(told.run)
+    look(told, clock, 31)
+    await trio.sleep(1)
+    assert json.loads(path.read_text())["cpu_milli"] == 4000
+    clock.now += 30
+    await trio.sleep(31)
+    assert json.loads(path.read_text())["at"] == clock.wall()
+    nursery.cancel_scope.cancel()
+
+
+def test_a_new_configuration_takes_hold_at_once() -> None:
+    clock = Clock()
+    told = report(clock)
+    look(told, clock)
+    told.config = replace(told.config, unknown_hold_s=5.0)
+    look(told, clock, 4, known=False)
+    assert told.state.total == 4000
+    look(told, clock, 4, known=False)
+    assert told.state.total == 0
+
+
+def test_a_failed_replacement_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    target = tmp_path / "headroom.json"
+    target.mkdir()
+    with pytest.raises(OSError, match="headroom"):
+        replace_file(str(target), b"{}")
+    assert os.listdir(tmp_path) == ["headroom.json"]
+
+
+def test_the_file_is_not_written_through_a_link_that_waits_under_a_temporary_name(tmp_path: Path) -> None:
+    victim, target = tmp_path / "victim", tmp_path / "headroom.json"
+    victim.write_text("mine")
+    Path(f"{target}.{os.getpid()}").symlink_to(victim)
+    replace_file(str(target), b"{}")
+    assert (victim.read_text(), target.read_text(), target.is_symlink()) == ("mine", "{}", False)

@@ -1,0 +1,385 @@
+"""The observer in the agent: signals become a judgement and settings, evictions are ordered, people are told."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.alerts.alert import Alert, Kind
+from reconciler.config.model import Config, Mode
+from reconciler.daemon.agent import Agent
+from reconciler.detectors.config import InterferenceConfig
+from reconciler.detectors.rule import SHIPPED, Rule, RuleMode
+from reconciler.interference.monitor import ROW, Observer
+from reconciler.responses.config import FreezeConfig, ResponseConfig
+from reconciler.responses.eviction.config import EvictionConfig, LimitsConfig
+from reconciler.responses.eviction.exemptions import SparedConfig
+from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.reading import Means, Metered, Shared
+from state.eviction import Case, Order, Step
+from state.evidence import NODE, PodFacts, pod_subject
+from state.measures import Measures, Response
+from state.model import Hold
+from state.schema import META
+from tests.reconciler.cli.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
+
+
+class Script:
+    """`Reader`: the victim waits and the BE pod works, from the second that is told on."""
+
+    name = "script"
+    signals: Collection[str] = ("cpu.wait",)
+
+    def __init__(self) -> None:
+        self.bad = False
+        self.closed = 0
+
+    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+        del now
+        assert "cpu.wait" in scene.wanted
+        for uid, use in ((WEB, 500.0), (PINNED, 100.0), (BATCH, 1500.0 if self.bad else 50.0)):
+            for signal in ("cpu.throttled", "cpu.throttled_milli", "cpu.wait_own"):
+                sheet.put(pod_subject(uid), signal, 0.0)
+            sheet.put(pod_subject(uid), "cpu.use", use)
+            bad = self.bad and uid == WEB
+            sheet.put(pod_subject(uid), "cpu.wait", 40.0 if bad else 0.2)
+            sheet.put(pod_subject(uid), "cpu.wait_milli", 400.0 if bad else 1.0)
+            sheet.put(pod_subject(uid), "cpu.delay", 5000.0 if bad else 10.0)
+        sheet.put(NODE, "be.budget", 2500.0)
+        sheet.put(NODE, "be.use", 1500.0 if self.bad else 50.0)
+
+    def problems(self) -> Mapping[str, str]:
+        return {"cpi": "no PMU here"}
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+class Orders:
+    """`Evictor`: writes down what it is asked for."""
+
+    def __init__(self) -> None:
+        self.submitted: list[Order] = []
+        self.withdrawn: dict[str, str] = {}
+        self.leaving: frozenset[str] = frozenset()
+        self.step = Step.PLANNED
+
+    def submit(self, order: Order) -> None:
+        self.submitted.append(order)
+
+    def withdraw(self, order: str, why: str) -> None:
+        self.withdrawn[order] = why
+
+    def cases(self) -> Sequence[Case]:
+        return tuple(Case(order=order, step=self.step) for order in self.submitted)
+
+    def ending(self) -> frozenset[str]:
+        return self.leaving
+
+
+class Stage:
+    """An agent on a fake node, and an observer whose clock only moves when told."""
+
+    def __init__(self, agent: Agent, live: LiveNode) -> None:
+        self.agent, self.live = agent, live
+        self.now = 1000.0
+        self.script, self.orders = Script(), Orders()
+        self.told: list[Alert] = []
+        self.observer = self.another()
+
+    def another(self) -> Observer:
+        return Observer(
+            self.agent,
+            lambda _: Means(hierarchy=self.agent.place.hierarchy),
+            tell=self.told.append,
+            evictor=self.orders,
+            building=lambda _, means, before: tuple(before) or (Metered(self.script, Shared(means)),),
+            clock=lambda: self.now,
+            wall=lambda: 1.7e9 + self.now,
+        )
+
+    async def seconds(self, count: int) -> None:
+        for _ in range(count):
+            self.now += 1.0
+            await self.observer.look()
+
+    def quota(self) -> str:
+        path = f"{self.live.root}/sys/fs/cgroup/cpu{group(BATCH)}/{container_id(BATCH)}"
+        return self.live.kernel.read(path, "cpu.cfs_quota_us").strip()
+
+
+def configured(live: LiveNode, *responses: Response, eviction: bool = False) -> Config:
+    off = {name: Rule(mode=RuleMode.OFF) for name in SHIPPED if name != "cpu"}
+    rule = Rule(mode=RuleMode.ENFORCE, responses=responses or (Response.SQUEEZE,))
+    return replace(
+        live.config,
+        interference=InterferenceConfig(
+            enabled=True,
+            settle_s=5,
+            rules={"cpu": rule, **off},
+            responses=ResponseConfig(effect_s=5, recover_s=5, recover_percent=100, freeze=FreezeConfig(max_s=20)),
+        ),
+        eviction=EvictionConfig(
+            enabled=eviction,
+            dry_run=False,
+            limits=LimitsConfig(quiet_s=0),
+            spared=SparedConfig(young_s=0),
+        ),
+    )
+
+
+@contextmanager
+def stage(live: LiveNode, config: Config) -> Iterator[Stage]:
+    with live.agent(config) as agent:
+        agent.metadata.set_manifests({})
+        yield Stage(agent, live)
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> LiveNode:
+    return LiveNode(tmp_path)
+
+
+def still_told(scene: Stage) -> list[str]:
+    """Keys of what lasts, by all that was told."""
+    kinds = {alert.kind for alert in scene.told}
+    assert kinds >= {Kind.INTERFERENCE, Kind.RESPONSE}, "there was something to end"
+    last = {(alert.kind.began, alert.key): alert for alert in scene.told}
+    return [alert.key for alert in last.values() if alert.kind.lasts and not alert.over]
+
+
+async def certain(scene: Stage) -> None:
+    """The first look, after which the pods' labels are taken for known."""
+    await scene.live.look(scene.agent)
+    knowledge = scene.agent.knowledge
+    for uid, pod in knowledge.pods.items():
+        knowledge.pods[uid] = replace(pod, classification=replace(pod.classification, certain=True))
+
+
+async def test_a_suspect_is_squeezed_in_the_kernel_and_let_go_when_the_victim_is_well(live: LiveNode) -> None:
+    with stage(live, configured(live)) as scene:
+        await certain(scene)
+        await scene.seconds(20)
+        before = scene.quota()
+        scene.script.bad = True
+        for _ in range(15):
+            await scene.seconds(1)
+            if scene.agent.knowledge.measures.squeezed:
+                break
+        milli = scene.agent.knowledge.measures.squeezed[BATCH].cpu_milli
+        assert milli is not None
+        assert 1100 <= milli < 1500, "what it uses less what the victim lacked in the last windows"
+        await scene.agent.reconciler.look(scene.agent.dirty.take_nowait())
+        assert int(scene.quota()) == 100 * milli
+        scene.script.bad = False
+        await scene.seconds(60)
+        assert scene.agent.knowledge.measures == Measures()
+        await scene.agent.reconciler.look(scene.agent.dirty.take_nowait())
+        assert scene.quota() == before
+    kinds = [(alert.kind, alert.resolved) for alert in scene.told]
+    assert kinds[0] == (Kind.INTERFERENCE, False)
+    assert (Kind.CLEARED, True) in kinds
+    assert {Kind.RESPONSE, Kind.UNDONE} <= {kind for kind, _ in kinds}
+    assert "shop/web-0 suffers (cpu)" in scene.told[0].summary
+    assert "suspect ci/batch-7" in scene.told[0].summary
+
+
+async def test_observing_nothing_is_asked_of_the_plan_but_all_of_it_is_told(live: LiveNode) -> None:
+    with stage(live, replace(configured(live), mode=Mode.OBSERVE)) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(20)
+        assert scene.agent.knowledge.measures == Measures()
+        assert any("would do: squeeze ci/batch-7" in alert.summary for alert in scene.told)
+
+
+async def test_a_held_pod_is_nobodys_to_squeeze(live: LiveNode) -> None:
+    with stage(live, configured(live)) as scene:
+        await certain(scene)
+        await scene.agent.holds.put(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
+        scene.script.bad = True
+        await scene.seconds(20)
+        assert scene.agent.knowledge.measures == Measures()
+
+
+async def test_facts_that_have_not_changed_are_the_same_and_those_that_have_are_told_at_once(live: LiveNode) -> None:
+    with stage(live, configured(live)) as scene:
+        await certain(scene)
+
+        async def facts() -> Mapping[str, PodFacts]:
+            await scene.seconds(1)
+            assert scene.observer.frame is not None
+            return scene.observer.frame.pods
+
+        before, again = await facts(), await facts()
+        assert all(again[uid] is one for uid, one in before.items())
+        await scene.agent.holds.put(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
+        held = await facts()
+        assert {uid for uid, one in held.items() if one is not again[uid]} == {BATCH}
+        assert held[BATCH].held
+        pods = scene.agent.knowledge.pods
+        pods[BATCH] = replace(pods[BATCH], deleting=True)
+        assert (await facts())[BATCH].terminating
+        pools = scene.agent.reconciler.pools
+        assert pools is not None
+        scene.agent.reconciler.pools = replace(pools, reclaimed=CpuSet.parse("1"), confined=True)
+        assert (await facts())[BATCH].cpus == "1"
+        del pods[BATCH]
+        assert BATCH not in await facts()
+
+
+async def test_the_last_step_is_an_order_with_everything_that_led_to_it(live: LiveNode) -> None:
+    with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(20)
+        (order,) = scene.orders.submitted
+        assert (order.uid, order.title) == (BATCH, "ci/batch-7")
+        assert "shop/web-0 suffers" in order.evidence
+        assert any("ci/batch-7" in line for line in order.ranking)
+
+
+async def test_an_order_whose_reason_is_gone_is_withdrawn(live: LiveNode) -> None:
+    with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(20)
+        (order,) = scene.orders.submitted
+        assert scene.orders.withdrawn == {}
+        scene.script.bad = False
+        await scene.seconds(60)
+        assert scene.orders.withdrawn == {order.id: "shop/web-0 is well"}
+
+
+@pytest.mark.parametrize("inside", ["", f"/{container_id(BATCH)}"])
+async def test_a_hold_on_a_pods_directory_is_one_on_the_pod(live: LiveNode, inside: str) -> None:
+    with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(20)
+        (order,) = scene.orders.submitted
+        watching = scene.agent.watching
+        assert watching._forbidden(order) is None
+        await scene.agent.holds.put(Hold(target=f"file:{group(BATCH)}{inside}", reason="mine", by="ana"))
+        assert watching._forbidden(order) == "held by ana: mine"
+        await scene.seconds(1)
+        assert scene.observer.frame is not None
+        assert {uid for uid, one in scene.observer.frame.pods.items() if one.held} == {BATCH}
+
+
+@pytest.mark.parametrize(("step", "useless"), [(Step.ASK, 0), (Step.STOP, 1)])
+async def test_an_eviction_that_is_refused_says_nothing_and_one_under_way_is_judged(
+    live: LiveNode, step: Step, useless: int
+) -> None:
+    with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(15)
+        scene.orders.step = step
+        await scene.seconds(100)
+        assert len(scene.observer.brain.ladder.useless) == useless
+        asked = [one.summary for one in scene.told if "evict ci/batch-7" in one.summary]
+        assert asked[0] == "for shop/web-0 (cpu), asked: evict ci/batch-7"
+        assert ("was not carried out" in asked[1]) is (not useless)
+        assert ("did not help" in asked[1]) is bool(useless)
+
+
+async def test_where_evictions_are_a_dry_run_nobody_is_asked_and_whom_it_would_evict_is_told(live: LiveNode) -> None:
+    config = configured(live, Response.EVICT, eviction=True)
+    with stage(live, replace(config, eviction=replace(config.eviction, dry_run=True))) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(20)
+        assert [order.title for order in scene.observer.decision.would] == ["ci/batch-7"]
+        await scene.seconds(100)
+        assert scene.orders.submitted == []
+        assert not scene.observer.brain.ladder.useless
+        told = [one.summary for one in scene.told if "evict" in one.summary]
+        assert told == ["for shop/web-0 (cpu), would do: evict ci/batch-7"]
+
+
+async def test_a_pod_that_is_being_ended_is_not_frozen(live: LiveNode) -> None:
+    with stage(live, configured(live, Response.FREEZE)) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(10)
+        assert scene.agent.knowledge.measures.frozen.keys() == {BATCH}
+        scene.orders.leaving = frozenset((BATCH,))
+        await scene.seconds(1)
+        assert scene.agent.knowledge.measures.frozen == {}
+
+
+async def test_what_was_learned_is_there_after_a_restart_and_damage_is_no_reason_not_to_start(live: LiveNode) -> None:
+    with stage(live, configured(live)) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(120)
+        assert scene.observer.brain.ladder.useless, "the script does not heed the quota"
+        again = scene.another()
+        assert again.brain.ladder.useless.keys() <= scene.observer.brain.ladder.useless.keys()
+        assert again.brain.ladder.useless
+        batch_row = dict(scene.agent.store.rows(META))[ROW]
+        assert msgspec.msgpack.decode(batch_row)["brain"]["useless"]
+
+
+async def test_stopped_it_takes_back_what_it_asked_for_and_gives_back_what_it_holds(live: LiveNode) -> None:
+    with stage(live, configured(live)) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(10)
+        assert scene.agent.knowledge.measures.squeezed
+        async with trio.open_nursery() as nursery:
+            await nursery.start(scene.observer.run)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert scene.agent.knowledge.measures == Measures()
+        assert scene.script.closed == 1
+        assert still_told(scene) == []
+
+
+async def test_a_restore_takes_back_all_of_it_until_the_configuration_is_read_again(live: LiveNode) -> None:
+    with stage(live, configured(live)) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(10)
+        scene.agent.watching.observer = scene.observer
+        assert scene.agent.knowledge.measures.squeezed
+        await scene.agent.restore()
+        assert scene.agent.knowledge.measures == Measures()
+        assert scene.script.closed == 1
+        assert scene.observer.brain.ladder.climbs == {}
+        assert still_told(scene) == []
+        passes = scene.observer.passes
+        async with trio.open_nursery() as nursery:
+            await nursery.start(scene.observer.run)
+            await trio.sleep(1.2)
+            assert scene.observer.passes == passes
+            scene.agent.reconfigure(replace(scene.agent.config))
+            await trio.sleep(1.2)
+            assert scene.observer.passes > passes
+            nursery.cancel_scope.cancel()
+        scene.agent.watching.observer = None
+
+
+async def test_the_document_shows_victim_evidence_suspects_and_steps(live: LiveNode) -> None:
+    with stage(live, configured(live)) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(10)
+        scene.agent.watching.observer = scene.observer
+        found = scene.agent.watching.facts()
+        numbers = scene.agent.watching.numbers()
+        scene.agent.watching.observer = None
+    assert msgspec.json.encode(found)
+    (finding,) = [one for one in found["findings"] if one["verdict"] == "interfered"]  # type: ignore[attr-defined]
+    assert finding["suspects"][0]["title"] == "ci/batch-7"
+    assert found["ladder"][0]["steps"][0]["words"].startswith("squeeze ci/batch-7")  # type: ignore[index]
+    assert found["signals"]["problems"] == {"cpi": "no PMU here"}  # type: ignore[index]
+    assert numbers is not None
+    assert numbers.verdicts["cpu", "interfered"] == 1
+    assert numbers.steps == {"squeeze": 1}

@@ -1,0 +1,99 @@
+"""When the observer runs: while somebody is to be watched, and while BE's share of the cache moves by misses."""
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from reconciler.config.model import Config
+from reconciler.detectors.config import InterferenceConfig
+from reconciler.interference.service import watched
+from reconciler.policies.cache import CacheConfig
+from reconciler.responses.eviction.config import EvictionConfig
+from reconciler.signals.readers import Scene, Sheet
+from state.cache import CacheMode, LevelLaw
+from state.evidence import pod_subject
+from tests.reconciler.actuators.resctrl_world import BATCH, World
+from tests.reconciler.cli.livenode import WEB, LiveNode
+from tests.reconciler.nodes import online
+
+MOVING = CacheConfig(enabled=True, mode=CacheMode.DYNAMIC, monitor=False, law=LevelLaw(calm_s=2.0))
+
+
+class Counted:
+    """`Reader` in the place of the one that counts the processor's events: every online pod misses much."""
+
+    name = "perf"
+    signals: Collection[str] = ("cpi", "llc.misses")
+
+    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+        del now
+        assert set(scene.wanted) == {"llc.misses"}
+        for uid, pod in scene.view.pods.items():
+            if pod.pod_class.online:
+                sheet.put(pod_subject(uid), "llc.misses", 30.0, age_s=0.5)
+
+    def problems(self) -> Mapping[str, str]:
+        return {}
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+def with_cache(config: Config, cache: CacheConfig) -> Config:
+    return replace(config, policies=replace(config.policies, cache=cache))
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (Config(), False),
+        (Config(interference=InterferenceConfig(enabled=True)), True),
+        (Config(eviction=EvictionConfig(enabled=True)), True),
+        (with_cache(Config(), MOVING), True),
+        (with_cache(Config(), replace(MOVING, enabled=False)), False),
+        (with_cache(Config(), replace(MOVING, mode=CacheMode.STATIC)), False),
+    ],
+)
+def test_somebody_watches_while_anything_goes_by_it(config: Config, expected: bool) -> None:
+    assert watched(config) is expected
+
+
+async def test_a_share_that_moves_has_misses_counted_and_goes_by_them(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing else switched on."""
+    monkeypatch.setattr("reconciler.signals.perf.PerfReader", lambda *_: Counted())
+    live = LiveNode(tmp_path)
+    world = World(tmp_path / "world")
+    world.config = MOVING
+    world.spawn(BATCH)
+    world.spawn(online(WEB))
+    with live.agent(with_cache(live.config, MOVING)) as agent:
+        await live.look(agent)
+        await nursery.start(agent.watching.run)
+        await until(lambda: WEB in agent.watching.misses())
+        for _ in range(8):
+            await world.sweep(BATCH, online(WEB), seconds=2.0)
+        assert level(world) > (20, 10)
+        world.misses = dict(agent.watching.misses())
+        await world.sweep(BATCH, online(WEB), seconds=2.0)
+        assert level(world) == (20, 10)
+        agent.reconfigure(with_cache(live.config, replace(MOVING, mode=CacheMode.STATIC)))
+        await until(lambda: agent.watching.observer is None)
+        assert agent.watching.misses() == {}
+        nursery.cancel_scope.cancel()
+
+
+def level(world: World) -> tuple[int, int]:
+    found: Any = world.side.facts()["level"]
+    return found["cache_percent"], found["mba_percent"]
+
+
+async def until(met: Callable[[], bool]) -> None:
+    with trio.fail_after(30):
+        while not met():  # noqa: ASYNC110  # nobody tells when
+            await trio.sleep(0.01)

@@ -1,0 +1,233 @@
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.placement.hints import CPU, EXACT, Hints, merge
+from reconciler.placement.resource_hints import Supply, cpus, fewest, fixed, hints_of, memory
+from state.cpu import TopologyPolicy
+from state.kubelet import MemoryManagerState, MemoryNode, MemoryTable
+from state.topology import uniform
+
+GIB = 2**30
+
+
+def supply(name: str, request: int, free: Sequence[int], total: Sequence[int] | int) -> Supply:
+    every = [total] * len(free) if isinstance(total, int) else total
+    return Supply(name=name, request=request, free=dict(enumerate(free)), total=dict(enumerate(every)))
+
+
+def shown(hints: Hints) -> str | None:
+    if hints.hints is None:
+        return None
+    return " ".join(f"{hint.nodes}{'*' * hint.preferred}" for hint in hints.hints)
+
+
+@pytest.mark.parametrize(
+    ("request_", "free", "expected"),
+    [
+        (2, (4, 4), "0* 1* 0-1"),
+        (4, (1, 4), "1* 0-1"),
+        (4, (2, 2), "0-1"),
+        (6, (4, 4), "0-1*"),
+        (9, (4, 4), ""),
+        (0, (4, 4), None),
+    ],
+)
+def test_hints_are_the_sets_with_enough_and_preferred_those_as_small_as_on_an_empty_machine(
+    request_: int, free: tuple[int, int], expected: str | None
+) -> None:
+    (hints,), _ = hints_of([supply("cpu", request_, free, 4)], uniform(nodes=2, cores=4))
+    assert shown(hints) == expected
+
+
+def test_cpus_are_counted_by_node() -> None:
+    machine = uniform(sockets=2, nodes=4, cores=8, threads=2)
+    found = cpus(machine, CpuSet.parse("0-1,8,2"), 2)
+    assert found.total == {0: 4, 1: 4, 2: 4, 3: 4}
+    assert found.free == {0: 3, 1: 1, 2: 0, 3: 0}
+    assert shown(hints_of([found], machine).hints[0]) == "0* 0-1 0,2 0,3 0-2 0-1,3 0,2-3 0-3"
+
+
+def test_aligned_by_socket_all_sets_within_as_few_sockets_are_preferred() -> None:
+    machine = uniform(sockets=2, nodes=4, cores=8, threads=2)
+    found = cpus(machine, CpuSet.span(16) - machine.node_cpus(0), 4, align_socket=True)
+    assert shown(hints_of([found], machine).hints[0]) == "1* 2* 3* 0-1* 0,2 1-2 0,3 1,3 2-3* 0-2 0-1,3 0,2-3 1-3 0-3"
+
+
+def test_a_leaning_supply_scores_what_is_left() -> None:
+    machine = uniform(nodes=2, cores=4)
+    packed = Supply(name="cpu", request=1, total={0: 4, 1: 4}, free={0: 4, 1: 2}, lean=-1)
+    (hints,), _ = hints_of([packed], machine)
+    assert [(str(hint.nodes), hint.score) for hint in hints.hints or ()] == [("0", -3), ("1", -1), ("0-1", -5)]
+    assert merge([hints], TopologyPolicy.BEST_EFFORT, CpuSet.span(2)).nodes == CpuSet((1,))
+
+
+def test_what_is_in_use_is_wanted_where_it_is() -> None:
+    machine = uniform(nodes=4, cores=4)
+    (hints,), _ = hints_of([fixed("vendor/gpu", CpuSet((1, 3)), range(4))], machine)
+    assert shown(hints) == "1,3* 0-1,3 1-3 0-3"
+
+
+def memory_state(nodes: Mapping[int, tuple[int, int, tuple[int, ...]]]) -> MemoryManagerState:
+    """Node -> (free GiB of 8, assignments, cells)."""
+    return MemoryManagerState(
+        policy="Static",
+        nodes={
+            node: MemoryNode(
+                assignments=used,
+                cells=cells,
+                tables={
+                    "memory": MemoryTable(
+                        total=9 * GIB,
+                        system_reserved=GIB,
+                        allocatable=8 * GIB,
+                        reserved=(8 - free) * GIB,
+                        free=free * GIB,
+                    )
+                },
+            )
+            for node, (free, used, cells) in nodes.items()
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_gib", "nodes", "expected"),
+    [
+        (4, {0: (8, 0, (0,)), 1: (2, 1, (1,))}, "0*"),
+        # Nodes that share an allocation are had together or not at all.
+        (4, {0: (6, 1, (0, 1)), 1: (6, 1, (0, 1)), 2: (8, 0, (2,))}, "2* 0-1"),
+        (10, {0: (8, 0, (0,)), 1: (8, 0, (1,))}, "0-1*"),
+        # A node with an allocation of its own is never part of several.
+        (10, {0: (8, 0, (0,)), 1: (6, 1, (1,)), 2: (8, 0, (2,))}, "0,2*"),
+    ],
+)
+def test_memory_follows_the_memory_managers_groups(
+    request_gib: int, nodes: dict[int, tuple[int, int, tuple[int, ...]]], expected: str
+) -> None:
+    found = memory("memory", request_gib * GIB, memory_state(nodes))
+    assert shown(hints_of([found], uniform(nodes=len(nodes), cores=len(nodes) * 2)).hints[0]) == expected
+
+
+def amounts(count: int, low: int = 0) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(low, 8), min_size=count, max_size=count)
+
+
+@given(amounts(4, low=1), st.data())
+def test_on_small_machines_the_hints_are_the_kubelets(total: list[int], data: st.DataObject) -> None:
+    free = [data.draw(st.integers(0, most)) for most in total]
+    request = data.draw(st.integers(1, 12))
+    (hints,), _ = hints_of([supply("cpu", request, free, total)], uniform(nodes=4, cores=4))
+    expected = []
+    smallest = 4
+    for mask in range(1, 16):
+        nodes = CpuSet.from_mask(mask)
+        if sum(total[node] for node in nodes) >= request:
+            smallest = min(smallest, len(nodes))
+        if sum(free[node] for node in nodes) >= request:
+            expected.append(nodes)
+    assert {(hint.nodes, hint.preferred) for hint in hints.hints or ()} == {
+        (nodes, len(nodes) == smallest) for nodes in expected
+    }
+
+
+@given(amounts(12), amounts(12), st.integers(1, 8), st.integers(1, 8))
+def test_on_large_machines_one_or_two_nodes_for_all_are_always_found(
+    cpu: list[int], mem: list[int], want_cpu: int, want_mem: int
+) -> None:
+    machine = uniform(nodes=12, cores=24)
+    supplies = [supply("cpu", want_cpu, cpu, 4), supply("memory", want_mem, mem, 4)]
+    (cpu_hints, mem_hints), _ = hints_of(supplies, machine)
+    both = {hint.nodes for hint in cpu_hints.hints or ()} & {hint.nodes for hint in mem_hints.hints or ()}
+    found = min((len(nodes) for nodes in both), default=99)
+    pairs = [
+        len({one, other})
+        for one in range(12)
+        for other in range(one, 12)
+        if sum(cpu[node] for node in {one, other}) >= want_cpu and sum(mem[node] for node in {one, other}) >= want_mem
+    ]
+    if pairs:
+        assert found == min(pairs)
+    elif sum(cpu) >= want_cpu and sum(mem) >= want_mem:
+        assert 2 < found <= 12
+
+
+@pytest.mark.parametrize("count", [12, 16, 32, 64])
+@pytest.mark.parametrize("resources", [1, 3, 5])
+def test_the_sets_and_the_steps_on_large_machines_are_bounded(count: int, resources: int) -> None:
+    machine = uniform(nodes=count, cores=count * 2)
+    supplies = [
+        supply(f"r{number}", count * 2, [(node * 7 + number * 5) % 4 for node in range(count)], 4)
+        for number in range(resources)
+    ]
+    assert count > EXACT
+    hints, steps = hints_of(supplies, machine)
+    sets = count * (2 * resources + 3) + resources + 1
+    assert all(len(one.hints or ()) <= sets for one in hints)
+    assert steps <= 3 * resources * count**2 + resources * count + resources * sets
+    assert merge(hints, TopologyPolicy.BEST_EFFORT, CpuSet.span(count)).nodes
+
+
+def test_a_resource_that_is_short_everywhere_says_so_on_a_large_machine() -> None:
+    machine = uniform(nodes=16, cores=32)
+    (hints,), _ = hints_of([cpus(machine, CpuSet(), 1)], machine)
+    assert hints == Hints(name=CPU, hints=())
+
+
+asked = st.tuples(st.integers(0, 20), amounts(6), amounts(6), st.integers(-1, 1))
+
+
+@given(
+    st.lists(asked, min_size=1, max_size=3), st.sampled_from([TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED])
+)
+def test_the_fewest_hints_merge_as_all_do(
+    drawn: list[tuple[int, list[int], list[int], int]], policy: TopologyPolicy
+) -> None:
+    supplies = [
+        Supply(
+            name=f"r{place}",
+            request=request_,
+            free=dict(enumerate(free)),
+            total=dict(enumerate(max(pair) for pair in zip(free, total, strict=True))),
+            lean=lean,
+        )
+        for place, (request_, free, total, lean) in enumerate(drawn)
+    ]
+    few = fewest(supplies)
+    if few is None:
+        return
+    machine = uniform(sockets=2, nodes=6, cores=6)
+    every = CpuSet.span(6)
+    all_of_them = hints_of(supplies, machine)
+    one = merge(few.hints, policy, every, closest=machine)
+    other = merge(all_of_them.hints, policy, every, closest=machine)
+    assert (one.nodes, one.preferred, one.admitted, one.reason) == (
+        other.nodes,
+        other.preferred,
+        other.admitted,
+        other.reason,
+    )
+    assert one.preferred
+    assert few.steps <= all_of_them.steps
+
+
+@pytest.mark.parametrize(
+    ("supplies", "found"),
+    [
+        ([supply("cpu", 2, (4, 4), 4), supply("memory", 3, (4, 4), 4)], "0* 1*"),
+        ([supply("cpu", 2, (4, 1), 4), supply("memory", 3, (4, 4), 4)], "0*"),
+        ([supply("cpu", 6, (4, 4), 4), supply("memory", 6, (4, 4), 4)], "0-1*"),
+        ([supply("cpu", 2, (4, 1), 4), supply("memory", 3, (1, 4), 4)], None),
+        ([supply("cpu", 2, (4, 4), 4), supply("memory", 6, (4, 4), 4)], None),
+        ([supply("cpu", 0, (4, 4), 4)], None),
+        ([supply("cpu", 12, [4] * 12, 8)], None),
+        ([supply("cpu", 8, [*[4] * 11, 8], 8)], "11*"),
+    ],
+    ids=["both", "cpu decides", "two nodes", "nowhere", "unlike needs", "no request", "wide on many", "one of many"],
+)
+def test_the_fewest_hints_are_those_that_all_prefer(supplies: list[Supply], found: str | None) -> None:
+    few = fewest(supplies)
+    assert (None if few is None else shown(few.hints[0])) == found

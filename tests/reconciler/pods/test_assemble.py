@@ -1,0 +1,97 @@
+from cgroupfs.naming import QosClass
+from reconciler.pods.assemble import ContainerFacts, PodInput, assemble, merge_metas
+from reconciler.pods.selectors import Rules
+from state.model import (
+    ContainerKind,
+    ContainerMeta,
+    GroupRef,
+    Phase,
+    PodClass,
+    PodMeta,
+    Resources,
+    RuntimeSpec,
+)
+
+UID = "11111111-1111-4111-8111-111111111111"
+GROUP = GroupRef(path=f"/kubepods/besteffort/pod{UID}", inode=7)
+
+
+def known(*metas: PodMeta, facts: dict[str, ContainerFacts] | None = None, exclusive: bool = False) -> PodInput:
+    return PodInput(
+        uid=UID,
+        qos=QosClass.BESTEFFORT,
+        group=GROUP,
+        containers={cid: GroupRef(path=f"{GROUP.path}/{cid}", inode=n) for n, cid in enumerate(("aa", "bb"), 8)},
+        metas=metas,
+        facts=facts or {},
+        exclusive=exclusive,
+    )
+
+
+def test_a_pod_known_by_its_directory_alone_has_the_class_of_its_qos() -> None:
+    pod = assemble(known(), Rules())
+    assert pod.pod_class is PodClass.RECLAIMED
+    assert pod.title == UID
+    assert pod.meta_source == "cgroup"
+    assert [container.kind for container in pod.containers] == [ContainerKind.UNKNOWN] * 2
+
+
+def test_each_field_comes_from_the_strongest_source_that_tells_it() -> None:
+    bundle = PodMeta(uid=UID, source="bundle", namespace="ns", name="web", annotations={"a": "1"})
+    cri = PodMeta(uid=UID, source="cri", labels={"x": "y"}, annotations={}, sandbox_ids=("aa",), ip="10.0.0.7")
+    merged = merge_metas(UID, [bundle, cri])
+    assert merged is not None
+    assert (merged.source, merged.name, merged.labels, merged.annotations, merged.ip) == (
+        "cri+bundle",
+        "web",
+        {"x": "y"},
+        {},
+        "10.0.0.7",
+    )
+    assert assemble(known(bundle, cri), Rules()).ip == "10.0.0.7"
+    stronger = merge_metas(UID, [cri, PodMeta(uid=UID, source="kubelet", ip="10.0.0.8")])
+    assert stronger is not None
+    assert stronger.ip == "10.0.0.8"
+
+
+def test_the_ids_of_one_source_meet_the_requests_of_another() -> None:
+    kubelet = PodMeta(
+        uid=UID,
+        source="kubelet",
+        labels={},
+        annotations={},
+        containers=(
+            ContainerMeta(name="main", requests=Resources(batch_cpu_milli=500)),
+            ContainerMeta(name="setup", kind=ContainerKind.INIT),
+        ),
+    )
+    cri = PodMeta(
+        uid=UID,
+        source="cri",
+        containers=(ContainerMeta(name="main", id="aa"), ContainerMeta(name="setup", id="bb")),
+    )
+    pod = assemble(known(cri, kubelet), Rules())
+    assert [(one.name, one.kind, one.requests.batch_cpu_milli) for one in pod.containers] == [
+        ("main", ContainerKind.APP, 500),
+        ("setup", ContainerKind.INIT, None),
+    ]
+
+
+def test_a_bundle_tells_the_sandbox_and_that_the_runtime_is_not_done() -> None:
+    spec = RuntimeSpec(shares=2)
+    facts = {
+        "aa": ContainerFacts(kind=ContainerKind.SANDBOX),
+        "bb": ContainerFacts(kind=ContainerKind.APP, name="main", spec=spec, settled=False),
+    }
+    sandbox, main = assemble(known(facts=facts), Rules()).containers
+    assert (sandbox.kind, sandbox.phase) == (ContainerKind.SANDBOX, Phase.SETTLED)
+    assert (main.kind, main.phase, main.name, main.spec) == (
+        ContainerKind.APP,
+        Phase.CREATING,
+        "main",
+        spec,
+    )
+
+
+def test_exclusive_cpus_make_a_pod_dedicated() -> None:
+    assert assemble(known(PodMeta(uid=UID, source="cri"), exclusive=True), Rules()).pod_class is PodClass.DEDICATED

@@ -1,0 +1,389 @@
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from cgroupfs.naming import QosClass
+from reconciler.pods.classify import PodFacts, classify, facts_of, merge_rules
+from reconciler.pods.selectors import (
+    ClassSelector,
+    LabelSelector,
+    Operator,
+    Override,
+    Requirement,
+    Rules,
+    any_glob,
+    pod_glob,
+)
+from state.model import LastClass, PodClass, PodMeta
+
+KATALYST = "katalyst.kubewharf.io/qos_level"
+KOORDINATOR = "koordinator.sh/qosClass"
+QOS_LEVEL = "volcano.sh/qos-level"
+PREEMPTABLE = "volcano.sh/preemptable"
+NONE = Rules()
+
+
+def pod(
+    *,
+    qos: str = "Burstable",
+    labels: Mapping[str, str] | None = {},
+    annotations: Mapping[str, str] | None = {},
+    namespace: str | None = "default",
+    name: str | None = "web-0",
+    priority_class: str | None = None,
+    priority: int | None = None,
+    static: bool = False,
+    exclusive: bool = False,
+    problems: tuple[str, ...] = (),
+) -> PodFacts:
+    return PodFacts(
+        uid="u-1",
+        qos=QosClass(qos),
+        labels=labels,
+        annotations=annotations,
+        namespace=namespace,
+        name=name,
+        priority_class=priority_class,
+        priority=priority,
+        static=static,
+        exclusive=exclusive,
+        problems=problems,
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "pod_class", "source"),
+    [
+        (pod(annotations={KATALYST: "dedicated_cores"}), "dedicated", f"annotation {KATALYST}=dedicated_cores"),
+        (
+            pod(annotations={KATALYST: "shared_cores"}, qos="BestEffort"),
+            "shared",
+            f"annotation {KATALYST}=shared_cores",
+        ),
+        (pod(annotations={KATALYST: "reclaimed_cores"}), "reclaimed", f"annotation {KATALYST}=reclaimed_cores"),
+        (pod(annotations={KATALYST: "system_cores"}), "system", f"annotation {KATALYST}=system_cores"),
+        (pod(labels={KOORDINATOR: "LSE"}), "dedicated", f"label {KOORDINATOR}=LSE"),
+        (pod(labels={KOORDINATOR: "LSR"}), "dedicated", f"label {KOORDINATOR}=LSR"),
+        (pod(labels={KOORDINATOR: "LS"}, qos="BestEffort"), "shared", f"label {KOORDINATOR}=LS"),
+        (pod(labels={KOORDINATOR: "BE"}), "reclaimed", f"label {KOORDINATOR}=BE"),
+        (pod(labels={KOORDINATOR: "SYSTEM"}), "system", f"label {KOORDINATOR}=SYSTEM"),
+        (pod(annotations={PREEMPTABLE: "true"}), "reclaimed", f"annotation {PREEMPTABLE}=true"),
+        (pod(labels={PREEMPTABLE: "true"}), "reclaimed", f"label {PREEMPTABLE}=true"),
+        (pod(labels={PREEMPTABLE: "true"}, annotations={PREEMPTABLE: "false"}), "shared", "kubernetes QoS: Burstable"),
+        (pod(annotations={PREEMPTABLE: "false"}, qos="BestEffort"), "shared", f"annotation {PREEMPTABLE}=false"),
+        (pod(annotations={PREEMPTABLE: "false"}, exclusive=True), "dedicated", "kubelet: exclusive CPUs"),
+        (pod(annotations={QOS_LEVEL: "BE"}), "reclaimed", f"annotation {QOS_LEVEL}=BE"),
+        (pod(annotations={QOS_LEVEL: "-1"}), "reclaimed", f"annotation {QOS_LEVEL}=-1"),
+        (pod(annotations={QOS_LEVEL: "LC"}, qos="BestEffort"), "shared", f"annotation {QOS_LEVEL}=LC"),
+        (pod(annotations={QOS_LEVEL: "7"}, qos="BestEffort"), "shared", f"annotation {QOS_LEVEL}=7"),
+        (pod(annotations={QOS_LEVEL: "HLS"}), "shared", "kubernetes QoS: Burstable"),
+        (pod(priority_class="system-node-critical", qos="BestEffort"), "system", "priority class system-node-critical"),
+        (pod(priority_class="system-cluster-critical"), "system", "priority class system-cluster-critical"),
+        (pod(priority=2_000_001_000), "system", "priority 2000001000"),
+        (pod(priority=1_000_000_000, qos="BestEffort"), "reclaimed", "kubernetes QoS: BestEffort"),
+        (pod(static=True, namespace="kube-system", qos="BestEffort"), "system", "static pod of kube-system"),
+        (pod(static=True, qos="BestEffort"), "reclaimed", "kubernetes QoS: BestEffort"),
+        (pod(namespace="kube-system", qos="BestEffort"), "reclaimed", "kubernetes QoS: BestEffort"),
+        (pod(qos="Guaranteed", exclusive=True), "dedicated", "kubelet: exclusive CPUs"),
+        (pod(qos="Guaranteed"), "shared", "kubernetes QoS: Guaranteed"),
+        (pod(qos="Burstable"), "shared", "kubernetes QoS: Burstable"),
+        (pod(qos="BestEffort"), "reclaimed", "kubernetes QoS: BestEffort"),
+    ],
+)
+def test_each_source_alone_gives_its_class(facts: PodFacts, pod_class: str, source: str) -> None:
+    result = classify(facts, NONE)
+    assert (str(result.pod_class), result.source, result.problems, result.certain) == (pod_class, source, (), True)
+
+
+def test_precedence_runs_from_override_down_to_qos() -> None:
+    override = Override(pod_class=PodClass.SYSTEM, uid="u-1")
+    selector = ClassSelector(pod_class=PodClass.RECLAIMED, namespaces=("default",))
+    everything = pod(
+        qos="BestEffort",
+        annotations={KATALYST: "dedicated_cores", QOS_LEVEL: "BE"},
+        labels={KOORDINATOR: "LS"},
+        priority_class="system-node-critical",
+        exclusive=True,
+    )
+    rules = Rules(overrides=(override,), selectors=(selector,))
+    order: list[str] = [classify(everything, rules).source]
+    rules = Rules(selectors=(selector,))
+    order.append(classify(everything, rules).source)
+    weaker = msgspec.structs.replace(everything, annotations={QOS_LEVEL: "BE"})
+    order.append(classify(weaker, rules).source)
+    weaker = msgspec.structs.replace(weaker, labels={})
+    order.append(classify(weaker, rules).source)
+    weaker = msgspec.structs.replace(weaker, annotations={})
+    order += [classify(weaker, rules).source, classify(weaker, NONE).source]
+    weaker = msgspec.structs.replace(weaker, priority_class=None)
+    order.append(classify(weaker, NONE).source)
+    order.append(classify(msgspec.structs.replace(weaker, exclusive=False), NONE).source)
+    assert order == [
+        "override: uid u-1",
+        f"annotation {KATALYST}=dedicated_cores",
+        f"label {KOORDINATOR}=LS",
+        f"annotation {QOS_LEVEL}=BE",
+        "selector: default",
+        "priority class system-node-critical",
+        "kubelet: exclusive CPUs",
+        "kubernetes QoS: BestEffort",
+    ]
+
+
+def test_two_sources_that_disagree_are_reported_and_the_stronger_decides() -> None:
+    result = classify(pod(annotations={KATALYST: "shared_cores"}, labels={KOORDINATOR: "BE"}), NONE)
+    assert result.pod_class is PodClass.SHARED
+    assert result.problems == (
+        f"annotation {KATALYST}=shared_cores says shared, label {KOORDINATOR}=BE says reclaimed: the first is stronger",
+    )
+
+
+def test_two_sources_that_agree_are_no_problem() -> None:
+    facts = pod(
+        annotations={KATALYST: "reclaimed_cores", PREEMPTABLE: "true", QOS_LEVEL: "BE"}, labels={KOORDINATOR: "BE"}
+    )
+    assert classify(facts, NONE).problems == ()
+
+
+def test_volcano_marks_that_contradict_each_other_are_reported() -> None:
+    result = classify(pod(annotations={QOS_LEVEL: "LS", PREEMPTABLE: "true"}), NONE)
+    assert result.pod_class is PodClass.SHARED
+    assert result.problems == (
+        f"annotation {QOS_LEVEL}=LS says shared, annotation {PREEMPTABLE}=true says reclaimed: the first is stronger",
+    )
+
+
+def test_a_be_mark_on_a_pod_with_exclusive_cpus_is_reported() -> None:
+    result = classify(pod(qos="Guaranteed", labels={KOORDINATOR: "BE"}, exclusive=True), NONE)
+    assert result.pod_class is PodClass.RECLAIMED
+    assert result.problems == (
+        f"label {KOORDINATOR}=BE says reclaimed, kubelet: exclusive CPUs says dedicated: the first is stronger",
+    )
+
+
+def test_a_system_pod_with_cpus_of_its_own_is_no_contradiction() -> None:
+    assert classify(pod(priority_class="system-node-critical", exclusive=True), NONE).problems == ()
+
+
+def test_an_override_contradicts_marks_on_purpose_but_not_another_override() -> None:
+    facts = pod(labels={KOORDINATOR: "BE"})
+    one = Override(pod_class=PodClass.SHARED, pod="default/web-*", origin="classes.yaml:3:3")
+    two = Override(pod_class=PodClass.DEDICATED, uid="u-1")
+    assert classify(facts, Rules(overrides=(one,))).problems == ()
+    result = classify(facts, Rules(overrides=(one, two)))
+    assert result.pod_class is PodClass.SHARED
+    assert result.source == "override: default/web-* (classes.yaml:3:3)"
+    assert result.problems == (
+        (
+            "override: default/web-* (classes.yaml:3:3) says shared, override: uid u-1 says dedicated:"
+            " the first is stronger"
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        (
+            pod(annotations={KATALYST: "reclaimed"}),
+            (
+                f"annotation {KATALYST}: 'reclaimed': expected one of"
+                " dedicated_cores, shared_cores, reclaimed_cores, system_cores"
+            ),
+        ),
+        (pod(labels={KOORDINATOR: "be"}), f"label {KOORDINATOR}: 'be': expected one of LSE, LSR, LS, BE, SYSTEM"),
+        (pod(labels={KOORDINATOR: ""}), f"label {KOORDINATOR}: '': expected one of LSE, LSR, LS, BE, SYSTEM"),
+        (pod(annotations={PREEMPTABLE: "yes"}), f"annotation {PREEMPTABLE}: 'yes': expected true or false"),
+        (
+            pod(annotations={QOS_LEVEL: "-8"}),
+            f"annotation {QOS_LEVEL}: '-8': expected one of LC, HLS, LS, BE, or a number from -7 to 7",
+        ),
+    ],
+)
+def test_a_broken_mark_is_one_message_and_the_pod_still_gets_a_class(facts: PodFacts, message: str) -> None:
+    result = classify(facts, NONE)
+    assert result.problems == (message,)
+    assert (result.pod_class, result.source) == (PodClass.SHARED, "kubernetes QoS: Burstable")
+
+
+def test_a_broken_mark_leaves_the_word_to_the_next_source() -> None:
+    result = classify(pod(annotations={KATALYST: "?"}, labels={KOORDINATOR: "BE"}), NONE)
+    assert result.pod_class is PodClass.RECLAIMED
+    assert len(result.problems) == 1
+
+
+def test_a_long_broken_value_is_cut_in_the_message() -> None:
+    (message,) = classify(pod(labels={KOORDINATOR: "x" * 10_000}), NONE).problems
+    assert len(message) < 300
+
+
+def test_what_the_sources_found_is_passed_on() -> None:
+    assert classify(pod(problems=("container main: bad",)), NONE).problems == ("container main: bad",)
+
+
+def test_a_pod_of_which_only_the_directory_is_known_has_its_qos_and_is_not_certain() -> None:
+    result = classify(facts_of("u-1", QosClass.BESTEFFORT), NONE)
+    assert (result.pod_class, result.certain) == (PodClass.RECLAIMED, False)
+
+
+def test_facts_take_the_qos_of_the_path_not_of_the_list() -> None:
+    meta = PodMeta(uid="u-1", source="kubelet", qos=QosClass.BURSTABLE, labels={}, annotations={}, problems=("p",))
+    facts = facts_of("u-1", QosClass.BESTEFFORT, meta, exclusive=True)
+    assert (facts.qos, facts.exclusive, facts.problems) == (QosClass.BESTEFFORT, True, ("p",))
+
+
+@pytest.mark.parametrize(
+    ("first", "certain"),
+    [
+        (Override(pod_class=PodClass.SYSTEM, labels=LabelSelector(match_labels={"a": "b"})), False),
+        (Override(pod_class=PodClass.SYSTEM, pod="x/*"), False),
+        (Override(pod_class=PodClass.SYSTEM, uid="other"), True),
+    ],
+)
+def test_an_override_by_uid_is_certain_unless_an_earlier_one_may_yet_fit(first: Override, certain: bool) -> None:
+    by_uid = Override(pod_class=PodClass.SHARED, uid="u-1")
+    after = Override(pod_class=PodClass.SYSTEM, pod="y/*")
+    result = classify(facts_of("u-1", QosClass.BESTEFFORT), Rules(overrides=(first, by_uid, after)))
+    assert (result.pod_class, result.certain) == (PodClass.SHARED, certain)
+
+
+def selects(selector: ClassSelector, facts: PodFacts) -> bool:
+    return classify(facts, Rules(selectors=(selector,))).pod_class is selector.pod_class
+
+
+SYSTEM = PodClass.SYSTEM
+
+
+@pytest.mark.parametrize(
+    ("selector", "facts", "expected"),
+    [
+        (ClassSelector(pod_class=SYSTEM, namespaces=("a", "def*")), pod(), True),
+        (ClassSelector(pod_class=SYSTEM, namespaces=("a",)), pod(), False),
+        (ClassSelector(pod_class=SYSTEM, namespaces=("*",)), pod(namespace=None), False),
+        (ClassSelector(pod_class=SYSTEM, pods=("web-?",)), pod(), True),
+        (ClassSelector(pod_class=SYSTEM, pods=("web-?",), namespaces=("other",)), pod(), False),
+        (ClassSelector(pod_class=SYSTEM, priority_classes=("high",)), pod(priority_class="high"), True),
+        (ClassSelector(pod_class=SYSTEM, priority_classes=("high",)), pod(), False),
+        (ClassSelector(pod_class=SYSTEM, labels=LabelSelector(match_labels={"a": "1"})), pod(labels={"a": "1"}), True),
+        (ClassSelector(pod_class=SYSTEM, labels=LabelSelector(match_labels={"a": "1"})), pod(labels={"a": "2"}), False),
+        (ClassSelector(pod_class=SYSTEM, labels=LabelSelector(match_labels={"a": "1"})), pod(labels=None), False),
+    ],
+)
+def test_a_selector_needs_all_its_parts(selector: ClassSelector, facts: PodFacts, expected: bool) -> None:
+    assert selects(selector, facts) is expected
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "labels", "expected"),
+    [
+        (Operator.IN, ("1", "2"), {"k": "2"}, True),
+        (Operator.IN, ("1", "2"), {}, False),
+        (Operator.NOT_IN, ("1",), {"k": "2"}, True),
+        (Operator.NOT_IN, ("1",), {"k": "1"}, False),
+        (Operator.NOT_IN, ("1",), {}, True),
+        (Operator.EXISTS, (), {"k": ""}, True),
+        (Operator.EXISTS, (), {}, False),
+        (Operator.DOES_NOT_EXIST, (), {}, True),
+        (Operator.DOES_NOT_EXIST, (), {"k": ""}, False),
+    ],
+)
+def test_expressions_mean_what_they_mean_in_kubernetes(
+    operator: Operator, values: tuple[str, ...], labels: dict[str, str], expected: bool
+) -> None:
+    requirement = Requirement(key="k", operator=operator, values=values)
+    assert requirement.matches(labels) is expected
+    selector = LabelSelector(match_expressions=(requirement,))
+    assert selects(ClassSelector(pod_class=SYSTEM, labels=selector), pod(labels=labels)) is expected
+
+
+def test_the_first_selector_that_fits_wins_without_complaint() -> None:
+    first = ClassSelector(pod_class=PodClass.SHARED, namespaces=("default",), name="web first")
+    second = ClassSelector(pod_class=PodClass.RECLAIMED, namespaces=("*",))
+    result = classify(pod(), Rules(selectors=(first, second)))
+    assert (result.pod_class, result.source, result.problems) == (PodClass.SHARED, "selector: web first", ())
+
+
+def test_rules_read_from_plain_data_with_the_words_of_kubernetes() -> None:
+    rules = msgspec.convert(
+        {
+            "overrides": [{"class": "system", "pod": "infra/*"}],
+            "selectors": [
+                {
+                    "class": "reclaimed",
+                    "namespaces": ["batch"],
+                    "priorityClasses": ["low"],
+                    "labels": {"matchLabels": {"a": "b"}, "matchExpressions": [{"key": "k", "operator": "Exists"}]},
+                }
+            ],
+        },
+        Rules,
+    )
+    assert rules.selectors[0].title == "batch low a=b k Exists"
+    assert rules.overrides[0].pod_class is PodClass.SYSTEM
+
+
+@pytest.mark.parametrize(
+    ("entry", "kind", "message"),
+    [
+        ({"class": "online", "uid": "1"}, Override, "online"),
+        ({"class": "shared"}, Override, "needs uid, pod or labels"),
+        ({"class": "shared", "pod": "web"}, Override, "namespace/name"),
+        ({"class": "shared", "pod": "a/b", "x": 1}, Override, "unknown field `x`"),
+        ({"class": "shared", "labels": {"match_labels": {}}}, Override, "unknown field `match_labels`"),
+        ({"class": "shared"}, ClassSelector, "needs namespaces"),
+        ({"class": "shared", "namespaces": "batch"}, ClassSelector, "Expected `array`"),
+        ({"key": "k", "operator": "In"}, Requirement, "needs values"),
+        ({"key": "k", "operator": "Exists", "values": ["1"]}, Requirement, "takes no values"),
+        ({"key": "k", "operator": "Gt"}, Requirement, "Gt"),
+    ],
+)
+def test_rules_that_cannot_be_meant_are_refused(entry: object, kind: type, message: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=message):
+        msgspec.convert(entry, kind)
+
+
+def test_globs_do_not_reach_over_the_slash_and_unknown_names_fit_none() -> None:
+    assert pod_glob("a*/b*", "ax", "by")
+    assert not pod_glob("a*", "a", "b")
+    assert not pod_glob("*/*", None, "b")
+    assert not pod_glob("*/*", "a", None)
+    assert any_glob((), None)
+    assert not any_glob(("*",), None)
+
+
+def test_the_configurations_overrides_come_before_the_files() -> None:
+    one, two = Override(pod_class=PodClass.SHARED, uid="1"), Override(pod_class=PodClass.SYSTEM, uid="1")
+    assert merge_rules(Rules(overrides=(one,)), (two,)).overrides == (one, two)
+
+
+LAST = LastClass(pod_class=PodClass.RECLAIMED, source="label x=BE")
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations"), [(None, None), (None, {}), ({}, None)], ids=["neither", "no labels", "no annotations"]
+)
+def test_a_pod_whose_labels_cannot_be_read_keeps_its_last_class(
+    labels: dict[str, str] | None, annotations: dict[str, str] | None
+) -> None:
+    facts = msgspec.structs.replace(pod(labels=labels, annotations=annotations, exclusive=True), last=LAST)
+    found = classify(facts, NONE)
+    assert (found.pod_class, found.certain, found.last) == (PodClass.RECLAIMED, False, LAST)
+    assert found.source.startswith(LAST.source)
+    assert len(found.problems) == 1
+    override = Rules(overrides=(Override(uid="u-1", pod_class=PodClass.SHARED),))
+    assert (classify(facts, override).pod_class, classify(facts, override).last) == (PodClass.SHARED, LAST)
+
+
+def test_what_is_read_now_counts_more_than_the_last_class_and_becomes_it() -> None:
+    facts = msgspec.structs.replace(pod(), last=LAST)
+    found = classify(facts, NONE)
+    assert (found.pod_class, found.certain) == (PodClass.SHARED, True)
+    assert found.last == LastClass(pod_class=PodClass.SHARED, source=found.source)
+    override = Rules(overrides=(Override(uid="u-1", pod_class=PodClass.SYSTEM),))
+    assert classify(facts, override).last == found.last, "an override is no reading"
+
+
+def test_a_pod_of_which_labels_were_never_read_has_its_qos_and_is_marked_so() -> None:
+    found = classify(pod(labels=None, annotations=None), NONE)
+    assert (found.pod_class, found.certain, found.last) == (PodClass.SHARED, False, None)

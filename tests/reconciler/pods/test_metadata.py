@@ -1,0 +1,179 @@
+from collections.abc import Collection, Mapping
+
+import trio
+import trio.testing
+
+from cgroupfs.errors import SourceError
+from reconciler.pods.metadata import Metadata
+from reconciler.runtime.workqueue import DirtyKeys
+from state.model import PodMeta, SourceStatus
+
+
+def meta(uid: str, source: str = "cri") -> PodMeta:
+    return PodMeta(uid=uid, source=source, labels={"app": uid}, annotations={})
+
+
+class FakeCri:
+    """A runtime that lists a pod from a given time on, and notes every question."""
+
+    def __init__(self, listed_at: Mapping[str, float], *, takes_s: float = 0.0) -> None:
+        self.listed_at = listed_at
+        self.takes_s = takes_s
+        self.asked: list[tuple[float, str]] = []
+        self.failing = False
+        self.connected = False
+        self.problems: tuple[str, ...] = ()
+        self.closed = 0
+
+    async def pod(self, uid: str) -> PodMeta | None:
+        self.asked.append((round(trio.current_time(), 3), uid))
+        await trio.sleep(self.takes_s)
+        if self.failing:
+            raise SourceError("cri", "connection refused")
+        self.connected = True
+        return meta(uid) if trio.current_time() >= self.listed_at.get(uid, float("inf")) else None
+
+    async def pods(self) -> tuple[PodMeta, ...]:
+        self.asked.append((round(trio.current_time(), 3), "*"))
+        await trio.sleep(self.takes_s)
+        return tuple(meta(uid) for uid, at in self.listed_at.items() if trio.current_time() >= at)
+
+    async def version(self) -> object:
+        self.connected = True
+        return "containerd 1.6"
+
+    async def aclose(self) -> None:
+        self.connected = False
+        self.closed += 1
+
+
+class FakeKubelet:
+    """A kubelet's list, as `KubeletPods` keeps it."""
+
+    def __init__(self, answer: Mapping[str, PodMeta], *, takes_s: float = 0.0) -> None:
+        self.known: Mapping[str, PodMeta] = {}
+        self.answer = answer
+        self.takes_s = takes_s
+        self.asks = 0
+
+    def status(self, now: float) -> SourceStatus:
+        return SourceStatus(name="kubelet", ok=True, age_s=0.0)
+
+    def ask(self) -> None:
+        self.asks += 1
+
+    async def refresh(self) -> Mapping[str, PodMeta]:
+        await trio.sleep(self.takes_s)
+        self.known = self.answer
+        return self.known
+
+    def keep_only(self, alive: Collection[str]) -> None:
+        self.known = {uid: pod for uid, pod in self.known.items() if uid in alive}
+
+
+async def test_a_new_pod_is_asked_about_at_once_and_marked_when_it_is_told(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    dirty = DirtyKeys()
+    cri = FakeCri({"u": 0.05})
+    metadata = Metadata(dirty, cri=cri)
+    await nursery.start(metadata.run)
+    metadata.want(["u"])
+    await trio.sleep(1)
+    assert dirty.take_nowait().keys == {"pod:u"}
+    assert [at for at, _ in cri.asked] == [0.0, 0.003, 0.013, 0.063]
+    assert [one.labels for one in metadata.of("u")] == [{"app": "u"}]
+
+
+async def test_wanting_does_not_wait_and_what_is_known_is_not_asked_again(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    cri = FakeCri({"u": 0.0}, takes_s=5)
+    metadata = Metadata(DirtyKeys(), cri=cri)
+    await nursery.start(metadata.run)
+    metadata.want(["u"])
+    metadata.want(["u"])
+    assert trio.current_time() == 0
+    await trio.sleep(6)
+    metadata.want(["u"])
+    await trio.sleep(6)
+    assert len(cri.asked) == 1
+
+
+async def test_many_pods_at_once_are_one_question(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    cri = FakeCri({f"u{n}": 0.0 for n in range(15)})
+    dirty = DirtyKeys()
+    metadata = Metadata(dirty, cri=cri)
+    await nursery.start(metadata.run)
+    metadata.want([f"u{n}" for n in range(15)])
+    await trio.sleep(1)
+    assert [what for _, what in cri.asked] == ["*"]
+    assert len(dirty.take_nowait().keys) == 15
+
+
+async def test_the_first_look_waits_for_the_kubelet_and_then_for_the_runtime(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    kubelet = FakeKubelet({"a": meta("a", "kubelet")}, takes_s=0.2)
+    cri = FakeCri({"b": 0.0}, takes_s=0.1)
+    metadata = Metadata(DirtyKeys(), kubelet=kubelet, cri=cri)
+    await metadata.ensure(["a", "b"], 1.0)
+    assert round(trio.current_time(), 3) == 0.3
+    assert [one.source for uid in ("a", "b") for one in metadata.of(uid)] == ["kubelet", "cri"]
+
+
+async def test_the_first_look_does_not_wait_for_ever(autojump_clock: trio.testing.MockClock) -> None:
+    metadata = Metadata(DirtyKeys(), kubelet=FakeKubelet({}, takes_s=60))
+    await metadata.ensure(["a"], 1.0)
+    assert trio.current_time() == 1.0
+
+
+async def test_a_runtime_that_fails_is_told_and_asked_again_more_slowly(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    cri = FakeCri({"u": 0.0})
+    cri.failing = True
+    metadata = Metadata(DirtyKeys(), cri=cri)
+    await nursery.start(metadata.run)
+    metadata.want(["u"])
+    await trio.sleep(20)
+    assert len(cri.asked) < 12
+    (status,) = metadata.statuses(trio.current_time())
+    assert (status.ok, status.detail) == (False, "cri: connection refused")
+    cri.failing = False
+    await trio.sleep(6)
+    assert metadata.of("u") != []
+
+
+async def test_the_runtime_is_greeted_before_the_first_pod_needs_it(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    cri = FakeCri({"u": 0.0})
+    metadata = Metadata(DirtyKeys(), cri=cri)
+    await nursery.start(metadata.run)
+    await trio.sleep(1)
+    assert cri.connected
+    assert cri.asked == []
+
+
+async def test_pods_that_are_gone_are_forgotten(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+    cri = FakeCri({"u": 0.0})
+    metadata = Metadata(DirtyKeys(), cri=cri)
+    await nursery.start(metadata.run)
+    metadata.want(["u", "never"])
+    await trio.sleep(0.5)
+    metadata.keep_only([])
+    assert metadata.of("u") == []
+    asked = len(cri.asked)
+    await trio.sleep(30)
+    assert len(cri.asked) == asked
+
+
+def test_news_of_a_known_pod_has_the_kubelet_asked_and_nobody_else() -> None:
+    kubelet, cri = FakeKubelet({"u": meta("u", "kubelet")}), FakeCri({"u": 0.0})
+    Metadata(DirtyKeys(), kubelet=kubelet, cri=cri).renew()
+    assert (kubelet.asks, cri.asked) == (1, [])
+    Metadata(DirtyKeys(), cri=cri).renew()
+    assert cri.asked == []

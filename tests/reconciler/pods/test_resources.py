@@ -1,0 +1,122 @@
+import json
+
+import pytest
+
+from reconciler.pods.resources import EXTENDED_SPEC, read_resources, with_extended
+from state.model import ContainerMeta, Resources
+
+
+def test_plain_and_extended_names_are_read_with_their_units() -> None:
+    resources, problems = read_resources(
+        "container main: limits",
+        {
+            "cpu": "1500m",
+            "memory": "2Gi",
+            "kubernetes.io/batch-cpu": "2k",
+            "kubernetes.io/batch-memory": 1024,
+            "x/y": "?",
+        },
+    )
+    assert problems == ()
+    assert resources == Resources(cpu_milli=1500, memory_bytes=2 * 2**30, batch_cpu_milli=2000, batch_memory_bytes=1024)
+
+
+def test_katalyst_names_mean_the_same_fields() -> None:
+    resources, problems = read_resources(
+        "c",
+        {
+            "resource.katalyst.kubewharf.io/reclaimed_millicpu": "750",
+            "resource.katalyst.kubewharf.io/reclaimed_memory": "1Mi",
+        },
+    )
+    assert (resources, problems) == (Resources(batch_cpu_milli=750, batch_memory_bytes=2**20), ())
+
+
+def test_two_names_that_differ_use_the_smaller_and_say_so() -> None:
+    resources, problems = read_resources(
+        "c", {"kubernetes.io/batch-cpu": "900", "resource.katalyst.kubewharf.io/reclaimed_millicpu": "800"}
+    )
+    assert resources.batch_cpu_milli == 800
+    assert problems == (
+        (
+            "c: kubernetes.io/batch-cpu=900 and resource.katalyst.kubewharf.io/reclaimed_millicpu=800 disagree:"
+            " the smaller is used"
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("lots", "a quantity such as"), ("", "a quantity such as"), ("-1", "a quantity of 0 or more")],
+)
+def test_one_bad_value_is_one_message_and_the_rest_holds(value: str, expected: str) -> None:
+    resources, problems = read_resources("container main: requests", {"cpu": value, "memory": "1Ki"})
+    assert resources == Resources(memory_bytes=1024)
+    assert len(problems) == 1
+    assert problems[0].startswith(f"container main: requests: cpu: {value!r}: expected {expected}")
+
+
+def test_nothing_given_is_nothing_set() -> None:
+    assert read_resources("c", None) == (Resources(), ())
+    assert read_resources("c", {}) == (Resources(), ())
+
+
+def _spec(**containers: object) -> dict[str, str]:
+    return {EXTENDED_SPEC: json.dumps({"containers": containers})}
+
+
+def test_the_annotation_fills_what_the_spec_lacks() -> None:
+    main = ContainerMeta(name="main", requests=Resources(cpu_milli=5, batch_cpu_milli=100))
+    side = ContainerMeta(name="side")
+    merged, problems = with_extended(
+        (main, side),
+        _spec(
+            main={
+                "requests": {"kubernetes.io/batch-cpu": "999", "kubernetes.io/batch-memory": "1Gi", "cpu": "7"},
+                "limits": {"kubernetes.io/batch-cpu": "200"},
+            },
+            ghost={"requests": {"kubernetes.io/batch-cpu": "1"}},
+        ),
+    )
+    assert problems == ()
+    assert merged == (
+        ContainerMeta(
+            name="main",
+            requests=Resources(cpu_milli=5, batch_cpu_milli=100, batch_memory_bytes=2**30),
+            limits=Resources(batch_cpu_milli=200),
+        ),
+        side,
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["test", "", "[]", '{"containers": []}', '{"containers": {"main": 1}}', '{"containers"']
+)
+def test_a_broken_annotation_is_one_message_and_the_containers_stay(text: str) -> None:
+    containers = (ContainerMeta(name="main"),)
+    merged, problems = with_extended(containers, {EXTENDED_SPEC: text})
+    assert merged == containers
+    assert len(problems) == 1
+    assert problems[0].startswith(f"annotation {EXTENDED_SPEC}: ")
+    assert "containers" in problems[0].split("expected")[1]
+
+
+def test_a_bad_quantity_inside_the_annotation_is_named_with_its_container() -> None:
+    merged, problems = with_extended(
+        (ContainerMeta(name="main"),),
+        _spec(main={"limits": {"kubernetes.io/batch-cpu": "x", "kubernetes.io/batch-memory": "1"}}),
+    )
+    assert merged[0].limits == Resources(batch_memory_bytes=1)
+    assert problems == (
+        (
+            f"annotation {EXTENDED_SPEC}: main: limits: kubernetes.io/batch-cpu: 'x':"
+            " expected a quantity such as 100m, 4Gi, 1e3 or 0.5"
+        ),
+    )
+
+
+def test_unknown_or_absent_annotations_change_nothing() -> None:
+    containers = (ContainerMeta(name="main"),)
+    assert with_extended(containers, None) == (containers, ())
+    assert with_extended(containers, {"other": "x"}) == (containers, ())
+    assert with_extended(containers, {EXTENDED_SPEC: "{}"}) == (containers, ())

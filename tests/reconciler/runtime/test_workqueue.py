@@ -1,0 +1,42 @@
+import trio
+import trio.testing
+
+from reconciler.runtime.workqueue import Batch, DirtyKeys, container_key, pod_key
+
+
+async def test_a_thousand_marks_of_one_key_are_one_look() -> None:
+    dirty = DirtyKeys()
+    for _ in range(1000):
+        dirty.mark(pod_key("u"))
+    dirty.mark(container_key("c"))
+    assert await dirty.take() == Batch(frozenset({"pod:u", "container:c"}), ())
+    assert not dirty
+    assert dirty.marks == 1001
+
+
+async def test_take_waits_for_the_first_mark(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+    dirty = DirtyKeys()
+    got: list[tuple[float, Batch]] = []
+
+    async def taker() -> None:
+        while True:
+            batch = await dirty.take()
+            got.append((trio.current_time(), batch))
+
+    nursery.start_soon(taker)
+    await trio.sleep(5)
+    dirty.mark_all("overflow")
+    dirty.mark_all("overflow")
+    dirty.mark("node")
+    await trio.sleep(1)
+    nursery.cancel_scope.cancel()
+    assert got == [(5.0, Batch(frozenset({"node"}), ("overflow",)))]
+    assert dirty.resyncs == {"overflow": 2}
+
+
+async def test_a_cancelled_take_loses_nothing(autojump_clock: trio.testing.MockClock) -> None:
+    dirty = DirtyKeys()
+    with trio.move_on_after(1):
+        await dirty.take()
+    dirty.mark("node")
+    assert (await dirty.take()).keys == {"node"}
