@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol, final
 import trio
 
 from cgroupfs.errors import SourceError, errno_name
-from cgroupfs.identity import UNKNOWN_WRITER, Writer, identify
+from cgroupfs.identity import UNKNOWN_WRITER, WriterProcess, identify
 from cgroupfs.watch import DirWatcher, Mask
 
 _LOG: Final = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _EVENT: Final = Layout("=IBBHQii")
 _READ_BYTES: Final = _EVENT.size * 64
 
 
-class Write(NamedTuple):
+class ObservedWrite(NamedTuple):
     """One or more writes of one process to one control file (the kernel merges those not yet read).
 
     ``directory`` is the watched hierarchy's, ``group`` the path below it, ``file`` the control file's name; ``group``
@@ -47,7 +47,7 @@ class Write(NamedTuple):
     directory: str
     group: str
     file: str
-    writer: Writer
+    writer: WriterProcess
     lost: bool = False
 
 
@@ -67,11 +67,11 @@ class WriteWatch(Protocol):
         """The group is gone, or of no interest any more."""
         ...
 
-    async def next_batch(self) -> Sequence[Write]:
+    async def next_batch(self) -> Sequence[ObservedWrite]:
         """At least one foreign write. Cancelled, it loses none."""
         ...
 
-    def take(self) -> Sequence[Write]:
+    def take(self) -> Sequence[ObservedWrite]:
         """What is told already, without waiting; maybe nothing. `next_batch` does not tell it again."""
         ...
 
@@ -145,7 +145,7 @@ class FanotifyWatch:
                 trio.lowlevel.notify_closing(fd)
             os.close(fd)
 
-    async def next_batch(self) -> Sequence[Write]:
+    async def next_batch(self) -> Sequence[ObservedWrite]:
         """At least one write by somebody else. Cancelled, it loses none.
 
         Errors: `trio.ClosedResourceError` after `close`.
@@ -162,7 +162,7 @@ class FanotifyWatch:
             if batch:
                 return batch
 
-    def take(self) -> Sequence[Write]:
+    def take(self) -> Sequence[ObservedWrite]:
         """The kernel tells of a write as it is done: whoever has read a foreign value finds its writer here."""
         return self._read() if self._fd >= 0 else ()
 
@@ -189,7 +189,7 @@ class FanotifyWatch:
             code = ctypes.get_errno()
         return code or errno.EINVAL
 
-    def _read(self) -> list[Write]:
+    def _read(self) -> list[ObservedWrite]:
         try:
             data = os.read(self._fd, _READ_BYTES)
         except BlockingIOError:
@@ -203,19 +203,19 @@ class FanotifyWatch:
             if exc.errno != self._losing:
                 _LOG.warning("%s: events are lost: %s", _NAME, errno_name(exc.errno))
             self._losing = exc.errno or 0
-            return [Write("", "", "", UNKNOWN_WRITER, lost=True)]
+            return [ObservedWrite("", "", "", UNKNOWN_WRITER, lost=True)]
         if self._losing:
             _LOG.info("%s: events are read again", _NAME)
         self._losing = 0
-        batch: list[Write] = []
-        writers: dict[int, Writer] = {}
+        batch: list[ObservedWrite] = []
+        writers: dict[int, WriterProcess] = {}
         offset = 0
         while offset < len(data):
             length, version, _, _, mask, fd, pid = _EVENT.unpack_from(data, offset)
             offset += length
             try:
                 if mask & _FAN_Q_OVERFLOW:
-                    batch.append(Write("", "", "", UNKNOWN_WRITER, lost=True))
+                    batch.append(ObservedWrite("", "", "", UNKNOWN_WRITER, lost=True))
                 elif pid != self._own and version == _FAN_VERSION:
                     write = self._decode(fd, pid, writers)
                     if write is not None:
@@ -225,7 +225,7 @@ class FanotifyWatch:
                     os.close(fd)
         return batch
 
-    def _decode(self, fd: int, pid: int, writers: dict[int, Writer]) -> Write | None:
+    def _decode(self, fd: int, pid: int, writers: dict[int, WriterProcess]) -> ObservedWrite | None:
         try:
             path = os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")
             name = path.rpartition("/")[2]
@@ -242,7 +242,7 @@ class FanotifyWatch:
             return None
         if pid not in writers:
             writers[pid] = identify(pid)
-        return Write(directory, group, name, writers[pid])
+        return ObservedWrite(directory, group, name, writers[pid])
 
     def _group(self, path: str, directory: str, stat: os.stat_result) -> str:
         """The group path of a file. A writer in another mount namespace has another path to the same file."""
@@ -289,18 +289,18 @@ class InotifyWrites:
         """Drop every watch."""
         self._watcher.close()
 
-    def take(self) -> Sequence[Write]:
+    def take(self) -> Sequence[ObservedWrite]:
         """Nothing: it would name no writer."""
         return ()
 
-    async def next_batch(self) -> Sequence[Write]:
+    async def next_batch(self) -> Sequence[ObservedWrite]:
         """At least one write, possibly our own: compare the value. A polled group is told with an empty ``file``."""
         while True:
-            batch: list[Write] = []
+            batch: list[ObservedWrite] = []
             for event in await self._watcher.next_batch():
                 if event.token is None:
-                    batch.append(Write("", "", "", UNKNOWN_WRITER, lost=True))
+                    batch.append(ObservedWrite("", "", "", UNKNOWN_WRITER, lost=True))
                 elif event.look or (not event.ended and (self._files is None or event.name in self._files)):
-                    batch.append(Write(*event.token, event.name, UNKNOWN_WRITER))
+                    batch.append(ObservedWrite(*event.token, event.name, UNKNOWN_WRITER))
             if batch:
                 return batch

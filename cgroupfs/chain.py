@@ -3,13 +3,13 @@
 import os
 from typing import Generic, TypeVar, final
 
-from cgroupfs.watch import CHILDREN, DirWatcher, Event
+from cgroupfs.watch import CHILDREN, DirEvent, DirWatcher
 
 T = TypeVar("T")
 
 
 @final
-class PathChain(Generic[T]):
+class AncestorWatch(Generic[T]):
     """Waits for a directory that may not be there yet, may go, and may come again.
 
     Every directory from ``base`` down to the parent of ``target`` is watched as far as it exists, so the appearance of
@@ -37,11 +37,11 @@ class PathChain(Generic[T]):
         """Watch as far down as there is something; True when the target exists now."""
         return all(self._watcher.add(path, CHILDREN, self._token) for path in self._next) and os.path.isdir(self.target)
 
-    def leads_on(self, event: Event[T]) -> bool:
+    def leads_on(self, event: DirEvent[T]) -> bool:
         """Whether an event on an ancestor is about the way to the target (then `extend`, or `cut`)."""
         return self._next.get(event.path) == event.name or (event.look and event.path in self._next)
 
-    def cut(self, event: Event[T]) -> None:
+    def cut(self, event: DirEvent[T]) -> None:
         """The directory that the event names is gone: so are the watches on it and below, as far as they are ours."""
         gone = os.path.join(event.path, event.name)
         self._watcher.remove_all(path for path in self._next if path == gone or path.startswith(f"{gone}/"))

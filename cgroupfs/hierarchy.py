@@ -33,7 +33,7 @@ _CORE: Final = frozenset({*_NEEDED, "cpuacct", "pids"})
 _ESCAPE: Final = re.compile(rb"\\([0-3][0-7]{2})")
 
 
-class Mode(StrEnum):
+class HierarchyMode(StrEnum):
     """What the node as a whole is: by where the cpu, cpuset, memory and pids controllers are."""
 
     V1 = "v1"
@@ -62,7 +62,7 @@ class Hierarchy(Struct, frozen=True, kw_only=True):
     """Which hierarchy serves which controller. ``root`` is the prefix under which this (copied) node lies."""
 
     root: str
-    mode: Mode
+    mode: HierarchyMode
     controllers: Mapping[str, Mount]
 
     @classmethod
@@ -142,7 +142,7 @@ class Hierarchy(Struct, frozen=True, kw_only=True):
         return controller in _delegated(directory)
 
 
-class _Found(Struct, frozen=True, kw_only=True):
+class _CgroupMount(Struct, frozen=True, kw_only=True):
     """A cgroup line of the mount table that nothing hides."""
 
     point: str
@@ -165,11 +165,11 @@ class _Found(Struct, frozen=True, kw_only=True):
         return Mount(directory=self.point, version=version, controllers=controllers, root=root, writable=self.writable)
 
 
-def _parse(text: bytes) -> list[_Found]:
+def _parse(text: bytes) -> list[_CgroupMount]:
     """The cgroup mounts of a mount table that are visible, in order. Lines it cannot read are left out."""
     parents: dict[str, str] = {}
     points: list[tuple[str, bytes]] = []
-    found: list[tuple[str, _Found]] = []
+    found: list[tuple[str, _CgroupMount]] = []
     for line in text.splitlines():
         fields = line.split(b" ")
         if b"-" not in fields[6:] or len(fields) < fields.index(b"-", 6) + 4:
@@ -186,7 +186,7 @@ def _parse(text: bytes) -> list[_Found]:
         found.append(
             (
                 ident,
-                _Found(
+                _CgroupMount(
                     point=os.fsdecode(point),
                     root=os.fsdecode(_unescape(fields[3])),
                     fstype=os.fsdecode(fstype),
@@ -199,7 +199,7 @@ def _parse(text: bytes) -> list[_Found]:
     return [mount for ident, mount in found if not _hidden(ident, mount, points, parents)]
 
 
-def _hidden(ident: str, mount: _Found, points: Iterable[tuple[str, bytes]], parents: Mapping[str, str]) -> bool:
+def _hidden(ident: str, mount: _CgroupMount, points: Iterable[tuple[str, bytes]], parents: Mapping[str, str]) -> bool:
     """Whether a later mount lies over this one: at the same place or above, without carrying it."""
     carriers: set[str] = set()
     above = ident
@@ -217,13 +217,13 @@ def _unescape(field: bytes) -> bytes:
     return _ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field)
 
 
-def _resolve(found: _Found, root: str) -> _Found:
+def _resolve(found: _CgroupMount, root: str) -> _CgroupMount:
     prefix = root.rstrip("/")
     prefixed = bool(prefix) and found.point.startswith(f"{prefix}/")
     return replace(found, point=found.point if prefixed else prefix + found.point, prefixed=prefixed)
 
 
-def _preference(found: _Found) -> tuple[bool, bool, bool, bool, bool, int]:
+def _preference(found: _CgroupMount) -> tuple[bool, bool, bool, bool, bool, int]:
     """Of several mounts of one hierarchy: whole, writable, of this namespace, existing, at the usual place, first."""
     shown = set(found.root.split("/")) - {""}
     return (
@@ -245,10 +245,12 @@ def _delegated(directory: str) -> tuple[str, ...]:
         return ()
 
 
-def _mode(chosen: Mapping[str, Mount]) -> Mode:
+def _mode(chosen: Mapping[str, Mount]) -> HierarchyMode:
     if UNIFIED not in chosen:
-        return Mode.V1
-    return Mode.HYBRID if any(chosen[name].version == 1 for name in _CORE & chosen.keys()) else Mode.V2
+        return HierarchyMode.V1
+    return (
+        HierarchyMode.HYBRID if any(chosen[name].version == 1 for name in _CORE & chosen.keys()) else HierarchyMode.V2
+    )
 
 
 def _nothing_usable(table: str, chosen: Mapping[str, Mount]) -> str:

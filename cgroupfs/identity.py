@@ -53,7 +53,7 @@ class WriterKind(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Writer(Struct, frozen=True, kw_only=True):
+class WriterProcess(Struct, frozen=True, kw_only=True):
     """One process that wrote. ``name`` is its program's, empty when it has ended or is not visible."""
 
     kind: WriterKind
@@ -75,10 +75,10 @@ class Writer(Struct, frozen=True, kw_only=True):
         return f"{self.name} (pid {self.pid})"
 
 
-UNKNOWN_WRITER: Final = Writer(kind=WriterKind.UNKNOWN)
+UNKNOWN_WRITER: Final = WriterProcess(kind=WriterKind.UNKNOWN)
 
 
-def identify(pid: int, root: str = "/") -> Writer:
+def identify(pid: int, root: str = "/") -> WriterProcess:
     """Who process ``pid`` is now. Costs 10 to 40 µs; errors: none.
 
     ``pid`` 0 is what the kernel gives for a process outside our pid namespace.
@@ -86,13 +86,13 @@ def identify(pid: int, root: str = "/") -> Writer:
     if pid <= 0:
         return UNKNOWN_WRITER
     if pid == os.getpid() and root == "/":
-        return Writer(kind=WriterKind.SELF, pid=pid, name="bypassd")
+        return WriterProcess(kind=WriterKind.SELF, pid=pid, name="bypassd")
     directory = os.path.join(root, "proc", str(pid))
     comm = _read(f"{directory}/comm").strip()
     if not comm:
-        return Writer(kind=WriterKind.UNKNOWN, pid=pid)
+        return WriterProcess(kind=WriterKind.UNKNOWN, pid=pid)
     program = _program(directory)
-    return Writer(kind=_kind(pid, comm, program, directory), pid=pid, name=program or comm)
+    return WriterProcess(kind=_kind(pid, comm, program, directory), pid=pid, name=program or comm)
 
 
 def _kind(pid: int, comm: str, program: str, directory: str) -> WriterKind:

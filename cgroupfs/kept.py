@@ -26,7 +26,7 @@ _PART: Final = 4
 _FEW: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
-class Reads(Protocol):
+class ReadOps(Protocol):
     """What a reader of signals needs of `cgroupfs.files.FileOps`. Raises plain `OSError`."""
 
     def read(self, directory: str, file: str) -> str:
@@ -37,8 +37,8 @@ class Reads(Protocol):
 
 
 @final
-class KeptFiles:
-    """`Reads` with descriptors that stay open. ``most``: of them; None: a quarter of what the process may have."""
+class FdCache:
+    """`ReadOps` with descriptors that stay open. ``most``: of them; None: a quarter of what the process may have."""
 
     def __init__(self, most: int | None = None) -> None:
         if most is None:
@@ -111,7 +111,7 @@ def _read(number: int) -> str:
 
 
 @final
-class Places:
+class GroupDirectories:
     """The directories of groups in one controller's hierarchy, worked out once each."""
 
     def __init__(self, hierarchy: Hierarchy, controller: str) -> None:

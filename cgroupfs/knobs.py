@@ -52,7 +52,7 @@ from cgroupfs.device_codecs import (
 from cgroupfs.devices import DeviceLimits
 
 
-class Rule(StrEnum):
+class ParentRule(StrEnum):
     """What a parent's value demands of its children's."""
 
     NONE = "none"
@@ -60,14 +60,14 @@ class Rule(StrEnum):
     RATIO = "child ratio at most parent ratio"
 
 
-class Form(NamedTuple):
+class KnobForm(NamedTuple):
     """A knob on one cgroup version: its file, its text form, the text of a fresh group, the first kernel with it."""
 
     file: str
     codec: Codec
     default: str
     since: str = "2.6.24"
-    rule: Rule = Rule.NONE
+    rule: ParentRule = ParentRule.NONE
 
 
 @final
@@ -84,7 +84,7 @@ class Knob(NamedTuple):
     name: str
     controller: str
     unit: Literal["CPUs", "nodes", "µs", "shares", "flag", "level", "bytes", "pids", "weight", "devices", "class"]
-    forms: Mapping[Version, Form]
+    forms: Mapping[Version, KnobForm]
     lowering_is_slow: bool = False
     one_way: bool = False
     resets: str | None = None
@@ -126,7 +126,7 @@ class Knob(NamedTuple):
         """What the file of a fresh group reads (without the newline)."""
         return self._form(version).default
 
-    def rule(self, version: Version) -> Rule:
+    def rule(self, version: Version) -> ParentRule:
         """What the parent's value demands."""
         return self._form(version).rule
 
@@ -158,7 +158,7 @@ class Knob(NamedTuple):
         """True when going from ``have`` to ``want`` may take milliseconds inside the kernel: never in the loop."""
         return self.lowering_is_slow and self.looser(have, want)
 
-    def _form(self, version: Version) -> Form:
+    def _form(self, version: Version) -> KnobForm:
         form = self.forms.get(version)
         if form is None:
             raise ValueError(f"{self.name} does not exist on cgroup v{version}")
@@ -177,23 +177,23 @@ CATALOG: Final[Mapping[str, Knob]] = _catalog(
         "cpu.set",
         "cpuset",
         "CPUs",
-        {1: Form("cpuset.cpus", SET, "", rule=Rule.SUBSET), 2: Form("cpuset.cpus", SET, "", "5.0")},
+        {1: KnobForm("cpuset.cpus", SET, "", rule=ParentRule.SUBSET), 2: KnobForm("cpuset.cpus", SET, "", "5.0")},
     ),
     Knob(
         "cpu.mems",
         "cpuset",
         "nodes",
-        {1: Form("cpuset.mems", SET, "", rule=Rule.SUBSET), 2: Form("cpuset.mems", SET, "", "5.0")},
+        {1: KnobForm("cpuset.mems", SET, "", rule=ParentRule.SUBSET), 2: KnobForm("cpuset.mems", SET, "", "5.0")},
     ),
     # With 1 a change of cpu.mems moves the pages that processes have already, within the write; v2 always does so.
-    Knob("cpu.mems_migrate", "cpuset", "flag", {1: Form("cpuset.memory_migrate", FLAG, "0", "2.6.16")}),
+    Knob("cpu.mems_migrate", "cpuset", "flag", {1: KnobForm("cpuset.memory_migrate", FLAG, "0", "2.6.16")}),
     Knob(
         "cpu.quota",
         "cpu",
         "µs",
         {
-            1: Form("cpu.cfs_quota_us", QUOTA_V1, "-1", "3.2", Rule.RATIO),
-            2: Form("cpu.max", QUOTA_V2, "max 100000", "4.15"),
+            1: KnobForm("cpu.cfs_quota_us", QUOTA_V1, "-1", "3.2", ParentRule.RATIO),
+            2: KnobForm("cpu.max", QUOTA_V2, "max 100000", "4.15"),
         },
     ),
     Knob(
@@ -201,27 +201,27 @@ CATALOG: Final[Mapping[str, Knob]] = _catalog(
         "cpu",
         "µs",
         {
-            1: Form("cpu.cfs_period_us", PERIOD_V1, "100000", "3.2", Rule.RATIO),
-            2: Form("cpu.max", PERIOD_V2, "max 100000", "4.15"),
+            1: KnobForm("cpu.cfs_period_us", PERIOD_V1, "100000", "3.2", ParentRule.RATIO),
+            2: KnobForm("cpu.max", PERIOD_V2, "max 100000", "4.15"),
         },
     ),
     Knob(
         "cpu.weight",
         "cpu",
         "shares",
-        {1: Form("cpu.shares", SHARES, "1024"), 2: Form("cpu.weight", WEIGHT, "100", "4.15")},
+        {1: KnobForm("cpu.shares", SHARES, "1024"), 2: KnobForm("cpu.weight", WEIGHT, "100", "4.15")},
     ),
     Knob(
         "cpu.burst",
         "cpu",
         "µs",
-        {1: Form("cpu.cfs_burst_us", BURST, "0", "5.14"), 2: Form("cpu.max.burst", BURST, "0", "5.14")},
+        {1: KnobForm("cpu.cfs_burst_us", BURST, "0", "5.14"), 2: KnobForm("cpu.max.burst", BURST, "0", "5.14")},
     ),
     Knob(
         "cpu.idle",
         "cpu",
         "flag",
-        {1: Form("cpu.idle", IDLE, "0", "5.15"), 2: Form("cpu.idle", IDLE, "0", "5.15")},
+        {1: KnobForm("cpu.idle", IDLE, "0", "5.15"), 2: KnobForm("cpu.idle", IDLE, "0", "5.15")},
         resets="cpu.weight",
     ),
     # Group identity of Anolis and Alibaba Cloud kernels: 2 is the highest, -1 yields to everybody.
@@ -230,8 +230,8 @@ CATALOG: Final[Mapping[str, Knob]] = _catalog(
         "cpu",
         "level",
         {
-            1: Form("cpu.bvt_warp_ns", IDENTITY, "0", "4.19 of Anolis"),
-            2: Form("cpu.bvt_warp_ns", IDENTITY, "0", "4.19 of Anolis"),
+            1: KnobForm("cpu.bvt_warp_ns", IDENTITY, "0", "4.19 of Anolis"),
+            2: KnobForm("cpu.bvt_warp_ns", IDENTITY, "0", "4.19 of Anolis"),
         },
     ),
     # openEuler's QoS scheduling: 0 is online, -1 offline. A new group has its parent's.
@@ -240,8 +240,8 @@ CATALOG: Final[Mapping[str, Knob]] = _catalog(
         "cpu",
         "level",
         {
-            1: Form("cpu.qos_level", QOS, "0", "4.19 of openEuler"),
-            2: Form("cpu.qos_level", QOS, "0", "4.19 of openEuler"),
+            1: KnobForm("cpu.qos_level", QOS, "0", "4.19 of openEuler"),
+            2: KnobForm("cpu.qos_level", QOS, "0", "4.19 of openEuler"),
         },
         one_way=True,
     ),
@@ -250,8 +250,8 @@ CATALOG: Final[Mapping[str, Knob]] = _catalog(
         "memory",
         "bytes",
         {
-            1: Form("memory.limit_in_bytes", LIMIT_V1, NO_LIMIT_V1),
-            2: Form("memory.max", LIMIT_V2, "max", "4.5"),
+            1: KnobForm("memory.limit_in_bytes", LIMIT_V1, NO_LIMIT_V1),
+            2: KnobForm("memory.max", LIMIT_V2, "max", "4.5"),
         },
         lowering_is_slow=True,
     ),
@@ -261,20 +261,23 @@ CATALOG: Final[Mapping[str, Knob]] = _catalog(
         "memory",
         "bytes",
         {
-            1: Form("memory.memsw.limit_in_bytes", LIMIT_V1, NO_LIMIT_V1),
-            2: Form("memory.swap.max", SWAP_V2, "max", "4.5"),
+            1: KnobForm("memory.memsw.limit_in_bytes", LIMIT_V1, NO_LIMIT_V1),
+            2: KnobForm("memory.swap.max", SWAP_V2, "max", "4.5"),
         },
         lowering_is_slow=True,
     ),
-    Knob("memory.high", "memory", "bytes", {2: Form("memory.high", LIMIT_V2, "max", "4.5")}, lowering_is_slow=True),
-    Knob("memory.low", "memory", "bytes", {2: Form("memory.low", PROTECTION, "0", "4.5")}),
-    Knob("memory.min", "memory", "bytes", {2: Form("memory.min", PROTECTION, "0", "4.18")}),
+    Knob("memory.high", "memory", "bytes", {2: KnobForm("memory.high", LIMIT_V2, "max", "4.5")}, lowering_is_slow=True),
+    Knob("memory.low", "memory", "bytes", {2: KnobForm("memory.low", PROTECTION, "0", "4.5")}),
+    Knob("memory.min", "memory", "bytes", {2: KnobForm("memory.min", PROTECTION, "0", "4.18")}),
     # Where the whole machine is short of memory, a v1 group above it is reclaimed first. Nothing happens in the write.
-    Knob("memory.soft", "memory", "bytes", {1: Form("memory.soft_limit_in_bytes", LIMIT_V1, NO_LIMIT_V1)}),
+    Knob("memory.soft", "memory", "bytes", {1: KnobForm("memory.soft_limit_in_bytes", LIMIT_V1, NO_LIMIT_V1)}),
     # 1: the OOM killer takes all processes of the group (those with oom_score_adj -1000 excepted) or none.
-    Knob("memory.oom_group", "memory", "flag", {2: Form("memory.oom.group", FLAG, "0", "4.19")}),
+    Knob("memory.oom_group", "memory", "flag", {2: KnobForm("memory.oom.group", FLAG, "0", "4.19")}),
     Knob(
-        "pids.max", "pids", "pids", {1: Form("pids.max", PIDS, "max", "4.3"), 2: Form("pids.max", PIDS, "max", "4.5")}
+        "pids.max",
+        "pids",
+        "pids",
+        {1: KnobForm("pids.max", PIDS, "max", "4.3"), 2: KnobForm("pids.max", PIDS, "max", "4.5")},
     ),
     # All tasks of the group and of those below it stop until it is 0 again; they keep their memory. On v1 they do not
     # even die by SIGKILL meanwhile.
@@ -282,26 +285,33 @@ CATALOG: Final[Mapping[str, Knob]] = _catalog(
         "freeze",
         "freezer",
         "flag",
-        {1: Form("freezer.state", FROZEN_V1, "THAWED"), 2: Form("cgroup.freeze", FLAG, "0", "5.2")},
+        {1: KnobForm("freezer.state", FROZEN_V1, "THAWED"), 2: KnobForm("cgroup.freeze", FLAG, "0", "5.2")},
     ),
     # What the group's sockets are to traffic control, ``major << 16 | minor``; a new group copies its parent's.
-    Knob("net.classid", "net_cls", "class", {1: Form("net_cls.classid", CLASS, "0", "2.6.29")}),
+    Knob("net.classid", "net_cls", "class", {1: KnobForm("net_cls.classid", CLASS, "0", "2.6.29")}),
     # Disks. v1 has a file for each of the four, v2 one for all; a v1 throttle binds the group's own tasks only, none of
     # the groups below it (the kernel's documentation, and tried on 6.18).
-    Knob("blkio.read_bps", "blkio", "devices", {1: Form("blkio.throttle.read_bps_device", READ_BPS, "", "2.6.37")}),
-    Knob("blkio.write_bps", "blkio", "devices", {1: Form("blkio.throttle.write_bps_device", WRITE_BPS, "", "2.6.37")}),
-    Knob("blkio.read_iops", "blkio", "devices", {1: Form("blkio.throttle.read_iops_device", READ_IOPS, "", "2.6.37")}),
+    Knob("blkio.read_bps", "blkio", "devices", {1: KnobForm("blkio.throttle.read_bps_device", READ_BPS, "", "2.6.37")}),
     Knob(
-        "blkio.write_iops", "blkio", "devices", {1: Form("blkio.throttle.write_iops_device", WRITE_IOPS, "", "2.6.37")}
+        "blkio.write_bps", "blkio", "devices", {1: KnobForm("blkio.throttle.write_bps_device", WRITE_BPS, "", "2.6.37")}
+    ),
+    Knob(
+        "blkio.read_iops", "blkio", "devices", {1: KnobForm("blkio.throttle.read_iops_device", READ_IOPS, "", "2.6.37")}
+    ),
+    Knob(
+        "blkio.write_iops",
+        "blkio",
+        "devices",
+        {1: KnobForm("blkio.throttle.write_iops_device", WRITE_IOPS, "", "2.6.37")},
     ),
     # CFQ's, gone with it in 5.0; BFQ's has a file of its own, and iocost's is v2's io.weight.
-    Knob("blkio.weight", "blkio", "weight", {1: Form("blkio.weight", CFQ_WEIGHT, "500", "2.6.33 to 4.20")}),
-    Knob("blkio.bfq_weight", "blkio", "weight", {1: Form("blkio.bfq.weight", BFQ_WEIGHT_V1, "100", "4.12")}),
-    Knob("io.max", "io", "devices", {2: Form("io.max", IO_MAX, "", "4.5")}),
-    Knob("io.weight", "io", "weight", {2: Form("io.weight", IO_WEIGHT, "default 100", "5.4")}),
-    Knob("io.bfq_weight", "io", "weight", {2: Form("io.bfq.weight", BFQ_WEIGHT_V2, "default 100", "5.0")}),
-    Knob("io.latency", "io", "devices", {2: Form("io.latency", IO_LATENCY, "", "4.19")}),
-    Knob("io.cost_qos", "io", "devices", {2: Form("io.cost.qos", IO_COST_QOS, "", "5.4")}, root_only=True),
-    Knob("io.cost_model", "io", "devices", {2: Form("io.cost.model", IO_COST_MODEL, "", "5.4")}, root_only=True),
+    Knob("blkio.weight", "blkio", "weight", {1: KnobForm("blkio.weight", CFQ_WEIGHT, "500", "2.6.33 to 4.20")}),
+    Knob("blkio.bfq_weight", "blkio", "weight", {1: KnobForm("blkio.bfq.weight", BFQ_WEIGHT_V1, "100", "4.12")}),
+    Knob("io.max", "io", "devices", {2: KnobForm("io.max", IO_MAX, "", "4.5")}),
+    Knob("io.weight", "io", "weight", {2: KnobForm("io.weight", IO_WEIGHT, "default 100", "5.4")}),
+    Knob("io.bfq_weight", "io", "weight", {2: KnobForm("io.bfq.weight", BFQ_WEIGHT_V2, "default 100", "5.0")}),
+    Knob("io.latency", "io", "devices", {2: KnobForm("io.latency", IO_LATENCY, "", "4.19")}),
+    Knob("io.cost_qos", "io", "devices", {2: KnobForm("io.cost.qos", IO_COST_QOS, "", "5.4")}, root_only=True),
+    Knob("io.cost_model", "io", "devices", {2: KnobForm("io.cost.model", IO_COST_MODEL, "", "5.4")}, root_only=True),
 )
 """Every knob by its name."""

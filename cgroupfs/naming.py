@@ -52,7 +52,7 @@ class Driver(StrEnum):
     SYSTEMD = "systemd"
 
 
-class Runtime(StrEnum):
+class ContainerRuntime(StrEnum):
     """Which runtime a container's directory name tells of; the values are the prefixes of their systemd scopes."""
 
     CONTAINERD = "cri-containerd"
@@ -60,7 +60,7 @@ class Runtime(StrEnum):
     DOCKER = "docker"
 
 
-class NameKind(StrEnum):
+class GroupKind(StrEnum):
     """The levels of the tree below kubepods."""
 
     KUBEPODS = "kubepods"
@@ -69,14 +69,14 @@ class NameKind(StrEnum):
     CONTAINER = "container"
 
 
-class Name(Struct, frozen=True, kw_only=True):
+class GroupName(Struct, frozen=True, kw_only=True):
     """What a group path means. ``runtime`` None: the name does not tell (a plain id: containerd or docker)."""
 
-    kind: NameKind
+    kind: GroupKind
     qos: QosClass | None = None
     pod_uid: str | None = None
     container_id: str | None = None
-    runtime: Runtime | None = None
+    runtime: ContainerRuntime | None = None
 
 
 class Layout(Struct, frozen=True):
@@ -104,15 +104,17 @@ class Layout(Struct, frozen=True):
         """The group of one pod."""
         return self._path(KUBEPODS, *filter(None, [qos.directory]), f"pod{uid}")
 
-    def container(self, qos: QosClass, uid: str, container_id: str, runtime: Runtime = Runtime.CONTAINERD) -> str:
+    def container(
+        self, qos: QosClass, uid: str, container_id: str, runtime: ContainerRuntime = ContainerRuntime.CONTAINERD
+    ) -> str:
         """The group that the runtime makes for one container (or sandbox: the names do not differ)."""
         if self.driver is Driver.SYSTEMD:
             name = f"{runtime}-{container_id}.scope"
         else:
-            name = f"{runtime}-{container_id}" if runtime is Runtime.CRIO else container_id
+            name = f"{runtime}-{container_id}" if runtime is ContainerRuntime.CRIO else container_id
         return f"{self.pod(qos, uid)}/{name}"
 
-    def parse(self, path: str) -> Name | None:
+    def parse(self, path: str) -> GroupName | None:
         """What ``path`` means; None for everything outside kubepods, inside a container, or not made by these hands.
 
         Beside containers a pod's directory may hold systemd's ``.mount`` units, CRI-O's ``crio-conmon-`` scopes and
@@ -120,7 +122,7 @@ class Layout(Struct, frozen=True):
         """
         base = self.kubepods
         if path == base:
-            return Name(kind=NameKind.KUBEPODS)
+            return GroupName(kind=GroupKind.KUBEPODS)
         if not path.startswith(f"{base}/"):
             return None
         parts = path[len(base) + 1 :].split("/")
@@ -130,19 +132,19 @@ class Layout(Struct, frozen=True):
         if first in _QOS_OF_DIRECTORY:
             qos = _QOS_OF_DIRECTORY[first]
             if not parts:
-                return Name(kind=NameKind.QOS, qos=qos)
+                return GroupName(kind=GroupKind.QOS, qos=qos)
             first, parent = self._component(parts.pop(0), parent)
         pod = _POD.fullmatch(first)
         if pod is None:
             return None
         uid = pod["uid"]
         if not parts:
-            return Name(kind=NameKind.POD, qos=qos, pod_uid=uid)
+            return GroupName(kind=GroupKind.POD, qos=qos, pod_uid=uid)
         found = parse_container(parts.pop(0))
         if found is None or parts:
             return None
         container_id, runtime = found
-        return Name(kind=NameKind.CONTAINER, qos=qos, pod_uid=uid, container_id=container_id, runtime=runtime)
+        return GroupName(kind=GroupKind.CONTAINER, qos=qos, pod_uid=uid, container_id=container_id, runtime=runtime)
 
     def _path(self, *names: str) -> str:
         full = [part for part in self.cgroup_root.split("/") if part] + list(names)
@@ -205,19 +207,19 @@ def oci_cgroups_path(text: str) -> str:
     return posixpath.join(expand_slice(parent or "system.slice"), unit)
 
 
-def parse_container(directory: str) -> tuple[str, Runtime | None] | None:
+def parse_container(directory: str) -> tuple[str, ContainerRuntime | None] | None:
     """Container id and runtime of a directory name inside a pod's; None when no known runtime names containers so."""
     match = _CONTAINER.fullmatch(directory)
     if match is None:
         return None
-    runtime = Runtime(match["prefix"]) if match["prefix"] else None
+    runtime = ContainerRuntime(match["prefix"]) if match["prefix"] else None
     # A scope always carries its runtime's prefix; of the others only CRI-O prefixes plain directories.
-    if (match["scope"] is not None) != (runtime is not None) and runtime is not Runtime.CRIO:
+    if (match["scope"] is not None) != (runtime is not None) and runtime is not ContainerRuntime.CRIO:
         return None
     return match["id"], runtime
 
 
-def parse(path: str) -> Name | None:
+def parse(path: str) -> GroupName | None:
     """`Layout.parse` where the layout is not known: the first directory called kubepods decides driver and root."""
     parts = path.split("/")[1:]
     for depth, part in enumerate(parts):
@@ -294,7 +296,7 @@ def _population(tree: _Tree, layout: Layout) -> int:
     names = (
         layout.parse(f"{group}/{name}") for group in groups for name in _subdirectories(tree.trigger_directory(group))
     )
-    return sum(name is not None and name.kind is NameKind.POD for name in names)
+    return sum(name is not None and name.kind is GroupKind.POD for name in names)
 
 
 def _subdirectories(directory: str) -> list[str]:

@@ -40,7 +40,7 @@ class BandWrite(NamedTuple):
     text: str
 
 
-class Refused(NamedTuple):
+class BandRefusal(NamedTuple):
     """Why one of the group's knobs cannot have its wanted value."""
 
     rule: str
@@ -49,7 +49,7 @@ class Refused(NamedTuple):
 
 def order_bandwidth(
     want: Mapping[str, Band], have: Mapping[str, Band], version: Version
-) -> tuple[list[BandWrite], dict[tuple[str, str], Refused]]:
+) -> tuple[list[BandWrite], dict[tuple[str, str], BandRefusal]]:
     """The writes that take the changed groups (``want``) from ``have`` (every known group) to where they may go.
 
     Four passes, each legal after the ones before it: lower bursts; lift limits to "none"; lower ratios from the leaves
@@ -122,10 +122,10 @@ def _quota_writes(path: str, old: Band, new: Band, version: Version, leaf: bool)
 
 def _feasible(
     want: Mapping[str, Band], have: Mapping[str, Band], version: Version
-) -> tuple[dict[str, Band], dict[tuple[str, str], Refused]]:
+) -> tuple[dict[str, Band], dict[tuple[str, str], BandRefusal]]:
     """The wanted bands, less what breaks a rule in the end, and why."""
     goal: dict[str, Band] = {}
-    refused: dict[tuple[str, str], Refused] = {}
+    refused: dict[tuple[str, str], BandRefusal] = {}
     for path, band in want.items():
         goal[path] = _with_legal_burst(path, band, have[path], refused)
     if version == 2:
@@ -135,7 +135,7 @@ def _feasible(
     while losers := _over_parent({**have, **goal}, have, goal):
         for path, reason in losers.items():
             band = goal[path]
-            why = Refused("cpu.quota: child ratio at most parent ratio", reason)
+            why = BandRefusal("cpu.quota: child ratio at most parent ratio", reason)
             if band.quota != have[path].quota:
                 refused[path, _QUOTA.name] = why
             if band.period != have[path].period:
@@ -163,15 +163,15 @@ def _fits_above(path: str, band: Band, final: Mapping[str, Band]) -> bool:
     return ratio is None or limit is None or ratio <= limit
 
 
-def _with_legal_burst(path: str, band: Band, old: Band, refused: dict[tuple[str, str], Refused]) -> Band:
+def _with_legal_burst(path: str, band: Band, old: Band, refused: dict[tuple[str, str], BandRefusal]) -> Band:
     if band.quota is None or band.burst <= band.quota:
         return band
     rule = "cpu.burst at most cpu.quota"
     if band.burst != old.burst:
-        refused[path, _BURST.name] = Refused(rule, f"burst {band.burst} µs is above the quota of {band.quota} µs")
+        refused[path, _BURST.name] = BandRefusal(rule, f"burst {band.burst} µs is above the quota of {band.quota} µs")
         band = band._replace(burst=old.burst)
     if band.quota is not None and band.burst > band.quota != old.quota:
-        refused[path, _QUOTA.name] = Refused(
+        refused[path, _QUOTA.name] = BandRefusal(
             rule, f"quota {band.quota} µs is below the burst of {band.burst} µs: lower cpu.burst with it"
         )
         band = band._replace(quota=old.quota)

@@ -16,7 +16,7 @@ from cgroupfs.steps import nearest_known
 _EVERYTHING: Final = -1
 
 
-class Move(NamedTuple):
+class SetMove(NamedTuple):
     """Write ``mask`` to ``path``; ``interim`` when a later move of the same group finishes the job."""
 
     path: str
@@ -46,7 +46,9 @@ class Family:
                 self.children.setdefault(up, []).append(path)
 
 
-def order_sets(want: Mapping[str, int], have: Mapping[str, int], version: Version) -> tuple[list[Move], dict[str, str]]:
+def order_sets(
+    want: Mapping[str, int], have: Mapping[str, int], version: Version
+) -> tuple[list[SetMove], dict[str, str]]:
     """The moves that take the changed groups (``want``) from ``have`` (every known group) to where they may go.
 
     Returns the moves in order, and the changes that cannot be, as group -> the group that stands against it. CPUs are
@@ -56,11 +58,11 @@ def order_sets(want: Mapping[str, int], have: Mapping[str, int], version: Versio
     against = _infeasible(want, have, family) if version == 1 else {}
     goal = {path: want[path] for path in sorted(want, key=_depth_then_name) if path not in against}
 
-    moves: list[Move] = []
+    moves: list[SetMove] = []
     now = dict(have)
     direct = _direct(goal, have, family, version)
     for path in sorted(direct, key=lambda path: (direct[path], -path.count("/"), path)):
-        moves.append(Move(path, goal[path], interim=False))
+        moves.append(SetMove(path, goal[path], interim=False))
         now[path] = goal[path]
 
     late: list[str] = []
@@ -68,14 +70,14 @@ def order_sets(want: Mapping[str, int], have: Mapping[str, int], version: Versio
         if path in direct:
             continue
         if all(not now[child] & ~mask for child in family.children.get(path, ())):
-            moves.append(Move(path, mask, interim=False))
+            moves.append(SetMove(path, mask, interim=False))
             now[path] = mask
             continue
         late.append(path)
         if mask & ~_room(now[path], version):
             now[path] |= mask
-            moves.append(Move(path, now[path], interim=True))
-    moves.extend(Move(path, goal[path], interim=False) for path in reversed(late))
+            moves.append(SetMove(path, now[path], interim=True))
+    moves.extend(SetMove(path, goal[path], interim=False) for path in reversed(late))
     return moves, against
 
 

@@ -3,8 +3,9 @@
     order_changes(changes, actual, versions) -> Plan(steps, blocked)
 
 Whatever prefix of the steps is done, planning again from there reaches the same end. A change that breaks a rule of the
-kernel becomes `Blocked` with the rule's name; none is dropped silently, and none of the steps is meant to be refused.
-Sets are ordered in `cgroupfs.order_sets`, bandwidth in `cgroupfs.order_cpu`, the rest (idle and weight, memory) here.
+kernel becomes `BlockedChange` with the rule's name; none is dropped silently, and none of the steps is meant to be
+refused. Sets are ordered in `cgroupfs.order_sets`, bandwidth in `cgroupfs.order_cpu`, the rest (idle and weight,
+memory) here.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -17,9 +18,9 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.knobs import CATALOG, Knob
 from cgroupfs.order_cpu import Band, order_bandwidth
 from cgroupfs.order_sets import order_sets
-from cgroupfs.steps import Blocked, Change, Known, Plan, Step, ancestors
+from cgroupfs.steps import BlockedChange, KnobChange, Known, WritePlan, WriteStep, ancestors
 
-__all__ = ["Blocked", "Change", "Known", "Plan", "Step", "order_changes"]
+__all__ = ["BlockedChange", "KnobChange", "Known", "WritePlan", "WriteStep", "order_changes"]
 
 _SETS: Final = ("cpu.set", "cpu.mems")
 _MIGRATE: Final = "cpu.mems_migrate"
@@ -37,7 +38,7 @@ _ORDERED: Final = frozenset({*_SETS, *_BANDWIDTH})
 _FEW: Final = 16
 
 
-def order_changes(changes: Iterable[Change], actual: Known, versions: Mapping[str, Version]) -> Plan:
+def order_changes(changes: Iterable[KnobChange], actual: Known, versions: Mapping[str, Version]) -> WritePlan:
     """Order the changes so that the kernel accepts every single step.
 
     ``actual`` holds the values last read; the more of a changed group's relatives it holds, the more is known before
@@ -54,17 +55,17 @@ class _Planner:
     def __init__(self, actual: Known, versions: Mapping[str, Version]) -> None:
         self._actual = actual
         self._versions = versions
-        self._usable: dict[str, tuple[Knob, Version] | Blocked] = {}
-        self._left: dict[str, dict[str, Change]] = {name: {} for name in CATALOG}
+        self._usable: dict[str, tuple[Knob, Version] | BlockedChange] = {}
+        self._left: dict[str, dict[str, KnobChange]] = {name: {} for name in CATALOG}
         """By knob and group: what differs from the value there now."""
-        self._there: dict[tuple[str, str], Change] = {}
+        self._there: dict[tuple[str, str], KnobChange] = {}
         """By group and knob: wanted, and there already."""
         self._have: dict[tuple[str, str], Value] = {}
-        self._fast: list[Step] = []
-        self._slow: list[Step] = []
-        self._blocked: list[Blocked] = []
+        self._fast: list[WriteStep] = []
+        self._slow: list[WriteStep] = []
+        self._blocked: list[BlockedChange] = []
 
-    def plan(self, changes: Iterable[Change]) -> Plan:
+    def plan(self, changes: Iterable[KnobChange]) -> WritePlan:
         for change in changes:
             self._collect(change)
         # Whether pages move with the memory nodes is decided before these change.
@@ -84,15 +85,15 @@ class _Planner:
                     self._step(change)
         self._order_high()
         self._order_memory_and_swap()
-        return Plan(steps=(*self._fast, *self._slow), blocked=tuple(self._blocked))
+        return WritePlan(steps=(*self._fast, *self._slow), blocked=tuple(self._blocked))
 
     # Collecting
 
-    def _collect(self, change: Change) -> None:
+    def _collect(self, change: KnobChange) -> None:
         path, name = change.path, change.knob
         key = path, name
         usable = self._usable.get(name) or self._look_up(name)
-        if isinstance(usable, Blocked):
+        if isinstance(usable, BlockedChange):
             self._block(change, usable.rule, usable.reason)
             return
         knob, version = usable
@@ -120,11 +121,11 @@ class _Planner:
         self._there.pop(key, None)
         self._left[name][path] = change
 
-    def _look_up(self, name: str) -> tuple[Knob, Version] | Blocked:
+    def _look_up(self, name: str) -> tuple[Knob, Version] | BlockedChange:
         """The knob and its version on this node, or why there is none (with a stand-in change)."""
         knob = CATALOG.get(name)
         version = self._versions.get(knob.controller) if knob else None
-        usable: tuple[Knob, Version] | Blocked
+        usable: tuple[Knob, Version] | BlockedChange
         if knob is None:
             usable = _no(name, "knob", f"there is no knob {name}")
         elif version is None:
@@ -136,8 +137,8 @@ class _Planner:
         self._usable[name] = usable
         return usable
 
-    def _block(self, change: Change, rule: str, reason: str) -> None:
-        self._blocked.append(Blocked(change=change, rule=rule, reason=reason))
+    def _block(self, change: KnobChange, rule: str, reason: str) -> None:
+        self._blocked.append(BlockedChange(change=change, rule=rule, reason=reason))
 
     def _value(self, path: str, knob: str) -> Value | UnsetType:
         """The value there now, if known: a change's own word goes before the table."""
@@ -169,7 +170,7 @@ class _Planner:
 
     def _step(
         self,
-        change: Change,
+        change: KnobChange,
         text: str | None = None,
         why: str | None = None,
         guard: str | None = None,
@@ -183,7 +184,7 @@ class _Planner:
         have = self._value(change.path, change.knob)
         slow = knob.lowering_is_slow and (isinstance(have, UnsetType) or knob.slow(have, change.want))
         slow |= moving
-        step = Step(
+        step = WriteStep(
             path=change.path,
             knob=change.knob,
             file=knob.file(version) or "",
@@ -226,7 +227,7 @@ class _Planner:
                 reason = f"{other} below it has CPUs or nodes outside {wanted}"
             self._block(change, f"{name}: child inside parent", reason)
 
-    def _moves_pages(self, change: Change, version: Version) -> bool:
+    def _moves_pages(self, change: KnobChange, version: Version) -> bool:
         """True when the pages of a running group move over to its new nodes, within the write: always on v2."""
         flag = self._left[_MIGRATE].get(change.path)
         migrates = version == 2 or (flag.want if flag is not None else self._value(change.path, _MIGRATE)) == 1
@@ -284,11 +285,11 @@ class _Planner:
             burst if isinstance(burst, int) else 0,
         )
 
-    def _step_of(self, change: Change, name: str, text: str) -> None:
+    def _step_of(self, change: KnobChange, name: str, text: str) -> None:
         knob = CATALOG[name]
         version = self._versions["cpu"]
         self._fast.append(
-            Step(
+            WriteStep(
                 path=change.path,
                 knob=name,
                 file=knob.file(version) or "",
@@ -320,7 +321,7 @@ class _Planner:
             else:
                 self._order_v1_pair(path, limit, swap)
 
-    def _order_v1_pair(self, path: str, limit: Change | None, swap: Change | None) -> None:
+    def _order_v1_pair(self, path: str, limit: KnobChange | None, swap: KnobChange | None) -> None:
         """v1: memory+swap is at least memory, at every moment (EINVAL for either file)."""
         old_limit = _bytes(self._value(path, "memory.max"))
         old_swap = _bytes(self._value(path, "memory.swap"))
@@ -337,15 +338,15 @@ class _Planner:
                 guarded = change.knob == "memory.max" and not change.reclaim and self._tightens(change)
                 self._step(change, guard=_USED[1] if guarded else None)
 
-    def _goes_back(self, change: Change) -> bool:
+    def _goes_back(self, change: KnobChange) -> bool:
         have = self._value(change.path, change.knob)
         return isinstance(have, int) and isinstance(change.want, int) and change.want > have
 
-    def _tightens(self, change: Change) -> bool:
+    def _tightens(self, change: KnobChange) -> bool:
         have = self._value(change.path, change.knob)
         return isinstance(have, UnsetType) or CATALOG[change.knob].looser(have, change.want)
 
-    def _kills_nobody(self, change: Change) -> bool:
+    def _kills_nobody(self, change: KnobChange) -> bool:
         """True for a lowered v2 limit that stays above the memory in use, or may be brought there; else it is blocked.
 
         Whatever was true here, the step looks again right before it writes.
@@ -376,8 +377,8 @@ def _mask(value: Value) -> int:
     return value.mask if isinstance(value, CpuSet) else 0
 
 
-def _no(name: str, rule: str, reason: str) -> Blocked:
-    return Blocked(change=Change(path="/", knob=name, want=None), rule=rule, reason=reason)
+def _no(name: str, rule: str, reason: str) -> BlockedChange:
+    return BlockedChange(change=KnobChange(path="/", knob=name, want=None), rule=rule, reason=reason)
 
 
 def _with(band: Band, knob: str, value: Value) -> Band:

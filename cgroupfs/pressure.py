@@ -29,7 +29,7 @@ _CLOSE_S: Final = 10.0
 _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 
 
-class Resource(StrEnum):
+class PressureResource(StrEnum):
     """What the tasks of a group wait for."""
 
     CPU = "cpu"
@@ -75,12 +75,12 @@ def parse_pressure(text: str) -> Pressure:
     return Pressure(some=lines.get("some"), full=lines.get("full"))
 
 
-def node_pressure_file(resource: Resource, root: str = "/") -> str:
+def node_pressure_file(resource: PressureResource, root: str = "/") -> str:
     """The file of the whole machine."""
     return os.path.join(root, "proc/pressure", resource)
 
 
-def group_pressure_file(hierarchy: Hierarchy, group_path: str, resource: Resource) -> str | None:
+def group_pressure_file(hierarchy: Hierarchy, group_path: str, resource: PressureResource) -> str | None:
     """A group's file where it has one now: in a cgroup2 mount, or (vendor kernels, ``psi_v1=1``) in v1 cpuacct."""
     for controller in (UNIFIED, "cpuacct"):
         if hierarchy.version(controller) is not None:

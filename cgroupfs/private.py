@@ -39,7 +39,7 @@ def private_tree(hierarchy: Hierarchy) -> "PrivateTree | None":
     return PrivateTree(mounted)
 
 
-class Attached(NamedTuple):
+class AttachResult(NamedTuple):
     """What became of some processes. ``foreign``: where one is that was left alone; None: all are ours now, or gone."""
 
     moved: int
@@ -111,7 +111,7 @@ class PrivateTree:
         except OSError:
             return frozenset()
 
-    def attach(self, uid: str, pids: Iterable[int], path: str) -> Attached:
+    def attach(self, uid: str, pids: Iterable[int], path: str) -> AttachResult:
         """Put processes into the pod's group, made if need be. ``path``: the pod's group in the v1 hierarchies.
 
         A process that is not (or no longer) in that group, or that is elsewhere in cgroup2, is left where it is.
@@ -134,7 +134,7 @@ class PrivateTree:
                     raise cgroup_error(f"{directory}/cgroup.procs", exc, f"write '{pid}'") from exc
             else:
                 moved += 1
-        return Attached(moved, foreign)
+        return AttachResult(moved, foreign)
 
     def _place(self, pid: int, path: str) -> str | None:
         """Where a process is in the cgroup2 hierarchy; None when it has ended or is not in the pod's v1 group."""

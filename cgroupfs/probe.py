@@ -8,7 +8,7 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.knobs import CATALOG
 
 
-class Mounts(Protocol):
+class HierarchyLookup(Protocol):
     """Where groups are, and on which version: what the probe needs of `cgroupfs.hierarchy.Hierarchy`."""
 
     def directory(self, controller: str, group_path: str) -> str:
@@ -18,7 +18,7 @@ class Mounts(Protocol):
         """The version of each mounted controller."""
 
 
-def offered(mounts: Mounts, group: str, files: FileOps = REAL) -> frozenset[str]:
+def offered(mounts: HierarchyLookup, group: str, files: FileOps = REAL) -> frozenset[str]:
     """The names of the knobs whose file a group has; empty while there is no such group.
 
     Not the root (but for the few that only it has): it lacks most files, and has some that cannot be written. A

@@ -10,17 +10,17 @@ from typing import Generic, TypeVar, final
 
 import trio
 
-from cgroupfs.steps import Step
+from cgroupfs.steps import WriteStep
 
 T = TypeVar("T")
 
 
-class Job(Generic[T]):
+class BlockingJob(Generic[T]):
     """What one thread is at. ``since``: trio's clock. The thread sets ``at``, ``done``, ``began`` and ``over``."""
 
     def __init__(self) -> None:
         self.since = trio.current_time()
-        self.at: Step | None = None
+        self.at: WriteStep | None = None
         self.done: list[T] = []
         self.over = False
         self.began = False
@@ -28,21 +28,21 @@ class Job(Generic[T]):
         self.told = 0
         self.ended = trio.Event()
 
-    def holds(self, step: Step) -> bool:
+    def holds(self, step: WriteStep) -> bool:
         """Whether the kernel is at this very file."""
         return self.at is not None and (self.at.path, self.at.file) == (step.path, step.file)
 
 
 @final
-class SlowLane(Generic[T]):
+class BlockingWriter(Generic[T]):
     """See the module's text."""
 
     def __init__(self) -> None:
         self._one = trio.CapacityLimiter(1)
-        self._left: Job[T] | None = None
+        self._left: BlockingJob[T] | None = None
         self._late: list[T] = []
 
-    def at_work(self) -> Job[T] | None:
+    def at_work(self) -> BlockingJob[T] | None:
         """What was left in the kernel and is there still; None: the lane is free."""
         self._collect()
         return self._left
@@ -59,12 +59,12 @@ class SlowLane(Generic[T]):
         if (left := self.at_work()) is not None:
             await left.ended.wait()
 
-    async def run(self, steps: Sequence[Step], do: Callable[[Step], T], done: list[T]) -> None:
+    async def run(self, steps: Sequence[WriteStep], do: Callable[[WriteStep], T], done: list[T]) -> None:
         """Do the steps in the lane's thread, and add what comes of them to ``done``.
 
         Cancelled: the step that the kernel is at is left there, and none after it is begun.
         """
-        job = Job[T]()
+        job = BlockingJob[T]()
         token = trio.lowlevel.current_trio_token()
 
         def work() -> None:

@@ -15,7 +15,7 @@ Known: TypeAlias = Mapping[tuple[str, str], Value]
 """Values last read, by (group path, knob)."""
 
 
-class Change(Struct, frozen=True, kw_only=True, gc=False):
+class KnobChange(Struct, frozen=True, kw_only=True, gc=False):
     """One wanted value of one knob on one group.
 
     ``have`` is the value there now; UNSET means "look it up in the actual values". ``usage_bytes`` is the group's
@@ -32,7 +32,7 @@ class Change(Struct, frozen=True, kw_only=True, gc=False):
     reclaim: bool = False
 
 
-class Step(Struct, frozen=True, kw_only=True, gc=False):
+class WriteStep(Struct, frozen=True, kw_only=True, gc=False):
     """One write of one control file.
 
     ``slow``: may take milliseconds in the kernel. ``guard`` names a file of the group whose number must not be above
@@ -56,19 +56,19 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
     expects: str | None = None
 
 
-class Blocked(Struct, frozen=True, kw_only=True, gc=False):
+class BlockedChange(Struct, frozen=True, kw_only=True, gc=False):
     """A change that cannot be reached, with the kernel's rule and a sentence for a person."""
 
-    change: Change
+    change: KnobChange
     rule: str
     reason: str
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class WritePlan(Struct, frozen=True, kw_only=True):
     """What to write, in this order, and what not. Slow steps come last and may run beside each other's groups."""
 
-    steps: tuple[Step, ...]
-    blocked: tuple[Blocked, ...] = ()
+    steps: tuple[WriteStep, ...]
+    blocked: tuple[BlockedChange, ...] = ()
 
 
 def ancestors(path: str) -> Iterator[str]:

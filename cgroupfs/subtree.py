@@ -95,11 +95,11 @@ class Subtree:
         """Whether any process that has not exited is in it, or below it, in any hierarchy."""
         return any(self.look())
 
-    def groups(self) -> "Iterator[Group]":
+    def groups(self) -> "Iterator[SubtreeGroup]":
         """Every group of it, in every hierarchy, each above those below it."""
         for number, _ in self._found.values():
             for below in _below(number):
-                yield Group(number, below)
+                yield SubtreeGroup(number, below)
 
     # Stopping
 
@@ -150,7 +150,7 @@ class Subtree:
 
 
 @final
-class Group:
+class SubtreeGroup:
     """One group of a `Subtree`: an open directory, and the relative path below it ("." for itself)."""
 
     __slots__ = ("number", "path")

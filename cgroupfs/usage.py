@@ -28,7 +28,7 @@ _WRITTEN_FIRST: Final = frozenset({"dirty", "writeback", "file_dirty", "file_wri
 _SHORTEST_S: Final = 0.005
 
 
-class Counters(Struct, frozen=True, kw_only=True):
+class UsageCounters(Struct, frozen=True, kw_only=True):
     """One reading. All but ``memory_bytes`` only grow while the group lives. ``at_s`` is on the monotonic clock."""
 
     at_s: float
@@ -39,7 +39,7 @@ class Counters(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
 
 
-class Rates(Struct, frozen=True, kw_only=True):
+class UsageRates(Struct, frozen=True, kw_only=True):
     """What happened between two readings.
 
     ``throttled_share``: the part of the bandwidth periods in which the group hit its quota (0.0 without a quota);
@@ -53,7 +53,7 @@ class Rates(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
 
 
-class MemoryUse(Struct, frozen=True, kw_only=True):
+class MemoryUsage(Struct, frozen=True, kw_only=True):
     """A group's memory and that of all below it. ``limit_bytes`` None: no limit of its own.
 
     ``droppable_bytes``: page cache on the reclaim lists that nobody has to write to a disk first, so what the kernel
@@ -70,7 +70,7 @@ class MemoryUse(Struct, frozen=True, kw_only=True):
         return max(0, self.used_bytes - self.droppable_bytes)
 
 
-def rates_between(before: Counters, after: Counters) -> Rates | None:
+def rates_between(before: UsageCounters, after: UsageCounters) -> UsageRates | None:
     """The rates of the time between two readings; None when there was (next to) none.
 
     A counter that went backwards was restarted: its rate is unknown, never negative.
@@ -82,7 +82,7 @@ def rates_between(before: Counters, after: Counters) -> Rates | None:
     periods = grown(before.periods, after.periods)
     hit = grown(before.throttled_periods, after.throttled_periods)
     waited_ns = grown(before.throttled_ns, after.throttled_ns)
-    return Rates(
+    return UsageRates(
         interval_s=interval_s,
         cpu_milli=_milli(cpu_ns, interval_s),
         throttled_share=None if periods is None or hit is None else min(1.0, hit / max(1, periods)),
@@ -121,7 +121,7 @@ class UsageReader:
         self._limit_file = "memory.limit_in_bytes" if v1 else "memory.max"
         self._all_below = "total_" if v1 else ""
 
-    def read(self, path: str, inode: int = 0) -> Counters:
+    def read(self, path: str, inode: int = 0) -> UsageCounters:
         """One reading; what is missing (a controller, a directory not made yet) is None.
 
         Errors: `CgroupGoneError` when ``inode`` (not 0) is no longer what has this path, or nothing at all is left.
@@ -133,7 +133,7 @@ class UsageReader:
             raise CgroupGoneError(directory, "no counter is left")
         return replace(cpu, memory_bytes=memory_bytes)
 
-    def read_cpu(self, path: str, inode: int = 0) -> Counters:
+    def read_cpu(self, path: str, inode: int = 0) -> UsageCounters:
         """As `read`, of the CPU alone: for whoever asks every second of every container (two files on v1, one on v2).
 
         Errors: `CgroupGoneError` as in `read`.
@@ -160,7 +160,7 @@ class UsageReader:
         except (CgroupError, InputError):
             return None
 
-    def memory_use(self, path: str, *, enough_bytes: int | None = None) -> MemoryUse | None:
+    def memory_use(self, path: str, *, enough_bytes: int | None = None) -> MemoryUsage | None:
         """A group's memory with what of it could be dropped; None when it is gone or cannot be read.
 
         ``enough_bytes``: who has so much left below its limit, or no limit, is not asked for its page cache.
@@ -172,7 +172,7 @@ class UsageReader:
                 return None
             limit = CATALOG["memory.max"].decode(limit_text, self._memory_version)
             assert limit is None or isinstance(limit, int)
-            found = MemoryUse(limit_bytes=limit, used_bytes=used)
+            found = MemoryUsage(limit_bytes=limit, used_bytes=used)
             if enough_bytes is not None and (limit is None or limit - used >= enough_bytes):
                 return found
             stat = self._table("memory", path, "memory.stat")
@@ -191,14 +191,14 @@ class UsageReader:
                 raise CgroupGoneError(directory, f"inode {inode} is gone, {found} has its name")
         return directory
 
-    def _read_cpu(self, path: str) -> Counters:
+    def _read_cpu(self, path: str) -> UsageCounters:
         at_s = self._clock()
         cpu_ns = self._number("cpuacct", path, "cpuacct.usage") if self._acct_v1 else None
         stat = self._table(self._bandwidth, path, "cpu.stat")
         if not self._acct_v1:
             usage = stat if self._bandwidth == UNIFIED else self._table(UNIFIED, path, "cpu.stat")
             cpu_ns = _thousandfold(usage.get("usage_usec"))
-        return Counters(
+        return UsageCounters(
             at_s=at_s,
             cpu_ns=cpu_ns,
             periods=stat.get("nr_periods"),
@@ -246,9 +246,9 @@ class UsageMeter:
 
     def __init__(self, reader: UsageReader) -> None:
         self._reader = reader
-        self._last: dict[int, Counters] = {}
+        self._last: dict[int, UsageCounters] = {}
 
-    def sample(self, path: str, inode: int) -> Rates | None:
+    def sample(self, path: str, inode: int) -> UsageRates | None:
         """Read a group now; its rates since the last sample, None the first time and right after a sample.
 
         Errors: as `UsageReader.read`; a group that is gone is forgotten.

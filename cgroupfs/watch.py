@@ -69,7 +69,7 @@ CHILDREN: Final = APPEARED | VANISHED | int(Mask.ONLYDIR)
 """Tells of directories and files that come and go in a directory, not of writes."""
 
 
-class Event(NamedTuple, Generic[T]):
+class DirEvent(NamedTuple, Generic[T]):
     """One thing that happened in a watched directory.
 
     ``token`` is what the watch was added with, None for an overflow. With ``look`` nothing is known:
@@ -219,7 +219,7 @@ class DirWatcher(Generic[T]):
         for path in paths:
             self.remove(path)
 
-    async def next_batch(self) -> Sequence[Event[T]]:
+    async def next_batch(self) -> Sequence[DirEvent[T]]:
         """At least one event, in the kernel's order. Cancelled, it loses none.
 
         Errors: `trio.ClosedResourceError` after `close`.
@@ -301,7 +301,7 @@ class DirWatcher(Generic[T]):
             if exc.errno != errno.EINVAL:
                 _LOG.warning("%s: a watch could not be removed: %s", self._name, errno_name(exc.errno))
 
-    def _read(self) -> list[Event[T]]:
+    def _read(self) -> list[DirEvent[T]]:
         assert self._inotify is not None
         try:
             data = os.read(self._inotify.fd, _READ_BYTES)
@@ -310,9 +310,9 @@ class DirWatcher(Generic[T]):
         except OSError as exc:
             # What was in the queue may be lost; the descriptor stays readable, so not at once again.
             self._unreadable(exc)
-            return [Event(None, "", "", _Q_OVERFLOW)]
+            return [DirEvent(None, "", "", _Q_OVERFLOW)]
         # Unpacked here and not by inotify_simple: one loop and one tuple less per event, 20 µs of a cold wake-up.
-        batch: list[Event[T]] = []
+        batch: list[DirEvent[T]] = []
         by_wd, unpack = self._by_wd, _HEADER.unpack_from
         start = 0
         while start < len(data):
@@ -325,10 +325,10 @@ class DirWatcher(Generic[T]):
                 if mask & _IGNORED:
                     del by_wd[wd]
                     del self._by_path[watch.path]
-                batch.append(Event(watch.token, watch.path, os.fsdecode(name.rstrip(b"\0")), mask))
+                batch.append(DirEvent(watch.token, watch.path, os.fsdecode(name.rstrip(b"\0")), mask))
             elif mask & _Q_OVERFLOW:
                 self._overflows += 1
-                batch.append(Event(None, "", "", mask))
+                batch.append(DirEvent(None, "", "", mask))
         self._events += len(batch)
         return batch
 
@@ -353,14 +353,14 @@ class DirWatcher(Generic[T]):
             self._next_poll, self._next_retry = now + self._poll_s, now + self._retry_s
         return self._next_poll
 
-    def _poll(self, now: float) -> list[Event[T]]:
+    def _poll(self, now: float) -> list[DirEvent[T]]:
         looks = list(self._polled.values())
         self._next_poll = now + self._poll_s
         if now >= self._next_retry:
             self._next_retry = now + self._retry_s
             self._retry(looks)
         # Also for those just watched again: list after watch.
-        return [Event(watch.token, watch.path, "", 0) for watch in looks]
+        return [DirEvent(watch.token, watch.path, "", 0) for watch in looks]
 
     def _retry(self, looks: list[_Watch[T]]) -> None:
         if self._inotify is None and self._open():

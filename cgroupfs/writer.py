@@ -1,8 +1,8 @@
 """Performing steps: one write each, read back in the kernel's normal form, and an outcome for every one of them.
 
-`Writer` writes, `Recorder` only tells what it would have written; both have the same interface (`StepWriter`). Control
-files are written inline, because a write costs 2-40 µs and a thread 150; only steps that may make the kernel reclaim
-memory or move pages go to a thread of their own, `cgroupfs.slowlane`.
+`KernelWriter` writes, `DryRunWriter` only tells what it would have written; both have the same interface
+(`StepWriter`). Control files are written inline, because a write costs 2-40 µs and a thread 150; only steps that may
+make the kernel reclaim memory or move pages go to a thread of their own, `cgroupfs.slowlane`.
 """
 
 import errno
@@ -25,8 +25,8 @@ from cgroupfs.errors import (
 )
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.knobs import CATALOG
-from cgroupfs.slowlane import SlowLane
-from cgroupfs.steps import Step
+from cgroupfs.slowlane import BlockingWriter
+from cgroupfs.steps import WriteStep
 
 YIELD_S: Final = 0.001
 """How long the writer may hold the loop before it lets others run."""
@@ -37,7 +37,7 @@ _CHUNK: Final = 32 << 20
 """Bytes asked for at once: about a millisecond of page cache, some more where pages go to swap."""
 
 
-class Places(Protocol):
+class GroupLookup(Protocol):
     """Where groups are: what the writer needs of `cgroupfs.hierarchy.Hierarchy`."""
 
     def directory(self, controller: str, group_path: str) -> str:
@@ -47,14 +47,14 @@ class Places(Protocol):
         """A group's directory in the hierarchy that is watched, whose inode identifies it."""
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class StepOutcome(Struct, frozen=True, kw_only=True):
     """What became of one step.
 
     ``before`` and ``after`` are the file's text without the newline, None where it could not be read; ``wrote`` is
     False where the value was there already and where nothing may be written. ``at``: monotonic seconds.
     """
 
-    step: Step
+    step: WriteStep
     ok: bool
     at: float
     before: str | None = None
@@ -66,13 +66,13 @@ class Outcome(Struct, frozen=True, kw_only=True):
 class StepWriter(Protocol):
     """What performs steps, or pretends to."""
 
-    def write(self, step: Step, inode: int = 0) -> Outcome:
+    def write(self, step: WriteStep, inode: int = 0) -> StepOutcome:
         """Perform one step now, in the calling task."""
 
-    async def perform(self, steps: Sequence[Step], inodes: Mapping[str, int] | None = None) -> list[Outcome]:
+    async def perform(self, steps: Sequence[WriteStep], inodes: Mapping[str, int] | None = None) -> list[StepOutcome]:
         """Perform steps in order; one outcome each."""
 
-    def finished(self) -> list[Outcome]:
+    def finished(self) -> list[StepOutcome]:
         """What has come of steps that `perform` left under way; each is told once."""
 
     async def quiet(self) -> None:
@@ -80,7 +80,7 @@ class StepWriter(Protocol):
 
 
 @final
-class Writer:
+class KernelWriter:
     """Writes to the kernel.
 
     ``deadline_s`` bounds one `perform`: it is shielded from cancellation (a half-done plan is legal, but what was done
@@ -90,7 +90,7 @@ class Writer:
 
     def __init__(
         self,
-        places: Places,
+        places: GroupLookup,
         *,
         files: FileOps = REAL,
         deadline_s: float = 10.0,
@@ -102,9 +102,9 @@ class Writer:
         self._deadline_s = deadline_s
         self._patience_s = deadline_s if patience_s is None else min(patience_s, deadline_s)
         self._clock = clock
-        self._slow_lane: SlowLane[Outcome] = SlowLane()
+        self._slow_lane: BlockingWriter[StepOutcome] = BlockingWriter()
 
-    def write(self, step: Step, inode: int = 0) -> Outcome:
+    def write(self, step: WriteStep, inode: int = 0) -> StepOutcome:
         """Perform one step now, in the calling task whatever ``step.slow`` says: a read, a write, a read.
 
         That is four to six times the price of `cgroupfs.files.write_now`; the same value again costs one read.
@@ -115,10 +115,10 @@ class Writer:
         directory, seen, failed = _look(self._files, self._places, step, inode)
         before = None if seen is None else seen.rstrip("\n")
         if failed is None and seen is not None and _is(step, seen):
-            return Outcome(step=step, ok=True, at=self._clock(), before=before, after=before)
+            return StepOutcome(step=step, ok=True, at=self._clock(), before=before, after=before)
         failed = failed or _changed(step, directory, seen) or _guarded(self._files, directory, step, self._clock)
         if failed is not None:
-            return Outcome(step=step, ok=False, at=self._clock(), before=before, after=before, error=failed)
+            return StepOutcome(step=step, ok=False, at=self._clock(), before=before, after=before, error=failed)
         path = f"{directory}/{step.file}"
         text = step.text
         try:
@@ -126,18 +126,18 @@ class Writer:
                 self._files.write(directory, step.file, text)
         except OSError as exc:
             failed = self._unwritten(step, directory, text, exc)
-            return Outcome(step=step, ok=False, at=self._clock(), before=before, after=before, error=failed)
+            return StepOutcome(step=step, ok=False, at=self._clock(), before=before, after=before, error=failed)
         try:
             after = self._files.read(directory, step.file)
         except OSError as exc:
             failed = cgroup_error(path, exc, "read back")
-            return Outcome(step=step, ok=False, at=self._clock(), before=before, wrote=True, error=failed)
+            return StepOutcome(step=step, ok=False, at=self._clock(), before=before, wrote=True, error=failed)
         ok = _is(step, after)
         shown = after.rstrip("\n")
         error = None if ok else CgroupRefusedError(path, f"write {step.text!r}: accepted, but it reads {shown!r}")
-        return Outcome(step=step, ok=ok, at=self._clock(), before=before, after=shown, wrote=True, error=error)
+        return StepOutcome(step=step, ok=ok, at=self._clock(), before=before, after=shown, wrote=True, error=error)
 
-    def _unwritten(self, step: Step, directory: str, text: str, exc: OSError) -> CgroupError:
+    def _unwritten(self, step: WriteStep, directory: str, text: str, exc: OSError) -> CgroupError:
         """What a refused write means. ENODEV is a group that is gone, or, where disks are named, a disk that is."""
         path = f"{directory}/{step.file}"
         if exc.errno == errno.ENODEV and CATALOG[step.knob].unit == "devices":
@@ -150,7 +150,7 @@ class Writer:
             )
         return cgroup_error(path, exc, f"write {text!r}")
 
-    async def perform(self, steps: Sequence[Step], inodes: Mapping[str, int] | None = None) -> list[Outcome]:
+    async def perform(self, steps: Sequence[WriteStep], inodes: Mapping[str, int] | None = None) -> list[StepOutcome]:
         """Perform steps in their order: the fast ones inline, the slow ones in a thread.
 
         Others run every millisecond. ``inodes`` is by group path. Steps for which nobody waits any longer end in a
@@ -158,7 +158,7 @@ class Writer:
         that moment may still come true, see `finished`; its file and the slow lane are left alone until then.
         """
         inodes = inodes or {}
-        outcomes: list[Outcome] = []
+        outcomes: list[StepOutcome] = []
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._deadline_s):
             for lane, run in groupby(steps, key=lambda step: step.controller if step.slow else ""):
                 if not lane:
@@ -170,7 +170,7 @@ class Writer:
         outcomes += [self._not_done(step) for step in steps[len(outcomes) :]]
         return outcomes
 
-    def finished(self) -> list[Outcome]:
+    def finished(self) -> list[StepOutcome]:
         """What has come of steps that `perform` left under way; each is told once."""
         return self._slow_lane.late()
 
@@ -179,7 +179,9 @@ class Writer:
         with trio.move_on_after(self._deadline_s):
             await self._slow_lane.quiet()
 
-    async def _perform_fast(self, steps: Iterable[Step], inodes: Mapping[str, int], outcomes: list[Outcome]) -> None:
+    async def _perform_fast(
+        self, steps: Iterable[WriteStep], inodes: Mapping[str, int], outcomes: list[StepOutcome]
+    ) -> None:
         since = time.perf_counter()
         left = self._slow_lane.at_work()
         for step in steps:
@@ -190,7 +192,9 @@ class Writer:
                 await trio.lowlevel.checkpoint()
                 since = time.perf_counter()
 
-    async def _perform_slow(self, steps: list[Step], inodes: Mapping[str, int], outcomes: list[Outcome]) -> bool:
+    async def _perform_slow(
+        self, steps: list[WriteStep], inodes: Mapping[str, int], outcomes: list[StepOutcome]
+    ) -> bool:
         """Hand the steps to the slow lane; False where not all of them are done, and none must follow."""
         if self._slow_lane.at_work() is not None:
             return False
@@ -201,7 +205,7 @@ class Writer:
             await self._slow_lane.run(steps, lambda step: self.write(step, inodes.get(step.path, 0)), outcomes)
         return len(outcomes) - before == len(steps)
 
-    def _not_done(self, step: Step) -> Outcome:
+    def _not_done(self, step: WriteStep) -> StepOutcome:
         """The outcome of a step for which nobody waits any longer."""
         left = self._slow_lane.at_work()
         stuck = left is not None and trio.current_time() - left.since >= self._deadline_s
@@ -212,35 +216,37 @@ class Writer:
             error = CgroupUnderWayError(step.path, f"{step.file}: the kernel is still at it")
         else:
             error = CgroupUnderWayError(step.path, f"{step.file}: the kernel is at {left.at.file} of {left.at.path}")
-        return Outcome(step=step, ok=False, at=self._clock(), error=error)
+        return StepOutcome(step=step, ok=False, at=self._clock(), error=error)
 
 
 @final
-class Recorder:
+class DryRunWriter:
     """The dry run: looks at everything the writer looks at, writes nothing, and says what it would have written.
 
     An outcome's ``after`` is the normal form that the file would show; ``wrote`` is always False.
     """
 
-    def __init__(self, places: Places, *, files: FileOps = REAL, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, places: GroupLookup, *, files: FileOps = REAL, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._places = places
         self._files = files
         self._clock = clock
 
-    def write(self, step: Step, inode: int = 0) -> Outcome:
+    def write(self, step: WriteStep, inode: int = 0) -> StepOutcome:
         """Say what one step would do, as far as that can be told without asking the kernel."""
         directory, seen, failed = _look(self._files, self._places, step, inode)
         before = None if seen is None else seen.rstrip("\n")
         failed = failed or _guarded(self._files, directory, step)
         if failed is not None:
-            return Outcome(step=step, ok=False, at=self._clock(), before=before, after=before, error=failed)
+            return StepOutcome(step=step, ok=False, at=self._clock(), before=before, after=before, error=failed)
         after = CATALOG[step.knob].normal(step.text, step.version)
-        return Outcome(step=step, ok=True, at=self._clock(), before=before, after=after)
+        return StepOutcome(step=step, ok=True, at=self._clock(), before=before, after=after)
 
-    async def perform(self, steps: Sequence[Step], inodes: Mapping[str, int] | None = None) -> list[Outcome]:
+    async def perform(self, steps: Sequence[WriteStep], inodes: Mapping[str, int] | None = None) -> list[StepOutcome]:
         """Say what the steps would do."""
         inodes = inodes or {}
-        outcomes: list[Outcome] = []
+        outcomes: list[StepOutcome] = []
         since = time.perf_counter()
         for step in steps:
             outcomes.append(self.write(step, inodes.get(step.path, 0)))
@@ -250,7 +256,7 @@ class Recorder:
         await trio.lowlevel.checkpoint()
         return outcomes
 
-    def finished(self) -> list[Outcome]:
+    def finished(self) -> list[StepOutcome]:
         """Nothing: nothing is ever under way."""
         return []
 
@@ -259,7 +265,7 @@ class Recorder:
         await trio.lowlevel.checkpoint()
 
 
-def _is(step: Step, shown: str) -> bool:
+def _is(step: WriteStep, shown: str) -> bool:
     """Whether the file shows what the step writes."""
     if shown[:-1] == step.text:
         return True
@@ -270,7 +276,7 @@ def _is(step: Step, shown: str) -> bool:
         return False
 
 
-def _writes(step: Step, seen: str) -> Sequence[str]:
+def _writes(step: WriteStep, seen: str) -> Sequence[str]:
     """The single writes of a step. What nobody can read is left to the kernel to judge."""
     try:
         return CATALOG[step.knob].writes(seen, step.text, step.version)
@@ -278,7 +284,9 @@ def _writes(step: Step, seen: str) -> Sequence[str]:
         return (step.text,)
 
 
-def _look(files: FileOps, places: Places, step: Step, inode: int) -> tuple[str, str | None, CgroupError | None]:
+def _look(
+    files: FileOps, places: GroupLookup, step: WriteStep, inode: int
+) -> tuple[str, str | None, CgroupError | None]:
     """The step's directory, what its file reads now, and why the step cannot be done (None: it can)."""
     directory = places.directory(step.controller, step.path)
     if inode:
@@ -295,7 +303,7 @@ def _look(files: FileOps, places: Places, step: Step, inode: int) -> tuple[str, 
         return directory, None, cgroup_error(f"{directory}/{step.file}", exc, "read")
 
 
-def _changed(step: Step, directory: str, seen: str | None) -> CgroupError | None:
+def _changed(step: WriteStep, directory: str, seen: str | None) -> CgroupError | None:
     """Why the step rests on something that is no longer so. What is left is the time from this read to the write."""
     if step.expects is None or seen is None or CATALOG[step.knob].normal(seen, step.version) == step.expects:
         return None
@@ -304,7 +312,7 @@ def _changed(step: Step, directory: str, seen: str | None) -> CgroupError | None
 
 
 def _guarded(
-    files: FileOps, directory: str, step: Step, clock: Callable[[], float] | None = None
+    files: FileOps, directory: str, step: WriteStep, clock: Callable[[], float] | None = None
 ) -> CgroupError | None:
     """Why the step may not be done now: its limit is below what its guard file counts.
 

@@ -27,7 +27,7 @@ _LONGEST: Final = 64
 """Characters of a number in ``info``; what is cut there is none."""
 
 
-class Status(StrEnum):
+class ResctrlStatus(StrEnum):
     """How far the machine is from dividing its cache."""
 
     NO_KERNEL = "no-kernel"
@@ -44,7 +44,7 @@ class BandwidthUnit(StrEnum):
     EIGHTH_GBPS = "1/8 GB/s"
 
 
-class Cache(Struct, frozen=True, kw_only=True):
+class CacheCapability(Struct, frozen=True, kw_only=True):
     """A cache whose ways can be shared out: ``L3``, ``L2``, or their CODE and DATA halves under CDP.
 
     ``full`` is the mask of all ways, ``shared_ways`` those that hardware uses too. ``min_ways`` 0: a group may have
@@ -65,7 +65,7 @@ class Cache(Struct, frozen=True, kw_only=True):
         return self.full.bit_count()
 
 
-class Bandwidth(Struct, frozen=True, kw_only=True):
+class BandwidthCapability(Struct, frozen=True, kw_only=True):
     """A memory bandwidth that can be limited: ``MB``, or ``SMBA`` for slow (CXL) memory. Numbers in ``unit``.
 
     ``linear``: the number is proportional to what is let through. ``throttle_mode`` ``max``: the strictest setting of
@@ -82,7 +82,7 @@ class Bandwidth(Struct, frozen=True, kw_only=True):
     domains: tuple[int, ...] = ()
 
 
-class Monitoring(Struct, frozen=True, kw_only=True):
+class MonitorCapability(Struct, frozen=True, kw_only=True):
     """What can be measured per group. ``groups``: how many may be watched at once, all control groups included.
 
     ``recheck_bytes``: a freed monitoring id is given out again once it occupies less than this. ``assign_mode``: the
@@ -98,18 +98,18 @@ class Monitoring(Struct, frozen=True, kw_only=True):
 class Capability(Struct, frozen=True, kw_only=True):
     """What resctrl offers here, and what stands in the way. ``root`` is where it is mounted, prefix included."""
 
-    status: Status
+    status: ResctrlStatus
     reason: str
     cpu_flags: tuple[str, ...] = ()
     root: str | None = None
     options: tuple[str, ...] = ()
-    caches: tuple[Cache, ...] = ()
-    bandwidths: tuple[Bandwidth, ...] = ()
-    monitoring: Monitoring | None = None
+    caches: tuple[CacheCapability, ...] = ()
+    bandwidths: tuple[BandwidthCapability, ...] = ()
+    monitoring: MonitorCapability | None = None
     unknown: tuple[str, ...] = ()
 
     @property
-    def divisible(self) -> tuple[Cache | Bandwidth, ...]:
+    def divisible(self) -> tuple[CacheCapability | BandwidthCapability, ...]:
         """All that can be shared out."""
         return (*self.caches, *self.bandwidths)
 
@@ -141,8 +141,8 @@ def read_capability(root: str = "/") -> Capability:
     lines = {match[1]: _VALUE.findall(match[2]) for match in _LINE.finditer(_schemata(place))}
     domains = {name: tuple(int(domain) for domain, _ in values) for name, values in lines.items()}
     amd = "AuthenticAMD" in cpuinfo or "HygonGenuine" in cpuinfo
-    caches: list[Cache] = []
-    bandwidths: list[Bandwidth] = []
+    caches: list[CacheCapability] = []
+    bandwidths: list[BandwidthCapability] = []
     unknown: list[str] = []
     for name in sorted(os.listdir(info)):
         directory = f"{info}/{name}"
@@ -157,7 +157,7 @@ def read_capability(root: str = "/") -> Capability:
         else:
             unknown.append(name)
     return Capability(
-        status=Status.READY,
+        status=ResctrlStatus.READY,
         reason=f"mounted at {place}",
         cpu_flags=flags,
         root=place,
@@ -186,21 +186,30 @@ def _mount(mountinfo: str, prefix: str) -> tuple[str, tuple[str, ...]]:
     return prefix + _USUAL_PLACE, ()
 
 
-def _missing(known: bool, flagged: bool, place: str) -> tuple[Status, str]:
+def _missing(known: bool, flagged: bool, place: str) -> tuple[ResctrlStatus, str]:
     if not known and not flagged:
-        return Status.NO_CPU, "the CPU reports no resource control (no rdt_a, cat_l3, mba or cqm among its flags)"
+        return (
+            ResctrlStatus.NO_CPU,
+            "the CPU reports no resource control (no rdt_a, cat_l3, mba or cqm among its flags)",
+        )
     if not known:
-        return Status.NO_KERNEL, "the CPU could, but the kernel has no resctrl file system (CONFIG_X86_CPU_RESCTRL)"
-    return Status.NOT_MOUNTED, f"the kernel offers resctrl, but it is not mounted: mount -t resctrl resctrl {place}"
+        return (
+            ResctrlStatus.NO_KERNEL,
+            "the CPU could, but the kernel has no resctrl file system (CONFIG_X86_CPU_RESCTRL)",
+        )
+    return (
+        ResctrlStatus.NOT_MOUNTED,
+        f"the kernel offers resctrl, but it is not mounted: mount -t resctrl resctrl {place}",
+    )
 
 
 def _schemata(place: str) -> str:
     return _text(f"{place}/schemata") or ""
 
 
-def _cache(directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *, amd: bool) -> Cache:
+def _cache(directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *, amd: bool) -> CacheCapability:
     sparse = _text(f"{directory}/sparse_masks")
-    return Cache(
+    return CacheCapability(
         name=name,
         full=_number(f"{directory}/cbm_mask", 16),
         min_ways=_number(f"{directory}/min_cbm_bits"),
@@ -214,7 +223,7 @@ def _cache(directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *,
 
 def _bandwidth(
     directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *, absolute: bool, mbps: bool
-) -> Bandwidth:
+) -> BandwidthCapability:
     """``absolute``: the numbers are AMD's, by the vendor or by what stands there: no percent is above 100."""
     unit = BandwidthUnit.PERCENT
     if mbps:
@@ -222,7 +231,7 @@ def _bandwidth(
     elif absolute:
         unit = BandwidthUnit.EIGHTH_GBPS
     mode = _text(f"{directory}/thread_throttle_mode")
-    return Bandwidth(
+    return BandwidthCapability(
         name=name,
         unit=unit,
         minimum=_number(f"{directory}/min_bandwidth"),
@@ -235,12 +244,12 @@ def _bandwidth(
     )
 
 
-def _monitoring(directory: str) -> Monitoring | None:
+def _monitoring(directory: str) -> MonitorCapability | None:
     features = _text(f"{directory}/mon_features")
     if features is None:
         return None
     assigned = re.search(r"\[(\w+)\]", _text(f"{directory}/mbm_assign_mode") or "")
-    return Monitoring(
+    return MonitorCapability(
         features=tuple(features.split()),
         groups=_number(f"{directory}/num_rmids"),
         recheck_bytes=_number(f"{directory}/max_threshold_occupancy", default=0),

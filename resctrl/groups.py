@@ -30,7 +30,7 @@ class OutOfGroupsError(CgroupRefusedError):
 
 
 @final
-class Groups:
+class ControlGroups:
     """The control groups below one resctrl mount."""
 
     def __init__(self, root: str, files: GroupFiles = REAL, prefix: str = PREFIX) -> None:

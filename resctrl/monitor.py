@@ -39,7 +39,7 @@ class DomainUse(Struct, frozen=True, kw_only=True):
     parts: Mapping[int, int | None] = {}
 
 
-class Reading(Struct, frozen=True, kw_only=True):
+class MonitorReading(Struct, frozen=True, kw_only=True):
     """One group at one moment of the monotonic clock. ``inode``: which group it was."""
 
     at_s: float
@@ -47,7 +47,7 @@ class Reading(Struct, frozen=True, kw_only=True):
     domains: Mapping[int, DomainUse]
 
 
-class Rate(Struct, frozen=True, kw_only=True):
+class BandwidthRate(Struct, frozen=True, kw_only=True):
     """One group in one domain over an interval. Units: bytes; bytes per second. None: not known."""
 
     occupancy: int | None = None
@@ -55,14 +55,14 @@ class Rate(Struct, frozen=True, kw_only=True):
     local_s: float | None = None
 
 
-def rates(before: Reading | None, after: Reading) -> dict[int, Rate]:
+def rates(before: MonitorReading | None, after: MonitorReading) -> dict[int, BandwidthRate]:
     """Occupancy now, and bandwidth between two readings of the same group."""
     same = before is not None and before.inode == after.inode and after.at_s - before.at_s >= SHORTEST_S
-    found: dict[int, Rate] = {}
+    found: dict[int, BandwidthRate] = {}
     for domain, now in after.domains.items():
         then = before.domains.get(domain) if before is not None and same else None
         seconds = after.at_s - before.at_s if before is not None else 0.0
-        found[domain] = Rate(
+        found[domain] = BandwidthRate(
             occupancy=now.occupancy,
             total_s=_per_second(then.total if then else None, now.total, seconds),
             local_s=_per_second(then.local if then else None, now.local, seconds),
@@ -70,7 +70,7 @@ def rates(before: Reading | None, after: Reading) -> dict[int, Rate]:
     return found
 
 
-def without(before: Reading, gone: Sequence[Reading | None]) -> Reading:
+def without(before: MonitorReading, gone: Sequence[MonitorReading | None]) -> MonitorReading:
     """A control group's reading without monitoring groups that have been removed since.
 
     With such a group its counts leave the control group's sum, and what is left looks like little traffic. ``gone``:
@@ -92,7 +92,7 @@ def without(before: Reading, gone: Sequence[Reading | None]) -> Reading:
             local=rest(use.local, [one.local for one in theirs]),
             parts=use.parts,
         )
-    return Reading(at_s=before.at_s, inode=before.inode, domains=domains)
+    return MonitorReading(at_s=before.at_s, inode=before.inode, domains=domains)
 
 
 def _per_second(then: int | None, now: int | None, seconds: float) -> float | None:
@@ -106,7 +106,7 @@ def _per_second(then: int | None, now: int | None, seconds: float) -> float | No
     return grown / seconds
 
 
-def total(values: Mapping[int, Rate]) -> Rate:
+def total(values: Mapping[int, BandwidthRate]) -> BandwidthRate:
     """All domains together; a sum with an unknown part is unknown."""
     parts = list(values.values())
 
@@ -115,21 +115,23 @@ def total(values: Mapping[int, Rate]) -> Rate:
         return sum(known) if known and len(known) == len(numbers) else None
 
     occupancy = summed([part.occupancy for part in parts])
-    return Rate(
+    return BandwidthRate(
         occupancy=None if occupancy is None else int(occupancy),
         total_s=summed([part.total_s for part in parts]),
         local_s=summed([part.local_s for part in parts]),
     )
 
 
-class Watch(Struct, frozen=True, kw_only=True):
+class MonitorAssignment(Struct, frozen=True, kw_only=True):
     """Who has a monitoring group now, since when; and who had one until when. Seconds on the caller's clock."""
 
     since: Mapping[str, float] = {}
     until: Mapping[str, float] = {}
 
 
-def rotate(watch: Watch, wanted: Mapping[str, int], budget: int, now: float, dwell_s: float) -> Watch:
+def rotate(
+    watch: MonitorAssignment, wanted: Mapping[str, int], budget: int, now: float, dwell_s: float
+) -> MonitorAssignment:
     """Who is watched next: ``wanted`` maps a key to its rank, lower first; at most ``budget`` of them at once.
 
     Who has not been watched for longest comes next within its rank; who has been for ``dwell_s`` makes place for one
@@ -160,11 +162,11 @@ def rotate(watch: Watch, wanted: Mapping[str, int], budget: int, now: float, dwe
             until[out] = now
         since[key] = now
         until.pop(key, None)
-    return Watch(since=since, until=until)
+    return MonitorAssignment(since=since, until=until)
 
 
 @final
-class Monitors:
+class MonitorGroups:
     """The monitoring groups below one resctrl mount. Synchronous, as `resctrl.groups`."""
 
     def __init__(self, root: str, files: GroupFiles = REAL, prefix: str = PREFIX) -> None:
@@ -221,7 +223,7 @@ class Monitors:
             raise error from exc
         return True
 
-    def read(self, control: str, name: str = "", *, at_s: float) -> Reading:
+    def read(self, control: str, name: str = "", *, at_s: float) -> MonitorReading:
         """All domains of one group. Errors: `CgroupGoneError` when the group is gone, `CgroupError`."""
         path = self.path(control, name)
         data = f"{path}/mon_data"
@@ -231,7 +233,7 @@ class Monitors:
         except OSError as exc:
             raise cgroup_error(data, exc, "list") from exc
         domains = {int(one.removeprefix(_DOMAIN)): self._domain(f"{data}/{one}") for one in names if _is_domain(one)}
-        return Reading(at_s=at_s, inode=inode, domains=domains)
+        return MonitorReading(at_s=at_s, inode=inode, domains=domains)
 
     def _domain(self, directory: str) -> DomainUse:
         """A socket that is split into several NUMA nodes shows its sum, and each node's part in a directory below."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from cgroupfs.errors import InputError
-from resctrl.capability import Bandwidth, BandwidthUnit, Cache, Capability
+from resctrl.capability import BandwidthCapability, BandwidthUnit, CacheCapability, Capability
 
 Schemata: TypeAlias = Mapping[str, Mapping[int, int]]
 
@@ -88,12 +88,12 @@ def check_schemata(schemata: Schemata, capability: Capability) -> None:
             where = f"schemata: {name}:{domain}"
             if domain not in part.domains:
                 raise InputError(where, domain, f"a domain of {', '.join(map(str, part.domains))}")
-            expected = _mask_rule(part, value) if isinstance(part, Cache) else _bandwidth_rule(part, value)
+            expected = _mask_rule(part, value) if isinstance(part, CacheCapability) else _bandwidth_rule(part, value)
             if expected is not None:
                 raise InputError(where, _shown(name, value), expected)
 
 
-def _mask_rule(cache: Cache, mask: int) -> str | None:
+def _mask_rule(cache: CacheCapability, mask: int) -> str | None:
     """Why a mask is illegal; None when it is not."""
     least = max(1, cache.min_ways)
     if mask <= 0 or mask & ~cache.full:
@@ -105,12 +105,12 @@ def _mask_rule(cache: Cache, mask: int) -> str | None:
     return None
 
 
-def _bandwidth_rule(part: Bandwidth, value: int) -> str | None:
+def _bandwidth_rule(part: BandwidthCapability, value: int) -> str | None:
     least, most = bandwidth_bounds(part)
     return None if least <= value <= most else f"a number from {least} to {most} ({part.unit})"
 
 
-def bandwidth_bounds(part: Bandwidth) -> tuple[int, int]:
+def bandwidth_bounds(part: BandwidthCapability) -> tuple[int, int]:
     """Smallest and largest number that makes sense; the largest is no limit. Units: the resource's own.
 
     AMD and MB/s take 0 and mean it: such a group would never finish a memory access, so that one step is the least.
@@ -130,14 +130,14 @@ def contiguous(mask: int) -> bool:
     return low & (low + 1) == 0
 
 
-def rounded(part: Bandwidth, value: int) -> int:
+def rounded(part: BandwidthCapability, value: int) -> int:
     """What the kernel makes of a number: percent and (before 6.x) MB/s are rounded up to the hardware's step."""
     least, most = bandwidth_bounds(part)
     step = max(1, part.step)
     return min(most, max(least, -(-value // step) * step))
 
 
-def largest(part: Bandwidth) -> int:
+def largest(part: BandwidthCapability) -> int:
     """No limit, as a number that is safe to write.
 
     5.10 rounds MB/s up to its step in 32 bits: the number that stands there at first comes round to 4 MB/s.
@@ -168,7 +168,7 @@ def differing(wanted: Schemata, actual: Schemata, capability: Capability) -> dic
     return found
 
 
-def _same(part: Bandwidth, wanted: int, there: int) -> bool:
+def _same(part: BandwidthCapability, wanted: int, there: int) -> bool:
     if min(wanted, there) >= largest(part):
         return True
     nearly = max(1, part.step) if part.unit is BandwidthUnit.PERCENT else 1

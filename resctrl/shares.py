@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from cgroupfs.errors import InputError
-from resctrl.capability import Bandwidth, BandwidthUnit, Cache
+from resctrl.capability import BandwidthCapability, BandwidthUnit, CacheCapability
 from resctrl.schemata import bandwidth_bounds, contiguous, largest, rounded
 
 
-def range_mask(cache: Cache, start_percent: int, end_percent: int) -> int:
+def range_mask(cache: CacheCapability, start_percent: int, end_percent: int) -> int:
     """The ways from ``start`` to ``end`` percent, 0 <= start < end <= 100, never fewer than the hardware's minimum.
 
     A range that is too narrow grows upwards, at the upper end of the cache downwards.
@@ -29,14 +29,14 @@ def range_mask(cache: Cache, start_percent: int, end_percent: int) -> int:
     return _between(cache, low, high)
 
 
-def percent_mask(cache: Cache, percent: int, first: int = 0) -> int:
+def percent_mask(cache: CacheCapability, percent: int, first: int = 0) -> int:
     """``percent`` of all ways, rounded down, from way number ``first``. Source: rubik's dynCache (``first`` 0)."""
     if not 0 < percent <= 100:
         raise InputError("cache share", percent, "a percent from 1 to 100")
     return _between(cache, first, first + cache.ways * percent // 100)
 
 
-def partitions(cache: Cache, percents: Mapping[str, int]) -> dict[str, int]:
+def partitions(cache: CacheCapability, percents: Mapping[str, int]) -> dict[str, int]:
     """Masks that share no way, laid out in the order of ``percents`` from the first way.
 
     The smallest request is served first, each gets its part of what is left in proportion to what is still asked, at
@@ -67,7 +67,7 @@ def partitions(cache: Cache, percents: Mapping[str, int]) -> dict[str, int]:
     return masks
 
 
-def overlay(cache: Cache, partition: int, start_percent: int, end_percent: int) -> int:
+def overlay(cache: CacheCapability, partition: int, start_percent: int, end_percent: int) -> int:
     """A range inside a partition instead of the whole cache; widened to the minimum, as far as the partition goes.
 
     Source: goresctrl's classes inside partitions.
@@ -79,7 +79,7 @@ def overlay(cache: Cache, partition: int, start_percent: int, end_percent: int) 
     return _join(bits, *_widened(low, high, ways, max(1, cache.min_ways)))
 
 
-def without_shared(cache: Cache, mask: int) -> int:
+def without_shared(cache: CacheCapability, mask: int) -> int:
     """A mask without the ways that devices write into, where something legal is left of it; else as it was.
 
     ``shareable_bits`` are ways that DMA fills beside the CPUs: an online pod there loses its lines to network traffic.
@@ -88,12 +88,12 @@ def without_shared(cache: Cache, mask: int) -> int:
     return _longest(cache, mask & ~cache.shared_ways) or mask
 
 
-def without(cache: Cache, mask: int, taken: int) -> int | None:
+def without(cache: CacheCapability, mask: int, taken: int) -> int | None:
     """A mask without ``taken``, or its longest run; None when nothing legal is left."""
     return _longest(cache, mask & ~taken) or None
 
 
-def bandwidth(part: Bandwidth, percent: int, full: int | None) -> int:
+def bandwidth(part: BandwidthCapability, percent: int, full: int | None) -> int:
     """``percent`` of a memory bandwidth as the number to write. 100 is no limit.
 
     ``full``: what 100 percent is where the hardware takes absolute numbers, in MB/s per domain.
@@ -118,7 +118,7 @@ def _check_range(start_percent: int, end_percent: int) -> None:
         raise InputError("cache range", [start_percent, end_percent], "0 <= start < end <= 100 percent")
 
 
-def _between(cache: Cache, low: int, high: int) -> int:
+def _between(cache: CacheCapability, low: int, high: int) -> int:
     bits = _bits(cache.full)
     return _join(bits, *_widened(low, high, len(bits), max(1, cache.min_ways)))
 
@@ -136,7 +136,7 @@ def _join(bits: list[int], low: int, high: int) -> int:
     return sum(1 << bit for bit in bits[low:high])
 
 
-def _longest(cache: Cache, mask: int) -> int:
+def _longest(cache: CacheCapability, mask: int) -> int:
     """The mask where it is legal, else its longest run; 0 when that is too short."""
     least = max(1, cache.min_ways)
     if not cache.sparse and not contiguous(mask):

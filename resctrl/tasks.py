@@ -26,7 +26,7 @@ _AT_ONCE: Final = 1000
 Threads = Callable[[], Iterable[int]]
 
 
-class Moved(Struct, frozen=True, kw_only=True):
+class MoveResult(Struct, frozen=True, kw_only=True):
     """How one call went. ``settled``: at its end nobody was missing. ``gone``: died on the way, which is fine.
 
     ``refused``: errno names with how many threads got them.
@@ -67,7 +67,7 @@ def members(files: GroupFiles, directory: str) -> frozenset[int]:
 
 def gather(
     files: GroupFiles, directory: str, threads: Threads, *, passes: int = PASSES, most: int = MOST_WRITES
-) -> Moved:
+) -> MoveResult:
     """Bring all of ``threads`` into the group, and into no write more than ``most``.
 
     Errors: `CgroupError` when the group itself cannot be used (it is gone). What single threads were refused is in
@@ -79,10 +79,10 @@ def gather(
     for turn in range(1, passes + 1):
         missing = sorted(set(threads()) - members(files, directory) - given_up)
         if not missing:
-            return Moved(moved=moved, gone=gone, passes=turn, settled=not refused, refused=refused)
+            return MoveResult(moved=moved, gone=gone, passes=turn, settled=not refused, refused=refused)
         for tid in missing:
             if moved + gone + len(given_up) >= most:
-                return Moved(moved=moved, gone=gone, passes=turn, settled=False, refused=refused)
+                return MoveResult(moved=moved, gone=gone, passes=turn, settled=False, refused=refused)
             code = _put(files, directory, tid)
             if code == 0:
                 moved += 1
@@ -91,7 +91,7 @@ def gather(
             else:
                 given_up.add(tid)
                 refused[errno_name(code)] = refused.get(errno_name(code), 0) + 1
-    return Moved(moved=moved, gone=gone, passes=passes, settled=False, refused=refused)
+    return MoveResult(moved=moved, gone=gone, passes=passes, settled=False, refused=refused)
 
 
 def expel(files: GroupFiles, directory: str, threads: Threads, to: str, *, most: int = MOST_WRITES) -> int:

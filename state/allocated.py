@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from state import checkpoint as read
 from state import checksum
-from state.checkpoint import CheckpointError, Fault
+from state.checkpoint import CheckpointError, CheckpointFault
 from state.kubelet import POD_STATUS, parse_pod_status
 
 ALLOCATED_PODS: Final = "allocated_pods_state"
@@ -54,15 +54,19 @@ def parse_allocations(data: bytes, where: str = ALLOCATED_PODS) -> AllocationSta
         return _plain(data, where)
     version = read.text(found, "version", where) if "version" in found else ""
     if version not in _VERSIONS:
-        raise CheckpointError(Fault.FUTURE, f"{where}: version", version, f"one of {', '.join(map(repr, _VERSIONS))}")
+        raise CheckpointError(
+            CheckpointFault.FUTURE, f"{where}: version", version, f"one of {', '.join(map(repr, _VERSIONS))}"
+        )
     inner, stored = read.text(found, "data", where), read.number(found, "checksum", where)
     checked = len(inner) <= _CHECKED_CHARS
     if checked and stored != (expected := checksum.text(inner)):
-        raise CheckpointError(Fault.CHECKSUM, f"{where}: checksum", stored, f"{expected} for this content")
+        raise CheckpointError(CheckpointFault.CHECKSUM, f"{where}: checksum", stored, f"{expected} for this content")
     at = f"{where}: data"
     content = read.load(inner.encode(), at, {"allocationEntries", "resizeStatusEntries", "entries", "podList"})
     if content.get("podList") and not content.get("entries"):
-        raise CheckpointError(Fault.FUTURE, f"{at}: podList", "protobuf", "entries beside it, as older kubelets need")
+        raise CheckpointError(
+            CheckpointFault.FUTURE, f"{at}: podList", "protobuf", "entries beside it, as older kubelets need"
+        )
     resizes = read.mapping(content, "resizeStatusEntries", at, optional=True)
     return AllocationState(
         verified=checked,

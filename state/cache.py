@@ -64,14 +64,14 @@ class ReclaimedShare(ClassShare, frozen=True, kw_only=True, forbid_unknown_field
     ] = 30
 
 
-class Level(Struct, frozen=True, kw_only=True):
+class ShareLevel(Struct, frozen=True, kw_only=True):
     """A size of BE's share. Units: percent of the ways, percent of the memory bandwidth."""
 
     cache_percent: int
     mba_percent: int
 
 
-class Levels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ShareLevels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """rubik's three sizes: what a BE pod asks for by annotation, and the bounds of the moving one."""
 
     low_cache_percent: Annotated[_Percent, Meta(description="low: ways, rounded down, at least the minimum")] = 20
@@ -82,19 +82,19 @@ class Levels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     high_mba_percent: Annotated[_Percent, Meta(description="high: memory bandwidth")] = 50
 
     @property
-    def low(self) -> Level:
+    def low(self) -> ShareLevel:
         """The smallest."""
-        return Level(cache_percent=self.low_cache_percent, mba_percent=self.low_mba_percent)
+        return ShareLevel(cache_percent=self.low_cache_percent, mba_percent=self.low_mba_percent)
 
     @property
-    def middle(self) -> Level:
+    def middle(self) -> ShareLevel:
         """The one between."""
-        return Level(cache_percent=self.middle_cache_percent, mba_percent=self.middle_mba_percent)
+        return ShareLevel(cache_percent=self.middle_cache_percent, mba_percent=self.middle_mba_percent)
 
     @property
-    def high(self) -> Level:
+    def high(self) -> ShareLevel:
         """The largest."""
-        return Level(cache_percent=self.high_cache_percent, mba_percent=self.high_mba_percent)
+        return ShareLevel(cache_percent=self.high_cache_percent, mba_percent=self.high_mba_percent)
 
     def __post_init__(self) -> None:
         for name in ("cache_percent", "mba_percent"):
@@ -103,7 +103,7 @@ class Levels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} of low, middle, high is {values}; expected no fall from one to the next")
 
 
-class LevelLaw(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LevelControl(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How BE's share moves between the levels low and high in mode dynamic."""
 
     miss_high_per_1000: Annotated[
@@ -144,7 +144,7 @@ class LevelLaw(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ValueError(f"{low_name} {low} is not below {high_name} {high}")
 
 
-class CacheWish(Struct, frozen=True, kw_only=True):
+class CacheRequest(Struct, frozen=True, kw_only=True):
     """The whole wish. ``system`` None: the default group is nobody's business. Bandwidths in MB/s per domain."""
 
     dedicated: ClassShare = ClassShare()
@@ -153,8 +153,8 @@ class CacheWish(Struct, frozen=True, kw_only=True):
     system: ClassShare | None = None
     layout: CacheLayout = CacheLayout.OVERLAPPING
     mode: CacheMode = CacheMode.STATIC
-    levels: Levels = Levels()
-    law: LevelLaw = LevelLaw()
+    levels: ShareLevels = ShareLevels()
+    law: LevelControl = LevelControl()
     caches: tuple[str, ...] = ("L3",)
     avoid_shared: bool = False
     pods: bool = True
@@ -168,14 +168,14 @@ class CacheWish(Struct, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-class Use(Struct, frozen=True, kw_only=True):
+class CacheConsumption(Struct, frozen=True, kw_only=True):
     """What somebody has of the last-level cache and of the memory bus. Bytes; bytes per second. None: not known."""
 
     occupancy_bytes: int | None = None
     total_bytes_s: float | None = None
 
 
-class CacheUse(Struct, frozen=True, kw_only=True):
+class CacheUsage(Struct, frozen=True, kw_only=True):
     """Everything that was measured at one moment of the monotonic clock; ``at_s`` None: nothing was.
 
     ``pods``: by uid, all caches together, those alone that were watched. ``groups``: control groups, by cache; together
@@ -184,8 +184,8 @@ class CacheUse(Struct, frozen=True, kw_only=True):
     """
 
     at_s: float | None = None
-    pods: Mapping[str, Use] = {}
-    groups: Mapping[str, Mapping[int, Use]] = {}
+    pods: Mapping[str, CacheConsumption] = {}
+    groups: Mapping[str, Mapping[int, CacheConsumption]] = {}
     classes: Mapping[str, str] = {}
-    level: Level | None = None
+    level: ShareLevel | None = None
     lacks: Mapping[str, str] = {}

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 Object = dict[str, Any]
 
 
-class Fault(StrEnum):
+class CheckpointFault(StrEnum):
     """What is wrong with a checkpoint file."""
 
     MISSING = "missing"
@@ -38,7 +38,7 @@ class Fault(StrEnum):
 class CheckpointError(InputError):
     """A checkpoint that cannot be used; the text names file, field, value and what was expected."""
 
-    def __init__(self, fault: Fault, where: str, value: object, expected: str) -> None:
+    def __init__(self, fault: CheckpointFault, where: str, value: object, expected: str) -> None:
         super().__init__(where, value, expected)
         self.fault = fault
 
@@ -51,12 +51,12 @@ def read_checkpoint(path: str, parse: Callable[[bytes, str], _T]) -> _T:
     try:
         data = read_file(path, _MAX_BYTES)
     except FileNotFoundError:
-        raise CheckpointError(Fault.MISSING, path, "no such file", "a checkpoint of the kubelet") from None
+        raise CheckpointError(CheckpointFault.MISSING, path, "no such file", "a checkpoint of the kubelet") from None
     except OSError as exc:
         if exc.errno == errno.EFBIG:
             shown = f"more than {_MAX_BYTES} bytes"
-            raise CheckpointError(Fault.INVALID, path, shown, "a checkpoint of the kubelet") from None
-        raise CheckpointError(Fault.UNREADABLE, path, errno_name(exc.errno), "a readable file") from exc
+            raise CheckpointError(CheckpointFault.INVALID, path, shown, "a checkpoint of the kubelet") from None
+        raise CheckpointError(CheckpointFault.UNREADABLE, path, errno_name(exc.errno), "a readable file") from exc
     return parse(data, path)
 
 
@@ -64,17 +64,19 @@ def load(data: bytes, where: str, fields: set[str]) -> Object:
     """The top-level object with the names of its known fields in canonical case. Errors: `CheckpointError`."""
     if not data.strip(b" \t\r\n\0"):
         # A power cut leaves files of length 0, or full of zero bytes.
-        raise CheckpointError(Fault.EMPTY, where, f"{len(data)} bytes without content", "a JSON object")
+        raise CheckpointError(CheckpointFault.EMPTY, where, f"{len(data)} bytes without content", "a JSON object")
     try:
         found = decoded(msgspec.json.decode, data, deepest=_DEEPEST)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise CheckpointError(Fault.TORN, where, data[-40:].decode(errors="replace"), f"whole JSON ({exc})") from exc
+        raise CheckpointError(
+            CheckpointFault.TORN, where, data[-40:].decode(errors="replace"), f"whole JSON ({exc})"
+        ) from exc
     except ValueError as exc:
         raise CheckpointError(
-            Fault.INVALID, where, data[:40].decode(errors="replace"), f"a JSON object; {exc}"
+            CheckpointFault.INVALID, where, data[:40].decode(errors="replace"), f"a JSON object; {exc}"
         ) from exc
     if not isinstance(found, dict):
-        raise CheckpointError(Fault.INVALID, where, found, "a JSON object")
+        raise CheckpointError(CheckpointFault.INVALID, where, found, "a JSON object")
     # Go matches names without regard to case, and so do hand-edited files that a kubelet accepted.
     canonical = {name.lower(): name for name in fields}
     named = {canonical.get(str(name).lower(), str(name)): value for name, value in found.items()}
@@ -87,14 +89,14 @@ def known(found: Mapping[str, Any], where: str, fields: set[str]) -> None:
     for name, value in found.items():
         if name not in fields:
             expected = f"only {', '.join(sorted(fields))}: this is the format of a newer kubelet"
-            raise CheckpointError(Fault.FUTURE, f"{where}: {name}", value, expected)
+            raise CheckpointError(CheckpointFault.FUTURE, f"{where}: {name}", value, expected)
 
 
 def text(found: Mapping[str, Any], name: str, where: str) -> str:
     """A text field. Errors: `CheckpointError`."""
     value = found.get(name)
     if not isinstance(value, str):
-        raise CheckpointError(Fault.INVALID, f"{where}: {name}", value, "a text")
+        raise CheckpointError(CheckpointFault.INVALID, f"{where}: {name}", value, "a text")
     return value
 
 
@@ -102,7 +104,7 @@ def number(found: Mapping[str, Any], name: str, where: str, *, optional: bool = 
     """A whole number from 0 up. Errors: `CheckpointError`."""
     value = found.get(name, 0 if optional else None)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise CheckpointError(Fault.INVALID, f"{where}: {name}", value, "a number from 0 up")
+        raise CheckpointError(CheckpointFault.INVALID, f"{where}: {name}", value, "a number from 0 up")
     return value
 
 
@@ -112,7 +114,7 @@ def mapping(found: Mapping[str, Any], name: str, where: str, *, optional: bool =
     if value is None and optional:
         return {}
     if not isinstance(value, dict):
-        raise CheckpointError(Fault.INVALID, f"{where}: {name}", value, "an object")
+        raise CheckpointError(CheckpointFault.INVALID, f"{where}: {name}", value, "an object")
     return value
 
 
@@ -122,7 +124,7 @@ def items(found: Mapping[str, Any], name: str, where: str, *, optional: bool = F
     if value is None and optional:
         return []
     if not isinstance(value, list):
-        raise CheckpointError(Fault.INVALID, f"{where}: {name}", value, "a list")
+        raise CheckpointError(CheckpointFault.INVALID, f"{where}: {name}", value, "a list")
     return value
 
 
@@ -131,7 +133,7 @@ def texts(found: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
     values = items(found, name, where, optional=True)
     for value in values:
         if not isinstance(value, str):
-            raise CheckpointError(Fault.INVALID, f"{where}: {name}", value, "a list of texts")
+            raise CheckpointError(CheckpointFault.INVALID, f"{where}: {name}", value, "a list of texts")
     return tuple(values)
 
 
@@ -148,4 +150,4 @@ def cpus(text: str, where: str) -> CpuSet:
     try:
         return CpuSet.parse(text)
     except ValueError as exc:
-        raise CheckpointError(Fault.INVALID, where, text, "a CPU list") from exc
+        raise CheckpointError(CheckpointFault.INVALID, where, text, "a CPU list") from exc

@@ -15,7 +15,7 @@ SHARED_POOL = "share"
 """Katalyst's name of the pool of online pods that name none."""
 
 
-class Burst(StrEnum):
+class BurstLimit(StrEnum):
     """What a pod asks of bursts beyond its limit. Katalyst's words, then Koordinator's."""
 
     CLOSED = "closed"
@@ -28,7 +28,7 @@ class Burst(StrEnum):
     """Both (dynamic; auto)."""
 
 
-class Apart(StrEnum):
+class AntiAffinity(StrEnum):
     """Where a pod wants to be alone among the pods that want the same (Koordinator's exclusive policy)."""
 
     CORE = "core"
@@ -45,7 +45,7 @@ class TopologyPolicy(StrEnum):
     NUMERIC = "numeric"
 
 
-class CpuWish(Struct, frozen=True, kw_only=True):
+class CpuPreferences(Struct, frozen=True, kw_only=True):
     """What a pod's annotations ask of its CPUs. None, empty and False: it does not say.
 
     ``pool`` is Katalyst's ``cpuset_pool``. ``nodes`` are NUMA nodes that somebody has decided already (a scheduler's
@@ -53,10 +53,10 @@ class CpuWish(Struct, frozen=True, kw_only=True):
     own choice of CPUs. ``full_cores``, ``distribute`` and ``align_socket`` are the kubelet's full-pcpus-only,
     distribute-cpus-across-numa and align-by-socket for this pod alone. ``spread_cores``: every CPU on a core of its
     own, instead of whole cores; ``strict_cores``: one of the two was required, so a person is told when it cannot be
-    had. ``apart``: see `Apart`. ``numa_share`` False: no other pod is to be bound to its nodes, if it is bound itself.
-    ``lends``: whether BE may use its own CPUs where the config lets it at all; False refuses. ``burst_percent`` is of
-    the quota, 0 switches bursts off. ``quota_burst_percent``: how far a quota may be raised, of the limit (100 is the
-    limit itself), for at most ``quota_burst_s`` seconds at full use (-1: for ever).
+    had. ``apart``: see `AntiAffinity`. ``numa_share`` False: no other pod is to be bound to its nodes, if it is bound
+    itself. ``lends``: whether BE may use its own CPUs where the config lets it at all; False refuses. ``burst_percent``
+    is of the quota, 0 switches bursts off. ``quota_burst_percent``: how far a quota may be raised, of the limit (100 is
+    the limit itself), for at most ``quota_burst_s`` seconds at full use (-1: for ever).
     """
 
     pool: str | None = None
@@ -70,17 +70,17 @@ class CpuWish(Struct, frozen=True, kw_only=True):
     align_socket: bool | None = None
     spread_cores: bool | None = None
     strict_cores: bool = False
-    apart: Apart | None = None
+    apart: AntiAffinity | None = None
     numa_share: bool | None = None
     lends: bool | None = None
     topology_policy: TopologyPolicy | None = None
-    burst_policy: Burst | None = None
+    burst_policy: BurstLimit | None = None
     burst_percent: int | None = None
     quota_burst_percent: int | None = None
     quota_burst_s: int | None = None
 
 
-class CoreGroups(StrEnum):
+class CookieGroups(StrEnum):
     """Which pods may run on two threads of one core at the same time."""
 
     RECLAIMED = "reclaimed"
@@ -91,10 +91,10 @@ class CoreGroups(StrEnum):
     """BE pods with each other, each online pod and the rest of the machine by itself."""
 
 
-class CoreWish(Struct, frozen=True, kw_only=True):
+class CoreSchedRequest(Struct, frozen=True, kw_only=True):
     """What is wanted of core scheduling. ``dry_run``: say it only. ``sweep_s``: between two looks at all threads."""
 
-    groups: CoreGroups = CoreGroups.RECLAIMED
+    groups: CookieGroups = CookieGroups.RECLAIMED
     dry_run: bool = False
     sweep_s: float = 5.0
 

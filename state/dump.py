@@ -15,9 +15,9 @@ Shape (``schema`` 1; keys are added, never renamed or removed within one schema 
 ``headroom``    what BE may be promised (from the store: as it was when the row was written; null: nothing yet)
 ``pods``        the daemon's pods (from the store: names and class only)
 ``settings``    what the last plan wants: ``path knob value policy reason pod_uid container_id``
-``files``       the ledger in the order of first touch: the fields of `state.entry.Entry`
+``files``       the ledger in the order of first touch: the fields of `state.entry.LedgerEntry`
 ``holds``       the fields of `state.model.Hold`
-``history``     newest first: ``seq`` and the fields of `state.entry.Event`
+``history``     newest first: ``seq`` and the fields of `state.entry.LedgerEvent`
 ``sources``     sources of knowledge with their ages (empty from the store)
 ``alerts``      ``sinks`` with their counts, ``stored`` (some sink has yet to take them), ``recent``, newest first
 ``interference``  who suffers and what is done about it (empty from the store, and while nothing is watched)

@@ -1,4 +1,4 @@
-"""What the ledger holds: one `Entry` per control file that we touched, one `Event` per thing that happened to it."""
+"""Rows of the ledger: one `LedgerEntry` per control file that we changed, one `LedgerEvent` per change of its state."""
 
 from enum import StrEnum
 from typing import Final
@@ -11,7 +11,7 @@ FileKey = tuple[str, str, str]
 US: Final = "us"
 
 
-class Origin(StrEnum):
+class OriginalSource(StrEnum):
     """How an original came to be known."""
 
     READ = "read"
@@ -22,7 +22,7 @@ class Origin(StrEnum):
     """Adopted after the store was lost: nobody knows. Only a baseline can be restored."""
 
 
-class Entry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
+class LedgerEntry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """One control file. Texts are as the file gives them, without the final newline; None is "not known".
 
     ``inode`` is of the group's directory in the trigger hierarchy (as in `state.model.GroupRef`), 0 if unknown: it
@@ -38,7 +38,7 @@ class Entry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     inode: int = 0
     order: int = 0
     original: str | None = None
-    origin: Origin = Origin.READ
+    origin: OriginalSource = OriginalSource.READ
     baseline: str | None = None
     wanted: str | None = None
     seen: str | None = None
@@ -68,7 +68,7 @@ class Entry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
         return self.original if self.baseline is None else self.baseline
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One line of the history. ``kind``: touch, write, failed, foreign, gone, restored, yield, resume, or free."""
 
     at: float
@@ -103,4 +103,4 @@ TEXTS: Final = (
     *("controller", "path", "file", "knob", "original", "baseline", "wanted", "seen", "writer", "process"),
     *("pod_uid", "container_id", "policy", "reason"),
 )
-"""The fields of an `Entry` that are texts."""
+"""The fields of an `LedgerEntry` that are texts."""

@@ -9,7 +9,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 
-class Order(Struct, frozen=True, kw_only=True):
+class EvictionOrder(Struct, frozen=True, kw_only=True):
     """One pod is to go. ``cause``: the trigger or rule; ``ranking``: why this one, a line for each that was weighed.
 
     ``grace_s`` None: the pod's own. ``frees``: what it is expected to give back, by resource (``cpu`` thousandths of a
@@ -33,7 +33,7 @@ class Order(Struct, frozen=True, kw_only=True):
     decided_s: float = 0.0
 
 
-class Means(StrEnum):
+class EvictionMethodName(StrEnum):
     """A way to end a pod, the most considerate first."""
 
     API = "api"
@@ -44,7 +44,7 @@ class Means(StrEnum):
     """SIGTERM to all processes, after the grace SIGKILL until the cgroup is empty."""
 
 
-class Step(StrEnum):
+class EvictionStep(StrEnum):
     """How far a case is. Each is journalled before the act that it names."""
 
     PLANNED = "planned"
@@ -58,7 +58,7 @@ class Step(StrEnum):
     ENDED = "ended"
 
 
-class Outcome(StrEnum):
+class EvictionOutcome(StrEnum):
     """How a case ended."""
 
     DONE = "done"
@@ -73,7 +73,7 @@ class Outcome(StrEnum):
     """Given up: the reason has gone, the configuration was changed, or a person held the pod."""
 
 
-class Target(Struct, frozen=True, kw_only=True):
+class EvictionTarget(Struct, frozen=True, kw_only=True):
     """The pod as it was found when the order came. What has the same name later and another inode is another one.
 
     ``inodes``: of the pod's own group, by the directory that each hierarchy is mounted on. ``notice``: what it asks
@@ -87,7 +87,7 @@ class Target(Struct, frozen=True, kw_only=True):
     notice: str | None = None
 
 
-class Case(Struct, frozen=True, kw_only=True):
+class EvictionCase(Struct, frozen=True, kw_only=True):
     """One order being carried out. Times: seconds since the epoch. ``tried``: means and what came of each.
 
     ``boot``: the kernel's id of the boot that it belongs to. ``accepted``: the API server has taken the eviction.
@@ -95,19 +95,19 @@ class Case(Struct, frozen=True, kw_only=True):
     ``budget``: what the API server said when a disruption budget refused; empty: none has.
     """
 
-    order: Order
-    target: Target = Target()
+    order: EvictionOrder
+    target: EvictionTarget = EvictionTarget()
     boot: str = ""
     begun_s: float = 0.0
-    step: Step = Step.PLANNED
-    means: Means | None = None
+    step: EvictionStep = EvictionStep.PLANNED
+    means: EvictionMethodName | None = None
     step_s: float = 0.0
     tried: tuple[str, ...] = ()
-    left: tuple[Means, ...] = ()
+    left: tuple[EvictionMethodName, ...] = ()
     accepted: bool = False
     budget: str = ""
     rounds: int = 0
-    outcome: Outcome | None = None
+    outcome: EvictionOutcome | None = None
     detail: str = ""
     ended_s: float = 0.0
     pid_starts: Mapping[str, int] = {}
@@ -124,6 +124,6 @@ class Case(Struct, frozen=True, kw_only=True):
 
         Not where nothing was done to it, nor where the kubelet has started it again.
         """
-        if self.outcome is not Outcome.FAILED or self.means is None or self.means not in self.left:
+        if self.outcome is not EvictionOutcome.FAILED or self.means is None or self.means not in self.left:
             return False
-        return self.accepted or self.means is not Means.API
+        return self.accepted or self.means is not EvictionMethodName.API

@@ -1,4 +1,4 @@
-"""What interference is judged by: one `Frame` is everything that was known at one moment, findings are what it showed.
+"""The input of interference detection: a `SampleFrame` is everything measured at one moment; findings are its result.
 
 A frame holds plain numbers and facts only, so that it can be written to a file and judged again later by another
 configuration: detectors, ladder, eviction triggers and the choice of victims see frames and nothing else.
@@ -47,7 +47,7 @@ class Sample(Struct, frozen=True, array_like=True, gc=False):
     confidence: float = 1.0
 
 
-class ContainerFacts(Struct, frozen=True, kw_only=True):
+class ContainerSnapshot(Struct, frozen=True, kw_only=True):
     """One container of a pod, as far as a verdict or an eviction needs it."""
 
     id: str
@@ -56,7 +56,7 @@ class ContainerFacts(Struct, frozen=True, kw_only=True):
     sandbox: bool = False
 
 
-class PodFacts(Struct, frozen=True, kw_only=True):
+class PodSnapshot(Struct, frozen=True, kw_only=True):
     """One pod at the time of a frame.
 
     ``cpus``: the CPUs that its containers may run on, as a list; empty: not known. ``pool``: None for a system pod that
@@ -79,7 +79,7 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     static: bool = False
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
-    containers: tuple[ContainerFacts, ...] = ()
+    containers: tuple[ContainerSnapshot, ...] = ()
     pool: str | None = None
     cpus: str = ""
     requests: Resources = Resources()
@@ -104,7 +104,7 @@ class PodFacts(Struct, frozen=True, kw_only=True):
         return self.group, *(one.path for one in self.containers)
 
 
-class Frame(Struct, frozen=True, kw_only=True):
+class SampleFrame(Struct, frozen=True, kw_only=True):
     """Everything known at one moment. ``at_s`` is the monotonic clock, ``wall_s`` seconds since the epoch.
 
     ``samples``: by subject, then by signal. ``pods`` by uid. ``knobs``: what this kernel lets us set (names of the
@@ -113,7 +113,7 @@ class Frame(Struct, frozen=True, kw_only=True):
 
     at_s: float
     wall_s: float
-    pods: Mapping[str, PodFacts] = {}
+    pods: Mapping[str, PodSnapshot] = {}
     samples: Mapping[str, Mapping[str, Sample]] = {}
     knobs: tuple[str, ...] = ()
     disks: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Resource(StrEnum):
+class ContendedResource(StrEnum):
     """What a victim lacks; decides how suspects are ranked and which squeeze fits."""
 
     CPU = "cpu"
@@ -148,7 +148,7 @@ class Suspect(Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Opinion(Struct, frozen=True, kw_only=True, gc=False):
+class DetectorVerdict(Struct, frozen=True, kw_only=True, gc=False):
     """What one detector says of one victim at one moment.
 
     ``told``: the numbers, for a person; or what makes the words, as nobody reads most of them. ``severity``: measured
@@ -159,7 +159,7 @@ class Opinion(Struct, frozen=True, kw_only=True, gc=False):
 
     verdict: Verdict
     told: str | Callable[[], str]
-    resource: Resource = Resource.CPU
+    resource: ContendedResource = ContendedResource.CPU
     severity: float = 0.0
     gap: float | None = None
     proxy: str | None = None
@@ -170,7 +170,7 @@ class Opinion(Struct, frozen=True, kw_only=True, gc=False):
         return self.told if isinstance(self.told, str) else self.told()
 
 
-class Finding(Struct, frozen=True, kw_only=True, gc=False):
+class RuleVerdict(Struct, frozen=True, kw_only=True, gc=False):
     """What one rule says of one victim.
 
     ``since_s``: monotonic seconds since when the verdict has been the same. ``evidence`` is empty where the victim is
@@ -183,12 +183,12 @@ class Finding(Struct, frozen=True, kw_only=True, gc=False):
     verdict: Verdict
     since_s: float
     evidence: tuple[str, ...] = ()
-    resource: Resource = Resource.CPU
+    resource: ContendedResource = ContendedResource.CPU
     severity: float = 0.0
     gap: float | None = None
     suspects: tuple[Suspect, ...] = ()
 
 
-def signature(pod: PodFacts) -> str:
+def signature(pod: PodSnapshot) -> str:
     """What tells a workload: pods of one owner run the same program. ``namespace/owner``, else the pod's own name."""
     return f"{pod.namespace or ''}/{pod.owner or pod.title}"

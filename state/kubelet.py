@@ -1,8 +1,8 @@
 """The kubelet's checkpoint files: what it allocated, read strictly and never written back.
 
-Every way in which a file can be no use is told apart (`Fault`), because the answer differs: a torn or emptied file must
-never shrink protection, a foreign policy must be shown, a newer format needs a newer agent. Writing is only for the
-embedded node: a kubelet that finds a wrong checksum refuses to start.
+Every way in which a file can be no use is told apart (`CheckpointFault`), because the answer differs: a torn or emptied
+file must never shrink protection, a foreign policy must be shown, a newer format needs a newer agent. Writing is only
+for the embedded node: a kubelet that finds a wrong checksum refuses to start.
 
 Source: fixtures recorded from kubelet 1.22, 1.26 and 1.27; formats of the CPU manager's version 1 from its source.
 """
@@ -17,7 +17,7 @@ from cgroupfs.bounded import digits
 from cgroupfs.cpuset import CpuSet
 from state import checkpoint as read
 from state import checksum
-from state.checkpoint import CheckpointError, Fault, Object, read_checkpoint
+from state.checkpoint import CheckpointError, CheckpointFault, Object, read_checkpoint
 from state.model import CpuPolicy
 
 __all__ = [
@@ -27,10 +27,10 @@ __all__ = [
     "MEMORY_STATE",
     "POD_STATUS",
     "CheckpointError",
+    "CheckpointFault",
     "CpuManagerState",
     "DeviceEntry",
     "DeviceState",
-    "Fault",
     "MemoryBlock",
     "MemoryManagerState",
     "MemoryNode",
@@ -146,7 +146,9 @@ def parse_cpu_manager_state(data: bytes, where: str = CPU_STATE) -> CpuManagerSt
     flat = {name for name, value in entries.items() if isinstance(value, str)}
     if flat and len(flat) != len(entries):
         odd = next(name for name in entries if name not in flat)
-        raise CheckpointError(Fault.INVALID, f"{where}: entries.{odd}", entries[odd], "CPU lists only, or objects only")
+        raise CheckpointError(
+            CheckpointFault.INVALID, f"{where}: entries.{odd}", entries[odd], "CPU lists only, or objects only"
+        )
     version = 1 if flat else 2
     for uid, containers in entries.items():
         if version == 2:
@@ -158,9 +160,9 @@ def parse_cpu_manager_state(data: bytes, where: str = CPU_STATE) -> CpuManagerSt
     good = [each for each in versions if checksum.cpu_manager(policy_text, default_text, entries, each) == stored]
     if stored and not good:
         expected = checksum.cpu_manager(policy_text, default_text, entries, version)
-        raise CheckpointError(Fault.CHECKSUM, f"{where}: checksum", stored, f"{expected} for this content")
+        raise CheckpointError(CheckpointFault.CHECKSUM, f"{where}: checksum", stored, f"{expected} for this content")
     if policy_text not in {CpuPolicy.NONE, CpuPolicy.STATIC}:
-        raise CheckpointError(Fault.FOREIGN, f"{where}: policyName", policy_text, '"none" or "static"')
+        raise CheckpointError(CheckpointFault.FOREIGN, f"{where}: policyName", policy_text, '"none" or "static"')
     default = read.cpus(default_text, f"{where}: defaultCpuSet")
     policy, verified = CpuPolicy(policy_text), bool(stored)
     if version == 1:
@@ -185,7 +187,7 @@ def parse_memory_manager_state(data: bytes, where: str = MEMORY_STATE) -> Memory
         at = f"{where}: machineState.{key}"
         number = digits(key)
         if number is None:
-            raise CheckpointError(Fault.INVALID, f"{where}: machineState", key, "a NUMA node number")
+            raise CheckpointError(CheckpointFault.INVALID, f"{where}: machineState", key, "a NUMA node number")
         node = read.mapping(machine, key, f"{where}: machineState")
         tables = {
             kind: _memory_table(read.mapping(node["memoryMap"], kind, f"{at}.memoryMap"), f"{at}.memoryMap.{kind}")
@@ -207,9 +209,9 @@ def parse_memory_manager_state(data: bytes, where: str = MEMORY_STATE) -> Memory
     stored = read.number(found, "checksum", where)
     expected = checksum.memory_manager(policy, machine, entries)
     if stored != expected:
-        raise CheckpointError(Fault.CHECKSUM, f"{where}: checksum", stored, f"{expected} for this content")
+        raise CheckpointError(CheckpointFault.CHECKSUM, f"{where}: checksum", stored, f"{expected} for this content")
     if policy not in {"None", "Static", "BestEffort"}:
-        raise CheckpointError(Fault.FOREIGN, f"{where}: policyName", policy, '"None" or "Static"')
+        raise CheckpointError(CheckpointFault.FOREIGN, f"{where}: policyName", policy, '"None" or "Static"')
     return MemoryManagerState(policy=policy, nodes=nodes, entries=blocks)
 
 
@@ -222,7 +224,7 @@ def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
     for number, item in enumerate(read.items(found, "PodDeviceEntries", f"{where}: Data", optional=True)):
         at = f"{where}: Data.PodDeviceEntries[{number}]"
         if not isinstance(item, dict):
-            raise CheckpointError(Fault.INVALID, at, item, "an object")
+            raise CheckpointError(CheckpointFault.INVALID, at, item, "an object")
         read.known(item, at, {"PodUID", "ContainerName", "ResourceName", "DeviceIDs", "AllocResp"})
         if item.get("AllocResp") is not None:
             read.text(item, "AllocResp", at)
@@ -234,7 +236,7 @@ def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
             for node in read.mapping(item, "DeviceIDs", at, optional=True):
                 number_of = digits(node.removeprefix("-"))
                 if number_of is None:
-                    raise CheckpointError(Fault.INVALID, f"{at}.DeviceIDs", node, "a NUMA node number")
+                    raise CheckpointError(CheckpointFault.INVALID, f"{at}.DeviceIDs", node, "a NUMA node number")
                 nodes[-number_of if node[0] == "-" else number_of] = read.texts(
                     item["DeviceIDs"], node, f"{at}.DeviceIDs"
                 )
@@ -246,9 +248,11 @@ def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
     try:
         expected = checksum.devices(found.get("PodDeviceEntries"), found.get("RegisteredDevices"), version)
     except ValueError as exc:
-        raise CheckpointError(Fault.INVALID, f"{where}: Data.PodDeviceEntries.AllocResp", str(exc), "base64") from exc
+        raise CheckpointError(
+            CheckpointFault.INVALID, f"{where}: Data.PodDeviceEntries.AllocResp", str(exc), "base64"
+        ) from exc
     if stored != expected:
-        raise CheckpointError(Fault.CHECKSUM, f"{where}: Checksum", stored, f"{expected} for this content")
+        raise CheckpointError(CheckpointFault.CHECKSUM, f"{where}: Checksum", stored, f"{expected} for this content")
     return DeviceState(entries=tuple(entries), registered=registered, version=version)
 
 
@@ -292,9 +296,9 @@ def _memory_table(found: Object, where: str) -> MemoryTable:
 
 def _memory_block(found: Any, where: str) -> MemoryBlock:
     if not isinstance(found, dict):
-        raise CheckpointError(Fault.INVALID, where, found, "an object")
+        raise CheckpointError(CheckpointFault.INVALID, where, found, "an object")
     nodes = read.numbers(found, "numaAffinity", where)
     if any(node >= 1024 for node in nodes):
-        raise CheckpointError(Fault.INVALID, f"{where}: numaAffinity", nodes, "NUMA node numbers")
+        raise CheckpointError(CheckpointFault.INVALID, f"{where}: numaAffinity", nodes, "NUMA node numbers")
     kind, size = read.text(found, "type", where), read.number(found, "size", where)
     return MemoryBlock(nodes=CpuSet(nodes), kind=kind, size_bytes=size)

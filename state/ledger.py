@@ -21,12 +21,12 @@ from msgspec.structs import replace
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import StoreError
-from state.entry import TEXTS, US, Entry, Event, FileKey, Origin, row_key, same_group
+from state.entry import TEXTS, US, FileKey, LedgerEntry, LedgerEvent, OriginalSource, row_key, same_group
 from state.intents import Intents, read_intents
 from state.schema import FILES, META, PLACES
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 
-__all__ = ["US", "Entry", "Event", "FileKey", "Ledger", "Origin"]
+__all__ = ["US", "FileKey", "Ledger", "LedgerEntry", "LedgerEvent", "OriginalSource"]
 
 
 class _Places(msgspec.Struct):
@@ -35,7 +35,7 @@ class _Places(msgspec.Struct):
 
 _HISTORY_PENDING: Final = 8_000
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(Entry).decode
+_decode: Final = msgspec.msgpack.Decoder(LedgerEntry).decode
 
 
 @final
@@ -60,11 +60,11 @@ class Ledger:
             self._about = {key: set(texts) for key, texts in read_intents(path).items()}
         self._store = store
         self._clock = clock
-        self._groups: dict[str, dict[tuple[str, str], Entry]] = {}
+        self._groups: dict[str, dict[tuple[str, str], LedgerEntry]] = {}
         self._pool: dict[str, str] = {}
         self._order = 0
         self._dirty: dict[FileKey, None] = {}
-        self._pending: list[Event] = []
+        self._pending: list[LedgerEvent] = []
         self._lost_events = 0
         self._first: set[FileKey] = set()
         self._lock = threading.Lock()
@@ -80,17 +80,17 @@ class Ledger:
     def __len__(self) -> int:
         return sum(map(len, list(self._groups.values())))
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[LedgerEntry]:
         """All entries, group by group; a snapshot, so that changes meanwhile do no harm."""
         for group in list(self._groups.values()):
             yield from list(group.values())
 
-    def get(self, key: FileKey) -> Entry | None:
+    def get(self, key: FileKey) -> LedgerEntry | None:
         """The entry of one file."""
         group = self._groups.get(key[1])
         return None if group is None else group.get((key[0], key[2]))
 
-    def group(self, path: str) -> list[Entry]:
+    def group(self, path: str) -> list[LedgerEntry]:
         """The entries of one group."""
         return list(self._groups.get(path, {}).values())
 
@@ -103,7 +103,7 @@ class Ledger:
         entry = self.get(key)
         return entry is not None and same_group(entry.inode, inode)
 
-    def ours(self, entry: Entry) -> set[str]:
+    def ours(self, entry: LedgerEntry) -> set[str]:
         """Every text that we may have left in a file, as it was written; what else it holds is somebody else's."""
         key = row_key(entry.key)
         with self._lock:
@@ -121,13 +121,13 @@ class Ledger:
         """True when something has been noted that `flush` would make durable."""
         return bool(self._dirty or self._pending)
 
-    def backwards(self) -> list[Entry]:
+    def backwards(self) -> list[LedgerEntry]:
         """All entries, last touched first: the order to restore in."""
         return sorted(self, key=lambda entry: -entry.order)
 
     # Durable at once (worker lane)
 
-    def first_touches(self, entries: Iterable[Entry]) -> int:
+    def first_touches(self, entries: Iterable[LedgerEntry]) -> int:
         """Record originals before the first write of their files, in one transaction; return how many were new.
 
         A file that is known already (same inode) keeps its original: after a crash the live value may be our own.
@@ -140,7 +140,7 @@ class Ledger:
                 if not all(self.is_durable(entry.key, entry.inode) for entry in given):
                     self._sync()
                 new = self._new(given)
-                batch = Batch()
+                batch = StoreBatch()
                 for entry in new:
                     batch.put(FILES, row_key(entry.key), _encode(entry))
                     batch.append(_encode(_event(entry, "touch", entry.touched_at, before=entry.original)))
@@ -160,7 +160,7 @@ class Ledger:
             self._first.add(entry.key)
         return len(new)
 
-    def adopt(self, entries: Iterable[Entry]) -> int:
+    def adopt(self, entries: Iterable[LedgerEntry]) -> int:
         """After the store was lost: enter live files that carry our values, with what is known of their originals.
 
         Like `first_touches`, but an entry without an original is marked `Origin.UNKNOWN`, and the live value of a file
@@ -170,7 +170,7 @@ class Ledger:
         made = []
         for entry in entries:
             if entry.original is None:
-                entry.origin = Origin.UNKNOWN
+                entry.origin = OriginalSource.UNKNOWN
             made.append(entry)
         count = self.first_touches(made)
         for entry in made:
@@ -189,8 +189,8 @@ class Ledger:
             lost, self._lost_events = self._lost_events, 0
             noted, self._noted = self._noted, {}
         if lost:
-            events.append(Event(at=self._clock(), kind="lost", reason=f"{lost} events were too many to keep"))
-        batch = Batch()
+            events.append(LedgerEvent(at=self._clock(), kind="lost", reason=f"{lost} events were too many to keep"))
+        batch = StoreBatch()
         for key in dirty:
             entry = self.get(key)
             if entry is None:
@@ -218,9 +218,9 @@ class Ledger:
                 self._intents.rewrite({**self._noted, **left})
         return len(dirty) + len(events)
 
-    def _new(self, given: Iterable[Entry]) -> list[Entry]:
+    def _new(self, given: Iterable[LedgerEntry]) -> list[LedgerEntry]:
         """The given entries whose files are not known yet, numbered on from the last order."""
-        new: dict[FileKey, Entry] = {}
+        new: dict[FileKey, LedgerEntry] = {}
         now = self._clock()
         for entry in given:
             if not self.is_durable(entry.key, entry.inode):
@@ -238,7 +238,7 @@ class Ledger:
         if generation == self._generation:
             return
         self._load()
-        batch = Batch()
+        batch = StoreBatch()
         for entry in self:
             batch.put(FILES, row_key(entry.key), _encode(entry))
         self._store.apply(batch)
@@ -294,8 +294,8 @@ class Ledger:
             return
         if key in self._first:
             self._first.discard(key)
-            if entry.origin is Origin.SPEC and before not in {None, after}:
-                entry.original, entry.origin = self._shared(before or ""), Origin.READ
+            if entry.origin is OriginalSource.SPEC and before not in {None, after}:
+                entry.original, entry.origin = self._shared(before or ""), OriginalSource.READ
         entry.seen, entry.writer, entry.process = self._shared(after), US, ""
         entry.written_at = self._clock() if at is None else at
         entry.failures, entry.failed_errno, entry.failed_since = 0, 0, 0.0
@@ -341,7 +341,7 @@ class Ledger:
         """The file holds its old value again: it is no longer ours. Flush soon: till then a crash restores it again."""
         self._remove(key, "restored", after=text)
 
-    def forget_group(self, path: str) -> list[Entry]:
+    def forget_group(self, path: str) -> list[LedgerEntry]:
         """The group's directory is gone: drop its entries (and those below it) and return them."""
         below = f"{path.rstrip('/')}/"
         dropped = [
@@ -351,7 +351,7 @@ class Ledger:
             self._remove(entry.key, "gone")
         return dropped
 
-    def prune(self, inode_now: Callable[[Entry], int | None]) -> list[Entry]:
+    def prune(self, inode_now: Callable[[LedgerEntry], int | None]) -> list[LedgerEntry]:
         """Drop the entries of groups that are gone or were made anew; return them.
 
         ``inode_now`` tells the inode that an entry's group has now, None when there is no such directory.
@@ -364,7 +364,7 @@ class Ledger:
                 dropped.append(entry)
         return dropped
 
-    def note(self, event: Event) -> None:
+    def note(self, event: LedgerEvent) -> None:
         """Add a free line to the history: a hold, an alert, a plan that was refused."""
         with self._lock:
             if len(self._pending) >= _HISTORY_PENDING:
@@ -375,7 +375,7 @@ class Ledger:
 
     # Within
 
-    def _insert(self, entry: Entry) -> None:
+    def _insert(self, entry: LedgerEntry) -> None:
         """Take an entry in, sharing its texts: a node has thousands of files and a few dozen different texts."""
         for name in TEXTS:
             text = getattr(entry, name)
@@ -391,11 +391,11 @@ class Ledger:
             self._pool.clear()
         return self._pool.setdefault(text, text)
 
-    def _touch(self, entry: Entry) -> None:
+    def _touch(self, entry: LedgerEntry) -> None:
         with self._lock:
             self._dirty[entry.key] = None
 
-    def _is_noted(self, entry: Entry) -> None:
+    def _is_noted(self, entry: LedgerEntry) -> None:
         """What came of the writes of a file is known: after the next flush the store has it."""
         row = row_key(entry.key)
         with self._lock:
@@ -416,7 +416,9 @@ class Ledger:
         self._is_noted(entry)
         self._note(entry, kind, self._clock(), before=entry.seen, after=after)
 
-    def _note(self, entry: Entry, kind: str, at: float, *, before: str | None = None, after: str | None = None) -> None:
+    def _note(
+        self, entry: LedgerEntry, kind: str, at: float, *, before: str | None = None, after: str | None = None
+    ) -> None:
         self.note(_event(entry, kind, at, before=before, after=after))
 
 
@@ -429,8 +431,10 @@ def _intents_path(store: Store) -> str:
     return f"{store.path}.writes"
 
 
-def _event(entry: Entry, kind: str, at: float, *, before: str | None = None, after: str | None = None) -> Event:
-    return Event(
+def _event(
+    entry: LedgerEntry, kind: str, at: float, *, before: str | None = None, after: str | None = None
+) -> LedgerEvent:
+    return LedgerEvent(
         at=at,
         kind=kind,
         controller=entry.controller,

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, MAX_CPUS, CpuSet
 from state.machine_guess import guesses, words
-from state.machine_shape import NUMBERINGS, Machine, build, wrong
+from state.machine_shape import NUMBERINGS, MachineDescription, build, wrong
 from state.topology import Topology
 
 _LEVELS: Final = ("sockets", "nodes", "cores", "threads")
@@ -58,7 +58,7 @@ def parse(text: str) -> Topology:
 # The parts
 
 
-def _shape(text: str) -> Machine:
+def _shape(text: str) -> MachineDescription:
     counts: dict[str, int] = {}
     levels, *more = text.lower().split("+")
     # An x, a comma or a multiplication sign between the levels says nothing: their names do.
@@ -74,7 +74,7 @@ def _shape(text: str) -> Machine:
         if not 0 < counts[name] <= MAX_CPUS:
             wrong(match[0], f"1 to {MAX_CPUS} {name}")
     sockets, nodes, cores, threads = (counts.get(name, 1) for name in _LEVELS)
-    machine = Machine(sockets=sockets, nodes=nodes, cores=cores, threads=threads)
+    machine = MachineDescription(sockets=sockets, nodes=nodes, cores=cores, threads=threads)
     for extra in more:
         match = _E_CORES.fullmatch(extra.strip())
         if match is None or len(more) > 1:
@@ -87,7 +87,7 @@ def _shape(text: str) -> Machine:
     return machine
 
 
-def _l3(machine: Machine, value: str, part: str) -> Machine:
+def _l3(machine: MachineDescription, value: str, part: str) -> MachineDescription:
     match = _L3.fullmatch(value)
     if match is None:
         wrong(part, "l3 per 4 cores, l3 per core, l3 per node or l3 per socket")
@@ -99,7 +99,7 @@ def _l3(machine: Machine, value: str, part: str) -> Machine:
     return replace(machine, l3_cores=each)
 
 
-def _cpus(value: str, part: str, machine: Machine) -> CpuSet:
+def _cpus(value: str, part: str, machine: MachineDescription) -> CpuSet:
     try:
         cpus = CpuSet.parse(value)
     except ValueError:
@@ -109,14 +109,14 @@ def _cpus(value: str, part: str, machine: Machine) -> CpuSet:
     return cpus
 
 
-def _offline(machine: Machine, value: str, part: str) -> Machine:
+def _offline(machine: MachineDescription, value: str, part: str) -> MachineDescription:
     cpus = _cpus(value, part, machine)
     if len(cpus) == machine.size:
         wrong(part, "at least one CPU that stays online")
     return replace(machine, offline=cpus)
 
 
-def _distance(machine: Machine, value: str, part: str) -> Machine:
+def _distance(machine: MachineDescription, value: str, part: str) -> MachineDescription:
     rows = [row.split() for row in value.split("/")]
     words = [word for row in rows for word in row]
     if not words or not all(
@@ -126,11 +126,11 @@ def _distance(machine: Machine, value: str, part: str) -> Machine:
     return replace(machine, distances=tuple(tuple(map(int, row)) for row in rows))
 
 
-def _memory(machine: Machine, value: str, part: str) -> Machine:
+def _memory(machine: MachineDescription, value: str, part: str) -> MachineDescription:
     return replace(machine, memory_bytes=_bytes(value, part))
 
 
-def _memory_nodes(machine: Machine, value: str, part: str) -> Machine:
+def _memory_nodes(machine: MachineDescription, value: str, part: str) -> MachineDescription:
     match = _MEMORY_NODES.fullmatch(value)
     if match is None or not 0 < int(match[1]) <= _MOST_NODES:
         wrong(part, "memory nodes 2, or memory nodes 2 of 128G")
@@ -145,19 +145,19 @@ def _bytes(value: str, part: str) -> int:
     return int(match[1]) << _UNITS[match[2]]
 
 
-def _numbering(machine: Machine, value: str, part: str) -> Machine:
+def _numbering(machine: MachineDescription, value: str, part: str) -> MachineDescription:
     if value not in NUMBERINGS:
         wrong(part, f"numbering {', '.join(NUMBERINGS)}")
     return replace(machine, numbering=value)
 
 
-def _numa(machine: Machine, value: str, part: str) -> Machine:
+def _numa(machine: MachineDescription, value: str, part: str) -> MachineDescription:
     if value != "off" or machine.nodes > 1:
         wrong(part, "numa off, and a shape without nodes")
     return replace(machine, numa_off=True)
 
 
-_PARTS: Final[dict[str, Callable[[Machine, str, str], Machine]]] = {
+_PARTS: Final[dict[str, Callable[[MachineDescription, str, str], MachineDescription]]] = {
     "l3": _l3,
     "e-cores": lambda machine, value, part: replace(machine, efficiency=_cpus(value, part, machine)),
     "offline": _offline,

@@ -9,20 +9,20 @@ from typing import Final
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY
-from state.machine_shape import NUMBERINGS, Machine
+from state.machine_shape import NUMBERINGS, MachineDescription
 from state.topology import CpuKind, Topology
 
 _UNITS: Final = (("T", 40), ("G", 30), ("M", 20), ("K", 10))
 
 
-def guesses(topology: Topology) -> Iterator[Machine]:
+def guesses(topology: Topology) -> Iterator[MachineDescription]:
     """Descriptions that count as many CPUs as there are; none for a machine whose parts differ in size."""
     for shape in _shapes(topology):
         for numbered in NUMBERINGS:
             yield replace(shape, numbering=numbered)
 
 
-def _shapes(topology: Topology) -> Iterator[Machine]:
+def _shapes(topology: Topology) -> Iterator[MachineDescription]:
     total = len(topology.online | topology.offline)
     sockets = len(topology.sockets())
     threads = max(map(len, topology.cores()))
@@ -39,7 +39,7 @@ def _shapes(topology: Topology) -> Iterator[Machine]:
             for e_cores in dict.fromkeys((0, len(slow) // (sockets * nodes))):
                 left = total - e_cores * sockets * nodes
                 cores = left // (sockets * nodes * each)
-                machine = Machine(
+                machine = MachineDescription(
                     sockets=sockets,
                     nodes=nodes,
                     cores=cores,
@@ -58,7 +58,7 @@ def _shapes(topology: Topology) -> Iterator[Machine]:
                     yield from _caches(machine, topology)
 
 
-def _caches(machine: Machine, topology: Topology) -> Iterator[Machine]:
+def _caches(machine: MachineDescription, topology: Topology) -> Iterator[MachineDescription]:
     """An L3 for each node, for each socket, or for so many cores."""
     yield machine
     yield replace(machine, l3_socket=True)
@@ -88,7 +88,7 @@ def _distances(topology: Topology, domains: int, nodes: int) -> tuple[tuple[int,
     return ((rows[0][0], *both),) if len(both) < 2 else ((rows[0][0], *within, *across),)
 
 
-def words(machine: Machine) -> str:
+def words(machine: MachineDescription) -> str:
     """The text of a description; what is as if nothing were said is left out."""
     counts = {"socket": machine.sockets, "node": machine.nodes, "core": machine.cores, "thread": machine.threads}
     shape = " x ".join(_count(number, name) for name, number in counts.items() if number > 1 or name == "core")

@@ -15,7 +15,7 @@ from state.topology import Cpu, CpuKind, NumaNode, Topology
 NUMBERINGS: Final = ("firmware", "adjacent", "alternating")
 
 
-class Machine(Struct, frozen=True, kw_only=True):
+class MachineDescription(Struct, frozen=True, kw_only=True):
     """A description, taken apart. Each of ``nodes``, ``cores``, ``threads`` is per one of the level before.
 
     ``l3_cores`` None: one L3 for each node, ``l3_socket``: for each socket. ``distances`` are levels (one row) or one
@@ -60,7 +60,7 @@ def wrong(value: str, expected: str) -> NoReturn:
     raise InputError("machine", " ".join(value.split()), expected)
 
 
-def build(machine: Machine) -> Topology:
+def build(machine: MachineDescription) -> Topology:
     """The topology of a description. Errors: `InputError` where its parts do not fit each other."""
     every = _all_cpus(machine)
     slow = {cpu.core for cpu in every if cpu.id in machine.efficiency}
@@ -87,7 +87,7 @@ def build(machine: Machine) -> Topology:
     )
 
 
-def _all_cpus(machine: Machine) -> list[Cpu]:
+def _all_cpus(machine: MachineDescription) -> list[Cpu]:
     """Every CPU; ``core`` is only a number of its own for each core."""
     cpus: list[Cpu] = []
     performance = machine.domains * machine.cores
@@ -105,14 +105,14 @@ def _all_cpus(machine: Machine) -> list[Cpu]:
     return cpus
 
 
-def _place(machine: Machine, position: int, cores: int) -> tuple[int, int]:
+def _place(machine: MachineDescription, position: int, cores: int) -> tuple[int, int]:
     """The domain of a core, and its number there."""
     if machine.numbering == "alternating":
         return position % machine.domains, position // machine.domains
     return divmod(position, cores)
 
 
-def _cpu(machine: Machine, number: int, domain: int, core: int, unique: int) -> Cpu:
+def _cpu(machine: MachineDescription, number: int, domain: int, core: int, unique: int) -> Cpu:
     socket = domain // machine.nodes
     if machine.l3_cores is not None:
         l3 = domain * ((machine.cores + machine.e_cores) // machine.l3_cores) + core // machine.l3_cores
@@ -127,14 +127,14 @@ def _cpu(machine: Machine, number: int, domain: int, core: int, unique: int) -> 
     )
 
 
-def _nodes(machine: Machine) -> tuple[NumaNode, ...]:
+def _nodes(machine: MachineDescription) -> tuple[NumaNode, ...]:
     count = machine.numa_nodes + machine.memory_nodes
     rows = _rows(machine, count)
     sizes = [machine.memory_bytes] * machine.numa_nodes + [machine.memory_node_bytes] * machine.memory_nodes
     return tuple(NumaNode(id=node, distances=rows[node], memory_bytes=sizes[node]) for node in range(count))
 
 
-def _rows(machine: Machine, count: int) -> list[tuple[int, ...]]:
+def _rows(machine: MachineDescription, count: int) -> list[tuple[int, ...]]:
     found = machine.distances
     if not found:
         return [()] * count

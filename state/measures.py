@@ -6,7 +6,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 
-class Squeeze(Struct, frozen=True, kw_only=True):
+class SqueezeLimit(Struct, frozen=True, kw_only=True):
     """What a suspect may have for now; None: not bounded by this. For whom and why is in ``reason``.
 
     Units: thousandths of a CPU for the whole pod; bytes; bytes per second for reading and for writing, on each of
@@ -20,7 +20,7 @@ class Squeeze(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Measures(Struct, frozen=True, kw_only=True):
+class Restrictions(Struct, frozen=True, kw_only=True):
     """What responses ask of the plan at this moment; policies turn it into settings, so all of it can be restored.
 
     ``budget_milli``: what BE may have together at most, None: as the policies say. ``squeezed``, ``frozen`` (with the
@@ -29,7 +29,7 @@ class Measures(Struct, frozen=True, kw_only=True):
 
     budget_milli: int | None = None
     budget_reason: str = ""
-    squeezed: Mapping[str, Squeeze] = {}
+    squeezed: Mapping[str, SqueezeLimit] = {}
     frozen: Mapping[str, str] = {}
     cache_percent: int | None = None
     cache_reason: str = ""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 
-class NodeMemory(Struct, frozen=True, kw_only=True):
+class NodeMemoryReading(Struct, frozen=True, kw_only=True):
     """The node's memory at one moment. ``age_s`` None or large means unknown, and an unknown never raises a limit.
 
     ``available_bytes`` is the kernel's own estimate (MemAvailable): what new work can have without swapping, page cache
@@ -40,7 +40,7 @@ class NodeMemory(Struct, frozen=True, kw_only=True):
         return available if self.pods_available_bytes is None else min(available, self.pods_available_bytes)
 
 
-class MemoryWish(Struct, frozen=True, kw_only=True):
+class MemoryPreferences(Struct, frozen=True, kw_only=True):
     """What a pod's annotations ask of its memory. None: they do not say.
 
     Percentages as in `reconciler.policies.memory_qos`; ``off``: none of it. ``oom_priority``: Katalyst's, the lower is
@@ -56,7 +56,7 @@ class MemoryWish(Struct, frozen=True, kw_only=True):
     oom_score_adj: int | None = None
 
 
-class ReclaimWish(Struct, frozen=True, kw_only=True):
+class ReclaimRequest(Struct, frozen=True, kw_only=True):
     """What is wanted of taking memory from BE containers; see `reconciler.policies.memory_reclaim` for each number."""
 
     dry_run: bool = False
@@ -72,7 +72,7 @@ class ReclaimWish(Struct, frozen=True, kw_only=True):
     leave_bytes: int = 100 << 20
 
 
-class OomWish(Struct, frozen=True, kw_only=True):
+class OomScoreRequest(Struct, frozen=True, kw_only=True):
     """What is wanted of BE processes' ``oom_score_adj``: a band, see `reconciler.policies.oom_score`."""
 
     dry_run: bool = False
@@ -80,7 +80,7 @@ class OomWish(Struct, frozen=True, kw_only=True):
     sweep_s: float = 10.0
 
 
-class WatermarkWish(Struct, frozen=True, kw_only=True):
+class WatermarkRequest(Struct, frozen=True, kw_only=True):
     """What is wanted of the kernel's memory marks, in ten-thousandths of the memory; None: left alone."""
 
     dry_run: bool = False
@@ -88,7 +88,7 @@ class WatermarkWish(Struct, frozen=True, kw_only=True):
     min_free_factor: int | None = None
 
 
-class Protection(Struct, frozen=True, kw_only=True):
+class MemoryProtection(Struct, frozen=True, kw_only=True):
     """What a directory must hold of both protections so that those below it count."""
 
     min_bytes: int = 0
@@ -106,7 +106,7 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
 
     reclaimed_high_bytes: int | None = None
     reclaimed_max_bytes: int | None = None
-    protected: Mapping[str, Protection] = {}
-    reclaim: ReclaimWish | None = None
-    oom: OomWish | None = None
-    watermarks: WatermarkWish | None = None
+    protected: Mapping[str, MemoryProtection] = {}
+    reclaim: ReclaimRequest | None = None
+    oom: OomScoreRequest | None = None
+    watermarks: WatermarkRequest | None = None

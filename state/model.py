@@ -13,12 +13,12 @@ from msgspec import Struct
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
-from state.cache import CacheWish
-from state.cpu import CoreWish, CpuWish, GroupUse, PoolSize
+from state.cache import CacheRequest
+from state.cpu import CoreSchedRequest, CpuPreferences, GroupUse, PoolSize
 from state.disk import Disk, DiskPlan
-from state.measures import Measures
-from state.memory import MemoryPlan, MemoryWish, NodeMemory
-from state.network import NetworkWish
+from state.measures import Restrictions
+from state.memory import MemoryPlan, MemoryPreferences, NodeMemoryReading
+from state.network import NetworkRequest
 from state.topology import Topology
 
 
@@ -208,8 +208,8 @@ class Pod(Struct, frozen=True, kw_only=True):
     static: bool = False
     deleting: bool = False
     grace_s: float | None = None
-    wish: CpuWish = CpuWish()
-    memory: MemoryWish = MemoryWish()
+    wish: CpuPreferences = CpuPreferences()
+    memory: MemoryPreferences = MemoryPreferences()
     meta_source: str = "cgroup"
     """Which sources told what is known, strongest first, joined by "+"."""
 
@@ -366,10 +366,10 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     unknown_since: float | None = None
     quota_ratio: float = 1.0
     memory: MemoryPlan = MemoryPlan()
-    cores: CoreWish | None = None
+    cores: CoreSchedRequest | None = None
     disk: DiskPlan = DiskPlan()
-    network: NetworkWish | None = None
-    cache: CacheWish | None = None
+    network: NetworkRequest | None = None
+    cache: CacheRequest | None = None
     reasons: Mapping[str, str] = {}
 
     @property
@@ -452,7 +452,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     sources: tuple[SourceStatus, ...] = ()
     now: float = 0.0
     reclaimed_ceiling_milli: int | None = None
-    node_memory: NodeMemory | None = None
+    node_memory: NodeMemoryReading | None = None
     reclaimed_memory_bytes: int | None = None
     uses: Mapping[str, GroupUse] = {}
     lent_us: Mapping[str, int] = {}
@@ -460,4 +460,4 @@ class NodeView(Struct, frozen=True, kw_only=True):
     numa_memory: NumaMemory | None = None
     irq_cpus: CpuSet = EMPTY
     disks: Mapping[str, Disk] = {}
-    measures: Measures = Measures()
+    measures: Restrictions = Restrictions()

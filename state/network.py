@@ -17,7 +17,7 @@ SHARE: Final = "net.share"
 """The name in ``explain`` and in holds of a pod's place there; no control file's."""
 
 
-class InterfaceWish(Struct, frozen=True, kw_only=True):
+class InterfaceRequest(Struct, frozen=True, kw_only=True):
     """One interface. ``link_mbit``: megabits a second, None: what the driver tells. The percents are of the link."""
 
     name: str
@@ -27,14 +27,14 @@ class InterfaceWish(Struct, frozen=True, kw_only=True):
     waterline_percent: float = 80.0
 
 
-class NetworkWish(Struct, frozen=True, kw_only=True):
+class NetworkRequest(Struct, frozen=True, kw_only=True):
     """All of them, and how often BE's ceiling follows what online work uses.
 
     ``classes``: sockets of BE pods have a class of their own, by which an interface tells their packets; ``pods_by``:
     the interface whose BE share those pods are held to that have a network of their own, empty: they are left alone.
     """
 
-    interfaces: tuple[InterfaceWish, ...] = ()
+    interfaces: tuple[InterfaceRequest, ...] = ()
     interval_s: float = 1.0
     dry_run: bool = False
     classes: bool = True

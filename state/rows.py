@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from cgroupfs.bounded import decoded
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 
 R = TypeVar("R", bound=Struct)
 
@@ -41,7 +41,7 @@ class RowForm(Generic[R]):
 
 
 @final
-class HeldRows(Generic[R]):
+class MirroredRows(Generic[R]):
     """Writes one owner's rows of a table, whose keys all begin with ``prefix``; `write` is for the store's lane."""
 
     def __init__(self, store: Store, table: str, form: RowForm[R], prefix: str = "") -> None:
@@ -53,18 +53,18 @@ class HeldRows(Generic[R]):
         """False when the file was lost or replaced since the last `write`."""
         return self._store.generation == self._generation
 
-    def put(self, batch: Batch, key: str, row: R | None) -> None:
+    def put(self, batch: StoreBatch, key: str, row: R | None) -> None:
         """Have a row written with this batch, or removed."""
         if row is None:
             batch.delete(self._table, f"{self._prefix}{key}")
         else:
             batch.put(self._table, f"{self._prefix}{key}", self._form.encode(row))
 
-    def write(self, batch: Batch, held: Callable[[], Mapping[str, R]]) -> None:
+    def write(self, batch: StoreBatch, held: Callable[[], Mapping[str, R]]) -> None:
         """Store a batch. ``held``: what the owner holds, which a new file lacks; a copy. Errors: `StoreError`."""
         generation = self._store.ready()
         if generation != self._generation:
-            again = Batch()
+            again = StoreBatch()
             for key, row in held().items():
                 self.put(again, key, row)
             if again:

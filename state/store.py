@@ -50,7 +50,7 @@ from state.schema import (
     unseal,
 )
 
-__all__ = ["DEFAULT_PATH", "Batch", "NewerSchemaError", "Store", "boot_id", "read_dump"]
+__all__ = ["DEFAULT_PATH", "NewerSchemaError", "Store", "StoreBatch", "boot_id", "read_dump"]
 
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 # While opening, "no such table" and (code 0, Python's own) text that is no UTF-8 are damage too: our SQL is right.
@@ -69,7 +69,7 @@ def boot_id(root: str = "/") -> str:
 
 
 @final
-class Batch:
+class StoreBatch:
     """Changes that become durable together or not at all."""
 
     __slots__ = ("cleared", "history", "rows")
@@ -207,7 +207,7 @@ class Store:
                 self._ready()
             return self.generation
 
-    def apply(self, batch: Batch) -> None:
+    def apply(self, batch: StoreBatch) -> None:
         """Make a batch durable in one transaction: after the return it survives SIGKILL and power loss.
 
         Errors: `StoreError`; then nothing of the batch is stored.
@@ -365,7 +365,7 @@ class Store:
             self.lost, self.damage = True, NO_COPY
         elif copied is not None and copied.serial > self._serial and not is_stale(copied, meta):
             raise ValueError(f"it lacks {copied.serial - self._serial} transactions that its copy has")
-        batch = Batch()
+        batch = StoreBatch()
         if self._is_other_boot(meta.get("boot_id")):
             self.rebooted = True
             for table in BOOT_BOUND:
@@ -395,7 +395,7 @@ class Store:
     def _copy_all(self, connection: sqlite3.Connection) -> None:
         self._copy.rewrite(self._serial, self.boot, {table: dict(_each(connection, table)) for table in MIRRORED})
 
-    def _mirror(self, batch: Batch) -> None:
+    def _mirror(self, batch: StoreBatch) -> None:
         """Append a transaction to the copy; where that does not do, write all of it. Never an error of the batch's."""
         serial = {META: {SERIAL: _pack(self._serial)}}
         rows = {**batch.rows, META: {**batch.rows.get(META, {}), **serial[META]}}
@@ -453,7 +453,7 @@ class Store:
     def _is_other_boot(self, known: bytes | None) -> bool:
         return bool(self.boot) and known is not None and msgpack.unpackb(known) not in {"", self.boot}
 
-    def _transact(self, connection: sqlite3.Connection, batch: Batch) -> None:
+    def _transact(self, connection: sqlite3.Connection, batch: StoreBatch) -> None:
         connection.execute("BEGIN IMMEDIATE")
         try:
             for table in batch.cleared:

@@ -5,7 +5,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 
-class Undo(StrEnum):
+class RestoreOutcome(StrEnum):
     """What became of one file."""
 
     RESTORED = "restored"
@@ -16,16 +16,16 @@ class Undo(StrEnum):
     REFUSED = "the kernel refused"
 
 
-class Undone(Struct, frozen=True, kw_only=True):
+class RestoreResult(Struct, frozen=True, kw_only=True):
     """One file of the ledger and how undoing it ended. ``ok``: it is as if we had never touched it."""
 
     path: str
     file: str
-    undo: Undo
+    undo: RestoreOutcome
     text: str = ""
     detail: str = ""
 
     @property
     def ok(self) -> bool:
         """False where a person should look."""
-        return self.undo in {Undo.RESTORED, Undo.ALREADY, Undo.GONE}
+        return self.undo in {RestoreOutcome.RESTORED, RestoreOutcome.ALREADY, RestoreOutcome.GONE}

@@ -33,26 +33,26 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.bounded import decoded
-from reconciler.actuators.cgroup.status import Standing
-from state.cache import CacheUse
+from reconciler.actuators.cgroup.status import SettingStatus
+from state.cache import CacheUsage
 from state.model import Hold, NodeView, Pools
 from state.schema import META
-from state.store import Batch, Store
-from state.undo import Undone
+from state.store import Store, StoreBatch
+from state.undo import RestoreResult
 
 _LOG: Final = logging.getLogger(__name__)
-K = TypeVar("K", bound="OfBoot")
+K = TypeVar("K", bound="BootState")
 
 
-class OfBoot(msgspec.Struct, frozen=True, kw_only=True):
+class BootState(msgspec.Struct, frozen=True, kw_only=True):
     """The base of what a row holds. With ``boot`` alone, everything else as by default, there is nothing to keep."""
 
     boot: str
 
 
 @final
-class SideRow(Generic[K]):
-    """One row. ``kind`` must have a default for all that it adds to `OfBoot`; ``what``: its words for the log."""
+class StateRow(Generic[K]):
+    """One row. ``kind`` must have a default for all that it adds to `BootState`; ``what``: its words for the log."""
 
     def __init__(self, key: str, kind: type[K], what: str) -> None:
         self.key = key
@@ -72,7 +72,7 @@ class SideRow(Generic[K]):
 
     def write(self, store: Store, kept: K) -> None:
         """Make it durable, or forget the row when there is nothing in it (the store's lane). Errors: `StoreError`."""
-        batch = Batch()
+        batch = StoreBatch()
         if kept == self._empty(kept.boot):
             batch.delete(META, self.key)
         else:
@@ -81,10 +81,10 @@ class SideRow(Generic[K]):
 
 
 @final
-class Remembered(Generic[K]):
+class PersistedValue(Generic[K]):
     """A row in use."""
 
-    def __init__(self, row: SideRow[K], store: Store, lane: trio.CapacityLimiter) -> None:
+    def __init__(self, row: StateRow[K], store: Store, lane: trio.CapacityLimiter) -> None:
         """``lane``: the store's limiter."""
         self.now = row.read(store)
         """What the store has."""
@@ -100,7 +100,7 @@ class Remembered(Generic[K]):
         self.now = kept
 
 
-class Situation(Struct, frozen=True, kw_only=True):
+class PlanSnapshot(Struct, frozen=True, kw_only=True):
     """What a side actuator goes by. ``enforce`` False: look and tell, but change nothing (observe mode)."""
 
     view: NodeView
@@ -109,20 +109,20 @@ class Situation(Struct, frozen=True, kw_only=True):
     holds: Mapping[str, Hold] = {}
 
 
-class SideActuator(Protocol):
+class AuxiliaryActuator(Protocol):
     """One of them. Registered in `reconciler.daemon.side_actuators`."""
 
     @property
     def name(self) -> str:
         """Its component's and its state section's name, such as ``resctrl``."""
 
-    def planned(self, situation: Situation) -> None:
+    def planned(self, situation: PlanSnapshot) -> None:
         """A look is over. Must not wait: it only keeps the situation and wakes `run`."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Bring things to the newest situation, for ever. Never raises for something that the node refuses."""
 
-    async def restore(self, only: str | None = None) -> Sequence[Undone]:
+    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Undo everything, or what was done for one pod (uid). Errors: none; they are in the answer.
 
         In the answer ``file`` is what was changed (such as ``schemata``) and ``path`` where.
@@ -136,31 +136,31 @@ class SideActuator(Protocol):
 
 
 @runtime_checkable
-class ByGroup(Protocol):
+class GroupOutcomes(Protocol):
     """A side actuator whose outcomes belong to groups: shown and counted beside those of control files."""
 
     @property
-    def standings(self) -> Mapping[str, Mapping[str, Standing]]:
+    def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
         """By group path, then knob. The knobs have names of their own, none of the catalog's."""
 
 
 @runtime_checkable
-class MeasuresCache(Protocol):
+class RestrictionsCache(Protocol):
     """A side actuator that measures what pods use of cache and memory bandwidth."""
 
-    def measured(self) -> CacheUse | None:
+    def measured(self) -> CacheUsage | None:
         """The newest; None while nobody wants it."""
 
 
 @final
-class OnDemand:
-    """`SideActuator`: nothing at all until ``wanted`` says so of a situation, then the one that ``make`` makes."""
+class LazyActuator:
+    """`AuxiliaryActuator`: nothing at all until ``wanted`` says so of a situation, then the one that ``make`` makes."""
 
     def __init__(
         self,
         name: str,
-        make: Callable[[], SideActuator],
-        wanted: Callable[[Situation], bool],
+        make: Callable[[], AuxiliaryActuator],
+        wanted: Callable[[PlanSnapshot], bool],
         *,
         leftover: bool = False,
     ) -> None:
@@ -168,7 +168,7 @@ class OnDemand:
         self._name = name
         self._make = make
         self._wanted = wanted
-        self._real: SideActuator | None = make() if leftover else None
+        self._real: AuxiliaryActuator | None = make() if leftover else None
         self._loaded = trio.Event()
 
     @property
@@ -176,7 +176,7 @@ class OnDemand:
         """The real one's name, before there is one."""
         return self._name
 
-    def planned(self, situation: Situation) -> None:
+    def planned(self, situation: PlanSnapshot) -> None:
         """Load it when it is wanted for the first time; from then on it stays."""
         if self._real is None and self._wanted(situation):
             self._real = self._make()
@@ -193,7 +193,7 @@ class OnDemand:
         assert self._real is not None
         await self._real.run(task_status=task_status)
 
-    async def restore(self, only: str | None = None) -> Sequence[Undone]:
+    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """The real one's; without it there is nothing of it to undo."""
         return await self._real.restore(only) if self._real is not None else ()
 
@@ -206,32 +206,32 @@ class OnDemand:
         return self._real.problems() if self._real is not None else ()
 
     @property
-    def standings(self) -> Mapping[str, Mapping[str, Standing]]:
+    def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
         """The real one's, where its outcomes belong to groups."""
-        return self._real.standings if isinstance(self._real, ByGroup) else {}
+        return self._real.standings if isinstance(self._real, GroupOutcomes) else {}
 
-    def measured(self) -> CacheUse | None:
+    def measured(self) -> CacheUsage | None:
         """The real one's, where it measures."""
-        return self._real.measured() if isinstance(self._real, MeasuresCache) else None
+        return self._real.measured() if isinstance(self._real, RestrictionsCache) else None
 
 
 T = TypeVar("T")
 
 
 @final
-class SideRun:
+class PeriodicWorker:
     """The task of one side actuator, without what it does."""
 
     def __init__(
         self,
-        act: Callable[[Situation], Awaitable[None]],
-        period_s: Callable[[Situation], float | None],
+        act: Callable[[PlanSnapshot], Awaitable[None]],
+        period_s: Callable[[PlanSnapshot], float | None],
         *,
         gap_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``period_s``: how often to act without a look, None: only after one; ``gap_s``: at least, between two."""
-        self.situation: Situation | None = None
+        self.situation: PlanSnapshot | None = None
         """The newest; None before the first look and after a restore."""
         self.sweeps = 0
         self.swept_s = 0.0
@@ -244,7 +244,7 @@ class SideRun:
         self._alone = trio.Lock()
         self._lane = trio.CapacityLimiter(1)
 
-    def planned(self, situation: Situation, *, wake: bool) -> None:
+    def planned(self, situation: PlanSnapshot, *, wake: bool) -> None:
         """A look is over. ``wake``: something of it concerns this actuator; else it comes into use when it is due."""
         self.situation = situation
         if wake:
@@ -272,7 +272,7 @@ class SideRun:
             self.swept_s = self._clock() - began
 
     @asynccontextmanager
-    async def restoring(self) -> AsyncIterator[Situation | None]:
+    async def restoring(self) -> AsyncIterator[PlanSnapshot | None]:
         """No act while this lasts, and none after it before the next look. Gives the last situation."""
         async with self._alone:
             last, self.situation = self.situation, None

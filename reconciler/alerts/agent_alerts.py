@@ -4,24 +4,24 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from reconciler.alerts.alert import Alert, Kind, Severity
-from reconciler.runtime.supervisor import ComponentStatus, Health
+from reconciler.alerts.alert import Alert, AlertKind, Severity
+from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from state.model import Pod, Setting
 
 STORE_IS_WELL: Final = "the store takes writes again"
 """What ends an alert about the store."""
 
-_KINDS: Final[Mapping[str, tuple[Kind, Severity]]] = {
-    "store": (Kind.STORE, Severity.CRITICAL),
-    "yield": (Kind.TUG_OF_WAR, Severity.WARNING),
-    "hold": (Kind.OTHER, Severity.INFO),
-    "hotplug": (Kind.OTHER, Severity.INFO),
+_KINDS: Final[Mapping[str, tuple[AlertKind, Severity]]] = {
+    "store": (AlertKind.STORE, Severity.CRITICAL),
+    "yield": (AlertKind.TUG_OF_WAR, Severity.WARNING),
+    "hold": (AlertKind.OTHER, Severity.INFO),
+    "hotplug": (AlertKind.OTHER, Severity.INFO),
 }
 
 
 def as_alert(kind: str, words: str, setting: Setting | None, pods: Mapping[str, Pod]) -> Alert:
     """One alert; of a kind that is not in the table it is `Kind.OTHER`, a warning."""
-    found, severity = _KINDS.get(kind, (Kind.OTHER, Severity.WARNING))
+    found, severity = _KINDS.get(kind, (AlertKind.OTHER, Severity.WARNING))
     resolved = kind == "store" and words == STORE_IS_WELL
     labels = {"cause": kind}
     details: dict[str, str] = {}
@@ -50,10 +50,10 @@ def as_alert(kind: str, words: str, setting: Setting | None, pods: Mapping[str, 
 
 def component_alert(status: ComponentStatus) -> Alert:
     """A part of the daemon that failed and is started again; or runs again."""
-    well = status.health is Health.RUNNING
+    well = status.health is ComponentHealth.RUNNING
     words = f"{status.name} runs again" if well else f"{status.name} failed and is started again: {status.error}"
     return Alert(
-        kind=Kind.SOURCE,
+        kind=AlertKind.SOURCE,
         key=f"component:{status.name}",
         summary=words,
         severity=Severity.INFO if well else Severity.WARNING,

@@ -20,7 +20,7 @@ class Severity(StrEnum):
         return list(Severity).index(self)
 
 
-class Kind(StrEnum):
+class AlertKind(StrEnum):
     """What happened."""
 
     INTERFERENCE = "interference"
@@ -39,7 +39,7 @@ class Kind(StrEnum):
     TEST = "test"
 
     @property
-    def began(self) -> "Kind":
+    def began(self) -> "AlertKind":
         """The kind of what this one is the end of; its own for a kind that begins something."""
         return _BEGAN.get(self, self)
 
@@ -54,8 +54,11 @@ class Kind(StrEnum):
         return "".join(word.capitalize() for word in self.value.split("-"))
 
 
-_BEGAN: Final[Mapping[Kind, Kind]] = {Kind.CLEARED: Kind.INTERFERENCE, Kind.UNDONE: Kind.RESPONSE}
-_STATES: Final = frozenset({Kind.INTERFERENCE, Kind.RESPONSE, Kind.STORE, Kind.SOURCE})
+_BEGAN: Final[Mapping[AlertKind, AlertKind]] = {
+    AlertKind.CLEARED: AlertKind.INTERFERENCE,
+    AlertKind.UNDONE: AlertKind.RESPONSE,
+}
+_STATES: Final = frozenset({AlertKind.INTERFERENCE, AlertKind.RESPONSE, AlertKind.STORE, AlertKind.SOURCE})
 
 
 class Alert(Struct, frozen=True, kw_only=True):
@@ -67,7 +70,7 @@ class Alert(Struct, frozen=True, kw_only=True):
     same key is the end of that one.
     """
 
-    kind: Kind
+    kind: AlertKind
     key: str
     summary: str
     severity: Severity = Severity.WARNING

@@ -7,24 +7,24 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from cgroupfs.errors import InputError
-from reconciler.alerts.alert import Kind, Severity
-from reconciler.clients.http_config import Trust, check_headers
+from reconciler.alerts.alert import AlertKind, Severity
+from reconciler.clients.http_config import TlsTrust, check_headers
 from reconciler.clients.urls import MASK, check_url, masked_url
 
 _PATH: Final = {"path": True}
 _SECRET: Final = {"secret": True}
 _SECRET_PATH: Final = {"path": True, "secret": True}
 SINKS: Final = ("journal", "alertmanager", "webhook", "kubernetes", "command", "file")
-"""The kinds of sinks, each a section of `Sink`; `reconciler.alerts.sinks` has what they do."""
+"""The kinds of sinks, each a section of `SinkConfig`; `reconciler.alerts.sinks` has what they do."""
 
 
-class Journal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JournalSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The systemd journal, one structured entry for each alert; the daemon's own log where no journal listens."""
 
     socket: Annotated[str, Meta(description="where journald listens", extra=_PATH)] = "/run/systemd/journal/socket"
 
 
-class Alertmanager(Trust, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AlertmanagerSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Prometheus Alertmanager, API v2; every instance of a cluster is told, and one that takes it is enough."""
 
     urls: Annotated[
@@ -55,7 +55,7 @@ class Alertmanager(Trust, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return f"Alertmanager(urls={[masked_url(url) for url in self.urls]})"
 
 
-class Webhook(Trust, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WebhookSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Any HTTP server: our own JSON document, or a body of your own."""
 
     url: Annotated[str | None, Meta(description="where to send; never shown beyond its host", extra=_SECRET)] = None
@@ -101,14 +101,14 @@ class EventApi(StrEnum):
     EVENTS = "events.k8s.io/v1"
 
 
-class Kubernetes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KubernetesSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Kubernetes Events on the pod that an alert is about, else on the node; section apiserver says how."""
 
     api: Annotated[EventApi, Meta(description="API group of the Events")] = EventApi.CORE
     node_namespace: Annotated[str, Meta(description="namespace of Events on the node")] = "default"
 
 
-class Command(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CommandSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A program of yours that gets our JSON document on its standard input; 0 means that it took it."""
 
     argv: Annotated[
@@ -124,7 +124,7 @@ class Command(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return f"Command({self.argv[0]!r}, {len(self.argv) - 1} arguments)"
 
 
-class File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FileSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file of JSON lines, mode 0600, with the older ones beside it as PATH.1 and so on."""
 
     path: Annotated[str, Meta(description="the file; its directory must exist", extra=_PATH)]
@@ -133,11 +133,11 @@ class File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fsync: Annotated[bool, Meta(description="an alert counts as told when it is on the disk")] = False
 
 
-class Sink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Somebody to tell: exactly one of the sections below says how, the settings say of what."""
 
     minimum: Annotated[Severity, Meta(description="the least severity that is told")] = Severity.INFO
-    kinds: Annotated[tuple[Kind, ...], Meta(description="only these kinds, with their ends; empty: all")] = ()
+    kinds: Annotated[tuple[AlertKind, ...], Meta(description="only these kinds, with their ends; empty: all")] = ()
     resolved: Annotated[bool, Meta(description="tell of ends, too")] = True
     batch_size: Annotated[int, Meta(ge=1, le=1000, description="told together at most")] = 10
     batch_delay_s: Annotated[
@@ -154,12 +154,12 @@ class Sink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, Meta(ge=0, le=100000, description="tries before an alert is given up; 0: as long as give_up_s")
     ] = 0
     give_up_s: Annotated[float, Meta(ge=10, le=2592000, description="age at which an alert is given up")] = 86400.0
-    journal: Journal | None = None
-    alertmanager: Annotated[Alertmanager | None, Meta(extra=_SECRET)] = None
-    webhook: Annotated[Webhook | None, Meta(extra=_SECRET)] = None
-    kubernetes: Kubernetes | None = None
-    command: Annotated[Command | None, Meta(extra=_SECRET)] = None
-    file: File | None = None
+    journal: JournalSinkConfig | None = None
+    alertmanager: Annotated[AlertmanagerSinkConfig | None, Meta(extra=_SECRET)] = None
+    webhook: Annotated[WebhookSinkConfig | None, Meta(extra=_SECRET)] = None
+    kubernetes: KubernetesSinkConfig | None = None
+    command: Annotated[CommandSinkConfig | None, Meta(extra=_SECRET)] = None
+    file: FileSinkConfig | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in SINKS if getattr(self, name) is not None]
@@ -176,7 +176,7 @@ class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Who is told what happens on this node. Without a sink, the daemon's log alone."""
 
     sinks: Annotated[
-        Mapping[str, Sink],
+        Mapping[str, SinkConfig],
         Meta(description="sinks by a name of your choice, which metrics and messages use", extra=_SECRET),
     ] = {}
     labels: Annotated[Mapping[str, str], Meta(description="labels put on every alert, such as the cluster's name")] = {}

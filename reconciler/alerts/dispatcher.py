@@ -13,20 +13,19 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
-from reconciler.alerts.alert import Alert, Kind, Severity
-from reconciler.alerts.config import AlertsConfig
-from reconciler.alerts.config import Sink as SinkConfig
+from reconciler.alerts.alert import Alert, AlertKind, Severity
+from reconciler.alerts.config import AlertsConfig, SinkConfig
 from reconciler.alerts.document import entry
-from reconciler.alerts.incident import Incidents, Notice, tidy
+from reconciler.alerts.incident import Incident, Incidents, tidy
 from reconciler.alerts.outbox import Outbox
 from reconciler.alerts.queue import DurableQueue
 from reconciler.alerts.sample_alert import test_notice, try_sinks
-from reconciler.alerts.sink_worker import Courier, rules_of
+from reconciler.alerts.sink_worker import SinkWorker, rules_of
 from reconciler.alerts.sinks import build as build_sink
-from reconciler.alerts.sinks.base import Setup, Sink
+from reconciler.alerts.sinks.base import AlertSink, SinkSetup
 from reconciler.runtime import logs
 from state.schema import META
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 
 FORGET_S: Final = 3600.0
 """An event that did not happen again for so long is another one."""
@@ -36,7 +35,7 @@ _RECENT: Final = 100
 
 
 @final
-class Teller:
+class AlertDispatcher:
     """See the module's text. A component; `tell` may be called before it runs."""
 
     def __init__(
@@ -44,9 +43,9 @@ class Teller:
         config: AlertsConfig,
         store: Store,
         lane: trio.CapacityLimiter,
-        setup: Callable[[str, SinkConfig], Setup],
+        setup: Callable[[str, SinkConfig], SinkSetup],
         *,
-        build: Callable[[Setup], Sink] = build_sink,
+        build: Callable[[SinkSetup], AlertSink] = build_sink,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``setup`` gives what a sink of that name and configuration is made of."""
@@ -58,11 +57,11 @@ class Teller:
         self._clock = clock
         self._queue = DurableQueue(store, lane, config.queue, clock)
         self._incidents = Incidents(self._forget_s(config))
-        self._couriers: dict[str, Courier] = {}
-        self._staged: deque[Notice] = deque()
+        self._couriers: dict[str, SinkWorker] = {}
+        self._staged: deque[Incident] = deque()
         self._soon = trio.Event()
         self._nursery: trio.Nursery | None = None
-        self._recent: dict[str, Notice] = {}
+        self._recent: dict[str, Incident] = {}
         self._loaded = False
         self._log = logs.get("alerts")
         for name, one in config.sinks.items():
@@ -97,7 +96,7 @@ class Teller:
             self._offer(notice)
         return stored
 
-    def stage(self, batch: Batch, alert: Alert) -> Callable[[], None]:
+    def stage(self, batch: StoreBatch, alert: Alert) -> Callable[[], None]:
         """Put a durable alert into a batch of the caller's own, so that both are stored or neither.
 
         The answer is to be called once the batch is stored, and has it told; without that call it is told by the next
@@ -194,7 +193,7 @@ class Teller:
         pending = [{**entry(row.notice), "to": list(row.to)} for row in self._queue.rows.values()]
         return {"sinks": sinks, "stored": pending, "recent": waiting[::-1]}
 
-    def couriers(self) -> Sequence[Courier]:
+    def couriers(self) -> Sequence[SinkWorker]:
         """Those that carry, for the metrics."""
         return tuple(self._couriers.values())
 
@@ -205,7 +204,7 @@ class Teller:
 
     # Within
 
-    def _take(self, alert: Alert, besides: str) -> tuple[Notice, bool]:
+    def _take(self, alert: Alert, besides: str) -> tuple[Incident, bool]:
         """The incident with this telling; False when this very telling is known."""
         labels = {**self._config.labels, **alert.labels}
         alert = tidy(replace(alert, at_s=alert.at_s or self._clock(), labels=labels))
@@ -216,10 +215,10 @@ class Teller:
             del self._recent[next(iter(self._recent))]
         return notice, fresh
 
-    def _wanting(self, notice: Notice) -> list[str]:
+    def _wanting(self, notice: Incident) -> list[str]:
         return [name for name, courier in self._couriers.items() if courier.outbox.wants(notice)]
 
-    def _offer(self, notice: Notice) -> None:
+    def _offer(self, notice: Incident) -> None:
         now = trio.current_time()
         for name, courier in self._couriers.items():
             courier.outbox.offer(notice, now)
@@ -273,12 +272,12 @@ class Teller:
                     await self._soon.wait()
                 self._soon.set()
 
-    def _courier(self, name: str, config: SinkConfig, outbox: Outbox | None = None) -> Courier:
+    def _courier(self, name: str, config: SinkConfig, outbox: Outbox | None = None) -> SinkWorker:
         if outbox is None:
             outbox = Outbox(name, rules_of(config, self._config.queue), self._clock() - trio.current_time())
         else:
             outbox.rules = rules_of(config, self._config.queue)
-        return Courier(
+        return SinkWorker(
             self._setup(name, config), outbox, self._build, settled=self._settled, failing=self._sink_failing
         )
 
@@ -296,7 +295,7 @@ class Teller:
         """Tell the others."""
         words = f"alerts to {name} are taken again" if error is None else f"alerts to {name} are not taken: {error}"
         alert = Alert(
-            kind=Kind.SOURCE,
+            kind=AlertKind.SOURCE,
             key=f"sink:{name}",
             summary=words,
             severity=Severity.WARNING if error is not None else Severity.INFO,

@@ -5,13 +5,13 @@ from typing import Final
 
 import msgspec
 
-from reconciler.alerts.incident import Notice
+from reconciler.alerts.incident import Incident
 from state.printable import printable_json
 
 VERSION: Final = 1
 
 
-def entry(notice: Notice) -> dict[str, object]:
+def entry(notice: Incident) -> dict[str, object]:
     """One alert. Times are seconds since the epoch."""
     alert = notice.alert
     return {
@@ -29,12 +29,12 @@ def entry(notice: Notice) -> dict[str, object]:
     }
 
 
-def document(notices: Sequence[Notice], node: str) -> bytes:
+def document(notices: Sequence[Incident], node: str) -> bytes:
     """All that are told together."""
     return _encode({"version": VERSION, "node": node, "alerts": [entry(notice) for notice in notices]})
 
 
-def lines(notices: Sequence[Notice], node: str) -> bytes:
+def lines(notices: Sequence[Incident], node: str) -> bytes:
     """One JSON object a line."""
     rows = ({"version": VERSION, "node": node, **entry(notice)} for notice in notices)
     return b"".join(_encode(row) + b"\n" for row in rows)
@@ -45,7 +45,7 @@ def _encode(value: object) -> bytes:
     return printable_json(msgspec.json.encode(value).decode()).encode()
 
 
-def line(notice: Notice) -> str:
+def line(notice: Incident) -> str:
     """One alert as one line for a person."""
     alert = notice.alert
     over = "resolved: " if notice.over else ""

@@ -13,7 +13,7 @@ from typing import Final, final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from reconciler.alerts.alert import Alert, Kind, Severity
+from reconciler.alerts.alert import Alert, AlertKind, Severity
 from state.printable import printable, printable_lines
 
 MOST: Final = 4096
@@ -23,7 +23,7 @@ _LONGEST_SUMMARY: Final = 4096
 _LONGEST_DETAIL: Final = 65536
 
 
-class Notice(Struct, frozen=True, kw_only=True):
+class Incident(Struct, frozen=True, kw_only=True):
     """One incident as it is now. ``alert`` is the newest telling, ``labels`` are of the first: they identify it.
 
     ``began_as``: the first telling's severity, which identifies a state as well: its end is quieter, and no other
@@ -78,7 +78,7 @@ def _bounded(shown: str, whole: str, longest: int) -> str:
     return shown if len(whole) <= longest and len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
-def incident_id(kind: Kind, key: str, first_s: float) -> str:
+def incident_id(kind: AlertKind, key: str, first_s: float) -> str:
     """Fingerprint of kind and key, and the first time in milliseconds; both hexadecimal."""
     fingerprint = hashlib.blake2b(f"{kind.began.value}\0{key}".encode(), digest_size=8).hexdigest()
     return f"{fingerprint}-{max(0, round(first_s * 1000)):x}"
@@ -97,12 +97,12 @@ class Incidents:
     def __init__(self, forget_s: float, most: int = MOST) -> None:
         self.forget_s = forget_s
         self._most = most
-        self._known: dict[tuple[Kind, str], Notice] = {}
+        self._known: dict[tuple[AlertKind, str], Incident] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def take(self, alert: Alert, besides: str = "") -> Notice:
+    def take(self, alert: Alert, besides: str = "") -> Incident:
         """The incident with this telling in it. The very same telling once more changes nothing."""
         name = (alert.kind.began, alert.key)
         known = self._known.pop(name, None)
@@ -116,7 +116,7 @@ class Incidents:
             if known is not None and made == known.id:
                 # It ended and began again within a millisecond: still another one.
                 made = incident_id(alert.kind, alert.key, known.last_s + 0.001)
-            notice = Notice(
+            notice = Incident(
                 id=made,
                 alert=alert,
                 first_s=alert.at_s,
@@ -131,11 +131,11 @@ class Incidents:
             del self._known[next(iter(self._known))]
         return notice
 
-    def resume(self, notice: Notice) -> None:
+    def resume(self, notice: Incident) -> None:
         """Take in one of an earlier run, so that what comes next goes on with its id."""
         self._known.setdefault((notice.alert.kind.began, notice.alert.key), notice)
 
-    def _goes_on(self, known: Notice, alert: Alert) -> bool:
+    def _goes_on(self, known: Incident, alert: Alert) -> bool:
         if known.over:
             # An end that is told again is no news; a beginning is.
             return alert.over and alert.at_s - known.last_s < self.forget_s

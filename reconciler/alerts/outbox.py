@@ -1,7 +1,7 @@
 """What one sink is told, and when: filter, de-duplication, batches, repeats, resends, and a limit for storms. Pure.
 
-Every telling that is offered ends in exactly one of the counts of `Tally`, or still waits. ``now`` is a clock that
-only goes forward; units: seconds.
+Every telling that is offered ends in exactly one of the counts of `DeliveryStats`, or still waits. ``now`` is a clock
+that only goes forward; units: seconds.
 
 A telling waits up to ``batch_delay_s`` for company; a critical one goes at once and takes along what waits. More of an
 incident that has been told is told after ``repeat_s``, with the count; its end and a louder one as if they were new.
@@ -16,22 +16,22 @@ from typing import Final, final
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from reconciler.alerts.alert import Alert, Kind, Severity
-from reconciler.alerts.incident import Notice
+from reconciler.alerts.alert import Alert, AlertKind, Severity
+from reconciler.alerts.incident import Incident
 
 STORM_S: Final = 60.0
 KEPT: Final = 4096
 """Incidents that a sink remembers to have been told."""
 
 
-class Rules(Struct, frozen=True, kw_only=True):
+class SinkRules(Struct, frozen=True, kw_only=True):
     """One sink's wishes. ``kinds`` empty: all. ``resend_s``: a state is told this often until it ends; None: once.
 
     ``most``: tellings of incidents that wait at most; ``resolved``: whether ends are told.
     """
 
     minimum: Severity = Severity.INFO
-    kinds: frozenset[Kind] = frozenset()
+    kinds: frozenset[AlertKind] = frozenset()
     batch_size: int = 10
     batch_delay_s: float = 5.0
     repeat_s: float = 3600.0
@@ -41,7 +41,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     most: int = 1000
 
 
-class Tally(Struct):
+class DeliveryStats(Struct):
     """Tellings, by what became of them."""
 
     offered: int = 0
@@ -63,7 +63,7 @@ class _Record:
 
     __slots__ = ("due_at", "folded", "loudest", "notice", "over_told", "pending", "since", "told_at")
 
-    def __init__(self, notice: Notice) -> None:
+    def __init__(self, notice: Incident) -> None:
         self.notice = notice
         self.pending = 0
         self.since = math.inf
@@ -82,15 +82,15 @@ class _Record:
 class Outbox:
     """One sink's. `offer` what there is, `take` what is due, then say `landed`, `failed` or `gave_up` of it."""
 
-    def __init__(self, name: str, rules: Rules, wall_offset_s: float = 0.0) -> None:
+    def __init__(self, name: str, rules: SinkRules, wall_offset_s: float = 0.0) -> None:
         """``wall_offset_s``: what makes ``now`` seconds since the epoch."""
         self.rules = rules
-        self.tally = Tally()
+        self.tally = DeliveryStats()
         self.lost: list[str] = []
         """Incidents dropped since somebody emptied this."""
         self._name = name
         self._records: dict[str, _Record] = {}
-        self._flying: dict[str, tuple[Notice, int]] = {}
+        self._flying: dict[str, tuple[Incident, int]] = {}
         self._accepted: deque[float] = deque()
         self._storm: Counter[str] = Counter()
         self._storm_at = math.inf
@@ -99,7 +99,7 @@ class Outbox:
 
     # In
 
-    def offer(self, notice: Notice, now: float, *, age_s: float = 0.0) -> bool:
+    def offer(self, notice: Incident, now: float, *, age_s: float = 0.0) -> bool:
         """Take in one telling, which has waited ``age_s`` already; False when it is not for this sink."""
         self.tally.offered += 1
         record = self._records.get(notice.id)
@@ -125,7 +125,7 @@ class Outbox:
         self._bound()
         return True
 
-    def wants(self, notice: Notice) -> bool:
+    def wants(self, notice: Incident) -> bool:
         """Whether this is one that the sink is told of."""
         return self._wants(notice, self._records.get(notice.id))
 
@@ -144,7 +144,7 @@ class Outbox:
         soon = sum(at <= now + self.rules.batch_delay_s for at in due)
         return now if soon >= self.rules.batch_size else min([*due, self._storm_at])
 
-    def take(self, now: float, most: int | None = None) -> tuple[Notice, ...]:
+    def take(self, now: float, most: int | None = None) -> tuple[Incident, ...]:
         """What is to be told now, the longest due first; empty when nothing is. Until its end is said, nothing else."""
         if self.next_at(now) > now:
             return ()
@@ -202,7 +202,7 @@ class Outbox:
 
     # Within
 
-    def _wants(self, notice: Notice, record: _Record | None) -> bool:
+    def _wants(self, notice: Incident, record: _Record | None) -> bool:
         alert = notice.alert
         if notice.besides == self._name or (notice.over and not self.rules.resolved):
             return False
@@ -212,7 +212,7 @@ class Outbox:
         known = notice.over and record is not None
         return known or alert.severity.rank >= self.rules.minimum.rank
 
-    def _is_storm(self, notice: Notice, record: _Record | None, now: float) -> bool:
+    def _is_storm(self, notice: Incident, record: _Record | None, now: float) -> bool:
         """Whether this one is only counted."""
         while self._accepted and self._accepted[0] <= now - STORM_S:
             self._accepted.popleft()
@@ -239,7 +239,7 @@ class Outbox:
             return max(now, record.told_at + self.rules.repeat_s)
         return now if alert.severity is Severity.CRITICAL else now + self.rules.batch_delay_s
 
-    def _came_back(self, ids: Collection[str] | None = None) -> Iterator[tuple[str, _Record, Notice, int]]:
+    def _came_back(self, ids: Collection[str] | None = None) -> Iterator[tuple[str, _Record, Incident, int]]:
         for key, (notice, pending) in self._flying.items():
             record = self._records.get(key)
             # Dropped while it was on its way: it has been counted.
@@ -249,7 +249,7 @@ class Outbox:
         if ids is None:
             self._flying.clear()
 
-    def _was_told(self, record: _Record, notice: Notice, now: float, *, over_told: bool | None = None) -> None:
+    def _was_told(self, record: _Record, notice: Incident, now: float, *, over_told: bool | None = None) -> None:
         record.told_at, record.over_told = now, notice.over if over_told is None else over_told
         record.loudest = max(record.loudest, notice.alert.severity.rank)
         record.since, record.due_at = math.inf, math.inf
@@ -290,13 +290,13 @@ class Outbox:
         self._storms += 1
         at_s = self._wall_offset_s + now
         alert = Alert(
-            kind=Kind.OTHER,
+            kind=AlertKind.OTHER,
             key="storm",
             summary=f"{total} more alerts came within a minute and are not told one by one: {words}",
             at_s=at_s,
             details={kind: str(count) for kind, count in sorted(self._storm.items())},
         )
-        notice = Notice(
+        notice = Incident(
             id=f"storm-{self._name}-{round(at_s * 1000):x}-{self._storms}", alert=alert, first_s=at_s, last_s=at_s
         )
         record = self._records.setdefault(notice.id, _Record(notice))

@@ -14,27 +14,27 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
 from reconciler.alerts.alert import Severity
-from reconciler.alerts.incident import Notice
+from reconciler.alerts.incident import Incident
 from reconciler.runtime import logs
-from state.rows import HeldRows, RowForm
+from state.rows import MirroredRows, RowForm
 from state.schema import META
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 
 PREFIX: Final = "alert:"
 """Rows of the store's META table, by incident. An older daemon leaves them alone."""
 VERSION: Final = 1
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class QueueRow(Struct, frozen=True, kw_only=True):
     """One row. ``to``: the sinks that have yet to take it; ``stored_s``: since when (seconds since the epoch)."""
 
     v: int = VERSION
-    notice: Notice
+    notice: Incident
     to: tuple[str, ...]
     stored_s: float
 
 
-_FORM: Final = RowForm(Row, VERSION)
+_FORM: Final = RowForm(QueueRow, VERSION)
 
 
 @final
@@ -50,14 +50,14 @@ class DurableQueue:
         self.problem: str | None = None
         self._lane = lane
         self._clock = clock
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, QueueRow] = {}
         self._dirty: set[str] = set()
-        self._held = HeldRows(store, META, _FORM, PREFIX)
+        self._held = MirroredRows(store, META, _FORM, PREFIX)
         self._turn = trio.Lock()
         self._log = logs.get("alerts")
 
     @property
-    def rows(self) -> Mapping[str, Row]:
+    def rows(self) -> Mapping[str, QueueRow]:
         """What has yet to be told, by id, the longest kept first."""
         return self._rows
 
@@ -83,19 +83,19 @@ class DurableQueue:
                 self._log.warning("an alert in the store cannot be read and is removed", id=name, error=str(exc))
                 self._dirty.add(name)
 
-    def put(self, notice: Notice, to: Collection[str]) -> None:
+    def put(self, notice: Incident, to: Collection[str]) -> None:
         """Keep it for these sinks, with those that it was kept for already. Durable after `flush`."""
         known = self._rows.get(notice.id)
         names = tuple(dict.fromkeys((*(known.to if known is not None else ()), *to)))
         stored_s = known.stored_s if known is not None else self._clock()
-        self._rows[notice.id] = Row(notice=notice, to=names, stored_s=stored_s)
+        self._rows[notice.id] = QueueRow(notice=notice, to=names, stored_s=stored_s)
         self._dirty.add(notice.id)
         if len(self._rows) > self.most:
             self._drop(notice.id)
 
-    def stage(self, batch: Batch, notice: Notice, to: Collection[str]) -> None:
+    def stage(self, batch: StoreBatch, notice: Incident, to: Collection[str]) -> None:
         """Put the row that `put` would make into a batch of the caller's, to be durable together with his."""
-        self._held.put(batch, notice.id, Row(notice=notice, to=tuple(to), stored_s=self._clock()))
+        self._held.put(batch, notice.id, QueueRow(notice=notice, to=tuple(to), stored_s=self._clock()))
 
     def settle(self, ids: Collection[str], sink: str) -> None:
         """This sink has taken these, or has given them up."""
@@ -134,9 +134,9 @@ class DurableQueue:
             self.problem = None
             return True
 
-    def _write(self, changes: Mapping[str, Row | None]) -> None:
+    def _write(self, changes: Mapping[str, QueueRow | None]) -> None:
         """In the lane."""
-        batch = Batch()
+        batch = StoreBatch()
         for key, row in changes.items():
             self._held.put(batch, key, row)
         self._held.write(batch, lambda: dict(self._rows))

@@ -6,19 +6,19 @@ from functools import partial
 
 import trio
 
-from reconciler.alerts.alert import Alert, Kind, Severity
+from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.alerts.config import AlertsConfig, check_sink
-from reconciler.alerts.incident import Incidents, Notice, tidy
+from reconciler.alerts.incident import Incident, Incidents, tidy
 from reconciler.alerts.sink_worker import MARGIN_S
 from reconciler.alerts.sinks import build
-from reconciler.alerts.sinks.base import Ground, Setup, SinkError, setup_of
+from reconciler.alerts.sinks.base import SinkContext, SinkError, SinkSetup, setup_of
 from reconciler.clients.kube_config import ApiServer
 
 
-def test_notice(config: AlertsConfig, by: str, at_s: float) -> Notice:
+def test_notice(config: AlertsConfig, by: str, at_s: float) -> Incident:
     """What a test tells: with the configured labels, so that it takes the way of every other alert."""
     alert = Alert(
-        kind=Kind.TEST,
+        kind=AlertKind.TEST,
         key=f"test:{at_s:.3f}",
         summary=f"this is a test by {by}; nothing has happened" if by else "this is a test; nothing has happened",
         severity=Severity.INFO,
@@ -29,11 +29,11 @@ def test_notice(config: AlertsConfig, by: str, at_s: float) -> Notice:
     return Incidents(1.0).take(tidy(alert))
 
 
-async def try_sinks(tries: Sequence[tuple[Setup, Callable[[], Awaitable[None]]]]) -> Sequence[Mapping[str, object]]:
+async def try_sinks(tries: Sequence[tuple[SinkSetup, Callable[[], Awaitable[None]]]]) -> Sequence[Mapping[str, object]]:
     """Tell each once, all at the same time; what came of it, with the seconds that it took."""
     results: dict[str, Mapping[str, object]] = {}
 
-    async def one(setup: Setup, send: Callable[[], Awaitable[None]]) -> None:
+    async def one(setup: SinkSetup, send: Callable[[], Awaitable[None]]) -> None:
         began = trio.current_time()
         ok, detail = True, "taken"
         try:
@@ -54,7 +54,7 @@ async def try_sinks(tries: Sequence[tuple[Setup, Callable[[], Awaitable[None]]]]
 
 
 async def try_all(
-    config: AlertsConfig, apiserver: ApiServer, ground: Ground, only: str | None, by: str
+    config: AlertsConfig, apiserver: ApiServer, ground: SinkContext, only: str | None, by: str
 ) -> Sequence[Mapping[str, object]]:
     """Build the configured sinks (or one), and tell each of a test. Errors: `InputError` when there is no such sink."""
     check_sink(config, only)

@@ -15,17 +15,16 @@ from msgspec import Struct
 
 from cgroupfs.errors import StoreError
 from reconciler.alerts.alert import Alert
-from reconciler.alerts.config import AlertsConfig, check_sink
-from reconciler.alerts.config import Sink as SinkConfig
-from reconciler.alerts.sinks.base import Ground, setup_of
+from reconciler.alerts.config import AlertsConfig, SinkConfig, check_sink
+from reconciler.alerts.sinks.base import SinkContext, setup_of
 from reconciler.clients.kube_config import ApiServer
 from state.model import SourceStatus
 from state.schema import META
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 
 if TYPE_CHECKING:
-    from reconciler.alerts.dispatcher import Teller
-    from reconciler.alerts.sinks.base import Setup
+    from reconciler.alerts.dispatcher import AlertDispatcher
+    from reconciler.alerts.sinks.base import SinkSetup
 
 _EARLY: Final = 100
 _LOOK_S: Final = 10.0
@@ -49,7 +48,7 @@ class AlertNumbers(Struct, frozen=True, kw_only=True):
 
 
 @final
-class Telling:
+class AlertService:
     """A component; `tell` may be called at any time, and never waits."""
 
     def __init__(
@@ -58,7 +57,7 @@ class Telling:
         store: Store,
         lane: trio.CapacityLimiter,
         *,
-        ground: Ground,
+        ground: SinkContext,
         apiserver: ApiServer,
         statuses: Callable[[], Sequence[SourceStatus]] = tuple,
     ) -> None:
@@ -69,7 +68,7 @@ class Telling:
         self._lane = lane
         self._ground = ground
         self._statuses = statuses
-        self._teller: Teller | None = None
+        self._teller: AlertDispatcher | None = None
         self._early: deque[Alert] = deque(maxlen=_EARLY)
         self._changed = trio.Event()
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -89,7 +88,7 @@ class Telling:
             await self._load()
         return True if self._teller is None else await self._teller.keep(alert)
 
-    async def stage(self, batch: Batch, alert: Alert) -> Callable[[], None]:
+    async def stage(self, batch: StoreBatch, alert: Alert) -> Callable[[], None]:
         """Put a durable alert into a batch of the caller's, stored together; call the answer when it has been."""
         self._count(alert)
         if self._teller is None and self._config.sinks:
@@ -159,23 +158,23 @@ class Telling:
             return any(key.startswith("alert:") for key, _ in rows)
         return False
 
-    async def _load(self) -> "Teller":
+    async def _load(self) -> "AlertDispatcher":
         await trio.to_thread.run_sync(import_module, "reconciler.alerts.dispatcher")
-        from reconciler.alerts.dispatcher import Teller  # noqa: PLC0415
+        from reconciler.alerts.dispatcher import AlertDispatcher  # noqa: PLC0415
 
         if self._teller is None:
-            self._teller = Teller(self._config, self._store, self._lane, self._setup)
+            self._teller = AlertDispatcher(self._config, self._store, self._lane, self._setup)
             while self._early:
                 self._teller.tell(self._early.popleft())
         return self._teller
 
-    def _setup(self, name: str, config: SinkConfig) -> "Setup":
+    def _setup(self, name: str, config: SinkConfig) -> "SinkSetup":
         return setup_of(name, config, self._ground, self._apiserver)
 
     async def _watch(self) -> None:
-        from reconciler.alerts.source_health import SourceWatch  # noqa: PLC0415
+        from reconciler.alerts.source_health import SourceHealth  # noqa: PLC0415
 
-        watch = SourceWatch(self._config.source_down_s)
+        watch = SourceHealth(self._config.source_down_s)
         while True:
             await trio.sleep(_LOOK_S)
             watch.down_s = self._config.source_down_s

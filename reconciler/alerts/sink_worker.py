@@ -7,11 +7,11 @@ from typing import Final, final
 
 import trio
 
-from reconciler.alerts.config import Sink as SinkConfig
-from reconciler.alerts.incident import Notice
-from reconciler.alerts.outbox import Outbox, Rules
+from reconciler.alerts.config import SinkConfig
+from reconciler.alerts.incident import Incident
+from reconciler.alerts.outbox import Outbox, SinkRules
 from reconciler.alerts.sinks import TABLE
-from reconciler.alerts.sinks.base import Setup, Sink, SinkError
+from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkSetup
 from reconciler.runtime import logs
 
 FIRST_WAIT_S: Final = 1.0
@@ -25,14 +25,14 @@ _MOST_TRIED: Final = 4096
 
 
 @final
-class Courier:
+class SinkWorker:
     """See the module's text. ``settled`` is called with what need not be kept any longer."""
 
     def __init__(
         self,
-        setup: Setup,
+        setup: SinkSetup,
         outbox: Outbox,
-        build: Callable[[Setup], Sink],
+        build: Callable[[SinkSetup], AlertSink],
         *,
         settled: Callable[[Sequence[str], str], None],
         failing: Callable[[str, str | None], None],
@@ -47,7 +47,7 @@ class Courier:
         self._build = build
         self._settled = settled
         self._failing = failing
-        self._sink: Sink | None = None
+        self._sink: AlertSink | None = None
         self._turn = trio.Lock()
         self._scope = trio.CancelScope()
         self._wake = trio.Event()
@@ -84,11 +84,11 @@ class Courier:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
                     await sink.aclose()
 
-    async def once(self, notice: Notice) -> None:
+    async def once(self, notice: Incident) -> None:
         """Tell of this one now, around the outbox. Errors: `SinkError`."""
         await self._send(await self._made(), (notice,))
 
-    async def _made(self) -> Sink:
+    async def _made(self) -> AlertSink:
         if self._sink is None:
             # In a thread: the HTTP library takes a while to load, and nobody has asked the loop to wait for it.
             module = TABLE[self.setup.config.how][0]
@@ -98,7 +98,7 @@ class Courier:
             self.outbox.rules = rules_of(self.setup.config, self.outbox.rules.most, self._sink)
         return self._sink
 
-    async def _send(self, sink: Sink, notices: Sequence[Notice]) -> None:
+    async def _send(self, sink: AlertSink, notices: Sequence[Incident]) -> None:
         limit_s = self.setup.config.timeout_s + MARGIN_S
         try:
             async with self._turn:
@@ -107,7 +107,7 @@ class Courier:
         except trio.TooSlowError as exc:
             raise SinkError(f"took longer than {limit_s:g} s") from exc
 
-    async def _tell(self, sink: Sink, batch: Sequence[Notice]) -> None:
+    async def _tell(self, sink: AlertSink, batch: Sequence[Incident]) -> None:
         try:
             await self._send(sink, batch)
         except SinkError as exc:
@@ -121,7 +121,7 @@ class Courier:
                 self._failing(self.name, None)
         self.problem, self._fails = None, 0
 
-    def _failed(self, batch: Sequence[Notice], exc: SinkError) -> float:
+    def _failed(self, batch: Sequence[Incident], exc: SinkError) -> float:
         """Take note; how long to wait until the next try."""
         now = trio.current_time()
         if exc.permanent and len(batch) > 1:
@@ -156,22 +156,22 @@ class Courier:
         wait_s *= random.uniform(0.5, 1.5)  # noqa: S311
         return max(wait_s, exc.retry_after_s or 0.0)
 
-    def _is_hopeless(self, notice: Notice, exc: SinkError, now: float) -> bool:
+    def _is_hopeless(self, notice: Incident, exc: SinkError, now: float) -> bool:
         config = self.setup.config
         tries = self._tries.get(notice.id, 0) + 1
         old = self.outbox.waited_s(notice.id, now) >= config.give_up_s
         return exc.permanent or old or 0 < config.attempts <= tries
 
-    def _done(self, batch: Sequence[Notice], settled: Sequence[str]) -> None:
+    def _done(self, batch: Sequence[Incident], settled: Sequence[str]) -> None:
         for notice in batch:
             self._tries.pop(notice.id, None)
         self._settled(settled, self.name)
 
 
-def rules_of(config: SinkConfig, most: int, sink: Sink | None = None) -> Rules:
+def rules_of(config: SinkConfig, most: int, sink: AlertSink | None = None) -> SinkRules:
     """The configured rules, with the wishes of the sink's kind once there is one."""
     repeat_s = sink.repeat_s if sink is not None else None
-    return Rules(
+    return SinkRules(
         minimum=config.minimum,
         kinds=frozenset(config.kinds),
         batch_size=config.batch_size,

@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from typing import final
 
-from reconciler.alerts.alert import Alert, Kind, Severity
+from reconciler.alerts.alert import Alert, AlertKind, Severity
 from state.model import SourceStatus
 
 _TOLD_BY_THEMSELVES = frozenset({"store"})
 
 
 @final
-class SourceWatch:
+class SourceHealth:
     """A source that is not well for ``down_s`` is told once, and once more when it is well again."""
 
     def __init__(self, down_s: float) -> None:
@@ -44,7 +44,7 @@ class SourceWatch:
 
 def _alert(name: str, words: str, wall_s: float, *, resolved: bool) -> Alert:
     return Alert(
-        kind=Kind.SOURCE,
+        kind=AlertKind.SOURCE,
         key=f"source:{name}",
         summary=words,
         severity=Severity.INFO if resolved else Severity.WARNING,

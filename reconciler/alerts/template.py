@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from string import Template as Text
 from typing import Final, final
 
-from reconciler.alerts.alert import Alert, Kind
+from reconciler.alerts.alert import Alert, AlertKind
 from reconciler.alerts.document import entry, line
-from reconciler.alerts.incident import Notice, stamp
+from reconciler.alerts.incident import Incident, stamp
 
 ONE: Final = (
     *("id", "kind", "name", "key", "summary", "severity", "status", "count", "first", "last"),
@@ -24,9 +24,11 @@ EITHER: Final = ("node",)
 _RAW: Final = frozenset({"labels", "details", "alert", "alerts", "count", "total", "first_s", "last_s"})
 """These are JSON values, and stand without quotes in a JSON body."""
 _DOTTED: Final = frozenset({"labels.", "details"})
-_EXAMPLE: Final = Notice(
+_EXAMPLE: Final = Incident(
     id="0123456789abcdef-18c2f1e9a00",
-    alert=Alert(kind=Kind.TEST, key="example", summary='"quoted", with a \\ and a\nnew line', labels={"pod": "web-0"}),
+    alert=Alert(
+        kind=AlertKind.TEST, key="example", summary='"quoted", with a \\ and a\nnew line', labels={"pod": "web-0"}
+    ),
     first_s=1700000000.0,
     last_s=1700000000.0,
     labels={"pod": "web-0"},
@@ -65,11 +67,11 @@ class Template:
         if json:
             self._check()
 
-    def render(self, notices: Sequence[Notice], node: str) -> str:
+    def render(self, notices: Sequence[Incident], node: str) -> str:
         """The body: of the first notice where a template is of one alert."""
         return self._text.substitute(_Values(self._values(notices, node), self._json))
 
-    def _values(self, notices: Sequence[Notice], node: str) -> Mapping[str, object]:
+    def _values(self, notices: Sequence[Incident], node: str) -> Mapping[str, object]:
         if not self.each:
             return {
                 "node": node,

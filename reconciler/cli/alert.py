@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reconciler.cli import places, words
-from reconciler.cli.blocks import Mark, Table
+from reconciler.cli.blocks import StyledText, Table
 from reconciler.cli.client import Unreachable, ask
 from reconciler.cli.control import who
 from reconciler.cli.exits import CliError, Exit
@@ -27,7 +27,7 @@ def run(options: Namespace) -> int:
             (
                 one["sink"],
                 one["kind"],
-                Mark("ok", "ok") if one["ok"] else Mark("bad", "bad"),
+                StyledText("ok", "ok") if one["ok"] else StyledText("bad", "bad"),
                 words.span(one["seconds"]),
                 one["detail"],
             )
@@ -59,7 +59,7 @@ def _directly(options: Namespace) -> Sequence[Mapping[str, object]]:
     import trio  # noqa: PLC0415
 
     from reconciler.alerts.sample_alert import try_all  # noqa: PLC0415
-    from reconciler.alerts.sinks.base import Ground  # noqa: PLC0415
+    from reconciler.alerts.sinks.base import SinkContext  # noqa: PLC0415
     from reconciler.config import load  # noqa: PLC0415
     from reconciler.config.environment import read_kubelet  # noqa: PLC0415
     from reconciler.settings.binder import ConfigError  # noqa: PLC0415
@@ -69,5 +69,7 @@ def _directly(options: Namespace) -> Sequence[Mapping[str, object]]:
     except ConfigError as exc:
         raise CliError(str(exc), Exit.USAGE) from exc
     kubelet = read_kubelet(config)
-    ground = Ground(node=kubelet.node_name or os.uname().nodename, root=config.node.root, kubelets=kubelet.kubeconfig)
+    ground = SinkContext(
+        node=kubelet.node_name or os.uname().nodename, root=config.node.root, kubelets=kubelet.kubeconfig
+    )
     return trio.run(try_all, config.alerts, config.apiserver, ground, options.sink, who())

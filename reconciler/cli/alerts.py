@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from reconciler.cli import words
-from reconciler.cli.blocks import Block, Cell, Mark, Table
+from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
@@ -50,10 +50,10 @@ def _sink(one: Row) -> tuple[Cell, ...]:
     return (
         one["sink"],
         one["kind"],
-        Mark("bad", "bad") if one["problem"] else Mark("ok", "ok"),
+        StyledText("bad", "bad") if one["problem"] else StyledText("ok", "ok"),
         str(one["told"]),
         str(one["waiting"]),
-        Mark(str(lost), "warn") if lost else "0",
+        StyledText(str(lost), "warn") if lost else "0",
         one["problem"] or "-",
     )
 
@@ -62,7 +62,7 @@ def _row(one: Row) -> tuple[Cell, ...]:
     over = "over: " if one["status"] == "resolved" else ""
     return (
         words.clock(one["last_s"]),
-        Mark(one["severity"], _STYLES.get(one["severity"], "")),
+        StyledText(one["severity"], _STYLES.get(one["severity"], "")),
         one["kind"],
         str(one["count"]),
         ", ".join(one["to"]) or "-",

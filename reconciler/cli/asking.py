@@ -12,9 +12,9 @@ from msgspec import Struct
 from cgroupfs.attribution import FanotifyWatch
 from cgroupfs.errors import SourceError
 from reconciler.cli.client import Denied, Unreachable, exchange
-from reconciler.cli.nodeview import NodeView, read_number, read_text
-from reconciler.clients.command import Program
-from reconciler.clients.http import Answer, HttpSession, Peer
+from reconciler.cli.nodeview import InspectedNode, read_number, read_text
+from reconciler.clients.command import Command
+from reconciler.clients.http import HttpEndpoint, HttpResponse, HttpSession
 from reconciler.clients.kube import KubeApi, status_of
 from reconciler.config.environment import cri_client, cri_socket, kubelet_peer
 from reconciler.runtime.safe_files import check_program
@@ -23,7 +23,7 @@ from reconciler.signals.perf_window import probe
 from reconciler.signals.taskstats import Taskstats
 from reconciler.sources.cri import CriClient, RuntimeCondition, RuntimeVersion
 from reconciler.sources.kubelet_api import decode_pods
-from state.eviction import Means
+from state.eviction import EvictionMethodName
 from state.model import PodMeta
 
 _PROGRAM_S: Final = 5.0
@@ -33,7 +33,7 @@ _REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _VERSION: Final = re.compile(r"v(\d{1,4})\.(\d{1,4})\.(\d{1,4})[A-Za-z0-9.+-]{0,64}")
 
 
-class Asked(Struct, kw_only=True):
+class QueryResults(Struct, kw_only=True):
     """The answers. A None with an empty problem was not asked (a copied node, or nobody to ask)."""
 
     kubelet_version: str | None = None
@@ -57,9 +57,9 @@ class Asked(Struct, kw_only=True):
     perf_problem: str | None = None
 
 
-def ask_node(node: NodeView) -> Asked:
+def ask_node(node: InspectedNode) -> QueryResults:
     """Ask everybody at once; takes no longer than the slowest deadline. Never raises."""
-    asked = Asked()
+    asked = QueryResults()
     if node.copied:
         return asked
     _ask_kernel(node, asked)
@@ -69,7 +69,7 @@ def ask_node(node: NodeView) -> Asked:
     peer = kubelet_peer(node.config.kubelet, node.kubelet)
     asked.cri_socket = cri_socket(node.config.runtime, node.kubelet, node.root)
     eviction = node.config.eviction
-    by_api = eviction.enabled and Means.API in eviction.means.order
+    by_api = eviction.enabled and EvictionMethodName.API in eviction.means.order
 
     async def ask() -> None:
         async with trio.open_nursery() as nursery:
@@ -85,7 +85,7 @@ def ask_node(node: NodeView) -> Asked:
     return asked
 
 
-async def _ask_kubelet(peer: Peer, asked: Asked) -> None:
+async def _ask_kubelet(peer: HttpEndpoint, asked: QueryResults) -> None:
     asked.kubelet_url = peer.shown
     try:
         async with HttpSession(peer) as session:
@@ -96,7 +96,7 @@ async def _ask_kubelet(peer: Peer, asked: Asked) -> None:
         asked.kubelet_problem = str(exc)
 
 
-async def _ask_version(node: NodeView, asked: Asked) -> None:
+async def _ask_version(node: InspectedNode, asked: QueryResults) -> None:
     """What the verified kubelet's program says of itself.
 
     Run is the file at its path, never what /proc leads to: only root can change that file or put another in its place,
@@ -115,12 +115,12 @@ async def _ask_version(node: NodeView, asked: Asked) -> None:
 
 async def _program_version(path: str) -> str | None:
     """``v1.22.17``. Errors: `OSError` when it cannot be run."""
-    done = await Program([path, "--version"], user="nobody", most_output=_VERSION_BYTES).run(_PROGRAM_S)
+    done = await Command([path, "--version"], user="nobody", most_output=_VERSION_BYTES).run(_PROGRAM_S)
     match = _VERSION.search(done.output.decode(errors="replace"))
     return match[0] if match and not done.problem else None
 
 
-async def _ask_runtime(client: CriClient, asked: Asked) -> None:
+async def _ask_runtime(client: CriClient, asked: QueryResults) -> None:
     async with client:
 
         async def one(question: Callable[[], Awaitable[object]], into: str) -> None:
@@ -134,7 +134,7 @@ async def _ask_runtime(client: CriClient, asked: Asked) -> None:
             asked.cri_problem = str(exc)
 
 
-def _ask_daemon(node: NodeView, asked: Asked) -> None:
+def _ask_daemon(node: InspectedNode, asked: QueryResults) -> None:
     if node.socket is None:
         return
     try:
@@ -151,7 +151,7 @@ def _ask_daemon(node: NodeView, asked: Asked) -> None:
         asked.daemon_reasons = (f"what answers on {node.socket} is no bypassd",)
 
 
-def _daemon_pid(node: NodeView) -> int | None:
+def _daemon_pid(node: InspectedNode) -> int | None:
     """The daemon that answers, by its lock; None where its number is of a PID namespace of its own."""
     pid = read_number("/", os.path.join(os.path.dirname(node.store), "lock"))
     if pid is None or "bypassd" not in (read_text("/", f"proc/{pid}/cmdline") or ""):
@@ -159,7 +159,7 @@ def _daemon_pid(node: NodeView) -> int | None:
     return pid
 
 
-def _ask_kernel(node: NodeView, asked: Asked) -> None:
+def _ask_kernel(node: InspectedNode, asked: QueryResults) -> None:
     """Open a fanotify group and mark the hierarchies: the only way to know."""
     if node.hierarchy is None:
         return
@@ -172,7 +172,7 @@ def _ask_kernel(node: NodeView, asked: Asked) -> None:
     watch.close()
 
 
-async def ask_api(node: NodeView, asked: Asked) -> None:
+async def ask_api(node: InspectedNode, asked: QueryResults) -> None:
     """Whether we could evict a pod: asked as a question of rights, which does nothing."""
     api = KubeApi(node.config.apiserver, root=node.root, kubelets=node.kubelet.kubeconfig)
     wanted = {"verb": "create", "resource": "pods", "subresource": "eviction"}
@@ -191,7 +191,7 @@ async def ask_api(node: NodeView, asked: Asked) -> None:
             await api.aclose()
 
 
-def _may_not(answer: Answer) -> str:
+def _may_not(answer: HttpResponse) -> str:
     """Why we may not evict; empty: we may."""
     if answer.status not in {200, 201}:
         told = status_of(answer)

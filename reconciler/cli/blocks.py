@@ -7,14 +7,14 @@ LABEL: Final = 9
 """Columns of a label."""
 
 
-class Mark(NamedTuple):
+class StyledText(NamedTuple):
     """Text with a meaning: ``ok``, ``warn``, ``bad``, ``dim``, ``head``."""
 
     text: str
     style: str
 
 
-Cell = str | Mark
+Cell = str | StyledText
 
 
 class Line(NamedTuple):

@@ -15,16 +15,16 @@ from cgroupfs.errors import AgentError
 from cgroupfs.usage import UsageReader
 from reconciler import __version__
 from reconciler.cli import masks, recorded, words
-from reconciler.cli.asking import Asked, ask_node
-from reconciler.cli.blocks import Mark
+from reconciler.cli.asking import QueryResults, ask_node
+from reconciler.cli.blocks import StyledText
 from reconciler.cli.document import fetch
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.gather import Gatherer
-from reconciler.cli.nodeview import NodeView, look, read_text
+from reconciler.cli.gather import CaptureCollector
+from reconciler.cli.nodeview import InspectedNode, look, read_text
 from reconciler.cli.output import emit
-from reconciler.cli.recorded import About, CriAnswers, UsageReading
+from reconciler.cli.recorded import CaptureInfo, CriAnswers, UsageReading
 from reconciler.cli.screen import line, show
-from reconciler.cli.sink import Sink, open_sink
+from reconciler.cli.sink import ArchiveWriter, open_sink
 from state.reader import NoStoreError, open_readonly
 
 _LONGEST_S: Final = 60.0
@@ -43,20 +43,20 @@ def run(options: Namespace) -> int:
         emit({"target": target, **msgspec.to_builtins(about)}, options.output)
         return Exit.OK
     size = f", {words.size(os.path.getsize(target))}" if os.path.isfile(target) else ""
-    lines = [line(f"{target}: {words.plural(about.files, 'file')}{size}; ", Mark("secrets are masked", "ok"))]
+    lines = [line(f"{target}: {words.plural(about.files, 'file')}{size}; ", StyledText("secrets are masked", "ok"))]
     lines += [line(f"kubelet: {about.kubelet}"), line(f"runtime: {about.cri}")]
-    lines += [line(Mark("! ", "warn"), problem) for problem in about.problems]
+    lines += [line(StyledText("! ", "warn"), problem) for problem in about.problems]
     where = target if os.path.isfile(target) else f"{target.rstrip('/')}/"
     show([*lines, line(f"What the agent would do there: bypassctl plan --root {where}")])
     return Exit.OK
 
 
-def take(node: NodeView, sink: Sink, options: Namespace, name: str) -> About:
+def take(node: InspectedNode, sink: ArchiveWriter, options: Namespace, name: str) -> CaptureInfo:
     """Everything into ``sink``; what became of it."""
     first = reading(node)
     began = time.monotonic()
     asked = ask_node(node)
-    gatherer = Gatherer(node, sink)
+    gatherer = CaptureCollector(node, sink)
     problems = list(node.problems.values())
     _answers(node, sink, asked)
     problems += _state(node, sink, options)
@@ -67,7 +67,7 @@ def take(node: NodeView, sink: Sink, options: Namespace, name: str) -> About:
         readings = [first, second] if second is not None else [first]
         sink.put(recorded.USAGE, msgspec.json.encode(readings))
     gatherer.everything()
-    about = About(
+    about = CaptureInfo(
         version=__version__,
         node=name,
         at=time.time(),
@@ -81,7 +81,7 @@ def take(node: NodeView, sink: Sink, options: Namespace, name: str) -> About:
     return about
 
 
-def reading(node: NodeView) -> UsageReading | None:
+def reading(node: InspectedNode) -> UsageReading | None:
     """CPU use of the machine and of every pod, as counters of this moment."""
     stat = read_text(node.root, "proc/stat")
     if stat is None or node.hierarchy is None:
@@ -91,7 +91,7 @@ def reading(node: NodeView) -> UsageReading | None:
     return UsageReading(at=time.monotonic(), stat=stat, pods=used)
 
 
-def _answers(node: NodeView, sink: Sink, asked: Asked) -> None:
+def _answers(node: InspectedNode, sink: ArchiveWriter, asked: QueryResults) -> None:
     if node.copied:
         # The answers that the copy came with.
         for path, masked in ((recorded.KUBELET_PODS, masks.mask_pods_text), (recorded.CRI, masks.mask_json_text)):
@@ -108,7 +108,7 @@ def _answers(node: NodeView, sink: Sink, asked: Asked) -> None:
         sink.put(recorded.CRI, json.dumps(masks.mask_json(msgspec.to_builtins(answers))).encode())
 
 
-def _state(node: NodeView, sink: Sink, options: Namespace) -> list[str]:
+def _state(node: InspectedNode, sink: ArchiveWriter, options: Namespace) -> list[str]:
     """The daemon's document, and a copy of the store: pools and holds decide about the plan."""
     if not node.copied:
         try:
@@ -136,7 +136,7 @@ def _store_copy(path: str) -> bytes:
             return file.read()
 
 
-def _told(answered: bool, pods: int, problem: str, node: NodeView) -> str:
+def _told(answered: bool, pods: int, problem: str, node: InspectedNode) -> str:
     if answered:
         return f"{words.plural(pods, 'pod')} told" + (f"; {problem}" if problem else "")
     return problem or ("a copied node: not asked" if node.copied else "nobody to ask")

@@ -35,7 +35,7 @@ class Denied(CliError):
         super().__init__(f"{path}: permission denied; {way}", Exit.UNREACHABLE)
 
 
-class Refused(CliError):
+class DaemonRefused(CliError):
     """The daemon answered, and said no."""
 
     def __init__(self, status: int, words: str) -> None:
@@ -49,7 +49,7 @@ def ask(
 ) -> Any:  # what a JSON answer holds has no static type
     """One exchange; the decoded answer of a 2xx. ``target`` is a path as it goes over the wire (`quoted`).
 
-    Errors: `Unreachable` when nobody answers; `Denied`; `Refused` with the daemon's own words.
+    Errors: `Unreachable` when nobody answers; `Denied`; `DaemonRefused` with the daemon's own words.
     """
     status, answer = exchange(path, method, target, body, timeout_s=timeout_s)
     try:
@@ -58,7 +58,7 @@ def ask(
         raise Unreachable(path, f"what answers there is no bypassd ({exc})") from exc
     if status // 100 != 2:
         words = found.get("error") if isinstance(found, dict) else None
-        raise Refused(status, str(words or f"it answered {status}"))
+        raise DaemonRefused(status, str(words or f"it answered {status}"))
     if not isinstance(found, dict):
         raise Unreachable(path, f"what answers there is no bypassd ({type(found).__name__})")
     return found

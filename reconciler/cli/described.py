@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from cgroupfs.knobs import CATALOG
 from cgroupfs.naming import Driver, Layout, QosClass
-from cgroupfs.steps import Plan
-from reconciler.cli.offline import Outlook, Standing
-from reconciler.cli.podsfile import Described
+from cgroupfs.steps import WritePlan
+from reconciler.cli.offline import OfflineSetting, PlanResult
+from reconciler.cli.podsfile import DescribedPod
 from reconciler.config.model import Config
 from reconciler.control.planner import plan
-from reconciler.pods.assemble import ContainerFacts, PodInput, assemble
-from reconciler.pods.selectors import Override, Rules
+from reconciler.pods.assemble import ContainerInput, PodInput, assemble
+from reconciler.pods.selectors import ClassOverride, ClassRules
 from reconciler.policies.base import PERIOD_US, QUOTA_MIN_US, SHARES_MIN
 from state.cpu import GroupUse
 from state.model import (
@@ -37,7 +37,7 @@ _PATCHED: Final = frozenset({"cpu.identity", "cpu.qos"})
 LAYOUT: Final = Layout(Driver.CGROUPFS)
 
 
-def plan_machine(topology: Topology, described: list[Described], config: Config, problems: list[str]) -> Outlook:
+def plan_machine(topology: Topology, described: list[DescribedPod], config: Config, problems: list[str]) -> PlanResult:
     """What the agent would want there, as if it had just started and everything ran already."""
     pods = {one.meta.uid: _pod(one, config.classes) for one in described}
     use = {one.meta.uid: one.use_milli for one in described}
@@ -54,22 +54,22 @@ def plan_machine(topology: Topology, described: list[Described], config: Config,
         knobs=frozenset(CATALOG) - _PATCHED,
     )
     desired = plan(view, None, config.policies)
-    standings = tuple(Standing(one, "wanted", _text(one.value), None, "") for one in desired.settings.values())
+    standings = tuple(OfflineSetting(one, "wanted", _text(one.value), None, "") for one in desired.settings.values())
     told = [f"{pod.title}: {problem}" for pod in pods.values() for problem in pod.classification.problems]
     sources = {"pods": f"{len(pods)} described", "cpu": f"{sum(use.values())} thousandths in use, as described"}
-    return Outlook(view, desired, standings, Plan(steps=()), sources, tuple(dict.fromkeys([*problems, *told])))
+    return PlanResult(view, desired, standings, WritePlan(steps=()), sources, tuple(dict.fromkeys([*problems, *told])))
 
 
 def _text(value: object) -> str:
     return "no limit" if value is None else str(value)
 
 
-def _pod(one: Described, rules: Rules) -> Pod:
+def _pod(one: DescribedPod, rules: ClassRules) -> Pod:
     uid, qos = one.meta.uid, one.qos
     # The name first: what people are shown of an id is its beginning.
     ids = {f"{container.name}-{uid}": container for container in one.meta.containers}
     if one.pod_class is not None:
-        override = Override(pod_class=one.pod_class, uid=uid, origin="pods file")
+        override = ClassOverride(pod_class=one.pod_class, uid=uid, origin="pods file")
         rules = replace(rules, overrides=(override, *rules.overrides))
     known = PodInput(
         uid=uid,
@@ -78,7 +78,7 @@ def _pod(one: Described, rules: Rules) -> Pod:
         containers={cid: GroupRef(path=LAYOUT.container(qos, uid, cid)) for cid in ids},
         metas=(one.meta,),
         facts={
-            cid: ContainerFacts(kind=container.kind, name=container.name, spec=_spec(container))
+            cid: ContainerInput(kind=container.kind, name=container.name, spec=_spec(container))
             for cid, container in ids.items()
         },
     )

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from reconciler.cli import places, words
-from reconciler.cli.blocks import Block, Cell, Mark, Table
-from reconciler.cli.document import Found, Row, fetch, standings
+from reconciler.cli.blocks import Block, Cell, StyledText, Table
+from reconciler.cli.document import FetchedDocument, Row, fetch, standings
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import line, show
@@ -39,7 +39,7 @@ def _live(body: Row) -> Iterator[Row]:
         yield {"place": place, "path": path, **{key: one[key] for key in keys}}
 
 
-def _read(options: Namespace, found: Found) -> list[Row]:
+def _read(options: Namespace, found: FetchedDocument) -> list[Row]:
     from reconciler.cli.kernel import compare_settings  # noqa: PLC0415  (models: only where the kernel is read)
 
     titles = {pod["uid"]: pod["title"] for pod in found.body["pods"]}
@@ -54,7 +54,9 @@ def _blocks(rows: list[Row], differing: list[Row], *, every: bool) -> Iterator[B
             row["knob"],
             words.text(row["wanted"]),
             words.text(row["actual"]),
-            Mark(row["state"], "ok" if row["state"] in IN_FORCE else "dim" if row["state"] in _NOT_HERE else "warn"),
+            StyledText(
+                row["state"], "ok" if row["state"] in IN_FORCE else "dim" if row["state"] in _NOT_HERE else "warn"
+            ),
             _where(row),
         )
         for row in shown

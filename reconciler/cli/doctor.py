@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from reconciler.cli import words
 from reconciler.cli.asking import ask_node
-from reconciler.cli.blocks import Block, Cell, Mark, Table
+from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.checks import agent, kubelet, machine, watching
-from reconciler.cli.checks.finding import Finding, State
+from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.exits import Exit
-from reconciler.cli.nodeview import NodeView, look
+from reconciler.cli.nodeview import InspectedNode, look
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, line, show
 
@@ -23,11 +23,11 @@ def run(options: Namespace) -> int:
         show(_blocks(findings))
     else:
         rows = [{"check": one.name, "state": one.state.value, "found": one.found, "fix": one.fix} for one in findings]
-        emit({"root": node.root, "bad": _count(findings, State.BAD), "findings": rows}, options.output)
-    return Exit.NOT_OK if _count(findings, State.BAD) else Exit.OK
+        emit({"root": node.root, "bad": _count(findings, CheckState.BAD), "findings": rows}, options.output)
+    return Exit.NOT_OK if _count(findings, CheckState.BAD) else Exit.OK
 
 
-def examine(node: NodeView) -> list[Finding]:
+def examine(node: InspectedNode) -> list[CheckResult]:
     """Every finding, in the order of the screen."""
     asked = ask_node(node)
     return [
@@ -39,22 +39,22 @@ def examine(node: NodeView) -> list[Finding]:
     ]
 
 
-def _count(findings: Iterable[Finding], state: State) -> int:
+def _count(findings: Iterable[CheckResult], state: CheckState) -> int:
     return Counter(one.state for one in findings)[state]
 
 
-def _blocks(findings: list[Finding]) -> Iterator[Block]:
+def _blocks(findings: list[CheckResult]) -> Iterator[Block]:
     rows: list[tuple[Cell, ...]] = []
     for one in findings:
-        rows.append((Mark(f"{one.state.value:<4}", one.state.value), one.name, one.found))
+        rows.append((StyledText(f"{one.state.value:<4}", one.state.value), one.name, one.found))
         if one.fix:
-            rows.append(("", "", Mark(f"fix: {one.fix}", "dim")))
+            rows.append(("", "", StyledText(f"fix: {one.fix}", "dim")))
     yield Table(("", "CHECK", "FOUND"), rows)
     yield blank()
-    bad, warned = _count(findings, State.BAD), _count(findings, State.WARN)
+    bad, warned = _count(findings, CheckState.BAD), _count(findings, CheckState.WARN)
     if not bad and not warned:
-        yield line(Mark("everything that bypassd can use is here", "ok"))
+        yield line(StyledText("everything that bypassd can use is here", "ok"))
     elif not bad:
         yield line(f"{words.plural(warned, 'thing')} could be better; bypassd works without")
     else:
-        yield line(Mark(f"{words.plural(bad, 'thing')} in the way", "bad"), f", {warned} could be better")
+        yield line(StyledText(f"{words.plural(bad, 'thing')} in the way", "bad"), f", {warned} could be better")

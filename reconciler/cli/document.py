@@ -15,7 +15,7 @@ Row = dict[str, Any]
 """A part of the document: what JSON holds has no static type; docs/state.md describes it."""
 
 
-class Found(NamedTuple):
+class FetchedDocument(NamedTuple):
     """The document. ``down`` says why it is not the daemon's; None when it is."""
 
     body: Row
@@ -27,7 +27,7 @@ class Found(NamedTuple):
         return self.down is None
 
 
-def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True) -> Found:
+def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True) -> FetchedDocument:
     """The document, with at least the ``sections`` (none: all). With ``say``, a daemon that is down is told.
 
     Errors: `CliError` when neither the daemon nor the store can be had, or this user may not use the socket.
@@ -37,13 +37,13 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True)
         down = "it is a copied node" if options.root != "/" else "the configuration has no socket"
     else:
         try:
-            return Found(_ask(where.socket, where.reader, sections), None)
+            return FetchedDocument(_ask(where.socket, where.reader, sections), None)
         except Unreachable as exc:
             down = str(exc)
     body = _stored(where.store, down)
     if say:
         complain(f"{down}; this is what the store holds: {where.store}")
-    return Found(body, down)
+    return FetchedDocument(body, down)
 
 
 def _ask(path: str, reader: str | None, sections: Sequence[str]) -> Row:

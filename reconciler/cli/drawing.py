@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.cli import words
-from reconciler.cli.blocks import Block, Mark
+from reconciler.cli.blocks import Block, StyledText
 from reconciler.cli.screen import blank, line
 from state.topology import CpuKind, Topology
 
@@ -67,26 +67,28 @@ def placement(topology: Topology, pools: Mapping[str, CpuSet]) -> dict[str, Any]
     }
 
 
-def marks(pools: Mapping[str, str]) -> dict[str, Mark]:
+def marks(pools: Mapping[str, str]) -> dict[str, StyledText]:
     """The letter of each pool, in the order in which people read them."""
-    found = {name: Mark(_LETTERS[name], _STYLES[name]) for name in ("reserved", "interrupt", "shared") if name in pools}
+    found = {
+        name: StyledText(_LETTERS[name], _STYLES[name]) for name in ("reserved", "interrupt", "shared") if name in pools
+    }
     special = {"reserved", "interrupt", "shared", RECLAIMED}
     named = sorted(name for name in pools if name not in special and not name.startswith("dedicated/"))
     found |= {
-        name: Mark(letter, "pool named")
+        name: StyledText(letter, "pool named")
         for name, letter in zip(named, _NAMES.ljust(len(named), _NAMES[-1]), strict=False)
     }
     owners = sorted(name for name in pools if name.startswith("dedicated/"))
     letters = _DIGITS if len(owners) <= len(_DIGITS) else _LETTERS["dedicated"] * len(owners)
-    found |= {name: Mark(letter, "pool dedicated") for name, letter in zip(owners, letters, strict=False)}
+    found |= {name: StyledText(letter, "pool dedicated") for name, letter in zip(owners, letters, strict=False)}
     if RECLAIMED in pools:
-        found[RECLAIMED] = Mark(_LETTERS[RECLAIMED], "pool reclaimed")
+        found[RECLAIMED] = StyledText(_LETTERS[RECLAIMED], "pool reclaimed")
     return found
 
 
 class _Cell(NamedTuple):
     cpu: int
-    mark: Mark
+    mark: StyledText
 
 
 _Core = list[_Cell]
@@ -102,7 +104,8 @@ def draw(placed: Mapping[str, Any], pools: Mapping[str, str], width: int) -> Ite
         cpus = CpuSet(cpu["id"] for core in node["cores"] for cpu in core["cpus"])
         memory = f"  {words.size(node['memory_bytes'])}" if node["memory_bytes"] is not None else ""
         yield line(
-            Mark(f"socket {socket['id']}  node {node['id']}", "head"), Mark(f"  CPU {_short(cpus)}{memory}", "dim")
+            StyledText(f"socket {socket['id']}  node {node['id']}", "head"),
+            StyledText(f"  CPU {_short(cpus)}{memory}", "dim"),
         )
         for kind in (CpuKind.PERFORMANCE, CpuKind.EFFICIENCY):
             cores = [core for core in node["cores"] if core["kind"] == kind.value]
@@ -112,26 +115,26 @@ def draw(placed: Mapping[str, Any], pools: Mapping[str, str], width: int) -> Ite
                 seen.update(cell.mark.text for cell in row)
                 domains.setdefault(core["l3"], []).append(row)
             if cores and kind is CpuKind.EFFICIENCY:
-                yield line(Mark("efficiency cores", "dim"), indent=2)
+                yield line(StyledText("efficiency cores", "dim"), indent=2)
             yield from _rows(list(domains.values()), digits, width)
     for node in placed["memory_nodes"]:
         memory = f"  {words.size(node['memory_bytes'])}" if node["memory_bytes"] is not None else ""
-        yield line(Mark(f"node {node['id']}", "head"), Mark(f"  memory only{memory}", "dim"))
+        yield line(StyledText(f"node {node['id']}", "head"), StyledText(f"  memory only{memory}", "dim"))
     yield from _notes(placed, seen)
 
 
-def _sign(pools: Sequence[str], letters: Mapping[str, Mark]) -> Mark:
+def _sign(pools: Sequence[str], letters: Mapping[str, StyledText]) -> StyledText:
     """The letter of the CPU's one online pool; small where BE work runs there too."""
     online = [name for name in pools if name != RECLAIMED]
     if not online:
-        return letters[RECLAIMED] if pools else Mark(_NOBODY, "dim")
+        return letters[RECLAIMED] if pools else StyledText(_NOBODY, "dim")
     if len(online) > 1:
-        return Mark(_SEVERAL, "pool several")
+        return StyledText(_SEVERAL, "pool several")
     mark = letters[online[0]]
     if len(pools) == 1:
         return mark
     letter = mark.text if mark.text.isalpha() else _LETTERS["dedicated"]
-    return Mark(letter.lower(), f"{mark.style} be")
+    return StyledText(letter.lower(), f"{mark.style} be")
 
 
 def _rows(domains: Sequence[Sequence[_Core]], digits: int, width: int) -> Iterator[Block]:
@@ -158,10 +161,14 @@ def _threads(row: Sequence[_Core | str], digits: int) -> Iterator[Block]:
     for thread in range(max(map(len, cores))):
         first = next(core[thread].cpu for core in cores if len(core) > thread)
         cells = [
-            Mark(one, "dim") if isinstance(one, str) else one[thread].mark if len(one) > thread else Mark(" ", "dim")
+            StyledText(one, "dim")
+            if isinstance(one, str)
+            else one[thread].mark
+            if len(one) > thread
+            else StyledText(" ", "dim")
             for one in row
         ]
-        yield line(Mark(f"{first:>{digits}} ", "dim"), *cells, indent=2)
+        yield line(StyledText(f"{first:>{digits}} ", "dim"), *cells, indent=2)
 
 
 def _notes(placed: Mapping[str, Any], seen: set[str]) -> Iterator[Block]:
@@ -174,7 +181,7 @@ def _notes(placed: Mapping[str, Any], seen: set[str]) -> Iterator[Block]:
         notes.append(f"{_NOBODY} in no pool")
     notes += [f"{name}: CPU {placed[name]}" for name in ("offline", "isolated") if placed[name]]
     if notes:
-        yield line(Mark("; ".join(notes), "dim"))
+        yield line(StyledText("; ".join(notes), "dim"))
     yield blank()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from reconciler.cli import words
-from reconciler.cli.blocks import Block, Mark, Table
+from reconciler.cli.blocks import Block, StyledText, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
@@ -31,10 +31,10 @@ def run(options: Namespace) -> int:
 
 def _blocks(eviction: Row, *, every: bool) -> Iterator[Block]:
     if not eviction["enabled"]:
-        yield line("eviction is ", Mark("off", "head"), ": eviction.enabled is false")
+        yield line("eviction is ", StyledText("off", "head"), ": eviction.enabled is false")
     else:
         mode = "a dry run: nobody is evicted" if eviction["dry_run"] else "enforced"
-        yield line("eviction is ", Mark(mode, "head"), Mark(_room(eviction["room"]), "dim"))
+        yield line("eviction is ", StyledText(mode, "head"), StyledText(_room(eviction["room"]), "dim"))
         yield Table(
             ("TRIGGER", "MODE", "HOW IT STANDS"),
             [_trigger(one) for one in eviction["triggers"] if every or one["mode"] != "off"],
@@ -47,7 +47,7 @@ def _blocks(eviction: Row, *, every: bool) -> Iterator[Block]:
     for one in eviction["refusals"]:
         yield blank()
         yield head(f"{one['trigger']}, {one['subject']}: nobody is evicted: {one['reason']}")
-        yield line(Mark(one["evidence"], "dim"), indent=2)
+        yield line(StyledText(one["evidence"], "dim"), indent=2)
         yield from _ranking(one["ranking"], every=every)
     if eviction["ended"]:
         yield blank()
@@ -60,11 +60,11 @@ def _room(room: Row | None) -> str:
     return f"; {words.plural(room['count'], 'more pod')} may go now ({room['reason']})"
 
 
-def _trigger(one: Row) -> tuple[str | Mark, ...]:
+def _trigger(one: Row) -> tuple[str | StyledText, ...]:
     text = one["words"] or "-"
     if one["cools_s"]:
         text += f"; waits {words.span(one['cools_s'])} for the effect of the last one"
-    return one["name"], one["mode"], Mark(text, "warn") if one["known"] is False else text
+    return one["name"], one["mode"], StyledText(text, "warn") if one["known"] is False else text
 
 
 def _order(one: Row, *, every: bool) -> Iterator[Block]:
@@ -82,10 +82,16 @@ def _ranking(ranking: Sequence[str], *, every: bool) -> Iterator[Block]:
     for text in shown:
         yield line(text, indent=4)
     if len(shown) < len(ranking):
-        yield line(Mark(f"and {len(ranking) - len(shown)} more (--all)", "dim"), indent=4)
+        yield line(StyledText(f"and {len(ranking) - len(shown)} more (--all)", "dim"), indent=4)
 
 
-def _ended(one: Row) -> tuple[str | Mark, ...]:
+def _ended(one: Row) -> tuple[str | StyledText, ...]:
     tried = "; ".join([*one["tried"], *([one["detail"]] if one["detail"] else [])])
     outcome = str(one["outcome"])
-    return words.clock(one["ended_at"]), one["title"], one["cause"], Mark(outcome, OUTCOMES.get(outcome, "")), tried
+    return (
+        words.clock(one["ended_at"]),
+        one["title"],
+        one["cause"],
+        StyledText(outcome, OUTCOMES.get(outcome, "")),
+        tried,
+    )

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from reconciler.cli import words
-from reconciler.cli.blocks import Block, Cell, Mark, Table
-from reconciler.cli.document import Found, Row, fetch, find_pod
+from reconciler.cli.blocks import Block, Cell, StyledText, Table
+from reconciler.cli.document import FetchedDocument, Row, fetch, find_pod
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, field, head, line, show
@@ -38,7 +38,7 @@ def run(options: Namespace) -> int:
     return Exit.OK
 
 
-def collect(found: Found, pod: Row, lines: int) -> Row:
+def collect(found: FetchedDocument, pod: Row, lines: int) -> Row:
     """All that the document has of one pod, joined: groups with their settings, and each setting with its file."""
     body, uid = found.body, pod["uid"]
     files = [one for one in body["files"] if one["pod_uid"] == uid]
@@ -59,7 +59,7 @@ def collect(found: Found, pod: Row, lines: int) -> Row:
     }
 
 
-def _groups(found: Found, pod: Row, files: Sequence[Row]) -> list[Row]:
+def _groups(found: FetchedDocument, pod: Row, files: Sequence[Row]) -> list[Row]:
     if found.live and not pod.get("gone"):
         groups = [{"name": "pod directory", "path": pod["group"], "settings": pod["settings"]}]
         groups += [
@@ -142,14 +142,14 @@ def _is_its_pool(name: str, pod: Row) -> bool:
 # The screen
 
 
-def _blocks(found: Found, facts: Row) -> Iterator[Block]:
+def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
     pod = facts["pod"]
     yield from _title(pod)
     yield from _metadata(pod, facts["metadata"])
     yield from _signal(facts)
     for group in facts["groups"]:
         yield blank()
-        yield line(Mark(group["name"], "head"), Mark(f"  {words.short(group['path'])}", "dim"))
+        yield line(StyledText(group["name"], "head"), StyledText(f"  {words.short(group['path'])}", "dim"))
         if group.get("times"):
             yield line(*_timeline(group["times"]), indent=2)
         for one in group["settings"]:
@@ -159,13 +159,13 @@ def _blocks(found: Found, facts: Row) -> Iterator[Block]:
         yield line("nothing is wanted of this pod's groups: they are as the kubelet and the runtime made them")
     for one in facts["refusals"]:
         yield blank()
-        yield line(Mark("refused ", "warn"), f"{one['knob']} = {words.text(one['value'])} ({one['rule']})")
+        yield line(StyledText("refused ", "warn"), f"{one['knob']} = {words.text(one['value'])} ({one['rule']})")
         yield line(one["reason"], indent=4)
     yield from pod_blocks(facts["interference"])
     for hold in facts["holds"]:
         yield blank()
         until = f"until {words.clock(hold['until'])}" if hold["until"] else "until released"
-        yield line(Mark("held ", "warn"), f"{hold['target']} {until}: {hold['reason']} (by {hold['by']})")
+        yield line(StyledText("held ", "warn"), f"{hold['target']} {until}: {hold['reason']} (by {hold['by']})")
     if facts["history"]:
         yield blank()
         yield head("history, newest first")
@@ -173,23 +173,25 @@ def _blocks(found: Found, facts: Row) -> Iterator[Block]:
     if not found.live:
         yield blank()
         yield line(
-            Mark("The daemon is down: values are as it last saw them; `bypassctl diff` reads the kernel.", "dim")
+            StyledText("The daemon is down: values are as it last saw them; `bypassctl diff` reads the kernel.", "dim")
         )
 
 
 def _title(pod: Row) -> Iterator[Block]:
     if pod.get("gone"):
-        yield line(Mark(pod["uid"], "head"), ": this pod is gone; what follows is what was written for it")
+        yield line(StyledText(pod["uid"], "head"), ": this pod is gone; what follows is what was written for it")
         return
-    yield line(Mark(pod["title"], "head"), ": class ", Mark(pod["class"], "head"), f", from {pod['class_source']}")
-    yield line(Mark(f"uid {pod['uid']}, QoS {pod['qos']}, told by {pod['meta_source']}", "dim"))
+    yield line(
+        StyledText(pod["title"], "head"), ": class ", StyledText(pod["class"], "head"), f", from {pod['class_source']}"
+    )
+    yield line(StyledText(f"uid {pod['uid']}, QoS {pod['qos']}, told by {pod['meta_source']}", "dim"))
     marks = {**pod.get("labels", {}), **pod.get("annotations", {})}
     if marks:
         # Each cut for itself: a long one would cut off all that come after it.
         shown = (f"{key}={printable(str(value), _LONGEST_MARK)}" for key, value in sorted(marks.items()))
-        yield line(Mark(", ".join(shown), "dim"))
+        yield line(StyledText(", ".join(shown), "dim"))
     for problem in pod["problems"]:
-        yield line(Mark("! ", "bad"), problem)
+        yield line(StyledText("! ", "bad"), problem)
 
 
 def _metadata(pod: Row, sources: Sequence[Row]) -> Iterator[Block]:
@@ -197,10 +199,10 @@ def _metadata(pod: Row, sources: Sequence[Row]) -> Iterator[Block]:
     if pod.get("gone") or pod.get("class_certain", True):
         return
     known = "as when they were last read" if pod.get("last_class") else "by what else is known"
-    yield line(Mark("! ", "bad"), f"labels and annotations are not known now; the class is {known}")
+    yield line(StyledText("! ", "bad"), f"labels and annotations are not known now; the class is {known}")
     for one in sources:
         age = f"last answer {words.span(one['age_s'])} ago" if one["age_s"] is not None else "no answer yet"
-        yield line(Mark(f"{one['name']}: {age}; {one['detail']}", "dim"), indent=2)
+        yield line(StyledText(f"{one['name']}: {age}; {one['detail']}", "dim"), indent=2)
 
 
 def _signal(facts: Row) -> Iterator[Block]:
@@ -220,7 +222,7 @@ def _signal(facts: Row) -> Iterator[Block]:
     yield field("budget", f"{words.cpus(budget['budget_milli'])} CPUs for BE: {budget['reasons'].get('budget', '')}")
     for name in ("idle_buffer", "reclaimed", "cpuset", "quota"):
         if name in budget["reasons"]:
-            yield field("", Mark(budget["reasons"][name], "dim"))
+            yield field("", StyledText(budget["reasons"][name], "dim"))
 
 
 def _timeline(times: Row) -> Iterator[Cell]:
@@ -234,33 +236,37 @@ def _timeline(times: Row) -> Iterator[Cell]:
         yield f"; signal to last write {words.span(times['signal_to_last_write_s'])}"
     if times["before_exec"] is not None:
         yield "; "
-        yield Mark("before the program's exec", "ok") if times["before_exec"] else Mark("after the exec", "warn")
+        yield (
+            StyledText("before the program's exec", "ok")
+            if times["before_exec"]
+            else StyledText("after the exec", "warn")
+        )
 
 
 def _setting(one: Row) -> Iterator[Block]:
     style = (
         "ok" if one["state"] in GOOD else "dim" if one["wanted"] is None or one["state"] == "as last seen" else "warn"
     )
-    cells: list[Cell] = [Mark(f"{one['knob']:<11}", "head")]
+    cells: list[Cell] = [StyledText(f"{one['knob']:<11}", "head")]
     cells.append(f" {words.text(one['wanted'])}  ")
-    cells.append(Mark(one["state"], style))
+    cells.append(StyledText(one["state"], style))
     if one["state"] not in GOOD and one["actual"] != one["wanted"]:
         cells.append(f", there is {words.text(one['actual'])}")
-    cells.append(Mark(f"  {words.clock(one['at'])}", "dim"))
+    cells.append(StyledText(f"  {words.clock(one['at'])}", "dim"))
     yield line(*cells, indent=2)
     yield line(f"{one['policy']}: {one['reason']}", indent=4)
     if one["detail"] and one["detail"] != one["reason"]:
-        yield line(Mark(one["detail"], "dim" if one["state"] in GOOD else "warn"), indent=4)
+        yield line(StyledText(one["detail"], "dim" if one["state"] in GOOD else "warn"), indent=4)
     file = one["file"]
     if file is None:
         if one["wanted"] is not None and one["state"] in GOOD and one["knob"] not in BESIDE:
-            yield line(Mark("not written by us: it was so already", "dim"), indent=4)
+            yield line(StyledText("not written by us: it was so already", "dim"), indent=4)
         return
-    yield line(Mark(_written(file), "dim"), indent=4)
+    yield line(StyledText(_written(file), "dim"), indent=4)
     if file["foreign_count"]:
         who = file["process"] if file["writer"] != "us" else ""
         yield line(
-            Mark(f"changed by others {words.plural(file['foreign_count'], 'time')}", "warn"),
+            StyledText(f"changed by others {words.plural(file['foreign_count'], 'time')}", "warn"),
             f", last at {words.clock(file['foreign_at'])}{' by ' + who if who else ''}"
             + ("; left to them" if file["yielded"] else ""),
             indent=4,
@@ -270,7 +276,7 @@ def _setting(one: Row) -> Iterator[Block]:
 
         name = errno.errorcode.get(file["failed_errno"], "")
         yield line(
-            Mark(f"refused by the kernel {words.plural(file['failures'], 'time')} {name}", "bad"),
+            StyledText(f"refused by the kernel {words.plural(file['failures'], 'time')} {name}", "bad"),
             f" since {words.clock(file['failed_since'])}",
             indent=4,
         )

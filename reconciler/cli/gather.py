@@ -11,8 +11,8 @@ from typing import Final, final
 
 from cgroupfs.errors import errno_name
 from reconciler.cli import masks
-from reconciler.cli.nodeview import NodeView
-from reconciler.cli.sink import Sink
+from reconciler.cli.nodeview import InspectedNode
+from reconciler.cli.sink import ArchiveWriter
 from reconciler.runtime.safe_files import FileRule, UntrustedFileError, check_directory, read_file
 from reconciler.sources.runtime_roots import CONTAINERD_CONFIG
 from state.allocated import ACTUATED_PODS, ALLOCATED_PODS
@@ -48,10 +48,10 @@ Masked = Callable[[str], str]
 
 
 @final
-class Gatherer:
+class CaptureCollector:
     """Takes the files. ``problems`` is what was there and could not be had."""
 
-    def __init__(self, node: NodeView, sink: Sink) -> None:
+    def __init__(self, node: InspectedNode, sink: ArchiveWriter) -> None:
         self.problems: list[str] = []
         self._node = node
         self._root = node.root

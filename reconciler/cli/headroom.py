@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 
 from reconciler.cli import words
-from reconciler.cli.blocks import Block, Mark, Table
+from reconciler.cli.blocks import Block, StyledText, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
@@ -37,8 +37,10 @@ def _blocks(headroom: Row) -> list[Block]:
         for one in headroom["nodes"]
     ]
     return [
-        line("BE may be promised ", Mark(f"{words.cpus(headroom['milli'])} CPUs", "head"), Mark(age, "dim")),
-        line(Mark(f"because {headroom['reason']}", "dim")),
+        line(
+            "BE may be promised ", StyledText(f"{words.cpus(headroom['milli'])} CPUs", "head"), StyledText(age, "dim")
+        ),
+        line(StyledText(f"because {headroom['reason']}", "dim")),
         Table(("NUMA NODE", "PROMISED", "NOW", "CPUS"), rows, right=frozenset({0, 1, 2})),
         *_memory(headroom.get("memory")),
     ]
@@ -51,8 +53,8 @@ def _memory(memory: Row | None) -> Iterator[Block]:
     told += [] if memory["known_s"] is None else [f"memory use read {words.span(memory['known_s'])} ago"]
     yield line(
         "BE may be promised ",
-        Mark(words.size(memory["bytes"]), "head"),
+        StyledText(words.size(memory["bytes"]), "head"),
         " of memory",
-        Mark(f" ({', '.join(told)})" if told else "", "dim"),
+        StyledText(f" ({', '.join(told)})" if told else "", "dim"),
     )
-    yield line(Mark(f"because {memory['reason']}", "dim"))
+    yield line(StyledText(f"because {memory['reason']}", "dim"))

@@ -4,7 +4,7 @@ import time
 from argparse import Namespace
 
 from reconciler.cli import words
-from reconciler.cli.blocks import Mark, Table
+from reconciler.cli.blocks import StyledText, Table
 from reconciler.cli.document import fetch
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
@@ -24,7 +24,7 @@ def run(options: Namespace) -> int:
             one["target"],
             "until released"
             if one["until"] is None
-            else Mark("over", "dim")
+            else StyledText("over", "dim")
             if one["until"] <= now
             else f"{words.span(one['until'] - now)} more",
             one["by"],

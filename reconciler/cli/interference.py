@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from reconciler.cli import words
-from reconciler.cli.blocks import Block, Cell, Mark, Table
+from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
@@ -51,22 +51,22 @@ _NUMBERS: Final = frozenset({2, 3, 4, 5})
 def _rules(seen: Row) -> Iterator[tuple[Cell, ...]]:
     for name, rule in seen["rules"].items():
         counts = seen["verdicts"].get(name, {})
-        mode: Cell = Mark(rule["mode"], "ok" if rule["mode"] == "enforce" else "dim")
+        mode: Cell = StyledText(rule["mode"], "ok" if rule["mode"] == "enforce" else "dim")
         cells = [_count(counts, verdict) for verdict in ("ok", "suspect", "interfered", "unknown")]
         yield (name, mode, *cells, ", ".join(rule["responses"]) or "nothing but tell")
 
 
 def _count(counts: Row, verdict: str) -> Cell:
     count = counts.get(verdict, 0)
-    return Mark(str(count), STYLES[verdict]) if count else Mark("-", "dim")
+    return StyledText(str(count), STYLES[verdict]) if count else StyledText("-", "dim")
 
 
 def _finding(one: Row) -> Iterator[Block]:
     since = words.span(one["for_s"])
     yield line(
-        Mark(one["verdict"], STYLES[one["verdict"]]),
+        StyledText(one["verdict"], STYLES[one["verdict"]]),
         f" {one['title']}",
-        Mark(f"  rule {one['rule']}, for {since}, severity {one['severity']:.2f}", "dim"),
+        StyledText(f"  rule {one['rule']}, for {since}, severity {one['severity']:.2f}", "dim"),
     )
     for text in one["evidence"]:
         yield line(text, indent=2)
@@ -74,12 +74,12 @@ def _finding(one: Row) -> Iterator[Block]:
     if rows:
         yield Table(("  SCORE", "SUSPECT", "WHY"), rows, frozenset({0}))
     else:
-        yield line(Mark("no suspect: nobody else used it", "dim"), indent=2)
+        yield line(StyledText("no suspect: nobody else used it", "dim"), indent=2)
 
 
 def _steps(climb: Row) -> Iterator[tuple[Cell, ...]]:
     for step in climb["steps"]:
-        yield climb["title"], climb["rule"], words.span(step["for_s"]), Mark(_state(step), "dim"), step["words"]
+        yield climb["title"], climb["rule"], words.span(step["for_s"]), StyledText(_state(step), "dim"), step["words"]
 
 
 def _state(step: Row) -> str:
@@ -104,7 +104,7 @@ def _unknown(seen: Row) -> Iterator[Block]:
             rows.append((rule, whose, why))
         yield Table(("RULE", "PODS", "WHY"), rows)
         if len(reasons) > _MOST_UNKNOWN:
-            yield line(Mark(f"and {len(reasons) - _MOST_UNKNOWN} more reasons: -o json has all", "dim"))
+            yield line(StyledText(f"and {len(reasons) - _MOST_UNKNOWN} more reasons: -o json has all", "dim"))
 
 
 def _signals(seen: Row) -> Iterator[Block]:

@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from cgroupfs.errors import SourceError, StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.writer import Writer
+from cgroupfs.writer import KernelWriter
 from reconciler import __version__
 from reconciler.actuators.cgroup.records import records_of
 from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
@@ -22,8 +22,8 @@ from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
 from state.ledger import Ledger
 from state.reader import LostStoreError, NoStoreError, read_tables
 from state.schema import META, PLACES, RUNNING, NewerSchemaError
-from state.store import Batch, Store, boot_id
-from state.undo import Undone
+from state.store import Store, StoreBatch, boot_id
+from state.undo import RestoreResult
 
 
 def restore_without_daemon(
@@ -99,7 +99,7 @@ def _opened(store_path: str, root: str) -> Store:
     return Store(store_path, boot=boot_id(root), version=__version__, node=os.uname().nodename, must_record=False)
 
 
-def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> tuple[list[Undone], str | None]:
+def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> tuple[list[RestoreResult], str | None]:
     """What was done, and why that could not be recorded. Errors: `StoreError` when nothing of ours can be known."""
     hierarchy = Hierarchy.detect(root)
     store = _opened(store_path, root)
@@ -112,13 +112,13 @@ def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> tu
             adopt_after_kill(hierarchy, ledger, files=files)
             ledger.flush()
             # Adopted once: from here on a value that is not ours is somebody else's again.
-            batch = Batch()
+            batch = StoreBatch()
             batch.delete(META, RUNNING)
             store.apply(batch)
-        writer = Writer(hierarchy, files=files)
+        writer = KernelWriter(hierarchy, files=files)
         records = records_of(root, meta.get(PLACES))
 
-        async def restore() -> list[Undone]:
+        async def restore() -> list[RestoreResult]:
             done = await restore_all(hierarchy, ledger, writer, files=files, only=only, records=records)
             return [*done, *await side_actuators.restore_without_daemon(root, store, only)]
 

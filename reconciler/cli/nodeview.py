@@ -27,7 +27,7 @@ _LARGEST: Final = 64 << 20
 _EFFECTIVE: Final = re.compile(r"^CapEff:\s*([0-9a-f]{1,32})$", re.MULTILINE)
 
 
-class NodeView(Struct, frozen=True, kw_only=True):
+class InspectedNode(Struct, frozen=True, kw_only=True):
     """What could be found; parts that could not are None, with the reason in ``problems`` by part."""
 
     config: Config
@@ -66,7 +66,7 @@ class _NoMarks:
 NO_MARKS = _NoMarks()
 
 
-def look(options: Namespace, *, strict: bool = False) -> NodeView:
+def look(options: Namespace, *, strict: bool = False) -> InspectedNode:
     """Look at the node that the command line names.
 
     ``strict``: a wrong configuration raises `ConfigError` instead of giving way to the defaults.
@@ -97,7 +97,7 @@ def look(options: Namespace, *, strict: bool = False) -> NodeView:
             pods = TreeSource(hierarchy, layout, NO_MARKS).scan()
     except SourceError as exc:
         problems["cgroups"] = str(exc)
-    return NodeView(
+    return InspectedNode(
         config=config,
         config_files=files,
         root=root,

@@ -17,21 +17,21 @@ from cgroupfs.errors import SourceError, StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
-from cgroupfs.plan import Change, Plan, order_changes
+from cgroupfs.plan import KnobChange, WritePlan, order_changes
 from cgroupfs.probe import offered
 from reconciler.actuators.holds import active, holding
 from reconciler.cli.kernel import read_value, wanted_text
 from reconciler.cli.nodeview import NO_MARKS
-from reconciler.cli.nodeview import NodeView as Node
-from reconciler.cli.recorded import Recorded
+from reconciler.cli.nodeview import InspectedNode as Node
+from reconciler.cli.recorded import RecordedNode
 from reconciler.config.model import Lower
-from reconciler.control.inventory import Knowledge
+from reconciler.control.inventory import Inventory
 from reconciler.control.persistence import POOLS
 from reconciler.control.planner import plan
 from reconciler.pods.classify import merge_rules
-from reconciler.pods.selectors import Rules
+from reconciler.pods.selectors import ClassRules
 from reconciler.runtime.safe_files import FileRule
-from reconciler.signals.cpu import CpuSampler, Reading, parse_stat
+from reconciler.signals.cpu import CpuReading, CpuSampler, parse_stat
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.disks import DiskSource
 from reconciler.sources.manifests import ManifestDirectory, resolve
@@ -43,7 +43,7 @@ from state.topology_sysfs import read_topology
 _BOUNDING: Final = ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period", "cpu.burst", "cpu.idle", "cpu.qos")
 
 
-class Standing(NamedTuple):
+class OfflineSetting(NamedTuple):
     """One wanted setting against what is there. ``state``: in place, would write, held, missing, blocked, wanted.
 
     *wanted*: the machine is only described, so that nobody knows what is there.
@@ -56,18 +56,18 @@ class Standing(NamedTuple):
     detail: str
 
 
-class Outlook(NamedTuple):
+class PlanResult(NamedTuple):
     """What the agent knows of the node, wants there, and would write in this order."""
 
     view: NodeView
     desired: Desired
-    standings: tuple[Standing, ...]
-    writes: Plan
+    standings: tuple[OfflineSetting, ...]
+    writes: WritePlan
     sources: Mapping[str, str]
     problems: tuple[str, ...]
 
 
-def plan_node(node: Node, told: Recorded, *, files: FileOps = REAL) -> Outlook:
+def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanResult:
     """Look and plan. Errors: `SourceError` when there is no hierarchy or no kubepods tree to plan for."""
     if node.hierarchy is None:
         raise SourceError("cgroups", node.problems.get("cgroups", "no hierarchy"))
@@ -75,7 +75,7 @@ def plan_node(node: Node, told: Recorded, *, files: FileOps = REAL) -> Outlook:
         raise SourceError("cgroups", "no kubepods directory, and no kubelet configuration that tells where it would be")
     problems = [*node.kubelet.problems, *map(str, node.runtime.problems), *told.problems]
     manifests: dict[str, PodMeta] = {}
-    knowledge = Knowledge(
+    knowledge = Inventory(
         topology=read_topology(node.root),
         versions=node.hierarchy.versions(),
         layout=node.layout,
@@ -115,14 +115,14 @@ def plan_node(node: Node, told: Recorded, *, files: FileOps = REAL) -> Outlook:
     problems += [
         f"{pod.title}: {problem}" for pod in knowledge.pods.values() for problem in pod.classification.problems
     ]
-    return Outlook(view, desired, standings, writes, sources, tuple(dict.fromkeys(problems)))
+    return PlanResult(view, desired, standings, writes, sources, tuple(dict.fromkeys(problems)))
 
 
 def _count(pods: tuple[PodMeta, ...] | None) -> str:
     return "no answer" if pods is None else f"{len(pods)} pods"
 
 
-def _rules(node: Node, problems: list[str]) -> Rules:
+def _rules(node: Node, problems: list[str]) -> ClassRules:
     rules = node.config.classes
     if node.config.operator_file is None:
         return rules
@@ -131,7 +131,7 @@ def _rules(node: Node, problems: list[str]) -> Rules:
     return merge_rules(rules, overrides.overrides)
 
 
-def _manifests(node: Node, knowledge: Knowledge, problems: list[str]) -> dict[str, PodMeta]:
+def _manifests(node: Node, knowledge: Inventory, problems: list[str]) -> dict[str, PodMeta]:
     directory = node.config.static_manifests or node.kubelet.static_pod_path
     if directory is None:
         return {}
@@ -146,7 +146,7 @@ def _manifests(node: Node, knowledge: Knowledge, problems: list[str]) -> dict[st
     return {meta.uid: meta for meta in resolve(found.found, names, node.kubelet.node_name)}
 
 
-def _measure(told: Recorded, knowledge: Knowledge, problems: list[str]) -> str:
+def _measure(told: RecordedNode, knowledge: Inventory, problems: list[str]) -> str:
     """CPU use between the two recorded readings, as the agent would have sampled it."""
     if len(told.usage) < 2:
         return "not known"
@@ -157,7 +157,7 @@ def _measure(told: Recorded, knowledge: Knowledge, problems: list[str]) -> str:
     try:
         for one in told.usage:
             # On this process's clock, and ending now: an old capture's reading is of the moment that it shows.
-            reading = Reading(at_s=now - (last - one.at), cpus=parse_stat(one.stat), pods=one.pods)
+            reading = CpuReading(at_s=now - (last - one.at), cpus=parse_stat(one.stat), pods=one.pods)
             knowledge.cpu = sampler.sample(reading, classes)
     except ValueError as exc:
         problems.append(f"recorded CPU use: {exc}")
@@ -165,7 +165,7 @@ def _measure(told: Recorded, knowledge: Knowledge, problems: list[str]) -> str:
     return f"measured over {last - told.usage[0].at:.1f} s"
 
 
-def _values(hierarchy: Hierarchy, knowledge: Knowledge, files: FileOps) -> Iterator[tuple[tuple[str, str], Value]]:
+def _values(hierarchy: Hierarchy, knowledge: Inventory, files: FileOps) -> Iterator[tuple[tuple[str, str], Value]]:
     """What bounds the writes, of every group."""
     above = (knowledge.layout.kubepods, *(group for group in _qos(knowledge)))
     pods = knowledge.pods.values()
@@ -178,12 +178,12 @@ def _values(hierarchy: Hierarchy, knowledge: Knowledge, files: FileOps) -> Itera
                 yield (path, name), CATALOG[name].decode(text, version)
 
 
-def _qos(knowledge: Knowledge) -> tuple[str, str]:
+def _qos(knowledge: Inventory) -> tuple[str, str]:
     view = knowledge.view(0.0, {})
     return view.besteffort, view.burstable
 
 
-def _remembered(node: Node, told: Recorded, problems: list[str]) -> tuple[Pools | None, dict[str, Hold]]:
+def _remembered(node: Node, told: RecordedNode, problems: list[str]) -> tuple[Pools | None, dict[str, Hold]]:
     """The pools of the agent that ran there, so that the plan moves no CPU that it would not, and its holds."""
     try:
         dump: Any = read_dump(node.store, history=0)
@@ -216,10 +216,10 @@ def _against(
     files: FileOps,
     *,
     reclaim: bool,
-) -> tuple[tuple[Standing, ...], Plan]:
+) -> tuple[tuple[OfflineSetting, ...], WritePlan]:
     """Every setting against what is there; and the writes in the kernel's order."""
-    standings: dict[tuple[str, str], Standing] = {}
-    changes: list[Change] = []
+    standings: dict[tuple[str, str], OfflineSetting] = {}
+    changes: list[KnobChange] = []
     for key, setting in desired.settings.items():
         standings[key] = one = _stand(setting, holds, hierarchy, files)
         if one.state == "would write":
@@ -231,25 +231,25 @@ def _against(
     return tuple(standings.values()), writes
 
 
-def _stand(setting: Setting, holds: Mapping[str, Hold], hierarchy: Hierarchy, files: FileOps) -> Standing:
+def _stand(setting: Setting, holds: Mapping[str, Hold], hierarchy: Hierarchy, files: FileOps) -> OfflineSetting:
     knob = CATALOG[setting.knob]
     version = hierarchy.version(knob.controller)
     actual = read_value(hierarchy, setting.path, knob, files)
     if version is None or actual is None:
-        return Standing(setting, "missing", "", None, f"{knob.name} is not to be had there")
+        return OfflineSetting(setting, "missing", "", None, f"{knob.name} is not to be had there")
     try:
         wanted = wanted_text(knob, setting.value, version)
     except ValueError as exc:
-        return Standing(setting, "missing", "", actual, f"{setting.value!r} cannot be written: {exc}")
+        return OfflineSetting(setting, "missing", "", actual, f"{setting.value!r} cannot be written: {exc}")
     if wanted == actual:
-        return Standing(setting, "in place", wanted, actual, "")
+        return OfflineSetting(setting, "in place", wanted, actual, "")
     hold = holding(holds, path=setting.path, knob=setting.knob, pod_uid=setting.pod_uid)
     if hold is not None:
-        return Standing(setting, "held", wanted, actual, f"{hold.reason} (by {hold.by})")
-    return Standing(setting, "would write", wanted, actual, "")
+        return OfflineSetting(setting, "held", wanted, actual, f"{hold.reason} (by {hold.by})")
+    return OfflineSetting(setting, "would write", wanted, actual, "")
 
 
-def _change(one: Standing, hierarchy: Hierarchy, files: FileOps, *, reclaim: bool) -> Change:
+def _change(one: OfflineSetting, hierarchy: Hierarchy, files: FileOps, *, reclaim: bool) -> KnobChange:
     knob = CATALOG[one.setting.knob]
     version = hierarchy.version(knob.controller)
     usage: int | None = None
@@ -259,7 +259,7 @@ def _change(one: Standing, hierarchy: Hierarchy, files: FileOps, *, reclaim: boo
         except (OSError, ValueError):
             usage = None
     have = UNSET if version is None or one.actual is None else knob.decode(one.actual, version)
-    return Change(
+    return KnobChange(
         path=one.setting.path,
         knob=knob.name,
         want=one.setting.value,

@@ -18,7 +18,7 @@ _NEGATIVE: Final = re.compile(r"-[\d.]")
 _DURATION: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class Command(NamedTuple):
+class CliCommand(NamedTuple):
     """One command. ``module`` has ``run(options) -> int`` and is imported only when the command is used."""
 
     name: str
@@ -119,31 +119,31 @@ def _config(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS: Final = (
-    Command("status", "the node on one screen", "status"),
-    Command("explain", "one pod: its class, each setting, why, what was written and when", "explain", add=_pod),
-    Command("diff", "what is wanted against what is there; exit code 1 when they differ", "diff", add=_diff),
-    Command("dump", "everything that is known, wanted and was written", "dump", FORMATS, _sections),
-    Command("restore", "put back what stood in every file before", "restore", add=_restore),
-    Command("thaw", "let run again what a killed daemon has left frozen", "thaw", ("table",)),
-    Command("hold", "leave a pod, a knob, a group or the node alone", "hold", add=_hold),
-    Command("release", "end a hold", "release", add=_release),
-    Command("holds", "the holds in force", "holds"),
-    Command("headroom", "how much CPU and memory BE pods may be promised", "headroom"),
-    Command(
+    CliCommand("status", "the node on one screen", "status"),
+    CliCommand("explain", "one pod: its class, each setting, why, what was written and when", "explain", add=_pod),
+    CliCommand("diff", "what is wanted against what is there; exit code 1 when they differ", "diff", add=_diff),
+    CliCommand("dump", "everything that is known, wanted and was written", "dump", FORMATS, _sections),
+    CliCommand("restore", "put back what stood in every file before", "restore", add=_restore),
+    CliCommand("thaw", "let run again what a killed daemon has left frozen", "thaw", ("table",)),
+    CliCommand("hold", "leave a pod, a knob, a group or the node alone", "hold", add=_hold),
+    CliCommand("release", "end a hold", "release", add=_release),
+    CliCommand("holds", "the holds in force", "holds"),
+    CliCommand("headroom", "how much CPU and memory BE pods may be promised", "headroom"),
+    CliCommand(
         "evictions",
         "who is being evicted, who was, who would be and why, and why nobody is",
         "evictions",
         add=_evictions,
     ),
-    Command("alerts", "sinks of alerts, what has yet to be told, and what was told lately", "alerts"),
-    Command("alert", "try the sinks of alerts, through the daemon or without one", "alert", add=_alert),
-    Command("interference", "who suffers from whom, and what is done about it", "interference"),
-    Command("simulate", "what a configuration would have done with a recording", "simulate", add=_simulate),
-    Command("reload", "have the daemon read its configuration again", "reload"),
-    Command("doctor", "what this node offers and lacks, with the fix for each lack", "doctor"),
-    Command("capture", "all that the agent reads on this node, secrets masked", "capture", add=_capture),
-    Command("plan", "what the agent would want and write; --root CAPTURE: on a captured node", "plan", add=_plan),
-    Command("config", "the configuration in force and where each value comes from", "config", ("table",), _config),
+    CliCommand("alerts", "sinks of alerts, what has yet to be told, and what was told lately", "alerts"),
+    CliCommand("alert", "try the sinks of alerts, through the daemon or without one", "alert", add=_alert),
+    CliCommand("interference", "who suffers from whom, and what is done about it", "interference"),
+    CliCommand("simulate", "what a configuration would have done with a recording", "simulate", add=_simulate),
+    CliCommand("reload", "have the daemon read its configuration again", "reload"),
+    CliCommand("doctor", "what this node offers and lacks, with the fix for each lack", "doctor"),
+    CliCommand("capture", "all that the agent reads on this node, secrets masked", "capture", add=_capture),
+    CliCommand("plan", "what the agent would want and write; --root CAPTURE: on a captured node", "plan", add=_plan),
+    CliCommand("config", "the configuration in force and where each value comes from", "config", ("table",), _config),
 )
 
 

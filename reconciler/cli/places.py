@@ -15,7 +15,7 @@ DEFAULT_STORE: Final = "/var/lib/bypassd/state.db"
 _SPEAKS: Final = re.compile(rb"""^[^#\n]*\b(?:socket|reader_socket|path|root)["']?\s*:""", re.MULTILINE)
 
 
-class Places(NamedTuple):
+class AgentPaths(NamedTuple):
     """``socket`` None: the configuration has none. ``reader``: the readers' socket; None where it is not to be used."""
 
     socket: str | None
@@ -23,7 +23,7 @@ class Places(NamedTuple):
     reader: str | None = None
 
 
-def find(options: Namespace) -> Places:
+def find(options: Namespace) -> AgentPaths:
     """Both places. Errors: `CliError` for a configuration that names them and is wrong."""
     root = options.root
     socket: str | None = DEFAULT_SOCKET
@@ -36,7 +36,7 @@ def find(options: Namespace) -> Places:
         socket, reader, store = None, None, os.path.join(root, store.lstrip("/"))
     if options.socket is not None:
         reader = None
-    return Places(options.socket or socket, options.store or store, reader)
+    return AgentPaths(options.socket or socket, options.store or store, reader)
 
 
 def config_path(options: Namespace) -> str:

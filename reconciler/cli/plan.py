@@ -16,7 +16,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from cgroupfs.errors import InputError, SourceError
-from cgroupfs.hierarchy import Mode
+from cgroupfs.hierarchy import HierarchyMode
 from reconciler import __version__
 from reconciler.cli import places
 from reconciler.cli.asking import ask_node
@@ -24,12 +24,12 @@ from reconciler.cli.capture import reading
 from reconciler.cli.described import LAYOUT, plan_machine
 from reconciler.cli.drawing import as_sets, placement
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.nodeview import NodeView, look
-from reconciler.cli.offline import Outlook, Standing, plan_node
+from reconciler.cli.nodeview import InspectedNode, look
+from reconciler.cli.offline import OfflineSetting, PlanResult, plan_node
 from reconciler.cli.output import emit
 from reconciler.cli.planscreen import blocks
 from reconciler.cli.podsfile import read_pods_file
-from reconciler.cli.recorded import CriAnswers, Recorded, read_recorded
+from reconciler.cli.recorded import CriAnswers, RecordedNode, read_recorded
 from reconciler.cli.screen import show
 from reconciler.cli.unpack import unpack
 from reconciler.config import load
@@ -42,7 +42,7 @@ SCHEMA: Final = 1
 _INTERVAL_S: Final = 1.0
 
 
-class About(Struct, frozen=True, kw_only=True):
+class PlanSubject(Struct, frozen=True, kw_only=True):
     """What the plan is for. ``described``: a machine of words, on which nothing stands that could be written."""
 
     name: str
@@ -79,7 +79,7 @@ def _node(options: Namespace) -> dict[str, Any]:
             raise CliError(f"{root}: {exc}", Exit.UNREACHABLE) from exc
         assert node.hierarchy is not None
         assert node.layout is not None
-        about = About(
+        about = PlanSubject(
             name=_name(node, told),
             mode=node.config.mode.value,
             cgroups=node.hierarchy.mode.value,
@@ -95,23 +95,23 @@ def _machine(options: Namespace) -> dict[str, Any]:
     config = load.load(places.config_path(options), required=options.config is not None).config
     topology = parse(options.machine)
     pods, problems = read_pods_file(options.pods) if options.pods is not None else ([], [])
-    about = About(
+    about = PlanSubject(
         name="a described machine",
         mode=config.mode.value,
-        cgroups=Mode.V1.value,
+        cgroups=HierarchyMode.V1.value,
         driver=LAYOUT.driver.value,
         described=True,
     )
     return describe(about, plan_machine(topology, pods, config, problems))
 
 
-def ask_live(node: NodeView) -> Recorded:
+def ask_live(node: InspectedNode) -> RecordedNode:
     """The same answers from a node that lives: what the agent would do here, before it is installed."""
     first = reading(node)
     asked = ask_node(node)
     time.sleep(_INTERVAL_S)
     readings = [one for one in (first, reading(node)) if one is not None]
-    return Recorded(
+    return RecordedNode(
         kubelet=asked.kubelet_pods if asked.kubelet_body is not None else None,
         cri=None if asked.cri_version is None else CriAnswers(version=asked.cri_version, pods=asked.cri_pods),
         usage=tuple(readings),
@@ -119,7 +119,7 @@ def ask_live(node: NodeView) -> Recorded:
     )
 
 
-def describe(about: About, found: Outlook) -> dict[str, Any]:
+def describe(about: PlanSubject, found: PlanResult) -> dict[str, Any]:
     """The plan as the documented, stable document: plain values, keys are added but never renamed."""
     pools, view = found.desired.pools, found.view
     lists = pool_lists(pools)
@@ -172,13 +172,13 @@ def describe(about: About, found: Outlook) -> dict[str, Any]:
     }
 
 
-def _name(node: NodeView, told: Recorded) -> str:
+def _name(node: InspectedNode, told: RecordedNode) -> str:
     if told.about is not None:
         return told.about.node
     return node.kubelet.node_name or ("a copied node" if node.copied else os.uname().nodename)
 
 
-def _setting(one: Standing) -> dict[str, Any]:
+def _setting(one: OfflineSetting) -> dict[str, Any]:
     return {
         "path": one.setting.path,
         "knob": one.setting.knob,

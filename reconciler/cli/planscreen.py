@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from reconciler.cli import words
-from reconciler.cli.blocks import Block, Cell, Mark, Table
+from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.drawing import draw, marks
 from reconciler.cli.screen import blank, field, head, line
 from reconciler.cli.status import CLASSES
@@ -16,9 +16,9 @@ def blocks(found: dict[str, Any]) -> Iterator[Block]:
     """The document, for people."""
     node = found["node"]
     when = f", captured {words.clock(found['captured_at'])}" if found["captured_at"] else ""
-    yield line(Mark(f"plan for {node['name']}", "head"), f"{when}; configured mode {node['mode']}")
+    yield line(StyledText(f"plan for {node['name']}", "head"), f"{when}; configured mode {node['mode']}")
     yield line(
-        Mark(
+        StyledText(
             f"kubelet {node['kubelet_policy']}, cgroups {node['cgroups']}/{node['driver']}; "
             + ", ".join(f"{name}: {told}" for name, told in found["sources"].items()),
             "dim",
@@ -46,7 +46,7 @@ def blocks(found: dict[str, Any]) -> Iterator[Block]:
                 one["knob"],
                 words.text(one["wanted"]),
                 words.text(one["actual"]),
-                Mark(one["state"], "ok" if one["state"] == "in place" else "warn"),
+                StyledText(one["state"], "ok" if one["state"] == "in place" else "warn"),
                 _where(one, titles),
             )
             for one in found["settings"]
@@ -55,11 +55,12 @@ def blocks(found: dict[str, Any]) -> Iterator[Block]:
     for one in found["refusals"]:
         yield blank()
         yield line(
-            Mark("refused ", "warn"), f"{one['knob']} = {words.text(one['value'])} ({one['rule']}): {one['reason']}"
+            StyledText("refused ", "warn"),
+            f"{one['knob']} = {words.text(one['value'])} ({one['rule']}): {one['reason']}",
         )
     yield blank()
     if node["described"]:
-        yield line(Mark("a described machine: nothing is there to be compared or written", "dim"))
+        yield line(StyledText("a described machine: nothing is there to be compared or written", "dim"))
     elif found["writes"]:
         yield head(f"writes, in this order ({len(found['writes'])})")
         steps = [
@@ -68,9 +69,9 @@ def blocks(found: dict[str, Any]) -> Iterator[Block]:
         ]
         yield Table(("FILE", "TEXT", "WHERE"), steps)
     else:
-        yield line(Mark("nothing to write", "ok"))
+        yield line(StyledText("nothing to write", "ok"))
     for problem in found["problems"]:
-        yield line(Mark("! ", "bad"), problem)
+        yield line(StyledText("! ", "bad"), problem)
 
 
 def _pool(name: str, titles: dict[str, str]) -> str:

@@ -19,7 +19,7 @@ from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
 from reconciler.pods.resources import read_resources
 from reconciler.settings.quantity import milli
-from reconciler.settings.yaml import Document, read_yaml
+from reconciler.settings.yaml import YamlDocument, read_yaml
 from reconciler.sources.kubelet_api import decode_pods
 from state.model import ContainerKind, ContainerMeta, PodClass, PodMeta, Resources
 
@@ -59,7 +59,7 @@ class PodLine(Struct, frozen=True, forbid_unknown_fields=True, rename={"pod_clas
     use: str | int = 0
 
 
-class Described(NamedTuple):
+class DescribedPod(NamedTuple):
     """One pod. ``use_milli``: the CPU that it uses now (thousandths); ``pod_class`` None: by the usual rules."""
 
     meta: PodMeta
@@ -68,7 +68,7 @@ class Described(NamedTuple):
     use_milli: int = 0
 
 
-def read_pods_file(path: str) -> tuple[list[Described], list[str]]:
+def read_pods_file(path: str) -> tuple[list[DescribedPod], list[str]]:
     """The pods, and a message for each part of one that cannot be used.
 
     Errors: `InputError` for a file that cannot be read or is neither of the two forms.
@@ -91,7 +91,7 @@ def read_pods_file(path: str) -> tuple[list[Described], list[str]]:
     return pods, problems
 
 
-def _kubectl(path: str, body: bytes) -> tuple[list[Described], list[str]]:
+def _kubectl(path: str, body: bytes) -> tuple[list[DescribedPod], list[str]]:
     try:
         answer = decoded(msgspec.json.decode, body, deepest=_DEEPEST)
         if isinstance(answer, dict) and answer.get("kind") == "List":
@@ -100,10 +100,10 @@ def _kubectl(path: str, body: bytes) -> tuple[list[Described], list[str]]:
         metas, problems = decode_pods(body)
     except ValueError as exc:
         raise InputError(path, str(exc), "what kubectl get pods -o json writes, or a YAML list") from exc
-    return [Described(meta, meta.qos or qos_of(meta)) for meta in metas], list(problems)
+    return [DescribedPod(meta, meta.qos or qos_of(meta)) for meta in metas], list(problems)
 
 
-def _listed(path: str, body: bytes) -> tuple[list[Described], list[str]]:
+def _listed(path: str, body: bytes) -> tuple[list[DescribedPod], list[str]]:
     try:
         document = read_yaml(body.decode(), path)
     except UnicodeDecodeError as exc:
@@ -114,7 +114,7 @@ def _listed(path: str, body: bytes) -> tuple[list[Described], list[str]]:
         lines = msgspec.convert(document.data, list[PodLine])
     except msgspec.ValidationError as exc:
         raise document.explain(exc, words=_WORDS) from exc
-    pods: list[Described] = []
+    pods: list[DescribedPod] = []
     problems: list[str] = []
     for number, line in enumerate(lines):
         if line.containers and (line.requests or line.limits):
@@ -123,7 +123,7 @@ def _listed(path: str, body: bytes) -> tuple[list[Described], list[str]]:
     return pods, problems
 
 
-def _use(line: PodLine, document: Document, number: int) -> int:
+def _use(line: PodLine, document: YamlDocument, number: int) -> int:
     try:
         used = milli(line.use)
     except ValueError:
@@ -133,7 +133,7 @@ def _use(line: PodLine, document: Document, number: int) -> int:
     return used
 
 
-def _made(line: PodLine, used: int, problems: list[str]) -> Iterator[Described]:
+def _made(line: PodLine, used: int, problems: list[str]) -> Iterator[DescribedPod]:
     lines = line.containers or [ContainerLine(requests=line.requests, limits=line.limits)]
     told: list[str] = []
     containers = tuple(_container(one, told) for one in lines)
@@ -151,7 +151,7 @@ def _made(line: PodLine, used: int, problems: list[str]) -> Iterator[Described]:
             owner=line.owner,
             containers=containers,
         )
-        yield Described(meta, line.qos or qos_of(meta), line.pod_class, used)
+        yield DescribedPod(meta, line.qos or qos_of(meta), line.pod_class, used)
 
 
 def _container(line: ContainerLine, problems: list[str]) -> ContainerMeta:

@@ -30,7 +30,7 @@ _LARGEST: Final = 128 << 20
 T = TypeVar("T")
 
 
-class About(Struct, frozen=True, kw_only=True):
+class CaptureInfo(Struct, frozen=True, kw_only=True):
     """The capture itself. ``at`` is wall-clock seconds; ``problems`` is what could not be had."""
 
     version: str
@@ -59,10 +59,10 @@ class UsageReading(Struct, frozen=True, kw_only=True):
     pods: Mapping[str, int]
 
 
-class Recorded(Struct, frozen=True, kw_only=True):
+class RecordedNode(Struct, frozen=True, kw_only=True):
     """All of it; a part that was not recorded is None."""
 
-    about: About | None = None
+    about: CaptureInfo | None = None
     kubelet: tuple[PodMeta, ...] | None = None
     cri: CriAnswers | None = None
     usage: tuple[UsageReading, ...] = ()
@@ -74,7 +74,7 @@ class Recorded(Struct, frozen=True, kw_only=True):
         return [one for one in pods if one.uid == uid]
 
 
-def read_recorded(root: str) -> Recorded:
+def read_recorded(root: str) -> RecordedNode:
     """What lies in a captured tree. Errors: `InputError` for a file that is not what it should be."""
     answer = _bytes(root, KUBELET_PODS)
     pods: tuple[PodMeta, ...] | None = None
@@ -84,8 +84,8 @@ def read_recorded(root: str) -> Recorded:
             pods, problems = decode_pods(answer)
         except ValueError as exc:
             raise InputError(os.path.join(root, KUBELET_PODS), str(exc), "the kubelet's answer to /pods") from exc
-    return Recorded(
-        about=_decoded(root, ABOUT, About),
+    return RecordedNode(
+        about=_decoded(root, ABOUT, CaptureInfo),
         kubelet=pods,
         cri=_decoded(root, CRI, CriAnswers),
         usage=_decoded(root, USAGE, tuple[UsageReading, ...]) or (),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from reconciler.cli import places, words
-from reconciler.cli.blocks import Block, Cell, Mark, Table
+from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.client import Unreachable, ask
 from reconciler.cli.control import RESTORE_S, who
 from reconciler.cli.document import fetch, find_pod
@@ -63,7 +63,12 @@ def _blocks(answer: dict[str, Any], *, only: str | None) -> Iterator[Block]:
         style = "ok" if one["undo"] in _FINE else "bad"
         detail = f" ({one['detail']})" if one["detail"] else ""
         rows.append(
-            (one["file"], words.text(one["text"]), Mark(one["undo"], style), f"{words.short(one['path'])}{detail}")
+            (
+                one["file"],
+                words.text(one["text"]),
+                StyledText(one["undo"], style),
+                f"{words.short(one['path'])}{detail}",
+            )
         )
     yield Table(("FILE", "HOLDS", "OUTCOME", "GROUP"), rows)
     if rows:
@@ -72,7 +77,7 @@ def _blocks(answer: dict[str, Any], *, only: str | None) -> Iterator[Block]:
     told = ", ".join(f"{count} {undo}" for undo, count in counts.items()) or _nothing(answer)
     yield line(f"{words.plural(len(files), 'file')}: {told}" if files else told)
     if answer["left"]:
-        yield line(Mark(f"{words.plural(answer['left'], 'file')} left: look at them by hand", "bad"))
+        yield line(StyledText(f"{words.plural(answer['left'], 'file')} left: look at them by hand", "bad"))
     if answer["through"] == "daemon" and only is None:
         yield line(f"The daemon goes on in mode {answer['mode']}; `bypassctl reload` lets it enforce again.")
     elif answer["through"] == "daemon":

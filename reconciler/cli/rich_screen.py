@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from reconciler.cli.blocks import LABEL, Block, Cell, Field, Mark, Table
+from reconciler.cli.blocks import LABEL, Block, Cell, Field, StyledText, Table
 from reconciler.cli.screen import text_of
 
 _STYLES: Final = {
@@ -72,4 +72,4 @@ def _joined(cells: Iterable[Cell]) -> Text:
 
 def _text(cell: Cell) -> Text:
     # Text, never str: a str would be read for rich's markup if the console's settings ever changed.
-    return Text(text_of(cell), style=_STYLES.get(cell.style, "") if isinstance(cell, Mark) else "")
+    return Text(text_of(cell), style=_STYLES.get(cell.style, "") if isinstance(cell, StyledText) else "")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from typing import Final, TextIO
 
-from reconciler.cli.blocks import LABEL, Block, Cell, Field, Line, Mark, Table
+from reconciler.cli.blocks import LABEL, Block, Cell, Field, Line, StyledText, Table
 from reconciler.runtime import streams
 from state.printable import LONGEST, printable
 
@@ -27,7 +27,7 @@ def field(label: str, *cells: Cell) -> Field:
 
 def head(text: str) -> Line:
     """A heading."""
-    return Line((Mark(text, "head"),))
+    return Line((StyledText(text, "head"),))
 
 
 def blank() -> Line:
@@ -73,7 +73,7 @@ def plain(blocks: Iterable[Block], width: int | None = None) -> str:
 
 def text_of(cell: Cell) -> str:
     """The text of a cell, without its meaning, as it may be shown: both ways of drawing take it from here."""
-    return printable(cell.text if isinstance(cell, Mark) else cell, LONGEST)
+    return printable(cell.text if isinstance(cell, StyledText) else cell, LONGEST)
 
 
 def _line(block: Line, width: int | None) -> list[str]:

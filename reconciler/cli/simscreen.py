@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from reconciler.cli import words
-from reconciler.cli.blocks import Block, Cell, Mark, Table
+from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.screen import blank, head, line
 
 _MOST: Final = 40
@@ -16,11 +16,11 @@ def blocks(document: dict[str, Any]) -> Iterator[Block]:
     """The report."""
     span = document["end_s"] - document["begin_s"]
     yield line(
-        Mark(f"{words.clock(document['begin_s'])} to {words.clock(document['end_s'])}", "head"),
+        StyledText(f"{words.clock(document['begin_s'])} to {words.clock(document['end_s'])}", "head"),
         f"  {words.span(span)} in {document['frames']} frames, judged in {words.span(document['took_s'])}",
     )
     if document["gaps"]:
-        yield line(Mark(f"{words.plural(document['gaps'], 'gap')}: the past was begun anew after each", "dim"))
+        yield line(StyledText(f"{words.plural(document['gaps'], 'gap')}: the past was begun anew after each", "dim"))
     yield blank()
     yield from _summary(document)
     yield from _incidents(document["incidents"])
@@ -86,12 +86,12 @@ def _evictions(evictions: list[dict[str, Any]]) -> Iterator[Block]:
     yield blank()
     yield head("Who would have been evicted")
     for one in evictions[:_MOST]:
-        yield line(f"{words.clock(one['at'])}  {one['pod']}", Mark(f"  {one['cause']}: {one['evidence']}", "dim"))
+        yield line(f"{words.clock(one['at'])}  {one['pod']}", StyledText(f"  {one['cause']}: {one['evidence']}", "dim"))
         for text in one["ranking"]:
-            yield line(Mark(text, "dim"), indent=10)
+            yield line(StyledText(text, "dim"), indent=10)
     yield from _more(len(evictions))
 
 
 def _more(count: int) -> Iterator[Block]:
     if count > _MOST:
-        yield line(Mark(f"and {count - _MOST} more: -o json has all", "dim"))
+        yield line(StyledText(f"and {count - _MOST} more: -o json has all", "dim"))

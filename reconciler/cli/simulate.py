@@ -20,18 +20,18 @@ from reconciler.cli.screen import show
 from reconciler.cli.simscreen import blocks
 from reconciler.config import load
 from reconciler.config.model import Config
-from reconciler.interference.engine import Brain, Judgement, Remembered
-from reconciler.interference.recording import Learned, read
-from reconciler.responses.eviction.plan import Decision, Memory, decide
+from reconciler.interference.engine import EngineState, Evaluation, InterferenceEngine
+from reconciler.interference.recording import LearnedState, read
+from reconciler.responses.eviction.plan import EvictionDecision, EvictionPlanState, decide
 from reconciler.settings.binder import ConfigError
-from state.evidence import Frame, Verdict
+from state.evidence import SampleFrame, Verdict
 
 SCHEMA: Final = 1
 _GAP_S: Final = 60.0
 """Frames further apart belong to two runs: the second starts without a past, as the daemon did."""
 
 
-class Report(Struct, kw_only=True):
+class SimulationReport(Struct, kw_only=True):
     """What one configuration made of the recording. Plain values; times are seconds since the epoch."""
 
     incidents: list[dict[str, Any]]
@@ -63,13 +63,15 @@ def run(options: Namespace) -> int:
     return Exit.OK
 
 
-def replay(config: Config, recorded: Iterator[Learned | Frame], begin: float | None, end: float | None) -> Report:
+def replay(
+    config: Config, recorded: Iterator[LearnedState | SampleFrame], begin: float | None, end: float | None
+) -> SimulationReport:
     """Judge frame by frame; what lies before ``begin`` only makes the past."""
     began = time.process_time()
-    report = Report(incidents=[], responses=[], evictions=[], unknown={})
+    report = SimulationReport(incidents=[], responses=[], evictions=[], unknown={})
     run = _Run(config, report)
     for frame in recorded:
-        if isinstance(frame, Learned):
+        if isinstance(frame, LearnedState):
             run.learned = frame
             continue
         if end is not None and frame.wall_s > end:
@@ -81,19 +83,19 @@ def replay(config: Config, recorded: Iterator[Learned | Frame], begin: float | N
 
 
 class _Run:
-    def __init__(self, config: Config, report: Report) -> None:
+    def __init__(self, config: Config, report: SimulationReport) -> None:
         self._config, self._report = config, report
         self._interference = replace(config.interference, enabled=True)
-        self._brain = Brain(self._interference)
-        self.learned: Learned | None = None
+        self._brain = InterferenceEngine(self._interference)
+        self.learned: LearnedState | None = None
         """What the daemon had learned before the next frame; None: that is not written there."""
-        self._evictions: Memory | None = None
-        self._last: Frame | None = None
+        self._evictions: EvictionPlanState | None = None
+        self._last: SampleFrame | None = None
         self._open: dict[tuple[str, str], dict[str, Any]] = {}
         self._would: dict[str, dict[str, Any]] = {}
         self._unknown: Counter[str] = Counter()
 
-    def take(self, frame: Frame, *, told: bool) -> None:
+    def take(self, frame: SampleFrame, *, told: bool) -> None:
         known, self.learned = self.learned, None
         gap = self._last is not None and not 0 < frame.at_s - self._last.at_s <= _GAP_S
         if gap:
@@ -101,7 +103,7 @@ class _Run:
             self.finish()
         if gap or self._last is None:
             learned = self._brain.remember().learned if known is None else known.learned
-            self._brain, self._evictions = Brain(self._interference, Remembered(learned=learned)), None
+            self._brain, self._evictions = InterferenceEngine(self._interference, EngineState(learned=learned)), None
         self._last = frame
         shadow = replace(frame, enforce=False)
         judgement = self._brain.at_once(shadow)
@@ -126,7 +128,7 @@ class _Run:
         self._would.clear()
         self._report.unknown = dict(self._unknown)
 
-    def _tell(self, frame: Frame, judgement: Judgement, decision: Decision) -> None:
+    def _tell(self, frame: SampleFrame, judgement: Evaluation, decision: EvictionDecision) -> None:
         report = self._report
         report.begin_s = report.begin_s or frame.wall_s
         report.end_s, report.frames = frame.wall_s, report.frames + 1
@@ -154,7 +156,7 @@ class _Run:
         ]
         self._told_evictions(frame, decision)
 
-    def _told_evictions(self, frame: Frame, decision: Decision) -> None:
+    def _told_evictions(self, frame: SampleFrame, decision: EvictionDecision) -> None:
         """A dry run wants the same pod again and again, as it never goes: told once, until it is wanted no more."""
         wanted = {order.uid: order for order in decision.would}
         for uid in self._would.keys() - wanted.keys():
@@ -172,7 +174,7 @@ class _Run:
                 self._report.evictions.append(self._would[uid])
 
 
-def _frames(paths: Sequence[str]) -> Iterator[Learned | Frame]:
+def _frames(paths: Sequence[str]) -> Iterator[LearnedState | SampleFrame]:
     for path in paths:
         try:
             with open(path, "rb") as file:
@@ -205,5 +207,5 @@ def _time(text: str | None) -> float | None:
     raise CliError(f"{text!r}: expected a time such as 2026-11-21T03:00, or seconds since the epoch", Exit.USAGE)
 
 
-def _plain(report: Report) -> dict[str, Any]:
+def _plain(report: SimulationReport) -> dict[str, Any]:
     return {name: getattr(report, name) for name in report.__struct_fields__}

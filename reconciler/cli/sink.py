@@ -25,7 +25,7 @@ _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXE
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
-class Sink(Protocol):
+class ArchiveWriter(Protocol):
     """Takes files by their path on the node, without the leading slash."""
 
     files: int

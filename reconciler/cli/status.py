@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from reconciler.cli import words
-from reconciler.cli.blocks import Block, Cell, Mark, Table
-from reconciler.cli.document import Found, Row, fetch, standings
+from reconciler.cli.blocks import Block, Cell, StyledText, Table
+from reconciler.cli.document import FetchedDocument, Row, fetch, standings
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, field, line, show
@@ -41,7 +41,7 @@ def run(options: Namespace) -> int:
     return Exit.OK if facts["ready"] else Exit.NOT_OK
 
 
-def summary(found: Found) -> Row:
+def summary(found: FetchedDocument) -> Row:
     """What the screen shows, as plain values."""
     body, agent = found.body, found.body["agent"]
     states = Counter(one["state"] for _, _, one in standings(body))
@@ -69,12 +69,12 @@ def summary(found: Found) -> Row:
     }
 
 
-def _blocks(found: Found, facts: Row) -> Iterator[Block]:
+def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
     agent = found.body["agent"]
     yield line(*_title(found, facts))
     if found.live:
         yield line(
-            Mark(
+            StyledText(
                 f"kubelet {agent['kubelet_policy']}, cgroups {agent['cgroups']}/{agent['driver']}, "
                 f"CPUs {agent['cpus']}, {words.size(agent['rss_bytes'])}, last look {words.span(agent['last_look_s'])}",
                 "dim",
@@ -103,31 +103,31 @@ def _blocks(found: Found, facts: Row) -> Iterator[Block]:
     if problems:
         yield blank()
         for problem in problems[:_MOST]:
-            yield line(Mark("! ", "bad"), problem)
+            yield line(StyledText("! ", "bad"), problem)
         if len(problems) > _MOST:
             yield line(f"  and {len(problems) - _MOST} more: bypassctl dump --section problems")
 
 
-def _title(found: Found, facts: Row) -> Iterator[Cell]:
-    yield Mark(f"bypassd {facts['version']} on {facts['node']}: ", "head")
+def _title(found: FetchedDocument, facts: Row) -> Iterator[Cell]:
+    yield StyledText(f"bypassd {facts['version']} on {facts['node']}: ", "head")
     if not found.live:
-        yield Mark("no daemon runs", "bad")
+        yield StyledText("no daemon runs", "bad")
         yield f"; settings stay as they were left (store of {words.clock(found.body['agent']['opened_at'])})"
         return
     observing = facts["mode"] != "enforce"
-    yield Mark(str(facts["mode"]), "warn" if observing else "ok")
+    yield StyledText(str(facts["mode"]), "warn" if observing else "ok")
     if observing and facts["configured_mode"] == "enforce":
         yield " (after a restore; reload to enforce again)"
     elif observing:
         yield " (nothing is written)"
     yield ", "
-    yield Mark("ready", "ok") if facts["ready"] else Mark("not ready", "bad")
+    yield StyledText("ready", "ok") if facts["ready"] else StyledText("not ready", "bad")
 
 
 def _counts(counts: Row, style: str = "") -> Iterator[Cell]:
     for index, (key, count) in enumerate(counts.items()):
         yield f"{'  ' if index else ''}{key} "
-        yield Mark(str(count), style or ("head" if count else "dim"))
+        yield StyledText(str(count), style or ("head" if count else "dim"))
 
 
 def _settings(facts: Row) -> Iterator[Cell]:
@@ -138,12 +138,12 @@ def _settings(facts: Row) -> Iterator[Cell]:
         yield "none wanted"
     for index, (state, count) in enumerate(sorted(states.items(), key=lambda item: -item[1])):
         yield f"{'  ' if index else ''}{state} "
-        yield Mark(str(count), "ok" if state in _FINE else "warn")
+        yield StyledText(str(count), "ok" if state in _FINE else "warn")
 
 
 def _movement(counted: Row) -> Iterator[Cell]:
     """Since the daemon started."""
-    yield Mark(str(counted["cpus_moved"]), "head")
+    yield StyledText(str(counted["cpus_moved"]), "head")
     yield f" CPUs to other pools, {counted['cpuset_writes']} cpuset writes, in {counted['events']} events"
 
 
@@ -172,10 +172,10 @@ def _budget(budget: Row) -> Iterator[Block]:
             f"{name} {words.cpus(used[f'{key}_milli'])}"
             for name, key in (("online", "online"), ("reclaimed", "reclaimed"), ("system", "system"))
         )
-    yield field("CPU", "BE may use ", Mark(words.cpus(budget["budget_milli"]), "head"), f"; used now: {known}")
+    yield field("CPU", "BE may use ", StyledText(words.cpus(budget["budget_milli"]), "head"), f"; used now: {known}")
     reason = budget["reasons"].get("reclaimed")
     if reason:
-        yield field("", Mark(f"because {reason}", "dim"))
+        yield field("", StyledText(f"because {reason}", "dim"))
 
 
 def _sources(facts: Row) -> Iterator[Block]:
@@ -184,7 +184,7 @@ def _sources(facts: Row) -> Iterator[Block]:
     rows = [
         (
             one["name"],
-            Mark("ok", "ok") if one["ok"] else Mark("bad", "bad"),
+            StyledText("ok", "ok") if one["ok"] else StyledText("bad", "bad"),
             words.span(one["age_s"]),
             one["detail"],
         )

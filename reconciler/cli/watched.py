@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from reconciler.cli import words
-from reconciler.cli.blocks import Block, Cell, Mark
+from reconciler.cli.blocks import Block, Cell, StyledText
 from reconciler.cli.document import Row
 from reconciler.cli.screen import blank, head, line
 
@@ -82,7 +82,10 @@ def _pod_lines(told: Row) -> Iterator[Block]:
     for one in told["findings"]:
         since = f"  for {words.span(one['for_s'])}, severity {one['severity']:.2f}"
         yield line(
-            Mark(one["verdict"], STYLES[one["verdict"]]), f" by rule {one['rule']}", Mark(since, "dim"), indent=2
+            StyledText(one["verdict"], STYLES[one["verdict"]]),
+            f" by rule {one['rule']}",
+            StyledText(since, "dim"),
+            indent=2,
         )
         for text in one["evidence"]:
             yield line(text, indent=4)
@@ -94,27 +97,27 @@ def _pod_lines(told: Row) -> Iterator[Block]:
         yield line(*_step_cells("for it", step), indent=2)
     for one in told["blamed"]:
         cells = (
-            Mark("suspected", "warn"),
+            StyledText("suspected", "warn"),
             f" number {one['place']} of {one['title']} ({one['verdict']}, {one['rule']})",
         )
         yield line(*cells, f": {one['score']:.2f}: {one['reason']}", indent=2)
     for step in told["in_force"]:
         yield line(*_step_cells(f"for {step['title']}", step), indent=2)
     for reason in _measured(told["measure"]):
-        yield line(Mark(reason, "dim"), indent=4)
+        yield line(StyledText(reason, "dim"), indent=4)
     for one in told["evictions"]:
         yield line(*_eviction(one), indent=2)
-        yield line(Mark(f"{one['cause']}: {one['evidence']}", "dim"), indent=4)
+        yield line(StyledText(f"{one['cause']}: {one['evidence']}", "dim"), indent=4)
 
 
 def _step_cells(whose: str, step: Row) -> Iterator[Cell]:
     if step["shadow"]:
-        yield Mark("would be", "dim")
+        yield StyledText("would be", "dim")
     else:
         asked = step["response"] == "evict"
-        yield Mark("asked" if asked else "in force" if step["judged"] else "tried", "warn")
+        yield StyledText("asked" if asked else "in force" if step["judged"] else "tried", "warn")
     yield f" {whose} ({step['rule']}): {step['words']}"
-    yield Mark(f"  {words.span(step['for_s'])}", "dim")
+    yield StyledText(f"  {words.span(step['for_s'])}", "dim")
 
 
 def _measured(measure: Row) -> Iterator[str]:
@@ -134,20 +137,20 @@ def _measured(measure: Row) -> Iterator[str]:
 
 def _eviction(one: Row) -> Iterator[Cell]:
     if one["state"] == "would":
-        yield Mark("would be evicted", "warn")
+        yield StyledText("would be evicted", "warn")
         yield f" (a dry run), decided {words.clock(one['decided_at'])}"
         return
     means = f" by {one['means']}" if one["means"] else ""
     if one["state"] == "open":
-        yield Mark("being evicted", "bad")
+        yield StyledText("being evicted", "bad")
         yield f": {one['step']}{means} since {words.clock(one['step_at'])}"
     else:
         yield "eviction: "
-        yield Mark(one["outcome"], OUTCOMES.get(one["outcome"], ""))
+        yield StyledText(one["outcome"], OUTCOMES.get(one["outcome"], ""))
         yield f"{means} at {words.clock(one['ended_at'])}"
         yield f": {one['detail']}" if one["detail"] else ""
     if one["tried"]:
-        yield Mark(f"; before: {'; '.join(one['tried'])}", "dim")
+        yield StyledText(f"; before: {'; '.join(one['tried'])}", "dim")
 
 
 def of_node(body: Row) -> Row:
@@ -181,9 +184,9 @@ def of_node(body: Row) -> Row:
 def node_cells(told: Row) -> Iterator[Cell]:
     """The line itself; nothing while nothing is watched."""
     if "rules" in told:
-        yield Mark(str(told["interfered"]), "bad" if told["interfered"] else "dim")
+        yield StyledText(str(told["interfered"]), "bad" if told["interfered"] else "dim")
         yield f" suffering, {told['suspect']} perhaps; "
-        yield Mark(str(told["steps"]), "warn" if told["steps"] else "dim")
+        yield StyledText(str(told["steps"]), "warn" if told["steps"] else "dim")
         yield f" {'step' if told['steps'] == 1 else 'steps'} in force"
         if told["steps_would"]:
             yield f", {told['steps_would']} in shadow"
@@ -192,9 +195,9 @@ def node_cells(told: Row) -> Iterator[Cell]:
         return
     yield "; " if "rules" in told else ""
     if evictions["open"] or not evictions["dry_run"]:
-        yield Mark(str(evictions["open"]), "bad" if evictions["open"] else "dim")
+        yield StyledText(str(evictions["open"]), "bad" if evictions["open"] else "dim")
         yield " being evicted"
     if evictions["dry_run"]:
         yield ", " if evictions["open"] else ""
-        yield Mark(str(evictions["would"]), "warn" if evictions["would"] else "dim")
+        yield StyledText(str(evictions["would"]), "warn" if evictions["would"] else "dim")
         yield " would be evicted"

@@ -39,7 +39,7 @@ os.execv(sys.argv[1], sys.argv[1:])"""
 
 
 @final
-class Launch:
+class ProcessSpawn:
     """The start of one process, in a thread that may be abandoned; who is late with it ends it himself."""
 
     def __init__(
@@ -161,7 +161,7 @@ _DRAIN_S: Final = 0.1
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class Ended(Struct, frozen=True, kw_only=True):
+class CommandResult(Struct, frozen=True, kw_only=True):
     """How one run went."""
 
     status: int | None
@@ -178,7 +178,7 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 @final
-class Program:
+class Command:
     """One program with its arguments; it may run several times side by side.
 
     ``user``: name or number whom to run it as, without supplementary groups; None: as we are. ``most_output``: more is
@@ -203,7 +203,7 @@ class Program:
         self._lane = trio.CapacityLimiter(4)
         self._stuck: list[subprocess.Popen[bytes]] = []
 
-    async def run(self, timeout_s: float, given: bytes = b"") -> Ended:
+    async def run(self, timeout_s: float, given: bytes = b"") -> CommandResult:
         """Run it with ``given`` on standard input, which it need not read. Cancelling ends it like the timeout does.
 
         Errors: `OSError`, with words: it cannot be started, or the last one cannot even be killed.
@@ -211,7 +211,7 @@ class Program:
         self._bury()
         deadline = trio.current_time() + timeout_s
         process = await self._start(deadline, stdin=bool(given))
-        said = _Said(self._most_output)
+        said = _Captured(self._most_output)
         status = None
         # Its pipes stay open until it has ended: one that cleans up at SIGTERM may say so.
         with ExitStack() as streams:
@@ -231,7 +231,7 @@ class Program:
             raise OSError(errno.EBUSY, f"the last one (pid {self._stuck[0].pid}) cannot even be killed")
 
     async def _start(self, deadline: float, *, stdin: bool) -> "subprocess.Popen[bytes]":
-        launch = Launch(self._argv, self._user, self._environment, stdin=stdin, stdout=self._most_output > 0)
+        launch = ProcessSpawn(self._argv, self._user, self._environment, stdin=stdin, stdout=self._most_output > 0)
         process = None
         try:
             with trio.fail_at(deadline):
@@ -260,7 +260,7 @@ class Program:
 
 
 @final
-class _Said:
+class _Captured:
     """What a program wrote, up to a bound."""
 
     def __init__(self, most: int) -> None:
@@ -269,7 +269,7 @@ class _Said:
         self.errors = bytearray()
 
 
-async def _talk(process: "subprocess.Popen[bytes]", streams: ExitStack, given: bytes, said: _Said) -> None:
+async def _talk(process: "subprocess.Popen[bytes]", streams: ExitStack, given: bytes, said: _Captured) -> None:
     """Until it has ended, or written too much. What it started and left behind is not waited for."""
     stdin, stdout, stderr = (_stream(streams, one) for one in (process.stdin, process.stdout, process.stderr))
     async with trio.open_nursery() as nursery:
@@ -298,7 +298,7 @@ async def _feed(stream: trio.lowlevel.FdStream, given: bytes) -> None:
     await stream.aclose()
 
 
-async def _read_output(stream: trio.lowlevel.FdStream, said: _Said) -> bool:
+async def _read_output(stream: trio.lowlevel.FdStream, said: _Captured) -> bool:
     """Whether all of it is there."""
     while chunk := await stream.receive_some(16 * 1024):
         said.output += chunk[: said.most + 1 - len(said.output)]
@@ -307,7 +307,7 @@ async def _read_output(stream: trio.lowlevel.FdStream, said: _Said) -> bool:
     return True
 
 
-async def _read_errors(stream: trio.lowlevel.FdStream, said: _Said) -> None:
+async def _read_errors(stream: trio.lowlevel.FdStream, said: _Captured) -> None:
     while chunk := await stream.receive_some(4096):
         # A character is four bytes at most.
         said.errors += chunk[: max(0, 4 * MOST_WORDS - len(said.errors))]
@@ -334,7 +334,7 @@ def _is_over(process: "subprocess.Popen[bytes]") -> bool:
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _told(status: int | None, said: _Said, late_s: float | None) -> Ended:
+def _told(status: int | None, said: _Captured, late_s: float | None) -> CommandResult:
     """``late_s``: the time that it did not keep."""
     words = " ".join(said.errors.decode(errors="replace")[:MOST_WORDS].split())
     truncated = len(said.output) > said.most > 0
@@ -346,7 +346,7 @@ def _told(status: int | None, said: _Said, late_s: float | None) -> Ended:
         problem = f"it did not end within {late_s:g} s and {fate}"
     elif status:
         problem = f"ended with {_code(status)}{f': {words}' if words else ''}"
-    return Ended(
+    return CommandResult(
         status=status,
         output=bytes(said.output),
         words=words,

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 import trio
 
 from cgroupfs.errors import SourceError
-from reconciler.clients.http2 import FULL_S, Connection, Exchange, LostError
+from reconciler.clients.http2 import FULL_S, ConnectionLostError, Http2Connection, Http2Stream
 from reconciler.clients.proto_items import PREFIX
 from reconciler.runtime.safe_files import FileRule, UntrustedFileError, check_socket
 
@@ -37,7 +37,7 @@ _LARGEST_READ: Final = 1024 * 1024 * 1024
 """Of an answer that is taken apart as it arrives: a bound on work, not on memory."""
 
 
-class Question(NamedTuple):
+class UnaryCall(NamedTuple):
     """One call: ``/package.Service/Method`` and the serialized request.
 
     ``sink`` makes what gets the answer's bytes as they arrive, prefix and all; a question that is asked again makes a
@@ -55,7 +55,7 @@ class Question(NamedTuple):
 
 
 @final
-class RefusedError(SourceError):
+class GrpcStatusError(SourceError):
     """The peer answered with a status other than OK; ``code`` is gRPC's number for it."""
 
     def __init__(self, source: str, message: str, code: int) -> None:
@@ -76,7 +76,7 @@ class UnaryChannel:
         self._path = path
         self._source = source
         self._shown = shown
-        self._connection: Connection | None = None
+        self._connection: Http2Connection | None = None
 
     @property
     def connected(self) -> bool:
@@ -89,10 +89,10 @@ class UnaryChannel:
         if connection is not None:
             connection.close()
 
-    async def ask(self, *questions: Question, timeout_s: float) -> list[bytes]:
+    async def ask(self, *questions: UnaryCall, timeout_s: float) -> list[bytes]:
         """The answers to ``questions``, which travel together, in their order.
 
-        Errors: `RefusedError` with the peer's own words; `SourceError` when there is no socket, no connection, no
+        Errors: `GrpcStatusError` with the peer's own words; `SourceError` when there is no socket, no connection, no
         answer in time, or none that is one gRPC message.
         """
         begun = trio.current_time()
@@ -108,7 +108,7 @@ class UnaryChannel:
             self._answer(question, exchange, timeout_s) for question, exchange in zip(questions, exchanges, strict=True)
         ]
 
-    async def _run(self, questions: Sequence[Question], timeout_s: float) -> list[Exchange]:
+    async def _run(self, questions: Sequence[UnaryCall], timeout_s: float) -> list[Http2Stream]:
         again = False
         while True:
             exchanges = [_exchange(question, timeout_s) for question in questions]
@@ -118,14 +118,14 @@ class UnaryChannel:
                 connection, kept = await self._connect(questions)
             try:
                 await connection.run(exchanges)
-            except LostError as exc:
+            except ConnectionLostError as exc:
                 if again or not kept:
                     raise self._error(questions, str(exc)) from exc
                 again = True
             else:
                 return exchanges
 
-    async def _connect(self, questions: Sequence[Question]) -> tuple[Connection, bool]:
+    async def _connect(self, questions: Sequence[UnaryCall]) -> tuple[Http2Connection, bool]:
         """A connection, and whether another question made it meanwhile."""
         while True:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -145,31 +145,31 @@ class UnaryChannel:
                 if not isinstance(exc, BlockingIOError):
                     raise self._error(questions, f"cannot connect: {exc.strerror or exc}") from exc
             else:
-                self._connection = Connection(sock)
+                self._connection = Http2Connection(sock)
                 return self._connection, False
             # EAGAIN on a unix socket: the peer's queue of connections is full, and nothing tells when it is not.
             await trio.sleep(FULL_S)
             if self._connection is not None and self._connection.usable():
                 return self._connection, True
 
-    def _answer(self, question: Question, exchange: Exchange, timeout_s: float) -> bytes:
+    def _answer(self, question: UnaryCall, exchange: Http2Stream, timeout_s: float) -> bytes:
         code, said = judged(exchange)
         if code == Code.DEADLINE_EXCEEDED:
             raise self._error([question], _late(timeout_s))
         if code:
             name = Code(code).name if code in set(Code) else f"status {code}"
             text = " ".join(said.split())[:200]
-            raise RefusedError(self._source, f"{self._shown}: {question.method}: {name}: {text}", code)
+            raise GrpcStatusError(self._source, f"{self._shown}: {question.method}: {name}: {text}", code)
         if said:
             raise self._error([question], said)
         return bytes(exchange.body[PREFIX:])
 
-    def _error(self, questions: Sequence[Question], message: str) -> SourceError:
+    def _error(self, questions: Sequence[UnaryCall], message: str) -> SourceError:
         asked = ", ".join(question.method for question in questions)
         return SourceError(self._source, f"{self._shown}: {asked}: {message}")
 
 
-def _exchange(question: Question, timeout_s: float) -> Exchange:
+def _exchange(question: UnaryCall, timeout_s: float) -> Http2Stream:
     # The peer's clock runs a little longer, so that it is ours that ends an unanswered question.
     patience_ms = min(math.ceil(timeout_s * 1100), 99_999_999)
     headers = (
@@ -184,11 +184,11 @@ def _exchange(question: Question, timeout_s: float) -> Exchange:
     )
     framed = b"\0" + len(question.message).to_bytes(PREFIX - 1, "big") + question.message
     if question.sink is None:
-        return Exchange(headers, framed, limit=PREFIX + _LARGEST)
-    return Exchange(headers, framed, limit=PREFIX + _LARGEST_READ, sink=question.sink(), kept=PREFIX)
+        return Http2Stream(headers, framed, limit=PREFIX + _LARGEST)
+    return Http2Stream(headers, framed, limit=PREFIX + _LARGEST_READ, sink=question.sink(), kept=PREFIX)
 
 
-def judged(exchange: Exchange) -> tuple[int, str]:
+def judged(exchange: Http2Stream) -> tuple[int, str]:
     """``(status, the peer's words)``; ``(0, what is wrong)`` for what is not gRPC; ``(0, "")`` for a good answer."""
     status = exchange.headers.get("grpc-status")
     if exchange.problem:

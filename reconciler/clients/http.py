@@ -54,7 +54,7 @@ Take = Callable[[bytes], Awaitable[None]]
 """Gets the parts of a body as they arrive."""
 
 
-class Inline(Struct, frozen=True, kw_only=True):
+class InlineCredentials(Struct, frozen=True, kw_only=True):
     """Credentials that have no file of their own, PEM texts and a token: they are in memory only, and never shown."""
 
     ca: str | None = None
@@ -66,7 +66,7 @@ class Inline(Struct, frozen=True, kw_only=True):
         return f"Inline({', '.join(name for name in self.__struct_fields__ if getattr(self, name))})"
 
 
-class Peer(Struct, frozen=True, kw_only=True):
+class HttpEndpoint(Struct, frozen=True, kw_only=True):
     """Whom to ask and how to trust each other. All files are read again when they change.
 
     ``server_name``: the name in the peer's certificate, where the address is not in it. ``insecure``: accept any
@@ -83,7 +83,7 @@ class Peer(Struct, frozen=True, kw_only=True):
     server_name: str | None = None
     insecure: bool = False
     timeout_s: float = 5.0
-    inline: Inline = Inline()
+    inline: InlineCredentials = InlineCredentials()
     root_only: tuple[str, ...] = ()
 
     @property
@@ -120,7 +120,7 @@ class Peer(Struct, frozen=True, kw_only=True):
         return "the token" if self.inline.token else "the certificate" if self.inline.cert else "no credentials"
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class HttpResponse(Struct, frozen=True, kw_only=True):
     """What a peer answered, whatever it means. Header names are in small letters; ``body`` may have been cut.
 
     ``seconds``: from the sending of the request to the end of the answer; ``connect_s``: what it took before that to
@@ -170,9 +170,9 @@ class _Request(NamedTuple):
 
 @final
 class HttpSession:
-    """One kept connection to a `Peer`. Use as ``async with``; it may be used again after any error."""
+    """One kept connection to a `HttpEndpoint`. Use as ``async with``; it may be used again after any error."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: HttpEndpoint) -> None:
         self._peer = peer
         self._pool: httpcore2.AsyncConnectionPool | None = None
         self._trusted: object = None
@@ -226,7 +226,7 @@ class HttpSession:
         headers: Mapping[str, str] | None = None,
         *,
         shown: str | None = None,
-    ) -> Answer:
+    ) -> HttpResponse:
         """As `exchange`, but ``take`` gets the body of a success as it arrives; the answer has none then."""
         request = _Request(method, path, None, headers or {})
         return await self._within(request, _what(method, path, shown), take=take)
@@ -241,7 +241,7 @@ class HttpSession:
         most: int = _MOST_KEPT,
         timeout_s: float | None = None,
         shown: str | None = None,
-    ) -> Answer:
+    ) -> HttpResponse:
         """Whatever the peer answers, of its body the first ``most`` bytes. ``timeout_s`` None: the peer's.
 
         ``shown`` stands in messages for the path, where that holds a secret.
@@ -259,7 +259,7 @@ class HttpSession:
         timeout_s: float | None = None,
         take: Take | None = None,
         in_parts: bool = False,
-    ) -> Answer:
+    ) -> HttpResponse:
         """The answer before the deadline, cut at ``keep``. ``take`` gets the body of a success instead.
 
         ``in_parts``: the deadline is one for each part, as of `read`.
@@ -279,7 +279,7 @@ class HttpSession:
                 late, patience_s = "not all of the answer", patience_s * _MOST_WAITS
             raise self._error(f"{what}{late} within {patience_s:g} s") from exc
 
-    async def _ask(self, request: _Request, what: str, keep: int, take: Take | None) -> Answer:
+    async def _ask(self, request: _Request, what: str, keep: int, take: Take | None) -> HttpResponse:
         # Lazy: see the module's docstring. In a thread: the loop has better to do for a tenth of a second.
         await trio.to_thread.run_sync(importlib.import_module, "httpcore2")
         import httpcore2  # noqa: PLC0415
@@ -323,7 +323,7 @@ class HttpSession:
                 if not good and token:
                     # What a server says of a request that it refuses may quote it, and is shown.
                     body = body.replace(token.encode(), MASK.encode())
-                return Answer(
+                return HttpResponse(
                     status=answer.status,
                     headers=_by_name(answer.headers),
                     body=body,
@@ -342,11 +342,11 @@ class HttpSession:
             await self.aclose()
             raise self._error(f"{what}{_reason(exc)}") from exc
 
-    def _check(self, path: str, answer: Answer) -> None:
+    def _check(self, path: str, answer: HttpResponse) -> None:
         if answer.status != 200:
             raise self._error(f"{path}: {self._refused(answer)}")
 
-    def _refused(self, answer: Answer) -> str:
+    def _refused(self, answer: HttpResponse) -> str:
         if answer.status == 401:
             return f"401: it does not accept {self._peer.credentials}"
         if answer.status == 403:

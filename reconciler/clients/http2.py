@@ -42,12 +42,12 @@ _AT_ONCE: Final = 64
 _SETTINGS_FRAME: Final = b"\4"  # what a server begins with, by its fourth byte
 
 
-class LostError(Exception):
+class ConnectionLostError(Exception):
     """The connection ended before the answers were there; the text is the reason."""
 
 
 @final
-class Exchange:
+class Http2Stream:
     """One question on its stream, and what has come back so far: all headers and trailers, and the body.
 
     ``problem`` tells why there is no whole answer although the connection is good. With a ``sink`` the body goes there
@@ -89,7 +89,7 @@ class _Protocol(H2Connection):
 
 
 @final
-class Connection:
+class Http2Connection:
     """Everything but the waits is synchronous; a failure is noted in ``lost`` and met by whoever waits.
 
     Takes over the connected, non-blocking ``sock``.
@@ -113,7 +113,7 @@ class Connection:
         self._protocol.initiate_connection()
         self._protocol.increment_flow_control_window(_WINDOW)
         self._out = bytearray()
-        self._exchanges: dict[int, Exchange] = {}
+        self._exchanges: dict[int, Http2Stream] = {}
         self._arrivals = trio.lowlevel.ParkingLot()
         self._reading = False
         self._wait: trio.CancelScope | None = None
@@ -134,12 +134,12 @@ class Connection:
             self._flush()
             self._lose("the connection was closed")
 
-    async def run(self, exchanges: Sequence[Exchange]) -> None:
+    async def run(self, exchanges: Sequence[Http2Stream]) -> None:
         """Ask, together, and wait until every exchange has ended.
 
-        Errors: `LostError`, when that cannot be any more.
+        Errors: `ConnectionLostError`, when that cannot be any more.
         """
-        streams: dict[int, Exchange] = {}
+        streams: dict[int, Http2Stream] = {}
         try:
             for exchange in exchanges:
                 await self._until(self._has_room)
@@ -155,7 +155,7 @@ class Connection:
         while not done():
             self._flush()
             if self.lost is not None:
-                raise LostError(self.lost)
+                raise ConnectionLostError(self.lost)
             if self._reading:
                 await self._arrivals.park()
                 continue
@@ -176,16 +176,16 @@ class Connection:
         most = self._protocol.remote_settings.max_concurrent_streams if self.heard_at > -math.inf else 1
         return self._protocol.open_outbound_streams < min(_AT_ONCE, most)
 
-    def _begin(self, exchange: Exchange) -> int:
+    def _begin(self, exchange: Http2Stream) -> int:
         if self.lost is not None:
-            raise LostError(self.lost)
+            raise ConnectionLostError(self.lost)
         try:
             stream = self._protocol.get_next_available_stream_id()
             self._protocol.send_headers(stream, exchange.asked)
         except H2Error as exc:
             reason = f"cannot ask over this connection: {exc}"
             self._lose(reason)
-            raise LostError(reason) from exc
+            raise ConnectionLostError(reason) from exc
         self._exchanges[stream] = exchange
         self._feed()
         return stream

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from cgroupfs.bounded import read_file
 
 if TYPE_CHECKING:
-    from reconciler.clients.http import Peer
+    from reconciler.clients.http import HttpEndpoint
 
 _PATH: Final = {"path": True}
 _SECRET_PATH: Final = {"path": True, "secret": True}
@@ -18,7 +18,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 _LONGEST: Final = 64 * 1024
 
 
-class Trust(Struct, frozen=True, kw_only=True):
+class TlsTrust(Struct, frozen=True, kw_only=True):
     """How an HTTP server and we know each other."""
 
     token_file: Annotated[
@@ -39,11 +39,11 @@ class Trust(Struct, frozen=True, kw_only=True):
         if (self.cert_file is None) != (self.key_file is None):
             raise ValueError("cert_file and key_file go together; one is missing")
 
-    def peer(self, name: str, url: str, timeout_s: float) -> "Peer":
+    def peer(self, name: str, url: str, timeout_s: float) -> "HttpEndpoint":
         """Whom to ask: the server at ``url``, which has neither path nor credentials."""
-        from reconciler.clients.http import Peer  # noqa: PLC0415  (who only reads a configuration asks nobody)
+        from reconciler.clients.http import HttpEndpoint  # noqa: PLC0415  (who only reads a configuration asks nobody)
 
-        return Peer(
+        return HttpEndpoint(
             name=name,
             url=url,
             token_file=self.token_file,

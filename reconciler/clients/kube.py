@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError, SourceError
-from reconciler.clients.http import LONGEST_WAIT_S, Answer, HttpSession, Peer
+from reconciler.clients.http import LONGEST_WAIT_S, HttpEndpoint, HttpResponse, HttpSession
 from reconciler.clients.kube_config import ApiServer
 from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.runtime.safe_files import FileRule
@@ -30,29 +30,29 @@ KUBELETS_OWN: Final = (
 """Where kubelets have their kubeconfig, for one whose command line does not tell."""
 
 
-class Cause(Struct, frozen=True):
+class ApiStatusCause(Struct, frozen=True):
     """One of a refusal's causes, such as ``DisruptionBudget``."""
 
     reason: str = ""
     message: str = ""
 
 
-class Details(Struct, frozen=True, rename={"retry_after_s": "retryAfterSeconds"}):
+class ApiStatusDetails(Struct, frozen=True, rename={"retry_after_s": "retryAfterSeconds"}):
     """What a refusal is about: ``kind`` is the resource's name (``pods``)."""
 
     kind: str = ""
     name: str = ""
     retry_after_s: int = 0
-    causes: list[Cause] | None = None
+    causes: list[ApiStatusCause] | None = None
 
 
-class Status(Struct, frozen=True):
+class ApiStatus(Struct, frozen=True):
     """The API server's own account of what it did not do; empty where the answer has none."""
 
     kind: str = ""
     reason: str = ""
     message: str = ""
-    details: Details | None = None
+    details: ApiStatusDetails | None = None
 
     def has_cause(self, reason: str) -> bool:
         """Whether one of the causes is this one."""
@@ -60,19 +60,19 @@ class Status(Struct, frozen=True):
         return any(cause.reason == reason for cause in causes or ())
 
 
-_decode_status = msgspec.json.Decoder(Status).decode
+_decode_status = msgspec.json.Decoder(ApiStatus).decode
 
 
-def status_of(answer: Answer) -> Status:
-    """The ``Status`` object in an answer; an empty one for a proxy's page and the like."""
+def status_of(answer: HttpResponse) -> ApiStatus:
+    """The ``ApiStatus`` object in an answer; an empty one for a proxy's page and the like."""
     try:
         status = decoded(_decode_status, answer.body)
     except ValueError:
-        return Status()
-    return status if status.kind == "Status" else Status()
+        return ApiStatus()
+    return status if status.kind == "ApiStatus" else ApiStatus()
 
 
-def wait_s_of(answer: Answer, status: Status, now_s: float) -> float | None:
+def wait_s_of(answer: HttpResponse, status: ApiStatus, now_s: float) -> float | None:
     """How long the API server wants not to be asked, by the header, else by its Status; None: it says nothing."""
     told = status.details.retry_after_s if status.details is not None else 0
     wait_s = answer.wait_s(now_s)
@@ -81,7 +81,7 @@ def wait_s_of(answer: Answer, status: Status, now_s: float) -> float | None:
 
 def find_peer(
     config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
-) -> Peer:
+) -> HttpEndpoint:
     """Whom to ask: what the operator says, else the service account of a pod, else as the kubelet does.
 
     ``kubelets``: the kubeconfig that the kubelet's command line names. A pod's own files are never below ``root``.
@@ -90,7 +90,7 @@ def find_peer(
     if not config.enabled:
         raise SourceError(NAME, "apiserver.enabled is false")
     if config.server is not None:
-        return Peer(
+        return HttpEndpoint(
             name=NAME,
             url=config.server.rstrip("/"),
             token_file=config.token_file,
@@ -105,7 +105,7 @@ def find_peer(
         host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
             raise SourceError(NAME, "there is neither a kubeconfig nor a service account; set apiserver.kubeconfig")
-        return Peer(
+        return HttpEndpoint(
             name=NAME,
             url=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
             token_file=f"{SERVICE_ACCOUNT}/token",
@@ -148,8 +148,8 @@ class KubeApi:
         self._kubelets = kubelets
         self._environ = environ
         self._session: HttpSession | None = None
-        self._peer: Peer | None = None
-        self._found: tuple[object, Peer] | None = None
+        self._peer: HttpEndpoint | None = None
+        self._found: tuple[object, HttpEndpoint] | None = None
         self._turn = trio.Lock()
 
     def unreachable(self) -> str | None:
@@ -169,7 +169,7 @@ class KubeApi:
         timeout_s: float | None = None,
         content_type: str = "application/json",
         most: int = _MOST,
-    ) -> Answer:
+    ) -> HttpResponse:
         """Its answer, whatever it is. ``body`` becomes JSON. ``timeout_s`` None: as configured.
 
         ``content_type``: a patch has one of its own. Of the answer's body ``most`` bytes are kept.
@@ -195,7 +195,7 @@ class KubeApi:
         self._peer, self._session = peer, HttpSession(peer)
         return self._session
 
-    def _find(self) -> Peer:
+    def _find(self) -> HttpEndpoint:
         """The peer, read anew when the kubeconfig has changed."""
         path = kubeconfig_path(self._config, root=self._root, kubelets=self._kubelets, environ=self._environ)
         version = path, None if path is None else _version(os.path.join(self._root, path.lstrip("/")))

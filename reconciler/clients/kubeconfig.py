@@ -16,10 +16,10 @@ import msgspec
 from msgspec import Struct
 
 from cgroupfs.errors import InputError, SourceError
-from reconciler.clients.http import Inline, Peer
+from reconciler.clients.http import HttpEndpoint, InlineCredentials
 from reconciler.clients.http_config import checked_token
 from reconciler.runtime.safe_files import FileRule, read_file
-from reconciler.settings.yaml import Document, Path, read_yaml
+from reconciler.settings.yaml import Path, YamlDocument, read_yaml
 
 _T = TypeVar("_T")
 _INSTEAD: Final = "a client certificate, token or tokenFile: this agent runs no programs for credentials"
@@ -82,7 +82,7 @@ class _Config(Struct, rename={"current": "current-context"}):
 
 def read_kubeconfig(
     path: str, *, name: str, root: str = "/", timeout_s: float = 10.0, rule: FileRule = FileRule.OPERATOR
-) -> Peer:
+) -> HttpEndpoint:
     """Whom the current context of ``path`` names; ``name`` is what messages call it.
 
     ``root`` is the prefix of all paths; ``rule`` holds for the file and for those that it names.
@@ -115,7 +115,7 @@ def read_kubeconfig(
     files = _Files(document, root, os.path.dirname(path))
     ca, cert = cluster.certificate_authority_data, user.client_certificate_data
     named = (cluster.certificate_authority, user.client_certificate, user.client_key, user.token_file)
-    return Peer(
+    return HttpEndpoint(
         name=name,
         url=cluster.server.rstrip("/"),
         # Where both are given, the data wins, as for kubectl.
@@ -127,7 +127,7 @@ def read_kubeconfig(
         insecure=cluster.insecure_skip_tls_verify,
         root_only=tuple(filter(None, map(files.path, named))) if rule is FileRule.ROOT and root == "/" else (),
         timeout_s=timeout_s,
-        inline=Inline(
+        inline=InlineCredentials(
             ca=files.text((*cluster_at, "certificate-authority-data"), ca),
             cert=files.text((*user_at, "client-certificate-data"), cert),
             key=files.text((*user_at, "client-key-data"), user.client_key_data),
@@ -136,7 +136,7 @@ def read_kubeconfig(
     )
 
 
-def _typed(document: Document, at: Path, kind: type[_T]) -> _T:
+def _typed(document: YamlDocument, at: Path, kind: type[_T]) -> _T:
     try:
         return msgspec.convert(document.value(at), kind)
     except msgspec.ValidationError as exc:
@@ -148,7 +148,7 @@ def _unquoted(error: InputError) -> InputError:
     return InputError(error.where, "...", error.expected)
 
 
-def _chosen(document: Document, group: str, entries: list[_Named], wanted: str | None) -> Path:
+def _chosen(document: YamlDocument, group: str, entries: list[_Named], wanted: str | None) -> Path:
     """Where the entry of that name stands; the only one where none is named."""
     if not wanted and len(entries) == 1:
         return (group, 0)
@@ -160,7 +160,7 @@ def _chosen(document: Document, group: str, entries: list[_Named], wanted: str |
     raise InputError(f"{document.place((group,))}: {group}", names, missing)
 
 
-def _refuse_unusable(document: Document, at: Path, user: _User) -> None:
+def _refuse_unusable(document: YamlDocument, at: Path, user: _User) -> None:
     for key, value in (("exec", user.exec), ("auth-provider", user.auth_provider)):
         if value is not None:
             shown = value.get("command") or value.get("name") if isinstance(value, Mapping) else "..."
@@ -178,7 +178,7 @@ def _refuse_unusable(document: Document, at: Path, user: _User) -> None:
 class _Files(Struct, frozen=True):
     """Paths and texts of one kubeconfig."""
 
-    document: Document
+    document: YamlDocument
     root: str
     directory: str
 

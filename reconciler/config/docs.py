@@ -16,7 +16,17 @@ from reconciler.config.load import DEFAULT_PATH, Loaded, value_at
 from reconciler.config.model import Config
 from reconciler.policies.table import POLICIES
 from reconciler.settings import units
-from reconciler.settings.schema import Field, Kind, Leaf, Rows, Schema, Section, Table, section_of, settings
+from reconciler.settings.schema import (
+    FieldSchema,
+    ListSchema,
+    MapSchema,
+    ScalarKind,
+    ScalarSchema,
+    Schema,
+    StructSchema,
+    section_of,
+    settings,
+)
 
 # Bare YAML words: everything else is quoted.
 _SAFE: Final = re.compile(r"[A-Za-z0-9/][A-Za-z0-9/._%-]*")
@@ -49,9 +59,9 @@ classes:
 """
 
 
-def shown(value: object, field: Field | None = None) -> str:
+def shown(value: object, field: FieldSchema | None = None) -> str:
     """A value as one would write it in the file."""
-    leaf = field.schema if field is not None and isinstance(field.schema, Leaf) else None
+    leaf = field.schema if field is not None and isinstance(field.schema, ScalarSchema) else None
     match value:
         case None:
             return "null"
@@ -74,28 +84,28 @@ def shown(value: object, field: Field | None = None) -> str:
             return text if _SAFE.fullmatch(text) else json.dumps(text)
 
 
-def accepts(field: Field) -> str:
+def accepts(field: FieldSchema) -> str:
     """What may be written: kind, bounds, whether null."""
     match field.schema:
-        case Leaf() as leaf:
+        case ScalarSchema() as leaf:
             words = leaf.unit.noun if leaf.unit is not None and leaf.bounds else leaf.words
             words += f" {leaf.bounds}" if leaf.bounds else ""
             return f"{words}; or null" if leaf.optional else words
-        case Rows(item=Section()):
+        case ListSchema(item=StructSchema()):
             return "a list of rules"
-        case Rows(item=Rows()):
+        case ListSchema(item=ListSchema()):
             return "a list of lists"
-        case Rows():
+        case ListSchema():
             return "a list"
-        case Table(item=Section()):
+        case MapSchema(item=StructSchema()):
             return "names with sections"
-        case Table():
+        case MapSchema():
             return "keys with values"
         case _:
             return "a section"
 
 
-def _summary(path: str, section: Section) -> str:
+def _summary(path: str, section: StructSchema) -> str:
     name = path.removeprefix("policies.")
     for policy in POLICIES:
         if policy.name == name:
@@ -112,7 +122,7 @@ def example() -> str:
     lines = [_HEAD]
     for path, field in settings(section_of(Config)):
         indent = "  " * path.count(".")
-        if isinstance(field.schema, Section):
+        if isinstance(field.schema, StructSchema):
             summary = _summary(path, field.schema)
             blank = [""] if "." not in path else []
             lines += [*blank, *_comment(summary, indent), f"{indent}{field.name}:"]
@@ -161,8 +171,8 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tables(section: Section, path: str, title: str) -> list[str]:
-    plain = [field for field in section.fields.values() if not isinstance(field.schema, Section)]
+def _tables(section: StructSchema, path: str, title: str) -> list[str]:
+    plain = [field for field in section.fields.values() if not isinstance(field.schema, StructSchema)]
     lines = ["", f"## {title}", ""]
     if path:
         lines += [_summary(path, section), ""]
@@ -173,7 +183,7 @@ def _tables(section: Section, path: str, title: str) -> list[str]:
         lines += ["Nothing can be set here."]
     for field in section.fields.values():
         inner = f"{path}.{field.name}" if path else field.name
-        if isinstance(field.schema, Section):
+        if isinstance(field.schema, StructSchema):
             lines += _tables(field.schema, inner, f"`{inner}`")
         else:
             mark, item = _item(field.schema)
@@ -182,16 +192,16 @@ def _tables(section: Section, path: str, title: str) -> list[str]:
     return lines
 
 
-def _item(schema: Schema) -> tuple[str, Section | None]:
+def _item(schema: Schema) -> tuple[str, StructSchema | None]:
     """The section that a list or a table holds, with the marks of its place: ``[]`` and ``.NAME``."""
     mark = ""
-    while isinstance(schema, Rows | Table):
-        mark += "[]" if isinstance(schema, Rows) else ".NAME"
+    while isinstance(schema, ListSchema | MapSchema):
+        mark += "[]" if isinstance(schema, ListSchema) else ".NAME"
         schema = schema.item
-    return mark, schema if isinstance(schema, Section) and mark else None
+    return mark, schema if isinstance(schema, StructSchema) and mark else None
 
 
-def _row(field: Field) -> str:
+def _row(field: FieldSchema) -> str:
     name = f"`{field.name}`" + (" ↻" if field.restart else "")
     default = "required" if field.required else f"`{shown(field.default, field)}`"
     cells = [name, default, field.description, accepts(field)]
@@ -207,7 +217,7 @@ def explain(loaded: Loaded, prefix: str = "") -> str:
     top = section_of(Config)
     for path, field in settings(top):
         inside = not prefix or path == prefix or path.startswith(f"{prefix}.")
-        if not inside or isinstance(field.schema, Section):
+        if not inside or isinstance(field.schema, StructSchema):
             continue
         value = value_at(loaded.config, path, top)
         given = [str(at) for name, at in loaded.origins.items() if name == path or name.startswith(f"{path}.")]
@@ -223,13 +233,22 @@ def explain(loaded: Loaded, prefix: str = "") -> str:
     return "\n".join(blocks) + "\n"
 
 
-def _in_force(value: object, field: Field) -> str:
-    if isinstance(field.schema, Rows) and isinstance(field.schema.item, Section):
+def _in_force(value: object, field: FieldSchema) -> str:
+    if isinstance(field.schema, ListSchema) and isinstance(field.schema.item, StructSchema):
         assert isinstance(value, tuple)
         return f"{len(value)} rules"
-    if isinstance(value, Mapping) and isinstance(field.schema, Table) and isinstance(field.schema.item, Section):
+    if (
+        isinstance(value, Mapping)
+        and isinstance(field.schema, MapSchema)
+        and isinstance(field.schema.item, StructSchema)
+    ):
         return ", ".join(map(str, value)) or "none"
-    if field.secret and isinstance(value, str) and isinstance(field.schema, Leaf) and field.schema.kind is Kind.TEXT:
+    if (
+        field.secret
+        and isinstance(value, str)
+        and isinstance(field.schema, ScalarSchema)
+        and field.schema.kind is ScalarKind.TEXT
+    ):
         return shown(masked_url(value), field)
     return shown(value, field)
 

@@ -16,8 +16,8 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import Driver, Layout, detect_layout
-from reconciler.clients.http import Peer
-from reconciler.config.model import Config, Endpoint, Kubelet, Runtime, Switch
+from reconciler.clients.http import HttpEndpoint
+from reconciler.config.model import Config, EndpointSection, FeatureSwitch, KubeletSection, RuntimeSection
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime import logs
 from reconciler.sources.cri import CriClient, find_socket
@@ -28,16 +28,16 @@ from state.topology import Topology
 from state.topology_sysfs import read_topology
 
 
-def kubelet_peer(config: Kubelet, found: KubeletConfig) -> Peer | None:
+def kubelet_peer(config: KubeletSection, found: KubeletConfig) -> HttpEndpoint | None:
     """The kubelet; None when it is not to be asked, or when there is no sign of one on this machine."""
-    if not config.enabled or config.endpoint is Endpoint.OFF:
+    if not config.enabled or config.endpoint is EndpointSection.OFF:
         return None
-    if config.endpoint is Endpoint.AUTO and not found.sources and config.address is None:
+    if config.endpoint is EndpointSection.AUTO and not found.sources and config.address is None:
         return None
     http = config.http_port if config.http_port is not None else found.read_only_port
-    if config.endpoint is Endpoint.HTTPS:
+    if config.endpoint is EndpointSection.HTTPS:
         http = 0
-    elif config.endpoint is Endpoint.HTTP:
+    elif config.endpoint is EndpointSection.HTTP:
         http = http or 10255
     told = replace(
         found,
@@ -45,7 +45,7 @@ def kubelet_peer(config: Kubelet, found: KubeletConfig) -> Peer | None:
         port=config.https_port or found.port,
         read_only_port=http,
     )
-    credentials = config.endpoint is not Endpoint.HTTP
+    credentials = config.endpoint is not EndpointSection.HTTP
     access = KubeletAccess(
         token_file=config.token_file if credentials else None,
         ca_file=config.ca_file,
@@ -57,15 +57,17 @@ def kubelet_peer(config: Kubelet, found: KubeletConfig) -> Peer | None:
     return choose_peer(access, told)
 
 
-def cri_socket(config: Runtime, found: KubeletConfig, root: str) -> str | None:
+def cri_socket(config: RuntimeSection, found: KubeletConfig, root: str) -> str | None:
     """The CRI socket, without the root prefix; None when CRI is off or no socket is named or found."""
-    if config.cri is Switch.OFF:
+    if config.cri is FeatureSwitch.OFF:
         return None
     endpoints = config.sockets or (found.runtime_endpoint,)
     return next((socket for endpoint in endpoints if (socket := find_socket(endpoint, root)) is not None), None)
 
 
-def cri_client(config: Runtime, found: KubeletConfig, root: str, marks: MarkReader | None = None) -> CriClient | None:
+def cri_client(
+    config: RuntimeSection, found: KubeletConfig, root: str, marks: MarkReader | None = None
+) -> CriClient | None:
     """A client of the runtime, not yet connected; None as for `cri_socket`.
 
     A socket that the operator did not name is used only if it is root's, and a process of root's listens on it.
@@ -81,7 +83,7 @@ _LOG: Final = logs.get("node")
 _AGAIN_S: Final = 1.0
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class NodeEnvironment(Struct, frozen=True, kw_only=True):
     """What was found. ``root`` is the prefix under which the node lies."""
 
     root: str
@@ -97,7 +99,7 @@ class Place(Struct, frozen=True, kw_only=True):
         return self.kubelet.reserved_cpus
 
 
-def find_place(config: Config) -> Place | None:
+def find_place(config: Config) -> NodeEnvironment | None:
     """Look once. None while neither the kubelet's configuration nor a kubepods directory tells the layout.
 
     Errors: `SourceError` when no usable cgroup hierarchy is mounted.
@@ -111,7 +113,7 @@ def find_place(config: Config) -> Place | None:
         layout = Layout(driver, config.node.cgroup_root)
     if layout is None:
         return None
-    return Place(
+    return NodeEnvironment(
         root=root,
         hierarchy=hierarchy,
         layout=layout,
@@ -121,7 +123,7 @@ def find_place(config: Config) -> Place | None:
     )
 
 
-async def wait_for_place(config: Config) -> Place:
+async def wait_for_place(config: Config) -> NodeEnvironment:
     """Look until there is a node to work on; says once what it waits for.
 
     Errors: `SourceError` when no usable cgroup hierarchy is mounted. What merely cannot be read now is waited for.

@@ -11,9 +11,9 @@ from cgroupfs.bounded import read_file
 from cgroupfs.errors import errno_name
 from reconciler.config.model import Config
 from reconciler.settings import binder
-from reconciler.settings.binder import Bound, ConfigError, Text
-from reconciler.settings.schema import Section, section_of, settings
-from reconciler.settings.yaml_tree import MAX_BYTES, Place, Problem
+from reconciler.settings.binder import BoundConfig, ConfigError, Text
+from reconciler.settings.schema import StructSchema, section_of, settings
+from reconciler.settings.yaml_tree import MAX_BYTES, ConfigProblem, SourceLocation
 
 _LARGEST: Final = 4 * MAX_BYTES
 """Bytes; what has more than `MAX_BYTES` characters is told with its place."""
@@ -26,7 +26,7 @@ class Loaded(Struct, frozen=True, kw_only=True):
     config: Config = Config()
     path: str = DEFAULT_PATH
     files: tuple[str, ...] = ()
-    origins: Mapping[str, Place] = {}
+    origins: Mapping[str, SourceLocation] = {}
 
 
 def load(path: str = DEFAULT_PATH, *, required: bool = False) -> Loaded:
@@ -35,7 +35,7 @@ def load(path: str = DEFAULT_PATH, *, required: bool = False) -> Loaded:
     A missing file is no configuration at all, so the defaults hold, unless it is ``required``.
     Errors: `ConfigError` with every problem of every file.
     """
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     texts = list(_texts(path, required=required, problems=problems))
     try:
         bound = binder.bind(Config, texts)
@@ -62,11 +62,11 @@ def reload(old: Loaded) -> tuple[Loaded, tuple[str, ...]]:
 def _keep_fixed(old: Config, new: Config) -> tuple[Config, tuple[str, ...]]:
     kept: list[str] = []
 
-    def merged(before: Struct, after: Struct, section: Section, prefix: str) -> Struct:
+    def merged(before: Struct, after: Struct, section: StructSchema, prefix: str) -> Struct:
         values: dict[str, object] = {}
         for name, field in section.fields.items():
             was, now = getattr(before, field.attribute), getattr(after, field.attribute)
-            if isinstance(field.schema, Section):
+            if isinstance(field.schema, StructSchema):
                 now = merged(was, now, field.schema, f"{prefix}{name}.")
             elif field.restart and was != now:
                 kept.append(f"{prefix}{name}")
@@ -85,11 +85,11 @@ def changed(old: Config, new: Config) -> tuple[str, ...]:
     return tuple(
         path
         for path, field in settings(top)
-        if not isinstance(field.schema, Section) and value_at(old, path, top) != value_at(new, path, top)
+        if not isinstance(field.schema, StructSchema) and value_at(old, path, top) != value_at(new, path, top)
     )
 
 
-def value_at(config: Config, path: str, top: Section | None = None) -> object:
+def value_at(config: Config, path: str, top: StructSchema | None = None) -> object:
     """The value of a dotted name. ``top``: the schema, for who asks often: making it takes 20 ms.
 
     Errors: `AttributeError` for a name that is no setting.
@@ -97,14 +97,14 @@ def value_at(config: Config, path: str, top: Section | None = None) -> object:
     value: object = config
     section: object = section_of(Config) if top is None else top
     for name in path.split("."):
-        if not isinstance(section, Section) or name not in section.fields:
+        if not isinstance(section, StructSchema) or name not in section.fields:
             raise AttributeError(f"{path!r} is no setting")
         field = section.fields[name]
         value, section = getattr(value, field.attribute), field.schema
     return value
 
 
-def _texts(path: str, *, required: bool, problems: list[Problem]) -> Iterator[Text]:
+def _texts(path: str, *, required: bool, problems: list[ConfigProblem]) -> Iterator[Text]:
     directory = os.path.join(os.path.dirname(path), "conf.d")
     try:
         # Dot files and editors' backups do not end in .yaml or start with a dot; nothing else is left out.
@@ -112,7 +112,9 @@ def _texts(path: str, *, required: bool, problems: list[Problem]) -> Iterator[Te
     except (FileNotFoundError, NotADirectoryError):
         names = []
     except OSError as exc:
-        problems.append(Problem(Place(directory, 1, 1), "", f"cannot be listed: {errno_name(exc.errno)}"))
+        problems.append(
+            ConfigProblem(SourceLocation(directory, 1, 1), "", f"cannot be listed: {errno_name(exc.errno)}")
+        )
         names = []
     for file in (path, *(os.path.join(directory, name) for name in names)):
         try:
@@ -121,16 +123,16 @@ def _texts(path: str, *, required: bool, problems: list[Problem]) -> Iterator[Te
             yield Text(file, content.decode())
         except FileNotFoundError:
             if file != path or required:
-                problems.append(Problem(Place(file, 1, 1), "", "no such file"))
+                problems.append(ConfigProblem(SourceLocation(file, 1, 1), "", "no such file"))
         except OSError as exc:
-            problems.append(Problem(Place(file, 1, 1), "", f"cannot be read: {errno_name(exc.errno)}"))
+            problems.append(ConfigProblem(SourceLocation(file, 1, 1), "", f"cannot be read: {errno_name(exc.errno)}"))
         except UnicodeDecodeError as exc:
             line = content.count(b"\n", 0, exc.start) + 1
             column = exc.start - content.rfind(b"\n", 0, exc.start)
-            problems.append(Problem(Place(file, line, column), "", "not UTF-8 text"))
+            problems.append(ConfigProblem(SourceLocation(file, line, column), "", "not UTF-8 text"))
 
 
-def _with_places(bound: Bound[Config]) -> Config:
+def _with_places(bound: BoundConfig[Config]) -> Config:
     """The overrides know where they were written: ``explain`` shows it as the source of a pod's class."""
     config = bound.value
     overrides = tuple(

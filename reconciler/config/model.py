@@ -16,7 +16,7 @@ from reconciler.alerts.config import AlertsConfig
 from reconciler.clients.kube_config import ApiServer
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.headroom.cpu import HeadroomConfig
-from reconciler.pods.selectors import Rules
+from reconciler.pods.selectors import ClassRules
 from reconciler.policies.table import PoliciesConfig
 from reconciler.responses.eviction.config import EvictionConfig
 from reconciler.runtime.logs import LogFormat, LogLevel
@@ -27,14 +27,14 @@ _PATH_RESTART: Final = {"path": True, "restart": True}
 _SECRET_PATH_RESTART: Final = {"path": True, "restart": True, "secret": True}
 
 
-class Mode(StrEnum):
+class AgentMode(StrEnum):
     """Whether anything is written."""
 
     OBSERVE = "observe"
     ENFORCE = "enforce"
 
 
-class Endpoint(StrEnum):
+class EndpointSection(StrEnum):
     """How the kubelet is asked for its pods."""
 
     AUTO = "auto"
@@ -43,7 +43,7 @@ class Endpoint(StrEnum):
     OFF = "off"
 
 
-class Switch(StrEnum):
+class FeatureSwitch(StrEnum):
     """Whether an optional source is used."""
 
     AUTO = "auto"
@@ -65,7 +65,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
         raise ValueError(f"address: expected an IP address such as 127.0.0.1; got {text!r}") from exc
 
 
-class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The node itself, and how often it is looked at as a whole."""
 
     root: Annotated[
@@ -96,7 +96,7 @@ class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = -10
 
 
-class Kubelet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The kubelet: its checkpoints, and its pod list with names, labels and requests."""
 
     enabled: Annotated[bool, Meta(description="use the kubelet's checkpoints and pod list", extra=_RESTART)] = True
@@ -116,12 +116,12 @@ class Kubelet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None, Meta(description="the kubelet's --config; null: found from its command line", extra=_PATH_RESTART)
     ] = None
     endpoint: Annotated[
-        Endpoint,
+        EndpointSection,
         Meta(
             description="pod list over https, read-only http, whichever answers (auto), or not at all (off)",
             extra=_RESTART,
         ),
-    ] = Endpoint.AUTO
+    ] = EndpointSection.AUTO
     address: Annotated[
         str | None, Meta(description="IP address of the kubelet; null: where it says it listens", extra=_RESTART)
     ] = None
@@ -181,7 +181,7 @@ class Kubelet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             _address(self.address)
 
 
-class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RuntimeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The container runtime: its directories tell when it has finished writing, its CRI socket knows the labels."""
 
     sockets: Annotated[
@@ -195,9 +195,9 @@ class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tuple[str, ...],
         Meta(description="runc's --root directories; empty: found below the state directory", extra=_RESTART),
     ] = ()
-    cri: Annotated[Switch, Meta(description="ask over the CRI socket; auto: where one answers", extra=_RESTART)] = (
-        Switch.AUTO
-    )
+    cri: Annotated[
+        FeatureSwitch, Meta(description="ask over the CRI socket; auto: where one answers", extra=_RESTART)
+    ] = FeatureSwitch.AUTO
     timeout_s: Annotated[float, Meta(ge=0.05, le=60, description="one whole CRI request", extra=_RESTART)] = 2.0
 
     def __post_init__(self) -> None:
@@ -206,7 +206,7 @@ class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ValueError(f"sockets and runc_roots are absolute paths; got {path!r}")
 
 
-class Writes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WritesSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How values reach the kernel, and what happens when somebody else changes them."""
 
     foreign: ForeignRules = ForeignRules()
@@ -237,7 +237,7 @@ class Lower(StrEnum):
     REFUSE = "refuse"
 
 
-class Memory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MemorySection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Memory, beside what the policies want of the control files."""
 
     lower: Annotated[
@@ -264,7 +264,7 @@ HostName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:\[\]-]{1,253}$")]
 GroupName = Annotated[str, Meta(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")]
 
 
-class Http(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HttpSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Health and metrics over TCP; the state and the controls over unix sockets."""
 
     enabled: Annotated[bool, Meta(description="serve health and metrics over TCP", extra=_RESTART)] = True
@@ -307,7 +307,7 @@ class Http(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("reader_socket and socket are the same; expected two paths")
 
 
-class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LogSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The log on standard error."""
 
     level: Annotated[LogLevel, Meta(description="the least that is logged")] = LogLevel.INFO
@@ -320,9 +320,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set."""
 
     mode: Annotated[
-        Mode,
+        AgentMode,
         Meta(description="observe plans and shows every write but makes none; enforce makes them"),
-    ] = Mode.OBSERVE
+    ] = AgentMode.OBSERVE
     on_stop: Annotated[
         OnStop, Meta(description="keep settings when the daemon stops, or restore the original values")
     ] = OnStop.KEEP
@@ -332,21 +332,21 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     static_manifests: Annotated[
         str | None, Meta(description="directory of static pod manifests; null: where the kubelet looks", extra=_PATH)
     ] = None
-    node: Node = Node()
-    kubelet: Kubelet = Kubelet()
-    runtime: Runtime = Runtime()
+    node: NodeSection = NodeSection()
+    kubelet: KubeletSection = KubeletSection()
+    runtime: RuntimeSection = RuntimeSection()
     apiserver: ApiServer = ApiServer()
     alerts: AlertsConfig = AlertsConfig()
-    classes: Rules = Rules()
+    classes: ClassRules = ClassRules()
     policies: PoliciesConfig = PoliciesConfig()
     headroom: HeadroomConfig = HeadroomConfig()
     interference: InterferenceConfig = InterferenceConfig()
     eviction: EvictionConfig = EvictionConfig()
-    writes: Writes = Writes()
-    memory: Memory = Memory()
+    writes: WritesSection = WritesSection()
+    memory: MemorySection = MemorySection()
     store: StoreConfig = StoreConfig()
-    http: Http = Http()
-    log: Log = Log()
+    http: HttpSection = HttpSection()
+    log: LogSection = LogSection()
 
     def __post_init__(self) -> None:
         windows = self.eviction.windows

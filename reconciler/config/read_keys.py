@@ -6,18 +6,18 @@ from msgspec import Struct
 
 from reconciler.config.model import Config
 from reconciler.pods.marks import ReadKeys, keys_of
-from reconciler.pods.selectors import LabelSelector, Rules
-from reconciler.responses.eviction.exemptions import SparedConfig
+from reconciler.pods.selectors import ClassRules, LabelSelector
+from reconciler.responses.eviction.exemptions import ExemptionsConfig
 
 
-def read_keys(config: Config, rules: Rules) -> ReadKeys:
+def read_keys(config: Config, rules: ClassRules) -> ReadKeys:
     """``rules``: those in force, with the operator's file."""
     labels: set[str] = set()
     annotations: set[str] = set()
     for part in (*_parts(config), *_parts(rules)):
         if isinstance(part, LabelSelector):
             labels.update(part.match_labels, (one.key for one in part.match_expressions))
-        elif isinstance(part, SparedConfig):
+        elif isinstance(part, ExemptionsConfig):
             marks = keys_of((*part.marks, *part.prefer, *part.avoid))
             labels |= marks
             annotations |= marks

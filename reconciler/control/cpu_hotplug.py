@@ -21,11 +21,11 @@ from typing import Final, NamedTuple, final
 
 from cgroupfs.cpuset import EMPTY, MAX_CPUS, CpuSet
 from cgroupfs.files import REAL, FileOps
-from cgroupfs.naming import Layout, NameKind, QosClass
-from reconciler.actuators.cgroup.decide import Judge
+from cgroupfs.naming import GroupKind, Layout, QosClass
+from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.holds import holding
 from reconciler.control.reconciler import Reconciler
-from reconciler.runtime.cooperative import Slices
+from reconciler.runtime.cooperative import TimeSlice
 from reconciler.sources.hotplug import CpuChange
 from state.ledger import Ledger
 from state.model import Pod
@@ -36,7 +36,7 @@ _FILE: Final = "cpuset.cpus"
 _EVERY: Final = CpuSet.span(MAX_CPUS)
 
 
-class Given(NamedTuple):
+class RestoredCpus(NamedTuple):
     """One group that got CPUs back; with an ``error``, did not."""
 
     path: str
@@ -45,13 +45,13 @@ class Given(NamedTuple):
 
 
 @final
-class Replug:
+class CpusetRepair:
     """See the module's text. `changed` is what the hot-plug source calls."""
 
     def __init__(
         self,
         reconciler: Reconciler,
-        judge: Judge,
+        judge: ChangeDetector,
         ledger: Ledger,
         layout: Layout,
         *,
@@ -75,7 +75,7 @@ class Replug:
     async def changed(self, change: CpuChange) -> None:
         """CPUs went or came. Waits for the look that is under way."""
         judge, knowledge = self._judge, self._reconciler.knowledge
-        given: list[Given] = []
+        given: list[RestoredCpus] = []
         emptied: list[str] = []
         async with self._reconciler.paused():
             knowledge.topology = change.after
@@ -107,7 +107,7 @@ class Replug:
         for (path, knob), value in self._judge.known.actual.items():
             if knob == _KNOB and isinstance(value, CpuSet):
                 name = self._layout.parse(path)
-                if name is not None and name.kind is not NameKind.CONTAINER:
+                if name is not None and name.kind is not GroupKind.CONTAINER:
                     found[path] = value
         return found
 
@@ -121,17 +121,17 @@ class Replug:
     async def _emptied(self, pods: Iterable[Pod]) -> list[str]:
         """Containers without any CPU: the kernel has moved their processes up."""
         found: list[str] = []
-        slices = Slices()
+        slices = TimeSlice()
         for pod in pods:
             found += [one.group.path for one in pod.containers if self._read(one.group.path) == EMPTY]
             await slices.checkpoint()
         return found
 
-    async def _give_back(self, cpus: CpuSet, pods: Iterable[Pod]) -> list[Given]:
+    async def _give_back(self, cpus: CpuSet, pods: Iterable[Pod]) -> list[RestoredCpus]:
         """Widen every group that lost them, parents first. No error raises: a group may be gone by now."""
-        given: list[Given] = []
+        given: list[RestoredCpus] = []
         have = {"": self._read("/")}
-        slices = Slices()
+        slices = TimeSlice()
         for path, uid, allowed in self._groups(pods) if cpus else ():
             above, now = have.get(path.rpartition("/")[0]), self._read(path)
             if above is None or now is None:
@@ -139,7 +139,7 @@ class Replug:
             back = (cpus & above & allowed) - now - self._lacking.get(path, EMPTY)
             if back and self._may_write(path, uid):
                 error = self._write(path, now | back)
-                given.append(Given(path, back, error))
+                given.append(RestoredCpus(path, back, error))
                 now = now if error else now | back
             have[path] = now
             await slices.checkpoint()

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import InputError
 from reconciler.actuators.holds import LONGEST_S, MOST, active, check_target, tidied
-from reconciler.control.persistence import Keeper
+from reconciler.control.persistence import StateWriter
 from reconciler.runtime import logs
 from state.model import Hold
 
@@ -30,10 +30,10 @@ def _boot_s() -> float:
 
 
 @final
-class HoldBook:
+class HoldManager:
     """See the module's text. ``keeper`` makes them durable; set before anything is asked of the book."""
 
-    keeper: Keeper
+    keeper: StateWriter
 
     def __init__(
         self,

@@ -13,9 +13,9 @@ from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY
 from cgroupfs.errors import AgentError
 from cgroupfs.naming import Layout, QosClass
-from reconciler.pods.assemble import ContainerFacts, PodInput, assemble
+from reconciler.pods.assemble import ContainerInput, PodInput, assemble
 from reconciler.pods.marks import MarkReader
-from reconciler.pods.selectors import Rules
+from reconciler.pods.selectors import ClassRules
 from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.runtime.workqueue import container_key
 from reconciler.sources.bundles import read_bundle, read_state
@@ -23,13 +23,13 @@ from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
 from state.cpu import GroupUse
 from state.disk import Disk
-from state.measures import Measures
-from state.memory import NodeMemory
+from state.measures import Restrictions
+from state.memory import NodeMemoryReading
 from state.model import KubeletView, LastClass, NodeCpu, NodeView, NumaMemory, Pod, PodMeta
 from state.topology import Topology
 
 
-class Seen(NamedTuple):
+class PodChange(NamedTuple):
     """What one look at a pod found. ``pod`` None: it is gone (``before`` is what it was)."""
 
     pod: Pod | None
@@ -44,7 +44,7 @@ class Seen(NamedTuple):
 
 
 @final
-class Knowledge:
+class Inventory:
     """See the module's text."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Knowledge:
         versions: Mapping[str, int],
         layout: Layout,
         dirs: RuntimeDirs,
-        rules: Rules,
+        rules: ClassRules,
         metas: Callable[[str], list[PodMeta]],
         signalled: Callable[[str], bool],
         marks: MarkReader | None = None,
@@ -72,7 +72,7 @@ class Knowledge:
         self.kubelet = KubeletView()
         self.cpu: NodeCpu | None = None
         self.ceiling_milli: int | None = None
-        self.node_memory: NodeMemory | None = None
+        self.node_memory: NodeMemoryReading | None = None
         self.reclaimed_memory_bytes: int | None = None
         self.knobs: frozenset[str] = frozenset()
         self.disks: Callable[[], Mapping[str, Disk]] = dict
@@ -80,20 +80,20 @@ class Knowledge:
         self.lent_us: Mapping[str, int] = {}
         self.numa_memory: NumaMemory | None = None
         self.irq_cpus = EMPTY
-        self.measures = Measures()
+        self.measures = Restrictions()
         self.pods: dict[str, Pod] = {}
         self._versions = dict(versions)
         self._runtime = dirs
         self._metas = metas
         self.signalled = signalled
-        self._facts: dict[str, ContainerFacts] = {}
+        self._facts: dict[str, ContainerInput] = {}
         self._bundles: dict[str, PodMeta] = {}
         self._owners: dict[str, str] = {}
         self._errors = errors if errors is not None else ObjectErrors()
         self._dirs: dict[str, PodDirs] = {}
         self._marks = marks or MarkReader()
         self._last = dict(classes or {})
-        self._assembled: dict[str, tuple[PodInput, Rules, Pod]] = {}
+        self._assembled: dict[str, tuple[PodInput, ClassRules, Pod]] = {}
 
     @property
     def besteffort(self) -> str:
@@ -104,7 +104,7 @@ class Knowledge:
         """The uid of a container's pod, as of the last look."""
         return self._owners.get(container_id)
 
-    def look(self, uid: str, dirs: PodDirs | None) -> Seen:
+    def look(self, uid: str, dirs: PodDirs | None) -> PodChange:
         """Take a fresh listing of one pod's directories (None: there are none) and assemble the pod anew."""
         before = self.pods.get(uid)
         then = frozenset(self._dirs[uid].containers) if uid in self._dirs else frozenset[str]()
@@ -117,7 +117,7 @@ class Knowledge:
         if dirs is None:
             for table in (self._dirs, self.pods, self._last, self._assembled):
                 table.pop(uid, None)
-            return Seen(None, before, frozenset(), then)
+            return PodChange(None, before, frozenset(), then)
         self._dirs[uid] = dirs
         for cid in now:
             self._owners[cid] = uid
@@ -125,7 +125,7 @@ class Knowledge:
                 self._read(cid)
         pod = self._assemble(dirs)
         self.pods[uid] = pod
-        return Seen(pod, before, now - then, then - now)
+        return PodChange(pod, before, now - then, then - now)
 
     def again(self, uid: str) -> bool:
         """Assemble a known pod from what is known now; True when that changed it."""
@@ -206,7 +206,7 @@ class Knowledge:
     def _read(self, cid: str) -> None:
         """The runtime's files of one container: the bundle from its creation, runc's state once it has finished."""
         known = self._facts.get(cid)
-        found = ContainerFacts(settled=not self.signalled(cid))
+        found = ContainerInput(settled=not self.signalled(cid))
         lost: list[AgentError] = []
         try:
             if (directory := self._runtime.bundle(cid)) is not None:

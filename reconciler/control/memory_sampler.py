@@ -12,11 +12,11 @@ from typing import Final, final
 from msgspec.structs import replace
 
 from cgroupfs.files import REAL, FileOps
-from cgroupfs.usage import MemoryUse
+from cgroupfs.usage import MemoryUsage
 from reconciler.policies import be_memory
 from reconciler.policies.be_memory import BeMemoryConfig, MemorySample, MemoryState
 from reconciler.signals.memory import Shortage, ZoneNode, parse_meminfo, parse_zoneinfo, shortages
-from state.memory import NodeMemory
+from state.memory import NodeMemoryReading
 
 _LOG: Final = logging.getLogger(__name__)
 _ZONES_S: Final = 5.0
@@ -24,14 +24,14 @@ _OLD_S: Final = 10.0
 
 
 @final
-class MemoryWatch:
+class MemorySampler:
     """See the module's text. What it knows is in its attributes, newest first read."""
 
     def __init__(
         self,
         *,
         used: Callable[[], int | None],
-        pods: Callable[[int], MemoryUse | None] = lambda _enough: None,
+        pods: Callable[[int], MemoryUsage | None] = lambda _enough: None,
         root: str = "/",
         files: FileOps = REAL,
     ) -> None:
@@ -39,7 +39,7 @@ class MemoryWatch:
 
         ``pods``: kubepods' memory; its page cache matters only where less than these bytes are left below its limit.
         """
-        self.node: NodeMemory | None = None
+        self.node: NodeMemoryReading | None = None
         self.zones: dict[int, ZoneNode] = {}
         self.shortages: dict[int, Shortage] = {}
         self.problem: str | None = None
@@ -102,7 +102,7 @@ class MemoryWatch:
         self.shortages = shortages(self.zones, self.shortages)
 
 
-def _with_pods(node: NodeMemory, pods: MemoryUse | None) -> NodeMemory:
+def _with_pods(node: NodeMemoryReading, pods: MemoryUsage | None) -> NodeMemoryReading:
     """The node with what kubepods' own limit leaves, where there is one that binds."""
     if pods is None or pods.limit_bytes is None or pods.limit_bytes >= node.total_bytes:
         return node

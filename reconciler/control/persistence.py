@@ -21,11 +21,11 @@ from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import StoreError
 from reconciler.alerts.agent_alerts import STORE_IS_WELL
 from reconciler.control.reconciler import Reconciler
-from reconciler.headroom.report import HEADROOM, Kept
+from reconciler.headroom.report import HEADROOM, HeadroomState
 from state.ledger import Ledger
 from state.model import Hold, LastClass, Pod, PodClass, Pools, Setting
 from state.schema import ASSIGNMENTS, HOLDS, META, RUNNING, SETTINGS
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 from state.summary import pod_facts, pool_lists
 
 _LOG: Final = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ def read_holds(store: Store) -> dict[str, Hold]:
 
 
 @final
-class Keeper:
+class StateWriter:
     """See the module's text. All disk work runs in the store's lane, one thread at a time."""
 
     def __init__(
@@ -139,7 +139,7 @@ class Keeper:
         *,
         flush_s: float = 2.0,
         alert: Callable[[str, str, Setting | None], None] = lambda _kind, _words, _setting: None,
-        headroom: Callable[[], Kept | None] = lambda: None,
+        headroom: Callable[[], HeadroomState | None] = lambda: None,
         held: Callable[[], Iterable[Hold]] = tuple,
         check_s: float = _CHECK_S,
         check_all_s: float = _CHECK_ALL_S,
@@ -159,7 +159,7 @@ class Keeper:
         self._generation = store.generation
         self.damage: str | None = None
         """What was found wrong with the store while it was in use, and when; until the daemon ends."""
-        self._promised: Kept | None = None
+        self._promised: HeadroomState | None = None
         self._settings: dict[str, Setting] = {}
         self._pools: Pools | None = None
         self._pods: dict[str, Pod] = {}
@@ -189,7 +189,7 @@ class Keeper:
                 await self._mark(running=False)
 
     async def _mark(self, *, running: bool) -> None:
-        batch = Batch()
+        batch = StoreBatch()
         if running:
             batch.put(META, RUNNING, encoded(True))
         else:
@@ -241,13 +241,13 @@ class Keeper:
 
     async def hold(self, hold: Hold) -> None:
         """Make a hold durable. Errors: `StoreError`."""
-        batch = Batch()
+        batch = StoreBatch()
         batch.put(HOLDS, hold.target, encoded(hold))
         await trio.to_thread.run_sync(self._store.apply, batch, limiter=self._lane)
 
     async def release(self, target: str) -> None:
         """Forget a hold. Errors: `StoreError`."""
-        batch = Batch()
+        batch = StoreBatch()
         batch.delete(HOLDS, target)
         await trio.to_thread.run_sync(self._store.apply, batch, limiter=self._lane)
 
@@ -256,14 +256,14 @@ class Keeper:
         self._holds[target] = hold
         self._soon.set()
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: StoreBatch) -> None:
         self._ledger.flush()
         if batch:
             self._store.apply(batch)
 
-    def _changes(self) -> tuple[Batch, Callable[[], None]]:
+    def _changes(self) -> tuple[StoreBatch, Callable[[], None]]:
         """The rows that differ from what was written last, and what to call once they are durable."""
-        batch = Batch()
+        batch = StoreBatch()
         if self._fresh:
             batch.clear(SETTINGS)
             batch.clear(ASSIGNMENTS)
@@ -302,7 +302,7 @@ def _titles(pods: Mapping[str, Pod], pools: Pools | None) -> dict[str, dict[str,
     return {f"{POD}{uid}": pod_facts(pod, pools) for uid, pod in pods.items()}
 
 
-def _differences(batch: Batch, table: str, now: Mapping[str, object], before: Mapping[str, object]) -> None:
+def _differences(batch: StoreBatch, table: str, now: Mapping[str, object], before: Mapping[str, object]) -> None:
     for key, value in now.items():
         if before.get(key) != value:
             batch.put(table, key, encoded(value))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY
 from reconciler.policies.base import AnyPolicy, PolicyConfig
-from reconciler.policies.refusals import Scene, check
+from reconciler.policies.refusals import RefusalContext, check
 from reconciler.policies.table import POLICIES, PoliciesConfig
 from state.model import Desired, NodeView, Pod, Pools, Refusal, Setting
 
@@ -55,7 +55,7 @@ def plan_parents(
         if policy.parents is not None
         for setting in policy.parents(view, pools, section)
     ]
-    return _planned(Scene(view=view, pools=pools, wanted=_resolve(wishes)))
+    return _planned(RefusalContext(view=view, pools=pools, wanted=_resolve(wishes)))
 
 
 def plan_pod(
@@ -71,7 +71,7 @@ def plan_pod(
     if not wishes:
         return (), ()
     return _planned(
-        Scene(
+        RefusalContext(
             view=view,
             pools=pools,
             wanted=_resolve(wishes),
@@ -124,7 +124,7 @@ def _beats(one: tuple[int, Setting], other: tuple[int, Setting]) -> bool:
     return one[0] < other[0]
 
 
-def _planned(scene: Scene) -> Planned:
+def _planned(scene: RefusalContext) -> Planned:
     allowed, refusals = check(scene)
     return tuple(sorted(allowed.values(), key=_key)), tuple(refusals)
 

@@ -12,11 +12,11 @@ from cgroupfs.usage import UsageReader, grown
 from reconciler.control.reconciler import Reconciler
 from reconciler.policies import lending, quota_burst, quota_turbo
 from reconciler.policies.base import PERIOD_US
-from reconciler.policies.lending import Borrower
-from reconciler.policies.quota_burst import BurstSample, BurstState, Guard
+from reconciler.policies.lending import QuotaBorrower
+from reconciler.policies.quota_burst import BurstGuard, BurstSample, BurstState
 from reconciler.policies.quota_turbo import TurboNode, TurboSample, TurboState
 from reconciler.runtime.workqueue import loan_key
-from reconciler.signals.cpu import Reading
+from reconciler.signals.cpu import CpuReading
 from reconciler.signals.groups import GroupSampler
 from reconciler.signals.load import LoadMeter
 from state.model import Pod
@@ -24,18 +24,18 @@ from state.model import Pod
 _EARLY: Final = 0.9
 """A tick that comes so much of an interval after the last one is in time."""
 
-Customers = list[tuple[Pod, Borrower]]
+Customers = list[tuple[Pod, QuotaBorrower]]
 
 
 @final
-class Bursts:
+class QuotaLender:
     """See the module's text. Called by the ticker, on the loop's thread."""
 
     def __init__(self, reconciler: Reconciler, usage: UsageReader) -> None:
         self._reconciler = reconciler
         self._groups = GroupSampler(usage)
         self._load = LoadMeter()
-        self._guard = Guard()
+        self._guard = BurstGuard()
         self.burst: dict[str, BurstState] = {}
         self.turbo: dict[str, TurboState] = {}
         self._looked_at = 0.0
@@ -53,7 +53,7 @@ class Bursts:
         config = self._reconciler.policies.quota_burst
         pools = self._reconciler.pools
         if not config.enabled or pools is None:
-            self.burst, self._guard = {}, Guard()
+            self.burst, self._guard = {}, BurstGuard()
             if not self._reconciler.policies.quota_turbo.enabled:
                 self._publish({}, [])
             return
@@ -77,7 +77,7 @@ class Bursts:
         self.burst = quota_burst.step_all(self.burst, samples, self._guard, now, config)
         self._publish({path: state.quota_us for path, state in self.burst.items()}, customers)
 
-    def look(self, reading: Reading | None, now: float) -> None:
+    def look(self, reading: CpuReading | None, now: float) -> None:
         """Quota turbo's look, when it is due. ``reading`` None: the machine could not be read."""
         config = self._reconciler.policies.quota_turbo
         if not config.enabled:
@@ -111,7 +111,7 @@ class Bursts:
         pods = reconciler.knowledge.pods.values()
         return quota_turbo.customers(pods, reconciler.pools, reconciler.policies.quota_turbo)
 
-    def _turbo_sample(self, one: Borrower, now: float, interval_s: float) -> TurboSample:
+    def _turbo_sample(self, one: QuotaBorrower, now: float, interval_s: float) -> TurboSample:
         use = self._groups.current_of(one.path, now)
         moved = self._groups.moved(one.path)
         if use is None or moved is None or use.age_s > interval_s:
@@ -127,7 +127,7 @@ class Bursts:
         """Hand on what is lent, pods' directories included, and mark the pods for which that changed."""
         lent: dict[str, int] = {}
         owners: dict[str, str] = {}
-        loans: dict[str, list[tuple[Borrower, int]]] = {}
+        loans: dict[str, list[tuple[QuotaBorrower, int]]] = {}
         for pod, one in customers:
             quota = quotas.get(one.path, one.limit_us)
             if quota > one.limit_us:

@@ -17,20 +17,20 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError
 from reconciler.actuators.cgroup.apply import CgroupActuator
-from reconciler.actuators.cgroup.fastpath import HotLane, HotResult
-from reconciler.actuators.cgroup.work import Target
-from reconciler.control.inventory import Knowledge, Seen
+from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
+from reconciler.actuators.cgroup.work import GroupTarget
+from reconciler.control.inventory import Inventory, PodChange
 from reconciler.control.planner import plan_parents, plan_pod, plan_pools
 from reconciler.control.timeline import Timelines
 from reconciler.placement.churn import moved as movement
 from reconciler.pods.metadata import Metadata
 from reconciler.policies.table import PoliciesConfig
-from reconciler.runtime.cooperative import Slices
-from reconciler.runtime.counters import Counters
-from reconciler.runtime.workqueue import LOAN, NODE, TICK, Batch, DirtyKeys, container_key, pod_key
-from reconciler.sources.runtime_signal import Signal
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.counters import AgentCounters
+from reconciler.runtime.workqueue import LOAN, NODE, TICK, DirtyBatch, DirtyKeys, container_key, pod_key
+from reconciler.sources.runtime_signal import RuntimeEvent
 from reconciler.sources.tree import PodDirs, TreeSource
-from state.entry import Entry
+from state.entry import LedgerEntry
 from state.ledger import Ledger
 from state.model import GroupRef, KubeletView, NodeView, Pod, PodClass, Pools, Refusal, Setting
 
@@ -54,10 +54,10 @@ class Reconciler:
         *,
         dirty: DirtyKeys,
         tree: TreeSource,
-        knowledge: Knowledge,
+        knowledge: Inventory,
         metadata: Metadata,
         actuator: CgroupActuator,
-        lane: HotLane,
+        lane: FastPath,
         ledger: Ledger,
         policies: PoliciesConfig,
         kubelet: Callable[[Mapping[str, Pod]], KubeletView],
@@ -65,7 +65,7 @@ class Reconciler:
         resync_s: float = 60.0,
         verify_s: float = 2.0,
         pools: Pools | None = None,
-        counters: Counters | None = None,
+        counters: AgentCounters | None = None,
         planned: Callable[[NodeView, Pools], None] = lambda _view, _pools: None,
     ) -> None:
         """``pools``: the last pools of an earlier run, so that a restart moves nothing.
@@ -95,7 +95,7 @@ class Reconciler:
         self._ledger = ledger
         self._resync_s = resync_s
         self._verify = (*(delay for delay in _VERIFY_S if delay < verify_s), verify_s)
-        self._counters = counters or Counters()
+        self._counters = counters or AgentCounters()
         self.timelines = Timelines(lane, actuator.judge.hierarchy, self._counters)
         self._one_look = trio.Lock()
         self.errors = actuator.judge.errors
@@ -110,14 +110,14 @@ class Reconciler:
 
     # The runtime's signal (called in the reader's task)
 
-    def settled(self, container_id: str, at: float, which: Signal) -> None:
+    def settled(self, container_id: str, at: float, which: RuntimeEvent) -> None:
         """The runtime has finished writing: ours now, then look."""
-        if which is Signal.INIT_PID and not self._lane.awaits(container_id):
+        if which is RuntimeEvent.INIT_PID and not self._lane.awaits(container_id):
             return
-        if which is not Signal.FOUND or self._lane.awaits(container_id):
+        if which is not RuntimeEvent.FOUND or self._lane.awaits(container_id):
             self._lane.fire(container_id, at)
         # What is merely found was written before anybody looked, by whomever: no news of the runtime.
-        (self._found.add if which is Signal.FOUND else self._found.discard)(container_id)
+        (self._found.add if which is RuntimeEvent.FOUND else self._found.discard)(container_id)
         self._signalled[container_id] = at
         self.dirty.mark(container_key(container_id))
 
@@ -125,7 +125,7 @@ class Reconciler:
         """The runtime has forgotten the container; its directories tell the rest."""
         self.dirty.mark(container_key(container_id))
 
-    def fired(self, result: HotResult) -> None:
+    def fired(self, result: FastResult) -> None:
         """The hot lane has written."""
         self.actuator.fired(result)
         self.timelines.fired(result)
@@ -167,7 +167,7 @@ class Reconciler:
                 self.ready.set()
                 task_status.started()
 
-    async def look(self, batch: Batch) -> None:
+    async def look(self, batch: DirtyBatch) -> None:
         """One look. What goes wrong with one pod is that pod's problem: the others are looked at all the same.
 
         Errors: `AgentError` and `OSError` for what concerns the whole node; what was signalled is kept for the next.
@@ -182,7 +182,7 @@ class Reconciler:
             self._signalled = {**signalled, **self._signalled}
             raise
 
-    async def _look(self, batch: Batch, signalled: Mapping[str, float], began: float) -> None:
+    async def _look(self, batch: DirtyBatch, signalled: Mapping[str, float], began: float) -> None:
         full = bool(batch.everything)
         failed = {key: self.errors.failures(key) for key in self.errors}
         if full:
@@ -198,10 +198,10 @@ class Reconciler:
         if moved or signalled or _caused(batch):
             self._counters.event()
         every, self._regrouped = self._regrouped, False
-        targets: list[Target] = []
+        targets: list[GroupTarget] = []
         if full or moved or NODE in batch.keys:
             targets += self._plan_parents(view, pools)
-        slices = Slices()
+        slices = TimeSlice()
         for uid in sorted(looked):
             with self.errors.contained(pod_key(uid)):
                 targets += self._plan_pod(self.knowledge.pods[uid], view, pools, signalled, every=True)
@@ -276,7 +276,7 @@ class Reconciler:
         self._moved = self._moved or moved
         return moved
 
-    def _concerned(self, batch: Batch, signalled: Iterable[str]) -> set[str]:
+    def _concerned(self, batch: DirtyBatch, signalled: Iterable[str]) -> set[str]:
         """The pods that the marks are about."""
         uids = set()
         for key in {*batch.keys, *map(container_key, signalled)}:
@@ -291,10 +291,10 @@ class Reconciler:
                     uids.add(owner)
         return uids
 
-    async def _see(self, uids: Iterable[str], listed: Mapping[str, PodDirs]) -> dict[str, Seen]:
+    async def _see(self, uids: Iterable[str], listed: Mapping[str, PodDirs]) -> dict[str, PodChange]:
         """Assemble the pods concerned; ask about labels that nobody has told."""
-        seen: dict[str, Seen] = {}
-        slices = Slices()
+        seen: dict[str, PodChange] = {}
+        slices = TimeSlice()
         for uid in uids:
             with self.errors.contained(pod_key(uid)):
                 seen[uid] = one = self.knowledge.look(uid, listed.get(uid))
@@ -321,7 +321,7 @@ class Reconciler:
             touched |= resized
         return {uid for uid in touched if self.knowledge.again(uid) or uid in self.knowledge.pods}
 
-    def _came_and_went(self, seen: Seen) -> None:
+    def _came_and_went(self, seen: PodChange) -> None:
         for cid in seen.came:
             self.timelines.came(cid)
             if not self.knowledge.signalled(cid):
@@ -368,7 +368,7 @@ class Reconciler:
         self.pools = pools
         return view, pools, moved
 
-    def _plan_parents(self, view: NodeView, pools: Pools) -> list[Target]:
+    def _plan_parents(self, view: NodeView, pools: Pools) -> list[GroupTarget]:
         for path in (view.kubepods, view.besteffort, view.burstable):
             self.actuator.judge.known.learn(path)
         settings, self.refusals[""] = plan_parents(view, pools, self.policies)
@@ -380,12 +380,12 @@ class Reconciler:
             with self.errors.contained(NODE):
                 group = GroupRef(path=path, inode=self._inode(path))
                 if group.inode:
-                    targets.append(Target(group=group, settings=wanted.get(path, {})))
+                    targets.append(GroupTarget(group=group, settings=wanted.get(path, {})))
         return targets
 
     def _plan_pod(
         self, pod: Pod, view: NodeView, pools: Pools, signalled: Container[str], *, every: bool
-    ) -> list[Target]:
+    ) -> list[GroupTarget]:
         """The pod's groups to look at: all that matter, or (``every`` False) those whose settings changed."""
         settings, refusals = plan_pod(pod, view, pools, self.policies)
         if refusals:
@@ -412,7 +412,7 @@ class Reconciler:
                 continue
             told = container is not None and container.id in signalled
             fresh = container is not None and told and container.id not in self._found
-            target = Target(group=group, settings=here, pod_uid=pod.uid, container=container, signalled=fresh)
+            target = GroupTarget(group=group, settings=here, pod_uid=pod.uid, container=container, signalled=fresh)
             if told:
                 self.actuator.rebase(target)
             targets.append(target)
@@ -448,7 +448,7 @@ class Reconciler:
     def _prune(self) -> None:
         """After a full look: drop what the ledger holds of groups that are gone. What cannot be told is kept."""
 
-        def inode_now(entry: Entry) -> int | None:
+        def inode_now(entry: LedgerEntry) -> int | None:
             try:
                 return self._inode(entry.path) or None
             except OSError as exc:
@@ -469,7 +469,7 @@ class Reconciler:
         return {uid: pod.pod_class for uid, pod in self.knowledge.pods.items()}
 
 
-def _caused(batch: Batch) -> bool:
+def _caused(batch: DirtyBatch) -> bool:
     """Whether anything but the clock and what it drives asked for the look."""
     told = any(key != TICK and not key.startswith(LOAN) for key in batch.keys)
     return told or any(why != "periodic" for why in batch.everything)

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
-from reconciler.control.memory_sampler import MemoryWatch
-from reconciler.control.quota_lending import Bursts
+from reconciler.control.memory_sampler import MemorySampler
+from reconciler.control.quota_lending import QuotaLender
 from reconciler.control.reconciler import Reconciler
 from reconciler.policies import idle_buffer
 from reconciler.runtime.workqueue import TICK
@@ -24,8 +24,8 @@ from reconciler.signals.cpu import (
     ONLINE,
     RECLAIMED,
     SHORTEST_S,
+    CpuReading,
     CpuSampler,
-    Reading,
     UseBySide,
     idle_sample,
     parse_stat,
@@ -33,7 +33,7 @@ from reconciler.signals.cpu import (
 from reconciler.signals.groups import GroupSampler, sampled
 from reconciler.signals.irqs import IrqSampler
 from reconciler.signals.numa_memory import NumaMemorySampler
-from reconciler.signals.uses import UseMemory
+from reconciler.signals.uses import UsageHistory
 from state.cpu import Uses
 from state.model import NodeCpu, PodClass, SourceStatus
 
@@ -42,7 +42,7 @@ _ASLEEP_MILLI: Final = 20
 
 
 @final
-class Ticker:
+class Sampler:
     """See the module's text."""
 
     def __init__(
@@ -72,18 +72,18 @@ class Ticker:
         self._files = files
         self._sampler = CpuSampler()
         self._groups = GroupSampler(usage)
-        self._memory = UseMemory()
+        self._memory = UsageHistory()
         self._numa = NumaMemorySampler(root, files)
         self._irqs = IrqSampler(root)
-        self.bursts = Bursts(reconciler, usage)
-        self.memory = MemoryWatch(
+        self.bursts = QuotaLender(reconciler, usage)
+        self.memory = MemorySampler(
             used=lambda: usage.memory_bytes(reconciler.knowledge.besteffort),
             pods=lambda enough: usage.memory_use(reconciler.knowledge.layout.kubepods, enough_bytes=enough),
             root=root,
             files=files,
         )
         self._idle: idle_buffer.IdleState | None = None
-        self._before: tuple[Reading, int | None] | None = None
+        self._before: tuple[CpuReading, int | None] | None = None
         self._sampled_at = 0.0
         self._sums = UseBySide()
         self.problem: str | None = None
@@ -110,7 +110,7 @@ class Ticker:
     def tick(self, now: float, *, fast: bool) -> None:
         """One look at the counters. ``fast``: the idle buffer has a say."""
         try:
-            reading = Reading(at_s=now, cpus=parse_stat(self._files.read(self._proc, "stat")))
+            reading = CpuReading(at_s=now, cpus=parse_stat(self._files.read(self._proc, "stat")))
         except (OSError, ValueError) as exc:
             # Unknown: what is known grows older, and the laws do not raise anything on it.
             if self.problem is None:
@@ -135,7 +135,7 @@ class Ticker:
             self._sample(reading, now)
             self._sampled()
 
-    def _sample(self, reading: Reading, now: float) -> None:
+    def _sample(self, reading: CpuReading, now: float) -> None:
         """Who used the CPUs, from the directories' own counters: three reads, and one more for each odd pod."""
         knowledge = self._reconciler.knowledge
         odd = {
@@ -169,7 +169,7 @@ class Ticker:
         half_life_s = self._reconciler.policies.shared.provision.estimate.half_life_s
         return self._memory.add(self._groups.current(now), now, half_life_s)
 
-    def _step(self, reading: Reading, now: float) -> None:
+    def _step(self, reading: CpuReading, now: float) -> None:
         """The idle buffer's look."""
         pools = self._reconciler.pools
         if pools is None:

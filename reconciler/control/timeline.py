@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from typing import final
 
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.cgroup.fastpath import HotLane, HotResult
-from reconciler.actuators.cgroup.work import Target
-from reconciler.runtime.counters import Counters
+from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
+from reconciler.actuators.cgroup.work import GroupTarget
+from reconciler.runtime.counters import AgentCounters
 from state.model import Phase
 
 
@@ -26,7 +26,7 @@ class Timeline:
         self.hot_s: float | None = None
         self.before_exec: bool | None = None
 
-    def fired(self, result: HotResult) -> None:
+    def fired(self, result: FastResult) -> None:
         """The hot lane has written at the runtime's signal."""
         if result.creation:
             self.signal_at = time.time() - (time.monotonic() - result.signal_at)
@@ -51,7 +51,7 @@ class Timeline:
 class Timelines:
     """The timelines of the containers that there are. Starts that the hot lane did not answer are counted here."""
 
-    def __init__(self, lane: HotLane, hierarchy: Hierarchy, counters: Counters) -> None:
+    def __init__(self, lane: FastPath, hierarchy: Hierarchy, counters: AgentCounters) -> None:
         self._lane = lane
         self._hierarchy = hierarchy
         self._counters = counters
@@ -74,12 +74,12 @@ class Timelines:
         """It is gone."""
         self._by_id.pop(container_id, None)
 
-    def fired(self, result: HotResult) -> None:
+    def fired(self, result: FastResult) -> None:
         """The hot lane has written at the runtime's signal."""
         if (timeline := self.of(result.container_id)) is not None:
             timeline.fired(result)
 
-    def looked(self, targets: Iterable[Target], signalled: Mapping[str, float]) -> None:
+    def looked(self, targets: Iterable[GroupTarget], signalled: Mapping[str, float]) -> None:
         """A look has brought these groups to what is wanted; ``signalled``: monotonic seconds by container."""
         now = time.time()
         for target in targets:

@@ -24,30 +24,30 @@ import trio
 from cgroupfs.errors import SourceError, StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.usage import UsageReader
-from cgroupfs.writer import Writer
+from cgroupfs.writer import KernelWriter
 from reconciler import __version__
-from reconciler.actuators.base import Situation
+from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.cgroup.apply import CgroupActuator
-from reconciler.actuators.cgroup.attribution import Witness
+from reconciler.actuators.cgroup.attribution import WriteAttribution
 from reconciler.actuators.cgroup.conflict import ForeignWrites
-from reconciler.actuators.cgroup.decide import Judge
-from reconciler.actuators.cgroup.fastpath import HotLane, HotResult
+from reconciler.actuators.cgroup.decide import ChangeDetector
+from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.actuators.cgroup.records import Records, places_of
 from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
 from reconciler.actuators.cgroup.unfreeze import thaw
 from reconciler.actuators.holds import group_of
 from reconciler.alerts.agent_alerts import as_alert
-from reconciler.alerts.service import Telling
-from reconciler.alerts.sinks.base import Ground
-from reconciler.config.environment import Place, cri_client, kubelet_peer
-from reconciler.config.model import Config, Lower, Mode
+from reconciler.alerts.service import AlertService
+from reconciler.alerts.sinks.base import SinkContext
+from reconciler.config.environment import NodeEnvironment, cri_client, kubelet_peer
+from reconciler.config.model import AgentMode, Config, Lower
 from reconciler.config.read_keys import read_keys
-from reconciler.control.cpu_hotplug import Replug
-from reconciler.control.hold_store import HoldBook
-from reconciler.control.inventory import Knowledge
-from reconciler.control.persistence import Keeper, read_classes, read_holds, read_pools, was_killed
+from reconciler.control.cpu_hotplug import CpusetRepair
+from reconciler.control.hold_store import HoldManager
+from reconciler.control.inventory import Inventory
+from reconciler.control.persistence import StateWriter, read_classes, read_holds, read_pools, was_killed
 from reconciler.control.reconciler import Reconciler
-from reconciler.control.sampler import Ticker
+from reconciler.control.sampler import Sampler
 from reconciler.daemon import side_actuators
 from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.report import HeadroomReport, read_kept
@@ -55,12 +55,12 @@ from reconciler.interference import service
 from reconciler.pods.classify import merge_rules
 from reconciler.pods.marks import MarkReader
 from reconciler.pods.metadata import Metadata
-from reconciler.pods.selectors import Rules
+from reconciler.pods.selectors import ClassRules
 from reconciler.runtime import logs
-from reconciler.runtime.counters import Counters
+from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.runtime.safe_files import FileRule
-from reconciler.runtime.supervisor import Component, Run
+from reconciler.runtime.supervisor import Component, ComponentTask
 from reconciler.runtime.workqueue import DirtyKeys
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.cri import CriClient
@@ -69,22 +69,22 @@ from reconciler.sources.hotplug import HotplugSource
 from reconciler.sources.kubelet_api import KubeletPods
 from reconciler.sources.manifests import ManifestDirectory, resolve
 from reconciler.sources.operator_file import OperatorFile
-from reconciler.sources.runtime_signal import RuntimeSignal, Signal
+from reconciler.sources.runtime_signal import RuntimeEvent, RuntimeEvents
 from reconciler.sources.tree import TreeSource
-from state.cache import CacheUse
-from state.entry import Event
+from state.cache import CacheUsage
+from state.entry import LedgerEvent
 from state.ledger import Ledger
 from state.model import Hold, KubeletView, NodeCpu, NodeView, Pod, Pools, Setting, SourceStatus
 from state.schema import PLACES
 from state.store import Store, boot_id
-from state.undo import Undone
+from state.undo import RestoreResult
 
 
 @final
-class HandFiles:
+class OperatorFiles:
     """See the module's text."""
 
-    def __init__(self, config: Config, place: Place, marks: MarkReader | None = None) -> None:
+    def __init__(self, config: Config, place: NodeEnvironment, marks: MarkReader | None = None) -> None:
         """Reads nothing yet. Which files there are is the configuration's, else the kubelet's."""
         self._place = place
         self._marks = marks
@@ -113,7 +113,7 @@ class HandFiles:
             with suppress(SourceError):
                 self._manifests.read()
 
-    def rules(self, configured: Rules) -> Rules:
+    def rules(self, configured: ClassRules) -> ClassRules:
         """The class rules of the configuration with those of the operator's file before them."""
         if self._operator is None:
             return configured
@@ -158,7 +158,7 @@ _PATIENCE_S: Final = 0.5
 class Agent:
     """See the module's text. Building it opens the store and reads files; no cgroup is written before it runs."""
 
-    def __init__(self, config: Config, place: Place, *, files: FileOps = REAL) -> None:
+    def __init__(self, config: Config, place: NodeEnvironment, *, files: FileOps = REAL) -> None:
         """Errors: `NewerSchemaError` when the store is of a newer version."""
         self.config = config
         self.place = place
@@ -166,7 +166,7 @@ class Agent:
         self.log = logs.get("agent")
         self.started_at = time.time()
         self.alerts: Counter[str] = Counter()
-        self.counters = Counters()
+        self.counters = AgentCounters()
         self.dirty = DirtyKeys()
         intents = _intents_file(config)
         self.store = Store(
@@ -183,11 +183,11 @@ class Agent:
             self.log.info("the last run was killed; its values stay", files=len(self.ledger), not_noted=adopted)
         self.thaw()
         self.store_lane = trio.CapacityLimiter(1)
-        self.telling = Telling(
+        self.telling = AlertService(
             config.alerts,
             self.store,
             self.store_lane,
-            ground=Ground(
+            ground=SinkContext(
                 node=place.kubelet.node_name or os.uname().nodename,
                 root=place.root,
                 kubelets=place.kubelet.kubeconfig,
@@ -195,16 +195,16 @@ class Agent:
             apiserver=config.apiserver,
             statuses=self.statuses,
         )
-        self.holds = HoldBook(read_holds(self.store), self._hold, boot_id=self.store.boot)
+        self.holds = HoldManager(read_holds(self.store), self._hold, boot_id=self.store.boot)
         self.marks = MarkReader()
-        self.by_hand = HandFiles(config, place, self.marks)
+        self.by_hand = OperatorFiles(config, place, self.marks)
         self.checkpoints = CheckpointSource(self.dirty, root=place.root, kubelet_root=place.kubelet.root_dir)
         self.kubelet_pods = self._kubelet_pods()
         self.metadata = Metadata(self.dirty, kubelet=self.kubelet_pods, cri=self._cri())
         self.tree = TreeSource(place.hierarchy, place.layout, self.dirty, resync_s=config.node.resync_s)
-        self.signal = RuntimeSignal(place.runtime, self, root=place.root, resync_s=config.node.resync_s)
+        self.signal = RuntimeEvents(place.runtime, self, root=place.root, resync_s=config.node.resync_s)
         self.errors = ObjectErrors()
-        self.knowledge = Knowledge(
+        self.knowledge = Inventory(
             topology=place.topology,
             versions=place.hierarchy.versions(),
             layout=place.layout,
@@ -217,16 +217,16 @@ class Agent:
             errors=self.errors,
         )
         self.marks.use(read_keys(config, self.knowledge.rules))
-        self.witness = Witness(
+        self.witness = WriteAttribution(
             place.hierarchy,
             self.dirty,
             kubepods=place.layout.kubepods,
             owner=self._owner,
             ours=lambda path: bool(self.ledger.group(path)),
         )
-        self.lane = HotLane(self._fired, files=files, root=place.root)
+        self.lane = FastPath(self._fired, files=files, root=place.root)
         self.foreign = ForeignWrites(config.writes.foreign)
-        self.judge = Judge(
+        self.judge = ChangeDetector(
             hierarchy=place.hierarchy,
             ledger=self.ledger,
             foreign=self.foreign,
@@ -245,7 +245,7 @@ class Agent:
         self.actuator = CgroupActuator(
             judge=self.judge,
             ledger=self.ledger,
-            writer=Writer(
+            writer=KernelWriter(
                 place.hierarchy, files=files, deadline_s=config.writes.slow_timeout_s, patience_s=_PATIENCE_S
             ),
             lane=self.lane,
@@ -271,8 +271,8 @@ class Agent:
             counters=self.counters,
             planned=self._planned,
         )
-        self.watching = service.Watching(self, self.telling)
-        means = side_actuators.Means(
+        self.watching = service.InterferenceService(self, self.telling)
+        means = side_actuators.ActuatorContext(
             ledger=self.ledger,
             store_lane=self.store_lane,
             writes=self.actuator.writes,
@@ -292,7 +292,7 @@ class Agent:
         self.headroom = HeadroomReport(
             config.headroom, read_kept(self.store), memory=self.memory_headroom, node=node, root=place.root
         )
-        self.replug = Replug(
+        self.replug = CpusetRepair(
             self.reconciler,
             self.judge,
             self.ledger,
@@ -305,7 +305,7 @@ class Agent:
         )
         self.knowledge.disks = lambda: self.disks.found
         self.hotplug = HotplugSource(place.topology, self.replug.changed, root=place.root)
-        self.ticker = Ticker(
+        self.ticker = Sampler(
             self.reconciler,
             self.usage,
             root=place.root,
@@ -314,7 +314,7 @@ class Agent:
             sampled=self.hotplug.check,
             read=self._read,
         )
-        self.keeper = Keeper(
+        self.keeper = StateWriter(
             self.store,
             self.ledger,
             self.reconciler,
@@ -377,7 +377,7 @@ class Agent:
 
     # The runtime's signal passes through here, so that the parts need not know each other
 
-    def settled(self, container_id: str, at: float, which: Signal) -> None:
+    def settled(self, container_id: str, at: float, which: RuntimeEvent) -> None:
         """`SignalHandler`."""
         self.reconciler.settled(container_id, at, which)
 
@@ -386,7 +386,7 @@ class Agent:
         self.checkpoints.reassertion.gone(container_id)
         self.reconciler.gone(container_id)
 
-    def _fired(self, result: HotResult) -> None:
+    def _fired(self, result: FastResult) -> None:
         self.reconciler.fired(result)
         if result.creation:
             self.counters.started(result.seconds, result.before_exec)
@@ -394,7 +394,7 @@ class Agent:
     # What is known
 
     def _planned(self, view: NodeView, pools: Pools) -> None:
-        situation = Situation(view=view, pools=pools, enforce=self.judge.enforce, holds=self.judge.holds)
+        situation = PlanSnapshot(view=view, pools=pools, enforce=self.judge.enforce, holds=self.judge.holds)
         for side in self.sides:
             side.planned(situation)
 
@@ -405,7 +405,7 @@ class Agent:
         """The node as it is known now, and the pools of the last look."""
         return self.knowledge.view(time.monotonic(), self.judge.known.actual), self.reconciler.pools
 
-    def cache_use(self) -> CacheUse | None:
+    def cache_use(self) -> CacheUsage | None:
         """What was measured last of caches and memory bandwidth; None: nothing is."""
         return side_actuators.cache_use(self.sides)
 
@@ -506,7 +506,9 @@ class Agent:
         knob = setting.knob if setting is not None else ""
         self.log.warning(words, alert=kind, path=path, knob=knob)
         uid = setting.pod_uid if setting is not None else None
-        self.ledger.note(Event(at=time.time(), kind=f"alert:{kind}", path=path, file=knob, reason=words, pod_uid=uid))
+        self.ledger.note(
+            LedgerEvent(at=time.time(), kind=f"alert:{kind}", path=path, file=knob, reason=words, pod_uid=uid)
+        )
         self.telling.tell(as_alert(kind, words, setting, self.knowledge.pods))
 
     def _hold(self, now: Mapping[str, Hold]) -> None:
@@ -524,7 +526,7 @@ class Agent:
         self.holds.refresh()
         return True
 
-    async def restore(self, only: str | None = None, *, by: str = "") -> list[Undone]:
+    async def restore(self, only: str | None = None, *, by: str = "") -> list[RestoreResult]:
         """Put everything back and enforce no more until a reload says so; or one pod, which is then held for a while.
 
         A hold that a person has put on it stays as it is.
@@ -545,7 +547,7 @@ class Agent:
             done = await restore_all(
                 self.place.hierarchy,
                 self.ledger,
-                Writer(self.place.hierarchy, files=self.files),
+                KernelWriter(self.place.hierarchy, files=self.files),
                 files=self.files,
                 only=only,
                 records=Records(self.place.runtime, _below(self.place.root, self.place.kubelet.root_dir)),
@@ -568,7 +570,7 @@ class Agent:
         self.dirty.mark_all("mode")
 
     def _apply_config(self, config: Config) -> None:
-        self.judge.enforce = config.mode is Mode.ENFORCE
+        self.judge.enforce = config.mode is AgentMode.ENFORCE
         self.actuator.reclaim = config.memory.lower is Lower.RECLAIM
         sections = ((name, getattr(config.policies, name)) for name in config.policies.__struct_fields__)
         self.judge.dry_policies = frozenset(name for name, one in sections if getattr(one, "dry_run", False))
@@ -604,7 +606,7 @@ def _below(root: str, path: str) -> str:
     return os.path.join(root, path.lstrip("/"))
 
 
-def _at_once(run: Run) -> Run:
+def _at_once(run: ComponentTask) -> ComponentTask:
     """The component, as started at once: its first answer is waited for where it is needed, and only there."""
 
     async def started(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -18,16 +18,16 @@ from cgroupfs.errors import AgentError, errno_name
 from reconciler import __version__
 from reconciler.alerts.agent_alerts import component_alert
 from reconciler.config import load
-from reconciler.config.environment import Place, wait_for_place
+from reconciler.config.environment import NodeEnvironment, wait_for_place
 from reconciler.config.load import DEFAULT_PATH, Loaded
-from reconciler.config.model import Config, Mode, OnStop
+from reconciler.config.model import AgentMode, Config, OnStop
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.status import Show
+from reconciler.daemon.status import StatusReport
 from reconciler.runtime import logs, malloc
 from reconciler.runtime.cooperative import share_interpreter
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
 from reconciler.runtime.streams import OutputError, Parser, complain, complain_lines, finish, give_up, prepared, write
-from reconciler.runtime.supervisor import Component, ComponentStatus, Health, Supervisor
+from reconciler.runtime.supervisor import Component, ComponentHealth, ComponentStatus, Supervisor
 from reconciler.runtime.systemd import Heartbeat, Notifier, Watchdog, watchdog_interval_s
 from reconciler.settings.binder import ConfigError
 from reconciler.web import components as web
@@ -63,7 +63,7 @@ class Daemon:
     def config(self) -> Config:
         """The configuration in use; ``--dry-run`` stands above the file's mode."""
         config = self.loaded.config
-        return replace(config, mode=Mode.OBSERVE) if self._dry_run else config
+        return replace(config, mode=AgentMode.OBSERVE) if self._dry_run else config
 
     async def run(self) -> None:
         """Run until a signal or the end of an essential part. Errors: `EssentialError`, `SourceError`."""
@@ -77,7 +77,7 @@ class Daemon:
             finally:
                 nursery.cancel_scope.cancel(reason="the daemon has ended")
 
-    async def _serve(self, place: Place) -> None:
+    async def _serve(self, place: NodeEnvironment) -> None:
         agent = self.agent = Agent(self.config, place)
         layers = [self._outer(), *agent.components(), self._inner(agent)]
         self.supervisor = Supervisor(layers, self._component_changed)
@@ -106,13 +106,13 @@ class Daemon:
 
     def _inner(self, agent: Agent) -> list[Component]:
         """What people look through. Last, because its libraries take longer to load than the first look takes."""
-        show = Show(agent, self.heartbeat, statuses=self._statuses, reload=self.reload)
+        show = StatusReport(agent, self.heartbeat, statuses=self._statuses, reload=self.reload)
         name = agent.place.kubelet.node_name
         return web.components(self.config.http, show, show, root="/", names=[name] if name else [])
 
     async def _end(self, agent: Agent) -> None:
         self._notifier.stopping("stopping")
-        if self.config.on_stop is OnStop.RESTORE and self.config.mode is Mode.ENFORCE:
+        if self.config.on_stop is OnStop.RESTORE and self.config.mode is AgentMode.ENFORCE:
             done = await agent.restore()
             left = [one for one in done if not one.ok]
             self._log.info("restored on stop", files=len(done) - len(left), left=len(left))
@@ -151,10 +151,10 @@ class Daemon:
         return list(self.supervisor.statuses.values()) if self.supervisor is not None else []
 
     def _component_changed(self, status: ComponentStatus) -> None:
-        if status.health is Health.WAITING and self.agent is not None:
+        if status.health is ComponentHealth.WAITING and self.agent is not None:
             self.agent.alerts["component"] += 1
             self.agent.telling.tell(component_alert(status))
-        elif status.health is Health.RUNNING and status.failures and self.agent is not None:
+        elif status.health is ComponentHealth.RUNNING and status.failures and self.agent is not None:
             self.agent.telling.tell(component_alert(status))
 
     async def _signals(
@@ -254,7 +254,7 @@ def _run(daemon: Daemon) -> int:
     return 0
 
 
-def _be_nice(nice: int, log: logs.Log) -> None:
+def _be_nice(nice: int, log: logs.BoundLog) -> None:
     """Take the configured priority, for the loop's thread alone. Refused (no CAP_SYS_NICE): said, and go on.
 
     A thread, like a process, begins with its maker's priority, unless the maker says not to: workers that hash and
@@ -275,7 +275,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield one
 
 
-def _told(log: logs.Log, errors: Sequence[BaseException]) -> int:
+def _told(log: logs.BoundLog, errors: Sequence[BaseException]) -> int:
     """Say each error once, and what the process ends with."""
     for error in errors:
         log.error(str(error))

@@ -15,15 +15,15 @@ from msgspec import Struct
 from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.base import MeasuresCache, OnDemand, SideActuator, Situation
-from reconciler.config.environment import Place
+from reconciler.actuators.base import AuxiliaryActuator, LazyActuator, PlanSnapshot, RestrictionsCache
+from reconciler.config.environment import NodeEnvironment
 from reconciler.config.model import Config
-from state.cache import CacheUse
+from state.cache import CacheUsage
 from state.evidence import Sample
 from state.ledger import Ledger
 from state.schema import META
 from state.store import Store, boot_id
-from state.undo import Undone
+from state.undo import RestoreResult
 
 ROWS: Final = {
     "cores": "core_cookies",
@@ -35,7 +35,7 @@ ROWS: Final = {
 """Rows of the store's META table by which an earlier run's traces are known; a test holds the modules to them."""
 
 
-class Means(Struct, frozen=True, kw_only=True):
+class ActuatorContext(Struct, frozen=True, kw_only=True):
     """What of the agent's own they may use.
 
     ``store_lane``: of everything that writes to the store; ``writes``: counts, by knob and outcome; ``misses``: the
@@ -50,26 +50,28 @@ class Means(Struct, frozen=True, kw_only=True):
     misses: Callable[[], Mapping[str, Sample]] = dict
 
 
-def build(config: Config, place: Place, store: Store, means: Means) -> tuple[SideActuator, ...]:
+def build(
+    config: Config, place: NodeEnvironment, store: Store, means: ActuatorContext
+) -> tuple[AuxiliaryActuator, ...]:
     """Those that this node may need. A reload can enable a policy: each asks the newest pools what is wanted."""
     rows = {key for key, _ in store.rows(META)}
 
-    def reclaim() -> SideActuator:
+    def reclaim() -> AuxiliaryActuator:
         from reconciler.actuators.memory_reclaim.actuator import Reclaimer  # noqa: PLC0415
 
         return Reclaimer(place.hierarchy, root=place.root, files=means.files)
 
-    def oom_scores() -> SideActuator:
+    def oom_scores() -> AuxiliaryActuator:
         from reconciler.actuators.files.oom_score import OomScores  # noqa: PLC0415
 
         return OomScores(place.hierarchy, store, means.store_lane, root=place.root, files=means.files)
 
-    def watermarks() -> SideActuator:
+    def watermarks() -> AuxiliaryActuator:
         from reconciler.actuators.files.watermarks import Watermarks  # noqa: PLC0415
 
         return Watermarks(store, means.store_lane, root=place.root, files=means.files)
 
-    def core_sched() -> SideActuator:
+    def core_sched() -> AuxiliaryActuator:
         from reconciler.actuators.core_sched.actuator import CoreSched  # noqa: PLC0415
         from reconciler.actuators.core_sched.prctl import RealPrctl  # noqa: PLC0415
 
@@ -83,10 +85,10 @@ def build(config: Config, place: Place, store: Store, means: Means) -> tuple[Sid
             files=means.files,
         )
 
-    def resctrl() -> SideActuator:
-        from reconciler.actuators.resctrl.actuator import Resctrl  # noqa: PLC0415
+    def resctrl() -> AuxiliaryActuator:
+        from reconciler.actuators.resctrl.actuator import ResctrlActuator  # noqa: PLC0415
 
-        return Resctrl(
+        return ResctrlActuator(
             place.hierarchy,
             store,
             means.ledger,
@@ -97,21 +99,21 @@ def build(config: Config, place: Place, store: Store, means: Means) -> tuple[Sid
             misses=means.misses,
         )
 
-    def network() -> SideActuator:
-        from reconciler.actuators.network.actuator import Network  # noqa: PLC0415
-        from reconciler.actuators.network.namespaces import RealSpaces  # noqa: PLC0415
+    def network() -> AuxiliaryActuator:
+        from reconciler.actuators.network.actuator import NetworkActuator  # noqa: PLC0415
+        from reconciler.actuators.network.namespaces import RealNetworkNamespaces  # noqa: PLC0415
         from reconciler.actuators.network.tc import RealTc  # noqa: PLC0415
         from reconciler.actuators.network.tc_pods import RealPodTc  # noqa: PLC0415
 
-        spaces = partial(RealSpaces, place.hierarchy, files=means.files)
-        return Network(RealTc(), RealPodTc(), spaces, store, means.store_lane)
+        spaces = partial(RealNetworkNamespaces, place.hierarchy, files=means.files)
+        return NetworkActuator(RealTc(), RealPodTc(), spaces, store, means.store_lane)
 
     def lazily(
-        name: str, make: Callable[[], SideActuator], wanted: Callable[[Situation], bool], row: str = ""
-    ) -> SideActuator:
-        return OnDemand(name, make, wanted, leftover=ROWS.get(row) in rows)
+        name: str, make: Callable[[], AuxiliaryActuator], wanted: Callable[[PlanSnapshot], bool], row: str = ""
+    ) -> AuxiliaryActuator:
+        return LazyActuator(name, make, wanted, leftover=ROWS.get(row) in rows)
 
-    sides: list[SideActuator] = []
+    sides: list[AuxiliaryActuator] = []
     if place.hierarchy.version("memory") is not None:
         sides.append(lazily("memory_reclaim", reclaim, lambda now: now.pools.memory.reclaim is not None))
     sides.append(lazily("watermarks", watermarks, lambda now: now.pools.memory.watermarks is not None, "marks"))
@@ -123,12 +125,12 @@ def build(config: Config, place: Place, store: Store, means: Means) -> tuple[Sid
     return tuple(sides)
 
 
-def cache_use(sides: Iterable[SideActuator]) -> CacheUse | None:
+def cache_use(sides: Iterable[AuxiliaryActuator]) -> CacheUsage | None:
     """What is measured of caches and memory bandwidth, by whichever of them measures it; None: by none, now."""
-    return next((use for side in sides if isinstance(side, MeasuresCache) and (use := side.measured())), None)
+    return next((use for side in sides if isinstance(side, RestrictionsCache) and (use := side.measured())), None)
 
 
-async def restore_without_daemon(root: str, store: Store, only: str | None) -> Sequence[Undone]:
+async def restore_without_daemon(root: str, store: Store, only: str | None) -> Sequence[RestoreResult]:
     """Undo what they left on this node, as the store and marks of ours tell. Errors: none; they are in the answer."""
     from reconciler.actuators.files.watermarks import restore_marks  # noqa: PLC0415
 
@@ -152,7 +154,7 @@ async def restore_without_daemon(root: str, store: Store, only: str | None) -> S
     ]
 
 
-def _restore_private(root: str, only: str | None) -> Sequence[Undone]:
+def _restore_private(root: str, only: str | None) -> Sequence[RestoreResult]:
     """The groups in which pods' pressure was counted: no actuator's, but as much a trace of ours."""
     from reconciler.signals.privatepsi import restore_groups  # noqa: PLC0415
 
@@ -162,7 +164,7 @@ def _restore_private(root: str, only: str | None) -> Sequence[Undone]:
         return ()
 
 
-def _restore_scores(root: str, store: Store, only: str | None) -> Sequence[Undone]:
+def _restore_scores(root: str, store: Store, only: str | None) -> Sequence[RestoreResult]:
     from reconciler.actuators.files.oom_score import restore_scores  # noqa: PLC0415
 
     try:

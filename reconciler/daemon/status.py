@@ -19,21 +19,21 @@ from msgspec.structs import asdict, replace
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError
 from reconciler import __version__
-from reconciler.actuators.base import ByGroup
-from reconciler.actuators.cgroup.status import Standing
+from reconciler.actuators.base import GroupOutcomes
+from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import check_reason, check_seconds, check_target, pod_hold
-from reconciler.config.model import Mode
+from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.side_actuators import cache_use
 from reconciler.runtime.cooperative import Steps, all_steps
 from reconciler.runtime.counters import CounterValues
-from reconciler.runtime.supervisor import ComponentStatus, Health
-from reconciler.runtime.systemd import Pulse
+from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
+from reconciler.runtime.systemd import LoopHeartbeat
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics, rss_bytes
 from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
-from state.cache import CacheUse, Use
+from state.cache import CacheConsumption, CacheUsage
 from state.dump import EVENT_DEFAULTS, document
-from state.entry import Entry
+from state.entry import LedgerEntry
 from state.model import Container, Hold, Pod, PodClass, Setting
 from state.reader import read_history
 from state.summary import budget_facts, pod_facts, pool_lists
@@ -43,9 +43,9 @@ _LEFT: Final = frozenset({"held", "yielded", "waiting"})
 _FAILING: Final = frozenset({"refused", "unreadable", "not recorded", "blocked"})
 
 
-def standings_of(agent: Agent, path: str) -> Mapping[str, Standing]:
+def standings_of(agent: Agent, path: str) -> Mapping[str, SettingStatus]:
     """How everything stands that is wanted of one group, by knob."""
-    beside = [side.standings.get(path) for side in agent.sides if isinstance(side, ByGroup)]
+    beside = [side.standings.get(path) for side in agent.sides if isinstance(side, GroupOutcomes)]
     found = agent.judge.standings.by_group.get(path, {})
     return {knob: one for here in (found, *filter(None, beside)) for knob, one in here.items()}
 
@@ -115,7 +115,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
     cache = cache_use(agent.sides)
     return MetricsSnapshot(
         version=__version__,
-        mode=Mode.ENFORCE.value if agent.judge.enforce else Mode.OBSERVE.value,
+        mode=AgentMode.ENFORCE.value if agent.judge.enforce else AgentMode.OBSERVE.value,
         ready=ready,
         pods=tuple(pods),
         pods_by_class=Counter(pod.pod_class.value for pod in agent.knowledge.pods.values()),
@@ -144,24 +144,24 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
     )
 
 
-def standings_by_group(agent: Agent) -> list[Mapping[str, Standing]]:
+def standings_by_group(agent: Agent) -> list[Mapping[str, SettingStatus]]:
     """How every wanted setting stands, by group. A list, as what it is made of may change between two steps."""
-    found: list[Mapping[str, Standing]] = list(agent.judge.standings.by_group.values())
+    found: list[Mapping[str, SettingStatus]] = list(agent.judge.standings.by_group.values())
     for side in agent.sides:
-        if isinstance(side, ByGroup):
+        if isinstance(side, GroupOutcomes):
             found += side.standings.values()
     return found
 
 
-def _bucket(standing: Standing) -> str:
+def _bucket(standing: SettingStatus) -> str:
     if standing.state in _IN_FORCE:
         return "in_force"
     return "left_alone" if standing.state in _LEFT else "pending"
 
 
-def _pod_metrics(agent: Agent, pod: Pod, cache: CacheUse | None) -> PodMetrics:
+def _pod_metrics(agent: Agent, pod: Pod, cache: CacheUsage | None) -> PodMetrics:
     pools = agent.reconciler.pools
-    use = cache.pods.get(pod.uid, Use()) if cache is not None else Use()
+    use = cache.pods.get(pod.uid, CacheConsumption()) if cache is not None else CacheConsumption()
     paths = [pod.group.path, *(one.group.path for one in pod.containers)]
     states = Counter(_bucket(one) for path in paths for one in standings_of(agent, path).values())
     return PodMetrics(
@@ -213,13 +213,13 @@ _SECTIONS: Final = (
 
 
 @final
-class Show:
+class StatusReport:
     """See the module's text."""
 
     def __init__(
         self,
         agent: Agent,
-        pulse: Pulse,
+        pulse: LoopHeartbeat,
         *,
         statuses: Callable[[], Sequence[ComponentStatus]],
         reload: Callable[[], tuple[str, ...]],
@@ -233,7 +233,7 @@ class Show:
     # Shown
 
     @property
-    def pulse(self) -> Pulse:
+    def pulse(self) -> LoopHeartbeat:
         """Whether the main loop lives."""
         return self._pulse
 
@@ -253,7 +253,7 @@ class Show:
         reasons += [
             f"{one.name}: {one.health.value}: {one.error}"
             for one in self._statuses()
-            if one.name in _NEEDED and one.failures and one.health is not Health.RUNNING
+            if one.name in _NEEDED and one.failures and one.health is not ComponentHealth.RUNNING
         ]
         if (nothing := nothing_in_force(agent)) is not None:
             reasons.append(nothing)
@@ -338,7 +338,7 @@ class Show:
             "files": [asdict(one) for one in done],
             "restored": sum(one.ok for one in done),
             "left": sum(not one.ok for one in done),
-            "mode": Mode.ENFORCE.value if self._agent.judge.enforce else Mode.OBSERVE.value,
+            "mode": AgentMode.ENFORCE.value if self._agent.judge.enforce else AgentMode.OBSERVE.value,
             "hold": None if held is None else asdict(held),
         }
 
@@ -373,7 +373,7 @@ class Show:
     def _agent_facts(self) -> dict[str, object]:
         agent = self._agent
         return {
-            "mode": Mode.ENFORCE.value if agent.judge.enforce else Mode.OBSERVE.value,
+            "mode": AgentMode.ENFORCE.value if agent.judge.enforce else AgentMode.OBSERVE.value,
             "configured_mode": agent.config.mode.value,
             "ready": not self.not_ready(),
             "cgroups": agent.place.hierarchy.mode.value,
@@ -517,7 +517,7 @@ def _by_path(setting: Setting) -> tuple[str, str]:
     return setting.path, setting.knob
 
 
-def _by_order(entry: Entry) -> int:
+def _by_order(entry: LedgerEntry) -> int:
     return entry.order
 
 
@@ -526,7 +526,7 @@ def _named(name: str, detail: str) -> str:
     return detail if detail.startswith(f"{name}: ") else f"{name}: {detail}"
 
 
-def _standing(one: Standing) -> dict[str, object]:
+def _standing(one: SettingStatus) -> dict[str, object]:
     return {
         "knob": one.setting.knob,
         "wanted": one.wanted,

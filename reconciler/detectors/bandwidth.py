@@ -12,17 +12,17 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.neighbours import be_use, collapsed
-from reconciler.detectors.timer import Hold, Timing, paused, step
+from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
 from reconciler.detectors.windows import measured_s
 from reconciler.detectors.words import amount, number
-from state.evidence import NODE, Opinion, Resource
+from state.evidence import NODE, ContendedResource, DetectorVerdict
 
 _SIGNAL: Final = "memory.bandwidth"
 
 
-class BandwidthConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BandwidthDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is near the peak, and what a collapse."""
 
     peak_bps: Annotated[
@@ -37,7 +37,9 @@ class BandwidthConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=T
     )
 
 
-def judge(config: BandwidthConfig, sight: Sight, memory: Hold | None) -> tuple[Opinion, Hold]:
+def judge(
+    config: BandwidthDetectorConfig, sight: VictimView, memory: DebounceState | None
+) -> tuple[DetectorVerdict, DebounceState]:
     """Compare with the peak and with the own past."""
     total = sight.value(_SIGNAL, NODE)
     own = sight.value(_SIGNAL) if sight.pod is not None else None
@@ -70,10 +72,10 @@ def judge(config: BandwidthConfig, sight: Sight, memory: Hold | None) -> tuple[O
     held = step(
         memory, at, config, breached=bad and blamed, cleared=not (bad and blamed), look_s=sight.patience_s(_SIGNAL)
     )
-    return Opinion(
+    return DetectorVerdict(
         verdict=held.verdict,
         told=", ".join(told),
-        resource=Resource.CACHE,
+        resource=ContendedResource.CACHE,
         severity=degree if blamed else 0.0,
     ), held
 
@@ -81,8 +83,8 @@ def judge(config: BandwidthConfig, sight: Sight, memory: Hold | None) -> tuple[O
 DETECTOR = Detector(
     name="bandwidth",
     summary="memory bandwidth is near its peak, or the victim's share of it has collapsed",
-    config_type=BandwidthConfig,
-    memory_type=Hold,
+    config_type=BandwidthDetectorConfig,
+    memory_type=DebounceState,
     signals=lambda _: (_SIGNAL, "cpu.use"),
     judge=judge,
 )

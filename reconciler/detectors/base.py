@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 
 from reconciler.signals.catalog import SIGNALS
-from reconciler.signals.history import History, Series, patience_s
-from state.evidence import Frame, Opinion, PodFacts, Verdict
+from reconciler.signals.history import History, SampleSeries, patience_s
+from state.evidence import DetectorVerdict, PodSnapshot, SampleFrame, Verdict
 
 C = TypeVar("C", bound=Struct)
 M = TypeVar("M", bound=Struct)
@@ -19,7 +19,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class Sight(Struct, frozen=True, kw_only=True):
+class VictimView(Struct, frozen=True, kw_only=True):
     """What a detector sees of one victim at one moment.
 
     ``subject``: a pod's or ``node``; ``pod`` None for the node. ``fresh_s``: how old a sample may be to count as now.
@@ -27,8 +27,8 @@ class Sight(Struct, frozen=True, kw_only=True):
     """
 
     subject: str
-    pod: PodFacts | None
-    frame: Frame
+    pod: PodSnapshot | None
+    frame: SampleFrame
     history: History
     fresh_s: float
     shared: dict[Hashable, Any] = {}
@@ -43,11 +43,11 @@ class Sight(Struct, frozen=True, kw_only=True):
         within_s = patience_s(signal, self.fresh_s)
         return self.history.fresh(subject or self.subject, signal, self.frame.at_s, within_s)
 
-    def series(self, signal: str, subject: str | None = None) -> Series | None:
+    def series(self, signal: str, subject: str | None = None) -> SampleSeries | None:
         """The victim's (or another subject's) past of a signal; None: never measured."""
         return self.history.series(subject or self.subject, signal)
 
-    def once(self, make: Callable[[K, "Sight"], T], of: K) -> T:
+    def once(self, make: Callable[[K, "VictimView"], T], of: K) -> T:
         """What is the same for all victims of a frame: made for the first of them."""
         key = make, of
         if key not in self.shared:
@@ -73,7 +73,7 @@ class Detector(Struct, Generic[C, M], frozen=True, kw_only=True):
     config_type: type[C]
     memory_type: type[M]
     signals: Callable[[C], tuple[str, ...]]
-    judge: Callable[[C, Sight, M | None], tuple[Opinion, M]]
+    judge: Callable[[C, VictimView, M | None], tuple[DetectorVerdict, M]]
     learned_s: Callable[[M], float] | None = None
 
     @property
@@ -86,9 +86,9 @@ class Detector(Struct, Generic[C, M], frozen=True, kw_only=True):
 AnyDetector = Detector[Any, Any]
 
 
-def unknown(told: str | Callable[[], str]) -> Opinion:
+def unknown(told: str | Callable[[], str]) -> DetectorVerdict:
     """The opinion where something is missing; ``told`` says what."""
-    return Opinion(verdict=Verdict.UNKNOWN, told=told)
+    return DetectorVerdict(verdict=Verdict.UNKNOWN, told=told)
 
 
 def registered(section: type[Struct], table: tuple[AnyDetector, ...]) -> Mapping[str, AnyDetector]:

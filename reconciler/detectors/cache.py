@@ -12,18 +12,18 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.neighbours import be_use, change, collapsed
-from reconciler.detectors.timer import Hold, Timing, paused, step
+from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
 from reconciler.detectors.windows import measured_s
 from reconciler.detectors.words import amount, number
-from state.evidence import Opinion, Resource, Verdict
+from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
 _MISSES: Final = "llc.misses"
 _OCCUPANCY: Final = "llc.occupancy"
 
 
-class CacheConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CacheDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many more misses, how much less of the cache."""
 
     rise_percent: Annotated[
@@ -40,7 +40,9 @@ class CacheConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 30
 
 
-def judge(config: CacheConfig, sight: Sight, memory: Hold | None) -> tuple[Opinion, Hold]:
+def judge(
+    config: CacheDetectorConfig, sight: VictimView, memory: DebounceState | None
+) -> tuple[DetectorVerdict, DebounceState]:
     """Weigh the two signs."""
     told: list[str] = []
     degrees: list[float] = []
@@ -70,14 +72,16 @@ def judge(config: CacheConfig, sight: Sight, memory: Hold | None) -> tuple[Opini
     verdict = held.verdict
     if verdict is Verdict.OK and any(signs):
         verdict = Verdict.SUSPECT
-    return Opinion(verdict=verdict, told=", ".join(told), resource=Resource.CACHE, severity=min(degrees)), held
+    return DetectorVerdict(
+        verdict=verdict, told=", ".join(told), resource=ContendedResource.CACHE, severity=min(degrees)
+    ), held
 
 
 DETECTOR = Detector(
     name="cache",
     summary="more cache misses than usual, and a part of the cache lost to others",
-    config_type=CacheConfig,
-    memory_type=Hold,
+    config_type=CacheDetectorConfig,
+    memory_type=DebounceState,
     signals=lambda _: (_MISSES, _OCCUPANCY, "cpu.use"),
     judge=judge,
 )

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta, Struct
 
-from reconciler.responses.config import ResponseConfig
-from reconciler.settings.schema import Later
+from reconciler.responses.config import LadderConfig
+from reconciler.settings.schema import LazyStruct
 from reconciler.signals.perf_config import PerfConfig
 
 if TYPE_CHECKING:
-    from reconciler.detectors.rule import Rule
+    from reconciler.detectors.rule import RuleConfig
     from reconciler.signals.probe_config import Probe
 else:
-    Rule = Later("reconciler.detectors.rule", "Rule")
-    Probe = Later("reconciler.signals.probe_config", "Probe")
+    RuleConfig = LazyStruct("reconciler.detectors.rule", "RuleConfig")
+    Probe = LazyStruct("reconciler.signals.probe_config", "Probe")
 
 SHIPPED_RULES: Final = ("cpu", "memory", "cache", "io")
 """The rules that a node has without writing any; `reconciler.detectors.rule` has what they are."""
@@ -53,7 +53,7 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
         ),
     ] = False
     rules: Annotated[
-        Mapping[str, Rule],
+        Mapping[str, RuleConfig],
         Meta(description=f"rules by name; those of the names {', '.join(SHIPPED_RULES)} change the shipped ones"),
     ] = {}
     probes: Annotated[
@@ -61,7 +61,7 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
         Meta(description="probes of services' latency by name, for the signal service.latency", extra={"secret": True}),
     ] = {}
     perf: PerfConfig = PerfConfig()
-    responses: ResponseConfig = ResponseConfig()
+    responses: LadderConfig = LadderConfig()
     record: RecordConfig = RecordConfig()
 
     def __post_init__(self) -> None:

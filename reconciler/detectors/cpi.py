@@ -20,11 +20,11 @@ from typing import Annotated, Final, NamedTuple
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.moments import Moments, of
 from reconciler.detectors.threshold import severity
 from reconciler.detectors.words import number
-from state.evidence import Opinion, Resource, Verdict
+from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
 _BANDWIDTH_FLOOR: Final = 1e6
 """Bytes/s of memory traffic below which time for each byte says nothing."""
@@ -65,7 +65,7 @@ class CpiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
 
 
-class Learned(Struct, frozen=True, array_like=True):
+class CpiBaseline(Struct, frozen=True, array_like=True):
     """What a workload needs by one measure, and up to when (wall clock) it has been aged."""
 
     moments: Moments = Moments()
@@ -91,7 +91,7 @@ class CpiMemory(Struct, frozen=True, kw_only=True):
     """All that is known of one workload. ``clock_s``: wall clock minus monotonic clock when ``pods`` was written."""
 
     clock_s: float = 0.0
-    learned: Mapping[str, Learned] = {}
+    learned: Mapping[str, CpiBaseline] = {}
     pods: Mapping[str, PodPast] = {}
 
 
@@ -100,21 +100,21 @@ class _Measure(NamedTuple):
 
     name: str
     unit: str
-    resource: Resource
+    resource: ContendedResource
     share: float
     floor: float
 
 
 MEASURES: Final = (
-    _Measure("cpi", "", Resource.CACHE, 0.05, 0.0),
-    _Measure("cpu.wait", " %", Resource.CPU, 0.1, 0.5),
-    _Measure("memory.bandwidth", " CPU-ns/B", Resource.CACHE, 0.1, 0.0),
-    _Measure("cpu.pressure", " %", Resource.CPU, 0.1, 1.0),
+    _Measure("cpi", "", ContendedResource.CACHE, 0.05, 0.0),
+    _Measure("cpu.wait", " %", ContendedResource.CPU, 0.1, 0.5),
+    _Measure("memory.bandwidth", " CPU-ns/B", ContendedResource.CACHE, 0.1, 0.0),
+    _Measure("cpu.pressure", " %", ContendedResource.CPU, 0.1, 1.0),
 )
 """In the order in which they are taken."""
 
 
-def judge(config: CpiConfig, sight: Sight, memory: CpiMemory | None) -> tuple[Opinion, CpiMemory]:
+def judge(config: CpiConfig, sight: VictimView, memory: CpiMemory | None) -> tuple[DetectorVerdict, CpiMemory]:
     """Take in what is new, count the outliers."""
     memory = _current(sight, memory)
     pods = memory.pods
@@ -126,7 +126,7 @@ def judge(config: CpiConfig, sight: Sight, memory: CpiMemory | None) -> tuple[Op
     past = pods.get(uid)
     if past is None or past.measure != measure.name or past.begun_s > sight.now:
         past = PodPast(measure=measure.name, begun_s=sight.now)
-    learned = memory.learned.get(measure.name, Learned(wall_s=sight.frame.wall_s))
+    learned = memory.learned.get(measure.name, CpiBaseline(wall_s=sight.frame.wall_s))
     limit = _limit(config, learned.moments, measure)
     judged = learned.moments.count >= config.samples
     if sight.now - past.begun_s >= config.every_s:
@@ -148,7 +148,7 @@ def learned_s(memory: CpiMemory) -> float:
     return max((one.wall_s for one in memory.learned.values()), default=0.0)
 
 
-def _current(sight: Sight, memory: CpiMemory | None) -> CpiMemory:
+def _current(sight: VictimView, memory: CpiMemory | None) -> CpiMemory:
     """The memory without those pods' pasts that are none any more: of another boot, or of pods that are gone."""
     clock = sight.frame.wall_s - sight.now
     if memory is None:
@@ -178,7 +178,7 @@ def _wanted(config: CpiConfig) -> str:
     return ", ".join(one.name for one in MEASURES) if config.proxies else MEASURES[0].name
 
 
-def _measure(config: CpiConfig, sight: Sight) -> _Measure | None:
+def _measure(config: CpiConfig, sight: VictimView) -> _Measure | None:
     """The first that is measured here; one that needs another signal is only had together with it."""
     for measure in MEASURES if config.proxies else MEASURES[:1]:
         if _fresh(config, sight, measure.name) and (
@@ -188,7 +188,7 @@ def _measure(config: CpiConfig, sight: Sight) -> _Measure | None:
     return None
 
 
-def _fresh(config: CpiConfig, sight: Sight, signal: str) -> bool:
+def _fresh(config: CpiConfig, sight: VictimView, signal: str) -> bool:
     series = sight.series(signal)
     return series is not None and series.fresh(sight.now, config.stale_s) is not None
 
@@ -197,7 +197,7 @@ def _limit(config: CpiConfig, moments: Moments, measure: _Measure) -> float:
     return moments.limit(config.sigmas, max(measure.floor, measure.share * moments.mean))
 
 
-def _taken(config: CpiConfig, sight: Sight, measure: _Measure, past: PodPast, limit: float | None) -> PodPast:
+def _taken(config: CpiConfig, sight: VictimView, measure: _Measure, past: PodPast, limit: float | None) -> PodPast:
     """The past with the period that has just ended."""
     value = _value(config, sight, measure, past.begun_s)
     if value is None:
@@ -207,7 +207,7 @@ def _taken(config: CpiConfig, sight: Sight, measure: _Measure, past: PodPast, li
     return replace(past, begun_s=sight.now, values=(*past.values, point), bad=bad, last=point)
 
 
-def _value(config: CpiConfig, sight: Sight, measure: _Measure, begun_s: float) -> float | None:
+def _value(config: CpiConfig, sight: VictimView, measure: _Measure, begun_s: float) -> float | None:
     """The mean of one period; None when half of it does not count, because the pod was below the gate or throttled."""
     points = _since(sight, sight.subject, measure.name, begun_s)
     uses = _since(sight, sight.subject, "cpu.use", begun_s - sight.fresh_s)
@@ -234,7 +234,7 @@ def _value(config: CpiConfig, sight: Sight, measure: _Measure, begun_s: float) -
     return of(good).mean
 
 
-def _others(sight: Sight, begun_s: float) -> float:
+def _others(sight: VictimView, begun_s: float) -> float:
     """Memory traffic of all BE pods together in one period, as far as it is known."""
     return sum(
         of(_since(sight, pod.subject, "memory.bandwidth", begun_s).values()).mean
@@ -243,7 +243,7 @@ def _others(sight: Sight, begun_s: float) -> float:
     )
 
 
-def _since(sight: Sight, subject: str, signal: str, at_s: float) -> dict[float, float]:
+def _since(sight: VictimView, subject: str, signal: str, at_s: float) -> dict[float, float]:
     series = sight.history.series(subject, signal)
     return {} if series is None else dict(point for point in series.tail(at_s) if point[0] > at_s)
 
@@ -268,27 +268,27 @@ def _ripe(config: CpiConfig, now: float, past: PodPast) -> tuple[PodPast, list[f
     return replace(past, values=tuple(one for one in past.values if now - one[0] <= config.within_s)), ripe
 
 
-def _learn(config: CpiConfig, learned: Learned, values: list[float], wall_s: float) -> Learned:
+def _learn(config: CpiConfig, learned: CpiBaseline, values: list[float], wall_s: float) -> CpiBaseline:
     if not values:
         return learned
     # A clock that was set back ages nothing.
     age_s = max(0.0, wall_s - learned.wall_s)
     aged = learned.moments.aged(0.5 ** (age_s / config.half_life_s))
-    return Learned(aged.merged(of(values)), max(wall_s, learned.wall_s))
+    return CpiBaseline(aged.merged(of(values)), max(wall_s, learned.wall_s))
 
 
 def _title(measure: _Measure) -> str:
     return "CPI" if measure is MEASURES[0] else measure.name
 
 
-def _opinion(config: CpiConfig, sight: Sight, measure: _Measure, past: PodPast, limit: float) -> Opinion:
+def _opinion(config: CpiConfig, sight: VictimView, measure: _Measure, past: PodPast, limit: float) -> DetectorVerdict:
     name = _title(measure)
     if past.last is None or sight.now - past.last[0] > config.within_s:
         use = sight.value("cpu.use")
         used = "unknown CPU use" if use is None else f"{number(use)} milli-CPU"
         return unknown(f"{name}: nothing that counts in {number(config.within_s)} s (now {used})")
     verdict = Verdict.INTERFERED if past.since_s is not None else Verdict.SUSPECT if past.bad else Verdict.OK
-    return Opinion(
+    return DetectorVerdict(
         verdict=verdict,
         told=partial(_words, config, measure, past, past.last[1], limit),
         resource=measure.resource,

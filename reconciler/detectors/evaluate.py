@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from reconciler.detectors.base import Sight
-from reconciler.detectors.rule import Rule
+from reconciler.detectors.base import VictimView
+from reconciler.detectors.rule import RuleConfig
 from reconciler.detectors.table import DETECTORS, DetectorEntry
-from state.evidence import Finding, Opinion, Resource, Verdict, signature
+from state.evidence import ContendedResource, DetectorVerdict, RuleVerdict, Verdict, signature
 
 # Members of an enum are slow to look up, and each is needed hundreds of times a second.
 _UNKNOWN: Final = Verdict.UNKNOWN
@@ -23,7 +23,7 @@ _INTERFERED: Final = Verdict.INTERFERED
 _BADNESS: Final = {Verdict.UNKNOWN: 0, Verdict.OK: 1, Verdict.SUSPECT: 2, Verdict.INTERFERED: 3}
 
 
-class Watch(Struct, frozen=True, kw_only=True):
+class RuleState(Struct, frozen=True, kw_only=True):
     """What a rule remembers of one victim. ``details``: by detector, ``group.entry``.
 
     ``verdict`` since ``since_s``; ``found_s``: when it was last interfered; None: not since it was over. ``found_by``:
@@ -37,7 +37,7 @@ class Watch(Struct, frozen=True, kw_only=True):
     found_by: frozenset[int] = frozenset()
 
 
-class Part(NamedTuple):
+class RulePart(NamedTuple):
     """One detector of a rule. ``place``: ``group.entry``, by which its memory is kept.
 
     ``learned``: how the keys begin under which a durable one's is kept, by workload; None: it is not durable.
@@ -45,52 +45,52 @@ class Part(NamedTuple):
 
     place: str
     # Each is given its own config and memory, see `AnyDetector`.
-    judge: Callable[[Any, Sight, Any], tuple[Opinion, Any]]
+    judge: Callable[[Any, VictimView, Any], tuple[DetectorVerdict, Any]]
     memory_type: type[Struct]
     config: Struct
     learned: str | None
 
 
-class Ready(NamedTuple):
+class ReadyRule(NamedTuple):
     """A rule as it is asked many times a second: its detectors looked up."""
 
     name: str
-    rule: Rule
-    groups: tuple[tuple[Part, ...], ...]
+    rule: RuleConfig
+    groups: tuple[tuple[RulePart, ...], ...]
 
 
-def ready(name: str, rule: Rule) -> Ready:
+def ready(name: str, rule: RuleConfig) -> ReadyRule:
     """Look up its detectors."""
     groups = tuple(
         tuple(_part(name, f"{number}.{position}", entry) for position, entry in enumerate(group))
         for number, group in enumerate(rule.when)
     )
-    return Ready(name, rule, groups)
+    return ReadyRule(name, rule, groups)
 
 
-def _part(rule: str, place: str, entry: DetectorEntry) -> Part:
+def _part(rule: str, place: str, entry: DetectorEntry) -> RulePart:
     detector = DETECTORS[entry.name]
     learned = f"{rule} {place} " if detector.durable else None
-    return Part(place, detector.judge, detector.memory_type, entry.config, learned)
+    return RulePart(place, detector.judge, detector.memory_type, entry.config, learned)
 
 
 def evaluate(
-    asked: Ready, sight: Sight, watch: Watch | None, learned: Mapping[str, Struct]
-) -> tuple[Finding, Watch, Mapping[str, Struct]]:
+    asked: ReadyRule, sight: VictimView, watch: RuleState | None, learned: Mapping[str, Struct]
+) -> tuple[RuleVerdict, RuleState, Mapping[str, Struct]]:
     """What the rule says of this victim now, without suspects; what to remember of it, and of workloads by key.
 
     ``learned``: all that durable detectors have learned so far.
     """
     name, rule, groups = asked
     now, pod = sight.frame.at_s, sight.pod
-    watch = watch or Watch(since_s=now)
+    watch = watch or RuleState(since_s=now)
     details: dict[str, Struct] = {}
     taught: dict[str, Struct] = {}
-    best: list[Opinion] = []
+    best: list[DetectorVerdict] = []
     verdict, bad, severity = _UNKNOWN, -1, 0.0
     found_by, dark = watch.found_by, best
     for number, group in enumerate(groups):
-        opinions: list[Opinion] = []
+        opinions: list[DetectorVerdict] = []
         for place, judge, memory_type, config, whose in group:
             if whose is None:
                 key, before, after = place, watch.details, details
@@ -123,7 +123,7 @@ def evaluate(
             found_s, found_by = None, frozenset()
     if verdict is not before_that:
         since_s = now
-    finding = Finding(
+    finding = RuleVerdict(
         rule=name,
         victim=sight.subject,
         title="the node" if pod is None else pod.title,
@@ -136,11 +136,11 @@ def evaluate(
     )
     if verdict is before_that and found_s == watch.found_s and not details and not watch.details:
         return finding, watch, taught
-    now_known = Watch(details=details, verdict=verdict, since_s=since_s, found_s=found_s, found_by=found_by)
+    now_known = RuleState(details=details, verdict=verdict, since_s=since_s, found_s=found_s, found_by=found_by)
     return finding, now_known, taught
 
 
-def _group(opinions: Sequence[Opinion]) -> Verdict:
+def _group(opinions: Sequence[DetectorVerdict]) -> Verdict:
     verdicts = {opinion.verdict for opinion in opinions}
     for verdict in (Verdict.OK, Verdict.UNKNOWN, Verdict.SUSPECT):
         if verdict in verdicts:
@@ -148,13 +148,13 @@ def _group(opinions: Sequence[Opinion]) -> Verdict:
     return Verdict.INTERFERED
 
 
-def _lacking(opinions: Sequence[Opinion]) -> Resource:
+def _lacking(opinions: Sequence[DetectorVerdict]) -> ContendedResource:
     if len(opinions) == 1:
         return opinions[0].resource
     return max(opinions, key=lambda opinion: opinion.severity).resource
 
 
-def _words(opinion: Opinion) -> tuple[str, ...]:
+def _words(opinion: DetectorVerdict) -> tuple[str, ...]:
     if opinion.proxy is None:
         return (opinion.evidence,)
     return opinion.evidence, f"judged by {opinion.proxy}"

@@ -16,14 +16,14 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
-from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.moments import of
 from reconciler.detectors.subjects import subject_of, whose
 from reconciler.detectors.threshold import severity
 from reconciler.detectors.windows import measured_s
 from reconciler.detectors.words import amount, gap_of, number, resource_of, shown
 from reconciler.signals.catalog import SIGNALS
-from state.evidence import Opinion, Resource, Verdict
+from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
 _FIRST: Final = 10
 _LEAST: Final = 11
@@ -56,7 +56,7 @@ class EwmaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 60.0
     resource: Annotated[
-        Resource | None, Meta(description="what the victim lacks then; left out: told by the signal's name")
+        ContendedResource | None, Meta(description="what the victim lacks then; left out: told by the signal's name")
     ] = None
 
     def __post_init__(self) -> None:
@@ -75,14 +75,14 @@ class EwmaMemory(Struct, frozen=True, kw_only=True):
     from_s: float = 0.0
 
 
-class Expected(NamedTuple):
+class ExpectedRange(NamedTuple):
     """Where the next sample should be."""
 
     mean: float
     sigma: float
 
 
-def expected(values: Sequence[float]) -> Expected:
+def expected(values: Sequence[float]) -> ExpectedRange:
     """Mean and deviation of the samples before the one under test; there is at least one."""
     first = values[:_FIRST]
     mean = sum(first) / len(first)
@@ -91,10 +91,10 @@ def expected(values: Sequence[float]) -> Expected:
         mean = value * decay + mean * (1 - decay)
     around = of(values)
     # Around the weighted mean, not their own: what it lags behind is part of what it does not know.
-    return Expected(mean, math.hypot(around.sigma, around.mean - mean))
+    return ExpectedRange(mean, math.hypot(around.sigma, around.mean - mean))
 
 
-def judge(config: EwmaConfig, sight: Sight, memory: EwmaMemory | None) -> tuple[Opinion, EwmaMemory]:
+def judge(config: EwmaConfig, sight: VictimView, memory: EwmaMemory | None) -> tuple[DetectorVerdict, EwmaMemory]:
     """Test the newest sample."""
     subject = subject_of(sight, whose(config.signal, config.of))
     at = measured_s(sight, subject, config.signal)
@@ -123,11 +123,11 @@ def judge(config: EwmaConfig, sight: Sight, memory: EwmaMemory | None) -> tuple[
     if run and at - start >= config.relearn_s:
         text += f"; for {number(at - start)} s, so it is the new normal"
         after = EwmaMemory(at_s=at, from_s=start)
-        return Opinion(verdict=Verdict.OK, told=text, resource=resource), after
+        return DetectorVerdict(verdict=Verdict.OK, told=text, resource=resource), after
     if run > 1:
         text += f"; {run} in a row"
     verdict = Verdict.INTERFERED if run >= config.times else Verdict.SUSPECT if run else Verdict.OK
-    return Opinion(
+    return DetectorVerdict(
         verdict=verdict,
         told=text,
         resource=resource,
@@ -136,7 +136,7 @@ def judge(config: EwmaConfig, sight: Sight, memory: EwmaMemory | None) -> tuple[
     ), EwmaMemory(at_s=at, run=run, since_s=start if run else at, from_s=memory.from_s)
 
 
-def _past(config: EwmaConfig, sight: Sight, subject: str | None, from_s: float, before_s: float) -> list[float]:
+def _past(config: EwmaConfig, sight: VictimView, subject: str | None, from_s: float, before_s: float) -> list[float]:
     """The newest ``samples`` of the past that are not under test, the oldest first."""
     series = sight.history.series(subject, config.signal) if subject is not None else None
     points = () if series is None else tuple(series)

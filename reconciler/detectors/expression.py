@@ -18,7 +18,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.formula import (
     MAX_TEXT,
     Binary,
@@ -34,10 +34,10 @@ from reconciler.detectors.formula import (
 )
 from reconciler.detectors.subjects import VICTIM, subject_of
 from reconciler.detectors.threshold import severity
-from reconciler.detectors.timer import Hold, Timing, paused, step
+from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
 from reconciler.detectors.windows import measured_s, seen, spacing_s
 from reconciler.detectors.words import number, resource_of, shown
-from state.evidence import Opinion, Resource, Verdict
+from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
 _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
     "<": lambda left, right: left < right,
@@ -49,7 +49,7 @@ _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
 }
 
 
-def truth(node: Node, sight: Sight) -> bool | None:
+def truth(node: Node, sight: VictimView) -> bool | None:
     """The worth of something true or false; None: unknown."""
     if isinstance(node, Unary):
         found = truth(node.operand, sight)
@@ -64,7 +64,7 @@ def truth(node: Node, sight: Sight) -> bool | None:
     return None if left is None or right is None else _COMPARE[node.operator](left, right)
 
 
-def value(node: Node, sight: Sight) -> float | None:
+def value(node: Node, sight: VictimView) -> float | None:
     """The worth of a number; None: unknown."""
     found: float | None
     match node:
@@ -87,13 +87,13 @@ def value(node: Node, sight: Sight) -> float | None:
     return found if found is not None and math.isfinite(found) else None
 
 
-def newest(ref: Ref, sight: Sight) -> float | None:
+def newest(ref: Ref, sight: VictimView) -> float | None:
     """The newest sample, if it is fresh."""
     subject = subject_of(sight, ref.where)
     return None if subject is None else sight.value(ref.signal, subject)
 
 
-def degree(node: Node, sight: Sight) -> float:
+def degree(node: Node, sight: VictimView) -> float:
     """How far a true or false thing is beyond its limit, as `Opinion.severity`: 1.0 is just at it, unknown is 0.0."""
     if isinstance(node, Unary):
         found = truth(node, sight)
@@ -110,7 +110,7 @@ def degree(node: Node, sight: Sight) -> float:
     return severity(left, right, 1 if node.operator.startswith(">") else -1)
 
 
-def _over(node: Over, sight: Sight) -> float | None:
+def _over(node: Over, sight: VictimView) -> float | None:
     subject = subject_of(sight, node.ref.where)
     if newest(node.ref, sight) is None:
         return None
@@ -148,7 +148,7 @@ _TOLD: Final = 6
 """Signals named in the evidence."""
 
 
-class ExpressionConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExpressionConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An expression over signals, and how long it must be true."""
 
     when: Annotated[str, Meta(description=f"what is bad, at most {MAX_TEXT} characters; docs/detectors.md")] = WHEN
@@ -156,7 +156,8 @@ class ExpressionConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=
         str, Meta(description="what must be true before all is well again; empty: that ``when`` is false")
     ] = ""
     resource: Annotated[
-        Resource | None, Meta(description="what the victim lacks then; left out: told by the first signal's name")
+        ContendedResource | None,
+        Meta(description="what the victim lacks then; left out: told by the first signal's name"),
     ] = None
 
     def __post_init__(self) -> None:
@@ -170,7 +171,9 @@ class ExpressionConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=
                     raise ValueError(f"{name}: {text!r} names no signal: it is always the same")
 
 
-def judge(config: ExpressionConfig, sight: Sight, memory: Hold | None) -> tuple[Opinion, Hold]:
+def judge(
+    config: ExpressionConfig, sight: VictimView, memory: DebounceState | None
+) -> tuple[DetectorVerdict, DebounceState]:
     """Work out the expression."""
     tree = parse(config.when)
     bad = truth(tree, sight)
@@ -189,16 +192,16 @@ def judge(config: ExpressionConfig, sight: Sight, memory: Hold | None) -> tuple[
     elif held.active and not bad:
         text += ", not clear yet"
     resource = config.resource or resource_of(named[0].signal)
-    return Opinion(
+    return DetectorVerdict(
         verdict=held.verdict,
         told=text,
         resource=resource,
         severity=degree(tree, sight),
-        gap=sight.value("cpu.wait_milli") if bad and resource is Resource.CPU else None,
+        gap=sight.value("cpu.wait_milli") if bad and resource is ContendedResource.CPU else None,
     ), held
 
 
-def _measured(named: tuple[Ref, ...], sight: Sight) -> float:
+def _measured(named: tuple[Ref, ...], sight: VictimView) -> float:
     """When the oldest of what it was worked out from was measured."""
     known = [ref for ref in named if newest(ref, sight) is not None]
     return min((measured_s(sight, subject_of(sight, ref.where), ref.signal) for ref in known), default=sight.now)
@@ -208,7 +211,7 @@ def _name(ref: Ref) -> str:
     return ref.signal if ref.where == VICTIM else f"{ref.where}.{ref.signal}"
 
 
-def _told(ref: Ref, sight: Sight) -> str:
+def _told(ref: Ref, sight: VictimView) -> str:
     found = newest(ref, sight)
     where = "" if ref.where == VICTIM else f"{ref.where}."
     return f"{_name(ref)} unknown" if found is None else where + shown(ref.signal, found)
@@ -223,7 +226,7 @@ DETECTOR = Detector(
     name="expression",
     summary="an expression over signals is true for a while",
     config_type=ExpressionConfig,
-    memory_type=Hold,
+    memory_type=DebounceState,
     signals=_signals,
     judge=judge,
 )

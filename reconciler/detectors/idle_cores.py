@@ -9,19 +9,19 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.neighbours import be_use
 from reconciler.detectors.subjects import POOL, subject_of
 from reconciler.detectors.threshold import severity
-from reconciler.detectors.timer import Hold, Timing, paused, step
+from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
 from reconciler.detectors.windows import measured_s
 from reconciler.detectors.words import number
-from state.evidence import NODE, Opinion
+from state.evidence import NODE, DetectorVerdict
 
 _IDLE: Final = "cpu.idle"
 
 
-class IdleCoresConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class IdleCoresConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much is to be idle, and how much of the rest must be BE work."""
 
     for_s: Annotated[float, Meta(ge=0, le=86400, description="the shortage must have lasted for this long")] = 3.0
@@ -39,7 +39,9 @@ class IdleCoresConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = 5
 
 
-def judge(config: IdleCoresConfig, sight: Sight, memory: Hold | None) -> tuple[Opinion, Hold]:
+def judge(
+    config: IdleCoresConfig, sight: VictimView, memory: DebounceState | None
+) -> tuple[DetectorVerdict, DebounceState]:
     """Compare what is idle with what is to be."""
     subject = subject_of(sight, POOL) if sight.pod is not None else NODE
     idle = sight.value(_IDLE, subject) if subject is not None else None
@@ -71,7 +73,7 @@ def judge(config: IdleCoresConfig, sight: Sight, memory: Hold | None) -> tuple[O
     if short > 0 and not blamed:
         text += ": online work fills it"
     gap = min(short, be or 0.0) if short > 0 and blamed else None
-    return Opinion(
+    return DetectorVerdict(
         verdict=held.verdict, told=text, severity=severity(idle, buffer, -1) if blamed else 0.0, gap=gap
     ), held
 
@@ -80,7 +82,7 @@ DETECTOR = Detector(
     name="idle_cores",
     summary="too little CPU time is idle in the victim's pool, and BE work uses some of it",
     config_type=IdleCoresConfig,
-    memory_type=Hold,
+    memory_type=DebounceState,
     signals=lambda _: (_IDLE, "cpu.use"),
     judge=judge,
 )

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from reconciler.detectors.base import Sight
+from reconciler.detectors.base import VictimView
 from reconciler.detectors.words import amount
 
 AT_LIMIT: Final = 0.95
@@ -11,7 +11,7 @@ _BEFORE_S: Final = 15.0
 """How long before a kill the pod may have been at its limit: the kill itself frees memory."""
 
 
-def memory_at_limit(sight: Sight, killed_at: float | None = None) -> str:
+def memory_at_limit(sight: VictimView, killed_at: float | None = None) -> str:
     """What the pod uses of its own memory limit, in words, where it is at it; empty: it is not, or that is not known.
 
     ``killed_at``: what counts is what it used up to then, shortly before somebody of it was killed.

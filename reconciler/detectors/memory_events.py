@@ -12,17 +12,17 @@ from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
-from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.limits import memory_at_limit
 from reconciler.detectors.threshold import severity
-from reconciler.detectors.timer import Hold, Timing, paused, step
+from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
 from reconciler.detectors.words import number
-from state.evidence import NODE, Opinion, Resource, Verdict
+from state.evidence import NODE, ContendedResource, DetectorVerdict, Verdict
 
-_MEMORY: Final = Resource.MEMORY
+_MEMORY: Final = ContendedResource.MEMORY
 
 
-class MemoryEventsConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MemoryEventsConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many pages are many."""
 
     for_s: Annotated[float, Meta(ge=0, le=86400, description="reading back must have lasted for this long")] = 5.0
@@ -70,7 +70,9 @@ class _Node(NamedTuple):
         return told or ("the node is not short" if self.known else "whether the node is short: unknown")
 
 
-def judge(config: MemoryEventsConfig, sight: Sight, memory: Hold | None) -> tuple[Opinion, Hold]:
+def judge(
+    config: MemoryEventsConfig, sight: VictimView, memory: DebounceState | None
+) -> tuple[DetectorVerdict, DebounceState]:
     """Look for kills, then for reading back."""
     node = sight.once(_node, config)
     series = sight.series("memory.refaults")
@@ -103,7 +105,7 @@ def judge(config: MemoryEventsConfig, sight: Sight, memory: Hold | None) -> tupl
     elif many and verdict is Verdict.OK:
         # Many pages, and the node is not short: perhaps only its own way to work.
         verdict = Verdict.SUSPECT
-    return Opinion(
+    return DetectorVerdict(
         verdict=verdict,
         told=partial(_words, config, kills, refaults, node, first),
         resource=_MEMORY,
@@ -123,7 +125,7 @@ def _words(
     return ", ".join([*told, node.words()])
 
 
-def _node(config: MemoryEventsConfig, sight: Sight) -> _Node:
+def _node(config: MemoryEventsConfig, sight: VictimView) -> _Node:
     kswapd, direct = sight.value("memory.kswapd", NODE), sight.value("memory.direct", NODE)
     # Where kubepods has a limit of its own, the pods run short while the machine does not.
     hits = sight.value("memory.pods_hits", NODE)
@@ -137,7 +139,7 @@ def _node(config: MemoryEventsConfig, sight: Sight) -> _Node:
     return _Node(kswapd, direct, hits, degree)
 
 
-def _kills(config: MemoryEventsConfig, sight: Sight) -> tuple[float | None, float | None]:
+def _kills(config: MemoryEventsConfig, sight: VictimView) -> tuple[float | None, float | None]:
     """How many were killed lately, and when the last one was; None: not measured."""
     series = sight.series("oom.kills")
     if series is None or series.fresh(sight.now, sight.fresh_s) is None:
@@ -149,13 +151,13 @@ def _kills(config: MemoryEventsConfig, sight: Sight) -> tuple[float | None, floa
     return sum(value for _, value in found), found[-1][0] if found else None
 
 
-def _own(sight: Sight, killed_at: float | None) -> str:
+def _own(sight: VictimView, killed_at: float | None) -> str:
     """In words, that the pod is at its own limit now, or was when somebody of it was killed; empty: it is not."""
     found = memory_at_limit(sight, killed_at)
     return f"own limit: {found}" if found else ""
 
 
-def _gap(sight: Sight) -> float | None:
+def _gap(sight: VictimView) -> float | None:
     """What the node lacks up to its low watermark, where kswapd rests."""
     low, free = sight.value("memory.low", NODE), sight.value("memory.free", NODE)
     return low - free if low is not None and free is not None and free < low else None
@@ -165,7 +167,7 @@ DETECTOR = Detector(
     name="memory_events",
     summary="killed for lack of memory, or reading back what reclaim took while the node is short",
     config_type=MemoryEventsConfig,
-    memory_type=Hold,
+    memory_type=DebounceState,
     signals=lambda _: (
         *("oom.kills", "memory.refaults", "memory.use", "memory.limit"),
         *("memory.kswapd", "memory.direct", "memory.pods_hits", "memory.low", "memory.free"),

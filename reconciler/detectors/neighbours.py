@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.detectors.base import Sight
+from reconciler.detectors.base import VictimView
 from reconciler.detectors.windows import spacing_s
 
 RECENT_S: Final = 10.0
@@ -30,7 +30,7 @@ def overlap(ours: str, theirs: str) -> float:
     return (our & their).bit_count() / their.bit_count() if our and their else 1.0
 
 
-def be_use(sight: Sight, signal: str, *, near: bool = False) -> float | None:
+def be_use(sight: VictimView, signal: str, *, near: bool = False) -> float | None:
     """What all BE pods have of a signal together now; None: there are some, and it is measured of none of them.
 
     ``near``: by the part of each pod's CPUs that the victim runs on.
@@ -40,7 +40,7 @@ def be_use(sight: Sight, signal: str, *, near: bool = False) -> float | None:
     return _be_use(signal, sight, near=near)
 
 
-def _be_use(signal: str, sight: Sight, *, near: bool = False) -> float | None:
+def _be_use(signal: str, sight: VictimView, *, near: bool = False) -> float | None:
     total = 0.0
     measured = missing = False
     for uid, pod in sight.frame.pods.items():
@@ -55,7 +55,7 @@ def _be_use(signal: str, sight: Sight, *, near: bool = False) -> float | None:
     return None if missing and not measured else total
 
 
-class Change(NamedTuple):
+class NeighbourChange(NamedTuple):
     """The last 10 s of a signal against what was usual before (the median of the kept past)."""
 
     now: float
@@ -67,7 +67,7 @@ class Change(NamedTuple):
         return self.now / self.usual if self.usual > 0 else 1.0
 
 
-def change(sight: Sight, signal: str) -> Change | None:
+def change(sight: VictimView, signal: str) -> NeighbourChange | None:
     """How a signal of the victim has changed; None: no fresh sample, or too little of a past."""
     series = sight.history.series(sight.subject, signal)
     newest = sight.value(signal)
@@ -79,10 +79,10 @@ def change(sight: Sight, signal: str) -> Change | None:
     if place < _BEFORE:
         return None
     before, recent = sorted(values[:place]), values[place:] or [newest]
-    return Change(sum(recent) / len(recent), before[len(before) // 2])
+    return NeighbourChange(sum(recent) / len(recent), before[len(before) // 2])
 
 
-def collapsed(sight: Sight, signal: str, left_fraction: float) -> tuple[Change, bool] | None:
+def collapsed(sight: VictimView, signal: str, left_fraction: float) -> tuple[NeighbourChange, bool] | None:
     """Whether the victim gets less than ``left_fraction`` of what it usually has, while it works as much as ever.
 
     None: cannot be told. A victim that uses less than 80 % of its usual CPU time has less to do.

@@ -14,23 +14,23 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.subjects import subject_of
 from reconciler.detectors.threshold import severity
-from reconciler.detectors.timer import Hold, Timing, paused, step
+from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
 from reconciler.detectors.windows import mean
 from reconciler.detectors.words import number
-from state.evidence import Opinion, Resource, Verdict
+from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
 SHORT_S: Final = 10.0
 LONG_S: Final = 60.0
 _BEFORE_S: Final = 5.0
 """How far apart the two avg10 are that tell whether it falls fast: oomd's tick."""
 _FULL: Final = "_full"
-_RESOURCES: Final = {"cpu": Resource.CPU, "memory": Resource.MEMORY, "io": Resource.IO}
+_RESOURCES: Final = {"cpu": ContendedResource.CPU, "memory": ContendedResource.MEMORY, "io": ContendedResource.IO}
 
 
-class PressureConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PressureDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of what, how much, for how long."""
 
     resource: Annotated[Literal["cpu", "memory", "io"], Meta(description="what is waited for")] = "cpu"
@@ -67,7 +67,9 @@ class PressureConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return f"{self.resource}.pressure{_FULL if self.full else ''}"
 
 
-def judge(config: PressureConfig, sight: Sight, memory: Hold | None) -> tuple[Opinion, Hold]:
+def judge(
+    config: PressureDetectorConfig, sight: VictimView, memory: DebounceState | None
+) -> tuple[DetectorVerdict, DebounceState]:
     """Compare the averages."""
     signal = config.signal
     subject = subject_of(sight, config.of)
@@ -97,7 +99,7 @@ def judge(config: PressureConfig, sight: Sight, memory: Hold | None) -> tuple[Op
     if verdict is Verdict.SUSPECT and not high:
         # What made the long average high is over.
         verdict = Verdict.OK
-    return Opinion(
+    return DetectorVerdict(
         verdict=verdict,
         told=partial(_words, config, held, verdict, short, long, before if falling else None),
         resource=_RESOURCES[config.resource],
@@ -107,7 +109,12 @@ def judge(config: PressureConfig, sight: Sight, memory: Hold | None) -> tuple[Op
 
 
 def _words(  # noqa: PLR0917  # what a `partial` holds
-    config: PressureConfig, held: Hold, verdict: Verdict, short: float, long: float | None, before: float | None
+    config: PressureDetectorConfig,
+    held: DebounceState,
+    verdict: Verdict,
+    short: float,
+    long: float | None,
+    before: float | None,
 ) -> str:
     """``before``: from where it falls fast."""
     limit = config.above_percent
@@ -124,7 +131,7 @@ def _words(  # noqa: PLR0917  # what a `partial` holds
     return text
 
 
-def _cleared(config: PressureConfig, short: float) -> bool:
+def _cleared(config: PressureDetectorConfig, short: float) -> bool:
     clear = config.above_percent / 2 if config.clear_percent is None else config.clear_percent
     return short <= clear
 
@@ -132,8 +139,8 @@ def _cleared(config: PressureConfig, short: float) -> bool:
 DETECTOR = Detector(
     name="pressure",
     summary="waiting for CPU, memory or disk (PSI) above a limit, or rising beyond it",
-    config_type=PressureConfig,
-    memory_type=Hold,
+    config_type=PressureDetectorConfig,
+    memory_type=DebounceState,
     signals=lambda config: (config.signal,),
     judge=judge,
 )

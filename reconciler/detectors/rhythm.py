@@ -12,27 +12,27 @@ from itertools import compress, repeat
 from operator import add, mul, sub, truediv
 from typing import Final, NamedTuple, final
 
-from reconciler.detectors.base import Sight
+from reconciler.detectors.base import VictimView
 from reconciler.detectors.moments import Moments, of
 from reconciler.detectors.uses import nearest
 from reconciler.detectors.windows import spacing_s
 from reconciler.detectors.words import number
-from reconciler.signals.history import Series
-from state.evidence import NODE, Resource
+from reconciler.signals.history import SampleSeries
+from state.evidence import NODE, ContendedResource
 
-SYMPTOMS: Final[Mapping[Resource, tuple[tuple[str, float | None], ...]]] = {
-    Resource.CPU: (("cpu.wait", 5.0), ("cpu.pressure", 10.0), ("cpi", None)),
-    Resource.MEMORY: (("memory.pressure", 5.0), ("memory.refaults", None)),
-    Resource.IO: (("io.pressure", 5.0), ("disk.delay", 20.0)),
-    Resource.CACHE: (("cpi", None), ("llc.misses", None), ("cpu.wait", 5.0), ("cpu.pressure", 10.0)),
-    Resource.NETWORK: (("service.latency", None),),
+SYMPTOMS: Final[Mapping[ContendedResource, tuple[tuple[str, float | None], ...]]] = {
+    ContendedResource.CPU: (("cpu.wait", 5.0), ("cpu.pressure", 10.0), ("cpi", None)),
+    ContendedResource.MEMORY: (("memory.pressure", 5.0), ("memory.refaults", None)),
+    ContendedResource.IO: (("io.pressure", 5.0), ("disk.delay", 20.0)),
+    ContendedResource.CACHE: (("cpi", None), ("llc.misses", None), ("cpu.wait", 5.0), ("cpu.pressure", 10.0)),
+    ContendedResource.NETWORK: (("service.latency", None),),
 }
 """By which the victim's suffering is told, the first that is measured, and from which value on it is suffering. None,
 or not reached in the window (a detector may know better what is much for this victim): the median of the kept past."""
 
 
 @final
-class Levels:
+class CorrelationLevels:
     """How bad each moment was; ``limit``: above it the victim suffers. What is asked of it again is kept."""
 
     def __init__(self, values: Sequence[float], limit: float) -> None:
@@ -61,23 +61,23 @@ class Levels:
         """Not the same all the time."""
         return _varies(self.moments)
 
-    def where(self, known: Sequence[bool]) -> "Levels":
+    def where(self, known: Sequence[bool]) -> "CorrelationLevels":
         """At some of the moments."""
-        return self if all(known) else Levels(list(compress(self.values, known)), self.limit)
+        return self if all(known) else CorrelationLevels(list(compress(self.values, known)), self.limit)
 
 
 @final
-class Symptom(NamedTuple):
+class SymptomSeries(NamedTuple):
     """By what the suffering is told, at which moments of the kept past, and how much it was."""
 
     signal: str
     times: list[float]
-    levels: Levels
+    levels: CorrelationLevels
     bad: list[float]
     """When it suffered, within the window; empty: all of the window."""
 
 
-def symptom_of(sight: Sight, resource: Resource, window_s: float) -> Symptom | None:
+def symptom_of(sight: VictimView, resource: ContendedResource, window_s: float) -> SymptomSeries | None:
     """How the lack of a resource shows in this victim; None: nothing of it is measured."""
     for signal, limit in SYMPTOMS[resource]:
         for subject in dict.fromkeys((sight.subject, NODE)):
@@ -94,11 +94,11 @@ def symptom_of(sight: Sight, resource: Resource, window_s: float) -> Symptom | N
                 # Half of all noise is above the median: what is bad is well above it.
                 bad_above = (usual + most) / 2
             bad = [at for at, value in zip(times[begin:], values[begin:], strict=True) if value > bad_above]
-            return Symptom(signal, times, Levels(values, usual), bad)
+            return SymptomSeries(signal, times, CorrelationLevels(values, usual), bad)
     return None
 
 
-def rhythm(sight: Sight, subject: str, signals: Sequence[str], symptom: Symptom) -> tuple[float, str] | None:
+def rhythm(sight: VictimView, subject: str, signals: Sequence[str], symptom: SymptomSeries) -> tuple[float, str] | None:
     """How well the use of a pod (the sum of some signals) goes with the suffering, 0-1, and words for it.
 
     None: too little of either is known.
@@ -118,7 +118,9 @@ _PAIRS: Final = 8
 """Fewer moments tell nothing about a rhythm."""
 
 
-def _together(sight: Sight, subject: str, signals: Sequence[str], symptom: Symptom) -> tuple[Levels, Sequence[float]]:
+def _together(
+    sight: VictimView, subject: str, signals: Sequence[str], symptom: SymptomSeries
+) -> tuple[CorrelationLevels, Sequence[float]]:
     """The symptom and the use at each moment of the past; a pod that was not there yet used nothing."""
     known = [True] * len(symptom.times)
     total: list[float] | None = None
@@ -133,7 +135,7 @@ def _together(sight: Sight, subject: str, signals: Sequence[str], symptom: Sympt
     return symptom.levels.where(known), total if all(known) else list(compress(total, known))
 
 
-def _followed(series: Series, moments: list[float], within_s: float, known: list[bool]) -> list[float]:
+def _followed(series: SampleSeries, moments: list[float], within_s: float, known: list[bool]) -> list[float]:
     """Its values at these moments; where there is none, 0.0, and ``known`` becomes False."""
     times, values = series.all()
     if times == moments:
@@ -149,7 +151,7 @@ def _followed(series: Series, moments: list[float], within_s: float, known: list
     return found
 
 
-def correlation(levels: Levels, uses: Sequence[float]) -> float:
+def correlation(levels: CorrelationLevels, uses: Sequence[float]) -> float:
     """CPI²'s antagonist correlation of symptom and use, -1 to 1: positive when use falls into the bad time."""
     total = math.fsum(uses)
     if total <= 0:
@@ -158,7 +160,7 @@ def correlation(levels: Levels, uses: Sequence[float]) -> float:
     return max(-1.0, min(1.0, found))
 
 
-def pearson(levels: Levels, uses: Sequence[float]) -> float:
+def pearson(levels: CorrelationLevels, uses: Sequence[float]) -> float:
     """Pearson's correlation coefficient; 0.0 where one side does not vary.
 
     A pod that does the same all the time is no reason for what comes and goes.

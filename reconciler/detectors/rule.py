@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from reconciler.detectors.cpi import CpiConfig
 from reconciler.detectors.memory_events import MemoryEventsConfig
-from reconciler.detectors.pressure import PressureConfig
+from reconciler.detectors.pressure import PressureDetectorConfig
 from reconciler.detectors.run_queue import RunQueueConfig
 from reconciler.detectors.table import DetectorEntry
 from reconciler.pods.selectors import LabelSelector
-from state.evidence import PodFacts, Resource
+from state.evidence import ContendedResource, PodSnapshot
 from state.measures import Response
 from state.model import PodClass
 
@@ -31,7 +31,7 @@ class RuleMode(StrEnum):
     ENFORCE = "enforce"
 
 
-class Victims(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VictimSelector(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who is watched: pods that match all of these. Where labels are asked for, only pods whose labels are known."""
 
     classes: Annotated[frozenset[PodClass], Meta(description="classes of pods")] = frozenset(
@@ -41,7 +41,7 @@ class Victims(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     labels: LabelSelector = LabelSelector()
     node: Annotated[bool, Meta(description="the node as a whole is a victim, too")] = False
 
-    def match(self, pod: PodFacts) -> bool:
+    def match(self, pod: PodSnapshot) -> bool:
         """Whether this pod is watched."""
         if pod.pod_class not in self.classes or pod.terminating:
             return False
@@ -50,7 +50,7 @@ class Victims(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.labels.empty or (pod.certain and self.labels.matches(pod.labels))
 
 
-class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RuleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One rule. Without ``when`` it is the shipped rule of its name, with what else is written here."""
 
     mode: Annotated[
@@ -60,9 +60,9 @@ class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tuple[tuple[DetectorEntry, ...], ...],
         Meta(description="groups of detectors: all of a group, any of the groups"),
     ] = ()
-    victims: Victims = Victims()
+    victims: VictimSelector = VictimSelector()
     resource: Annotated[
-        Resource | None,
+        ContendedResource | None,
         Meta(description="what is lacking; null: as the shipped rule has it, or as the detector that found it says"),
     ] = None
     responses: Annotated[
@@ -99,17 +99,23 @@ def _entry(**given: Struct) -> DetectorEntry:
     return DetectorEntry(**given)  # type: ignore[arg-type]  # by name; the struct's own check finds a wrong one
 
 
-SHIPPED: Final[Mapping[str, Rule]] = {
-    "cpu": Rule(when=((_entry(run_queue=RunQueueConfig()),),), resource=Resource.CPU),
-    "memory": Rule(
-        when=((_entry(pressure=PressureConfig(resource="memory")),), (_entry(memory_events=MemoryEventsConfig()),)),
-        resource=Resource.MEMORY,
+SHIPPED: Final[Mapping[str, RuleConfig]] = {
+    "cpu": RuleConfig(when=((_entry(run_queue=RunQueueConfig()),),), resource=ContendedResource.CPU),
+    "memory": RuleConfig(
+        when=(
+            (_entry(pressure=PressureDetectorConfig(resource="memory")),),
+            (_entry(memory_events=MemoryEventsConfig()),),
+        ),
+        resource=ContendedResource.MEMORY,
     ),
-    "cache": Rule(
+    "cache": RuleConfig(
         when=((_entry(cpi=CpiConfig()),),),
         responses=(Response.HOLD, Response.PARTITION, Response.SQUEEZE),
     ),
-    "io": Rule(when=((_entry(pressure=PressureConfig(resource="io", above_percent=5.0)),),), resource=Resource.IO),
+    "io": RuleConfig(
+        when=((_entry(pressure=PressureDetectorConfig(resource="io", above_percent=5.0)),),),
+        resource=ContendedResource.IO,
+    ),
 }
 """The rules that a node has without writing any. All of them only watch (shadow) until somebody says otherwise.
 
@@ -117,7 +123,7 @@ They set nothing but ``when``, ``resource`` and ``responses``, where nothing wri
 """
 
 
-def effective(rules: Mapping[str, Rule]) -> Mapping[str, Rule]:
+def effective(rules: Mapping[str, RuleConfig]) -> Mapping[str, RuleConfig]:
     """The shipped rules, changed and completed by those of the configuration."""
     found = dict(SHIPPED)
     for name, rule in rules.items():

@@ -17,13 +17,13 @@ from typing import Annotated, Final, NamedTuple
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.moments import Moments
 from reconciler.detectors.threshold import severity
 from reconciler.detectors.windows import interval_s, over, weighed
 from reconciler.detectors.words import number
-from reconciler.signals.history import Series
-from state.evidence import Opinion, Verdict
+from reconciler.signals.history import SampleSeries
+from state.evidence import DetectorVerdict, Verdict
 
 _LEARN: Final = 30
 """Windows that must have been seen before the own past means anything: a minute."""
@@ -95,12 +95,12 @@ class _Bad(NamedTuple):
     milli: float | None
 
 
-def _length(config: RunQueueConfig, sight: Sight) -> float:
+def _length(config: RunQueueConfig, sight: VictimView) -> float:
     """A window is no shorter than the sample interval."""
     return max(config.window_s, interval_s(sight))
 
 
-def _seen(config: RunQueueConfig, sight: Sight, series: Series) -> list[float | None]:
+def _seen(config: RunQueueConfig, sight: VictimView, series: SampleSeries) -> list[float | None]:
     """The share of waiting in each of the last windows, the newest first; None: too little of it was measured."""
     length, now, fresh_s = _length(config, sight), sight.now, sight.fresh_s
     seen: list[float | None] = [None] * config.windows
@@ -134,13 +134,13 @@ def _share(total: float, seen_s: float, length: float) -> float | None:
     return total / seen_s if seen_s > 0 and seen_s >= _SLACK * length else None
 
 
-def _mean(sight: Sight, signal: str, start: float, end: float) -> float | None:
+def _mean(sight: VictimView, signal: str, start: float, end: float) -> float | None:
     series = sight.series(signal)
     found = None if series is None else weighed(series, start, end, sight.fresh_s)
     return None if found is None else found[0]
 
 
-def _throttled(config: RunQueueConfig, sight: Sight, index: int) -> float | None:
+def _throttled(config: RunQueueConfig, sight: VictimView, index: int) -> float | None:
     """The most periods, in percent, that the own quota cut short in or just before a window.
 
     Before, because a task that was stopped at the end of one sample has its wait told in the next.
@@ -152,14 +152,16 @@ def _throttled(config: RunQueueConfig, sight: Sight, index: int) -> float | None
     return None if found is None else found.high
 
 
-def _details(config: RunQueueConfig, sight: Sight, index: int, wait: float) -> _Bad:
+def _details(config: RunQueueConfig, sight: VictimView, index: int, wait: float) -> _Bad:
     length = _length(config, sight)
     end = sight.now - index * length
     delay, milli = (_mean(sight, name, end - length, end) for name in ("cpu.delay", "cpu.wait_milli"))
     return _Bad(wait, delay, _throttled(config, sight, index), milli)
 
 
-def judge(config: RunQueueConfig, sight: Sight, memory: RunQueueMemory | None) -> tuple[Opinion, RunQueueMemory]:
+def judge(
+    config: RunQueueConfig, sight: VictimView, memory: RunQueueMemory | None
+) -> tuple[DetectorVerdict, RunQueueMemory]:
     """Count the bad windows."""
     if memory is None:
         memory = RunQueueMemory(learned_s=sight.now)
@@ -179,13 +181,13 @@ def judge(config: RunQueueConfig, sight: Sight, memory: RunQueueMemory | None) -
 
 
 def _opinion(
-    config: RunQueueConfig, sight: Sight, seen: list[float], too_high: list[tuple[int, float]], limit: float
-) -> Opinion:
+    config: RunQueueConfig, sight: VictimView, seen: list[float], too_high: list[tuple[int, float]], limit: float
+) -> DetectorVerdict:
     missing = config.windows - len(seen)
     if not too_high and missing < config.bad:
         # The usual case.
         words = partial(_words, seen[0], None, limit, "")
-        return Opinion(verdict=Verdict.OK, told=words, severity=severity(seen[0], limit))
+        return DetectorVerdict(verdict=Verdict.OK, told=words, severity=severity(seen[0], limit))
     high = [_details(config, sight, index, wait) for index, wait in too_high]
     high = [one for one in high if _hurts(config, one)]
     own = [one for one in high if one.throttled is not None and one.throttled > config.throttled_percent]
@@ -209,7 +211,7 @@ def _opinion(
     elif missing and len(bad) + len(untold) + missing >= config.bad:
         # What was not measured could make it interference.
         return unknown(f"{words()}; only {len(seen)} of {config.windows} windows were measured")
-    return Opinion(verdict=verdict, told=words, severity=severity(wait, limit), gap=gap)
+    return DetectorVerdict(verdict=verdict, told=words, severity=severity(wait, limit), gap=gap)
 
 
 def _words(wait: float, worst: _Bad | None, limit: float, count: str) -> str:
@@ -240,7 +242,7 @@ def _limit(config: RunQueueConfig, healthy: Moments) -> float:
 
 def _learn(
     config: RunQueueConfig,
-    sight: Sight,
+    sight: VictimView,
     memory: RunQueueMemory,
     oldest: float | None,
     high: int,

@@ -7,7 +7,7 @@ that pods have is the victim's, one that only the node has is the node's.
 import re
 from typing import Final
 
-from reconciler.detectors.base import Sight
+from reconciler.detectors.base import VictimView
 from reconciler.signals.catalog import SIGNALS
 from state.evidence import NODE, pool_subject
 
@@ -53,7 +53,7 @@ def _spelled(of: tuple[str, ...]) -> list[str]:
     return [{"pod": VICTIM, "numa": "numa:N", "fs": "fs:NAME"}.get(kind, kind) for kind in of]
 
 
-def subject_of(sight: Sight, where: str) -> str | None:
+def subject_of(sight: VictimView, where: str) -> str | None:
     """The subject in frames; None where this victim has none (the pool of a pod that runs everywhere)."""
     if where == VICTIM:
         return sight.subject

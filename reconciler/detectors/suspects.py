@@ -21,13 +21,13 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from reconciler.detectors.base import Sight
+from reconciler.detectors.base import VictimView
 from reconciler.detectors.limits import AT_LIMIT, memory_at_limit
 from reconciler.detectors.neighbours import overlap
-from reconciler.detectors.rhythm import Symptom, rhythm, symptom_of
-from reconciler.detectors.uses import Meanwhile, Use, Uses
+from reconciler.detectors.rhythm import SymptomSeries, rhythm, symptom_of
+from reconciler.detectors.uses import ResourceUse, ResourceUses, UsesInWindow
 from reconciler.detectors.words import amount, number
-from state.evidence import PodFacts, Resource, Suspect
+from state.evidence import ContendedResource, PodSnapshot, Suspect
 
 SIGNALS: Final = (
     *("cpu.use", "cpu.throttled", "memory.use", "memory.limit", "memory.refaults"),
@@ -41,7 +41,7 @@ _STRIDE: Final = 50
 """Pods after which others may run: a tenth of a millisecond."""
 
 
-class _Part(NamedTuple):
+class _SuspectScore(NamedTuple):
     """One way to measure use. ``least``: the sum of these signals below which a pod did nothing."""
 
     signals: tuple[str, ...]
@@ -52,26 +52,28 @@ class _Part(NamedTuple):
     growth: bool = False
 
 
-_PARTS: Final[Mapping[Resource, tuple[_Part, ...]]] = {
-    Resource.CPU: (_Part(("cpu.use",), 1.0, 20.0, "milli-CPU", "used"),),
-    Resource.MEMORY: (
-        _Part(("memory.use",), 0.5, 16.0 * (1 << 20), "bytes", "grew by", growth=True),
-        _Part(("memory.use",), 0.35, 16.0 * (1 << 20), "bytes", "held"),
-        _Part(("memory.refaults",), 0.15, 10.0, "pages/s", "read back"),
+_PARTS: Final[Mapping[ContendedResource, tuple[_SuspectScore, ...]]] = {
+    ContendedResource.CPU: (_SuspectScore(("cpu.use",), 1.0, 20.0, "milli-CPU", "used"),),
+    ContendedResource.MEMORY: (
+        _SuspectScore(("memory.use",), 0.5, 16.0 * (1 << 20), "bytes", "grew by", growth=True),
+        _SuspectScore(("memory.use",), 0.35, 16.0 * (1 << 20), "bytes", "held"),
+        _SuspectScore(("memory.refaults",), 0.15, 10.0, "pages/s", "read back"),
     ),
-    Resource.IO: (
-        _Part(("disk.read", "disk.write"), 0.5, 64.0 * 1024, "bytes/s", "moved"),
-        _Part(("disk.ops",), 0.5, 5.0, "per s", "made requests:"),
+    ContendedResource.IO: (
+        _SuspectScore(("disk.read", "disk.write"), 0.5, 64.0 * 1024, "bytes/s", "moved"),
+        _SuspectScore(("disk.ops",), 0.5, 5.0, "per s", "made requests:"),
     ),
-    Resource.CACHE: (
-        _Part(("llc.occupancy",), 0.5, 256.0 * 1024, "bytes", "held in the cache"),
-        _Part(("memory.bandwidth",), 0.5, 10e6, "bytes/s", "moved"),
+    ContendedResource.CACHE: (
+        _SuspectScore(("llc.occupancy",), 0.5, 256.0 * 1024, "bytes", "held in the cache"),
+        _SuspectScore(("memory.bandwidth",), 0.5, 10e6, "bytes/s", "moved"),
     ),
-    Resource.NETWORK: (_Part(("net.receive", "net.transmit"), 1.0, 100e3, "bytes/s", "moved"),),
+    ContendedResource.NETWORK: (_SuspectScore(("net.receive", "net.transmit"), 1.0, 100e3, "bytes/s", "moved"),),
 }
 
 
-def rank(sight: Sight, resource: Resource, window_s: float, lately: Uses) -> Generator[None, None, tuple[Suspect, ...]]:
+def rank(
+    sight: VictimView, resource: ContendedResource, window_s: float, lately: ResourceUses
+) -> Generator[None, None, tuple[Suspect, ...]]:
     """The pods that may be why the victim lacks ``resource``, the likeliest first; empty: none can be told.
 
     It yields now and then, so that others can run. ``lately``: what is shared by all victims of this frame.
@@ -79,7 +81,7 @@ def rank(sight: Sight, resource: Resource, window_s: float, lately: Uses) -> Gen
     symptom = symptom_of(sight, resource, window_s)
     parts = _PARTS[resource]
     overlaps = _candidates(sight, resource)
-    meanwhile = Meanwhile(symptom.bad if symptom is not None else ())
+    meanwhile = UsesInWindow(symptom.bad if symptom is not None else ())
     # By part, by pod.
     uses: list[dict[str, float]] = []
     for part in parts:
@@ -115,17 +117,17 @@ def rank(sight: Sight, resource: Resource, window_s: float, lately: Uses) -> Gen
     return tuple(sorted(suspects, key=lambda one: (-one.score, one.title)))
 
 
-def _candidates(sight: Sight, resource: Resource) -> dict[str, float]:
+def _candidates(sight: VictimView, resource: ContendedResource) -> dict[str, float]:
     """Every other pod with the part of its CPUs that the victim runs on, too; 1.0 where CPUs do not matter."""
     mine = sight.pod.uid if sight.pod is not None else None
-    ours = sight.pod.cpus if sight.pod is not None and resource is Resource.CPU else ""
+    ours = sight.pod.cpus if sight.pod is not None and resource is ContendedResource.CPU else ""
     if not ours:
         return {uid: 1.0 for uid in sight.frame.pods if uid != mine}
     return {uid: part for uid, pod in sight.frame.pods.items() if uid != mine and (part := overlap(ours, pod.cpus)) > 0}
 
 
 def _used(
-    subject: str, read: Sequence[Callable[[str], Use | None]], meanwhile: Meanwhile, *, growth: bool
+    subject: str, read: Sequence[Callable[[str], ResourceUse | None]], meanwhile: UsesInWindow, *, growth: bool
 ) -> float | None:
     """What a pod used while the victim suffered; None: not measured."""
     total: float | None = None
@@ -137,7 +139,9 @@ def _used(
     return total
 
 
-def _shares(parts: Sequence[_Part], uses: Sequence[Mapping[str, float]], totals: Sequence[float]) -> dict[str, float]:
+def _shares(
+    parts: Sequence[_SuspectScore], uses: Sequence[Mapping[str, float]], totals: Sequence[float]
+) -> dict[str, float]:
     """What each pod did against the one that did most; a way to measure in which nobody did anything tells nothing."""
     shares: dict[str, float] = {}
     active: set[str] = set()
@@ -152,7 +156,9 @@ def _shares(parts: Sequence[_Part], uses: Sequence[Mapping[str, float]], totals:
     return {uid: share / most for uid, share in shares.items() if uid in active}
 
 
-def _time(sight: Sight, pod: PodFacts, parts: Sequence[_Part], symptom: Symptom | None) -> tuple[float, str]:
+def _time(
+    sight: VictimView, pod: PodSnapshot, parts: Sequence[_SuspectScore], symptom: SymptomSeries | None
+) -> tuple[float, str]:
     """The factor of time and words for it; 1.0 where nothing can be told."""
     if symptom is not None:
         for part in parts:
@@ -162,11 +168,11 @@ def _time(sight: Sight, pod: PodFacts, parts: Sequence[_Part], symptom: Symptom 
     return 1.0, ""
 
 
-def _own(sight: Sight, resource: Resource, window_s: float) -> tuple[float, str]:
+def _own(sight: VictimView, resource: ContendedResource, window_s: float) -> tuple[float, str]:
     """How much of the suffering others can be blamed for, and the victim's own part in words."""
     if sight.pod is None:
         return 1.0, ""
-    if resource is Resource.CPU:
+    if resource is ContendedResource.CPU:
         series = sight.series("cpu.throttled")
         values = series.after(sight.now - window_s)[1] if series is not None else []
         cut = sum(values) / len(values) if values else 0.0
@@ -175,7 +181,7 @@ def _own(sight: Sight, resource: Resource, window_s: float) -> tuple[float, str]
         use, most = sight.value("cpu.use"), sight.pod.limits.cpu_milli
         if use is not None and most and use >= AT_LIMIT * most:
             return 0.5, f"; but the victim is at its own limit ({number(use)} of {most} milli-CPU)"
-    if resource is Resource.MEMORY and (at := memory_at_limit(sight)):
+    if resource is ContendedResource.MEMORY and (at := memory_at_limit(sight)):
         return 0.25, f"; but the victim is at its own limit ({at})"
     return 1.0, ""
 
@@ -183,8 +189,8 @@ def _own(sight: Sight, resource: Resource, window_s: float) -> tuple[float, str]
 _CUT: Final = 1.0
 
 
-def _where(sight: Sight, resource: Resource, overlap: float) -> str:
-    if resource is not Resource.CPU or sight.pod is None:
+def _where(sight: VictimView, resource: ContendedResource, overlap: float) -> str:
+    if resource is not ContendedResource.CPU or sight.pod is None:
         return ""
     return (
         " on the victim's CPUs"

@@ -5,10 +5,10 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from reconciler.detectors.bandwidth import DETECTOR as BANDWIDTH
-from reconciler.detectors.bandwidth import BandwidthConfig
+from reconciler.detectors.bandwidth import BandwidthDetectorConfig
 from reconciler.detectors.base import registered
 from reconciler.detectors.cache import DETECTOR as CACHE
-from reconciler.detectors.cache import CacheConfig
+from reconciler.detectors.cache import CacheDetectorConfig
 from reconciler.detectors.cpi import DETECTOR as CPI
 from reconciler.detectors.cpi import CpiConfig
 from reconciler.detectors.ewma import DETECTOR as EWMA
@@ -20,7 +20,7 @@ from reconciler.detectors.idle_cores import IdleCoresConfig
 from reconciler.detectors.memory_events import DETECTOR as MEMORY_EVENTS
 from reconciler.detectors.memory_events import MemoryEventsConfig
 from reconciler.detectors.pressure import DETECTOR as PRESSURE
-from reconciler.detectors.pressure import PressureConfig
+from reconciler.detectors.pressure import PressureDetectorConfig
 from reconciler.detectors.run_queue import DETECTOR as RUN_QUEUE
 from reconciler.detectors.run_queue import RunQueueConfig
 from reconciler.detectors.threshold import DETECTOR as THRESHOLD
@@ -32,7 +32,8 @@ class DetectorEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     threshold: Annotated[ThresholdConfig | None, Meta(description="a signal above or below a value for a while")] = None
     pressure: Annotated[
-        PressureConfig | None, Meta(description="waiting for CPU, memory or disk above a limit, or rising beyond it")
+        PressureDetectorConfig | None,
+        Meta(description="waiting for CPU, memory or disk above a limit, or rising beyond it"),
     ] = None
     run_queue: Annotated[
         RunQueueConfig | None, Meta(description="tasks wait for a CPU although the own quota lets them run")
@@ -49,10 +50,11 @@ class DetectorEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(description="killed for lack of memory, or reading back what reclaim took while the node is short"),
     ] = None
     cache: Annotated[
-        CacheConfig | None, Meta(description="more cache misses than usual, and a part of the cache lost to others")
+        CacheDetectorConfig | None,
+        Meta(description="more cache misses than usual, and a part of the cache lost to others"),
     ] = None
     bandwidth: Annotated[
-        BandwidthConfig | None,
+        BandwidthDetectorConfig | None,
         Meta(description="memory bandwidth is near its peak, or the victim's share of it has collapsed"),
     ] = None
     ewma: Annotated[

@@ -9,20 +9,20 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from reconciler.detectors.base import Detector, Sight, unknown
+from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.subjects import subject_of, whose
-from reconciler.detectors.timer import Hold, Timing, paused, step
+from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
 from reconciler.detectors.windows import measured_s
 from reconciler.detectors.words import amount, gap_of, number, resource_of, shown
 from reconciler.signals.catalog import SIGNALS
-from state.evidence import Opinion, Resource, Verdict
+from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
 SIGNAL: Final = "cpu.wait"
 _ABOVE: Final = 5.0
 _MOST: Final = 1000.0
 
 
-class ThresholdConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ThresholdConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A signal beyond a value; without any value it is cpu.wait above 5 %."""
 
     signal: Annotated[str, Meta(description="a signal of the catalog (docs/detectors.md)")] = SIGNAL
@@ -39,7 +39,7 @@ class ThresholdConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=T
         float, Meta(ge=0, le=1, description="samples that are less sure than this count as missing")
     ] = 0.5
     resource: Annotated[
-        Resource | None, Meta(description="what the victim lacks then; left out: told by the signal's name")
+        ContendedResource | None, Meta(description="what the victim lacks then; left out: told by the signal's name")
     ] = None
 
     def __post_init__(self) -> None:
@@ -65,7 +65,9 @@ class ThresholdConfig(Timing, frozen=True, kw_only=True, forbid_unknown_fields=T
         return _ABOVE if self.above is None and self.signal == SIGNAL else self.above
 
 
-def judge(config: ThresholdConfig, sight: Sight, memory: Hold | None) -> tuple[Opinion, Hold]:
+def judge(
+    config: ThresholdConfig, sight: VictimView, memory: DebounceState | None
+) -> tuple[DetectorVerdict, DebounceState]:
     """Compare the newest sample."""
     where = whose(config.signal, config.of)
     subject = subject_of(sight, where)
@@ -94,7 +96,7 @@ def judge(config: ThresholdConfig, sight: Sight, memory: Hold | None) -> tuple[O
     elif held.active and beyond <= 0:
         text += ", not clear yet"
     gap = gap_of(resource, config.signal, beyond) if beyond > 0 else None
-    return Opinion(
+    return DetectorVerdict(
         verdict=held.verdict, told=text, resource=resource, severity=severity(value, limit, config.sign), gap=gap
     ), held
 
@@ -112,7 +114,7 @@ DETECTOR = Detector(
     name="threshold",
     summary="a signal above or below a value for a while",
     config_type=ThresholdConfig,
-    memory_type=Hold,
+    memory_type=DebounceState,
     signals=lambda config: (config.signal,),
     judge=judge,
 )

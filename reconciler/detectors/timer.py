@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from state.evidence import Verdict
 
 
-class Timing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DebounceTiming(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long it takes until a condition counts, and until it no longer does."""
 
     for_s: Annotated[float, Meta(ge=0, le=86400, description="the condition must have held for this long")] = 10.0
@@ -20,7 +20,7 @@ class Timing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 30.0
 
 
-class Hold(Struct, frozen=True, kw_only=True, gc=False):
+class DebounceState(Struct, frozen=True, kw_only=True, gc=False):
     """What is remembered between two looks. ``at_s``: when that was measured which the last look saw.
 
     ``active``: the condition has counted and is not cleared.
@@ -39,14 +39,21 @@ class Hold(Struct, frozen=True, kw_only=True, gc=False):
         return Verdict.OK if self.since_s is None else Verdict.SUSPECT
 
 
-def paused(memory: Hold | None, now: float) -> Hold:
+def paused(memory: DebounceState | None, now: float) -> DebounceState:
     """After a look that saw nothing: timers begin anew, what counted still counts."""
-    return Hold(at_s=now, active=memory is not None and memory.active)
+    return DebounceState(at_s=now, active=memory is not None and memory.active)
 
 
 def step(
-    memory: Hold | None, at: float, timing: Timing, *, breached: bool, cleared: bool, look_s: float, ready: bool = True
-) -> Hold:
+    memory: DebounceState | None,
+    at: float,
+    timing: DebounceTiming,
+    *,
+    breached: bool,
+    cleared: bool,
+    look_s: float,
+    ready: bool = True,
+) -> DebounceState:
     """One look. ``at``: when that was measured what it saw, so that an old sample seen twice adds no time.
 
     ``look_s``: the longest time between two samples that counts as having looked all the time. ``breached`` and
@@ -66,4 +73,4 @@ def step(
         active = ready and since is not None and at - since >= timing.for_s
     elif clear_since is not None and at - clear_since >= timing.clear_s:
         active = False
-    return Hold(at_s=at, since_s=since, clear_since_s=clear_since if active else None, active=active)
+    return DebounceState(at_s=at, since_s=since, clear_since_s=clear_since if active else None, active=active)

@@ -11,12 +11,12 @@ from operator import itemgetter
 from typing import NamedTuple, final
 
 from reconciler.signals.history import STALE_S, History, patience_s
-from state.evidence import Frame
+from state.evidence import SampleFrame
 
 Times = tuple[float, ...]
 
 
-class Use(NamedTuple):
+class ResourceUse(NamedTuple):
     """One pod's samples of a signal in the window and the one before it, the oldest first; ``inside``: the first in it.
 
     ``times`` is one object for all that were measured at the same moments.
@@ -37,26 +37,26 @@ class Use(NamedTuple):
 
 
 @final
-class Uses:
+class ResourceUses:
     """Of one frame. Not measured, or not any more, is None."""
 
-    def __init__(self, frame: Frame, history: History, fresh_s: float) -> None:
+    def __init__(self, frame: SampleFrame, history: History, fresh_s: float) -> None:
         self._now, self._history, self._fresh_s = frame.at_s, history, fresh_s
-        self._known: dict[tuple[str, float], dict[str, Use | None]] = {}
+        self._known: dict[tuple[str, float], dict[str, ResourceUse | None]] = {}
         self._times: dict[Times, Times] = {}
 
-    def of(self, signal: str, window_s: float) -> Callable[[str], Use | None]:
+    def of(self, signal: str, window_s: float) -> Callable[[str], ResourceUse | None]:
         """By subject, what it used."""
         known = self._known.setdefault((signal, window_s), {})
 
-        def found(subject: str) -> Use | None:
+        def found(subject: str) -> ResourceUse | None:
             if subject not in known:
                 known[subject] = self._read(subject, signal, window_s)
             return known[subject]
 
         return found
 
-    def _read(self, subject: str, signal: str, window_s: float) -> Use | None:
+    def _read(self, subject: str, signal: str, window_s: float) -> ResourceUse | None:
         series, patience = self._history.series(subject, signal), patience_s(signal, self._fresh_s)
         if series is None or series.fresh(self._now, patience) is None:
             return None
@@ -64,18 +64,18 @@ class Uses:
         listed, values = series.after(begin)
         times = tuple(listed)
         times = self._times.setdefault(times, times)
-        return Use(times, values, int(times[0] <= begin), patience / STALE_S)
+        return ResourceUse(times, values, int(times[0] <= begin), patience / STALE_S)
 
 
 @final
-class Meanwhile:
+class UsesInWindow:
     """The mean of uses at certain moments: a victim's bad ones."""
 
     def __init__(self, times: Sequence[float]) -> None:
         self._bad = times
         self._picks: dict[tuple[int, float], Callable[[Sequence[float]], Sequence[float]]] = {}
 
-    def mean(self, use: Use) -> float:
+    def mean(self, use: ResourceUse) -> float:
         """Of the samples at about those moments; 0.0 where there are none. Of no moments: of the window."""
         if not self._bad:
             return use.mean()

@@ -10,14 +10,14 @@ same numbers from its middle on; sums kept with every sample cost more than is s
 from bisect import bisect_right
 from typing import Final, NamedTuple
 
-from reconciler.detectors.base import Sight
-from reconciler.signals.history import STALE_S, Series
+from reconciler.detectors.base import VictimView
+from reconciler.signals.history import STALE_S, SampleSeries
 
 COVERED: Final = 0.8
 """The part of a window that must have been seen for its mean to mean anything."""
 
 
-class Window(NamedTuple):
+class SampleWindow(NamedTuple):
     """What a window holds. ``mean`` is weighted by time; ``seen_s``: the time that its samples stand for."""
 
     mean: float
@@ -26,17 +26,17 @@ class Window(NamedTuple):
     seen_s: float
 
 
-def interval_s(sight: Sight) -> float:
+def interval_s(sight: VictimView) -> float:
     """The time between two samples when none is missing."""
     return sight.fresh_s / STALE_S
 
 
-def spacing_s(sight: Sight, signal: str) -> float:
+def spacing_s(sight: VictimView, signal: str) -> float:
     """The same of one signal: some are not measured in each interval."""
     return sight.patience_s(signal) / STALE_S
 
 
-def weighed(series: Series, start: float, end: float, fresh_s: float) -> tuple[float, float] | None:
+def weighed(series: SampleSeries, start: float, end: float, fresh_s: float) -> tuple[float, float] | None:
     """The mean by time of the window ``start < at <= end``, and the time that was seen of it; None: nothing.
 
     A sample that follows a gap stands for at most ``fresh_s``; the very first for one sample interval.
@@ -62,23 +62,23 @@ def weighed(series: Series, start: float, end: float, fresh_s: float) -> tuple[f
     return (total / seen_s, seen_s) if seen_s > 0 else None
 
 
-def over(series: Series, start: float, end: float, fresh_s: float) -> Window | None:
+def over(series: SampleSeries, start: float, end: float, fresh_s: float) -> SampleWindow | None:
     """The same with the lowest and the highest value."""
     found = weighed(series, start, end, fresh_s)
     if found is None:
         return None
     times, values = series.after(start)
     inside = values[bisect_right(times, start) : bisect_right(times, end)]
-    return Window(found[0], min(inside), max(inside), found[1])
+    return SampleWindow(found[0], min(inside), max(inside), found[1])
 
 
-def measured_s(sight: Sight, subject: str | None, signal: str) -> float:
+def measured_s(sight: VictimView, subject: str | None, signal: str) -> float:
     """When the newest sample was measured; now, if there is none."""
     series = sight.history.series(subject, signal) if subject is not None else None
     return sight.now if series is None else series.times[-1]
 
 
-def seen(sight: Sight, subject: str | None, signal: str, length_s: float) -> Window | None:
+def seen(sight: VictimView, subject: str | None, signal: str, length_s: float) -> SampleWindow | None:
     """The last ``length_s``; None: too little of it was seen.
 
     A window that is shorter than the sample interval is as long as that.
@@ -92,7 +92,7 @@ def seen(sight: Sight, subject: str | None, signal: str, length_s: float) -> Win
     return None if found is None or not _covers(found.seen_s, length, spacing) else found
 
 
-def mean(series: Series, now: float, length_s: float, fresh_s: float, ago_s: float = 0.0) -> float | None:
+def mean(series: SampleSeries, now: float, length_s: float, fresh_s: float, ago_s: float = 0.0) -> float | None:
     """The mean of such a window that ended ``ago_s`` before ``now``. ``fresh_s``: see `Sight.patience_s`."""
     spacing = fresh_s / STALE_S
     length = max(length_s, spacing)

@@ -3,25 +3,25 @@
 from typing import Final
 
 from reconciler.signals.catalog import SIGNALS
-from state.evidence import Resource
+from state.evidence import ContendedResource
 
 _STEPS: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 _RESOURCES: Final = (
-    ("memory.bandwidth", Resource.CACHE),
-    ("be.memory", Resource.MEMORY),
-    ("llc.", Resource.CACHE),
-    ("cpi", Resource.CACHE),
-    ("memory.", Resource.MEMORY),
-    ("swap.", Resource.MEMORY),
-    ("oom.", Resource.MEMORY),
-    ("io.", Resource.IO),
-    ("disk.", Resource.IO),
-    ("fs.", Resource.IO),
-    ("net.", Resource.NETWORK),
+    ("memory.bandwidth", ContendedResource.CACHE),
+    ("be.memory", ContendedResource.MEMORY),
+    ("llc.", ContendedResource.CACHE),
+    ("cpi", ContendedResource.CACHE),
+    ("memory.", ContendedResource.MEMORY),
+    ("swap.", ContendedResource.MEMORY),
+    ("oom.", ContendedResource.MEMORY),
+    ("io.", ContendedResource.IO),
+    ("disk.", ContendedResource.IO),
+    ("fs.", ContendedResource.IO),
+    ("net.", ContendedResource.NETWORK),
 )
 
-_GAPS: Final = {Resource.CPU: "milli-CPU", Resource.MEMORY: "bytes", Resource.IO: "bytes/s"}
+_GAPS: Final = {ContendedResource.CPU: "milli-CPU", ContendedResource.MEMORY: "bytes", ContendedResource.IO: "bytes/s"}
 
 
 def number(value: float) -> str:
@@ -53,11 +53,11 @@ def shown(signal: str, value: float) -> str:
     return f"{signal} {amount(value, SIGNALS[signal].unit)}"
 
 
-def resource_of(signal: str) -> Resource:
+def resource_of(signal: str) -> ContendedResource:
     """What a victim lacks when this signal is bad: CPU where the name tells nothing else."""
-    return next((resource for start, resource in _RESOURCES if signal.startswith(start)), Resource.CPU)
+    return next((resource for start, resource in _RESOURCES if signal.startswith(start)), ContendedResource.CPU)
 
 
-def gap_of(resource: Resource, signal: str, beyond: float) -> float | None:
+def gap_of(resource: ContendedResource, signal: str, beyond: float) -> float | None:
     """``beyond`` as `Opinion.gap`; None where the signal's unit is not the one in which this resource is told."""
     return abs(beyond) if SIGNALS[signal].unit == _GAPS.get(resource) else None

@@ -22,7 +22,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.headroom.smoothing import Law
+from reconciler.headroom.smoothing import SmoothingConfig
 from state.model import NodeCpu, Pools
 from state.topology import Topology
 
@@ -82,9 +82,9 @@ class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     memory: MemoryHeadroomConfig = MemoryHeadroomConfig()
 
     @property
-    def law(self) -> Law:
+    def law(self) -> SmoothingConfig:
         """Of CPU."""
-        return Law(
+        return SmoothingConfig(
             report_s=self.report_s,
             window_s=self.window_s,
             least=self.min_step_milli,
@@ -95,7 +95,7 @@ class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         )
 
 
-class Sample(Struct, frozen=True, kw_only=True):
+class HeadroomSample(Struct, frozen=True, kw_only=True):
     """One reading, by NUMA node. ``supply`` None: unknown. ``tops``: the CPUs where BE may run, as thousandths.
 
     ``cpus``: those CPUs. ``budget``: what BE may use on all of them together now.
@@ -111,7 +111,7 @@ class Sample(Struct, frozen=True, kw_only=True):
         return {node: _CPU * len(cpus) for node, cpus in self.cpus.items()}
 
 
-def take(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: HeadroomConfig) -> Sample:
+def take(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: HeadroomConfig) -> HeadroomSample:
     """What the CPUs where BE may run have to give now: idle time, and what BE work uses there.
 
     A CPU whose idle time is not known gives nothing. BE use is told for the whole machine only: it is split over the
@@ -121,7 +121,7 @@ def take(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: Headroom
     cpus = {node: topology.node_cpus(node) & room for node in topology.nodes()}
     fresh = cpu is not None and cpu.age_s is not None and cpu.age_s <= config.stale_after_s
     if cpu is None or not fresh:
-        return Sample(cpus=cpus, supply=None, budget=pools.budget_milli)
+        return HeadroomSample(cpus=cpus, supply=None, budget=pools.budget_milli)
     idle: dict[int, int] = {}
     busy: dict[int, int] = {}
     for node, here in cpus.items():
@@ -131,4 +131,4 @@ def take(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: Headroom
     all_busy = sum(busy.values())
     used = min(max(0, cpu.reclaimed_milli), all_busy)
     supply = {node: idle[node] + (used * busy[node] // all_busy if all_busy else 0) for node in sorted(cpus)}
-    return Sample(cpus=cpus, supply=supply, budget=pools.budget_milli)
+    return HeadroomSample(cpus=cpus, supply=supply, budget=pools.budget_milli)

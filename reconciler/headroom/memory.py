@@ -23,8 +23,8 @@ from typing import Final
 from msgspec import Struct
 
 from reconciler.headroom.cpu import HeadroomConfig
-from reconciler.headroom.smoothing import Law
-from state.memory import NodeMemory
+from reconciler.headroom.smoothing import SmoothingConfig
+from state.memory import NodeMemoryReading
 from state.model import Pools
 
 WHOLE: Final = 0
@@ -34,16 +34,16 @@ _MIB: Final = 1 << 20
 
 
 class MemorySupply(Struct, frozen=True, kw_only=True):
-    """One reading; see `reconciler.headroom.smoothing.Reading`. ``supply`` None: unknown."""
+    """One reading; see `reconciler.headroom.smoothing.SmoothedReading`. ``supply`` None: unknown."""
 
     tops: Mapping[int, int]
     supply: Mapping[int, int] | None
     budget: int
 
 
-def law(config: HeadroomConfig) -> Law:
+def law(config: HeadroomConfig) -> SmoothingConfig:
     """How the promise of memory follows its readings: in the windows of that of CPU, in steps of its own."""
-    return Law(
+    return SmoothingConfig(
         report_s=config.report_s,
         window_s=config.window_s,
         least=config.memory.min_step_bytes,
@@ -55,7 +55,12 @@ def law(config: HeadroomConfig) -> Law:
 
 
 def take(
-    node: NodeMemory | None, be_kept_bytes: int | None, pools: Pools, config: HeadroomConfig, *, stale_after_s: float
+    node: NodeMemoryReading | None,
+    be_kept_bytes: int | None,
+    pools: Pools,
+    config: HeadroomConfig,
+    *,
+    stale_after_s: float,
 ) -> MemorySupply:
     """What BE work could have now. ``be_kept_bytes``: what stays in use of all BE pods' memory, None: unknown."""
     bound = pools.memory.reclaimed_high_bytes

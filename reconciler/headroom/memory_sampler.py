@@ -14,9 +14,9 @@ from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
 from reconciler.headroom.cpu import HeadroomConfig
 from reconciler.headroom.memory import WHOLE, MemorySupply, law, take
-from reconciler.headroom.smoothing import Promise, restored, step
-from reconciler.runtime.cooperative import Slices
-from state.memory import NodeMemory
+from reconciler.headroom.smoothing import SmoothedAmount, restored, step
+from reconciler.runtime.cooperative import TimeSlice
+from state.memory import NodeMemoryReading
 from state.model import Pod, PodClass, Pools
 
 _EVERY_S: Final = 5.0
@@ -24,11 +24,11 @@ _STALE_S: Final = 10.0
 """The node's memory is read each second."""
 
 
-class Known(Protocol):
-    """What of `reconciler.control.inventory.Knowledge` is asked here."""
+class MemoryHeadroomReading(Protocol):
+    """What of `reconciler.control.inventory.Inventory` is asked here."""
 
     @property
-    def node_memory(self) -> NodeMemory | None: ...
+    def node_memory(self) -> NodeMemoryReading | None: ...
 
     @property
     def besteffort(self) -> str: ...
@@ -45,7 +45,7 @@ class MemoryHeadroom:
         self,
         config: HeadroomConfig,
         usage: UsageReader,
-        knowledge: Known,
+        knowledge: MemoryHeadroomReading,
         pools: Callable[[], Pools | None],
         *,
         changed: Callable[[], None] = lambda: None,
@@ -53,7 +53,7 @@ class MemoryHeadroom:
     ) -> None:
         """``changed`` is called when the promise is another one."""
         self.config = config
-        self.state = Promise()
+        self.state = SmoothedAmount()
         self._usage = usage
         self._knowledge = knowledge
         self._pools = pools
@@ -100,7 +100,7 @@ class MemoryHeadroom:
         whole = self._usage.memory_use(self._knowledge.besteffort)
         if whole is None:
             return None
-        kept, slices = whole.kept_bytes, Slices()
+        kept, slices = whole.kept_bytes, TimeSlice()
         for pod in list(self._knowledge.pods.values()):
             is_be = pod.pod_class is PodClass.RECLAIMED
             if is_be == (pod.qos is QosClass.BESTEFFORT):

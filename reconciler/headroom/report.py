@@ -18,9 +18,9 @@ from msgspec import Struct
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import errno_name
-from reconciler.headroom.cpu import HeadroomConfig, Sample, take
+from reconciler.headroom.cpu import HeadroomConfig, HeadroomSample, take
 from reconciler.headroom.memory_sampler import MemoryHeadroom
-from reconciler.headroom.smoothing import Promise, restored, step
+from reconciler.headroom.smoothing import SmoothedAmount, restored, step
 from state.model import NodeCpu, Pools, SourceStatus
 from state.schema import ASSIGNMENTS
 from state.store import Store
@@ -33,7 +33,7 @@ SCHEMA: Final = 1
 _KIND: Final = "bypassd-headroom"
 
 
-class Kept(Struct, frozen=True, kw_only=True):
+class HeadroomState(Struct, frozen=True, kw_only=True):
     """What the store holds: the promise by NUMA node, and when it was last known to be right (wall clock).
 
     The same of memory; None: nothing has been promised of it.
@@ -45,13 +45,13 @@ class Kept(Struct, frozen=True, kw_only=True):
     memory_at: float | None = None
 
 
-def read_kept(store: Store) -> Kept | None:
+def read_kept(store: Store) -> HeadroomState | None:
     """The promise of an earlier run; None when there is none that can be read."""
     row = dict(store.rows(ASSIGNMENTS)).get(HEADROOM)
     if row is None:
         return None
     try:
-        return decoded(msgspec.msgpack.Decoder(Kept).decode, row)
+        return decoded(msgspec.msgpack.Decoder(HeadroomState).decode, row)
     except ValueError as exc:
         _LOG.warning("the headroom of the last run cannot be read: %s", exc)
         return None
@@ -64,7 +64,7 @@ class HeadroomReport:
     def __init__(
         self,
         config: HeadroomConfig,
-        kept: Kept | None = None,
+        kept: HeadroomState | None = None,
         *,
         memory: MemoryHeadroom | None = None,
         node: str = "",
@@ -81,9 +81,9 @@ class HeadroomReport:
         self._clock = clock
         self._wall = wall
         self._changed = trio.Event()
-        self._sample: Sample | None = None
+        self._sample: HeadroomSample | None = None
         self._kept = kept
-        self.state = Promise()
+        self.state = SmoothedAmount()
         if kept is not None:
             milli = {int(node): milli for node, milli in kept.milli.items() if node.isdecimal()}
             self.state = restored(milli, wall() - kept.at, clock(), config.law)
@@ -104,15 +104,15 @@ class HeadroomReport:
         """A promise is another one: the file follows."""
         self._changed.set()
 
-    def kept(self) -> Kept | None:
+    def kept(self) -> HeadroomState | None:
         """What the store is to hold. Equal until a promise changes or half its time is over: the disk may sleep."""
         at, last = self._known(self.state), self._kept
         if at is None:
             return last
-        memory = self._memory.state if self._memory is not None else Promise()
+        memory = self._memory.state if self._memory is not None else SmoothedAmount()
         memory_at = self._known(memory)
         milli = {str(node): milli for node, milli in self.state.amounts.items()}
-        fresh = Kept(
+        fresh = HeadroomState(
             milli=milli,
             at=at,
             memory_bytes=memory.total if memory_at is not None else None,
@@ -122,13 +122,13 @@ class HeadroomReport:
             self._kept = fresh
         return self._kept
 
-    def _known(self, promise: Promise) -> float | None:
+    def _known(self, promise: SmoothedAmount) -> float | None:
         """When a promise was last known to be right, by the wall clock."""
         if promise.known_at is None:
             return None
         return self._wall() - max(0.0, self._clock() - promise.known_at)
 
-    def _still_tells(self, last: Kept, fresh: Kept) -> bool:
+    def _still_tells(self, last: HeadroomState, fresh: HeadroomState) -> bool:
         """Whether what the store has is the same, and young enough."""
         half = self.config.unknown_hold_s / 2
         same = (last.milli, last.memory_bytes) == (fresh.milli, fresh.memory_bytes)

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 
-class Law(Struct, frozen=True, kw_only=True):
+class SmoothingConfig(Struct, frozen=True, kw_only=True):
     """How a promise follows its readings; each field is explained in `reconciler.headroom.cpu.HeadroomConfig`.
 
     ``least`` and ``most``: the smallest and the largest step up. For a person ``what`` is read, and ``most_words``.
@@ -34,7 +34,7 @@ class Law(Struct, frozen=True, kw_only=True):
     most_words: str
 
 
-class Reading(Protocol):
+class SmoothedReading(Protocol):
     """One reading. ``supply``: what there is by part, None: unknown. ``tops``: what each part could give at most."""
 
     @property
@@ -48,14 +48,14 @@ class Reading(Protocol):
         """What may be had of all parts together."""
 
 
-class Mean(Struct, frozen=True, kw_only=True):
+class WindowMean(Struct, frozen=True, kw_only=True):
     """Readings of one ``report_s``, up to ``until``."""
 
     until: float
     amounts: Mapping[int, int]
 
 
-class Promise(Struct, frozen=True, kw_only=True):
+class SmoothedAmount(Struct, frozen=True, kw_only=True):
     """What is promised of each part, and what the next step needs to know.
 
     ``sums`` of ``count`` readings since ``since`` (None: the next one begins it) are not in the ``window`` yet.
@@ -63,7 +63,7 @@ class Promise(Struct, frozen=True, kw_only=True):
     """
 
     amounts: Mapping[int, int] = {}
-    window: tuple[Mean, ...] = ()
+    window: tuple[WindowMean, ...] = ()
     since: float | None = None
     count: int = 0
     sums: Mapping[int, int] = {}
@@ -77,13 +77,13 @@ class Promise(Struct, frozen=True, kw_only=True):
         return sum(self.amounts.values())
 
 
-def step(state: Promise, sample: Reading, now: float, law: Law) -> Promise:
+def step(state: SmoothedAmount, sample: SmoothedReading, now: float, law: SmoothingConfig) -> SmoothedAmount:
     """One reading: it is added up, and at the end of each ``report_s`` the promise follows the mean of the window."""
     tops = sample.tops
     held = {part: min(state.amounts.get(part, 0), tops[part]) for part in sorted(tops)}
     if (state.since or now) > now or (state.known_at is not None and state.known_at > now):
         # The clock restarted. What is promised stays; what was measured cannot be dated.
-        state = Promise(amounts=state.amounts, known_at=now, reason=state.reason)
+        state = SmoothedAmount(amounts=state.amounts, known_at=now, reason=state.reason)
     if sample.supply is None:
         return _unknown(state, held, now, law)
     reading = _capped(sample.supply, sample.budget)
@@ -95,21 +95,23 @@ def step(state: Promise, sample: Reading, now: float, law: Law) -> Promise:
     state = _promising(replace(state, since=since, count=count, sums=sums, known_at=now), held, now, reason)
     if now - since < law.report_s:
         return state
-    mean = Mean(until=now, amounts={part: total // count for part, total in sums.items()})
+    mean = WindowMean(until=now, amounts={part: total // count for part, total in sums.items()})
     window = (*(one for one in state.window if one.until > now - law.window_s), mean)
     state = replace(state, window=window, since=now, count=0, sums={})
     amounts, why = _followed(held, tops, window, law)
     return _promising(state, amounts, now, why)
 
 
-def restored(amounts: Mapping[int, int], age_s: float, now: float, law: Law) -> Promise:
+def restored(amounts: Mapping[int, int], age_s: float, now: float, law: SmoothingConfig) -> SmoothedAmount:
     """The state at a start, from what an earlier run promised ``age_s`` ago; too old (or of the future) is nothing."""
     if not 0.0 <= age_s <= law.hold_s:
-        return Promise()
-    return Promise(amounts=dict(amounts), known_at=now - age_s, reason="as before the restart, until it is measured")
+        return SmoothedAmount()
+    return SmoothedAmount(
+        amounts=dict(amounts), known_at=now - age_s, reason="as before the restart, until it is measured"
+    )
 
 
-def _unknown(state: Promise, held: Mapping[int, int], now: float, law: Law) -> Promise:
+def _unknown(state: SmoothedAmount, held: Mapping[int, int], now: float, law: SmoothingConfig) -> SmoothedAmount:
     # Readings on both sides of a gap are no mean of the time between.
     state = replace(state, count=0, sums={}, since=None)
     if state.known_at is None:
@@ -121,7 +123,7 @@ def _unknown(state: Promise, held: Mapping[int, int], now: float, law: Law) -> P
 
 
 def _followed(
-    held: Mapping[int, int], tops: Mapping[int, int], window: tuple[Mean, ...], law: Law
+    held: Mapping[int, int], tops: Mapping[int, int], window: tuple[WindowMean, ...], law: SmoothingConfig
 ) -> tuple[dict[int, int], str]:
     amounts: dict[int, int] = {}
     rising = 0
@@ -140,7 +142,7 @@ def _followed(
     return amounts, words
 
 
-def _promising(state: Promise, amounts: Mapping[int, int], now: float, reason: str) -> Promise:
+def _promising(state: SmoothedAmount, amounts: Mapping[int, int], now: float, reason: str) -> SmoothedAmount:
     if amounts == state.amounts:
         return replace(state, reason=reason)
     return replace(state, amounts=amounts, changed_at=now, reason=reason)

@@ -9,18 +9,18 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from reconciler.alerts.alert import Alert, Kind, Severity
-from reconciler.interference.engine import Judgement
-from reconciler.responses.ladder import Change, Climb, Turn
-from reconciler.responses.steps import Step
-from state.evidence import Finding, Frame
+from reconciler.alerts.alert import Alert, AlertKind, Severity
+from reconciler.interference.engine import Evaluation
+from reconciler.responses.ladder import EscalationChange, EscalationState, Transition
+from reconciler.responses.steps import ResponseStep
+from state.evidence import RuleVerdict, SampleFrame
 
-_BACK: Final = frozenset({Turn.UNDONE, Turn.ENDED})
+_BACK: Final = frozenset({Transition.UNDONE, Transition.ENDED})
 """A step is no longer in force."""
-_WOULD: Final = {Turn.APPLIED: "do", Turn.ASKED: "do", Turn.EXHAUSTED: "stop"}
+_WOULD: Final = {Transition.APPLIED: "do", Transition.ASKED: "do", Transition.EXHAUSTED: "stop"}
 
 
-def alerts_of(judgement: Judgement, frame: Frame, climbs: Iterable[Climb]) -> Iterator[Alert]:
+def alerts_of(judgement: Evaluation, frame: SampleFrame, climbs: Iterable[EscalationState]) -> Iterator[Alert]:
     """The alerts of one moment. What a rule in shadow would do is told as such, as information.
 
     ``climbs``: what is in force after that moment.
@@ -31,19 +31,21 @@ def alerts_of(judgement: Judgement, frame: Frame, climbs: Iterable[Climb]) -> It
         yield _found(finding, frame, over=True)
     in_force = {_key(climb, step) for climb in climbs for step in climb.steps}
     for change in judgement.changes:
-        if change.turn is not Turn.HELPED:
+        if change.turn is not Transition.HELPED:
             yield _done(change, frame, in_force)
 
 
-def ends_of(findings: Iterable[Finding], climbs: Iterable[Climb], frame: Frame, why: str) -> Iterator[Alert]:
+def ends_of(
+    findings: Iterable[RuleVerdict], climbs: Iterable[EscalationState], frame: SampleFrame, why: str
+) -> Iterator[Alert]:
     """The ends of all that lasts, because nobody watches any more. ``frame``: the newest, at the time of the end."""
     for finding in findings:
         summary = f"{finding.title}: whether it still suffers ({finding.rule}) is not known: {why}"
         yield replace(_found(finding, frame, over=True), summary=summary)
     for climb in climbs:
         for step in reversed(climb.steps):
-            change = Change(
-                turn=Turn.ENDED,
+            change = EscalationChange(
+                turn=Transition.ENDED,
                 rule=climb.rule,
                 victim=climb.victim,
                 title=climb.title,
@@ -54,14 +56,14 @@ def ends_of(findings: Iterable[Finding], climbs: Iterable[Climb], frame: Frame, 
             yield _done(change, frame, ())
 
 
-def _found(finding: Finding, frame: Frame, *, over: bool) -> Alert:
+def _found(finding: RuleVerdict, frame: SampleFrame, *, over: bool) -> Alert:
     first = finding.suspects[0] if finding.suspects else None
     whom = f"; suspect {first.title} ({first.reason})" if first is not None else ""
     words = f"{finding.title} suffers ({finding.rule}): {'; '.join(finding.evidence)}{whom}"
     if over:
         words = f"{finding.title} no longer suffers ({finding.rule}): {'; '.join(finding.evidence)}"
     return Alert(
-        kind=Kind.CLEARED if over else Kind.INTERFERENCE,
+        kind=AlertKind.CLEARED if over else AlertKind.INTERFERENCE,
         key=f"{finding.rule} {finding.victim}",
         summary=words,
         severity=Severity.INFO if over else Severity.WARNING,
@@ -72,33 +74,33 @@ def _found(finding: Finding, frame: Frame, *, over: bool) -> Alert:
     )
 
 
-def _done(change: Change, frame: Frame, in_force: Collection[str]) -> Alert:
+def _done(change: EscalationChange, frame: SampleFrame, in_force: Collection[str]) -> Alert:
     step = change.step
     key = _key(change, step)
-    kind = Kind.UNDONE if change.turn in _BACK and key not in in_force else Kind.RESPONSE
-    if change.turn is Turn.EXHAUSTED:
-        kind = Kind.EXHAUSTED
+    kind = AlertKind.UNDONE if change.turn in _BACK and key not in in_force else AlertKind.RESPONSE
+    if change.turn is Transition.EXHAUSTED:
+        kind = AlertKind.EXHAUSTED
     would = "would " if change.shadow else ""
     verb = _WOULD.get(change.turn, "take back") if change.shadow else change.turn
     return Alert(
         kind=kind,
         key=key,
         summary=f"for {change.title} ({change.rule}), {would}{verb}: {change.words}",
-        severity=Severity.WARNING if change.turn is Turn.EXHAUSTED and not change.shadow else Severity.INFO,
+        severity=Severity.WARNING if change.turn is Transition.EXHAUSTED and not change.shadow else Severity.INFO,
         at_s=frame.wall_s,
         labels={**_labels(change.rule, change.victim, frame), "mode": "shadow" if change.shadow else "enforce"},
         details={} if step is None or step.suspect is None else {"suspect": step.title},
     )
 
 
-def _key(of: Change | Climb, step: Step | None) -> str:
+def _key(of: EscalationChange | EscalationState, step: ResponseStep | None) -> str:
     """What makes steps one and the same response. A shadow's is another one: it may end as the other begins."""
     what = () if step is None else (step.response, step.what, step.suspect or "all")
     shadow = of.shadow or (step is not None and step.dry)
     return " ".join((of.rule, of.victim, *what, *(("shadow",) if shadow else ())))
 
 
-def _labels(rule: str, victim: str, frame: Frame) -> dict[str, str]:
+def _labels(rule: str, victim: str, frame: SampleFrame) -> dict[str, str]:
     pod = frame.pods.get(victim.removeprefix("pod:"))
     if pod is None:
         return {"rule": rule, "victim": victim}

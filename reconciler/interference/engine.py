@@ -12,21 +12,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.bounded import decoded
-from reconciler.detectors.base import Sight
+from reconciler.detectors.base import VictimView
 from reconciler.detectors.config import InterferenceConfig
-from reconciler.detectors.evaluate import Watch, evaluate, ready
-from reconciler.detectors.rule import Rule, RuleMode, Victims, effective
+from reconciler.detectors.evaluate import RuleState, evaluate, ready
+from reconciler.detectors.rule import RuleConfig, RuleMode, VictimSelector, effective
 from reconciler.detectors.suspects import SIGNALS as SUSPECT_SIGNALS
 from reconciler.detectors.suspects import rank
 from reconciler.detectors.table import DETECTORS
-from reconciler.detectors.uses import Uses
-from reconciler.responses.eviction.triggers.named import Named
-from reconciler.responses.ladder import Ascent, Change, LadderMemory, Turn, advance, let_go
+from reconciler.detectors.uses import ResourceUses
+from reconciler.responses.eviction.triggers.named import RequestedVictim
+from reconciler.responses.ladder import EscalationChange, EscalationMemory, RuleFindings, Transition, advance, let_go
 from reconciler.responses.measure import measures_of
 from reconciler.responses.steps import SIGNALS as STEP_SIGNALS
 from reconciler.signals.history import STALE_S, History
-from state.evidence import NODE, Finding, Frame, PodFacts, Resource, Suspect, Verdict, pod_subject
-from state.measures import Measures
+from state.evidence import NODE, ContendedResource, PodSnapshot, RuleVerdict, SampleFrame, Suspect, Verdict, pod_subject
+from state.measures import Restrictions
 
 _LOG: Final = logging.getLogger(__name__)
 # Members of an enum are slow to look up, and each is needed hundreds of times a second.
@@ -42,7 +42,7 @@ _UNUSED_S: Final = 7 * 86400.0
 _LOOK_THROUGH_S: Final = 3600.0
 
 
-class Judgement(Struct, frozen=True, kw_only=True):
+class Evaluation(Struct, frozen=True, kw_only=True):
     """What one frame came to.
 
     ``findings``: of every rule and victim. ``begun`` and ``over``: those that are interfered now and were not, and the
@@ -51,16 +51,16 @@ class Judgement(Struct, frozen=True, kw_only=True):
     """
 
     at_s: float
-    findings: tuple[Finding, ...] = ()
-    begun: tuple[Finding, ...] = ()
-    over: tuple[Finding, ...] = ()
-    changes: tuple[Change, ...] = ()
-    measures: Measures = Measures()
-    named: tuple[Named, ...] = ()
-    would: tuple[Named, ...] = ()
+    findings: tuple[RuleVerdict, ...] = ()
+    begun: tuple[RuleVerdict, ...] = ()
+    over: tuple[RuleVerdict, ...] = ()
+    changes: tuple[EscalationChange, ...] = ()
+    measures: Restrictions = Restrictions()
+    named: tuple[RequestedVictim, ...] = ()
+    would: tuple[RequestedVictim, ...] = ()
 
 
-class Remembered(Struct, frozen=True, kw_only=True):
+class EngineState(Struct, frozen=True, kw_only=True):
     """What outlives the daemon: what durable detectors learned (by detector, then key), what has not helped."""
 
     learned: Mapping[str, Mapping[str, msgspec.Raw]] = {}
@@ -68,19 +68,19 @@ class Remembered(Struct, frozen=True, kw_only=True):
 
 
 @final
-class Brain:
+class InterferenceEngine:
     """Keeps the history of the signals and what rules and ladder remember."""
 
     def __init__(
-        self, config: InterferenceConfig, remembered: Remembered | None = None, *, evicts: bool = True
+        self, config: InterferenceConfig, remembered: EngineState | None = None, *, evicts: bool = True
     ) -> None:
         """``evicts``: see `configure`."""
         self.history = History()
-        self.ladder = LadderMemory(useless=remembered.useless if remembered is not None else {})
+        self.ladder = EscalationMemory(useless=remembered.useless if remembered is not None else {})
         # By rule, by victim.
-        self._watches: dict[str, dict[str, Watch]] = {}
+        self._watches: dict[str, dict[str, RuleState]] = {}
         self._learned: dict[str, Struct] = _learned(remembered) if remembered is not None else {}
-        self._active: dict[tuple[str, str], Finding] = {}
+        self._active: dict[tuple[str, str], RuleVerdict] = {}
         self._first_s: float | None = None
         self._aged_s: float | None = None
         self.configure(config, evicts=evicts)
@@ -92,7 +92,7 @@ class Brain:
         a while: they may come back.
         """
         self.config, self._evicts = config, evicts
-        self.rules: Mapping[str, Rule] = effective(config.rules) if config.enabled else {}
+        self.rules: Mapping[str, RuleConfig] = effective(config.rules) if config.enabled else {}
         self._ready = [ready(name, rule) for name, rule in self.rules.items()]
 
     def forget(self) -> None:
@@ -101,7 +101,7 @@ class Brain:
         self._watches, self._active, self._first_s = {}, {}, None
 
     @property
-    def active(self) -> tuple[Finding, ...]:
+    def active(self) -> tuple[RuleVerdict, ...]:
         """Those who are interfered, of whom no end has been told yet."""
         return tuple(self._active.values())
 
@@ -110,18 +110,18 @@ class Brain:
         """How old a sample may be to count as now."""
         return STALE_S * self.config.sample_s
 
-    def look(self, frame: Frame) -> Generator[None, None, Judgement]:
+    def look(self, frame: SampleFrame) -> Generator[None, None, Evaluation]:
         """One frame further. Yields at least each half millisecond or so, for a caller that lets others run."""
         self.history.add(frame)
         self._forget_unused(frame.wall_s)
         if self._first_s is None:
             self._first_s = frame.at_s
-        watches: dict[str, dict[str, Watch]] = {}
-        sights: dict[str, Sight] = {}
+        watches: dict[str, dict[str, RuleState]] = {}
+        sights: dict[str, VictimView] = {}
         shared: dict[Hashable, object] = {}
-        victims: list[tuple[Victims, list[Sight]]] = []
-        lately = Uses(frame, self.history, self.fresh_s)
-        ascents: list[Ascent] = []
+        victims: list[tuple[VictimSelector, list[VictimView]]] = []
+        lately = ResourceUses(frame, self.history, self.fresh_s)
+        ascents: list[RuleFindings] = []
         yield
         for asked in self._ready:
             name, rule = asked.name, asked.rule
@@ -130,7 +130,7 @@ class Brain:
                 watched = list(self._sights(rule, frame, sights, shared))
                 victims.append((rule.victims, watched))
                 yield
-            findings: list[Finding] = []
+            findings: list[RuleVerdict] = []
             before, after = self._watches.get(name, {}), watches.setdefault(name, {})
             for sight in watched:
                 subject = sight.subject
@@ -143,9 +143,9 @@ class Brain:
                 findings.append(finding)
             # Steps that nobody writes cannot help: they are not to be judged by that.
             shadow = rule.mode is not RuleMode.ENFORCE or not frame.enforce
-            ascents.append(Ascent(rule=name, shadow=shadow, responses=rule.allowed, findings=tuple(findings)))
+            ascents.append(RuleFindings(rule=name, shadow=shadow, responses=rule.allowed, findings=tuple(findings)))
         self._watches = watches
-        changes: tuple[Change, ...] = ()
+        changes: tuple[EscalationChange, ...] = ()
         if frame.at_s - self._first_s >= self.config.settle_s:
             self.ladder, changes = advance(
                 self.ladder,
@@ -157,7 +157,7 @@ class Brain:
             )
         every = tuple(finding for ascent in ascents for finding in ascent.findings)
         begun, over = self._transitions(every)
-        return Judgement(
+        return Evaluation(
             at_s=frame.at_s,
             findings=every,
             begun=begun,
@@ -168,22 +168,22 @@ class Brain:
             would=tuple(_named(changes, ascents, shadow=True)),
         )
 
-    def at_once(self, frame: Frame) -> Judgement:
+    def at_once(self, frame: SampleFrame) -> Evaluation:
         """`look` without pauses."""
         looking = self.look(frame)
         while True:
             try:
                 next(looking)
             except StopIteration as end:
-                judgement: Judgement = end.value
+                judgement: Evaluation = end.value
                 return judgement
 
-    def remember(self) -> Remembered:
+    def remember(self) -> EngineState:
         """What to keep for the next start."""
         learned: dict[str, dict[str, msgspec.Raw]] = {}
         for key, memory in self._learned.items():
             learned.setdefault(_detector_of(memory), {})[key] = msgspec.Raw(msgspec.msgpack.encode(memory))
-        return Remembered(learned=learned, useless=self.ladder.useless)
+        return EngineState(learned=learned, useless=self.ladder.useless)
 
     def wanted(self) -> frozenset[str]:
         """The signals that anything here goes by."""
@@ -194,16 +194,16 @@ class Brain:
         return frozenset(asked | set(SUSPECT_SIGNALS) | set(STEP_SIGNALS))
 
     def _sights(
-        self, rule: Rule, frame: Frame, known: dict[str, Sight], shared: dict[Hashable, object]
-    ) -> Iterable[Sight]:
+        self, rule: RuleConfig, frame: SampleFrame, known: dict[str, VictimView], shared: dict[Hashable, object]
+    ) -> Iterable[VictimView]:
         """The rule's victims; ``known`` are those of other rules, which see the same."""
-        subjects: list[tuple[str, PodFacts | None]] = [(NODE, None)] if rule.victims.node else []
+        subjects: list[tuple[str, PodSnapshot | None]] = [(NODE, None)] if rule.victims.node else []
         # In an order that a recording has as well: who comes first may take the suspect that two would take.
         subjects += [(pod.subject, pod) for _, pod in sorted(frame.pods.items()) if rule.victims.match(pod)]
         for subject, pod in subjects:
             sight = known.get(subject)
             if sight is None:
-                sight = known[subject] = Sight(
+                sight = known[subject] = VictimView(
                     subject=subject,
                     pod=pod,
                     frame=frame,
@@ -232,7 +232,9 @@ class Brain:
         while len(self._learned) > _LEARNED_MOST:
             del self._learned[next(iter(self._learned))]
 
-    def _blamed(self, rule: Rule, sight: Sight, finding: Finding, lately: Uses) -> Generator[None, None, Finding]:
+    def _blamed(
+        self, rule: RuleConfig, sight: VictimView, finding: RuleVerdict, lately: ResourceUses
+    ) -> Generator[None, None, RuleVerdict]:
         """The finding with its suspects."""
         suspects = yield from rank(sight, finding.resource, rule.window_s, lately)
         finding = replace(finding, suspects=_weighed(finding, suspects, sight))
@@ -241,10 +243,10 @@ class Brain:
             return replace(finding, verdict=Verdict.SUSPECT, evidence=(*finding.evidence, _NOBODY))
         return finding
 
-    def _transitions(self, every: Sequence[Finding]) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
-        active: dict[tuple[str, str], Finding] = {}
-        begun: list[Finding] = []
-        over: list[Finding] = []
+    def _transitions(self, every: Sequence[RuleVerdict]) -> tuple[tuple[RuleVerdict, ...], tuple[RuleVerdict, ...]]:
+        active: dict[tuple[str, str], RuleVerdict] = {}
+        begun: list[RuleVerdict] = []
+        over: list[RuleVerdict] = []
         for finding in every:
             if not self._active and finding.verdict is not _INTERFERED:
                 continue
@@ -264,7 +266,7 @@ class Brain:
         return tuple(begun), tuple(over)
 
 
-def _weighed(finding: Finding, suspects: Sequence[Suspect], sight: Sight) -> tuple[Suspect, ...]:
+def _weighed(finding: RuleVerdict, suspects: Sequence[Suspect], sight: VictimView) -> tuple[Suspect, ...]:
     """Suspects by what they can have done: who used a tenth of the CPU that is lacking is not why it is.
 
     Nor is who moved a tenth of what the victim itself moves to and from the disks.
@@ -280,31 +282,33 @@ def _weighed(finding: Finding, suspects: Sequence[Suspect], sight: Sight) -> tup
     return tuple(sorted(found, key=lambda one: -one.score))
 
 
-def _measure(finding: Finding, sight: Sight) -> tuple[tuple[str, ...], float]:
+def _measure(finding: RuleVerdict, sight: VictimView) -> tuple[tuple[str, ...], float]:
     """By which signals of a suspect it is weighed, and their sum from which on it counts in full; 0.0: not at all."""
-    if finding.resource is Resource.CPU:
+    if finding.resource is ContendedResource.CPU:
         return ("cpu.use",), finding.gap or 0.0
-    if finding.resource is Resource.IO:
+    if finding.resource is ContendedResource.IO:
         known = [value for name in _MOVED if (value := sight.value(name)) is not None]
         return _MOVED, sum(known)
     return (), 0.0
 
 
-def _named(changes: Iterable[Change], ascents: Iterable[Ascent], *, shadow: bool) -> Iterable[Named]:
+def _named(
+    changes: Iterable[EscalationChange], ascents: Iterable[RuleFindings], *, shadow: bool
+) -> Iterable[RequestedVictim]:
     """Whom rules in shadow, or the others, want gone from now on; where evictions are a dry run as well."""
     found = {(one.rule, one.victim): one for ascent in ascents if ascent.shadow == shadow for one in ascent.findings}
     for change in changes:
         step, finding = change.step, found.get((change.rule, change.victim))
-        if change.turn is not Turn.ASKED or step is None or finding is None:
+        if change.turn is not Transition.ASKED or step is None or finding is None:
             continue
         assert step.suspect is not None
         evidence = "; ".join(finding.evidence)
-        yield Named(
+        yield RequestedVictim(
             uid=step.suspect, rule=change.rule, victim=change.title, evidence=evidence, resource=finding.resource
         )
 
 
-def _places(rule: Rule) -> Iterable[str]:
+def _places(rule: RuleConfig) -> Iterable[str]:
     for number, group in enumerate(rule.when):
         for position, entry in enumerate(group):
             if DETECTORS[entry.name].durable:
@@ -315,7 +319,7 @@ def _detector_of(memory: Struct) -> str:
     return next(name for name, one in DETECTORS.items() if one.durable and isinstance(memory, one.memory_type))
 
 
-def _learned(remembered: Remembered) -> dict[str, Struct]:
+def _learned(remembered: EngineState) -> dict[str, Struct]:
     """What durable detectors learned in an earlier run; what cannot be read (an older form) is learned anew."""
     found: dict[str, Struct] = {}
     for name, memories in remembered.learned.items():

@@ -1,10 +1,10 @@
 """Watches online pods while it runs: reads the signals, judges them, asks the plan for relief, orders evictions, tells.
 
-One pass each ``interference.sample_s``: readers fill a sheet, the sheet and the pods' facts are a `Frame`, the brain
-judges it. What it asks for reaches the groups through the plan like any other wish. What it learned (workloads' usual
-CPI, what has not helped) is kept in the store now and then; everything else starts anew with each run.
+One pass each ``interference.sample_s``: readers fill a sheet, the sheet and the pods' facts are a `SampleFrame`, the
+brain judges it. What it asks for reaches the groups through the plan like any other wish. What it learned (workloads'
+usual CPI, what has not helped) is kept in the store now and then; everything else starts anew with each run.
 
-One pod as verdicts and evictions see it: the `PodFacts` of a frame, from the pod of the view. Pure.
+One pod as verdicts and evictions see it: the `PodSnapshot` of a frame, from the pod of the view. Pure.
 """
 
 import logging
@@ -23,40 +23,40 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import StoreError
 from cgroupfs.files import FileOps
 from reconciler.actuators.holds import pod_hold
-from reconciler.config.environment import Place
+from reconciler.config.environment import NodeEnvironment
 from reconciler.config.model import Config
-from reconciler.control.inventory import Knowledge
+from reconciler.control.inventory import Inventory
 from reconciler.interference.alerts import alerts_of, ends_of
-from reconciler.interference.engine import Brain, Judgement, Remembered
+from reconciler.interference.engine import EngineState, Evaluation, InterferenceEngine
 from reconciler.interference.recorder import Recorder
-from reconciler.interference.recording import Learned
+from reconciler.interference.recording import LearnedState
 from reconciler.policies.cache import signals_of as cache_signals
-from reconciler.responses.eviction.limits import Past
+from reconciler.responses.eviction.limits import EvictionHistory
 from reconciler.responses.eviction.limits import kept as past_kept
 from reconciler.responses.eviction.limits import restored as past_restored
-from reconciler.responses.eviction.plan import Decision, begun, decide, signals_of
-from reconciler.responses.eviction.plan import Memory as EvictionMemory
-from reconciler.runtime.cooperative import Slices
+from reconciler.responses.eviction.plan import EvictionDecision, begun, decide, signals_of
+from reconciler.responses.eviction.plan import EvictionPlanState as EvictionMemory
+from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.workqueue import NODE, TICK, DirtyKeys, pod_key
 from reconciler.signals.devicestats import whole_disks
 from reconciler.signals.extent import own_cpus
-from reconciler.signals.readers import Scene, Sheet
-from reconciler.signals.reading import Means, Metered, build, costs
+from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.reading import MeteredReader, ReaderContext, build, costs
 from reconciler.signals.tasks import ReaderTasks
-from state.cache import CacheUse
-from state.eviction import Case, Order, Step
-from state.evidence import ContainerFacts, Frame, PodFacts
-from state.measures import Measures
+from state.cache import CacheUsage
+from state.eviction import EvictionCase, EvictionOrder, EvictionStep
+from state.evidence import ContainerSnapshot, PodSnapshot, SampleFrame
+from state.measures import Restrictions
 from state.model import Container, ContainerKind, Hold, NodeView, Pod, PodClass, Pools, Resources
 from state.schema import META
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 
 _FIELDS: Final = ("cpu_milli", "memory_bytes", "batch_cpu_milli", "batch_memory_bytes")
 
 
 def facts_of(
     pod: Pod, pools: Pools | None, *, created_s: float = 0.0, held: bool = False, cpus: CpuSet | None = None
-) -> PodFacts:
+) -> PodSnapshot:
     """The facts of one pod.
 
     ``created_s``: when its cgroup was made, seconds since the epoch: the directory's ctime, which only its own chmod
@@ -70,7 +70,7 @@ def facts_of(
     pool = pools.pool_of(pod) if pools is not None else None
     if cpus is None and pools is not None:
         cpus = _pool_cpus(pod, pools, pool)
-    return PodFacts(
+    return PodSnapshot(
         uid=pod.uid,
         title=pod.title,
         pod_class=pod.pod_class,
@@ -99,8 +99,8 @@ def facts_of(
     )
 
 
-def _container(one: Container) -> ContainerFacts:
-    return ContainerFacts(id=one.id, path=one.group.path, name=one.name, sandbox=one.kind is ContainerKind.SANDBOX)
+def _container(one: Container) -> ContainerSnapshot:
+    return ContainerSnapshot(id=one.id, path=one.group.path, name=one.name, sandbox=one.kind is ContainerKind.SANDBOX)
 
 
 def _pool_cpus(pod: Pod, pools: Pools, pool: str | None) -> CpuSet | None:
@@ -145,23 +145,25 @@ ROW: Final = "interference"
 _KEEP_S: Final = 60.0
 _DISKS_S: Final = 60.0
 _STOP_S: Final = 5.0
-_ENDING: Final = frozenset({Step.WAIT, Step.STOP, Step.TERMINATE, Step.KILL, Step.VERIFY})
+_ENDING: Final = frozenset(
+    {EvictionStep.WAIT, EvictionStep.STOP, EvictionStep.TERMINATE, EvictionStep.KILL, EvictionStep.VERIFY}
+)
 """The pod has been told to end, and nobody may refuse it any more."""
 
 
-class Kept(Struct, frozen=True, kw_only=True):
+class MonitorState(Struct, frozen=True, kw_only=True):
     """The body of the row `ROW`."""
 
-    brain: Remembered = Remembered()
-    past: Past = Past()
+    brain: EngineState = EngineState()
+    past: EvictionHistory = EvictionHistory()
 
 
-class Node(Protocol):
+class MonitoredNode(Protocol):
     """What of the agent the observer looks at and changes."""
 
-    place: Place
+    place: NodeEnvironment
     files: FileOps
-    knowledge: Knowledge
+    knowledge: Inventory
     dirty: DirtyKeys
     store: Store
     store_lane: trio.CapacityLimiter
@@ -172,7 +174,7 @@ class Node(Protocol):
     def scene(self) -> tuple[NodeView, Pools | None]:
         """The node as it is known now, and the pools of the last look."""
 
-    def cache_use(self) -> CacheUse | None:
+    def cache_use(self) -> CacheUsage | None:
         """What was measured last of caches and memory bandwidth."""
 
     def holds_now(self) -> Mapping[str, Hold]: ...
@@ -180,30 +182,32 @@ class Node(Protocol):
     def enforces(self) -> bool: ...
 
 
-class Evictor(Protocol):
+class EvictionExecutor(Protocol):
     """Who carries evictions out."""
 
-    def submit(self, order: Order) -> None: ...
+    def submit(self, order: EvictionOrder) -> None: ...
 
     def withdraw(self, order: str, why: str) -> None: ...
 
-    def cases(self) -> Sequence[Case]: ...
+    def cases(self) -> Sequence[EvictionCase]: ...
 
     def ending(self) -> frozenset[str]: ...
 
 
 @final
-class Observer:
+class InterferenceMonitor:
     """See the module's text. ``tell`` never waits."""
 
     def __init__(
         self,
-        node: Node,
-        means: Callable[[Config], Means],
+        node: MonitoredNode,
+        means: Callable[[Config], ReaderContext],
         *,
         tell: Callable[..., None],
-        evictor: Evictor | None = None,
-        building: Callable[[Collection[str], Means, Sequence[Metered]], tuple[Metered, ...]] = build,
+        evictor: EvictionExecutor | None = None,
+        building: Callable[
+            [Collection[str], ReaderContext, Sequence[MeteredReader]], tuple[MeteredReader, ...]
+        ] = build,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -211,27 +215,27 @@ class Observer:
         self._building = building
         self._node, self._means, self._tell, self._evictor = node, means, tell, evictor
         self._clock, self._wall = clock, wall
-        self._readers: tuple[Metered, ...] = ()
+        self._readers: tuple[MeteredReader, ...] = ()
         self._config: Config | None = None
         self._resting: Config | None = None
         self._looking = trio.Lock()
         kept = read_kept(node.store)
-        self.brain = Brain(node.config.interference, kept.brain, evicts=node.config.eviction.serves_rules)
+        self.brain = InterferenceEngine(node.config.interference, kept.brain, evicts=node.config.eviction.serves_rules)
         self._past = kept.past
         self.evictions: EvictionMemory | None = None
         """What the eviction planner remembers; None before the first pass."""
-        self._saved: Kept | None = None
+        self._saved: MonitorState | None = None
         self._saved_at = 0.0
         self._created: dict[str, tuple[int, float]] = {}
-        self._known: dict[str, tuple[Pod, PodFacts]] = {}
+        self._known: dict[str, tuple[Pod, PodSnapshot]] = {}
         """The facts of the last pass, with the pod of which they are told."""
         self._pools: Pools | None = None
         self._default_cpus = CpuSet()
         self._disks: tuple[str, ...] = ()
         self._disks_at = float("-inf")
-        self.frame: Frame | None = None
-        self.judgement: Judgement | None = None
-        self.decision = Decision()
+        self.frame: SampleFrame | None = None
+        self.judgement: Evaluation | None = None
+        self.decision = EvictionDecision()
         self.changes: Counter[tuple[str, str]] = Counter()
         """What happened on the ladder, by response and turn."""
         self.passes = 0
@@ -256,7 +260,7 @@ class Observer:
                     await trio.sleep_until(next_at)
         finally:
             self._tasks = None
-            self._publish(Measures())
+            self._publish(Restrictions())
             self._forget("nobody watches any more")
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_S):
                 await self._keep(self._clock())
@@ -269,7 +273,7 @@ class Observer:
         """Ask for nothing and hold nothing until the configuration is read again: everything is being restored."""
         self._resting = self._node.config
         async with self._looking:
-            self._publish(Measures())
+            self._publish(Restrictions())
             for reader in self._readers:
                 await reader.aclose()
             self._readers, self._config = (), None
@@ -283,7 +287,7 @@ class Observer:
                 self._tell(alert)
         self.brain.forget()
 
-    async def look(self) -> Judgement:
+    async def look(self) -> Evaluation:
         """One pass."""
         await self._configure()
         config, before = self._node.config, sum(self.costs().values())
@@ -298,21 +302,21 @@ class Observer:
             response = change.step.response.value if change.step is not None else ""
             self.changes[response, f"would-{change.turn}" if change.shadow else change.turn.value] += 1
         self.judgement = judgement
-        self.recorder.add(config.interference.record, frame, lambda: Learned(self.brain.remember().learned))
+        self.recorder.add(config.interference.record, frame, lambda: LearnedState(self.brain.remember().learned))
         self.passes += 1
         if frame.at_s - self._saved_at >= _KEEP_S:
             await self._keep(frame.at_s)
         return judgement
 
-    async def _judge(self, frame: Frame) -> tuple[Judgement, float]:
+    async def _judge(self, frame: SampleFrame) -> tuple[Evaluation, float]:
         """The brain's judgement, a millisecond at a time, and the CPU seconds that it took."""
-        slices, spent, began = Slices(), 0.0, time.thread_time()
+        slices, spent, began = TimeSlice(), 0.0, time.thread_time()
         looking = self.brain.look(frame)
         while True:
             try:
                 next(looking)
             except StopIteration as end:
-                judgement: Judgement = end.value
+                judgement: Evaluation = end.value
                 return judgement, spent + time.thread_time() - began
             if slices.over:
                 spent += time.thread_time() - began
@@ -339,11 +343,11 @@ class Observer:
     def _wanted(self, config: Config) -> frozenset[str]:
         return self.brain.wanted() | signals_of(config.eviction) | cache_signals(config.policies.cache)
 
-    async def _frame(self, config: Config) -> Frame:
+    async def _frame(self, config: Config) -> SampleFrame:
         now = self._clock()
         view, pools = self._node.scene()
         wanted = self._wanted(config)
-        scene, sheet = Scene(view=view, pools=pools, wanted=wanted), Sheet()
+        scene, sheet = SampleContext(view=view, pools=pools, wanted=wanted), SampleSheet()
         for reader in self._readers:
             await reader.read(scene, sheet, now)
         holds = self._node.holds_now()
@@ -358,7 +362,7 @@ class Observer:
             self._known.pop(uid, None)
         if now - self._disks_at >= _DISKS_S:
             self._disks, self._disks_at = whole_disks(config.node.root), now
-        return Frame(
+        return SampleFrame(
             at_s=now,
             wall_s=self._wall(),
             pods=pods,
@@ -372,7 +376,7 @@ class Observer:
         """Pods that are being made to end, by uid: the kubelet tells that late, or never where it is not asked."""
         return {case.order.uid for case in self.cases() if case.open and case.step in _ENDING}
 
-    def _facts(self, pod: Pod, view: NodeView, pools: Pools | None, holds: Mapping[str, Hold]) -> PodFacts:
+    def _facts(self, pod: Pod, view: NodeView, pools: Pools | None, holds: Mapping[str, Hold]) -> PodSnapshot:
         held = bool(holds) and pod_hold(holds, pod.uid, pod.paths) is not None
         known = self._known.get(pod.uid)
         if known is None or known[0] is not pod or known[1].held is not held:
@@ -394,7 +398,7 @@ class Observer:
 
     # Acting
 
-    def _allowed(self, measures: Measures) -> Measures:
+    def _allowed(self, measures: Restrictions) -> Restrictions:
         """Without freezing whom somebody is making end: a frozen process neither hears nor dies."""
         ending = self._evictor.ending() if self._evictor is not None else frozenset[str]()
         if not ending & measures.frozen.keys():
@@ -402,7 +406,7 @@ class Observer:
         frozen = {uid: reason for uid, reason in measures.frozen.items() if uid not in ending}
         return msgspec.structs.replace(measures, frozen=frozen)
 
-    def _publish(self, measures: Measures) -> None:
+    def _publish(self, measures: Restrictions) -> None:
         knowledge, dirty = self._node.knowledge, self._node.dirty
         before = knowledge.measures
         if measures == before:
@@ -416,7 +420,7 @@ class Observer:
                 if mine.get(uid) != theirs.get(uid):
                     dirty.mark(pod_key(uid))
 
-    def _decide(self, config: Config, frame: Frame, judgement: Judgement) -> None:
+    def _decide(self, config: Config, frame: SampleFrame, judgement: Evaluation) -> None:
         if self.evictions is None:
             self.evictions = begun(frame, past_restored(self._past, at_s=frame.at_s, wall_s=frame.wall_s))
         self.decision, self.evictions = decide(
@@ -446,10 +450,10 @@ class Observer:
         past = self._past
         if self.evictions is not None and self.frame is not None:
             past = past_kept(self.evictions.past, self.frame)
-        kept = Kept(brain=self.brain.remember(), past=past)
+        kept = MonitorState(brain=self.brain.remember(), past=past)
         if kept == self._saved:
             return
-        batch = Batch()
+        batch = StoreBatch()
         batch.put(META, ROW, msgspec.msgpack.encode(kept))
         try:
             await trio.to_thread.run_sync(self._node.store.apply, batch, limiter=self._node.store_lane)
@@ -459,7 +463,7 @@ class Observer:
 
     # For people
 
-    def cases(self) -> Sequence[Case]:
+    def cases(self) -> Sequence[EvictionCase]:
         """Evictions under way, and the last that ended."""
         return self._evictor.cases() if self._evictor is not None else ()
 
@@ -472,16 +476,16 @@ class Observer:
         return {signal: words for reader in self._readers for signal, words in reader.problems().items()}
 
 
-def read_kept(store: Store) -> Kept:
+def read_kept(store: Store) -> MonitorState:
     """What an earlier run has left; nothing where it cannot be read."""
     row: Any = dict(store.rows(META)).get(ROW)
     if row is None:
-        return Kept()
+        return MonitorState()
     try:
-        return decoded(msgspec.msgpack.Decoder(Kept).decode, row)
+        return decoded(msgspec.msgpack.Decoder(MonitorState).decode, row)
     except ValueError as exc:
         _LOG.warning("what the last run has learned cannot be read, and is learned anew: %s", exc)
-        return Kept()
+        return MonitorState()
 
 
 def _cpus(pod: Pod, view: NodeView, pools: Pools | None) -> CpuSet | None:

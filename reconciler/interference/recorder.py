@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import Final, NamedTuple, final
 
 from reconciler.detectors.config import RecordConfig
-from reconciler.interference.recording import Learned, Packer, begin
-from reconciler.signals.lane import Lane
-from state.evidence import Frame
+from reconciler.interference.recording import LearnedState, RecordingWriter, begin
+from reconciler.signals.lane import BackgroundJob
+from state.evidence import SampleFrame
 
 _LOG: Final = logging.getLogger(__name__)
 SUFFIX: Final = ".rec"
@@ -26,7 +26,7 @@ _MOST_WAITING: Final = 4
 class _Job(NamedTuple):
     config: RecordConfig
     name: str
-    learned: Learned
+    learned: LearnedState
     block: bytes
 
 
@@ -41,16 +41,16 @@ class Recorder:
         """Bytes."""
         self.lost = 0
         """Blocks that could not be written."""
-        self._packer = Packer()
-        self._lane: Lane[int] = Lane("recorder")
+        self._packer = RecordingWriter()
+        self._lane: BackgroundJob[int] = BackgroundJob("recorder")
         self._waiting: list[_Job] = []
         self._config: RecordConfig | None = None
         self._name = ""
-        self._learned = Learned()
+        self._learned = LearnedState()
         self._began_s = 0.0
         self._block_s = 0.0
 
-    def add(self, config: RecordConfig, frame: Frame, learned: Callable[[], Learned] = Learned) -> None:
+    def add(self, config: RecordConfig, frame: SampleFrame, learned: Callable[[], LearnedState] = LearnedState) -> None:
         """Take one frame, if recording is configured. ``learned``: so far, for the head of a file."""
         self.settle()
         if self._config != config:

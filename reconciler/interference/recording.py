@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError
-from state.evidence import Frame, PodFacts, Sample
+from state.evidence import PodSnapshot, Sample, SampleFrame
 
 HEAD: Final = b"bypassd-recording 1\n"
 """Of a file without what was learned."""
@@ -38,7 +38,7 @@ FREE_BYTES: Final = 64 << 20
 _MOST_NAMES: Final = 100_000
 
 
-class Learned(Struct, frozen=True, array_like=True):
+class LearnedState(Struct, frozen=True, array_like=True):
     """What detectors had learned of workloads before the first frame: by detector, then by key."""
 
     learned: Mapping[str, Mapping[str, msgspec.Raw]] = {}
@@ -66,7 +66,7 @@ class _Row(Struct, frozen=True, array_like=True, gc=False):
     at_s: float
     wall_s: float
     enforce: bool
-    pods: list[PodFacts]
+    pods: list[PodSnapshot]
     gone: list[str]
     knobs: list[str] | None
     disks: list[str] | None
@@ -84,24 +84,24 @@ class _Block(Struct, frozen=True, array_like=True, gc=False):
 
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODE: Final = msgspec.msgpack.Decoder(_Block).decode
-_DECODE_LEARNED: Final = msgspec.msgpack.Decoder(Learned).decode
+_DECODE_LEARNED: Final = msgspec.msgpack.Decoder(LearnedState).decode
 
 
 @final
-class Packer:
+class RecordingWriter:
     """Collects frames into one block."""
 
     def __init__(self) -> None:
         self._subjects: dict[str, int] = {}
         self._kinds: dict[tuple[str, ...], int] = {}
         self._rows: list[_Row] = []
-        self._pods: Mapping[str, PodFacts] = {}
-        self._last: Frame | None = None
+        self._pods: Mapping[str, PodSnapshot] = {}
+        self._last: SampleFrame | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, frame: Frame) -> None:
+    def add(self, frame: SampleFrame) -> None:
         """Take one frame."""
         last = self._last
         self._rows.append(
@@ -146,17 +146,17 @@ def pack(body: bytes) -> bytes:
     return len(packed).to_bytes(4, "big") + zlib.crc32(packed).to_bytes(4, "big") + packed
 
 
-def begin(learned: Learned) -> bytes:
+def begin(learned: LearnedState) -> bytes:
     """How a file begins."""
     return _KIND + b"2\n" + pack(_ENCODE(learned))
 
 
-def frames(file: BinaryIO, name: str) -> Iterator[Frame]:
+def frames(file: BinaryIO, name: str) -> Iterator[SampleFrame]:
     """The frames of a recording alone, see `read`."""
-    return (one for one in read(file, name) if isinstance(one, Frame))
+    return (one for one in read(file, name) if isinstance(one, SampleFrame))
 
 
-def read(file: BinaryIO, name: str) -> Iterator[Learned | Frame]:
+def read(file: BinaryIO, name: str) -> Iterator[LearnedState | SampleFrame]:
     """What was learned before, where the file has it, and the frames, the oldest first.
 
     A torn or damaged rest is the end.
@@ -198,8 +198,8 @@ def _inflated(packed: bytes, most: int) -> bytes:
     return body
 
 
-def _unpack(block: _Block) -> Iterator[Frame]:
-    pods: dict[str, PodFacts] = {}
+def _unpack(block: _Block) -> Iterator[SampleFrame]:
+    pods: dict[str, PodSnapshot] = {}
     knobs: tuple[str, ...] = ()
     disks: tuple[str, ...] = ()
     kinds = [[block.signals[number] for number in kind] for kind in block.kinds]
@@ -209,7 +209,7 @@ def _unpack(block: _Block) -> Iterator[Frame]:
         pods.update((pod.uid, pod) for pod in row.pods)
         knobs = knobs if row.knobs is None else tuple(row.knobs)
         disks = disks if row.disks is None else tuple(row.disks)
-        yield Frame(
+        yield SampleFrame(
             at_s=row.at_s,
             wall_s=row.wall_s,
             pods=dict(pods),

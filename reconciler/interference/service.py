@@ -14,19 +14,19 @@ import trio
 from msgspec import Struct
 
 from reconciler.actuators.holds import pod_hold
-from reconciler.alerts.service import Telling
+from reconciler.alerts.service import AlertService
 from reconciler.config.environment import cri_client
 from reconciler.config.model import Config
 from reconciler.policies.cache import signals_of
-from state.eviction import Order
-from state.evidence import PodFacts, Sample
+from state.eviction import EvictionOrder
+from state.evidence import PodSnapshot, Sample
 from state.model import SourceStatus
 from state.schema import EVICTIONS
 
 if TYPE_CHECKING:
-    from reconciler.interference.monitor import Node, Observer
+    from reconciler.interference.monitor import InterferenceMonitor, MonitoredNode
     from reconciler.responses.eviction.executor import Evictor
-    from reconciler.signals.reading import Means
+    from reconciler.signals.reading import ReaderContext
 
 NAME: Final = "interference"
 _LOOK_S: Final = 5.0
@@ -39,7 +39,7 @@ def watched(config: Config) -> bool:
     return judged or config.interference.record.directory is not None or bool(signals_of(config.policies.cache))
 
 
-class WatchNumbers(Struct, frozen=True, kw_only=True):
+class InterferenceCounters(Struct, frozen=True, kw_only=True):
     """What is watched, in the metrics. Counts since the start, but ``verdicts`` and ``steps``, which are now.
 
     ``verdicts``: victims by rule and verdict. ``steps`` in force by response. ``changes``: what happened on the ladder,
@@ -57,15 +57,15 @@ class WatchNumbers(Struct, frozen=True, kw_only=True):
 
 
 @final
-class Watching:
+class InterferenceService:
     """See the module's text."""
 
-    def __init__(self, node: "Node", telling: Telling) -> None:
+    def __init__(self, node: "MonitoredNode", telling: AlertService) -> None:
         self._node, self._telling = node, telling
         self._changed = trio.Event()
         # Evictions that an earlier run began are ended or given up, whatever the configuration says now.
         self._left = bool(node.store.rows(EVICTIONS))
-        self.observer: Observer | None = None
+        self.observer: InterferenceMonitor | None = None
         self.evictor: Evictor | None = None
 
     def reconfigure(self) -> None:
@@ -94,14 +94,16 @@ class Watching:
                 await self._changed.wait()
 
     async def _watch(self) -> None:
-        from reconciler.interference.monitor import Observer  # noqa: PLC0415  # detectors, readers, the ladder: not on every node
+        from reconciler.interference.monitor import InterferenceMonitor  # noqa: PLC0415  # detectors, readers, the ladder: not on every node
 
         try:
             async with trio.open_nursery() as nursery:
                 if self._left or self._node.config.eviction.enabled:
                     self.evictor = self._make_evictor()
                     await nursery.start(self.evictor.run)
-                self.observer = Observer(self._node, self._means, tell=self._telling.tell, evictor=self.evictor)
+                self.observer = InterferenceMonitor(
+                    self._node, self._means, tell=self._telling.tell, evictor=self.evictor
+                )
                 nursery.start_soon(self.observer.run)
                 while not self._over():
                     with trio.move_on_after(_LOOK_S):
@@ -144,13 +146,13 @@ class Watching:
             forbidden=self._forbidden,
         )
 
-    def _pod(self, uid: str) -> PodFacts | None:
+    def _pod(self, uid: str) -> PodSnapshot | None:
         from reconciler.interference.monitor import facts_of  # noqa: PLC0415
 
         pod = self._node.knowledge.pods.get(uid)
         return None if pod is None else facts_of(pod, None)
 
-    def _forbidden(self, order: Order) -> str | None:
+    def _forbidden(self, order: EvictionOrder) -> str | None:
         """Why an eviction must not go on: what a person has said since it was ordered."""
         config = self._node.config.eviction
         if not config.enabled:
@@ -161,12 +163,12 @@ class Watching:
         hold = pod_hold(self._node.holds_now(), order.uid, () if pod is None else pod.paths)
         return None if hold is None else f"held by {hold.by}: {hold.reason}"
 
-    def _means(self, config: Config) -> "Means":
-        from reconciler.signals.reading import Means  # noqa: PLC0415
+    def _means(self, config: Config) -> "ReaderContext":
+        from reconciler.signals.reading import ReaderContext  # noqa: PLC0415
         from reconciler.sources.runtime_roots import find_image_root  # noqa: PLC0415
 
         place = self._node.place
-        return Means(
+        return ReaderContext(
             hierarchy=place.hierarchy,
             root=place.root,
             files=self._node.files,
@@ -186,7 +188,7 @@ class Watching:
 
         return misses_of(self.observer.frame, time.monotonic())
 
-    def numbers(self) -> WatchNumbers | None:
+    def numbers(self) -> InterferenceCounters | None:
         """The metrics' part; None while nothing is watched."""
         if self.observer is None:
             return None

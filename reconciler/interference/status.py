@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from msgspec import to_builtins
 
 from reconciler.config.model import Config
-from reconciler.interference.engine import Judgement
-from reconciler.interference.monitor import Observer
-from reconciler.interference.service import WatchNumbers
+from reconciler.interference.engine import Evaluation
+from reconciler.interference.monitor import InterferenceMonitor
+from reconciler.interference.service import InterferenceCounters
 from reconciler.responses.eviction.status import section
-from reconciler.responses.ladder import Climb, in_force
-from state.evidence import Finding, Verdict
-from state.measures import Measures
+from reconciler.responses.ladder import EscalationState, in_force
+from state.evidence import RuleVerdict, Verdict
+from state.measures import Restrictions
 
 _QUIET = frozenset({Verdict.OK})
 
 
-def facts(observer: Observer) -> Mapping[str, object]:
+def facts(observer: InterferenceMonitor) -> Mapping[str, object]:
     """Plain values. Findings that are ``ok`` are counted, not listed."""
-    judgement = observer.judgement or Judgement(at_s=0.0)
+    judgement = observer.judgement or Evaluation(at_s=0.0)
     return {
         "rules": {
             name: {"mode": rule.mode.value, "responses": [one.value for one in rule.allowed]}
@@ -29,7 +29,7 @@ def facts(observer: Observer) -> Mapping[str, object]:
         "findings": [_finding(one, judgement.at_s) for one in judgement.findings if one.verdict not in _QUIET],
         "ladder": [_climb(climb, judgement.at_s) for _, climb in sorted(observer.brain.ladder.climbs.items())],
         "useless": dict(sorted(observer.brain.ladder.useless.items())),
-        "measures": to_builtins(judgement.measures) if judgement.measures != Measures() else {},
+        "measures": to_builtins(judgement.measures) if judgement.measures != Restrictions() else {},
         "signals": {"problems": observer.problems(), "cpu_s": observer.costs()},
         "passes": observer.passes,
         "last_pass_s": observer.pass_s,
@@ -41,16 +41,16 @@ def facts(observer: Observer) -> Mapping[str, object]:
     }
 
 
-def evictions(observer: Observer, config: Config, *, enforce: bool, now: float) -> Mapping[str, object]:
+def evictions(observer: InterferenceMonitor, config: Config, *, enforce: bool, now: float) -> Mapping[str, object]:
     """The section ``eviction``. ``now``: the monotonic clock."""
     return section(config.eviction, observer.decision, observer.evictions, observer.cases(), enforce=enforce, now=now)
 
 
-def numbers(observer: Observer) -> WatchNumbers:
+def numbers(observer: InterferenceMonitor) -> InterferenceCounters:
     """The same for the metrics."""
-    judgement = observer.judgement or Judgement(at_s=0.0)
+    judgement = observer.judgement or Evaluation(at_s=0.0)
     cases = observer.cases()
-    return WatchNumbers(
+    return InterferenceCounters(
         verdicts={
             (rule, verdict): count for rule, counts in _counts(judgement).items() for verdict, count in counts.items()
         },
@@ -63,7 +63,7 @@ def numbers(observer: Observer) -> WatchNumbers:
     )
 
 
-def _counts(judgement: Judgement) -> dict[str, dict[str, int]]:
+def _counts(judgement: Evaluation) -> dict[str, dict[str, int]]:
     counts: dict[str, dict[str, int]] = {}
     for one in judgement.findings:
         here = counts.setdefault(one.rule, dict.fromkeys((verdict.value for verdict in Verdict), 0))
@@ -71,7 +71,7 @@ def _counts(judgement: Judgement) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _finding(one: Finding, now: float) -> dict[str, object]:
+def _finding(one: RuleVerdict, now: float) -> dict[str, object]:
     return {
         "rule": one.rule,
         "victim": one.victim,
@@ -89,7 +89,7 @@ def _finding(one: Finding, now: float) -> dict[str, object]:
     }
 
 
-def _climb(climb: Climb, now: float) -> dict[str, object]:
+def _climb(climb: EscalationState, now: float) -> dict[str, object]:
     return {
         "rule": climb.rule,
         "victim": climb.victim,

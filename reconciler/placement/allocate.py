@@ -29,17 +29,17 @@ from typing import final
 from msgspec import Struct
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.chain import Chain, PlacementContext, load
+from reconciler.placement.chain import PlacementContext, PluginChain, load
 from reconciler.placement.config import PlacementConfig
-from reconciler.placement.cpu_accumulator import Fitter
+from reconciler.placement.cpu_accumulator import CpuAccumulator
 from reconciler.placement.demand import Allocation, CpuDemand
-from reconciler.placement.plugin_runner import Run
+from reconciler.placement.plugin_runner import PluginRunner
 from state.model import PodClass
 from state.topology import Topology
 
 
 @cache
-def default_chain() -> Chain:
+def default_chain() -> PluginChain:
     """The built-in plug-ins with their own weights."""
     return load(PlacementConfig())
 
@@ -48,7 +48,7 @@ def allocate(
     demands: Iterable[CpuDemand],
     free: CpuSet,
     topology: Topology,
-    chain: Chain | None = None,
+    chain: PluginChain | None = None,
     *,
     interrupts: CpuSet = EMPTY,
     remembered: CpuSet = EMPTY,
@@ -58,12 +58,12 @@ def allocate(
     ``interrupts`` are best avoided, ``remembered`` are the last CPUs of containers that are gone and may come back.
     Errors: `ValueError` for two demands with one key.
     """
-    fitter = Fitter(topology)
+    fitter = CpuAccumulator(topology)
     context = PlacementContext(topology=topology, fitter=fitter, interrupts=interrupts, remembered=remembered)
-    return _Taker(Run(chain or default_chain(), context), demands, free & topology.online).taken()
+    return _Allocator(PluginRunner(chain or default_chain(), context), demands, free & topology.online).taken()
 
 
-class Preference(Struct, frozen=True, kw_only=True):
+class CpuPreference(Struct, frozen=True, kw_only=True):
     """What a chain says of CPUs for BE work.
 
     ``tiers``: disjoint, the best first, without what filters keep out. ``filters``: which of them kept something out;
@@ -76,33 +76,34 @@ class Preference(Struct, frozen=True, kw_only=True):
 
 
 def preference(
-    cpus: CpuSet, topology: Topology, chain: Chain | None = None, *, interrupts: CpuSet = EMPTY
-) -> Preference:
+    cpus: CpuSet, topology: Topology, chain: PluginChain | None = None, *, interrupts: CpuSet = EMPTY
+) -> CpuPreference:
     """``cpus`` as the chain would have BE work take them.
 
     By default efficiency cores come first, CPUs with interrupts last. A plug-in tells BE work by the demand's class;
     selecting and scoring combinations has no say, as BE work grows and shrinks CPU by CPU.
     """
-    run = Run(
-        chain or default_chain(), PlacementContext(topology=topology, fitter=Fitter(topology), interrupts=interrupts)
+    run = PluginRunner(
+        chain or default_chain(),
+        PlacementContext(topology=topology, fitter=CpuAccumulator(topology), interrupts=interrupts),
     )
     demand = CpuDemand(key="reclaimed", count=max(1, len(cpus)), pod_class=PodClass.RECLAIMED)
     allowed, filters = run.allowed(demand, cpus, 1)
-    return Preference(tiers=run.tiers(demand, allowed), filters=filters, errors=dict(sorted(run.errors.items())))
+    return CpuPreference(tiers=run.tiers(demand, allowed), filters=filters, errors=dict(sorted(run.errors.items())))
 
 
 def preferred(
-    cpus: CpuSet, topology: Topology, chain: Chain | None = None, *, interrupts: CpuSet = EMPTY
+    cpus: CpuSet, topology: Topology, chain: PluginChain | None = None, *, interrupts: CpuSet = EMPTY
 ) -> tuple[CpuSet, ...]:
     """The tiers of `preference`."""
     return preference(cpus, topology, chain, interrupts=interrupts).tiers
 
 
 @final
-class _Taker:
+class _Allocator:
     """The state of one choice. Masks instead of sets: there are hundreds of them."""
 
-    def __init__(self, run: Run, demands: Iterable[CpuDemand], free: CpuSet) -> None:
+    def __init__(self, run: PluginRunner, demands: Iterable[CpuDemand], free: CpuSet) -> None:
         self._run = run
         self._fitter = run.context.fitter
         self._avail = free.mask

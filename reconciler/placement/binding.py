@@ -27,18 +27,18 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.allocate import allocate
-from reconciler.placement.chain import Chain
+from reconciler.placement.chain import PluginChain
 from reconciler.placement.demand import Allocation, CpuDemand
-from reconciler.placement.exclusivity import Company
-from reconciler.placement.free_capacity import NodeMemory, Room
+from reconciler.placement.exclusivity import NumaOccupancy
+from reconciler.placement.free_capacity import FreeCapacity, NumaFreeMemory
 from reconciler.placement.hints import MEMORY
 from reconciler.placement.nodes import NodeChoice, choose_nodes
-from reconciler.placement.resource_hints import Supply, fixed
-from state.cpu import CpuWish, TopologyPolicy
+from reconciler.placement.resource_hints import ResourceCapacity, fixed
+from state.cpu import CpuPreferences, TopologyPolicy
 from state.topology import Topology
 
 
-class Bound(Struct, frozen=True, kw_only=True):
+class NodeBinding(Struct, frozen=True, kw_only=True):
     """The demands with their nodes, and by key why, where there was something to choose."""
 
     demands: tuple[CpuDemand, ...]
@@ -52,11 +52,11 @@ def bind(
     *,
     policy: TopologyPolicy,
     prefer_cpu: bool,
-    wishes: Mapping[str, CpuWish],
+    wishes: Mapping[str, CpuPreferences],
     affinity: Mapping[str, Mapping[str, CpuSet]],
-    memory: NodeMemory | None = None,
+    memory: NumaFreeMemory | None = None,
     seated: Mapping[str, CpuSet] | None = None,
-) -> Bound:
+) -> NodeBinding:
     """``wishes`` by pod uid; ``affinity``: by demand the nodes of what it has already, by the resource's name.
 
     ``memory`` None: nothing is known of it, and it gives no hints. ``seated``: pods that are bound to nodes without
@@ -66,13 +66,13 @@ def bind(
         demand
         for demand in sorted(demands, key=lambda one: (-one.priority, not one.numa_exclusive, -one.count, one.key))
         if not (demand.held & free or demand.explicit is not None)
-        and (affinity.get(demand.key) or _asks(demand, wishes.get(demand.uid, CpuWish()), policy))
+        and (affinity.get(demand.key) or _asks(demand, wishes.get(demand.uid, CpuPreferences()), policy))
     ]
     if not newcomers:
         # As at most plans: everybody has what it asks for.
-        return Bound(demands=tuple(sorted(demands, key=lambda one: one.key)))
-    room = Room(demands, free, topology, memory)
-    company = Company(wishes)
+        return NodeBinding(demands=tuple(sorted(demands, key=lambda one: one.key)))
+    room = FreeCapacity(demands, free, topology, memory)
+    company = NumaOccupancy(wishes)
     for uid, nodes in sorted((seated or {}).items()):
         company.sit_pod(uid, nodes)
     for demand in demands:
@@ -81,7 +81,7 @@ def bind(
     found = {demand.key: demand for demand in demands}
     reasons: dict[str, str] = {}
     for demand in newcomers:
-        wish = wishes.get(demand.uid, CpuWish())
+        wish = wishes.get(demand.uid, CpuPreferences())
         near = affinity.get(demand.key, {})
         others = [fixed(name, nodes, topology.nodes()) for name, nodes in sorted(near.items()) if nodes]
         others += room.memory(demand) if MEMORY not in near else []
@@ -95,10 +95,10 @@ def bind(
         found[demand.key] = replace(demand, nodes=chosen.nodes, every_node=every)
         room.take(demand, chosen.nodes)
         company.sit(demand, CpuSet(chosen.nodes))
-    return Bound(demands=tuple(found[key] for key in sorted(found)), reasons=reasons)
+    return NodeBinding(demands=tuple(found[key] for key in sorted(found)), reasons=reasons)
 
 
-def _asks(demand: CpuDemand, wish: CpuWish, policy: TopologyPolicy) -> bool:
+def _asks(demand: CpuDemand, wish: CpuPreferences, policy: TopologyPolicy) -> bool:
     """Whether anybody wants nodes for it; without, the chain of plug-ins keeps it together as well as it can."""
     return (
         demand.numa_binding
@@ -109,7 +109,12 @@ def _asks(demand: CpuDemand, wish: CpuWish, policy: TopologyPolicy) -> bool:
 
 
 def _in_company(
-    demand: CpuDemand, room: Room, company: Company, choice: Callable[[Supply], NodeChoice], *, named: bool
+    demand: CpuDemand,
+    room: FreeCapacity,
+    company: NumaOccupancy,
+    choice: Callable[[ResourceCapacity], NodeChoice],
+    *,
+    named: bool,
 ) -> tuple[NodeChoice, str]:
     """The choice without the nodes of those who want to be alone, and what to add to its reason.
 
@@ -141,7 +146,7 @@ ROUNDS: Final = 8
 """At most; a second one is rare."""
 
 
-class Choice(Struct, frozen=True, kw_only=True):
+class NodeBindingChoice(Struct, frozen=True, kw_only=True):
     """Who owns which CPUs, and by demand why: the words on its nodes, then those on its CPUs."""
 
     allocation: Allocation
@@ -152,17 +157,17 @@ def choose(
     demands: Sequence[CpuDemand],
     free: CpuSet,
     topology: Topology,
-    chain: Chain,
+    chain: PluginChain,
     *,
     policy: TopologyPolicy,
     prefer_cpu: bool,
-    wishes: Mapping[str, CpuWish],
+    wishes: Mapping[str, CpuPreferences],
     affinity: Mapping[str, Mapping[str, CpuSet]],
-    memory: NodeMemory | None = None,
+    memory: NumaFreeMemory | None = None,
     seated: Mapping[str, CpuSet] | None = None,
     interrupts: CpuSet = EMPTY,
     remembered: CpuSet = EMPTY,
-) -> Choice:
+) -> NodeBindingChoice:
     """The arguments are those of `bind` and `allocate`. The order of ``demands`` does not matter."""
     bound_to_nodes = partial(
         bind, policy=policy, prefer_cpu=prefer_cpu, wishes=wishes, affinity=affinity, memory=memory, seated=seated
@@ -185,4 +190,4 @@ def choose(
         if settled == asked:
             break
         asked = settled
-    return Choice(allocation=replace(found, errors=errors), reasons=words)
+    return NodeBindingChoice(allocation=replace(found, errors=errors), reasons=words)

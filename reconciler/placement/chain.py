@@ -36,7 +36,7 @@ from msgspec import Struct
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import InputError
 from reconciler.placement.config import BUILT_IN, PlacementConfig, weights
-from reconciler.placement.cpu_accumulator import Fitter
+from reconciler.placement.cpu_accumulator import CpuAccumulator
 from reconciler.placement.demand import CpuDemand
 from state.topology import Topology
 
@@ -51,12 +51,12 @@ class PlacementContext(Struct, frozen=True, kw_only=True):
     """
 
     topology: Topology
-    fitter: Fitter
+    fitter: CpuAccumulator
     interrupts: CpuSet = EMPTY
     remembered: CpuSet = EMPTY
 
 
-class Question(Struct, frozen=True, kw_only=True):
+class PluginRequest(Struct, frozen=True, kw_only=True):
     """Which ``count`` of ``candidates`` ``demand`` shall get beside ``kept``, which it has whatever comes out.
 
     ``tiers``: the candidates by falling pre-score, disjoint. ``pools``: the first few unions of best tiers that hold
@@ -93,11 +93,11 @@ class Plugin:
         """Sets of CPUs with the score, 0.0 to 1.0, that each CPU of the set gets; 0.0 for those not named."""
         return ()
 
-    def select(self, question: Question, context: PlacementContext) -> Iterable[CpuSet]:
+    def select(self, question: PluginRequest, context: PlacementContext) -> Iterable[CpuSet]:
         """Combinations of ``question.count`` CPUs (more only to complete cores), the best first."""
         return ()
 
-    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+    def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         """How good the demand's CPUs would be, ``question.kept`` included: 0.0 to 1.0."""
         return 0.0
 
@@ -111,7 +111,7 @@ class Plugin:
 POINTS: Final = ("sort", "filter", "post_filter", "pre_score", "select", "score", "allocate", "deallocate")
 
 
-class Enabled(Struct, frozen=True, kw_only=True):
+class EnabledPlugin(Struct, frozen=True, kw_only=True):
     """One loaded plug-in: its name in the configuration, its weight, and how to make one."""
 
     name: str
@@ -120,34 +120,34 @@ class Enabled(Struct, frozen=True, kw_only=True):
     points: frozenset[str]
 
 
-class Chain(Struct, frozen=True, kw_only=True):
+class PluginChain(Struct, frozen=True, kw_only=True):
     """The enabled plug-ins in their order, loaded and checked."""
 
-    plugins: tuple[Enabled, ...]
+    plugins: tuple[EnabledPlugin, ...]
     combinations: int = 16
 
 
-def load(config: PlacementConfig, where: str = "placement.plugins") -> Chain:
+def load(config: PlacementConfig, where: str = "placement.plugins") -> PluginChain:
     """The chain of a configuration; modules of a site's own are imported here and nowhere else.
 
     Errors: `InputError` naming ``where`` and the plug-in, when it cannot be imported, made, or is no `Plugin`.
     """
     enabled = {**weights(), **config.plugins}
     plugins = tuple(_enabled(name, weight, where) for name, weight in enabled.items() if weight > 0)
-    return Chain(plugins=plugins, combinations=config.combinations)
+    return PluginChain(plugins=plugins, combinations=config.combinations)
 
 
-def loaded(config: PlacementConfig) -> Chain:
+def loaded(config: PlacementConfig) -> PluginChain:
     """The same, kept: a configuration is asked for at every plan, and loaded once. Errors: as `load`."""
     return _loaded(tuple(config.plugins.items()), config.combinations)
 
 
 @cache
-def _loaded(plugins: tuple[tuple[str, float], ...], combinations: int) -> Chain:
+def _loaded(plugins: tuple[tuple[str, float], ...], combinations: int) -> PluginChain:
     return load(PlacementConfig(plugins=dict(plugins), combinations=combinations))
 
 
-def _enabled(name: str, weight: float, where: str) -> Enabled:
+def _enabled(name: str, weight: float, where: str) -> EnabledPlugin:
     path = BUILT_IN[name][0] if name in BUILT_IN else name
     module, colon, attribute = path.partition(":")
     if not colon or not module or not attribute:
@@ -165,7 +165,7 @@ def _enabled(name: str, weight: float, where: str) -> Enabled:
         found()
     except Exception as exc:  # the same
         raise InputError(where, name, f"a class made without arguments ({type(exc).__name__}: {exc})") from exc
-    return Enabled(name=name, weight=weight, make=found, points=points)
+    return EnabledPlugin(name=name, weight=weight, make=found, points=points)
 
 
 def checked(config: PlacementConfig) -> None:

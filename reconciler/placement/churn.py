@@ -12,17 +12,17 @@ from cgroupfs.cpuset import CpuSet
 from state.model import Pools
 
 
-class Movement(Struct, frozen=True, kw_only=True):
+class CpuChurn(Struct, frozen=True, kw_only=True):
     """``cpus``: CPUs that belong to other pools than before; ``pools_changed``: pools whose CPUs are not the same."""
 
     cpus: int = 0
     pools_changed: int = 0
 
 
-NONE = Movement()
+NONE = CpuChurn()
 
 
-def moved(before: Pools | None, after: Pools) -> Movement:
+def moved(before: Pools | None, after: Pools) -> CpuChurn:
     """What lies between two plans. A first plan has moved nothing: who had the CPUs before is not known.
 
     A CPU of two pools (BE work beside online pods) moves when it enters or leaves either, and counts once. A CPU that
@@ -36,7 +36,7 @@ def moved(before: Pools | None, after: Pools) -> Movement:
         mask = (old[name].mask if name in old else 0) ^ (new[name].mask if name in new else 0)
         union |= mask
         changed += mask != 0
-    return Movement(cpus=union.bit_count(), pools_changed=changed)
+    return CpuChurn(cpus=union.bit_count(), pools_changed=changed)
 
 
 def by_pool(pools: Pools) -> Mapping[str, CpuSet]:

@@ -16,7 +16,7 @@ BUILT_IN: Final[Mapping[str, tuple[str, float]]] = {
     "nodes": ("reconciler.placement.plugins:NearNodes", 10.0),
     "cores": ("reconciler.placement.plugins:WholeCores", 8.0),
     "threads": ("reconciler.placement.plugins:OneThread", 8.0),
-    "kind": ("reconciler.placement.plugins:CoreKind", 6.0),
+    "kind": ("reconciler.placement.plugins:PreferCoreKind", 6.0),
     "l3": ("reconciler.placement.plugins:WholeL3", 4.0),
     "interrupts": ("reconciler.placement.plugins:Interrupts", 3.0),
     "movement": ("reconciler.placement.plugins:LeastMovement", 2.0),

@@ -22,7 +22,7 @@ NODE: Final = "node"
 L3: Final = "l3"
 
 
-class Domain(NamedTuple):
+class CpuDomain(NamedTuple):
     """One socket, node, L3 domain or core.
 
     ``inner``: places of the next level's domains that it touches; ``outer``: the CPUs of the domains around it, its own
@@ -35,7 +35,7 @@ class Domain(NamedTuple):
 
 
 @final
-class Fitter:
+class CpuAccumulator:
     """The masks of one topology, and a counter of the steps taken (domains and cores looked at)."""
 
     def __init__(self, topology: Topology) -> None:
@@ -61,7 +61,7 @@ class Fitter:
         self._rows.append(self.cores)
 
     @cached_property
-    def levels(self) -> tuple[tuple[Domain, ...], ...]:
+    def levels(self) -> tuple[tuple[CpuDomain, ...], ...]:
         """Every level that differs from the one above it, the largest domains first, cores last."""
         return tuple(_linked(self._rows, number) for number in range(len(self._rows)))
 
@@ -156,7 +156,7 @@ class Fitter:
             left -= taken.bit_count()
         return got
 
-    def _inside(self, level: int, domain: Domain, count: int, free: int, near: int) -> int:
+    def _inside(self, level: int, domain: CpuDomain, count: int, free: int, near: int) -> int:
         if count <= 0 or free.bit_count() <= count:
             return free if count > 0 else 0
         if level < len(self.levels) - 1:
@@ -307,7 +307,7 @@ class Fitter:
         return share
 
 
-def _linked(rows: list[tuple[int, ...]], number: int) -> tuple[Domain, ...]:
+def _linked(rows: list[tuple[int, ...]], number: int) -> tuple[CpuDomain, ...]:
     """The domains of one level with what they hold and what holds them."""
     inner = _owners(rows[number], rows[number + 1]) if number + 1 < len(rows) else {}
     outer: dict[int, int] = {}
@@ -315,7 +315,7 @@ def _linked(rows: list[tuple[int, ...]], number: int) -> tuple[Domain, ...]:
         for place in places:
             outer[place] = outer.get(place, 0) | mask
     return tuple(
-        Domain(mask, tuple(inner.get(mask, ())), outer.get(index, mask)) for index, mask in enumerate(rows[number])
+        CpuDomain(mask, tuple(inner.get(mask, ())), outer.get(index, mask)) for index, mask in enumerate(rows[number])
     )
 
 

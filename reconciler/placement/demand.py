@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from state.cpu import Apart
+from state.cpu import AntiAffinity
 from state.model import PodClass
 
 
@@ -43,7 +43,7 @@ class CpuDemand(Struct, frozen=True, kw_only=True):
     every_node: bool = False
     spread_cores: bool = False
     strict_cores: bool = False
-    apart: Apart | None = None
+    apart: AntiAffinity | None = None
     held: CpuSet = EMPTY
     explicit: CpuSet | None = None
     priority: int = 0

@@ -48,7 +48,7 @@ class EstimateConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 1000
 
 
-class Estimate(NamedTuple):
+class DemandEstimate(NamedTuple):
     """What pods need together, and how many of them were counted in which way (together: all that were counted).
 
     ``used``: by measured use; ``young``: by use and request, as they ramp up; ``asked``: by request, use unknown;
@@ -78,7 +78,7 @@ class Estimate(NamedTuple):
         return ", ".join(f"{count} {how}" for count, how in parts if count) or "no container"
 
 
-class Used(NamedTuple):
+class PoolUsage(NamedTuple):
     """What pods use now: the sum over those whose use is ``known``, of so many ``pods``; the age of the oldest."""
 
     milli: int = 0
@@ -120,38 +120,38 @@ def remembered(before: Uses | None, sampled: Uses, elapsed_s: float, half_life_s
     return found
 
 
-def estimate(pods: Sequence[Pod], uses: Uses, config: EstimateConfig) -> Estimate:
+def estimate(pods: Sequence[Pod], uses: Uses, config: EstimateConfig) -> DemandEstimate:
     """What these pods need together. Sandboxes do not count; order does not matter.
 
     A pod is estimated by its containers where the use of all of them is known, else by its own directory, else by what
     each container uses or asks for.
     """
-    total = Estimate()
+    total = DemandEstimate()
     for pod in pods:
         total = _sum(total, _of_pod(pod, uses, config))
     return total
 
 
-def of_group(use: GroupUse | None, request: int | None, limit: int | None, config: EstimateConfig) -> Estimate:
+def of_group(use: GroupUse | None, request: int | None, limit: int | None, config: EstimateConfig) -> DemandEstimate:
     """One group (a container or a whole pod). ``limit`` None: unlimited; ``request`` None: nothing asked."""
     if use is None:
         # A request above the limit is refused by every API server; a static pod's file can hold one all the same.
         if request is not None:
-            return Estimate(_least(request, limit), asked=1)
-        return Estimate(_least(config.fallback_milli, limit), guessed=1)
+            return DemandEstimate(_least(request, limit), asked=1)
+        return DemandEstimate(_least(config.fallback_milli, limit), guessed=1)
     peak = use.cpu_milli if use.peak_milli is None else max(use.peak_milli, use.cpu_milli)
     wants = max(_with_margin(peak, config.margin_percent), use.load_milli or 0)
     # Never below what it uses: a burst above the limit is lent by somebody who meant it.
     wants = max(_least(wants, limit), use.cpu_milli)
     asked = request if request is not None else 0
     if use.age_s > config.stale_after_s:
-        return Estimate(max(wants, asked), asked=1)
+        return DemandEstimate(max(wants, asked), asked=1)
     if use.known_s is not None and use.known_s < config.ramp_up_s:
-        return Estimate(max(wants, asked), young=1)
-    return Estimate(wants, used=1)
+        return DemandEstimate(max(wants, asked), young=1)
+    return DemandEstimate(wants, used=1)
 
 
-def used_now(pods: Sequence[Pod], uses: Uses, config: EstimateConfig) -> Used:
+def used_now(pods: Sequence[Pod], uses: Uses, config: EstimateConfig) -> PoolUsage:
     """What these pods use together, without margin or memory; a pod with an old reading is not known."""
     milli = known = 0
     age_s = 0.0
@@ -164,16 +164,16 @@ def used_now(pods: Sequence[Pod], uses: Uses, config: EstimateConfig) -> Used:
             known += 1
             milli += sum(one.cpu_milli for one in found)
             age_s = max(age_s, *(one.age_s for one in found))
-    return Used(milli, len(pods), known, age_s)
+    return PoolUsage(milli, len(pods), known, age_s)
 
 
-def _of_pod(pod: Pod, uses: Uses, config: EstimateConfig) -> Estimate:
+def _of_pod(pod: Pod, uses: Uses, config: EstimateConfig) -> DemandEstimate:
     containers = [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
     whole = uses.get(pod.group.path)
     if whole is not None and not all(one.group.path in uses for one in containers):
         asks = _asks(containers)
         return of_group(whole, asks.request, asks.limit, config)
-    total = Estimate()
+    total = DemandEstimate()
     for one in containers:
         asked, limit = one.requests.cpu_milli, one.limits.cpu_milli
         total = _sum(total, of_group(uses.get(one.group.path), asked, limit, config))
@@ -199,8 +199,8 @@ def _least(milli: int, limit: int | None) -> int:
     return milli if limit is None else min(milli, limit)
 
 
-def _sum(one: Estimate, other: Estimate) -> Estimate:
-    return Estimate(
+def _sum(one: DemandEstimate, other: DemandEstimate) -> DemandEstimate:
+    return DemandEstimate(
         one.milli + other.milli,
         one.used + other.used,
         one.young + other.young,

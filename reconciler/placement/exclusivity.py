@@ -9,16 +9,16 @@ from typing import Final, final
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.demand import CpuDemand
-from state.cpu import Apart, CpuWish
+from state.cpu import AntiAffinity, CpuPreferences
 
-_NOBODY: Final = CpuWish()
+_NOBODY: Final = CpuPreferences()
 
 
 @final
-class Company:
+class NumaOccupancy:
     """The seats so far. A pod takes one by `sit` or `sit_pod`, and none is given back: one of these is one choice."""
 
-    def __init__(self, wishes: Mapping[str, CpuWish]) -> None:
+    def __init__(self, wishes: Mapping[str, CpuPreferences]) -> None:
         """``wishes`` by pod uid."""
         self._wishes = wishes
         self._owners: dict[str, tuple[CpuDemand, CpuSet]] = {}
@@ -53,16 +53,16 @@ class Company:
 
     def apart(self, uid: str) -> CpuSet:
         """For a pod that wants so: the nodes of other pods that want it, too."""
-        if self._wishes.get(uid, _NOBODY).apart is not Apart.NODE:
+        if self._wishes.get(uid, _NOBODY).apart is not AntiAffinity.NODE:
             return EMPTY
-        return CpuSet.union(nodes for other, nodes in self._others(uid) if other.apart is Apart.NODE)
+        return CpuSet.union(nodes for other, nodes in self._others(uid) if other.apart is AntiAffinity.NODE)
 
-    def _others(self, own: str) -> Iterator[tuple[CpuWish, CpuSet]]:
+    def _others(self, own: str) -> Iterator[tuple[CpuPreferences, CpuSet]]:
         for uid, nodes in self._pods.items():
             if uid != own:
                 yield self._wishes.get(uid, _NOBODY), nodes
 
 
-def is_bound(wish: CpuWish) -> bool:
+def is_bound(wish: CpuPreferences) -> bool:
     """Whether the pod is to stay on some NUMA nodes, of its own wish or by a decision."""
     return wish.numa_binding or bool(wish.nodes)

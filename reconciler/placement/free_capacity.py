@@ -8,11 +8,11 @@ from msgspec import Struct
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.demand import CpuDemand
 from reconciler.placement.hints import CPU, MEMORY
-from reconciler.placement.resource_hints import Supply
+from reconciler.placement.resource_hints import ResourceCapacity
 from state.topology import Topology
 
 
-class NodeMemory(Struct, frozen=True, kw_only=True):
+class NumaFreeMemory(Struct, frozen=True, kw_only=True):
     """Memory by NUMA node in bytes: ``total`` and what can be had now, ``free``; ``requests`` by demand."""
 
     total: Mapping[int, int]
@@ -21,14 +21,14 @@ class NodeMemory(Struct, frozen=True, kw_only=True):
 
 
 @final
-class Room:
+class FreeCapacity:
     """The free CPUs and the memory by node, less what the demands hold and what newcomers took so far.
 
     Which CPUs a newcomer takes is not known here: he is taken to begin as few cores as he can.
     """
 
     def __init__(
-        self, demands: Sequence[CpuDemand], free: CpuSet, topology: Topology, memory: NodeMemory | None
+        self, demands: Sequence[CpuDemand], free: CpuSet, topology: Topology, memory: NumaFreeMemory | None
     ) -> None:
         held = CpuSet.union((one.held or one.explicit or EMPTY) & free for one in demands)
         loose = free - held
@@ -48,7 +48,7 @@ class Room:
             there = (demand.held or demand.explicit or EMPTY) & free
             self._promise(demand, {node: len(topology.node_cpus(node) & there) for node in self._total})
 
-    def cpus(self, demand: CpuDemand, barred: CpuSet) -> Supply:
+    def cpus(self, demand: CpuDemand, barred: CpuSet) -> ResourceCapacity:
         """The CPUs, or the cores where only whole ones or single threads of them count; none on ``barred`` nodes.
 
         The kubelet counts CPUs whatever its policy's options are, and then finds a node without whole cores.
@@ -59,7 +59,7 @@ class Room:
             request = -(-request // self._threads) * self._threads
         elif demand.spread_cores and demand.strict_cores:
             total, left = self._cores, {node: min(free, self._begun[node]) for node, free in left.items()}
-        return Supply(
+        return ResourceCapacity(
             name=CPU,
             request=request,
             total=total,
@@ -67,7 +67,7 @@ class Room:
             align_socket=demand.align_socket,
         )
 
-    def memory(self, demand: CpuDemand) -> list[Supply]:
+    def memory(self, demand: CpuDemand) -> list[ResourceCapacity]:
         """Its memory, where it is known what the nodes have and what it asks for.
 
         A node has what the kernel can give now, and no more than is not promised to the demands that are there: one
@@ -76,7 +76,7 @@ class Room:
         if self._memory is None or not (request := self._memory.requests.get(demand.key, 0)):
             return []
         free = {node: max(0, min(amount, self._unpromised[node])) for node, amount in self._unused.items()}
-        return [Supply(name=MEMORY, request=request, total=self._memory.total, free=free)]
+        return [ResourceCapacity(name=MEMORY, request=request, total=self._memory.total, free=free)]
 
     def take(self, demand: CpuDemand, nodes: Iterable[int]) -> None:
         """The demand's CPUs and memory come from these nodes, as much as possible from the first."""

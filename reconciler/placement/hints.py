@@ -43,14 +43,14 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.masks import Options, Ranker, common, reachable
+from reconciler.placement.masks import NodeMaskOptions, NodeMaskRanker, common, reachable
 from state.cpu import TopologyPolicy
 from state.topology import Topology
 
 CHAINS: Final = 512
 
 
-class Chain(NamedTuple):
+class DistanceChain(NamedTuple):
     """Nested nodes. ``mask``: of the aligned resources, None when none of them cares; ``by_resource``: of each."""
 
     mask: int | None
@@ -59,26 +59,26 @@ class Chain(NamedTuple):
     preferred: int
     score: int
 
-    def key(self, rank: Ranker) -> tuple[object, ...]:
+    def key(self, rank: NodeMaskRanker) -> tuple[object, ...]:
         """The better chain first."""
         widest = max((mask.bit_count() for mask in self.masks), default=0)
         return -self.preferred, widest, rank.key(self.mask or 0, self.score), sorted(self.masks)
 
 
 def best_chain(
-    options: Mapping[str, Options], aligned: Collection[str], rank: Ranker, *, limit: int | None
-) -> Chain | None:
+    options: Mapping[str, NodeMaskOptions], aligned: Collection[str], rank: NodeMaskRanker, *, limit: int | None
+) -> DistanceChain | None:
     """The best chain; None when the rules cannot be kept. ``limit``: hints of each resource that are looked at."""
     if not all(one.scores for one in options.values()):
         return None
     if limit is not None:
         options = {name: one.cut(rank, limit) for name, one in options.items()}
     together = {name: one for name, one in options.items() if name in aligned}
-    chains = [Chain(None, {}, frozenset(), 0, 0)]
+    chains = [DistanceChain(None, {}, frozenset(), 0, 0)]
     if together:
         scores = common(together.values(), preferred=False)
         chains = [
-            Chain(mask, dict.fromkeys(together, mask), frozenset({mask}), 0, score)
+            DistanceChain(mask, dict.fromkeys(together, mask), frozenset({mask}), 0, score)
             for mask, score in scores.items()
             if any(mask in one.preferred for one in together.values())
         ]
@@ -88,15 +88,17 @@ def best_chain(
     return min(chains, key=lambda chain: chain.key(rank), default=None)
 
 
-def _extended(chains: list[Chain], name: str, options: Options, rank: Ranker) -> list[Chain]:
+def _extended(
+    chains: list[DistanceChain], name: str, options: NodeMaskOptions, rank: NodeMaskRanker
+) -> list[DistanceChain]:
     """Every chain with every hint that keeps it nested; of equal ones the one with more that is preferred."""
-    found: dict[tuple[int | None, frozenset[int]], Chain] = {}
+    found: dict[tuple[int | None, frozenset[int]], DistanceChain] = {}
     for chain in chains:
         for mask, score in options.scores.items():
             rank.steps += 1
             if any(mask & other not in (mask, other) for other in chain.masks):
                 continue
-            longer = Chain(
+            longer = DistanceChain(
                 chain.mask,
                 {**chain.by_resource, name: mask},
                 chain.masks | {mask},
@@ -113,7 +115,7 @@ CPU: Final = "cpu"
 MEMORY: Final = "memory"
 
 
-class Hint(Struct, frozen=True, kw_only=True):
+class TopologyHint(Struct, frozen=True, kw_only=True):
     """Nodes from which one resource can be had. ``score``: higher is better among hints that are equal otherwise."""
 
     nodes: CpuSet
@@ -121,14 +123,14 @@ class Hint(Struct, frozen=True, kw_only=True):
     score: int = 0
 
 
-class Hints(Struct, frozen=True, kw_only=True):
+class ResourceHints(Struct, frozen=True, kw_only=True):
     """All hints of one resource. None: it does not care where; empty: it cannot be had anywhere."""
 
     name: str
-    hints: tuple[Hint, ...] | None = None
+    hints: tuple[TopologyHint, ...] | None = None
 
 
-class Merged(Struct, frozen=True, kw_only=True):
+class MergedHint(Struct, frozen=True, kw_only=True):
     """The nodes for a container, and what the policy says of it.
 
     ``nodes`` are the best there are even where the policy would not admit the container: nobody can refuse one that
@@ -143,7 +145,7 @@ class Merged(Struct, frozen=True, kw_only=True):
     steps: int = 0
 
 
-__all__ = ["ALIGNED", "CPU", "EXACT", "KEPT", "MEMORY", "Hint", "Hints", "Merged", "merge"]
+__all__ = ["ALIGNED", "CPU", "EXACT", "KEPT", "MEMORY", "MergedHint", "ResourceHints", "TopologyHint", "merge"]
 
 ALIGNED: Final = (CPU, MEMORY)
 EXACT: Final = 8
@@ -154,14 +156,14 @@ _SHOWN: Final = 4
 
 
 def merge(
-    resources: Sequence[Hints],
+    resources: Sequence[ResourceHints],
     policy: TopologyPolicy,
     nodes: CpuSet,
     *,
     prefer_cpu: bool = False,
     closest: Topology | None = None,
     aligned: Collection[str] = ALIGNED,
-) -> Merged:
+) -> MergedHint:
     """One set of nodes out of ``nodes`` (all that there are) for all resources.
 
     ``closest``: the machine whose distances count, if they do. ``aligned``: the resources that ``numeric`` keeps
@@ -171,10 +173,10 @@ def merge(
     if len({one.name for one in resources}) != len(resources):
         raise ValueError(f"resources of the same name: {', '.join(one.name for one in resources)}")
     if policy is TopologyPolicy.NONE:
-        return Merged(nodes=nodes, preferred=False, admitted=True, reason="policy none: any NUMA node")
-    rank = Ranker(closest)
+        return MergedHint(nodes=nodes, preferred=False, admitted=True, reason="policy none: any NUMA node")
+    rank = NodeMaskRanker(closest)
     options = {
-        one.name: Options((hint.nodes.mask & nodes.mask, hint.preferred, hint.score) for hint in one.hints)
+        one.name: NodeMaskOptions((hint.nodes.mask & nodes.mask, hint.preferred, hint.score) for hint in one.hints)
         for one in resources
         if one.hints is not None
     }
@@ -184,7 +186,7 @@ def merge(
         chain = best_chain(options, aligned, rank, limit=limit)
         if chain is not None:
             kept = {name: CpuSet.from_mask(mask) for name, mask in chain.by_resource.items()}
-            return Merged(
+            return MergedHint(
                 nodes=nodes if chain.mask is None else CpuSet.from_mask(chain.mask),
                 preferred=True,
                 admitted=True,
@@ -207,12 +209,12 @@ def merge(
     return _merged(mask, rank, preferred=False, admitted=policy is TopologyPolicy.BEST_EFFORT, reason=reason)
 
 
-def _aligned(options: dict[str, Options], nodes: CpuSet, rank: Ranker) -> int | None:
+def _aligned(options: dict[str, NodeMaskOptions], nodes: CpuSet, rank: NodeMaskRanker) -> int | None:
     """The best nodes that every resource prefers, a single one if there is any; all nodes when none cares."""
     return rank.best(common(options.values())) if options else nodes.mask
 
 
-def _not_aligned(options: dict[str, Options], nodes: CpuSet, rank: Ranker, limit: int | None) -> int:
+def _not_aligned(options: dict[str, NodeMaskOptions], nodes: CpuSet, rank: NodeMaskRanker, limit: int | None) -> int:
     """The best that the resources have in common, those aside that cannot be had at all; all nodes when nothing is."""
     possible = [one for one in options.values() if one.scores]
     size = max((one.smallest for one in possible), default=0)
@@ -220,7 +222,7 @@ def _not_aligned(options: dict[str, Options], nodes: CpuSet, rank: Ranker, limit
     return min(reached, key=lambda mask: rank.key_near(mask, reached[mask], size), default=nodes.mask)
 
 
-def _cpu_node(options: dict[str, Options], merged: int, rank: Ranker) -> int | None:
+def _cpu_node(options: dict[str, NodeMaskOptions], merged: int, rank: NodeMaskRanker) -> int | None:
     """A node that the CPUs prefer: where most of the other resources can be had, too, then one of the merge's."""
     cpu = options[CPU]
     singles = {mask: cpu.scores[mask] for mask in sorted(cpu.preferred) if mask.bit_count() == 1}
@@ -232,11 +234,13 @@ def _cpu_node(options: dict[str, Options], merged: int, rank: Ranker) -> int | N
     return min(singles, key=key, default=None)
 
 
-def _merged(mask: int, rank: Ranker, *, preferred: bool, admitted: bool, reason: str) -> Merged:
-    return Merged(nodes=CpuSet.from_mask(mask), preferred=preferred, admitted=admitted, reason=reason, steps=rank.steps)
+def _merged(mask: int, rank: NodeMaskRanker, *, preferred: bool, admitted: bool, reason: str) -> MergedHint:
+    return MergedHint(
+        nodes=CpuSet.from_mask(mask), preferred=preferred, admitted=admitted, reason=reason, steps=rank.steps
+    )
 
 
-def _why(options: dict[str, Options], policy: TopologyPolicy) -> str:
+def _why(options: dict[str, NodeMaskOptions], policy: TopologyPolicy) -> str:
     """Who would rather be where, for a person."""
     parts = []
     for name, one in options.items():
@@ -251,7 +255,7 @@ def _why(options: dict[str, Options], policy: TopologyPolicy) -> str:
     return f"not all on {single}: {', '.join(parts)}"
 
 
-def _named(names: Collection[str], options: dict[str, Options]) -> str:
+def _named(names: Collection[str], options: dict[str, NodeMaskOptions]) -> str:
     return " and ".join(name for name in names if name in options) or "nothing"
 
 

@@ -13,7 +13,7 @@ Key = tuple[int, ...]
 
 
 @final
-class Ranker:
+class NodeMaskRanker:
     """Orders masks, smallest key first, and counts the ``steps`` of whoever uses it."""
 
     def __init__(self, closest: Topology | None = None) -> None:
@@ -55,7 +55,7 @@ class Ranker:
 
 
 @final
-class Options:
+class NodeMaskOptions:
     """One resource's hints by mask. ``scores``: all masks; ``preferred``: those among them that it prefers."""
 
     def __init__(self, hints: Iterable[tuple[int, bool, int]]) -> None:
@@ -73,18 +73,18 @@ class Options:
         """How many nodes it needs at least; 0 when it cannot be had."""
         return min((mask.bit_count() for mask in self.scores), default=0)
 
-    def cut(self, rank: Ranker, limit: int) -> "Options":
+    def cut(self, rank: NodeMaskRanker, limit: int) -> "NodeMaskOptions":
         """Only the ``limit`` best, the widest always among them: it meets every other resource's."""
         if len(self.scores) <= limit:
             return self
         kept = rank.kept(self.scores, limit - 1, 0)
         widest = max(self.scores, key=lambda mask: (mask.bit_count(), -mask))
-        return Options(
+        return NodeMaskOptions(
             (mask, mask in self.preferred, self.scores[mask]) for mask in sorted({*kept, widest}, key=rank.key)
         )
 
 
-def common(options: Iterable[Options], *, preferred: bool = True) -> dict[int, int]:
+def common(options: Iterable[NodeMaskOptions], *, preferred: bool = True) -> dict[int, int]:
     """The masks that all have (and prefer), with the sum of their scores. At least one resource is needed."""
     first, *rest = options
     masks = set(first.preferred if preferred else first.scores)
@@ -93,7 +93,9 @@ def common(options: Iterable[Options], *, preferred: bool = True) -> dict[int, i
     return {mask: sum(one.scores[mask] for one in (first, *rest)) for mask in sorted(masks)}
 
 
-def reachable(options: Iterable[Options], every: int, rank: Ranker, *, size: int, limit: int | None) -> dict[int, int]:
+def reachable(
+    options: Iterable[NodeMaskOptions], every: int, rank: NodeMaskRanker, *, size: int, limit: int | None
+) -> dict[int, int]:
     """The intersections of one mask of each, with the best sum of scores. ``every``: the mask of all nodes.
 
     With a ``limit``, only so many masks of each resource and so many intersections are carried on.
@@ -115,7 +117,7 @@ def reachable(options: Iterable[Options], every: int, rank: Ranker, *, size: int
     return reached
 
 
-def _met(options: Sequence[Options], every: int, rank: Ranker) -> list[int]:
+def _met(options: Sequence[NodeMaskOptions], every: int, rank: NodeMaskRanker) -> list[int]:
     """The intersections where no score tells them apart, in (k + 1) n 2^n steps for k resources instead of k 4^n.
 
     How many combinations meet in exactly one set is the convolution of the lists under "and": count for each set in

@@ -16,10 +16,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.hints import ALIGNED, MEMORY, Hint, Hints, Merged, merge
-from reconciler.placement.masks import Ranker
-from reconciler.placement.resource_hints import Found, Supply, fewest, hints_of
-from state.cpu import CpuWish, TopologyPolicy
+from reconciler.placement.hints import ALIGNED, MEMORY, MergedHint, ResourceHints, TopologyHint, merge
+from reconciler.placement.masks import NodeMaskRanker
+from reconciler.placement.resource_hints import HintSearch, ResourceCapacity, fewest, hints_of
+from state.cpu import CpuPreferences, TopologyPolicy
 from state.topology import Topology
 
 
@@ -40,12 +40,12 @@ class NodeChoice(Struct, frozen=True, kw_only=True):
 
 
 def choose_nodes(
-    cpu: Supply,
-    others: Sequence[Supply],
+    cpu: ResourceCapacity,
+    others: Sequence[ResourceCapacity],
     topology: Topology,
     *,
     policy: TopologyPolicy,
-    wish: CpuWish | None = None,
+    wish: CpuPreferences | None = None,
     prefer_cpu: bool = False,
     closest: bool = True,
     aligned: Collection[str] = ALIGNED,
@@ -55,7 +55,7 @@ def choose_nodes(
     The pod's own ``topology_policy`` counts before the node's ``policy``, and ``numa_binding`` makes best-effort of
     none. A node that the container must not use (somebody else's exclusively) has nothing free in ``cpu``.
     """
-    wish = wish or CpuWish()
+    wish = wish or CpuPreferences()
     named = _named(cpu, others, wish)
     if named is not None and named.admitted:
         return named
@@ -79,7 +79,7 @@ def choose_nodes(
     every = CpuSet(node for supply in supplies for node in supply.total)
     merged = merge(hints, rule, every, prefer_cpu=prefer_cpu, closest=topology if closest else None, aligned=aligned)
     if not merged.preferred and merged.nodes == every:
-        merged = _own_best(hints[0], merged, Ranker(topology if closest else None))
+        merged = _own_best(hints[0], merged, NodeMaskRanker(topology if closest else None))
     nodes, after = _for_cpus(cpu, merged, topology)
     mems = next((_memory(one, merged.by_resource.get(MEMORY, nodes)) for one in others if one.name == MEMORY), nodes)
     return NodeChoice(
@@ -92,12 +92,12 @@ def choose_nodes(
     )
 
 
-def _wide(found: Found) -> bool:
+def _wide(found: HintSearch) -> bool:
     """Whether the hints are of several nodes, which single-numa-node merges otherwise."""
     return any(len(hint.nodes) > 1 for one in found.hints for hint in one.hints or ())
 
 
-def _named(cpu: Supply, others: Sequence[Supply], wish: CpuWish) -> NodeChoice | None:
+def _named(cpu: ResourceCapacity, others: Sequence[ResourceCapacity], wish: CpuPreferences) -> NodeChoice | None:
     """The nodes that the annotations name; not admitted when they cannot be had."""
     if not wish.nodes:
         return None
@@ -112,18 +112,20 @@ def _named(cpu: Supply, others: Sequence[Supply], wish: CpuWish) -> NodeChoice |
     return NodeChoice(nodes=wish.nodes, mems=tuple(mems), preferred=True, reason="named by the pod's annotations")
 
 
-def _of_size(hints: tuple[Hints, ...], count: int) -> tuple[tuple[Hints, ...], str]:
+def _of_size(hints: tuple[ResourceHints, ...], count: int) -> tuple[tuple[ResourceHints, ...], str]:
     """The CPUs' hints of the wanted number of nodes, which they prefer then; unchanged when there are none."""
     cpu, *others = hints
     fitting = tuple(
-        Hint(nodes=hint.nodes, preferred=True, score=hint.score) for hint in cpu.hints or () if len(hint.nodes) == count
+        TopologyHint(nodes=hint.nodes, preferred=True, score=hint.score)
+        for hint in cpu.hints or ()
+        if len(hint.nodes) == count
     )
     if not fitting:
         return hints, f"no {count} NUMA nodes have the CPUs together; "
-    return (Hints(name=cpu.name, hints=fitting), *others), ""
+    return (ResourceHints(name=cpu.name, hints=fitting), *others), ""
 
 
-def _own_best(cpu: Hints, merged: Merged, rank: Ranker) -> Merged:
+def _own_best(cpu: ResourceHints, merged: MergedHint, rank: NodeMaskRanker) -> MergedHint:
     """The merge with the best nodes of the CPUs alone, in place of all nodes."""
     hints = sorted(cpu.hints or (), key=lambda hint: (not hint.preferred, rank.key(hint.nodes.mask, hint.score)))
     if not hints or hints[0].nodes == merged.nodes:
@@ -132,7 +134,7 @@ def _own_best(cpu: Hints, merged: Merged, rank: Ranker) -> Merged:
     return replace(merged, nodes=hints[0].nodes, by_resource={}, reason=reason, steps=merged.steps + rank.steps)
 
 
-def _for_cpus(cpu: Supply, merged: Merged, topology: Topology) -> tuple[CpuSet, str]:
+def _for_cpus(cpu: ResourceCapacity, merged: MergedHint, topology: Topology) -> tuple[CpuSet, str]:
     """The merge's nodes for the CPUs, with the nearest others until there are enough CPUs, and what was added."""
     nodes = wider = merged.by_resource.get(cpu.name, merged.nodes) & cpu.nodes
     spare = [node for node in cpu.nodes - nodes if cpu.free.get(node, 0) > 0]
@@ -148,6 +150,6 @@ def _distance(topology: Topology, nodes: CpuSet, other: int) -> int:
     return min((topology.distance(node, other) for node in nodes if {node, other} <= known), default=0)
 
 
-def _memory(supply: Supply, nodes: CpuSet) -> CpuSet:
+def _memory(supply: ResourceCapacity, nodes: CpuSet) -> CpuSet:
     """The nodes for the memory: none, hence no restriction, when it does not fit there."""
     return nodes if supply.fits(nodes.mask) else CpuSet()

@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.quotas import Cells, Counts, attainable, cells, complete
-from reconciler.placement.region_packing import Machine, Masks
+from reconciler.placement.quotas import Counts, QuotaCells, attainable, cells, complete
+from reconciler.placement.region_packing import Masks, PackingMachine
 from state.topology import Topology
 
 
-class Cost(NamedTuple):
+class PackCost(NamedTuple):
     """What a packing costs; compared in this order.
 
     ``moved``: CPUs given to a pool that it did not hold. ``split``: cores of which a pool has some free thread but not
@@ -38,12 +38,12 @@ class Cost(NamedTuple):
     caches: int
 
 
-def cost(packed: Mapping[str, CpuSet], held: Mapping[str, CpuSet], free: CpuSet, topology: Topology) -> Cost:
+def cost(packed: Mapping[str, CpuSet], held: Mapping[str, CpuSet], free: CpuSet, topology: Topology) -> PackCost:
     """The objective of `pack` for one packing."""
     sets = [cpus for cpus in packed.values() if cpus]
     cores = [core & free for core in topology.cores()]
     nodes = [topology.node_cpus(node) for node in topology.nodes()]
-    return Cost(
+    return PackCost(
         moved=sum(len(cpus - held.get(name, CpuSet())) for name, cpus in packed.items()),
         split=sum(bool(core & cpus) and not core <= cpus for cpus in sets for core in cores),
         nodes=sum(bool(node & cpus) for cpus in sets for node in nodes),
@@ -77,7 +77,7 @@ def pack(
         left &= ~holds[name]
     if all(holds[name].bit_count() == size for name, size in wanted.items()):
         return {name: CpuSet.from_mask(holds[name]) for name in names}
-    machine = Machine(topology, whole)
+    machine = PackingMachine(topology, whole)
     parts = cells(whole, allowed)
     if any(wanted[name] > allowed[name].bit_count() for name in names) or sum(wanted.values()) > whole.bit_count():
         wanted = attainable(wanted, parts)
@@ -92,7 +92,7 @@ def pack(
     return {name: CpuSet.from_mask(given[name]) for name in names}
 
 
-def _moved(counts: Counts, holds: Masks, given: Masks, parts: Cells, topology: Topology) -> Masks:
+def _moved(counts: Counts, holds: Masks, given: Masks, parts: QuotaCells, topology: Topology) -> Masks:
     """Bring the cells in which the numbers are not as ``counts`` has them to these numbers."""
     before = parts.numbers(given)
     found = dict(given)
@@ -101,7 +101,7 @@ def _moved(counts: Counts, holds: Masks, given: Masks, parts: Cells, topology: T
             continue
         here = {name: row[at] for name, row in counts.items()}
         held = {name: mask & cell for name, mask in holds.items()}
-        settled = Machine(topology, cell).settle(here, held, dict.fromkeys(here, cell))
+        settled = PackingMachine(topology, cell).settle(here, held, dict.fromkeys(here, cell))
         for name, mask in settled.items():
             found[name] = found[name] & ~cell | mask
     return found

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Final, TypeVar, final
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.chain import POINTS, Chain, PlacementContext, Plugin, Question, Scored
+from reconciler.placement.chain import POINTS, PlacementContext, Plugin, PluginChain, PluginRequest, Scored
 from reconciler.placement.demand import CpuDemand
 
 _GROUPS_BY_MASK: Final = 12
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 @final
-class Run:
+class PluginRunner:
     """The plug-ins of one choice. ``errors``: by plug-in, the first thing that went wrong with it."""
 
-    def __init__(self, chain: Chain, context: PlacementContext) -> None:
+    def __init__(self, chain: PluginChain, context: PlacementContext) -> None:
         self.context = context
         self.errors: dict[str, str] = {}
         self.steps = 0
@@ -130,14 +130,14 @@ class Run:
             return EMPTY
         tiers = self.tiers(demand, candidates)
         pools = _nested(tiers, count, candidates)
-        question = Question(demand=demand, count=count, candidates=candidates, kept=kept, tiers=tiers, pools=pools)
+        question = PluginRequest(demand=demand, count=count, candidates=candidates, kept=kept, tiers=tiers, pools=pools)
         combinations = self._selected(question)
         if len(combinations) == 1:
             return combinations[0]
         totals = [self._total(question, kept | cpus) for cpus in combinations]
         return combinations[totals.index(max(totals))]
 
-    def _selected(self, question: Question) -> Sequence[CpuSet]:
+    def _selected(self, question: PluginRequest) -> Sequence[CpuSet]:
         found: dict[int, None] = {}
         for _, _, given in self._asked(
             "select",
@@ -154,7 +154,7 @@ class Run:
             masks = list(dict.fromkeys(fitter.round_up(mask, question.candidates.mask) for mask in masks))
         return [CpuSet.from_mask(mask) for mask in masks]
 
-    def _total(self, question: Question, whole: CpuSet) -> float:
+    def _total(self, question: PluginRequest, whole: CpuSet) -> float:
         return round(
             sum(
                 weight * score
@@ -209,7 +209,7 @@ def _scored(values: Iterable[Scored], cpus: CpuSet) -> list[tuple[int, float]]:
     return [(mask, _unit(score)) for given, score in islice(values, limit) if (mask := _cpus(given).mask & cpus.mask)]
 
 
-def _combinations(values: Iterable[CpuSet], question: Question, limit: int) -> list[int]:
+def _combinations(values: Iterable[CpuSet], question: PluginRequest, limit: int) -> list[int]:
     """What a plug-in selected, checked: inside the candidates, and as many as asked for."""
     found: list[int] = []
     for cpus in islice(values, limit):

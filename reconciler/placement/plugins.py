@@ -6,22 +6,22 @@ from collections.abc import Iterable, Iterator
 from typing import final
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.chain import PlacementContext, Plugin, Question, Scored
-from reconciler.placement.cpu_accumulator import L3, NODE, SOCKET, Fitter
+from reconciler.placement.chain import PlacementContext, Plugin, PluginRequest, Scored
+from reconciler.placement.cpu_accumulator import L3, NODE, SOCKET, CpuAccumulator
 from reconciler.placement.demand import CpuDemand
-from state.cpu import Apart
+from state.cpu import AntiAffinity
 from state.model import PodClass
 from state.topology import LOCAL_DISTANCE, CpuKind
 
 
 @final
-class CoreKind(Plugin):
+class PreferCoreKind(Plugin):
     """Performance cores for who owns CPUs, efficiency cores for BE work, where a machine has both (issue 106157)."""
 
     def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
         return [(context.topology.kind_cpus(_kind(demand)) & cpus, 1.0)]
 
-    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+    def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         return len(context.topology.kind_cpus(_kind(question.demand)) & cpus) / len(cpus)
 
 
@@ -36,7 +36,7 @@ class Interrupts(Plugin):
     def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
         return [(cpus - context.interrupts, 1.0)]
 
-    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+    def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         return 1.0 - len(cpus & context.interrupts) / len(cpus)
 
 
@@ -47,12 +47,12 @@ class WholeL3(Plugin):
     The kubelet's prefer-align-cpus-by-uncorecache, on unless the demand says otherwise.
     """
 
-    def select(self, question: Question, context: PlacementContext) -> Iterator[CpuSet]:
+    def select(self, question: PluginRequest, context: PlacementContext) -> Iterator[CpuSet]:
         if question.demand.prefer_l3 and not question.kept:
             for pool in question.pools:
                 yield from _found(context.fitter.single(question.count, pool.mask, L3))
 
-    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+    def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         if not question.demand.prefer_l3:
             return 1.0
         context.fitter.steps += len(context.topology.l3_domains())
@@ -67,7 +67,7 @@ class NearNodes(Plugin):
     beyond the first; twice that share with ``numa_binding``.
     """
 
-    def select(self, question: Question, context: PlacementContext) -> Iterator[CpuSet]:
+    def select(self, question: PluginRequest, context: PlacementContext) -> Iterator[CpuSet]:
         fitter = context.fitter
         for pool in question.pools:
             if question.kept:
@@ -80,7 +80,7 @@ class NearNodes(Plugin):
             # No pool fits one node, but some of the best CPUs are on the node that does.
             yield from _found(fitter.single(question.count, question.candidates.mask, NODE, question.tiers))
 
-    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+    def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         used = len(context.fitter.nodes_of(cpus.mask))
         if used == 1:
             return 1.0
@@ -103,7 +103,7 @@ class WholeCores(Plugin):
             else [(CpuSet.from_mask(context.fitter.whole(cpus.mask)), 1.0)]
         )
 
-    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+    def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         cores = context.fitter.touched(cpus.mask)
         available = (question.candidates | question.kept).mask
         bad, breaking = 0, 0 if question.demand.spread_cores else 2
@@ -121,7 +121,7 @@ class OneThread(Plugin):
     orchestration, where the other threads of such cores may go to anybody, too.
     """
 
-    def select(self, question: Question, context: PlacementContext) -> Iterator[CpuSet]:
+    def select(self, question: PluginRequest, context: PlacementContext) -> Iterator[CpuSet]:
         if not question.demand.spread_cores:
             return
         fitter, candidates = context.fitter, question.candidates.mask
@@ -140,7 +140,7 @@ class OneThread(Plugin):
                 yield from _found(fitter.single(question.count, single, level))
             yield CpuSet.from_mask(fitter.anywhere(question.count, single))
 
-    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+    def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         if not question.demand.spread_cores:
             return 1.0
         return len(context.fitter.touched(cpus.mask)) / len(cpus)
@@ -155,7 +155,7 @@ class KeepApart(Plugin):
     """
 
     def __init__(self) -> None:
-        self._seats: list[tuple[Apart, str, int]] = []
+        self._seats: list[tuple[AntiAffinity, str, int]] = []
 
     def filter(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> CpuSet:
         return cpus & self._near(demand)
@@ -166,13 +166,13 @@ class KeepApart(Plugin):
     def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
         return [(cpus - self._near(demand), 1.0)] if demand.apart is not None else ()
 
-    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+    def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         return 1.0 - len(cpus & self._near(question.demand)) / len(cpus)
 
     def allocate(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> None:
         if demand.apart is not None:
             fitter = context.fitter
-            mask = sum(fitter.touched(cpus.mask)) if demand.apart is Apart.CORE else _whole_nodes(fitter, cpus)
+            mask = sum(fitter.touched(cpus.mask)) if demand.apart is AntiAffinity.CORE else _whole_nodes(fitter, cpus)
             self._seats.append((demand.apart, demand.uid, mask))
 
     def _near(self, demand: CpuDemand) -> CpuSet:
@@ -184,7 +184,7 @@ class KeepApart(Plugin):
         return CpuSet.from_mask(mask)
 
 
-def _whole_nodes(fitter: Fitter, cpus: CpuSet) -> int:
+def _whole_nodes(fitter: CpuAccumulator, cpus: CpuSet) -> int:
     return fitter.node_mask(fitter.nodes_of(cpus.mask))
 
 
@@ -196,7 +196,7 @@ class Spread(Plugin):
     the latter from 0.5 on, and 0.0 on fewer nodes; 1.0 for one node and for who did not ask.
     """
 
-    def select(self, question: Question, context: PlacementContext) -> Iterator[CpuSet]:
+    def select(self, question: PluginRequest, context: PlacementContext) -> Iterator[CpuSet]:
         demand, fitter, kept = question.demand, context.fitter, question.kept.mask
         available = question.candidates.mask
         if not demand.every_node and (
@@ -216,7 +216,7 @@ class Spread(Plugin):
                     yield from _found(fitter.spread(question.count, available & socket, kept, group, nodes=least))
         yield from _found(fitter.spread(question.count, available, kept, group, nodes=least))
 
-    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+    def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         demand = question.demand
         if not (demand.distribute or demand.every_node):
             return 1.0
@@ -231,7 +231,7 @@ class Spread(Plugin):
 class OneSocket(Plugin):
     """align-by-socket: of equally few nodes those of one socket; more sockets only where one does not hold it."""
 
-    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+    def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         if not question.demand.align_socket:
             return 1.0
         return 1.0 / sum(1 for mask in context.fitter.sockets if mask & cpus.mask)
@@ -247,7 +247,7 @@ class LeastMovement(Plugin):
     def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
         return [(demand.held & cpus, 1.0), (cpus - context.remembered - demand.held, 0.5)]
 
-    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+    def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         held = question.demand.held
         back = len(cpus & held) / len(held) if held else 1.0
         return (back + 1.0 - len((cpus - held) & context.remembered) / len(cpus)) / 2

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.exclusivity import Company
+from reconciler.placement.exclusivity import NumaOccupancy
 from state.cpu import SHARED_POOL
 from state.model import Container, ContainerKind, Pod, PodClass
 from state.topology import Topology
@@ -20,7 +20,7 @@ _SHARES_PER_CPU: Final = 1024
 _SHARES_MIN: Final = 2
 
 
-class Members(NamedTuple):
+class PoolMembers(NamedTuple):
     """Pods by pool. ``bound``: pod uid -> pool, for all but the default pool; ``nodes``: pool -> its NUMA node."""
 
     pods: Mapping[str, tuple[Pod, ...]]
@@ -34,7 +34,7 @@ def members(
     topology: Topology,
     before: Mapping[str, str],
     owners: Mapping[str, CpuSet] | None = None,
-) -> Members:
+) -> PoolMembers:
     """Every online pod in its pool. ``before``: ``bound`` of the last time, so that a pod stays on its node.
 
     ``owners``: pods that have CPUs of their own, which are in no pool, and on which nodes. A dedicated pod without any
@@ -45,7 +45,7 @@ def members(
     false, of a pod there or its own) is taken only when there is no other.
     """
     owners = owners or {}
-    company = Company({uid: pod.wish for uid, pod in pods.items()})
+    company = NumaOccupancy({uid: pod.wish for uid, pod in pods.items()})
     for uid, nodes_of_it in owners.items():
         company.sit_pod(uid, nodes_of_it)
     found: dict[str, list[Pod]] = {DEFAULT: []}
@@ -83,11 +83,11 @@ def members(
         unshared = company.unshared(pod.uid)
         node = min(usable, key=lambda one: (one in unshared, load[one] / usable[one], one))
         join(pod, _on_node(_base(pod) or DEFAULT, node), node)
-    return Members({key: tuple(found[key]) for key in sorted(found)}, dict(sorted(bound.items())), nodes)
+    return PoolMembers({key: tuple(found[key]) for key in sorted(found)}, dict(sorted(bound.items())), nodes)
 
 
 def bound_nodes(bound: Mapping[str, str]) -> dict[str, CpuSet]:
-    """Pod uid -> the NUMA node of its pool, for those in a pool of one node; ``bound`` as in `Members`."""
+    """Pod uid -> the NUMA node of its pool, for those in a pool of one node; ``bound`` as in `PoolMembers`."""
     found: dict[str, CpuSet] = {}
     for uid, key in bound.items():
         _, mark, number = key.rpartition(_BOUND)

@@ -55,7 +55,7 @@ _Below = Annotated[
 ]
 
 
-class Gains(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PidGains(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How an indicator moves the size of a pool."""
 
     up: _Up = 1.0
@@ -65,7 +65,7 @@ class Gains(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 # A section's defaults are those of its type: each row of the table that differs is a type of its own.
-class WaitGains(Gains, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WaitGains(PidGains, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a waiting time or latency moves the size of a pool."""
 
     up: _Up = 0.5
@@ -74,7 +74,7 @@ class WaitGains(Gains, frozen=True, kw_only=True, forbid_unknown_fields=True):
     below: _Below = 0.20
 
 
-class CpiGains(Gains, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CpiGains(PidGains, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How cycles per instruction move the size of a pool."""
 
     above: _Above = 0.0
@@ -84,7 +84,7 @@ class CpiGains(Gains, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class PidConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The pid policy: gains by indicator, and the largest step."""
 
-    cpu_usage_ratio: Gains = Gains()
+    cpu_usage_ratio: PidGains = PidGains()
     cpu_sched_wait: WaitGains = WaitGains()
     mem_read_latency: WaitGains = WaitGains()
     mem_write_latency: WaitGains = WaitGains()
@@ -125,7 +125,7 @@ class ProvisionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pid: PidConfig = PidConfig()
 
 
-class Indicator(NamedTuple):
+class PidIndicator(NamedTuple):
     """One measured number against its target. ``current`` or ``age_s`` None: unknown. Targets are above 0."""
 
     current: float | None
@@ -137,7 +137,7 @@ def demand(
     pool: str,
     pods: Sequence[Pod],
     uses: Uses,
-    indicators: Mapping[str, Indicator],
+    indicators: Mapping[str, PidIndicator],
     previous: PoolSize | None,
     *,
     now: float,
@@ -172,7 +172,7 @@ def demand(
 def _pid(
     pods: Sequence[Pod],
     uses: Uses,
-    indicators: Mapping[str, Indicator],
+    indicators: Mapping[str, PidIndicator],
     previous: PoolSize,
     *,
     now: float,
@@ -191,7 +191,7 @@ def _pid(
     return wanted, f"pid: {why}"
 
 
-def usage_ratio(pods: Sequence[Pod], uses: Uses, cpus: int, config: ProvisionConfig) -> Indicator | None:
+def usage_ratio(pods: Sequence[Pod], uses: Uses, cpus: int, config: ProvisionConfig) -> PidIndicator | None:
     """`USAGE` of a pool of ``cpus`` CPUs: its own pods' use only, as BE work on the same CPUs gives way.
 
     None when the use of no pod is known at all; unknown when that of some pod is not.
@@ -200,11 +200,11 @@ def usage_ratio(pods: Sequence[Pod], uses: Uses, cpus: int, config: ProvisionCon
     if used.known == 0 or cpus < 1:
         return None
     current = used.milli / (cpus * _CPU) if used.known == used.pods else None
-    return Indicator(current, config.target_percent / 100, used.age_s)
+    return PidIndicator(current, config.target_percent / 100, used.age_s)
 
 
 def pid_step(
-    indicators: Mapping[str, Indicator], previous: PoolSize, now: float, config: PidConfig
+    indicators: Mapping[str, PidIndicator], previous: PoolSize, now: float, config: PidConfig
 ) -> tuple[int, str | None]:
     """The demand that brings the indicators to their targets, and which of them decided.
 
@@ -215,7 +215,7 @@ def pid_step(
     steps: list[tuple[float, str]] = []
     for name in sorted(indicators):
         gains = getattr(config, name, None)
-        if not isinstance(gains, Gains):
+        if not isinstance(gains, PidGains):
             continue
         one = indicators[name]
         known = one.current is not None and one.age_s is not None and one.age_s <= config.stale_after_s
@@ -236,7 +236,7 @@ def pid_step(
     return max(0, start + max(-config.down_milli, min(config.up_milli, moved))), why
 
 
-def _step(name: str, current: float, target: float, gains: Gains) -> tuple[float, str]:
+def _step(name: str, current: float, target: float, gains: PidGains) -> tuple[float, str]:
     """In sizes of the pool. A ratio of nothing at all has no logarithm: it is taken for a thousandth of the target."""
     excess = (current - target) / target
     if -gains.below <= excess <= gains.above:

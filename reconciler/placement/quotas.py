@@ -17,7 +17,7 @@ Counts = dict[str, list[int]]
 """CPUs by pool and cell."""
 
 
-class Cells(NamedTuple):
+class QuotaCells(NamedTuple):
     """The parts of the machine as masks, and by pool the numbers of those in which it may have CPUs."""
 
     masks: Sequence[int]
@@ -28,17 +28,17 @@ class Cells(NamedTuple):
         return {name: [(mask & cell).bit_count() for cell in self.masks] for name, mask in owned.items()}
 
 
-def cells(free: int, allowed: Mapping[str, int]) -> Cells:
+def cells(free: int, allowed: Mapping[str, int]) -> QuotaCells:
     """Cut ``free`` so that each pool may use a cell completely or not at all."""
     masks = [free]
     for bound in dict.fromkeys(allowed.values()):
         masks = [part for mask in masks for part in (mask & bound, mask & ~bound) if part]
     open_to = {name: [at for at, mask in enumerate(masks) if not mask & ~bound] for name, bound in allowed.items()}
-    return Cells(masks, open_to)
+    return QuotaCells(masks, open_to)
 
 
 def complete(
-    sizes: Mapping[str, int], held: Mapping[str, int], given: Mapping[str, int], parts: Cells
+    sizes: Mapping[str, int], held: Mapping[str, int], given: Mapping[str, int], parts: QuotaCells
 ) -> Counts | None:
     """Numbers by pool and cell that give every pool its size and move the fewest CPUs; None: the sizes cannot be had.
 
@@ -76,7 +76,7 @@ def complete(
     return has
 
 
-def attainable(sizes: Mapping[str, int], parts: Cells) -> dict[str, int]:
+def attainable(sizes: Mapping[str, int], parts: QuotaCells) -> dict[str, int]:
     """The sizes that can be had together: as many CPUs as possible in all, and handed out in this order.
 
     First one CPU for each pool; then, CPU by CPU, the pools that are bound to a part of the machine, which can go
@@ -104,7 +104,7 @@ def attainable(sizes: Mapping[str, int], parts: Cells) -> dict[str, int]:
 
 
 def _cheapest(
-    lacking: Mapping[str, int], has: Counts, holds: Counts, room: Sequence[int], parts: Cells
+    lacking: Mapping[str, int], has: Counts, holds: Counts, room: Sequence[int], parts: QuotaCells
 ) -> list[tuple[str, int]] | None:
     """The path of steps "pool takes in cell", each but the last from the next pool of the path. Bellman and Ford."""
     to_pool = dict.fromkeys(has, _FAR)
@@ -144,7 +144,7 @@ def _cheapest(
     return path[::-1]
 
 
-def _one_more(name: str, has: Counts, room: list[int], parts: Cells) -> bool:
+def _one_more(name: str, has: Counts, room: list[int], parts: QuotaCells) -> bool:
     """Give the pool one more CPU; the others keep their numbers but may have to change cells. False: it cannot be."""
     for at in parts.open_to[name]:
         if room[at]:

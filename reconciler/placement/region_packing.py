@@ -13,7 +13,7 @@ Masks = dict[str, int]
 """Sets of CPUs by pool."""
 
 
-class _Region:
+class _PackingRegion:
     """A part of one node under one L3 cache, and its cores; all as masks of free CPUs."""
 
     __slots__ = ("cores", "mask", "node", "socket")
@@ -25,7 +25,7 @@ class _Region:
         self.cores: list[int] = []
 
 
-class _Option(NamedTuple):
+class _PackingOption(NamedTuple):
     """A place to take CPUs from: how many, how many of them without breaking a core; of ``rank`` less is better."""
 
     at: int
@@ -34,16 +34,16 @@ class _Option(NamedTuple):
     rank: tuple[bool, bool, bool]
 
 
-class Machine:
+class PackingMachine:
     """The free CPUs by node, cache and core."""
 
     def __init__(self, topology: Topology, free: int) -> None:
         self.topology = topology
         self.free = free
-        self.regions: list[_Region] = []
+        self.regions: list[_PackingRegion] = []
         self.threads = 1
-        by_place: dict[tuple[int, int], _Region] = {}
-        region = _Region(0, 0, 0)
+        by_place: dict[tuple[int, int], _PackingRegion] = {}
+        region = _PackingRegion(0, 0, 0)
         for core in topology.cores():
             rest = core.mask & free
             if not rest:
@@ -56,12 +56,12 @@ class Machine:
                 region.cores.append(rest & region.mask)
                 rest &= ~region.mask
 
-    def _region_of(self, cpu: int, by_place: dict[tuple[int, int], _Region]) -> _Region:
+    def _region_of(self, cpu: int, by_place: dict[tuple[int, int], _PackingRegion]) -> _PackingRegion:
         one = self.topology.cpu(cpu)
         place = one.node, one.l3
         if place not in by_place:
             mask = self.topology.node_cpus(one.node).mask & self.topology.l3_domains()[one.l3].mask & self.free
-            by_place[place] = _Region(mask, one.node, one.socket)
+            by_place[place] = _PackingRegion(mask, one.node, one.socket)
             self.regions.append(by_place[place])
         return by_place[place]
 
@@ -130,11 +130,11 @@ class Machine:
             # "Has it nothing here" asks for the whole node, also for the parts without a free CPU.
             home = any(region.mask & own for region in self.regions if region.node == node)
             rank = (not home, bool(mask & confined), here[members[0]].socket not in near)
-            nodes.append(_Option(node, (mask & usable).bit_count(), sum(unbroken[at] for at in members), rank))
+            nodes.append(_PackingOption(node, (mask & usable).bit_count(), sum(unbroken[at] for at in members), rank))
         took = 0
         for node, amount in _divided(need, nodes, self.threads):
             options = [
-                _Option(
+                _PackingOption(
                     at,
                     (here[at].mask & usable).bit_count(),
                     unbroken[at],
@@ -147,13 +147,13 @@ class Machine:
         return took
 
 
-def _unbroken(region: _Region, own: int, usable: int) -> int:
+def _unbroken(region: _PackingRegion, own: int, usable: int) -> int:
     """How many usable CPUs make up whole cores, alone or with what the pool has already."""
     mine = own | usable
     return sum((core & usable).bit_count() for core in region.cores if core & usable and not core & ~mine)
 
 
-def _divided(need: int, options: Sequence[_Option], threads: int) -> list[tuple[int, int]]:
+def _divided(need: int, options: Sequence[_PackingOption], threads: int) -> list[tuple[int, int]]:
     """From which places, and how many from each: one that holds all of it, else whole cores of the best ones first."""
     open_ones = list(options)
     found: list[tuple[int, int]] = []
@@ -177,14 +177,14 @@ def _divided(need: int, options: Sequence[_Option], threads: int) -> list[tuple[
         open_ones.remove(best)
         if amount < best.cpus:
             rank = (False, *best.rank[1:])
-            open_ones.append(_Option(best.at, best.cpus - amount, max(0, best.unbroken - amount), rank))
+            open_ones.append(_PackingOption(best.at, best.cpus - amount, max(0, best.unbroken - amount), rank))
     totals: dict[int, int] = {}
     for at, amount in found:
         totals[at] = totals.get(at, 0) + amount
     return list(totals.items())
 
 
-def _picked(region: _Region, need: int, own: int, usable: int) -> int:
+def _picked(region: _PackingRegion, need: int, own: int, usable: int) -> int:
     """That many CPUs of the region: what completes the pool's cores, whole cores, then threads of broken ones."""
     completing: list[int] = []
     whole: list[int] = []

@@ -20,12 +20,12 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.hints import CPU, EXACT, Hint, Hints
+from reconciler.placement.hints import CPU, EXACT, ResourceHints, TopologyHint
 from state.kubelet import MemoryManagerState
 from state.topology import Topology
 
 
-class Supply(Struct, frozen=True, kw_only=True):
+class ResourceCapacity(Struct, frozen=True, kw_only=True):
     """One resource on the NUMA nodes. Units: any, the same in ``request``, ``free`` and ``total``.
 
     ``total`` names every node that the resource knows, with all there would be on an empty machine, ``free`` what can
@@ -87,9 +87,11 @@ class Supply(Struct, frozen=True, kw_only=True):
         return not nodes & self.alone and all(self.groups.get(node, nodes) == nodes for node in nodes)
 
 
-def cpus(topology: Topology, free: CpuSet, request: int, *, align_socket: bool = False, lean: int = 0) -> Supply:
+def cpus(
+    topology: Topology, free: CpuSet, request: int, *, align_socket: bool = False, lean: int = 0
+) -> ResourceCapacity:
     """Whole CPUs; ``free`` are those that the container may have (its own included)."""
-    return Supply(
+    return ResourceCapacity(
         name=CPU,
         request=request,
         total={node: len(topology.node_cpus(node)) for node in topology.nodes()},
@@ -99,17 +101,21 @@ def cpus(topology: Topology, free: CpuSet, request: int, *, align_socket: bool =
     )
 
 
-def fixed(name: str, nodes: CpuSet, every: Iterable[int]) -> Supply:
+def fixed(name: str, nodes: CpuSet, every: Iterable[int]) -> ResourceCapacity:
     """A resource that is where it is (a device in use, memory already promised): these nodes and no fewer."""
     there = dict.fromkeys(nodes, 1)
-    return Supply(name=name, request=len(nodes), total={node: there.get(node, 0) for node in every}, free=there)
+    return ResourceCapacity(
+        name=name, request=len(nodes), total={node: there.get(node, 0) for node in every}, free=there
+    )
 
 
-def memory(name: str, request_bytes: int, state: MemoryManagerState, *, kind: str = "memory", lean: int = 0) -> Supply:
+def memory(
+    name: str, request_bytes: int, state: MemoryManagerState, *, kind: str = "memory", lean: int = 0
+) -> ResourceCapacity:
     """Memory (or huge pages, by ``kind``) as the kubelet's memory manager accounts for it."""
     tables = {node: found.tables[kind] for node, found in sorted(state.nodes.items()) if kind in found.tables}
     used = {node: found for node, found in state.nodes.items() if found.assignments > 0}
-    return Supply(
+    return ResourceCapacity(
         name=name,
         request=request_bytes,
         total={node: table.allocatable for node, table in tables.items()},
@@ -120,14 +126,14 @@ def memory(name: str, request_bytes: int, state: MemoryManagerState, *, kind: st
     )
 
 
-class Found(NamedTuple):
+class HintSearch(NamedTuple):
     """The hints of several resources, and how many sums and sets it took."""
 
-    hints: tuple[Hints, ...]
+    hints: tuple[ResourceHints, ...]
     steps: int
 
 
-def fewest(supplies: Sequence[Supply]) -> Found | None:
+def fewest(supplies: Sequence[ResourceCapacity]) -> HintSearch | None:
     """The preferred hints alone, where all resources have one in common; None where more than those is needed.
 
     A merge that is preferred by all needs no other hint, and is what is found nearly always: 8 sets of one node instead
@@ -152,17 +158,19 @@ def fewest(supplies: Sequence[Supply]) -> Found | None:
         return None
     sets = [CpuSet.from_mask(mask) for mask in masks]
     found = (
-        Hints(name=supply.name, hints=tuple(_hint(supply, nodes) for nodes in sets) if supply.request > 0 else None)
+        ResourceHints(
+            name=supply.name, hints=tuple(_hint(supply, nodes) for nodes in sets) if supply.request > 0 else None
+        )
         for supply in supplies
     )
-    return Found(tuple(found), steps)
+    return HintSearch(tuple(found), steps)
 
 
-def _hint(supply: Supply, nodes: CpuSet) -> Hint:
-    return Hint(nodes=nodes, preferred=True, score=supply.lean * (supply.has(nodes.mask) - supply.request))
+def _hint(supply: ResourceCapacity, nodes: CpuSet) -> TopologyHint:
+    return TopologyHint(nodes=nodes, preferred=True, score=supply.lean * (supply.has(nodes.mask) - supply.request))
 
 
-def hints_of(supplies: Sequence[Supply], topology: Topology) -> Found:
+def hints_of(supplies: Sequence[ResourceCapacity], topology: Topology) -> HintSearch:
     """Every resource's hints over the same sets of nodes. One that requests nothing does not care."""
     asking = [supply for supply in supplies if supply.request > 0]
     nodes = sorted({node for supply in asking for node in supply.total})
@@ -170,12 +178,12 @@ def hints_of(supplies: Sequence[Supply], topology: Topology) -> Found:
     found = []
     for supply in supplies:
         if supply.request <= 0:
-            found.append(Hints(name=supply.name))
+            found.append(ResourceHints(name=supply.name))
             continue
         steps += len(masks)
         smallest = supply.smallest()
         fitting = tuple(
-            Hint(
+            TopologyHint(
                 nodes=CpuSet.from_mask(mask),
                 preferred=_preferred(supply, mask, smallest, topology),
                 score=supply.lean * (supply.has(mask) - supply.request),
@@ -183,11 +191,11 @@ def hints_of(supplies: Sequence[Supply], topology: Topology) -> Found:
             for mask in masks
             if supply.fits(mask)
         )
-        found.append(Hints(name=supply.name, hints=fitting))
-    return Found(tuple(found), steps)
+        found.append(ResourceHints(name=supply.name, hints=fitting))
+    return HintSearch(tuple(found), steps)
 
 
-def _preferred(supply: Supply, mask: int, smallest: int, topology: Topology) -> bool:
+def _preferred(supply: ResourceCapacity, mask: int, smallest: int, topology: Topology) -> bool:
     if not supply.align_socket:
         return mask.bit_count() == smallest
     sockets = topology.sockets()
@@ -203,7 +211,7 @@ def _every(nodes: Sequence[int]) -> tuple[list[int], int]:
     return sorted(masks[1:], key=lambda mask: (mask.bit_count(), mask)), len(masks) - 1
 
 
-def _likely(nodes: Sequence[int], supplies: Sequence[Supply], topology: Topology) -> tuple[list[int], int]:
+def _likely(nodes: Sequence[int], supplies: Sequence[ResourceCapacity], topology: Topology) -> tuple[list[int], int]:
     """The sets of the module's text, and the steps: one for each node added to a set, and for each resource there."""
     room = {node: _room(node, supplies) for node in nodes}
     masks: set[int] = {1 << node for node in nodes}
@@ -223,7 +231,7 @@ def _likely(nodes: Sequence[int], supplies: Sequence[Supply], topology: Topology
     return sorted(masks, key=lambda mask: (mask.bit_count(), mask)), steps
 
 
-def _grow(order: Iterable[int], supplies: Sequence[Supply], masks: set[int]) -> int:
+def _grow(order: Iterable[int], supplies: Sequence[ResourceCapacity], masks: set[int]) -> int:
     """Add nodes in order until every resource has enough; keep the set whenever it is enough for one more."""
     missing = {supply.name: supply.request for supply in supplies}
     mask = steps = 0
@@ -242,7 +250,7 @@ def _grow(order: Iterable[int], supplies: Sequence[Supply], masks: set[int]) -> 
     return steps
 
 
-def _pair(order: Sequence[int], supplies: Sequence[Supply], masks: set[int]) -> int:
+def _pair(order: Sequence[int], supplies: Sequence[ResourceCapacity], masks: set[int]) -> int:
     """Add the first node of the order with the first other one that makes it enough for all."""
     seed, *others = order
     steps = 0
@@ -254,7 +262,7 @@ def _pair(order: Sequence[int], supplies: Sequence[Supply], masks: set[int]) -> 
     return steps
 
 
-def _room(node: int, supplies: Iterable[Supply]) -> Fraction:
+def _room(node: int, supplies: Iterable[ResourceCapacity]) -> Fraction:
     """How much of the request that is tightest here the node covers, from 0 to 1; the rest's parts break ties."""
     shares = [min(Fraction(1), Fraction(supply.free.get(node, 0), supply.request)) for supply in supplies]
     return min(shares, default=Fraction(0)) + sum(shares, Fraction(0)) / (len(shares) * 1000 or 1)

@@ -54,7 +54,7 @@ class SizeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     whole_cores: Annotated[bool, Meta(description="sizes are whole cores where cores have more than one thread")] = True
 
 
-class Fitted(Struct, frozen=True, kw_only=True):
+class FittedSizes(Struct, frozen=True, kw_only=True):
     """Sizes that fit together. Sum of ``sizes`` plus ``shared_cpus`` is never above what is available.
 
     ``sizes``: CPUs of their own, at least one each. ``shared``: pools for which there is no CPU of their own, sorted;
@@ -115,7 +115,7 @@ def granted(size: PoolSize, cpus: int, previous: PoolSize | None) -> PoolSize:
     return replace(size, cpus=cpus, reason=f"{size.reason}; {cpus} after the cut, as the pools do not all fit")
 
 
-def fit(sizes: Mapping[str, int], available: int, minimums: Mapping[str, int]) -> Fitted:
+def fit(sizes: Mapping[str, int], available: int, minimums: Mapping[str, int]) -> FittedSizes:
     """Cut the pools to ``available`` CPUs where they do not fit; where they do, each keeps what it asked for.
 
     A pool asks for its size, but at least for its minimum and for one CPU. The rule where the sum is too large:
@@ -135,11 +135,11 @@ def fit(sizes: Mapping[str, int], available: int, minimums: Mapping[str, int]) -
     """
     asked = {name: max(size, minimums.get(name, 0), 1) for name, size in sizes.items()}
     if sum(asked.values()) <= available:
-        return Fitted(sizes={name: asked[name] for name in sorted(asked)})
+        return FittedSizes(sizes={name: asked[name] for name in sorted(asked)})
     if available < len(asked):
         order = sorted(asked, key=lambda name: (-asked[name], -sizes[name], name))
         own = order[: max(0, available - 1)]
-        return Fitted(
+        return FittedSizes(
             sizes=dict.fromkeys(sorted(own), 1),
             shared=tuple(sorted(set(order) - set(own))),
             shared_cpus=min(1, max(0, available)),
@@ -147,7 +147,7 @@ def fit(sizes: Mapping[str, int], available: int, minimums: Mapping[str, int]) -
     least = {name: max(1, min(minimums.get(name, 0), asked[name])) for name in asked}
     if sum(least.values()) > available:
         asked, least = least, dict.fromkeys(asked, 1)
-    return Fitted(sizes=_divided(asked, least, available, sizes))
+    return FittedSizes(sizes=_divided(asked, least, available, sizes))
 
 
 def _divided(

@@ -16,7 +16,7 @@ from reconciler.pods.cpu_annotations import memory_wish_of, wish_of
 from reconciler.pods.marks import limited
 from reconciler.pods.resize import effective
 from reconciler.pods.resources import with_extended
-from reconciler.pods.selectors import Rules
+from reconciler.pods.selectors import ClassRules
 from state.model import (
     Container,
     ContainerKind,
@@ -35,7 +35,7 @@ STRENGTH: Final = ("kubelet", "cri", "manifest", "bundle")
 has what the file says; a bundle has names and whatever annotations the runtime was told to pass on."""
 
 
-class ContainerFacts(Struct, frozen=True, kw_only=True):
+class ContainerInput(Struct, frozen=True, kw_only=True):
     """What the runtime's own files tell of one container."""
 
     kind: ContainerKind = ContainerKind.UNKNOWN
@@ -55,7 +55,7 @@ class PodInput(Struct, frozen=True, kw_only=True):
     group: GroupRef
     containers: Mapping[str, GroupRef]
     metas: Sequence[PodMeta] = ()
-    facts: Mapping[str, ContainerFacts] = {}
+    facts: Mapping[str, ContainerInput] = {}
     granted: Mapping[str, Resize] = {}
     exclusive: bool = False
     last: LastClass | None = None
@@ -103,7 +103,7 @@ def _join(strong: tuple[ContainerMeta, ...], weak: tuple[ContainerMeta, ...]) ->
     return (*joined, *by_name.values())
 
 
-def assemble(known: PodInput, rules: Rules) -> Pod:
+def assemble(known: PodInput, rules: ClassRules) -> Pod:
     """The pod as policies see it: merged metadata, classified, each container with its kind, spec and resources."""
     meta = merge_metas(known.uid, known.metas)
     if meta is not None:
@@ -154,7 +154,7 @@ class _Told:
 
 
 def _container(
-    cid: str, group: GroupRef, facts: ContainerFacts | None, told: _Told, granted: Mapping[str, Resize]
+    cid: str, group: GroupRef, facts: ContainerInput | None, told: _Told, granted: Mapping[str, Resize]
 ) -> Container:
     name = facts.name if facts else None
     meta = told.by_id.get(cid) or (told.by_name.get(name) if name else None)

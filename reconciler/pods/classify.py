@@ -36,7 +36,7 @@ from msgspec import Struct
 from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
 from reconciler.pods.marks import note
-from reconciler.pods.selectors import ClassSelector, Override, Rules, pod_glob
+from reconciler.pods.selectors import ClassOverride, ClassRules, ClassSelector, pod_glob
 from state.model import Classification, LastClass, PodClass, PodMeta
 
 KATALYST_QOS: Final = "katalyst.kubewharf.io/qos_level"
@@ -72,7 +72,7 @@ _SYSTEM_PRIORITY: Final = 2_000_000_000
 """Lowest priority of the system range; users may go up to 1,000,000,000."""
 
 
-class PodFacts(Struct, frozen=True, kw_only=True):
+class ClassificationInput(Struct, frozen=True, kw_only=True):
     """What `classify` looks at. ``labels``/``annotations`` None: no source has told them (yet, or any more).
 
     ``last``: the class when they were last read.
@@ -102,11 +102,11 @@ class _Claim(NamedTuple):
 
 def facts_of(
     uid: str, qos: QosClass, meta: PodMeta | None = None, *, exclusive: bool = False, last: LastClass | None = None
-) -> PodFacts:
+) -> ClassificationInput:
     """The facts of one pod directory; ``qos`` is the path's, which the kubelet acts on, whatever a list may say."""
     if meta is None:
-        return PodFacts(uid=uid, qos=qos, exclusive=exclusive, last=last)
-    return PodFacts(
+        return ClassificationInput(uid=uid, qos=qos, exclusive=exclusive, last=last)
+    return ClassificationInput(
         uid=uid,
         qos=qos,
         namespace=meta.namespace,
@@ -122,7 +122,7 @@ def facts_of(
     )
 
 
-def classify(facts: PodFacts, rules: Rules) -> Classification:
+def classify(facts: ClassificationInput, rules: ClassRules) -> Classification:
     """The pod's class by the order above. Never fails: a pod about which nothing is known has its QoS."""
     problems = list(facts.problems)
     certain = facts.labels is not None and facts.annotations is not None
@@ -165,7 +165,7 @@ def classify(facts: PodFacts, rules: Rules) -> Classification:
     )
 
 
-def _claims(facts: PodFacts, rules: Rules, problems: list[str]) -> Iterator[_Claim]:
+def _claims(facts: ClassificationInput, rules: ClassRules, problems: list[str]) -> Iterator[_Claim]:
     """Every opinion from Katalyst's downwards to exclusive CPUs, strongest first; broken marks go to ``problems``."""
     labels = facts.labels or {}
     annotations = facts.annotations or {}
@@ -193,7 +193,7 @@ def _lookup(where: str, value: str | None, table: Mapping[str, PodClass], proble
     yield _Claim(pod_class, f"{where}={value}")
 
 
-def _volcano(facts: PodFacts, problems: list[str]) -> Iterator[_Claim]:
+def _volcano(facts: ClassificationInput, problems: list[str]) -> Iterator[_Claim]:
     """Volcano's two marks.
 
     They tell offline from the rest and no more. So "not offline" claims nothing for a pod that is online by itself
@@ -238,7 +238,7 @@ def _volcano_level(text: str) -> bool | None:
     return number >= 0 if -7 <= number <= 7 else None
 
 
-def _system(facts: PodFacts) -> str | None:
+def _system(facts: ClassificationInput) -> str | None:
     if facts.priority_class in _SYSTEM_PRIORITY_CLASSES:
         return f"priority class {facts.priority_class}"
     if facts.priority is not None and facts.priority >= _SYSTEM_PRIORITY:
@@ -248,13 +248,13 @@ def _system(facts: PodFacts) -> str | None:
     return None
 
 
-def _selected(rule: ClassSelector, facts: PodFacts) -> bool:
+def _selected(rule: ClassSelector, facts: ClassificationInput) -> bool:
     return rule.fits(
         namespace=facts.namespace, name=facts.name, priority_class=facts.priority_class, labels=facts.labels
     )
 
 
-def _fits(rule: Override, facts: PodFacts) -> bool:
+def _fits(rule: ClassOverride, facts: ClassificationInput) -> bool:
     return (
         (rule.uid is None or rule.uid == facts.uid)
         and (rule.pod is None or pod_glob(rule.pod, facts.namespace, facts.name))
@@ -277,6 +277,6 @@ def _compatible(first: _Claim, other: _Claim) -> bool:
     return {first.pod_class, other.pod_class} == {PodClass.SYSTEM, PodClass.DEDICATED}
 
 
-def merge_rules(config: Rules, operator_file: tuple[Override, ...]) -> Rules:
+def merge_rules(config: ClassRules, operator_file: tuple[ClassOverride, ...]) -> ClassRules:
     """The rules in force: the configuration's overrides before those of the operator's file."""
     return msgspec.structs.replace(config, overrides=(*config.overrides, *operator_file))

@@ -1,4 +1,4 @@
-"""What a pod's labels and annotations ask of its CPUs, read into one `CpuWish`. Pure; never fails.
+"""What a pod's labels and annotations ask of its CPUs, read into one `CpuPreferences`. Pure; never fails.
 
 Two dialects are read, so that a cluster of either can put bypassd on its legacy nodes:
 
@@ -15,7 +15,7 @@ annotation count. Katalyst itself drops the whole annotation when one value in i
 
 Source: Katalyst's API constants (pkg/consts) and manual; Koordinator's API (apis/extension, apis/slo/v1alpha1).
 
-What a pod's annotations ask of its memory, read into one `MemoryWish`. Pure; never fails.
+What a pod's annotations ask of its memory, read into one `MemoryPreferences`. Pure; never fails.
 
 - **Koordinator**: ``memoryQOS`` (``policy`` and the percentages of its strategy) and ``oom-score-adj``. Its watermarks,
   priorities and page-cache limits need a kernel of their own and are left alone.
@@ -47,8 +47,8 @@ from reconciler.pods.annotations import (
     whole_number,
     whole_text,
 )
-from state.cpu import Apart, Burst, CpuWish, TopologyPolicy
-from state.memory import MemoryWish
+from state.cpu import AntiAffinity, BurstLimit, CpuPreferences, TopologyPolicy
+from state.memory import MemoryPreferences
 
 CPU_ENHANCEMENT: Final = "katalyst.kubewharf.io/cpu_enhancement"
 MEMORY_ENHANCEMENT: Final = "katalyst.kubewharf.io/memory_enhancement"
@@ -69,18 +69,18 @@ _NOT_BOUND: Final = "-1"
 _LONGEST_SHOWN: Final = 100
 
 # "default" is the node's own setting: no opinion. Katalyst has reserved "dynamic" and does nothing for it yet.
-_KATALYST_BURST: Final[Mapping[str, Burst | None]] = {
+_KATALYST_BURST: Final[Mapping[str, BurstLimit | None]] = {
     "default": None,
-    "closed": Burst.CLOSED,
-    "static": Burst.STATIC,
-    "dynamic": Burst.AUTO,
+    "closed": BurstLimit.CLOSED,
+    "static": BurstLimit.STATIC,
+    "dynamic": BurstLimit.AUTO,
 }
-_KOORDINATOR_BURST: Final[Mapping[str, Burst | None]] = {
+_KOORDINATOR_BURST: Final[Mapping[str, BurstLimit | None]] = {
     "": None,
-    "none": Burst.CLOSED,
-    "cpuBurstOnly": Burst.STATIC,
-    "cfsQuotaBurstOnly": Burst.QUOTA,
-    "auto": Burst.AUTO,
+    "none": BurstLimit.CLOSED,
+    "cpuBurstOnly": BurstLimit.STATIC,
+    "cfsQuotaBurstOnly": BurstLimit.QUOTA,
+    "auto": BurstLimit.AUTO,
 }
 _BIND: Final[Mapping[str, Mapping[str, bool]]] = {
     "": {},
@@ -90,11 +90,11 @@ _BIND: Final[Mapping[str, Mapping[str, bool]]] = {
     # Narrows the pools of a burstable pod to its NUMA nodes, which numaNodeResources tells.
     "ConstrainedBurst": {},
 }
-_APART: Final[Mapping[str, Apart | None]] = {
+_APART: Final[Mapping[str, AntiAffinity | None]] = {
     "": None,
     "None": None,
-    "PCPULevel": Apart.CORE,
-    "NUMANodeLevel": Apart.NODE,
+    "PCPULevel": AntiAffinity.CORE,
+    "NUMANodeLevel": AntiAffinity.NODE,
 }
 _TOPOLOGY: Final[Mapping[str, TopologyPolicy | None]] = {
     "": None,
@@ -110,10 +110,10 @@ _MOST_ENTRIES: Final = 128
 """Of a list in an annotation, which names NUMA nodes: more than any machine has."""
 
 _Fields = dict[str, object]
-"""Fields of `CpuWish`; None: it does not say."""
+"""Fields of `CpuPreferences`; None: it does not say."""
 
 
-def wish_of(labels: Mapping[str, str], annotations: Mapping[str, str]) -> tuple[CpuWish, tuple[str, ...]]:
+def wish_of(labels: Mapping[str, str], annotations: Mapping[str, str]) -> tuple[CpuPreferences, tuple[str, ...]]:
     """What the pod asks, and a message for every part of it that could not be used. Unknown fields are not ours."""
     problems: list[str] = []
     fields = {name: value for name, value in _katalyst(annotations, problems).items() if value is not None}
@@ -121,7 +121,7 @@ def wish_of(labels: Mapping[str, str], annotations: Mapping[str, str]) -> tuple[
         if value is not None and fields.setdefault(name, value) != value:
             said = f"Katalyst's annotations say {name} {_shown(fields[name])}, Koordinator's say {_shown(value)}"
             problems.append(f"{said}: the first is stronger")
-    return replace(CpuWish(), **fields), tuple(problems)
+    return replace(CpuPreferences(), **fields), tuple(problems)
 
 
 def _katalyst(annotations: Mapping[str, str], problems: list[str]) -> _Fields:
@@ -236,12 +236,12 @@ OOM_SCORE_ADJ: Final = "koordinator.sh/oom-score-adj"
 _POLICIES: Final[Mapping[str, bool]] = {"": False, "default": False, "auto": False, "none": True}
 
 
-def memory_wish_of(annotations: Mapping[str, str]) -> tuple[MemoryWish, tuple[str, ...]]:
+def memory_wish_of(annotations: Mapping[str, str]) -> tuple[MemoryPreferences, tuple[str, ...]]:
     """What the pod asks, and a message for every part of it that could not be used. Unknown fields are not ours."""
     problems: list[str] = []
     qos = JsonAnnotation(annotations, MEMORY_QOS, problems)
     enhancement = JsonAnnotation(annotations, MEMORY_ENHANCEMENT, problems)
-    wish = MemoryWish(
+    wish = MemoryPreferences(
         off=qos.read("policy", lambda value: one_of(value, _POLICIES)) or False,
         min_percent=qos.read("minLimitPercent", _limit_percent),
         low_percent=qos.read("lowLimitPercent", _limit_percent),

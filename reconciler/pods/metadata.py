@@ -39,7 +39,7 @@ class PodList(Protocol):
     def keep_only(self, alive: Collection[str]) -> None: ...
 
 
-class PodAsker(Protocol):
+class MetadataClient(Protocol):
     """A source that answers for one pod; `CriClient` is one."""
 
     @property
@@ -66,7 +66,7 @@ class Metadata:
         dirty: DirtyKeys,
         *,
         kubelet: PodList | None = None,
-        cri: PodAsker | None = None,
+        cri: MetadataClient | None = None,
         manifests: Iterable[PodMeta] = (),
     ) -> None:
         self._dirty = dirty
@@ -87,7 +87,7 @@ class Metadata:
         """Whether there is a runtime to ask."""
         return self._cri is not None
 
-    def set_cri(self, cri: PodAsker) -> None:
+    def set_cri(self, cri: MetadataClient) -> None:
         """A runtime has appeared after us."""
         self._cri = cri
 

@@ -35,7 +35,7 @@ _CONDITION_RUNNING: Final = "PodResizeInProgress"
 _FAILED: Final = "Error"
 
 
-class Condition(NamedTuple):
+class ResizeCondition(NamedTuple):
     """One condition of a pod that is true now."""
 
     type: str
@@ -43,7 +43,7 @@ class Condition(NamedTuple):
     message: str
 
 
-class Effective(NamedTuple):
+class EffectiveResources(NamedTuple):
     """What to act on, and what a person should know of it."""
 
     requests: Resources
@@ -51,7 +51,7 @@ class Effective(NamedTuple):
     resize: str | None
 
 
-def state_of(old: str | None, conditions: Iterable[Condition]) -> tuple[str | None, str]:
+def state_of(old: str | None, conditions: Iterable[ResizeCondition]) -> tuple[str | None, str]:
     """How far a pod's resize is, from ``status.resize`` or its conditions, and the kubelet's message.
 
     A resize may be pending behind one in progress: pending is what matters then.
@@ -100,7 +100,9 @@ def _read(amounts: Mapping[str, str] | None) -> Resources | None:
     return None if amounts is None else read_resources("allocated", amounts)[0]
 
 
-def effective(requests: Resources, limits: Resources, status: Resize | None, kubelet: Resize | None) -> Effective:
+def effective(
+    requests: Resources, limits: Resources, status: Resize | None, kubelet: Resize | None
+) -> EffectiveResources:
     """What counts for one container.
 
     ``requests`` and ``limits``: the spec's; ``status``: what the pod's status tells; ``kubelet``: the checkpoint.
@@ -116,14 +118,14 @@ def effective(requests: Resources, limits: Resources, status: Resize | None, kub
     pending = [*_changes("requests", now, requests), *_changes("limits", limit, limits)]
     if pending:
         told = state if state in _PENDING else PROPOSED
-        return Effective(now, limit, _words(told, pending, status.message))
+        return EffectiveResources(now, limit, _words(told, pending, status.message))
     if state == IN_PROGRESS or (kubelet.actual_requests is not None and state is None):
         running = [*_changes("requests", had_requests, now), *_changes("limits", had_limits, limit)]
         if running:
-            return Effective(now, limit, _words(IN_PROGRESS, running, status.message))
+            return EffectiveResources(now, limit, _words(IN_PROGRESS, running, status.message))
     if state in _PENDING and admitted is None and had_requests is None:
-        return Effective(now, limit, _words(state, ["what is admitted is not told"], status.message))
-    return Effective(now, limit, None)
+        return EffectiveResources(now, limit, _words(state, ["what is admitted is not told"], status.message))
+    return EffectiveResources(now, limit, None)
 
 
 def _first(*found: Resources | None) -> Resources | None:

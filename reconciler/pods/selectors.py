@@ -13,7 +13,7 @@ from msgspec import Struct
 from state.model import PodClass
 
 
-class Operator(StrEnum):
+class SelectorOperator(StrEnum):
     """How a requirement compares a label, in Kubernetes' words."""
 
     IN = "In"
@@ -24,14 +24,14 @@ class Operator(StrEnum):
     @property
     def takes_values(self) -> bool:
         """Whether ``values`` must be given; it must be absent otherwise."""
-        return self in {Operator.IN, Operator.NOT_IN}
+        return self in {SelectorOperator.IN, SelectorOperator.NOT_IN}
 
 
-class Requirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SelectorRequirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One entry of ``matchExpressions``."""
 
     key: str
-    operator: Operator
+    operator: SelectorOperator
     values: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -43,13 +43,13 @@ class Requirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def matches(self, labels: Mapping[str, str]) -> bool:
         """As Kubernetes has it, ``NotIn`` also matches a pod without the label."""
         match self.operator:
-            case Operator.IN:
+            case SelectorOperator.IN:
                 return labels.get(self.key) in self.values
-            case Operator.NOT_IN:
+            case SelectorOperator.NOT_IN:
                 return labels.get(self.key) not in self.values
-            case Operator.EXISTS:
+            case SelectorOperator.EXISTS:
                 return self.key in labels
-            case Operator.DOES_NOT_EXIST:
+            case SelectorOperator.DOES_NOT_EXIST:
                 return self.key not in labels
 
 
@@ -63,7 +63,7 @@ class LabelSelector(
     """Kubernetes' label selector; all parts must hold. Empty matches every pod whose labels are known."""
 
     match_labels: Mapping[str, str] = {}
-    match_expressions: tuple[Requirement, ...] = ()
+    match_expressions: tuple[SelectorRequirement, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -127,7 +127,7 @@ class ClassSelector(PodSelector, frozen=True, kw_only=True, forbid_unknown_field
     pod_class: PodClass
 
 
-class Override(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"pod_class": "class"}):
+class ClassOverride(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"pod_class": "class"}):
     """An operator's last word on some pods: by ``uid``, ``pod`` (a ``namespace/name`` glob) or ``labels``.
 
     All that are given must hold. ``origin`` says where it was written; the loader sets it.
@@ -160,10 +160,10 @@ class Override(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, re
         return not self.labels.empty
 
 
-class Rules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ClassRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that an operator says about classes. Order counts: the first that fits wins."""
 
-    overrides: tuple[Override, ...] = ()
+    overrides: tuple[ClassOverride, ...] = ()
     selectors: tuple[ClassSelector, ...] = ()
 
 

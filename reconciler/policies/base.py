@@ -36,7 +36,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     dry_run: Annotated[bool, Meta(description="plan and show what it wants, but write none of it")] = False
 
 
-class Carve(Protocol[C_contra]):
+class PoolAllocator(Protocol[C_contra]):
     """Take a pool out of what is left, or lower ``budget_milli``.
 
     Runs in table order. The first sees every online CPU in ``shared``, nothing elsewhere, and a budget of all CPUs.
@@ -64,7 +64,7 @@ class Policy(Struct, Generic[C], frozen=True, kw_only=True):
     summary: str
     config_type: type[C]
     precedence: int
-    carve: Carve[C] | None = None
+    carve: PoolAllocator[C] | None = None
     parents: ForParents[C] | None = None
     pod: ForPod[C] | None = None
 

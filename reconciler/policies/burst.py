@@ -23,7 +23,7 @@ from reconciler.policies.base import Policy, PolicyConfig, setting_of
 from reconciler.policies.normalise import quota_of
 from reconciler.policies.offers import lacking
 from reconciler.policies.pinned import is_pinned, lifts_pod
-from state.cpu import Burst
+from state.cpu import BurstLimit
 from state.model import ContainerKind, NodeView, Pod, Pools, Setting
 
 NAME: Final = "burst"
@@ -51,7 +51,7 @@ class BurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
 def percent_of(pod: Pod, config: BurstConfig) -> int:
     """The pod's burst in percent of each quota, 0-100: none for BE pods, its own wish, else the config's."""
     wish = pod.wish
-    if not pod.pod_class.online or wish.burst_policy in {Burst.CLOSED, Burst.QUOTA}:
+    if not pod.pod_class.online or wish.burst_policy in {BurstLimit.CLOSED, BurstLimit.QUOTA}:
         return 0
     if wish.burst_percent is not None:
         return max(0, min(_FULL, wish.burst_percent))

@@ -17,7 +17,16 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig
-from state.cache import CacheLayout, CacheMode, CacheWish, ClassShare, LevelLaw, Levels, MountOption, ReclaimedShare
+from state.cache import (
+    CacheLayout,
+    CacheMode,
+    CacheRequest,
+    ClassShare,
+    LevelControl,
+    MountOption,
+    ReclaimedShare,
+    ShareLevels,
+)
 from state.model import NodeView, Pools
 
 NAME: Final = "cache"
@@ -25,7 +34,7 @@ KNOB: Final = "resctrl.group"
 """The name under which a pod's group is shown, held and counted."""
 
 
-class CacheConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Shares of caches and memory bandwidth, by class.
 
     ``system`` is the default group's: system pods, the kubelet, every process of the host. With all of everything, as
@@ -59,8 +68,8 @@ class CacheConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
             description="static: BE has its class' share; dynamic: between the levels low and high, as online pods fare"
         ),
     ] = CacheMode.STATIC
-    levels: Levels = Levels()
-    law: LevelLaw = LevelLaw()
+    levels: ShareLevels = ShareLevels()
+    law: LevelControl = LevelControl()
     l2: Annotated[bool, Meta(description="the ranges hold for L2 caches as well, where these can be divided")] = False
     avoid_shared: Annotated[
         bool, Meta(description="online classes leave the ways that devices write into too (shareable_bits)")
@@ -93,13 +102,13 @@ class CacheConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
     ] = 2.0
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: CacheConfig) -> Pools:
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: CachePolicyConfig) -> Pools:
     """Say what is wanted; what the machine offers is the actuator's knowledge.
 
     A response to interference leaves BE a part of its share only.
     """
     del previous
-    wish = CacheWish(
+    wish = CacheRequest(
         dedicated=config.dedicated,
         shared=config.shared,
         reclaimed=config.reclaimed,
@@ -128,12 +137,12 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: CacheCon
     return replace(pools, cache=wish, reasons={**pools.reasons, NAME: reason})
 
 
-def signals_of(config: CacheConfig) -> frozenset[str]:
+def signals_of(config: CachePolicyConfig) -> frozenset[str]:
     """What others have to measure for it: cache misses, while BE's share moves."""
     return frozenset({"llc.misses"} if config.enabled and config.mode is CacheMode.DYNAMIC else ())
 
 
-def reduced(wish: CacheWish, percent: int) -> CacheWish:
+def reduced(wish: CacheRequest, percent: int) -> CacheRequest:
     """The same with so much of BE's share, whatever its mode: at least one percent of ways and of bandwidth."""
 
     def part(of: int) -> int:
@@ -152,7 +161,7 @@ def reduced(wish: CacheWish, percent: int) -> CacheWish:
     )
 
 
-def _reason(wish: CacheWish) -> str:
+def _reason(wish: CacheRequest) -> str:
     if wish.mode is CacheMode.DYNAMIC:
         low, high = wish.levels.low, wish.levels.high
         cache, memory = f"{low.cache_percent}-{high.cache_percent}", f"{low.mba_percent}-{high.mba_percent}"
@@ -165,7 +174,7 @@ def _reason(wish: CacheWish) -> str:
 POLICY = Policy(
     name=NAME,
     summary="shares of the last-level cache and the memory bandwidth",
-    config_type=CacheConfig,
+    config_type=CachePolicyConfig,
     precedence=58,
     carve=carve,
 )

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from state.cache import Level, LevelLaw, Levels
+from state.cache import LevelControl, ShareLevel, ShareLevels
 from state.evidence import Sample
 
 
-class Strain(Struct, frozen=True, kw_only=True):
+class Contention(Struct, frozen=True, kw_only=True):
     """How online pods fare. Units: percents, but for the misses: per 1000 instructions.
 
     ``misses``: by online pod, where something counts them. ``bandwidth``: in use by domain, of what its memory can do;
@@ -45,18 +45,18 @@ class LevelState(Struct, frozen=True, kw_only=True):
     but for their bounds, None: never.
     """
 
-    level: Level
+    level: ShareLevel
     calm_since: float | None = None
     moved_at: float | None = None
     reason: str = ""
 
 
-def begin(levels: Levels) -> LevelState:
+def begin(levels: ShareLevels) -> LevelState:
     """BE starts low: it has shown nothing yet."""
     return LevelState(level=levels.low, reason="starts low")
 
 
-def step(state: LevelState, strain: Strain, now: float, law: LevelLaw, levels: Levels) -> LevelState:
+def step(state: LevelState, strain: Contention, now: float, law: LevelControl, levels: ShareLevels) -> LevelState:
     """The next state. The answer stays within the levels low and high, also when these have changed."""
     cache, memory = state.level.cache_percent, state.level.mba_percent
     bandwidth = strain.bandwidth if strain.age_s <= law.stale_s else None
@@ -99,7 +99,9 @@ def step(state: LevelState, strain: Strain, now: float, law: LevelLaw, levels: L
     return LevelState(level=grown, calm_since=now, moved_at=now, reason="calm")
 
 
-def _worry(strain: Strain, bandwidth: Mapping[int, float] | None, misses: Mapping[str, Sample], law: LevelLaw) -> str:
+def _worry(
+    strain: Contention, bandwidth: Mapping[int, float] | None, misses: Mapping[str, Sample], law: LevelControl
+) -> str:
     """Why it is not calm; empty: it is. Either all bandwidths must be known, or the misses of all online pods."""
     if strain.online == 0:
         return ""
@@ -112,9 +114,9 @@ def _worry(strain: Strain, bandwidth: Mapping[int, float] | None, misses: Mappin
     return "" if calm else "above the lower marks"
 
 
-def _within(cache: int, memory: int, levels: Levels) -> Level:
+def _within(cache: int, memory: int, levels: ShareLevels) -> ShareLevel:
     low, high = levels.low, levels.high
-    return Level(
+    return ShareLevel(
         cache_percent=min(high.cache_percent, max(low.cache_percent, cache)),
         mba_percent=min(high.mba_percent, max(low.mba_percent, memory)),
     )

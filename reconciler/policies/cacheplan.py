@@ -18,12 +18,12 @@ from typing import Final
 from msgspec import Struct
 
 from cgroupfs.errors import InputError
-from reconciler.policies.cachewish import LevelName, PodShare, pod_share
-from resctrl.capability import Bandwidth, Cache, Capability, Status
+from reconciler.policies.cachewish import CacheLevelName, PodCacheShare, pod_share
+from resctrl.capability import BandwidthCapability, CacheCapability, Capability, ResctrlStatus
 from resctrl.groups import DEFAULT, PREFIX
 from resctrl.schemata import largest
 from resctrl.shares import bandwidth, overlay, partitions, percent_mask, range_mask, without_shared
-from state.cache import CacheLayout, CacheMode, CacheWish, ClassShare, Level
+from state.cache import CacheLayout, CacheMode, CacheRequest, ClassShare, ShareLevel
 from state.model import Pod, PodClass
 
 CLASS_GROUPS: Final[Mapping[PodClass, str]] = {
@@ -35,7 +35,7 @@ _LEVEL: Final = f"{PREFIX}be-"
 _OWN: Final = f"{PREFIX}own-"
 _RANK: Final = {PodClass.DEDICATED: 0, PodClass.SHARED: 1, PodClass.RECLAIMED: 2}
 # Its own kind of group: it moves with the law also where the class' does not.
-_DYNAMIC: Final = LevelName.DYNAMIC
+_DYNAMIC: Final = CacheLevelName.DYNAMIC
 
 Values = dict[str, dict[int, int]]
 
@@ -63,11 +63,11 @@ class CachePlan(Struct, frozen=True, kw_only=True):
 
 
 def plan_cache(
-    wish: CacheWish,
+    wish: CacheRequest,
     pods: Iterable[Pod],
     capability: Capability,
     *,
-    level: Level,
+    level: ShareLevel,
     foreign: int = 0,
     having: frozenset[str] = frozenset(),
 ) -> CachePlan:
@@ -75,10 +75,10 @@ def plan_cache(
 
     ``foreign``: control groups of others. ``having``: our groups that exist: who has one keeps it.
     """
-    if capability.status is not Status.READY or not capability.divisible:
-        words = capability.reason if capability.status is not Status.READY else "nothing can be divided here"
+    if capability.status is not ResctrlStatus.READY or not capability.divisible:
+        words = capability.reason if capability.status is not ResctrlStatus.READY else "nothing can be divided here"
         return CachePlan(problems=(words,))
-    plan = _Planner(wish, capability, level)
+    plan = _CachePlanner(wish, capability, level)
     ordered = sorted(pods, key=lambda pod: (_RANK.get(pod.pod_class, 3), pod.uid))
     classes = {pod.pod_class for pod in ordered}
     budget = capability.control_groups - 1 - foreign
@@ -142,10 +142,10 @@ def _held(groups: Mapping[str, CacheGroup], name: str, whole: Values) -> Mapping
     return groups[name].schemata if name in groups else whole
 
 
-class _Planner:
+class _CachePlanner:
     """One machine's arithmetic for one wish."""
 
-    def __init__(self, wish: CacheWish, capability: Capability, level: Level) -> None:
+    def __init__(self, wish: CacheRequest, capability: Capability, level: ShareLevel) -> None:
         self.problems: list[str] = []
         self._wish = wish
         self._level = level
@@ -172,9 +172,9 @@ class _Planner:
         """What a class has."""
         return self._values(*self._class(pod_class))
 
-    def own(self, pod: Pod, share: PodShare) -> CacheGroup | None:
+    def own(self, pod: Pod, share: PodCacheShare) -> CacheGroup | None:
         """The group that a pod asks for; None when its class' is meant."""
-        if share.level is LevelName.MAX:
+        if share.level is CacheLevelName.MAX:
             return None
         if share.level is not None:
             return self._of_level(share.level, pod.pod_class)
@@ -202,7 +202,7 @@ class _Planner:
         name = f"{_OWN}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         return CacheGroup(name=name, schemata=values, reason=f"asked for by annotation, class {pod.pod_class}")
 
-    def _of_level(self, level: LevelName, pod_class: PodClass) -> CacheGroup:
+    def _of_level(self, level: CacheLevelName, pod_class: PodClass) -> CacheGroup:
         """A level's own group, cut to what the class has: that may be less than the level, and moves with the law."""
         masks, percent = self._leveled(level)
         of_class, most = self._class(pod_class)
@@ -210,7 +210,7 @@ class _Planner:
         values = self._values(inside, min(percent, most))
         return CacheGroup(name=f"{_LEVEL}{level}", schemata=values, reason=f"level {level}")
 
-    def _asked(self, cache: Cache, asked: tuple[int, int], of_class: int, pod_class: PodClass) -> int:
+    def _asked(self, cache: CacheCapability, asked: tuple[int, int], of_class: int, pod_class: PodClass) -> int:
         mask = range_mask(cache, *asked)
         if pod_class is not PodClass.RECLAIMED:
             return without_shared(cache, mask) if self._wish.avoid_shared else mask
@@ -229,9 +229,9 @@ class _Planner:
                 masks[cache.name] = without_shared(cache, masks[cache.name])
         return masks, percent
 
-    def _leveled(self, name: LevelName) -> tuple[dict[str, int], int]:
+    def _leveled(self, name: CacheLevelName) -> tuple[dict[str, int], int]:
         levels = self._wish.levels
-        fixed = {LevelName.LOW: levels.low, LevelName.MIDDLE: levels.middle, LevelName.HIGH: levels.high}
+        fixed = {CacheLevelName.LOW: levels.low, CacheLevelName.MIDDLE: levels.middle, CacheLevelName.HIGH: levels.high}
         level = fixed.get(name, self._level)
         masks: dict[str, int] = {}
         for cache in self._caches:
@@ -247,7 +247,7 @@ class _Planner:
         wish = self._wish
         return {PodClass.DEDICATED: wish.dedicated, PodClass.SHARED: wish.shared}.get(pod_class, wish.reclaimed)
 
-    def _partitions(self, cache: Cache) -> dict[PodClass, int] | None:
+    def _partitions(self, cache: CacheCapability) -> dict[PodClass, int] | None:
         """The classes' masks where they share no way; None where they may."""
         if self._wish.layout is not CacheLayout.EXCLUSIVE:
             return None
@@ -270,11 +270,11 @@ class _Planner:
             values[part.name] = dict.fromkeys(part.domains, number)
         return values
 
-    def _full(self, part: Bandwidth) -> int | None:
+    def _full(self, part: BandwidthCapability) -> int | None:
         return self._wish.slow_bandwidth_mbps if part.name == "SMBA" else self._wish.bandwidth_mbps
 
 
-def _inside(cache: Cache, mask: int, of_class: int) -> int:
+def _inside(cache: CacheCapability, mask: int, of_class: int) -> int:
     """What of a mask lies in the class' own; all of that where too little does."""
     inside = mask & of_class
     return inside if inside.bit_count() >= max(1, cache.min_ways) else of_class

@@ -27,7 +27,7 @@ _MOST_ENTRIES: Final = 256
 Range = tuple[int, int]
 
 
-class LevelName(StrEnum):
+class CacheLevelName(StrEnum):
     """rubik's levels. ``max`` is all that BE may have, ``dynamic`` what the law gives it now."""
 
     LOW = "low"
@@ -37,7 +37,7 @@ class LevelName(StrEnum):
     DYNAMIC = "dynamic"
 
 
-class PodShare(Struct, frozen=True, kw_only=True):
+class PodCacheShare(Struct, frozen=True, kw_only=True):
     """A pod's own share: ranges of ways and percents of bandwidth, for all domains and for single ones.
 
     None and empty: as its class. ``level`` instead of all that: one of BE's sizes.
@@ -47,36 +47,40 @@ class PodShare(Struct, frozen=True, kw_only=True):
     ranges: Mapping[int, Range] = {}
     percent: int | None = None
     percents: Mapping[int, int] = {}
-    level: LevelName | None = None
+    level: CacheLevelName | None = None
 
     def __bool__(self) -> bool:
-        return self != PodShare()
+        return self != PodCacheShare()
 
 
-def pod_share(pod: Pod) -> tuple[PodShare, tuple[str, ...]]:
+def pod_share(pod: Pod) -> tuple[PodCacheShare, tuple[str, ...]]:
     """What a pod asks for, and what of it could not be used."""
     # A plan is made at each look: the texts are read when they have changed.
     return _pod_share(pod.annotations.get(RESCTRL), pod.annotations.get(CACHE_LIMIT), pod.pod_class)
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _pod_share(resctrl: str | None, cache_limit: str | None, pod_class: PodClass) -> tuple[PodShare, tuple[str, ...]]:
+def _pod_share(
+    resctrl: str | None, cache_limit: str | None, pod_class: PodClass
+) -> tuple[PodCacheShare, tuple[str, ...]]:
     problems: list[str] = []
     texts = {name: text for name, text in ((RESCTRL, resctrl), (CACHE_LIMIT, cache_limit)) if text is not None}
     found = JsonAnnotation(texts, RESCTRL, problems)
     cache = found.read("llc", lambda value: _part(value, "range", _range, f"{RESCTRL}: llc", problems))
     memory = found.read("mb", lambda value: _part(value, "percent", _percent, f"{RESCTRL}: mb", problems))
-    share = PodShare(
+    share = PodCacheShare(
         range=cache[0] if cache else None,
         ranges=cache[1] if cache else {},
         percent=memory[0] if memory else None,
         percents=memory[1] if memory else {},
     )
-    level = read_plain(texts, CACHE_LIMIT, lambda value: one_of(value, {one.value: one for one in LevelName}), problems)
+    level = read_plain(
+        texts, CACHE_LIMIT, lambda value: one_of(value, {one.value: one for one in CacheLevelName}), problems
+    )
     if level is not None and pod_class is not PodClass.RECLAIMED:
         problems.append(f"annotation {CACHE_LIMIT}: {level.value!r}: levels are for BE pods; this one is {pod_class}")
     elif level is not None and not share:
-        share = PodShare(level=level)
+        share = PodCacheShare(level=level)
     return share, tuple(problems)
 
 

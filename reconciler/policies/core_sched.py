@@ -22,7 +22,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig
-from state.cpu import CoreGroups, CoreWish
+from state.cpu import CookieGroups, CoreSchedRequest
 from state.model import NodeView, Pod, PodClass, Pools
 
 NAME: Final = "core_sched"
@@ -31,10 +31,10 @@ GROUP_LABEL: Final = "koordinator.sh/core-sched-group-id"
 RECLAIMED: Final = "reclaimed"
 ONLINE: Final = "online"
 _ASKS: Final = ("", "none", "exclusive")
-_WORDS: Final[Mapping[CoreGroups, str]] = {
-    CoreGroups.RECLAIMED: "BE pods share cores with each other only",
-    CoreGroups.CLASS: "BE pods share cores with each other only, and so do online pods",
-    CoreGroups.POD: "BE pods share cores with each other only, online pods with nobody",
+_WORDS: Final[Mapping[CookieGroups, str]] = {
+    CookieGroups.RECLAIMED: "BE pods share cores with each other only",
+    CookieGroups.CLASS: "BE pods share cores with each other only, and so do online pods",
+    CookieGroups.POD: "BE pods share cores with each other only, online pods with nobody",
 }
 
 
@@ -49,12 +49,12 @@ class CoreSchedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         ),
     ] = False
     groups: Annotated[
-        CoreGroups,
+        CookieGroups,
         Meta(
             description="who is a group by itself: BE pods (reclaimed), online pods as well (class), or each online "
             "pod (pod)"
         ),
-    ] = CoreGroups.RECLAIMED
+    ] = CookieGroups.RECLAIMED
     sweep_s: Annotated[
         float, Meta(ge=0.5, le=300, description="how often processes are looked for that exec put into a container")
     ] = 5.0
@@ -73,11 +73,11 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: CoreSche
     if not view.topology.smt:
         why = "no core of this machine has two threads online: there is nothing to keep apart"
         return replace(pools, reasons={**pools.reasons, NAME: why})
-    wish = CoreWish(groups=config.groups, dry_run=config.dry_run, sweep_s=config.sweep_s)
+    wish = CoreSchedRequest(groups=config.groups, dry_run=config.dry_run, sweep_s=config.sweep_s)
     return replace(pools, cores=wish, reasons={**pools.reasons, NAME: _WORDS[config.groups]})
 
 
-def core_group(pod: Pod, groups: CoreGroups) -> CoreGroup | None:
+def core_group(pod: Pod, groups: CookieGroups) -> CoreGroup | None:
     """The group of a pod; None: its threads have no cookie. Groups of online and of BE pods are never the same.
 
     A label that means nothing to us is told in the reason, and counts as if it were not there.
@@ -96,9 +96,9 @@ def core_group(pod: Pod, groups: CoreGroups) -> CoreGroup | None:
         return CoreGroup(f"{side}/{together}", f"{GROUP_LABEL}: {together}; the pod is {pod.pod_class}{odd}")
     if side == RECLAIMED:
         return CoreGroup(RECLAIMED, f"the pod is BE{odd}")
-    if groups is CoreGroups.CLASS:
+    if groups is CookieGroups.CLASS:
         return CoreGroup(ONLINE, f"the pod is {pod.pod_class}{odd}")
-    if groups is CoreGroups.POD:
+    if groups is CookieGroups.POD:
         return CoreGroup(f"pod/{pod.uid}", f"each online pod by itself{odd}")
     return None
 

@@ -43,21 +43,21 @@ _LEAST: Final = {"rbps": LEAST_BPS, "wbps": LEAST_BPS, "riops": LEAST_IOPS, "wio
 _WEIGHTS: Final = {1: ("blkio.weight", "blkio.bfq_weight"), 2: ("io.weight", "io.bfq_weight")}
 
 
-class Share(StrEnum):
+class DiskShare(StrEnum):
     """Whose the limits are."""
 
     NODE = "node"
     POD = "pod"
 
 
-class DiskConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DiskPolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which disks, and how much of each."""
 
     enabled: Annotated[bool, Meta(description="limit and weigh disk I/O of BE pods")] = False
     share: Annotated[
-        Share,
+        DiskShare,
         Meta(description="the limits are of all BE pods together and shared out equally (node), or of each pod (pod)"),
-    ] = Share.NODE
+    ] = DiskShare.NODE
     weight_online: Annotated[
         Annotated[int, Meta(ge=MIN_CFQ_WEIGHT, le=MAX_BFQ_WEIGHT)] | None,
         Meta(description="weight of online pods' I/O, 100 is the kernel's own; null: left as it is"),
@@ -75,21 +75,21 @@ class DiskConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"devices has {twice!r} twice; expected each disk once")
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: DiskConfig) -> Pools:
+def carve(view: NodeView, pools: Pools, previous: Pools | None, config: DiskPolicyConfig) -> Pools:
     """Count who shares the limits, and say what this node can do of what is wanted."""
     del previous
     pods = [view.pods[uid] for uid in sorted(view.pods)]
     be = [pod for pod in pods if pod.pod_class is PodClass.RECLAIMED]
     pure = not any(pod.qos is QosClass.BESTEFFORT and pod.pod_class is not PodClass.RECLAIMED for pod in pods)
     if view.versions.get("io") == 2:
-        inside = sum(pod.qos is QosClass.BESTEFFORT for pod in be) if pure and config.share is Share.NODE else 0
+        inside = sum(pod.qos is QosClass.BESTEFFORT for pod in be) if pure and config.share is DiskShare.NODE else 0
         plan = DiskPlan(takers=len(be), in_directory=inside, weighed=pure)
     else:
         plan = DiskPlan(takers=sum(len(containers_of(pod)) for pod in be), weighed=pure)
     return replace(pools, disk=plan, reasons={**pools.reasons, NAME: _reason(view, config, plan)})
 
 
-def for_parents(view: NodeView, pools: Pools, config: DiskConfig) -> list[Setting]:
+def for_parents(view: NodeView, pools: Pools, config: DiskPolicyConfig) -> list[Setting]:
     """The besteffort directory's limits and weight, what protects its neighbours, and the root's cost model."""
     settings: list[Setting] = []
     plan = pools.disk
@@ -113,7 +113,7 @@ def for_parents(view: NodeView, pools: Pools, config: DiskConfig) -> list[Settin
     return _possible(settings, view)
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: DiskConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: DiskPolicyConfig) -> list[Setting]:
     """A BE pod's part of the limits and its weight; an online pod's weight and protection."""
     path, settings = pod.group.path, []
     if pod.pod_class is PodClass.RECLAIMED:
@@ -129,8 +129,8 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: DiskConfig) -> list[
     return [replace(one, pod_uid=pod.uid) for one in _possible(settings, view)]
 
 
-def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskConfig) -> list[Setting]:
-    alone = config.share is Share.POD
+def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskPolicyConfig) -> list[Setting]:
+    alone = config.share is DiskShare.POD
     if view.versions.get("io") == 2:
         if plan.in_directory and pod.qos is QosClass.BESTEFFORT:
             return []
@@ -150,11 +150,11 @@ def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskConfig) -> lis
     ]
 
 
-def _rules(view: NodeView, config: DiskConfig) -> dict[str, DiskRule]:
+def _rules(view: NodeView, config: DiskPolicyConfig) -> dict[str, DiskRule]:
     return by_device(config.devices, view.disks)[0]
 
 
-def _part(view: NodeView, config: DiskConfig, mine: int, of: int) -> DeviceLimits | None:
+def _part(view: NodeView, config: DiskPolicyConfig, mine: int, of: int) -> DeviceLimits | None:
     """``mine`` of ``of`` equal parts of every limit; None where nothing is limited on a disk that is there."""
     rows = {
         device: {
@@ -172,7 +172,7 @@ def _only(limits: DeviceLimits, key: str) -> DeviceLimits | None:
     return DeviceLimits(rows) if rows else None
 
 
-def _protected(view: NodeView, path: str, config: DiskConfig) -> list[Setting]:
+def _protected(view: NodeView, path: str, config: DiskPolicyConfig) -> list[Setting]:
     rows: Mapping[str, Row] = {
         device: {"target": rule.latency_us}
         for device, rule in _rules(view, config).items()
@@ -194,7 +194,7 @@ def _possible(settings: Iterable[Setting], view: NodeView) -> list[Setting]:
     return [one for one in settings if one.value is not None and lacking(view, one.knob) is None]
 
 
-def _reason(view: NodeView, config: DiskConfig, plan: DiskPlan) -> str:
+def _reason(view: NodeView, config: DiskPolicyConfig, plan: DiskPlan) -> str:
     """What comes of it on this node, in a person's words."""
     version = 2 if view.versions.get("io") == 2 else 1
     parts = []
@@ -203,7 +203,9 @@ def _reason(view: NodeView, config: DiskConfig, plan: DiskPlan) -> str:
         missing = lacking(view, knob)
         who = "pods" if version == 2 else "containers"
         shared = (
-            f"{plan.takers} BE {who} share the limits" if config.share is Share.NODE else "each BE pod has the limits"
+            f"{plan.takers} BE {who} share the limits"
+            if config.share is DiskShare.NODE
+            else "each BE pod has the limits"
         )
         parts.append(missing or shared)
     if config.weight_be is not None or config.weight_online is not None:
@@ -234,7 +236,7 @@ def _weights_work(view: NodeView, version: int) -> str:
 POLICY = Policy(
     name=NAME,
     summary="BE pods' disk bandwidth, operations and weight; latency targets and iocost for online pods",
-    config_type=DiskConfig,
+    config_type=DiskPolicyConfig,
     precedence=56,
     carve=carve,
     parents=for_parents,

@@ -44,7 +44,7 @@ Interface = Annotated[str, Meta(pattern=r"^[^\s/]{1,64}$")]
 
 
 if TYPE_CHECKING:
-    from reconciler.placement.free_capacity import NodeMemory
+    from reconciler.placement.free_capacity import NumaFreeMemory
 
 
 class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -229,7 +229,7 @@ def _largest_first(counts: Mapping[str, int], but: Collection[str] = ()) -> list
     return sorted((key for key in counts if key not in but), key=lambda key: (-counts[key], key))
 
 
-def _memory(view: NodeView) -> "NodeMemory | None":
+def _memory(view: NodeView) -> "NumaFreeMemory | None":
     """What is known of the nodes' memory, and what containers ask for; None where it cannot decide anything.
 
     At the first look there is none: what runs already has its memory, and would be counted twice.
@@ -249,9 +249,9 @@ def _memory(view: NodeView) -> "NodeMemory | None":
             asked = one.requests.memory_bytes or 0
             key = f"{uid}/{INIT_KEY if one.kind is ContainerKind.INIT else one.name or one.id}"
             requests[key] = max(requests.get(key, 0), asked)
-    from reconciler.placement.free_capacity import NodeMemory  # noqa: PLC0415  # see `placement.config`
+    from reconciler.placement.free_capacity import NumaFreeMemory  # noqa: PLC0415  # see `placement.config`
 
-    return NodeMemory(total=total, free={node: known.free[node] for node in total}, requests=requests)
+    return NumaFreeMemory(total=total, free={node: known.free[node] for node in total}, requests=requests)
 
 
 def _demand(pod: Pod, key: str, count: int, held: CpuSet, config: ExclusiveConfig) -> CpuDemand:

@@ -17,7 +17,7 @@ from state.model import ContainerKind, NodeView, Phase, Pod, PodClass, Pools, Se
 CPU_MILLI: Final = 1000
 
 
-class Borrower(Struct, frozen=True, kw_only=True):
+class QuotaBorrower(Struct, frozen=True, kw_only=True):
     """A container that may be lent CPU time: its own quota and period (µs).
 
     ``limit_us`` is what the kubelet told the runtime, normalised where the node's CPUs count for more: a loan is made
@@ -36,7 +36,7 @@ class Borrower(Struct, frozen=True, kw_only=True):
         return max(1, self.limit_us * CPU_MILLI // self.period_us)
 
 
-def borrowers(pod: Pod, pools: Pools) -> tuple[Borrower, ...]:
+def borrowers(pod: Pod, pools: Pools) -> tuple[QuotaBorrower, ...]:
     """The containers of an online pod that have a quota; none of any other pod. Pure.
 
     A container that owns CPUs needs no loan, one that is still being created has no quota yet. One container whose
@@ -45,7 +45,7 @@ def borrowers(pod: Pod, pools: Pools) -> tuple[Borrower, ...]:
     """
     if pod.pod_class is not PodClass.SHARED:
         return ()
-    found: list[Borrower] = []
+    found: list[QuotaBorrower] = []
     for container in pod.containers:
         if container.kind is ContainerKind.SANDBOX:
             continue
@@ -55,7 +55,7 @@ def borrowers(pod: Pod, pools: Pools) -> tuple[Borrower, ...]:
         if container.phase is not Phase.SETTLED or quota is None or owns_cpus(pod, container, pools):
             continue
         found.append(
-            Borrower(
+            QuotaBorrower(
                 path=container.group.path,
                 inode=container.group.inode,
                 container_id=container.id,
@@ -74,7 +74,7 @@ def ceiling_us(limit_us: int, period: int, percent: int, cpus: int) -> int:
     return max(limit_us, min(limit_us * percent // 100, cpus * period))
 
 
-def pod_quota_us(own_us: int, period: int, loans: Sequence[tuple[Borrower, int]]) -> int:
+def pod_quota_us(own_us: int, period: int, loans: Sequence[tuple[QuotaBorrower, int]]) -> int:
     """A pod directory's quota with its containers' loans on top; rounded up, so that no child is above it.
 
     ``own_us``: what it is without us. Source: Koordinator's cfsQuotaBurst moves the pod by the containers' delta, so

@@ -27,7 +27,7 @@ from cgroupfs.codecs import PAGE
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig, setting_of
 from reconciler.policies.offers import lacking
-from state.memory import Protection
+from state.memory import MemoryProtection
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 
 NAME: Final = "memory_qos"
@@ -90,7 +90,7 @@ class MemoryQosConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     system: OnlineMemory = OnlineMemory()
 
 
-class Amounts(Struct, frozen=True, kw_only=True):
+class MemoryAmounts(Struct, frozen=True, kw_only=True):
     """What one container gets, bytes in whole pages. ``high`` None: no bound of ours."""
 
     min_bytes: int = 0
@@ -112,7 +112,7 @@ def percents(pod: Pod, config: MemoryQosConfig) -> ClassMemory:
     )
 
 
-def amounts(request: int, limit: int | None, total: int | None, of: ClassMemory) -> Amounts:
+def amounts(request: int, limit: int | None, total: int | None, of: ClassMemory) -> MemoryAmounts:
     """The formula. ``total``: the node's memory, which stands in for a missing limit; None: not known."""
     lowest = _pages(request * of.min_percent // 100)
     low = _pages(request * of.low_percent // 100)
@@ -121,10 +121,10 @@ def amounts(request: int, limit: int | None, total: int | None, of: ClassMemory)
     if of.throttling_percent and top is not None and top > request:
         bound = max(_pages(request + (top - request) * of.throttling_percent // 100), lowest)
         high = bound if PAGE <= bound < top else None
-    return Amounts(min_bytes=lowest, low_bytes=max(low, lowest) if low else 0, high_bytes=high)
+    return MemoryAmounts(min_bytes=lowest, low_bytes=max(low, lowest) if low else 0, high_bytes=high)
 
 
-def of_container(pod: Pod, container: Container, view: NodeView, of: ClassMemory) -> Amounts:
+def of_container(pod: Pod, container: Container, view: NodeView, of: ClassMemory) -> MemoryAmounts:
     """One container's amounts; a BE pod's requests and limits are its batch memory where it has any."""
     requests, limits = container.requests, container.limits
     request, limit = requests.memory_bytes, limits.memory_bytes
@@ -135,7 +135,7 @@ def of_container(pod: Pod, container: Container, view: NodeView, of: ClassMemory
     return amounts(request or 0, limit, total, of)
 
 
-def of_pod(pod: Pod, view: NodeView, config: MemoryQosConfig) -> list[tuple[Container, Amounts]]:
+def of_pod(pod: Pod, view: NodeView, config: MemoryQosConfig) -> list[tuple[Container, MemoryAmounts]]:
     """Every container's amounts, the pause container's excepted."""
     of = percents(pod, config)
     running = [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
@@ -149,15 +149,15 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: MemoryQo
     if missing is not None or not config.directories:
         said = f"soft limits only: {missing}" if missing is not None else "no sums in the QoS directories"
         return replace(pools, reasons={**pools.reasons, NAME: said})
-    sums: dict[str, Protection] = {}
+    sums: dict[str, MemoryProtection] = {}
     for pod in view.pods.values():
         found = _sum(amount for _, amount in of_pod(pod, view, config))
-        if found == Protection():
+        if found == MemoryProtection():
             continue
         level = {QosClass.BESTEFFORT: view.besteffort, QosClass.BURSTABLE: view.burstable}.get(pod.qos)
         for path in (view.kubepods, level) if level is not None else (view.kubepods,):
-            sums[path] = _plus(sums.get(path, Protection()), found)
-    whole = sums.get(view.kubepods, Protection())
+            sums[path] = _plus(sums.get(path, MemoryProtection()), found)
+    whole = sums.get(view.kubepods, MemoryProtection())
     said = f"{whole.min_bytes >> 20} MiB kept and {whole.low_bytes >> 20} MiB protected for pods"
     plan = replace(pools.memory, protected=dict(sorted(sums.items())))
     return replace(pools, memory=plan, reasons={**pools.reasons, NAME: said})
@@ -192,7 +192,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: MemoryQosConfig) -> 
     return settings
 
 
-def _of(pod: Pod, container: Container, amount: Amounts, view: NodeView) -> Iterator[Setting]:
+def _of(pod: Pod, container: Container, amount: MemoryAmounts, view: NodeView) -> Iterator[Setting]:
     v2 = view.versions.get("memory") == 2
     wanted = (
         ("memory.min", amount.min_bytes or None, "its part of the request is never reclaimed"),
@@ -204,15 +204,15 @@ def _of(pod: Pod, container: Container, amount: Amounts, view: NodeView) -> Iter
             yield setting_of(pod, container, knob, value, policy=NAME, reason=reason)
 
 
-def _sum(found: Iterator[Amounts]) -> Protection:
-    total = Protection()
+def _sum(found: Iterator[MemoryAmounts]) -> MemoryProtection:
+    total = MemoryProtection()
     for one in found:
-        total = _plus(total, Protection(min_bytes=one.min_bytes, low_bytes=one.low_bytes))
+        total = _plus(total, MemoryProtection(min_bytes=one.min_bytes, low_bytes=one.low_bytes))
     return total
 
 
-def _plus(one: Protection, other: Protection) -> Protection:
-    return Protection(min_bytes=one.min_bytes + other.min_bytes, low_bytes=one.low_bytes + other.low_bytes)
+def _plus(one: MemoryProtection, other: MemoryProtection) -> MemoryProtection:
+    return MemoryProtection(min_bytes=one.min_bytes + other.min_bytes, low_bytes=one.low_bytes + other.low_bytes)
 
 
 def _pages(number: int) -> int:

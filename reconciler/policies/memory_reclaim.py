@@ -12,7 +12,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig
-from state.memory import ReclaimWish
+from state.memory import ReclaimRequest
 from state.model import NodeView, Pools
 
 NAME: Final = "memory_reclaim"
@@ -71,7 +71,7 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: MemoryRe
     if version is None:
         reason = "no memory controller is mounted on this node"
         return replace(pools, reasons={**pools.reasons, NAME: reason})
-    wish = ReclaimWish(
+    wish = ReclaimRequest(
         dry_run=config.dry_run,
         probe=config.probe and version == 2,
         relieve=config.relieve,

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from reconciler.policies.base import Policy, PolicyConfig
 from reconciler.policies.offers import lacking
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
-from state.network import BE_CLASS, InterfaceWish, NetworkWish
+from state.network import BE_CLASS, InterfaceRequest, NetworkRequest
 
 NAME: Final = "network"
 KNOB: Final = "net.classid"
@@ -97,9 +97,9 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: NetworkC
     missing = lacking(view, KNOB)
     if missing is not None and not config.pods:
         return replace(pools, reasons={**pools.reasons, NAME: missing})
-    wish = NetworkWish(
+    wish = NetworkRequest(
         interfaces=tuple(
-            InterfaceWish(
+            InterfaceRequest(
                 name=rule.name,
                 link_mbit=rule.link_mbit,
                 floor_percent=rule.floor_percent,

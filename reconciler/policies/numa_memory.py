@@ -25,7 +25,7 @@ NAME: Final = "numa_memory"
 _PART: Final = "-NUMA"
 
 
-class NumaMemoryConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NumaMemoryPolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether memory follows."""
 
     enabled: Annotated[bool, Meta(description="memory of containers bound to NUMA nodes comes from those nodes")] = (
@@ -64,7 +64,7 @@ def bound_nodes(pod: Pod, container: Container, view: NodeView, pools: Pools) ->
     return EMPTY if cpus is None else CpuSet({topology.node_of(cpu) for cpu in cpus & topology.online})
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: NumaMemoryConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, pools: Pools, config: NumaMemoryPolicyConfig) -> list[Setting]:
     """The memory nodes of each bound container."""
     migrate = config.migrate and lacking(view, "cpu.mems_migrate") is None
     every = view.topology.memory_nodes()
@@ -100,7 +100,7 @@ def _is_the_kubelets(pod: Pod, container: Container, view: NodeView, every: CpuS
 POLICY = Policy(
     name=NAME,
     summary="memory of containers bound to NUMA nodes comes from there",
-    config_type=NumaMemoryConfig,
+    config_type=NumaMemoryPolicyConfig,
     precedence=76,
     pod=for_pod,
 )

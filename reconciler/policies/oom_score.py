@@ -16,7 +16,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig
-from state.memory import OomWish
+from state.memory import OomScoreRequest
 from state.model import NodeView, Pod, PodClass, Pools
 
 NAME: Final = "oom_score"
@@ -43,7 +43,7 @@ class OomScoreConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 10.0
 
 
-def score_of(pod: Pod, wish: OomWish) -> int | None:
+def score_of(pod: Pod, wish: OomScoreRequest) -> int | None:
     """What the pod's processes are to have; None: they are left alone."""
     if pod.pod_class is not PodClass.RECLAIMED or pod.memory.oom_priority == _IGNORE:
         return None
@@ -57,7 +57,7 @@ def score_of(pod: Pod, wish: OomWish) -> int | None:
 def carve(view: NodeView, pools: Pools, previous: Pools | None, config: OomScoreConfig) -> Pools:
     """Tell the actuator what is wanted."""
     del view, previous
-    wish = OomWish(dry_run=config.dry_run, lowest=config.lowest, sweep_s=config.sweep_s)
+    wish = OomScoreRequest(dry_run=config.dry_run, lowest=config.lowest, sweep_s=config.sweep_s)
     reason = f"BE processes have {config.lowest} to {HIGHEST}"
     memory = replace(pools.memory, oom=wish)
     return replace(pools, memory=memory, reasons={**pools.reasons, NAME: reason})

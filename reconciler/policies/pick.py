@@ -20,7 +20,7 @@ from reconciler.placement.config import PlacementConfig
 from state.topology import CpuKind, Topology
 
 if TYPE_CHECKING:
-    from reconciler.placement.allocate import Preference
+    from reconciler.placement.allocate import CpuPreference
 
 
 def choose(
@@ -53,7 +53,7 @@ def choose(
     return chosen | _fill(count - len(chosen), last, held, topology, ranked)
 
 
-class ByRules(NamedTuple):
+class BeCpuRules(NamedTuple):
     """The candidates that a chain of rules leaves, their order for `choose`, and what a person should know."""
 
     candidates: CpuSet
@@ -61,25 +61,25 @@ class ByRules(NamedTuple):
     told: str
 
 
-def by_rules(candidates: CpuSet, topology: Topology, config: PlacementConfig, *, interrupts: CpuSet) -> ByRules:
+def by_rules(candidates: CpuSet, topology: Topology, config: PlacementConfig, *, interrupts: CpuSet) -> BeCpuRules:
     """What a site's rules make of the candidates; the ``interrupts`` among them come last.
 
     Rules that leave none are not followed: BE pods run already, and have to run somewhere.
     """
     plugins = tuple(config.plugins.items())
-    found = _preference(_Same(topology), candidates, (plugins, config.combinations), interrupts)
+    found = _preference(_SameShape(topology), candidates, (plugins, config.combinations), interrupts)
     told = "".join(f"; plug-in {name} failed and was passed over: {error}" for name, error in found.errors.items())
     allowed = CpuSet.union(found.tiers)
     if not allowed:
         names = ", ".join(found.filters)
-        return ByRules(candidates, None, f"{told}; the rules {names} leave BE work no CPU: they are not followed")
+        return BeCpuRules(candidates, None, f"{told}; the rules {names} leave BE work no CPU: they are not followed")
     if allowed != candidates:
         told += f"; CPU {candidates - allowed} kept out by {', '.join(found.filters)}"
-    return ByRules(allowed, found.tiers, told)
+    return BeCpuRules(allowed, found.tiers, told)
 
 
 @final
-class _Same:
+class _SameShape:
     """A topology as a key: the same object is the same machine. Comparing a thousand CPUs at each plan is no saving."""
 
     __slots__ = ("topology",)
@@ -91,13 +91,13 @@ class _Same:
         return id(self.topology)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.topology is self.topology
+        return isinstance(other, _SameShape) and other.topology is self.topology
 
 
 @lru_cache(maxsize=8)
 def _preference(
-    machine: _Same, cpus: CpuSet, rules: tuple[tuple[tuple[str, float], ...], int], interrupts: CpuSet
-) -> "Preference":
+    machine: _SameShape, cpus: CpuSet, rules: tuple[tuple[tuple[str, float], ...], int], interrupts: CpuSet
+) -> "CpuPreference":
     """Once for all plans that ask about the same CPUs: budgets change each second, candidates seldom."""
     from reconciler.placement.allocate import preference  # noqa: PLC0415
     from reconciler.placement.chain import loaded  # noqa: PLC0415  # see `placement.config`

@@ -28,8 +28,8 @@ from msgspec.structs import replace
 
 from reconciler.policies import lending
 from reconciler.policies.base import Policy, PolicyConfig
-from reconciler.policies.lending import CPU_MILLI, Borrower, ceiling_us
-from state.cpu import Burst
+from reconciler.policies.lending import CPU_MILLI, QuotaBorrower, ceiling_us
+from state.cpu import BurstLimit
 from state.model import NodeCpu, NodeView, Pod, Pools, Setting
 
 NAME: Final = "quota_burst"
@@ -85,7 +85,7 @@ class QuotaBurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
     ] = 60.0
 
 
-class NodeState(StrEnum):
+class NodeCpuState(StrEnum):
     """What the guard says: lend, lend no more, take back; unknown lends nothing."""
 
     IDLE = "idle"
@@ -94,11 +94,11 @@ class NodeState(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Guard(Struct, frozen=True, kw_only=True):
+class BurstGuard(Struct, frozen=True, kw_only=True):
     """The guard's memory, oldest first: (when, use of the shared CPUs in thousandths of what they have)."""
 
     looks: tuple[tuple[float, int], ...] = ()
-    state: NodeState = NodeState.UNKNOWN
+    state: NodeCpuState = NodeCpuState.UNKNOWN
     room_milli: int = 0
     """What is left below the threshold (thousandths of a CPU)."""
 
@@ -109,7 +109,7 @@ class BurstSample(Struct, frozen=True, kw_only=True):
     ``percent``, ``budget_s``: its own, else the config's. ``cpus``: how many the node has.
     """
 
-    borrower: Borrower
+    borrower: QuotaBorrower
     percent: int
     budget_s: int
     cpus: int
@@ -132,7 +132,7 @@ class BurstState(Struct, frozen=True, kw_only=True):
     needed_at: float = 0.0
 
 
-def guard(before: Guard, cpu: NodeCpu | None, pools: Pools, now: float, threshold_percent: int) -> Guard:
+def guard(before: BurstGuard, cpu: NodeCpu | None, pools: Pools, now: float, threshold_percent: int) -> BurstGuard:
     """The state of the shared CPUs: the mean of at most five looks and ten seconds.
 
     Shared is what no container owns. What BE pods use there counts as room: they give way. A CPU whose idle time is
@@ -148,18 +148,18 @@ def guard(before: Guard, cpu: NodeCpu | None, pools: Pools, now: float, threshol
         used = max(0, top - idle - cpu.reclaimed_milli)
         looks = (*looks, (now, used * 1000 // top))[-_GUARD_SAMPLES:]
     elif not looks or now - looks[-1][0] > FRESH_S:
-        return Guard(looks=looks)
+        return BurstGuard(looks=looks)
     mean = sum(share for _, share in looks) / len(looks)
     limit = threshold_percent * 10
-    state = NodeState.IDLE
+    state = NodeCpuState.IDLE
     if mean >= limit:
-        state = NodeState.OVERLOAD
+        state = NodeCpuState.OVERLOAD
     elif mean >= limit * _COOLING or not fresh:
-        state = NodeState.COOLING
-    return Guard(looks=looks, state=state, room_milli=int(max(0.0, limit - mean) * top / 1000))
+        state = NodeCpuState.COOLING
+    return BurstGuard(looks=looks, state=state, room_milli=int(max(0.0, limit - mean) * top / 1000))
 
 
-def start(borrower: Borrower, now: float) -> BurstState:
+def start(borrower: QuotaBorrower, now: float) -> BurstState:
     """No loan, and a bucket whose content the container's id decides."""
     return BurstState(quota_us=borrower.limit_us, limit_us=borrower.limit_us, at=now, known_at=now, needed_at=now)
 
@@ -169,7 +169,9 @@ def first_tokens(container_id: str, capacity: int) -> float:
     return (zlib.crc32(container_id.encode()) % 1000) / 2000 * capacity
 
 
-def step(state: BurstState, sample: BurstSample, node: NodeState, now: float, config: QuotaBurstConfig) -> BurstState:
+def step(
+    state: BurstState, sample: BurstSample, node: NodeCpuState, now: float, config: QuotaBurstConfig
+) -> BurstState:
     """One look at one container: its loan a fifth up, a fifth down, or as it is."""
     one = sample.borrower
     if state.limit_us != one.limit_us:
@@ -185,13 +187,13 @@ def step(state: BurstState, sample: BurstSample, node: NodeState, now: float, co
     quota = state.quota_us
     falls = (
         not may_spend
-        or node is NodeState.OVERLOAD
+        or node is NodeCpuState.OVERLOAD
         or now - known_at > UNKNOWN_S
         or (not throttled and now - needed_at >= config.unused_s)
     )
     if falls:
         quota = quota * _DOWN[0] // _DOWN[1]
-    elif throttled and node is NodeState.IDLE and sample.use_milli is not None:
+    elif throttled and node is NodeCpuState.IDLE and sample.use_milli is not None:
         quota = max(quota + 1, quota * _UP[0] // _UP[1])
     return BurstState(
         quota_us=min(max(quota, one.limit_us), top),
@@ -229,7 +231,7 @@ def _bucket(state: BurstState, sample: BurstSample, now: float) -> tuple[float |
 def step_all(
     states: Mapping[str, BurstState],
     samples: Mapping[str, BurstSample],
-    node: Guard,
+    node: BurstGuard,
     now: float,
     config: QuotaBurstConfig,
 ) -> dict[str, BurstState]:
@@ -258,10 +260,10 @@ def takes_part(pod: Pod, config: QuotaBurstConfig) -> bool:
     asked = pod.wish.burst_policy
     if asked is None:
         return not config.only_asked
-    return asked in {Burst.QUOTA, Burst.AUTO}
+    return asked in {BurstLimit.QUOTA, BurstLimit.AUTO}
 
 
-def customers(pods: Iterable[Pod], pools: Pools, config: QuotaBurstConfig) -> list[tuple[Pod, Borrower]]:
+def customers(pods: Iterable[Pod], pools: Pools, config: QuotaBurstConfig) -> list[tuple[Pod, QuotaBorrower]]:
     """The containers that may borrow now."""
     if not config.enabled:
         return []

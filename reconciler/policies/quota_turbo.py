@@ -24,7 +24,7 @@ from msgspec import Meta, Struct
 
 from reconciler.policies import lending
 from reconciler.policies.base import Policy, PolicyConfig
-from reconciler.policies.lending import CPU_MILLI, Borrower, ceiling_us
+from reconciler.policies.lending import CPU_MILLI, QuotaBorrower, ceiling_us
 from state.model import NodeView, Pod, Pools, Setting
 
 NAME: Final = "quota_turbo"
@@ -93,7 +93,7 @@ class TurboSample(Struct, frozen=True, kw_only=True):
     ``hit``: periods in which it was throttled; ``throttled_ns``: CPU time that its run queues stood still for that.
     """
 
-    borrower: Borrower
+    borrower: QuotaBorrower
     use_milli: int | None = None
     hit: int | None = None
     throttled_ns: int | None = None
@@ -197,7 +197,7 @@ def takes_part(pod: Pod, config: QuotaTurboConfig) -> bool:
     return mark.strip().lower() == "true"
 
 
-def customers(pods: Iterable[Pod], pools: Pools, config: QuotaTurboConfig) -> list[tuple[Pod, Borrower]]:
+def customers(pods: Iterable[Pod], pools: Pools, config: QuotaTurboConfig) -> list[tuple[Pod, QuotaBorrower]]:
     """The containers that may borrow now."""
     if not config.enabled:
         return []

@@ -28,7 +28,7 @@ _AS_EVER: Final = PlacementConfig()
 """Rules that leave the choice to `pick.choose`, which follows the built-in ones by itself."""
 
 
-class Form(StrEnum):
+class ReclaimedForm(StrEnum):
     """How the budget is enforced."""
 
     CPUSET = "cpuset"
@@ -41,12 +41,12 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
     budget: BudgetConfig = BudgetConfig()
     form: Annotated[
-        Form,
+        ReclaimedForm,
         Meta(
             description="cpuset keeps BE work off the other CPUs, quota bounds its sum, both do both. The CPU set is "
             "left out where the kubelet rewrites every container (static CPU manager up to 1.21)"
         ),
-    ] = Form.BOTH
+    ] = ReclaimedForm.BOTH
     minimum_cpus: Annotated[
         int, Meta(ge=1, le=8192, description="CPUs that BE work always keeps in its set, where that many may be had")
     ] = 1
@@ -85,7 +85,7 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
 def carve(view: NodeView, pools: Pools, previous: Pools | None, config: ReclaimedConfig) -> Pools:
     """Set the budget, choose the CPUs, split the quota."""
-    confined = config.form is not Form.QUOTA and view.kubelet.reasserts_s is None
+    confined = config.form is not ReclaimedForm.QUOTA and view.kubelet.reasserts_s is None
     counted, squeezed = _candidates(view, pools, config)
     tiers: Sequence[CpuSet] | None = None
     told = ""
@@ -96,7 +96,7 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Reclaime
     # CPUs that are BE work's alone are there to be filled: there is nobody on them to leave room for.
     law = replace(config.budget, limit_percent=100) if pools.separate and squeezed is None else config.budget
     budget = next_budget(view, counted, previous, law, outside=outside, ceiling=pools.budget_milli)
-    bounded = config.form is not Form.CPUSET or not confined or squeezed is not None
+    bounded = config.form is not ReclaimedForm.CPUSET or not confined or squeezed is not None
     held = previous.reclaimed & counted if previous is not None else EMPTY
     count = cpu_count(budget.milli, len(held), len(counted), config.minimum_cpus, bounded=bounded)
     # Siblings of CPUs that are shared on purpose are no longer worth avoiding.
@@ -114,7 +114,7 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Reclaime
     quota: dict[str, int] | None = None
     if bounded:
         quota, reasons["quota"] = split(budget.milli, view)
-        if config.form is Form.CPUSET:
+        if config.form is ReclaimedForm.CPUSET:
             reasons["quota"] += "; not configured, but the CPU set cannot be the bound here"
     else:
         reasons["quota"] = "not wanted: the CPU set is the bound (form: cpuset)"
@@ -250,7 +250,7 @@ def _why_these(reclaimed: CpuSet, counted: CpuSet, taken: CpuSet, squeezed: str 
 def _why_cpuset(confined: bool, config: ReclaimedConfig, view: NodeView) -> str:
     if confined:
         return "BE containers are confined to the reclaimed pool"
-    if config.form is Form.QUOTA:
+    if config.form is ReclaimedForm.QUOTA:
         return "not wanted: the quota is the bound (form: quota)"
     return (
         f"not wanted: this kubelet rewrites every container's CPU set each {view.kubelet.reasserts_s:g} s "

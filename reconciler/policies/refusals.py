@@ -18,7 +18,7 @@ from reconciler.policies.base import OWN_CPUS, PERIOD_US, QUOTA_MIN_US, owns_cpu
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Refusal, Setting
 
 
-class Scene(Struct, frozen=True, kw_only=True):
+class RefusalContext(Struct, frozen=True, kw_only=True):
     """What a rule may look at: the node, and everything wanted in the same plan by (path, knob).
 
     ``pod`` is None for the directories above the pods. ``containers`` are the pod's, by group path.
@@ -40,10 +40,10 @@ class Scene(Struct, frozen=True, kw_only=True):
         return False, None
 
 
-Rule = Callable[[Setting, Scene], str | None]
+Rule = Callable[[Setting, RefusalContext], str | None]
 
 
-def outside_kubepods(setting: Setting, scene: Scene) -> str | None:
+def outside_kubepods(setting: Setting, scene: RefusalContext) -> str | None:
     """The rest of the machine is systemd's, the runtime's and other agents'."""
     root = scene.view.kubepods
     if setting.path == root or setting.path.startswith(f"{root}/") or _of_machine(setting):
@@ -51,7 +51,7 @@ def outside_kubepods(setting: Setting, scene: Scene) -> str | None:
     return f"{setting.path} is outside {root}: not the kubelet's, so not ours"
 
 
-def unknown_group(setting: Setting, scene: Scene) -> str | None:
+def unknown_group(setting: Setting, scene: RefusalContext) -> str | None:
     """A directory that is no QoS level and not of this pod may belong to anyone by now."""
     if scene.pod is None:
         if setting.path in _levels(scene.view) or _of_machine(setting):
@@ -62,7 +62,7 @@ def unknown_group(setting: Setting, scene: Scene) -> str | None:
     return f"not a directory of pod {scene.pod.title} that exists now"
 
 
-def sandbox(setting: Setting, scene: Scene) -> str | None:
+def sandbox(setting: Setting, scene: RefusalContext) -> str | None:
     """The pause container sleeps; writing to it gains nothing and costs a write per pod.
 
     The one exception is the kernel's: on v1 a narrowed besteffort directory must contain all below it.
@@ -75,7 +75,7 @@ def sandbox(setting: Setting, scene: Scene) -> str | None:
     return "the pause container is left alone"
 
 
-def controller_missing(setting: Setting, scene: Scene) -> str | None:
+def controller_missing(setting: Setting, scene: RefusalContext) -> str | None:
     """No mount, no file."""
     controller = _CONTROLLERS.get(setting.knob) or setting.knob.partition(".")[0]
     if controller in scene.view.versions:
@@ -83,7 +83,7 @@ def controller_missing(setting: Setting, scene: Scene) -> str | None:
     return f"no {controller} controller is mounted on this node"
 
 
-def exclusive_container(setting: Setting, scene: Scene) -> str | None:
+def exclusive_container(setting: Setting, scene: RefusalContext) -> str | None:
     """The static CPU manager's own containers are adopted, never fought."""
     container = scene.containers.get(setting.path)
     if container is None or scene.pod is None:
@@ -93,7 +93,7 @@ def exclusive_container(setting: Setting, scene: Scene) -> str | None:
     return "the kubelet gave this container CPUs of its own" if owns_cpus(scene.pod, container, scene.pools) else None
 
 
-def kubelets_memory(setting: Setting, scene: Scene) -> str | None:
+def kubelets_memory(setting: Setting, scene: RefusalContext) -> str | None:
     """Memory nodes of containers whose CPUs are the kubelet's own choice are as well."""
     container = scene.containers.get(setting.path)
     if container is None or scene.pod is None or placed_cpus(scene.pod, container, scene.pools) is not None:
@@ -101,7 +101,7 @@ def kubelets_memory(setting: Setting, scene: Scene) -> str | None:
     return "the kubelet gave this container CPUs of its own" if owns_cpus(scene.pod, container, scene.pools) else None
 
 
-def mems_without_memory(setting: Setting, scene: Scene) -> str | None:
+def mems_without_memory(setting: Setting, scene: RefusalContext) -> str | None:
     """EINVAL for a node that has none."""
     if not isinstance(setting.value, CpuSet):
         return None
@@ -109,7 +109,7 @@ def mems_without_memory(setting: Setting, scene: Scene) -> str | None:
     return f"NUMA node {gone} has no memory" if gone else None
 
 
-def kubelet_reasserts(setting: Setting, scene: Scene) -> str | None:
+def kubelet_reasserts(setting: Setting, scene: RefusalContext) -> str | None:
     """Up to 1.21 the static CPU manager rewrites what its spec has, for every app container, every few seconds."""
     every = scene.view.kubelet.reasserts_s
     if every is None:
@@ -131,7 +131,7 @@ def kubelet_reasserts(setting: Setting, scene: Scene) -> str | None:
     return f"this kubelet rewrites it every {every:g} s" if rewritten else None
 
 
-def empty_cpuset(setting: Setting, scene: Scene) -> str | None:
+def empty_cpuset(setting: Setting, scene: RefusalContext) -> str | None:
     """A populated group cannot be emptied (ENOSPC), and "no limit" is not a CPU set."""
     del scene
     if isinstance(setting.value, CpuSet) and setting.value:
@@ -139,7 +139,7 @@ def empty_cpuset(setting: Setting, scene: Scene) -> str | None:
     return "a CPU set must name at least one CPU"
 
 
-def cpuset_not_online(setting: Setting, scene: Scene) -> str | None:
+def cpuset_not_online(setting: Setting, scene: RefusalContext) -> str | None:
     """v1 refuses a CPU that is not in the parent's set; v2 accepts it and then does not use it."""
     if not isinstance(setting.value, CpuSet):
         return None
@@ -147,7 +147,7 @@ def cpuset_not_online(setting: Setting, scene: Scene) -> str | None:
     return f"CPU {gone} is not online" if gone else None
 
 
-def cpuset_outside_parent(setting: Setting, scene: Scene) -> str | None:
+def cpuset_outside_parent(setting: Setting, scene: RefusalContext) -> str | None:
     """v1: EACCES. Known only for the pod's directory and besteffort, which the view always reads."""
     pod, value = scene.pod, setting.value
     if scene.view.versions.get("cpuset") != 1 or pod is None or not isinstance(value, CpuSet):
@@ -162,7 +162,7 @@ def cpuset_outside_parent(setting: Setting, scene: Scene) -> str | None:
     return f"{parent} holds CPU {have} only"
 
 
-def besteffort_cpuset(setting: Setting, scene: Scene) -> str | None:
+def besteffort_cpuset(setting: Setting, scene: RefusalContext) -> str | None:
     """Under the static policy the runtime then fails to start containers: their spec names CPUs outside (EACCES)."""
     view = scene.view
     if setting.path not in _levels(view) or not isinstance(setting.value, CpuSet):
@@ -184,7 +184,7 @@ def besteffort_cpuset(setting: Setting, scene: Scene) -> str | None:
     return f"{min(inside)} is online and lives in besteffort" if inside else None
 
 
-def quota_minimum(setting: Setting, scene: Scene) -> str | None:
+def quota_minimum(setting: Setting, scene: RefusalContext) -> str | None:
     """EINVAL on v1 and v2."""
     del scene
     if setting.value is None or (isinstance(setting.value, int) and setting.value >= QUOTA_MIN_US):
@@ -192,7 +192,7 @@ def quota_minimum(setting: Setting, scene: Scene) -> str | None:
     return f"the kernel takes no quota below {QUOTA_MIN_US} µs"
 
 
-def quota_below_child(setting: Setting, scene: Scene) -> str | None:
+def quota_below_child(setting: Setting, scene: RefusalContext) -> str | None:
     """The runtime writes a container's own quota at each start: EINVAL under a smaller one on v1, a crash loop."""
     view, pod = scene.view, scene.pod
     if not isinstance(setting.value, int) or isinstance(setting.value, bool):
@@ -218,7 +218,7 @@ def quota_below_child(setting: Setting, scene: Scene) -> str | None:
     return None
 
 
-def online_under_quota(setting: Setting, scene: Scene) -> str | None:
+def online_under_quota(setting: Setting, scene: RefusalContext) -> str | None:
     """The besteffort directory's quota binds all below it, BE or not."""
     view = scene.view
     if setting.path != view.besteffort or setting.value is None:
@@ -230,12 +230,12 @@ def online_under_quota(setting: Setting, scene: Scene) -> str | None:
     return None
 
 
-def online_under_memory(setting: Setting, scene: Scene) -> str | None:
+def online_under_memory(setting: Setting, scene: RefusalContext) -> str | None:
     """The besteffort directory's memory bounds throttle, reclaim or kill all below it, BE or not."""
     return online_under_quota(setting, scene)
 
 
-def v1_quota_above_parent(setting: Setting, scene: Scene) -> str | None:
+def v1_quota_above_parent(setting: Setting, scene: RefusalContext) -> str | None:
     """v1: a child's share of time may not exceed its parent's (EINVAL). v2 takes any."""
     pod, value, view = scene.pod, setting.value, scene.view
     if view.versions.get("cpu") != 1 or pod is None or not isinstance(value, int):
@@ -250,7 +250,7 @@ def v1_quota_above_parent(setting: Setting, scene: Scene) -> str | None:
     return None
 
 
-def burst_above_quota(setting: Setting, scene: Scene) -> str | None:
+def burst_above_quota(setting: Setting, scene: RefusalContext) -> str | None:
     """EINVAL on both versions; without a quota there is nothing to burst over.
 
     A container's quota that nobody wants is the runtime's, whatever it reads now: ours is put back in the same plan.
@@ -268,28 +268,28 @@ def burst_above_quota(setting: Setting, scene: Scene) -> str | None:
     return f"a burst of {setting.value} µs needs a quota of at least as much; it is {quota or 'not set or not known'}"
 
 
-def idle_not_pod(setting: Setting, scene: Scene) -> str | None:
+def idle_not_pod(setting: Setting, scene: RefusalContext) -> str | None:
     """While cpu.idle is 1 a write of shares fails: the kubelet's on a QoS directory, the runtime's on a container."""
     if setting.value in (0, None) or (scene.pod is not None and setting.path == scene.pod.group.path):
         return None
     return "cpu.idle makes writes of cpu shares fail, and the kubelet or the runtime writes them here"
 
 
-def one_way(setting: Setting, scene: Scene) -> str | None:
+def one_way(setting: Setting, scene: RefusalContext) -> str | None:
     """EINVAL for ever on openEuler's kernels: offline work never becomes online again."""
     if setting.value == 0 and scene.view.actual.get((setting.path, setting.knob)) == -1:
         return "this kernel never takes an offline group back online: only a new pod helps"
     return None
 
 
-def shared_level(setting: Setting, scene: Scene) -> str | None:
+def shared_level(setting: Setting, scene: RefusalContext) -> str | None:
     """Whatever is made below an offline directory is offline for good, online pods that come later too."""
     if setting.value in (0, None) or scene.pod is not None:
         return None
     return "pods that start later below it would be offline for good"
 
 
-def qos_weight(setting: Setting, scene: Scene) -> str | None:
+def qos_weight(setting: Setting, scene: RefusalContext) -> str | None:
     """The kubelet sets the shares of the QoS levels from the pods below them, every minute."""
     if setting.path not in _levels(scene.view):
         return None
@@ -328,7 +328,7 @@ _CONTROLLERS: Final[Mapping[str, str]] = {
 }
 
 
-def check(scene: Scene) -> tuple[dict[tuple[str, str], Setting], list[Refusal]]:
+def check(scene: RefusalContext) -> tuple[dict[tuple[str, str], Setting], list[Refusal]]:
     """Split what is wanted into what may be written and what may not, each with the first rule that says so."""
     allowed: dict[tuple[str, str], Setting] = {}
     refusals: list[Refusal] = []
@@ -358,7 +358,7 @@ def _level_of(pod: Pod, view: NodeView) -> str:
     return view.burstable if pod.qos is QosClass.BURSTABLE else view.kubepods
 
 
-def _quota_of(path: str, scene: Scene) -> tuple[int, int] | None:
+def _quota_of(path: str, scene: RefusalContext) -> tuple[int, int] | None:
     """Quota and period of a directory above: as planned for besteffort, as wanted or as read; None: no limit known."""
     period = period_us(scene.view, path)
     share = (scene.pools.quota_milli or {}).get(path)

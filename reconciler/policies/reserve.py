@@ -14,7 +14,7 @@ from state.topology import Topology
 _LIST = r"^(\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*)?$"
 
 
-class Strict(StrEnum):
+class StrictReserve(StrEnum):
     """Whether online pods stay off the reserved CPUs as well."""
 
     KUBELET = "kubelet"
@@ -48,12 +48,12 @@ class ReserveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = 0
     from_kubelet: Annotated[bool, Meta(description="take over the kubelet's reservedSystemCPUs")] = True
     strict: Annotated[
-        Strict,
+        StrictReserve,
         Meta(
             description="whether online pods that we place stay off reserved CPUs: as the kubelet's "
             "strict-cpu-reservation says, always, or never"
         ),
-    ] = Strict.KUBELET
+    ] = StrictReserve.KUBELET
     interrupt_cpus: Annotated[
         str,
         Meta(description="CPU list that serves interrupts: no pod that we place gets one of them", pattern=_LIST),
@@ -82,7 +82,9 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: ReserveC
     reason = " and ".join(parts) if parts else "nothing is reserved"
     if wanted != reserved:
         reason += f"; CPU {wanted - reserved} is not online"
-    strict = config.strict is Strict.ALWAYS or (config.strict is Strict.KUBELET and view.kubelet.strict_reserved)
+    strict = config.strict is StrictReserve.ALWAYS or (
+        config.strict is StrictReserve.KUBELET and view.kubelet.strict_reserved
+    )
     interrupt = CpuSet.parse(config.interrupt_cpus) & (pools.online_cpus - reserved)
     reasons = {**pools.reasons, "reserved": reason}
     if interrupt:

@@ -31,7 +31,7 @@ from reconciler.policies.base import (
 )
 from reconciler.policies.be_quota import container_asks, own_quota
 from reconciler.policies.offers import lacking
-from state.measures import Squeeze
+from state.measures import SqueezeLimit
 from state.model import NodeView, Pod, PodClass, Pools, Setting
 
 NAME: Final = "responses"
@@ -68,7 +68,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: ResponsesConfig) -> 
     return settings
 
 
-def _cpu(pod: Pod, view: NodeView, pools: Pools, squeeze: Squeeze) -> list[Setting]:
+def _cpu(pod: Pod, view: NodeView, pools: Pools, squeeze: SqueezeLimit) -> list[Setting]:
     if squeeze.cpu_milli is None:
         return []
     containers = [one for one in containers_of(pod) if not owns_cpus(pod, one, pools)]
@@ -92,13 +92,13 @@ def _cpu(pod: Pod, view: NodeView, pools: Pools, squeeze: Squeeze) -> list[Setti
     return [yields, *quotas]
 
 
-def _memory(pod: Pod, view: NodeView, squeeze: Squeeze) -> list[Setting]:
+def _memory(pod: Pod, view: NodeView, squeeze: SqueezeLimit) -> list[Setting]:
     if squeeze.memory_high_bytes is None or lacking(view, "memory.high") is not None:
         return []
     return [setting_of(pod, None, "memory.high", squeeze.memory_high_bytes, policy=NAME, reason=squeeze.reason)]
 
 
-def _disk(pod: Pod, view: NodeView, squeeze: Squeeze) -> list[Setting]:
+def _disk(pod: Pod, view: NodeView, squeeze: SqueezeLimit) -> list[Setting]:
     if squeeze.disk_bps is None or not squeeze.disks:
         return []
     bps = squeeze.disk_bps

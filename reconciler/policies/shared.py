@@ -21,7 +21,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.pool_members import DEFAULT, Members, members, request_milli
+from reconciler.placement.pool_members import DEFAULT, PoolMembers, members, request_milli
 from reconciler.placement.provision import ProvisionConfig, demand
 from reconciler.placement.sizes import SizeConfig, fit, granted, regulate
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
@@ -33,7 +33,7 @@ _CPU: Final = 1000
 _BE: Final = "reclaimed"
 
 
-class Confine(StrEnum):
+class ConfineMode(StrEnum):
     """Whether online pods of the default pool get a CPU set."""
 
     AUTO = "auto"
@@ -41,14 +41,14 @@ class Confine(StrEnum):
     NEVER = "never"
 
 
-class Mode(StrEnum):
+class SharedPoolMode(StrEnum):
     """Whether BE work runs on CPUs of online pools."""
 
     OVERLAP = "overlap"
     SEPARATE = "separate"
 
 
-class Sizing(StrEnum):
+class PoolSizing(StrEnum):
     """What the size of a pool follows."""
 
     REQUEST = "request"
@@ -59,22 +59,22 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
     """The pools of online pods."""
 
     mode: Annotated[
-        Mode,
+        SharedPoolMode,
         Meta(
             description="overlap: BE work runs on CPUs of online pools, within its budget; separate: online pools are "
             "sized, and BE work has the CPUs that are left"
         ),
-    ] = Mode.OVERLAP
+    ] = SharedPoolMode.OVERLAP
     confine: Annotated[
-        Confine,
+        ConfineMode,
         Meta(
             description="give online pods a CPU set: auto, where others would suffer otherwise; always; or never, and "
             "then there are no named pools either"
         ),
-    ] = Confine.AUTO
+    ] = ConfineMode.AUTO
     sizing: Annotated[
-        Sizing, Meta(description="pools are as large as their pods' requests, or as their measured demand")
-    ] = Sizing.REQUEST
+        PoolSizing, Meta(description="pools are as large as their pods' requests, or as their measured demand")
+    ] = PoolSizing.REQUEST
     fixed: Annotated[
         Mapping[str, int],
         Meta(description="CPUs of a pool by its name, such as shared/batch or shared, whatever its pods ask for"),
@@ -94,7 +94,7 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def measured(self) -> bool:
         """Whether the CPU use of online pods is needed."""
-        return self.sizing is Sizing.MEASURED
+        return self.sizing is PoolSizing.MEASURED
 
 
 def carve(view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig) -> Pools:
@@ -107,11 +107,11 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: SharedCo
     # The scheduler does not balance over isolated CPUs: a pool of many would pile up on one of them.
     pools = replace(pools, shared=(pools.shared - view.topology.isolated) or pools.shared)
     barred = _why_not(view, config)
-    separate = config.mode is Mode.SEPARATE and barred is None and len(pools.shared) > 1
+    separate = config.mode is SharedPoolMode.SEPARATE and barred is None and len(pools.shared) > 1
     owners = _owners(pools, view)
     found = members(view.pods, pools.shared, view.topology, previous.bound if previous is not None else {}, owners)
     if barred is not None:
-        found = Members({DEFAULT: found.pods[DEFAULT]}, {}, {})
+        found = PoolMembers({DEFAULT: found.pods[DEFAULT]}, {}, {})
     reasons = dict(pools.reasons)
     named: Mapping[str, CpuSet] = {}
     shared, sizes = pools.shared, dict[str, PoolSize]()
@@ -123,7 +123,7 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: SharedCo
         named = sets
         reasons |= told
     confined = barred is None and (
-        config.confine is Confine.ALWAYS or bool(named or separate or pools.placed or pools.interrupt)
+        config.confine is ConfineMode.ALWAYS or bool(named or separate or pools.placed or pools.interrupt)
     )
     reasons.setdefault(NAME, "neither reserved nor dedicated")
     reasons[NAME] += "; online pods are confined to it" if confined else f"; online pods keep {barred or _KEPT}"
@@ -172,20 +172,20 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: SharedConfig) -> lis
 
 def _why_not(view: NodeView, config: SharedConfig) -> str | None:
     """Why no online pod may be given a CPU set here; None when it may."""
-    if config.confine is Confine.NEVER:
+    if config.confine is ConfineMode.NEVER:
         return f"{_KEPT} (confine: never)"
     if view.kubelet.reasserts_s is not None:
         return f"{_KEPT}: it writes it again each {view.kubelet.reasserts_s:g} s"
     return None
 
 
-class _Asked(NamedTuple):
+class _PoolRequest(NamedTuple):
     sizes: dict[str, PoolSize]
     cpus: dict[str, int]
 
 
 def _divide(
-    found: Members, view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig, *, separate: bool
+    found: PoolMembers, view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig, *, separate: bool
 ) -> tuple[dict[str, CpuSet], dict[str, PoolSize], dict[str, str]]:
     """Sizes that fit, and CPUs of that number, for every online pool. In the reasons: what each asked for."""
     free, topology = pools.shared, view.topology
@@ -234,7 +234,7 @@ def _divide(
     return dict(sorted(result.items())), dict(sorted(final.items())), told
 
 
-def _asked(found: Members, view: NodeView, previous: Pools | None, config: SharedConfig) -> _Asked:
+def _asked(found: PoolMembers, view: NodeView, previous: Pools | None, config: SharedConfig) -> _PoolRequest:
     """What each pool is to have if there is room, at least one CPU."""
     threads = 2 if view.topology.smt else 1
     sizes: dict[str, PoolSize] = {}
@@ -259,7 +259,7 @@ def _asked(found: Members, view: NodeView, previous: Pools | None, config: Share
                 reason=f"requests of {len(pods)} pods: {milli} thousandths of a CPU",
             )
         sizes[key] = size
-    return _Asked(sizes, {key: size.cpus for key, size in sizes.items()})
+    return _PoolRequest(sizes, {key: size.cpus for key, size in sizes.items()})
 
 
 def _held(previous: Pools | None, keys: Iterable[str]) -> dict[str, CpuSet]:

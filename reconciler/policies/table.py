@@ -16,13 +16,13 @@ from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.policies.burst import POLICY as BURST
 from reconciler.policies.burst import BurstConfig
 from reconciler.policies.cache import POLICY as CACHE
-from reconciler.policies.cache import CacheConfig
+from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.core_sched import POLICY as CORE_SCHED
 from reconciler.policies.core_sched import CoreSchedConfig
 from reconciler.policies.dedicated import POLICY as DEDICATED
 from reconciler.policies.dedicated import DedicatedConfig
 from reconciler.policies.disk import POLICY as DISK
-from reconciler.policies.disk import DiskConfig
+from reconciler.policies.disk import DiskPolicyConfig
 from reconciler.policies.exclusive import POLICY as EXCLUSIVE
 from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.group_identity import POLICY as GROUP_IDENTITY
@@ -40,7 +40,7 @@ from reconciler.policies.network import NetworkConfig
 from reconciler.policies.normalise import POLICY as NORMALISE
 from reconciler.policies.normalise import NormaliseConfig
 from reconciler.policies.numa_memory import POLICY as NUMA_MEMORY
-from reconciler.policies.numa_memory import NumaMemoryConfig
+from reconciler.policies.numa_memory import NumaMemoryPolicyConfig
 from reconciler.policies.oom_score import POLICY as OOM_SCORE
 from reconciler.policies.oom_score import OomScoreConfig
 from reconciler.policies.pinned import POLICY as PINNED
@@ -78,7 +78,7 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     quota_turbo: QuotaTurboConfig = QuotaTurboConfig()
     pinned: PinnedConfig = PinnedConfig()
     normalise: NormaliseConfig = NormaliseConfig()
-    disk: DiskConfig = DiskConfig()
+    disk: DiskPolicyConfig = DiskPolicyConfig()
     network: NetworkConfig = NetworkConfig()
     burst: BurstConfig = BurstConfig()
     idle_class: IdleClassConfig = IdleClassConfig()
@@ -88,10 +88,10 @@ class PoliciesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     memory_qos: MemoryQosConfig = MemoryQosConfig()
     memory_reclaim: MemoryReclaimConfig = MemoryReclaimConfig()
     oom_score: OomScoreConfig = OomScoreConfig()
-    numa_memory: NumaMemoryConfig = NumaMemoryConfig()
+    numa_memory: NumaMemoryPolicyConfig = NumaMemoryPolicyConfig()
     watermarks: WatermarksConfig = WatermarksConfig()
     core_sched: CoreSchedConfig = CoreSchedConfig()
-    cache: CacheConfig = CacheConfig()
+    cache: CachePolicyConfig = CachePolicyConfig()
 
     def __post_init__(self) -> None:
         if self.quota_burst.enabled and self.quota_turbo.enabled:

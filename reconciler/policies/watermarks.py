@@ -20,7 +20,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig
-from state.memory import NodeMemory, WatermarkWish
+from state.memory import NodeMemoryReading, WatermarkRequest
 from state.model import NodeView, Pools
 
 NAME: Final = "watermarks"
@@ -59,7 +59,7 @@ class WatermarksConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
 
 
-def wanted(total_bytes: int, wish: WatermarkWish) -> dict[str, int]:
+def wanted(total_bytes: int, wish: WatermarkRequest) -> dict[str, int]:
     """The values by the kernel's names, whatever is there."""
     found: dict[str, int] = {}
     if wish.min_free_factor is not None:
@@ -76,7 +76,7 @@ def taken_bytes(name: str, have: int, want: int, total_bytes: int) -> int:
     return max(0, want - have) * total_bytes * _MARKS_ABOVE_MIN // _WHOLE
 
 
-def has_room(name: str, have: int, want: int, node: NodeMemory, *, fresh_s: float = 10.0) -> bool:
+def has_room(name: str, have: int, want: int, node: NodeMemoryReading, *, fresh_s: float = 10.0) -> bool:
     """Whether the machine has what a raised mark takes, twice. Lowering always does."""
     taken = taken_bytes(name, have, want, node.total_bytes)
     fresh = node.age_s is not None and node.age_s <= fresh_s
@@ -86,7 +86,7 @@ def has_room(name: str, have: int, want: int, node: NodeMemory, *, fresh_s: floa
 def carve(view: NodeView, pools: Pools, previous: Pools | None, config: WatermarksConfig) -> Pools:
     """Tell the actuator what is wanted."""
     del view, previous
-    wish = WatermarkWish(
+    wish = WatermarkRequest(
         dry_run=config.dry_run, scale_factor=config.scale_factor, min_free_factor=config.min_free_factor
     )
     names = [name for name, factor in ((MIN_FREE, wish.min_free_factor), (SCALE, wish.scale_factor)) if factor]

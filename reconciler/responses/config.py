@@ -44,7 +44,7 @@ class FreezeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     rest_s: Annotated[float, Meta(ge=0, le=86_400, description="afterwards the pod is left running this long")] = 300.0
 
 
-class ResponseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LadderConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One change at a time for each victim; its effect is waited for; what does not help is undone and remembered."""
 
     effect_s: Annotated[

@@ -19,10 +19,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from reconciler.responses.config import ResponseConfig
-from reconciler.responses.steps import Chance, Step, What, enlarged, next_step, waited_for
+from reconciler.responses.config import LadderConfig
+from reconciler.responses.steps import ActionContext, Dimension, ResponseStep, enlarged, next_step, waited_for
 from reconciler.signals.history import History
-from state.evidence import Finding, Frame, Verdict
+from state.evidence import RuleVerdict, SampleFrame, Verdict
 from state.measures import Response
 
 _SLOWEST: Final = 8
@@ -31,7 +31,7 @@ _ASK_AGAIN_S: Final = 600.0
 """An eviction that was not carried out is not asked for again this long: eviction's own limits are over by then."""
 
 
-class Turn(StrEnum):
+class Transition(StrEnum):
     """What became of a change."""
 
     APPLIED = "applied"
@@ -43,19 +43,19 @@ class Turn(StrEnum):
     EXHAUSTED = "exhausted"
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class EscalationChange(Struct, frozen=True, kw_only=True):
     """One thing that happened on the ladder, for people. ``shadow``: it would have."""
 
-    turn: Turn
+    turn: Transition
     rule: str
     victim: str
     title: str
     words: str
     shadow: bool
-    step: Step | None = None
+    step: ResponseStep | None = None
 
 
-class Climb(Struct, frozen=True, kw_only=True):
+class EscalationState(Struct, frozen=True, kw_only=True):
     """One victim by one rule. ``calm_s``: since when it is well, or was given something back; None: it is not.
 
     ``given_up``: what helped at first and then no more; not tried again before the victim is well.
@@ -65,49 +65,49 @@ class Climb(Struct, frozen=True, kw_only=True):
     victim: str
     title: str
     shadow: bool
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ResponseStep, ...] = ()
     calm_s: float | None = None
     relapses: int = 0
     exhausted: bool = False
     given_up: tuple[str, ...] = ()
 
 
-class LadderMemory(Struct, frozen=True, kw_only=True):
+class EscalationMemory(Struct, frozen=True, kw_only=True):
     """``useless``: key -> until when (seconds since the epoch).
 
     ``rest``: until when a pod is not frozen, by uid and whether that is in shadow. ``kept``: until when the eviction of
     a pod is not asked for again, by uid.
     """
 
-    climbs: Mapping[str, Climb] = {}
+    climbs: Mapping[str, EscalationState] = {}
     useless: Mapping[str, float] = {}
     rest: Mapping[tuple[str, bool], float] = {}
     kept: Mapping[str, float] = {}
 
 
-class Ascent(Struct, frozen=True, kw_only=True):
+class RuleFindings(Struct, frozen=True, kw_only=True):
     """One rule's part in a step of the ladder: its findings, and what it may do about them."""
 
     rule: str
     shadow: bool
     responses: tuple[Response, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[RuleVerdict, ...]
 
 
 def advance(
-    memory: LadderMemory,
-    ascents: Sequence[Ascent],
-    moment: tuple[Frame, History],
-    config: ResponseConfig,
+    memory: EscalationMemory,
+    ascents: Sequence[RuleFindings],
+    moment: tuple[SampleFrame, History],
+    config: LadderConfig,
     *,
     fresh_s: float,
     evicts: bool = True,
-) -> tuple[LadderMemory, tuple[Change, ...]]:
+) -> tuple[EscalationMemory, tuple[EscalationChange, ...]]:
     """One moment further. ``fresh_s``: how old a sample may be to count as now.
 
     ``evicts``: somebody carries out evictions that are asked for; they are neither off nor a dry run.
     """
-    ladder = _Ladder(memory, moment, config, fresh_s, evicts)
+    ladder = _Escalation(memory, moment, config, fresh_s, evicts)
     interfered = Verdict.INTERFERED
     for ascent in ascents:
         for finding in ascent.findings:
@@ -116,28 +116,33 @@ def advance(
     return ladder.end()
 
 
-class _Ladder:
+class _Escalation:
     def __init__(
-        self, memory: LadderMemory, moment: tuple[Frame, History], config: ResponseConfig, fresh_s: float, evicts: bool
+        self,
+        memory: EscalationMemory,
+        moment: tuple[SampleFrame, History],
+        config: LadderConfig,
+        fresh_s: float,
+        evicts: bool,
     ) -> None:
         self._frame, self._history = frame, _ = moment
         self._config, self._fresh_s, self._evicts = config, fresh_s, evicts
         self._before = dict(memory.climbs)
-        self._after: dict[str, Climb] = {}
+        self._after: dict[str, EscalationState] = {}
         self._useless = {key: until for key, until in memory.useless.items() if until > frame.wall_s}
         self._rest = {pod: until for pod, until in memory.rest.items() if until > frame.at_s}
         self._kept = {uid: until for uid, until in memory.kept.items() if until > frame.at_s}
-        self._changes: list[Change] = []
+        self._changes: list[EscalationChange] = []
 
-    def end(self) -> tuple[LadderMemory, tuple[Change, ...]]:
+    def end(self) -> tuple[EscalationMemory, tuple[EscalationChange, ...]]:
         # Whatever is left belongs to a victim that is gone or a rule that is no more.
         for climb in self._before.values():
             for step in reversed(climb.steps):
                 self._end(climb, step, f"{climb.title} is gone, or its rule")
-        memory = LadderMemory(climbs=self._after, useless=self._useless, rest=self._rest, kept=self._kept)
+        memory = EscalationMemory(climbs=self._after, useless=self._useless, rest=self._rest, kept=self._kept)
         return memory, tuple(self._changes)
 
-    def go(self, ascent: Ascent, finding: Finding) -> None:
+    def go(self, ascent: RuleFindings, finding: RuleVerdict) -> None:
         key = f"{ascent.rule} {finding.victim}"
         climb = self._before.pop(key, None)
         if climb is not None and climb.shadow != ascent.shadow:
@@ -146,7 +151,7 @@ class _Ladder:
         if climb is None:
             if finding.verdict is not Verdict.INTERFERED:
                 return
-            climb = Climb(rule=ascent.rule, victim=finding.victim, title=finding.title, shadow=ascent.shadow)
+            climb = EscalationState(rule=ascent.rule, victim=finding.victim, title=finding.title, shadow=ascent.shadow)
         climb = self._without_the_gone(self._followed(climb))
         climb = self._thawed(climb)
         match finding.verdict:
@@ -161,7 +166,7 @@ class _Ladder:
 
     # Up
 
-    def _up(self, climb: Climb, ascent: Ascent, finding: Finding) -> Climb:
+    def _up(self, climb: EscalationState, ascent: RuleFindings, finding: RuleVerdict) -> EscalationState:
         if climb.calm_s is not None and climb.steps:
             climb = replace(climb, relapses=climb.relapses + 1)
         climb = replace(climb, calm_s=None)
@@ -172,7 +177,7 @@ class _Ladder:
             larger = None if climb.shadow or self._better(waiting, finding) else enlarged(waiting, self._config.squeeze)
             if larger is not None:
                 larger = replace(larger, at_s=self._frame.at_s)
-                self._tell(Turn.APPLIED, climb, f"{larger.words} ({_by(waiting, finding)})", larger)
+                self._tell(Transition.APPLIED, climb, f"{larger.words} ({_by(waiting, finding)})", larger)
                 return _with(climb, waiting, larger)
             climb = self._judge(climb, waiting, finding)
         step = next_step(self._chance(climb, ascent, finding))
@@ -182,34 +187,34 @@ class _Ladder:
             step = next_step(self._chance(climb, ascent, finding))
         if step is None:
             if not climb.exhausted:
-                self._tell(Turn.EXHAUSTED, climb, "nothing is left to try", None)
+                self._tell(Transition.EXHAUSTED, climb, "nothing is left to try", None)
             return replace(climb, exhausted=True)
         return self._take(climb, step)
 
-    def _take(self, climb: Climb, step: Step) -> Climb:
+    def _take(self, climb: EscalationState, step: ResponseStep) -> EscalationState:
         climb = replace(climb, steps=(*climb.steps, step), exhausted=False)
-        self._tell(Turn.ASKED if step.response is Response.EVICT else Turn.APPLIED, climb, step.words, step)
+        self._tell(Transition.ASKED if step.response is Response.EVICT else Transition.APPLIED, climb, step.words, step)
         return climb
 
-    def _judge(self, climb: Climb, step: Step, finding: Finding) -> Climb:
+    def _judge(self, climb: EscalationState, step: ResponseStep, finding: RuleVerdict) -> EscalationState:
         """The effect has had its time."""
         if climb.shadow:
             return _with(climb, step, replace(step, judged=True))
         if self._better(step, finding):
-            self._tell(Turn.HELPED, climb, f"{step.words}: {_by(step, finding)}", step)
+            self._tell(Transition.HELPED, climb, f"{step.words}: {_by(step, finding)}", step)
             return _with(climb, step, replace(step, judged=True))
         if any(one.judged and one.suspect == step.suspect and one.what is step.what for one in climb.steps):
             climb = replace(climb, given_up=(*climb.given_up, step.key))
         else:
             self._useless[step.key] = self._frame.wall_s + self._config.remember_s
         # Who was evicted does not come back.
-        turn = Turn.ENDED if step.response is Response.EVICT else Turn.UNDONE
+        turn = Transition.ENDED if step.response is Response.EVICT else Transition.UNDONE
         return self._end(climb, step, f"it did not help ({_by(step, finding)})", turn)
 
-    def _better(self, step: Step, finding: Finding) -> bool:
+    def _better(self, step: ResponseStep, finding: RuleVerdict) -> bool:
         return finding.severity <= step.severity * (1 - self._config.better_percent / 100)
 
-    def _settled(self, climb: Climb, finding: Finding) -> Climb:
+    def _settled(self, climb: EscalationState, finding: RuleVerdict) -> EscalationState:
         """The victim is well: whatever was waited for has helped, but for what was only asked for."""
         for step in climb.steps:
             if step.dry or (_wish(climb, step) and step.ending_s is None):
@@ -218,13 +223,13 @@ class _Ladder:
         if waiting is None:
             return climb
         if not climb.shadow:
-            self._tell(Turn.HELPED, climb, f"{waiting.words}: {_by(waiting, finding)}", waiting)
+            self._tell(Transition.HELPED, climb, f"{waiting.words}: {_by(waiting, finding)}", waiting)
         return _with(climb, waiting, replace(waiting, judged=True))
 
-    def _patience(self, step: Step) -> float:
+    def _patience(self, step: ResponseStep) -> float:
         return self._config.evict_effect_s if step.response is Response.EVICT else self._config.effect_s
 
-    def _chance(self, climb: Climb, ascent: Ascent, finding: Finding) -> Chance:
+    def _chance(self, climb: EscalationState, ascent: RuleFindings, finding: RuleVerdict) -> ActionContext:
         others = [*self._after.values(), *self._before.values()]
         alike = [one for one in others if one.shadow == climb.shadow]
         waits = [waited_for(one.steps) for one in alike]
@@ -234,7 +239,7 @@ class _Ladder:
             responses = tuple(one for one in responses if one is not Response.EVICT)
         # A pod is frozen for one victim at a time: its bound holds for all of them together.
         frozen = {step.suspect or "" for one in alike for step in one.steps if step.response is Response.FREEZE}
-        return Chance(
+        return ActionContext(
             finding=finding,
             frame=self._frame,
             history=self._history,
@@ -250,7 +255,7 @@ class _Ladder:
 
     # Down
 
-    def _down(self, climb: Climb) -> Climb:
+    def _down(self, climb: EscalationState) -> EscalationState:
         if not climb.steps:
             return climb
         if climb.calm_s is None:
@@ -262,12 +267,12 @@ class _Ladder:
         calmed = replace(climb, calm_s=self._frame.at_s)
         if eased is None:
             return self._end(calmed, step, f"{climb.title} is well")
-        self._tell(Turn.EASED, climb, eased.words, eased)
+        self._tell(Transition.EASED, climb, eased.words, eased)
         return _with(calmed, step, eased)
 
-    def _eased(self, climb: Climb, step: Step) -> Step | None:
+    def _eased(self, climb: EscalationState, step: ResponseStep) -> ResponseStep | None:
         """The last step, one step back; None: all of it."""
-        if step.what not in {What.CPU, What.MEMORY, What.DISK}:
+        if step.what not in {Dimension.CPU, Dimension.MEMORY, Dimension.DISK}:
             return None
         # What the steps below it leave binds in any case; above that nothing would be given back.
         below = [one.amount for one in climb.steps[:-1] if one.suspect == step.suspect and one.what is step.what]
@@ -278,7 +283,7 @@ class _Ladder:
 
     # What ends by itself
 
-    def _followed(self, climb: Climb) -> Climb:
+    def _followed(self, climb: EscalationState) -> EscalationState:
         """What became of the evictions that were asked for."""
         for step in climb.steps:
             if not _wish(climb, step) or step.ending_s is not None:
@@ -292,7 +297,7 @@ class _Ladder:
                 climb = self._end(climb, step, "it was not carried out")
         return climb
 
-    def _without_the_gone(self, climb: Climb) -> Climb:
+    def _without_the_gone(self, climb: EscalationState) -> EscalationState:
         for step in climb.steps:
             pod = None if step.suspect is None else self._frame.pods.get(step.suspect)
             if step.suspect is None or (pod is None and _wish(climb, step)):
@@ -301,22 +306,24 @@ class _Ladder:
                 climb = self._end(climb, step, "it is gone" if pod is None else "somebody wants it left alone")
         return climb
 
-    def _thawed(self, climb: Climb) -> Climb:
+    def _thawed(self, climb: EscalationState) -> EscalationState:
         for step in climb.steps:
             if step.response is Response.FREEZE and self._frame.at_s - step.at_s >= step.amount:
                 climb = self._end(climb, step, "its time is over")
         return climb
 
-    def _end(self, climb: Climb, step: Step, why: str, turn: Turn = Turn.ENDED) -> Climb:
+    def _end(
+        self, climb: EscalationState, step: ResponseStep, why: str, turn: Transition = Transition.ENDED
+    ) -> EscalationState:
         """The climb without a step, whatever the reason."""
         if step.response is Response.FREEZE and step.suspect is not None:
             self._rest[step.suspect, climb.shadow] = self._frame.at_s + self._config.freeze.rest_s
         self._tell(turn, climb, f"{step.words}: {why}", step)
         return _with(climb, step, None)
 
-    def _tell(self, turn: Turn, climb: Climb, words: str, step: Step | None) -> None:
+    def _tell(self, turn: Transition, climb: EscalationState, words: str, step: ResponseStep | None) -> None:
         self._changes.append(
-            Change(
+            EscalationChange(
                 turn=turn,
                 rule=climb.rule,
                 victim=climb.victim,
@@ -328,7 +335,7 @@ class _Ladder:
         )
 
 
-def in_force(memory: LadderMemory) -> Iterator[tuple[Climb, Step]]:
+def in_force(memory: EscalationMemory) -> Iterator[tuple[EscalationState, ResponseStep]]:
     """Every step that is really taken, with its climb."""
     for climb in memory.climbs.values():
         if not climb.shadow:
@@ -337,30 +344,30 @@ def in_force(memory: LadderMemory) -> Iterator[tuple[Climb, Step]]:
                     yield climb, step
 
 
-def let_go(memory: LadderMemory, config: ResponseConfig) -> LadderMemory:
+def let_go(memory: EscalationMemory, config: LadderConfig) -> EscalationMemory:
     """What is remembered where all that was in force has been ended at once, by somebody else."""
     rest = dict(memory.rest)
     for climb, step in in_force(memory):
         if step.response is Response.FREEZE and step.suspect is not None:
             # It began to rest by now at the latest.
             rest[step.suspect, climb.shadow] = step.at_s + step.amount + config.freeze.rest_s
-    return LadderMemory(useless=memory.useless, rest=rest, kept=memory.kept)
+    return EscalationMemory(useless=memory.useless, rest=rest, kept=memory.kept)
 
 
-def _with(climb: Climb, old: Step, new: Step | None) -> Climb:
+def _with(climb: EscalationState, old: ResponseStep, new: ResponseStep | None) -> EscalationState:
     steps = tuple(new if step is old else step for step in climb.steps if step is not old or new is not None)
     return replace(climb, steps=tuple(step for step in steps if step is not None))
 
 
-def _wish(climb: Climb, step: Step) -> bool:
+def _wish(climb: EscalationState, step: ResponseStep) -> bool:
     """An eviction that was really asked for and is not judged yet."""
     return step.response is Response.EVICT and not (climb.shadow or step.judged)
 
 
-def _begun_s(step: Step) -> float:
+def _begun_s(step: ResponseStep) -> float:
     """Since when there may be an effect."""
     return step.at_s if step.ending_s is None else step.ending_s
 
 
-def _by(step: Step, finding: Finding) -> str:
+def _by(step: ResponseStep, finding: RuleVerdict) -> str:
     return f"severity {step.severity:.2f} -> {finding.severity:.2f}"

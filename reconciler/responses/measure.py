@@ -1,29 +1,29 @@
-"""From the ladder to the plan: all steps in force as one `Measures`; of two that bound the same, the tighter. Pure."""
+"""All steps in force as one `Restrictions` value; of two that bound the same thing, the tighter. Pure."""
 
 from msgspec.structs import replace
 
-from reconciler.responses.ladder import Climb, LadderMemory, in_force
-from reconciler.responses.steps import Step, What
-from state.evidence import Frame
-from state.measures import Measures, Response, Squeeze
+from reconciler.responses.ladder import EscalationMemory, EscalationState, in_force
+from reconciler.responses.steps import Dimension, ResponseStep
+from state.evidence import SampleFrame
+from state.measures import Response, Restrictions, SqueezeLimit
 
 
-def measures_of(memory: LadderMemory, frame: Frame) -> Measures:
+def measures_of(memory: EscalationMemory, frame: SampleFrame) -> Restrictions:
     """What the plan is asked for now."""
     budget: tuple[int, str] | None = None
     cache: tuple[int, str] | None = None
-    squeezed: dict[str, Squeeze] = {}
+    squeezed: dict[str, SqueezeLimit] = {}
     frozen: dict[str, str] = {}
     for climb, step in in_force(memory):
-        if step.what is What.BUDGET:
+        if step.what is Dimension.BUDGET:
             budget = _tighter(budget, step, climb)
-        elif step.what is What.CACHE:
+        elif step.what is Dimension.CACHE:
             cache = _tighter(cache, step, climb)
         elif step.response is Response.FREEZE and step.suspect is not None:
             frozen[step.suspect] = f"{_for(climb)}, at most {step.amount:g} s"
         elif step.response is Response.SQUEEZE and step.suspect is not None:
-            squeezed[step.suspect] = _squeezed(squeezed.get(step.suspect, Squeeze()), step, climb, frame)
-    return Measures(
+            squeezed[step.suspect] = _squeezed(squeezed.get(step.suspect, SqueezeLimit()), step, climb, frame)
+    return Restrictions(
         budget_milli=None if budget is None else budget[0],
         budget_reason="" if budget is None else budget[1],
         squeezed=dict(sorted(squeezed.items())),
@@ -33,18 +33,18 @@ def measures_of(memory: LadderMemory, frame: Frame) -> Measures:
     )
 
 
-def _tighter(known: tuple[int, str] | None, step: Step, climb: Climb) -> tuple[int, str]:
+def _tighter(known: tuple[int, str] | None, step: ResponseStep, climb: EscalationState) -> tuple[int, str]:
     mine = int(step.amount), _for(climb)
     return mine if known is None or mine[0] < known[0] else known
 
 
-def _squeezed(known: Squeeze, step: Step, climb: Climb, frame: Frame) -> Squeeze:
+def _squeezed(known: SqueezeLimit, step: ResponseStep, climb: EscalationState, frame: SampleFrame) -> SqueezeLimit:
     reason = f"{known.reason}; {_for(climb)}" if known.reason and _for(climb) not in known.reason else _for(climb)
     amount = int(step.amount)
     match step.what:
-        case What.CPU:
+        case Dimension.CPU:
             return replace(known, cpu_milli=_least(known.cpu_milli, amount), reason=reason)
-        case What.MEMORY:
+        case Dimension.MEMORY:
             return replace(known, memory_high_bytes=_least(known.memory_high_bytes, amount), reason=reason)
         case _:
             return replace(known, disk_bps=_least(known.disk_bps, amount), disks=frame.disks, reason=reason)
@@ -54,5 +54,5 @@ def _least(known: int | None, mine: int) -> int:
     return mine if known is None else min(known, mine)
 
 
-def _for(climb: Climb) -> str:
+def _for(climb: EscalationState) -> str:
     return f"{climb.title} suffers ({climb.rule})"

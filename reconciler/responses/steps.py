@@ -13,9 +13,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from reconciler.responses.config import ResponseConfig, SqueezeConfig
+from reconciler.responses.config import LadderConfig, SqueezeConfig
 from reconciler.signals.history import History
-from state.evidence import NODE, Finding, Frame, PodFacts, Resource, Suspect, signature
+from state.evidence import NODE, ContendedResource, PodSnapshot, RuleVerdict, SampleFrame, Suspect, signature
 from state.measures import Response
 from state.model import PodClass
 
@@ -25,7 +25,7 @@ _MOST_OF_IT: Final = 0.5
 _DISK_KNOBS: Final = frozenset({"io.max", "blkio.read_bps"})
 
 
-class What(StrEnum):
+class Dimension(StrEnum):
     """What a step bounds; decides the unit of its amount."""
 
     BUDGET = "budget"
@@ -36,11 +36,11 @@ class What(StrEnum):
     RUN = "running"
 
 
-_LACKING: Final = {What.CPU: Resource.CPU, What.MEMORY: Resource.MEMORY}
+_LACKING: Final = {Dimension.CPU: ContendedResource.CPU, Dimension.MEMORY: ContendedResource.MEMORY}
 """The squeezes whose unit is that of the gap."""
 
 
-class Step(Struct, frozen=True, kw_only=True):
+class ResponseStep(Struct, frozen=True, kw_only=True):
     """One change in force for one victim.
 
     ``amount``: what is left to whom it concerns: thousandths of a CPU, bytes, bytes/s, percent of its share of the
@@ -52,7 +52,7 @@ class Step(Struct, frozen=True, kw_only=True):
     """
 
     response: Response
-    what: What
+    what: Dimension
     amount: float
     before: float
     at_s: float
@@ -68,35 +68,35 @@ class Step(Struct, frozen=True, kw_only=True):
     def words(self) -> str:
         """For a person: ``squeeze ns/job: CPU 1800 -> 900 milli-CPU``."""
         match self.what:
-            case What.BUDGET:
+            case Dimension.BUDGET:
                 return f"hold: BE stays at {self.amount:.0f} milli-CPU"
-            case What.CACHE:
+            case Dimension.CACHE:
                 return f"partition: BE keeps {self.amount:.0f} % of its share of the caches"
-            case What.RUN if self.response is Response.FREEZE:
+            case Dimension.RUN if self.response is Response.FREEZE:
                 return f"freeze {self.title} for at most {self.amount:g} s"
-            case What.RUN:
+            case Dimension.RUN:
                 return f"evict {self.title}"
-            case What.CPU:
+            case Dimension.CPU:
                 return f"squeeze {self.title}: CPU {self.before:.0f} -> {self.amount:.0f} milli-CPU"
-            case What.MEMORY:
+            case Dimension.MEMORY:
                 return f"squeeze {self.title}: memory {_mib(self.before)} -> {_mib(self.amount)}"
-            case What.DISK:
+            case Dimension.DISK:
                 return f"squeeze {self.title}: disk {_mib(self.before)}/s -> {_mib(self.amount)}/s"
 
 
-class Chance(Struct, frozen=True, kw_only=True):
+class ActionContext(Struct, frozen=True, kw_only=True):
     """All that the choice goes by. ``useless``: keys (see `key_of`) of what has not helped this victim lately.
 
     ``busy``: suspects on whom somebody waits for an effect. ``resting``: pods that are frozen, or were a while ago.
     ``kept``: pods whose eviction was asked for a while ago, and not carried out.
     """
 
-    finding: Finding
-    frame: Frame
+    finding: RuleVerdict
+    frame: SampleFrame
     history: History
-    config: ResponseConfig
+    config: LadderConfig
     responses: Sequence[Response]
-    taken: Sequence[Step]
+    taken: Sequence[ResponseStep]
     useless: Collection[str]
     busy: Collection[str]
     resting: Collection[str]
@@ -108,14 +108,16 @@ class Chance(Struct, frozen=True, kw_only=True):
         return self.history.fresh(subject, signal, self.frame.at_s, self.fresh_s)
 
 
-def key_of(finding: Finding, response: Response, what: What, suspect: PodFacts | None, frame: Frame) -> str:
+def key_of(
+    finding: RuleVerdict, response: Response, what: Dimension, suspect: PodSnapshot | None, frame: SampleFrame
+) -> str:
     """What is remembered as useless: by workload and not by pod, so that a restart of either does not forget it."""
     victim = frame.pods.get(finding.victim.removeprefix("pod:"))
     whose = signature(victim) if victim is not None else finding.victim
     return f"{whose} | {response} {what} | {signature(suspect) if suspect is not None else ''}"
 
 
-def next_step(chance: Chance) -> Step | None:
+def next_step(chance: ActionContext) -> ResponseStep | None:
     """The mildest change that has not been made, has not failed, and is possible on this node."""
     for response in chance.responses:
         step = _NEXT[response](chance)
@@ -124,7 +126,7 @@ def next_step(chance: Chance) -> Step | None:
     return None
 
 
-def _hold(chance: Chance) -> Step | None:
+def _hold(chance: ActionContext) -> ResponseStep | None:
     if any(step.response is Response.HOLD for step in chance.taken):
         return None
     budget, use = chance.sample(NODE, "be.budget"), chance.sample(NODE, "be.use")
@@ -132,10 +134,10 @@ def _hold(chance: Chance) -> Step | None:
         return None
     # What BE does not use now it shall not begin to use while somebody suffers.
     amount = budget if use is None else min(budget, max(use, 0.0))
-    return _step(chance, Response.HOLD, What.BUDGET, (amount, budget))
+    return _step(chance, Response.HOLD, Dimension.BUDGET, (amount, budget))
 
 
-def _squeeze(chance: Chance) -> Step | None:
+def _squeeze(chance: ActionContext) -> ResponseStep | None:
     for suspect, pod in _suspects(chance):
         for what in _ways(chance):
             step = _tighter(chance, suspect, pod, what)
@@ -144,25 +146,25 @@ def _squeeze(chance: Chance) -> Step | None:
     return None
 
 
-def _ways(chance: Chance) -> Iterator[What]:
+def _ways(chance: ActionContext) -> Iterator[Dimension]:
     """What to bound for what is lacking. CPU last for the others: whoever runs less also allocates and reads less."""
-    if chance.finding.resource is Resource.MEMORY and "memory.high" in chance.frame.knobs:
-        yield What.MEMORY
-    if chance.finding.resource is Resource.IO and _DISK_KNOBS & set(chance.frame.knobs) and chance.frame.disks:
-        yield What.DISK
-    yield What.CPU
+    if chance.finding.resource is ContendedResource.MEMORY and "memory.high" in chance.frame.knobs:
+        yield Dimension.MEMORY
+    if chance.finding.resource is ContendedResource.IO and _DISK_KNOBS & set(chance.frame.knobs) and chance.frame.disks:
+        yield Dimension.DISK
+    yield Dimension.CPU
 
 
-def _tighter(chance: Chance, suspect: Suspect, pod: PodFacts, what: What) -> Step | None:
+def _tighter(chance: ActionContext, suspect: Suspect, pod: PodSnapshot, what: Dimension) -> ResponseStep | None:
     squeeze = chance.config.squeeze
     if key_of(chance.finding, Response.SQUEEZE, what, pod, chance.frame) in chance.useless:
         return None
     own = chance.finding.resource is _LACKING.get(what)
-    if what is What.DISK:
+    if what is Dimension.DISK:
         rates = [chance.sample(pod.subject, name) for name in ("disk.read", "disk.write")]
         use = max((rate for rate in rates if rate is not None), default=None)
     else:
-        use = chance.sample(pod.subject, "memory.use" if what is What.MEMORY else "cpu.use")
+        use = chance.sample(pod.subject, "memory.use" if what is Dimension.MEMORY else "cpu.use")
     if use is None:
         return None
     gap = chance.finding.gap if own else None
@@ -175,7 +177,7 @@ def _tighter(chance: Chance, suspect: Suspect, pod: PodFacts, what: What) -> Ste
     return _step(chance, Response.SQUEEZE, what, (amount, use), suspect)
 
 
-def enlarged(step: Step, squeeze: SqueezeConfig) -> Step | None:
+def enlarged(step: ResponseStep, squeeze: SqueezeConfig) -> ResponseStep | None:
     """The same squeeze, as large as where nobody knows what the victim lacks. None: it is that large, or no squeeze.
 
     What a victim lacks is measured while the suspect takes it and the rest of the node fills every hole: a small step
@@ -187,12 +189,12 @@ def enlarged(step: Step, squeeze: SqueezeConfig) -> Step | None:
     return replace(step, amount=amount) if amount <= _felt(step.amount, squeeze) else None
 
 
-def _floor(what: What, squeeze: SqueezeConfig) -> float:
+def _floor(what: Dimension, squeeze: SqueezeConfig) -> float:
     """What a suspect keeps in any case."""
     match what:
-        case What.MEMORY:
+        case Dimension.MEMORY:
             return squeeze.min_memory_bytes
-        case What.DISK:
+        case Dimension.DISK:
             return squeeze.min_disk_bps
         case _:
             return squeeze.min_cpu_milli
@@ -203,31 +205,31 @@ def _felt(bound: float, squeeze: SqueezeConfig) -> float:
     return bound * (1 - squeeze.least_percent / 200)
 
 
-def _partition(chance: Chance) -> Step | None:
-    if chance.finding.resource is not Resource.CACHE:
+def _partition(chance: ActionContext) -> ResponseStep | None:
+    if chance.finding.resource is not ContendedResource.CACHE:
         return None
-    if key_of(chance.finding, Response.PARTITION, What.CACHE, None, chance.frame) in chance.useless:
+    if key_of(chance.finding, Response.PARTITION, Dimension.CACHE, None, chance.frame) in chance.useless:
         return None
-    now = min([step.amount for step in chance.taken if step.what is What.CACHE], default=100.0)
+    now = min([step.amount for step in chance.taken if step.what is Dimension.CACHE], default=100.0)
     lower = [percent for percent in chance.config.partition.percents if percent < now]
-    return _step(chance, Response.PARTITION, What.CACHE, (lower[0], now)) if lower else None
+    return _step(chance, Response.PARTITION, Dimension.CACHE, (lower[0], now)) if lower else None
 
 
-def _freeze(chance: Chance) -> Step | None:
+def _freeze(chance: ActionContext) -> ResponseStep | None:
     if "freeze" not in chance.frame.knobs:
         return None
     for suspect, pod in _suspects(chance):
-        stopped = any(step.suspect == pod.uid and step.what is What.RUN and not step.dry for step in chance.taken)
+        stopped = any(step.suspect == pod.uid and step.what is Dimension.RUN and not step.dry for step in chance.taken)
         if stopped or pod.uid in chance.resting:
             continue
         if not _grave(chance, pod):
             continue
-        if key_of(chance.finding, Response.FREEZE, What.RUN, pod, chance.frame) not in chance.useless:
-            return _step(chance, Response.FREEZE, What.RUN, (chance.config.freeze.max_s, 0.0), suspect)
+        if key_of(chance.finding, Response.FREEZE, Dimension.RUN, pod, chance.frame) not in chance.useless:
+            return _step(chance, Response.FREEZE, Dimension.RUN, (chance.config.freeze.max_s, 0.0), suspect)
     return None
 
 
-def _evict(chance: Chance) -> Step | None:
+def _evict(chance: ActionContext) -> ResponseStep | None:
     for suspect, pod in _suspects(chance):
         asked = any(
             step.suspect == pod.uid and step.response is Response.EVICT and not step.dry for step in chance.taken
@@ -236,15 +238,15 @@ def _evict(chance: Chance) -> Step | None:
             not asked
             and pod.uid not in chance.kept
             and _grave(chance, pod)
-            and key_of(chance.finding, Response.EVICT, What.RUN, pod, chance.frame) not in chance.useless
+            and key_of(chance.finding, Response.EVICT, Dimension.RUN, pod, chance.frame) not in chance.useless
         ):
-            return _step(chance, Response.EVICT, What.RUN, (0.0, 0.0), suspect)
+            return _step(chance, Response.EVICT, Dimension.RUN, (0.0, 0.0), suspect)
     return None
 
 
-def _grave(chance: Chance, pod: PodFacts) -> bool:
+def _grave(chance: ActionContext, pod: PodSnapshot) -> bool:
     """Whether to stop it altogether could give the victim most of what it lacks: for less nobody is stopped."""
-    if chance.finding.resource is not Resource.CPU or chance.finding.gap is None:
+    if chance.finding.resource is not ContendedResource.CPU or chance.finding.gap is None:
         return True
     use = chance.sample(pod.subject, "cpu.use")
     return use is not None and use >= chance.finding.gap * _MOST_OF_IT
@@ -259,7 +261,7 @@ _NEXT: Final = {
 }
 
 
-def _suspects(chance: Chance) -> Iterator[tuple[Suspect, PodFacts]]:
+def _suspects(chance: ActionContext) -> Iterator[tuple[Suspect, PodSnapshot]]:
     """Those who may be made to yield, the likeliest first: BE pods that are sure to be BE and are not waited for."""
     for suspect in chance.finding.suspects:
         pod = chance.frame.pods.get(suspect.uid)
@@ -270,11 +272,15 @@ def _suspects(chance: Chance) -> Iterator[tuple[Suspect, PodFacts]]:
 
 
 def _step(
-    chance: Chance, response: Response, what: What, bound: tuple[float, float], suspect: Suspect | None = None
-) -> Step:
+    chance: ActionContext,
+    response: Response,
+    what: Dimension,
+    bound: tuple[float, float],
+    suspect: Suspect | None = None,
+) -> ResponseStep:
     """``bound``: what is left, and what there was."""
     pod = None if suspect is None else chance.frame.pods[suspect.uid]
-    return Step(
+    return ResponseStep(
         response=response,
         what=what,
         amount=bound[0],
@@ -288,7 +294,7 @@ def _step(
     )
 
 
-def waited_for(steps: Iterable[Step]) -> Step | None:
+def waited_for(steps: Iterable[ResponseStep]) -> ResponseStep | None:
     """The change whose effect is being waited for."""
     return next((step for step in steps if not step.judged), None)
 

@@ -1,7 +1,7 @@
 """Long work a millisecond at a time: the hot lane's answer to the runtime waits no longer than that.
 
-In the loop it yields by itself (`Slices`). In worker threads Python does it: a thread that wants the interpreter waits
-until whoever has it makes a system call, or for the switch interval.
+In the loop it yields by itself (`TimeSlice`). In worker threads Python does it: a thread that wants the interpreter
+waits until whoever has it makes a system call, or for the switch interval.
 """
 
 import sys
@@ -39,7 +39,7 @@ def share_interpreter() -> None:
 
 
 @final
-class Slices:
+class TimeSlice:
     """Begins with the work. By the clock and not by a count: one listing costs 10 to 100 µs."""
 
     def __init__(self) -> None:

@@ -84,7 +84,7 @@ class CounterValues(Struct, frozen=True, kw_only=True):
 
 
 @final
-class Counters:
+class AgentCounters:
     """The living counters of what nobody else counts. Only the loop's task calls these.
 
     Writes, foreign writes, yields and resyncs are counted by those that act: `values` has none of them.

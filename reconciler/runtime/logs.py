@@ -63,7 +63,7 @@ _PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0
 
 
 @final
-class Log:
+class BoundLog:
     """A logger with fields that go into every line. Immutable; `bind` gives one with more."""
 
     __slots__ = ("_fields", "_logger")
@@ -72,9 +72,9 @@ class Log:
         self._logger = logger
         self._fields = fields
 
-    def bind(self, **fields: object) -> "Log":
+    def bind(self, **fields: object) -> "BoundLog":
         """A log whose lines carry these fields too."""
-        return Log(self._logger, {**self._fields, **fields})
+        return BoundLog(self._logger, {**self._fields, **fields})
 
     def debug(self, message: str, **fields: object) -> None:
         """Of use to a developer only."""
@@ -105,9 +105,9 @@ class Log:
             self._logger.log(level, "%s", message, exc_info=exc, extra={"fields": {**self._fields, **fields}})
 
 
-def get(name: str, **fields: object) -> Log:
+def get(name: str, **fields: object) -> BoundLog:
     """The log of one part of the agent; ``name`` is its room, such as ``loop``."""
-    return Log(logging.getLogger(f"{ROOT}.{name}"), fields)
+    return BoundLog(logging.getLogger(f"{ROOT}.{name}"), fields)
 
 
 def setup(

@@ -27,7 +27,7 @@ CALM_S: Final = 60.0
 SLOW_STOP_S: Final = 5.0
 
 
-class Run(Protocol):
+class ComponentTask(Protocol):
     """A component's one task. ``task_status.started()`` says that callers may rely on it."""
 
     def __call__(self, *, task_status: trio.TaskStatus[None]) -> Awaitable[None]: ...
@@ -37,11 +37,11 @@ class Component(Struct, frozen=True, kw_only=True):
     """One named part. ``essential``: without it the process has no reason to be; see the module."""
 
     name: str
-    run: Run
+    run: ComponentTask
     essential: bool = False
 
 
-class Health(StrEnum):
+class ComponentHealth(StrEnum):
     """How a component is."""
 
     STARTING = "starting"
@@ -54,7 +54,7 @@ class ComponentStatus(Struct, frozen=True, kw_only=True):
     """For /state, /readyz and the metrics. ``error`` is the last failure's text, "" if there was none."""
 
     name: str
-    health: Health
+    health: ComponentHealth
     failures: int = 0
     error: str = ""
 
@@ -71,7 +71,7 @@ class _Kept:
         self.component = component
         self.settled = trio.Event()
         """Started, or failed for the first time: the layer need not wait for it any more."""
-        self.status = ComponentStatus(name=component.name, health=Health.STARTING)
+        self.status = ComponentStatus(name=component.name, health=ComponentHealth.STARTING)
         self.ran = False
 
 
@@ -138,7 +138,7 @@ class Supervisor:
     async def _tell_slow_stop(self, layer: Sequence[_Kept]) -> None:
         """Name who keeps the process from ending, before systemd's patience is over."""
         await trio.sleep(SLOW_STOP_S)
-        late = [kept.component.name for kept in layer if kept.status.health is not Health.STOPPED]
+        late = [kept.component.name for kept in layer if kept.status.health is not ComponentHealth.STOPPED]
         self._log.warning("slow to stop", components=",".join(late), after_s=SLOW_STOP_S)
 
     async def _settle(self, layer: Sequence[_Kept]) -> None:
@@ -173,23 +173,23 @@ class Supervisor:
                 if trio.current_time() - began >= CALM_S:
                     wait_s = FIRST_WAIT_S
                 self._log.warning("starts again", component=kept.component.name, wait_s=wait_s)
-                self._set(kept, Health.WAITING)
+                self._set(kept, ComponentHealth.WAITING)
                 kept.settled.set()
                 await trio.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
         finally:
-            self._set(kept, Health.STOPPED)
+            self._set(kept, ComponentHealth.STOPPED)
             kept.settled.set()
 
     async def _run_once(self, kept: _Kept) -> BaseException:
         """One life of a component; what ended it."""
         name = kept.component.name
         failure: BaseException = _Returned("it returned")
-        self._set(kept, Health.STARTING)
+        self._set(kept, ComponentHealth.STARTING)
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(kept.component.run, name=name)
-                self._set(kept, Health.RUNNING)
+                self._set(kept, ComponentHealth.RUNNING)
                 kept.ran = True
                 kept.settled.set()
         except* Exception as group:  # noqa: BLE001  # the one place, see the module
@@ -203,7 +203,7 @@ class Supervisor:
         kept.status = ComponentStatus(name=name, health=kept.status.health, failures=failures, error=_words(failure))
         return failure
 
-    def _set(self, kept: _Kept, health: Health) -> None:
+    def _set(self, kept: _Kept, health: ComponentHealth) -> None:
         old = kept.status
         kept.status = ComponentStatus(name=old.name, health=health, failures=old.failures, error=old.error)
         if self._report is not None and kept.status != old:

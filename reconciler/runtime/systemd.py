@@ -103,7 +103,7 @@ def watchdog_interval_s(environ: Mapping[str, str] = os.environ, pid: int | None
     return int(text) / 1_000_000
 
 
-class Pulse(Protocol):
+class LoopHeartbeat(Protocol):
     """What tells whether the main loop lives."""
 
     @property
@@ -150,7 +150,7 @@ class Watchdog:
     Stalls are logged when they begin and end; systemd ends the process when one lasts.
     """
 
-    def __init__(self, notifier: Notifier, heartbeat: Pulse, interval_s: float | None) -> None:
+    def __init__(self, notifier: Notifier, heartbeat: LoopHeartbeat, interval_s: float | None) -> None:
         self._notifier = notifier
         self._heartbeat = heartbeat
         self._interval_s = interval_s

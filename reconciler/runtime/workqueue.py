@@ -31,7 +31,7 @@ def loan_key(uid: str) -> str:
     return f"{LOAN}{uid}"
 
 
-class Batch(NamedTuple):
+class DirtyBatch(NamedTuple):
     """What one look is about. ``everything`` is the list of reasons for a full resync, empty for none."""
 
     keys: frozenset[str]
@@ -70,14 +70,14 @@ class DirtyKeys:
             self._wake = trio.Event()
             await self._wake.wait()
 
-    async def take(self) -> Batch:
+    async def take(self) -> DirtyBatch:
         """Wait until something is marked and take all of it. Cancelled: nothing is taken."""
         await self.take_ready()
         return self.take_nowait()
 
-    def take_nowait(self) -> Batch:
+    def take_nowait(self) -> DirtyBatch:
         """Take what is marked now, possibly nothing."""
-        batch = Batch(frozenset(self._keys), tuple(self._everything))
+        batch = DirtyBatch(frozenset(self._keys), tuple(self._everything))
         self._keys.clear()
         self._everything.clear()
         return batch

@@ -14,8 +14,17 @@ from msgspec import Struct
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError
 from reconciler.settings import units, yaml_tree
-from reconciler.settings.schema import Field, Kind, Leaf, Rows, Schema, Section, Table, section_of
-from reconciler.settings.yaml_tree import Node, Place, Problem, Scalar
+from reconciler.settings.schema import (
+    FieldSchema,
+    ListSchema,
+    MapSchema,
+    ScalarKind,
+    ScalarSchema,
+    Schema,
+    StructSchema,
+    section_of,
+)
+from reconciler.settings.yaml_tree import ConfigProblem, Node, Scalar, SourceLocation
 
 T = TypeVar("T", bound=Struct)
 
@@ -34,36 +43,36 @@ class Text(NamedTuple):
 class ConfigError(AgentError):
     """The configuration cannot be used. ``problems`` holds all of them in file order; the text has one a line."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[ConfigProblem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
 
 
-class Bound(Struct, Generic[T], frozen=True, kw_only=True):
+class BoundConfig(Struct, Generic[T], frozen=True, kw_only=True):
     """A struct, and where each setting that is not a default was written (dotted name, or ``list[index]`` -> place)."""
 
     value: T
-    origins: Mapping[str, Place]
+    origins: Mapping[str, SourceLocation]
 
 
-class _Given(NamedTuple):
+class _Checked(NamedTuple):
     """A checked value and its place.
 
     A section's or table's value is a dict of these, a list's a list of them with None for a refused item.
     """
 
     value: object
-    at: Place
+    at: SourceLocation
 
 
-def bind(model: type[T], texts: Iterable[Text]) -> Bound[T]:
+def bind(model: type[T], texts: Iterable[Text]) -> BoundConfig[T]:
     """Read all ``texts`` into one ``model``.
 
     Errors: `ConfigError` with every problem of every text.
     """
     section = section_of(model)
     binder = _Binder()
-    merged = _Given({}, Place("", 1, 1))
+    merged = _Checked({}, SourceLocation("", 1, 1))
     order: dict[str, int] = {}
     for text in texts:
         order[text.name] = len(order)
@@ -75,22 +84,22 @@ def bind(model: type[T], texts: Iterable[Text]) -> Bound[T]:
     if binder.problems:
         problems = sorted(binder.problems, key=lambda one: (order.get(one.place.file, -1), one.place))
         raise ConfigError(problems)
-    origins: dict[str, Place] = {}
+    origins: dict[str, SourceLocation] = {}
     _flatten(merged, "", origins)
     assert isinstance(value, model)
-    return Bound(value=value, origins=origins)
+    return BoundConfig(value=value, origins=origins)
 
 
-def _merge(under: _Given, over: _Given) -> _Given:
+def _merge(under: _Checked, over: _Checked) -> _Checked:
     if isinstance(under.value, dict) and isinstance(over.value, dict):
         both = dict(under.value)
         for name, given in over.value.items():
             both[name] = _merge(both[name], given) if name in both else given
-        return _Given(both, over.at)
+        return _Checked(both, over.at)
     return over
 
 
-def _flatten(given: _Given, path: str, origins: dict[str, Place]) -> None:
+def _flatten(given: _Checked, path: str, origins: dict[str, SourceLocation]) -> None:
     if isinstance(given.value, dict):
         for name, inner in given.value.items():
             _flatten(inner, f"{path}.{name}" if path else name, origins)
@@ -107,46 +116,46 @@ class _Binder:
     """Collects problems while nodes become values."""
 
     def __init__(self) -> None:
-        self.problems: list[Problem] = []
+        self.problems: list[ConfigProblem] = []
         # Settings without a usable value. An unknown key is a problem, but takes nothing from its section.
         self._lost: list[str] = []
 
-    def _bad(self, at: Place, path: str, message: str) -> None:
-        self.problems.append(Problem(at, path, message))
+    def _bad(self, at: SourceLocation, path: str, message: str) -> None:
+        self.problems.append(ConfigProblem(at, path, message))
         self._lost.append(path)
 
-    def check(self, node: Node, schema: Schema, path: str, *, secret: bool = False) -> _Given | None:
+    def check(self, node: Node, schema: Schema, path: str, *, secret: bool = False) -> _Checked | None:
         """A node as a value of ``schema``; None (and a problem) where it is not one. A ``secret`` one is not shown."""
         null = isinstance(node, Scalar) and node.null
-        if isinstance(schema, Section):
+        if isinstance(schema, StructSchema):
             # All keys of a section commented out leave "kubelet:" with nothing: the defaults, not a mistake.
-            return _Given({}, node.at) if null else self._section(node, schema, path, secret)
+            return _Checked({}, node.at) if null else self._section(node, schema, path, secret)
         if null and schema.optional:
-            return _Given(None, node.at)
-        if isinstance(schema, Table):
+            return _Checked(None, node.at)
+        if isinstance(schema, MapSchema):
             return self._table(node, schema, path, secret)
-        if isinstance(schema, Rows):
+        if isinstance(schema, ListSchema):
             return self._rows(node, schema, path, secret)
         return self._leaf(node, schema, path, secret)
 
-    def _section(self, node: Node, schema: Section, path: str, secret: bool) -> _Given | None:
+    def _section(self, node: Node, schema: StructSchema, path: str, secret: bool) -> _Checked | None:
         if not isinstance(node, yaml_tree.Mapping):
             self._bad(node.at, path, f"expected a section with keys; got {_shown(node, secret)}")
             return None
-        found: dict[str, _Given] = {}
+        found: dict[str, _Checked] = {}
         for key, child in node.items.items():
             field = schema.fields.get(key)
             said = _said(key, secret)
             name = f"{path}.{said}" if path else said
             if field is None:
-                self.problems.append(Problem(node.places[key], name, _unknown(said, schema.fields)))
+                self.problems.append(ConfigProblem(node.places[key], name, _unknown(said, schema.fields)))
                 continue
             given = self.check(child, field.schema, name, secret=field.secret)
             if given is not None:
                 found[key] = given
-        return _Given(found, node.at)
+        return _Checked(found, node.at)
 
-    def _table(self, node: Node, schema: Table, path: str, secret: bool) -> _Given | None:
+    def _table(self, node: Node, schema: MapSchema, path: str, secret: bool) -> _Checked | None:
         if not isinstance(node, yaml_tree.Mapping):
             self._bad(node.at, path, f"expected keys with values; got {_shown(node, secret)}")
             return None
@@ -155,9 +164,9 @@ class _Binder:
             key: self.check(child, item, f"{path}.{_said(key, secret)}", secret=secret)
             for key, child in node.items.items()
         }
-        return _Given({key: given for key, given in checked.items() if given is not None}, node.at)
+        return _Checked({key: given for key, given in checked.items() if given is not None}, node.at)
 
-    def _rows(self, node: Node, schema: Rows, path: str, secret: bool) -> _Given | None:
+    def _rows(self, node: Node, schema: ListSchema, path: str, secret: bool) -> _Checked | None:
         if not isinstance(node, yaml_tree.Sequence):
             hint = ""
             if isinstance(node, Scalar) and node.text and not node.null:
@@ -167,10 +176,10 @@ class _Binder:
         checked = [
             self.check(child, schema.item, f"{path}[{index}]", secret=secret) for index, child in enumerate(node.items)
         ]
-        return _Given(checked, node.at)
+        return _Checked(checked, node.at)
 
-    def _leaf(self, node: Node, leaf: Leaf, path: str, secret: bool) -> _Given | None:
-        if not isinstance(node, Scalar) or (node.null and leaf.kind is not Kind.CHOICE):
+    def _leaf(self, node: Node, leaf: ScalarSchema, path: str, secret: bool) -> _Checked | None:
+        if not isinstance(node, Scalar) or (node.null and leaf.kind is not ScalarKind.CHOICE):
             hint = "; leave the key out for the default" if isinstance(node, Scalar) else ""
             self._bad(node.at, path, f"expected {leaf.words}; got {_shown(node, secret)}{hint}")
             return None
@@ -179,18 +188,18 @@ class _Binder:
         except ValueError as exc:
             self._bad(node.at, path, str(exc))
             return None
-        return _Given(value, node.at)
+        return _Checked(value, node.at)
 
-    def make(self, given: _Given, schema: Schema, path: str, *, secret: bool = False) -> object:
+    def make(self, given: _Checked, schema: Schema, path: str, *, secret: bool = False) -> object:
         """The finished value; None (and a problem) where a struct's own check refuses it. ``secret``: as in `check`."""
-        if isinstance(schema, Leaf) or given.value is None:
+        if isinstance(schema, ScalarSchema) or given.value is None:
             return given.value
-        if isinstance(schema, Rows):
+        if isinstance(schema, ListSchema):
             assert isinstance(given.value, list)
             items = [(at, one) for at, one in enumerate(given.value) if one is not None]
             return schema.make([self.make(one, schema.item, f"{path}[{at}]", secret=secret) for at, one in items])
         assert isinstance(given.value, dict)
-        if isinstance(schema, Table):
+        if isinstance(schema, MapSchema):
             item = schema.item
             return {
                 key: self.make(one, item, f"{path}.{_said(key, secret)}", secret=secret)
@@ -218,7 +227,7 @@ class _Binder:
         return any(not path or lost == path or lost.startswith(inside) for lost in self._lost)
 
 
-def _because(field: Field) -> str:
+def _because(field: FieldSchema) -> str:
     return f" ({field.description})" if field.description else ""
 
 
@@ -234,46 +243,46 @@ def _said(key: str, secret: bool) -> str:
     return key if not secret or _PLAIN.fullmatch(key) else f"({len(key)} characters)"
 
 
-def _value(node: Scalar, leaf: Leaf, shown: str) -> object:
+def _value(node: Scalar, leaf: ScalarSchema, shown: str) -> object:
     """A scalar in the leaf's type. Errors: `ValueError` with the whole message, which has ``shown`` for the value."""
     match leaf.kind:
-        case Kind.TEXT:
+        case ScalarKind.TEXT:
             value: object = node.text
-        case Kind.PATH:
+        case ScalarKind.PATH:
             if not node.text.startswith("/") or "\0" in node.text:
                 raise ValueError(f"expected {leaf.words}; got {shown}")
             value = node.text
-        case Kind.BOOL:
+        case ScalarKind.BOOL:
             value = None if node.quoted else _BOOLS.get(node.text.lower())
             if value is None:
                 raise ValueError(f"expected {leaf.words}; got {shown}")
-        case Kind.CHOICE:
+        case ScalarKind.CHOICE:
             if node.text not in leaf.choices:
                 raise ValueError(f"expected {leaf.words}; got {shown}{_meant(node.text, leaf.choices)}")
             value = node.text
-        case Kind.CPUS:
+        case ScalarKind.CPUS:
             try:
                 return CpuSet.parse(node.text)
             except ValueError as exc:
                 raise ValueError(f"expected {leaf.words}; {exc}") from exc
-        case Kind.INT | Kind.FLOAT:
+        case ScalarKind.INT | ScalarKind.FLOAT:
             number = units.parse_number(node.text, leaf.unit, whole=leaf.whole)
             _within(number, leaf, shown)
             # Checked in full here: msgspec takes no bounds on "a number or null".
-            return int(number) if leaf.kind is Kind.INT else float(number)
+            return int(number) if leaf.kind is ScalarKind.INT else float(number)
     try:
         return msgspec.convert(value, type=leaf.annotation)
     except msgspec.ValidationError as exc:
         raise ValueError(f"{str(exc)[:1].lower()}{str(exc)[1:]}; got {shown}") from exc
 
 
-def _within(number: float, leaf: Leaf, shown: str) -> None:
+def _within(number: float, leaf: ScalarSchema, shown: str) -> None:
     low = leaf.low is None or (number > leaf.low if leaf.above else number >= leaf.low)
     if not low or (leaf.high is not None and number > leaf.high):
         raise ValueError(f"out of bounds: expected {leaf.bounds}; got {shown}")
 
 
-def _unknown(key: str, fields: Mapping[str, Field]) -> str:
+def _unknown(key: str, fields: Mapping[str, FieldSchema]) -> str:
     if not fields:
         return f"unknown key {key!r}; nothing can be set here"
     return f"unknown key {key!r}{_meant(key, fields) or '; known here: ' + ', '.join(fields)}"

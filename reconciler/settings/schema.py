@@ -3,10 +3,10 @@
 A setting is a struct's field: its type gives kind and bounds (`msgspec.Meta`), its name the unit, ``Meta.description``
 the words. ``Meta(extra={"restart": True})`` marks what a reload cannot change, ``{"path": True}`` a path,
 ``{"secret": True}`` what may hold a secret, by mistake (a token where its file belongs) or not: no message shows it.
-Parser, validation, ``config explain``, the example file and docs/config.md all walk the `Section` made here.
+Parser, validation, ``config explain``, the example file and docs/config.md all walk the `StructSchema` made here.
 
 What few nodes set is not loaded on every node: behind the keys of a table may stand a struct that is imported when the
-first of them is written (`Later`).
+first of them is written (`LazyStruct`).
 """
 
 import types
@@ -23,7 +23,7 @@ from cgroupfs.cpuset import CpuSet
 from reconciler.settings import units
 
 
-class Kind(StrEnum):
+class ScalarKind(StrEnum):
     """What stands behind a leaf."""
 
     BOOL = "true or false"
@@ -35,10 +35,10 @@ class Kind(StrEnum):
     CPUS = "a CPU list"
 
 
-class Leaf(Struct, frozen=True, kw_only=True):
+class ScalarSchema(Struct, frozen=True, kw_only=True):
     """A single value. ``annotation`` is what `msgspec.convert` checks against; ``optional`` allows null."""
 
-    kind: Kind
+    kind: ScalarKind
     annotation: Any  # a type expression, which has no static type of its own
     unit: units.Unit | None = None
     optional: bool = False
@@ -51,7 +51,7 @@ class Leaf(Struct, frozen=True, kw_only=True):
     @property
     def whole(self) -> bool:
         """True for an integer."""
-        return self.kind is Kind.INT
+        return self.kind is ScalarKind.INT
 
     @property
     def bounds(self) -> str:
@@ -68,17 +68,17 @@ class Leaf(Struct, frozen=True, kw_only=True):
     def words(self) -> str:
         """What to write, for a message and the documentation: ``a duration such as 200ms, 10s or 5m``."""
         match self.kind:
-            case Kind.CHOICE:
+            case ScalarKind.CHOICE:
                 return f"one of {', '.join(self.choices)}"
-            case Kind.INT | Kind.FLOAT:
+            case ScalarKind.INT | ScalarKind.FLOAT:
                 return units.expected(self.unit, whole=self.whole)
-            case Kind.CPUS:
+            case ScalarKind.CPUS:
                 return "a CPU list such as 0-3,8"
             case _:
                 return str(self.kind)
 
 
-class Rows(Struct, frozen=True, kw_only=True):
+class ListSchema(Struct, frozen=True, kw_only=True):
     """A list. ``make`` builds the frozen container from the items."""
 
     item: "Schema"
@@ -86,7 +86,7 @@ class Rows(Struct, frozen=True, kw_only=True):
     optional: bool = False
 
 
-class Table(Struct, frozen=True, kw_only=True):
+class MapSchema(Struct, frozen=True, kw_only=True):
     """Keys that the operator chooses. ``annotation`` is the type of what stands behind them, ``where`` its place."""
 
     annotation: Any  # a type expression, which has no static type of its own
@@ -99,7 +99,7 @@ class Table(Struct, frozen=True, kw_only=True):
         return _schema(self.annotation, "", self.where)
 
 
-class Later(Struct, frozen=True):
+class LazyStruct(Struct, frozen=True):
     """In the type of a table's items the place of a struct that is imported when it is needed.
 
     For type checkers the struct itself stands there::
@@ -121,7 +121,7 @@ class Later(Struct, frozen=True):
         return found
 
 
-class Field(Struct, frozen=True, kw_only=True):
+class FieldSchema(Struct, frozen=True, kw_only=True):
     """One key of a section: ``name`` in the file, ``attribute`` in the struct; ``default`` is NODEFAULT if required.
 
     ``secret``: a wrong value is not shown. Of a section that is what stands in its place; its fields say it themselves.
@@ -141,7 +141,7 @@ class Field(Struct, frozen=True, kw_only=True):
         return self.default is NODEFAULT
 
 
-class Section(Struct, frozen=True, kw_only=True):
+class StructSchema(Struct, frozen=True, kw_only=True):
     """A struct: fixed keys, built by calling ``make``.
 
     ``optional``: left out it is None, and not the struct with its defaults. Only within lists and tables, where one of
@@ -149,7 +149,7 @@ class Section(Struct, frozen=True, kw_only=True):
     """
 
     make: type[Struct]
-    fields: Mapping[str, Field]
+    fields: Mapping[str, FieldSchema]
     optional: bool = False
 
     @property
@@ -158,26 +158,31 @@ class Section(Struct, frozen=True, kw_only=True):
         return (self.make.__doc__ or "").partition("\n")[0].strip()
 
 
-Schema = Leaf | Rows | Table | Section
+Schema = ScalarSchema | ListSchema | MapSchema | StructSchema
 
-_PLAIN: Final[Mapping[object, Kind]] = {bool: Kind.BOOL, int: Kind.INT, float: Kind.FLOAT, str: Kind.TEXT}
+_PLAIN: Final[Mapping[object, ScalarKind]] = {
+    bool: ScalarKind.BOOL,
+    int: ScalarKind.INT,
+    float: ScalarKind.FLOAT,
+    str: ScalarKind.TEXT,
+}
 
 
-def section_of(struct: type[Struct]) -> Section:
+def section_of(struct: type[Struct]) -> StructSchema:
     """The schema of a struct and all below it.
 
     Errors: `TypeError` for a field whose type has no form in the file; it shows at the first start of a developer.
     """
     hints = typing.get_type_hints(struct, include_extras=True)
     config = msgspec.structs.fields(struct)
-    fields: dict[str, Field] = {}
+    fields: dict[str, FieldSchema] = {}
     for info in config:
         annotation = hints[info.name]
         metas = _metas(annotation)
         default: object = info.default
         if info.default_factory is not NODEFAULT:
             default = info.default_factory()
-        fields[info.encode_name] = Field(
+        fields[info.encode_name] = FieldSchema(
             name=info.encode_name,
             attribute=info.name,
             schema=_schema(annotation, info.name, f"{struct.__name__}.{info.name}"),
@@ -186,7 +191,7 @@ def section_of(struct: type[Struct]) -> Section:
             restart=any((meta.extra or {}).get("restart", False) for meta in metas),
             secret=any((meta.extra or {}).get("secret", False) for meta in metas),
         )
-    return Section(make=struct, fields=fields)
+    return StructSchema(make=struct, fields=fields)
 
 
 def _metas(annotation: Any) -> list[Meta]:
@@ -202,36 +207,41 @@ def _schema(annotation: Any, name: str, where: str) -> Schema:
     while typing.get_origin(bare) is Annotated:
         bare, inner_optional = _without_none(typing.get_args(bare)[0])
         optional = optional or inner_optional
-    if isinstance(bare, Later):
+    if isinstance(bare, LazyStruct):
         bare = bare.load()
     origin, args = typing.get_origin(bare), typing.get_args(bare)
     if origin in {tuple, frozenset}:
-        return Rows(item=_schema(args[0], name, where), make=origin, optional=optional)
+        return ListSchema(item=_schema(args[0], name, where), make=origin, optional=optional)
     if origin in {dict, Mapping}:
-        return Table(annotation=args[1], where=where, optional=optional)
+        return MapSchema(annotation=args[1], where=where, optional=optional)
     if isinstance(bare, type) and issubclass(bare, Struct):
         return msgspec.structs.replace(section_of(bare), optional=optional)
     if bare is CpuSet:
-        return Leaf(kind=Kind.CPUS, annotation=annotation, optional=optional)
+        return ScalarSchema(kind=ScalarKind.CPUS, annotation=annotation, optional=optional)
     if origin is Literal:
-        return Leaf(kind=Kind.CHOICE, annotation=annotation, choices=tuple(map(str, args)), optional=optional)
+        return ScalarSchema(
+            kind=ScalarKind.CHOICE, annotation=annotation, choices=tuple(map(str, args)), optional=optional
+        )
     if isinstance(bare, type) and issubclass(bare, Enum):
-        return Leaf(
-            kind=Kind.CHOICE, annotation=annotation, choices=tuple(str(item.value) for item in bare), optional=optional
+        return ScalarSchema(
+            kind=ScalarKind.CHOICE,
+            annotation=annotation,
+            choices=tuple(str(item.value) for item in bare),
+            optional=optional,
         )
     kind = _PLAIN.get(bare)
     if kind is None:
         raise TypeError(f"{where}: a configuration file cannot hold {annotation!r}")
-    if kind is Kind.TEXT and any((meta.extra or {}).get("path", False) for meta in metas):
-        kind = Kind.PATH
+    if kind is ScalarKind.TEXT and any((meta.extra or {}).get("path", False) for meta in metas):
+        kind = ScalarKind.PATH
     if any(meta.lt is not None or meta.multiple_of is not None for meta in metas):
         raise TypeError(f"{where}: of the bounds only ge, gt and le are known here")
     low = next((bound for meta in metas for bound in (meta.ge, meta.gt) if bound is not None), None)
-    return Leaf(
+    return ScalarSchema(
         kind=kind,
         annotation=annotation,
         optional=optional,
-        unit=units.unit_of(name) if kind in {Kind.INT, Kind.FLOAT} else None,
+        unit=units.unit_of(name) if kind in {ScalarKind.INT, ScalarKind.FLOAT} else None,
         low=low,
         high=next((meta.le for meta in metas if meta.le is not None), None),
         above=any(meta.gt is not None for meta in metas),
@@ -247,10 +257,10 @@ def _without_none(annotation: Any) -> tuple[Any, bool]:
     return rest[0], True
 
 
-def settings(section: Section, prefix: str = "") -> Iterator[tuple[str, Field]]:
+def settings(section: StructSchema, prefix: str = "") -> Iterator[tuple[str, FieldSchema]]:
     """Every setting below ``section`` with its dotted name, in the order of declaration; sections go before theirs."""
     for field in section.fields.values():
         path = f"{prefix}{field.name}"
         yield path, field
-        if isinstance(field.schema, Section):
+        if isinstance(field.schema, StructSchema):
             yield from settings(field.schema, f"{path}.")

@@ -34,7 +34,7 @@ _MOST_NODES: Final = 50_000
 _MOST_DIGITS: Final = 20
 
 
-class Document(Struct, frozen=True, kw_only=True):
+class YamlDocument(Struct, frozen=True, kw_only=True):
     """One document: plain ``data``, and ``marks``: path -> (line, column) of each key and list item, from 1.
 
     ``more``: other documents follow it in the text.
@@ -92,7 +92,7 @@ def dotted(path: Path) -> str:
     return text.removeprefix(".")
 
 
-def read_yaml(text: str, where: str) -> Document:
+def read_yaml(text: str, where: str) -> YamlDocument:
     """The first document of ``text``; an empty text is the data None.
 
     Errors: `InputError` with ``where:line:column`` for what is not YAML and for what is refused above.
@@ -137,7 +137,7 @@ class _Reader:
         self._anchors: dict[str, _Built | None] = {}
         self._nodes = 0
 
-    def document(self) -> Document:
+    def document(self) -> YamlDocument:
         self._take()  # the stream's start
         data: object = None
         if not self._loader.check_event(yaml.StreamEndEvent):
@@ -145,7 +145,7 @@ class _Reader:
             data = self._value(self._take(), ()).data
             self._take()  # its end
         more = not self._loader.check_event(yaml.StreamEndEvent)
-        return Document(where=self._where, data=data, marks=self._marks, more=more)
+        return YamlDocument(where=self._where, data=data, marks=self._marks, more=more)
 
     def _take(self) -> yaml.Event:
         event = self._loader.get_event()

@@ -15,7 +15,7 @@ MAX_DEPTH: Final = 16
 _NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
 
 
-class Place(NamedTuple):
+class SourceLocation(NamedTuple):
     """Where something stands in a file, counted from 1."""
 
     file: str
@@ -26,10 +26,10 @@ class Place(NamedTuple):
         return f"{self.file}:{self.line}:{self.column}"
 
 
-class Problem(NamedTuple):
+class ConfigProblem(NamedTuple):
     """One thing that is wrong. ``path`` is the setting's dotted name, empty for the file as a whole."""
 
-    place: Place
+    place: SourceLocation
     path: str
     message: str
 
@@ -40,7 +40,7 @@ class Problem(NamedTuple):
 class Scalar(Struct, frozen=True):
     """A single value as it was written. ``quoted`` ones are text, whatever they look like."""
 
-    at: Place
+    at: SourceLocation
     text: str
     quoted: bool
 
@@ -58,7 +58,7 @@ class Scalar(Struct, frozen=True):
 class Sequence(Struct, frozen=True):
     """A list."""
 
-    at: Place
+    at: SourceLocation
     items: tuple["Node", ...]
     shown: str = "a list"
 
@@ -66,9 +66,9 @@ class Sequence(Struct, frozen=True):
 class Mapping(Struct, frozen=True):
     """Keys with their values; ``places`` tells where each key stands. A key that came twice keeps its first value."""
 
-    at: Place
+    at: SourceLocation
     items: dict[str, "Node"]
-    places: dict[str, Place]
+    places: dict[str, SourceLocation]
     shown: str = "a section with keys"
 
 
@@ -78,7 +78,7 @@ Node = Scalar | Sequence | Mapping
 class _RefusedError(Exception):
     """Stops the walk at something that makes the rest of the file meaningless."""
 
-    def __init__(self, at: Place, message: str) -> None:
+    def __init__(self, at: SourceLocation, message: str) -> None:
         super().__init__(message)
         self.at = at
 
@@ -86,13 +86,17 @@ class _RefusedError(Exception):
 class _Builder:
     """One file on its way from events to nodes."""
 
-    def __init__(self, file: str, problems: list[Problem]) -> None:
+    def __init__(self, file: str, problems: list[ConfigProblem]) -> None:
         self.file = file
         self.problems = problems
 
-    def place(self, event: yaml.Event) -> Place:
+    def place(self, event: yaml.Event) -> SourceLocation:
         mark = event.start_mark
-        return Place(self.file, mark.line + 1, mark.column + 1) if mark is not None else Place(self.file, 1, 1)
+        return (
+            SourceLocation(self.file, mark.line + 1, mark.column + 1)
+            if mark is not None
+            else SourceLocation(self.file, 1, 1)
+        )
 
     def build(self, text: str) -> Node | None:
         # An open collection: its start, the nodes so far; a mapping's keys and values alternate.
@@ -132,27 +136,27 @@ class _Builder:
             message = "tags are refused: the setting knows its own type; a text that begins with ! needs quotes"
             raise _RefusedError(self.place(event), message)
 
-    def _mapping(self, at: Place, nodes: list[Node]) -> Mapping:
+    def _mapping(self, at: SourceLocation, nodes: list[Node]) -> Mapping:
         items: dict[str, Node] = {}
-        places: dict[str, Place] = {}
+        places: dict[str, SourceLocation] = {}
         for key, value in zip(nodes[::2], nodes[1::2], strict=True):
             if not isinstance(key, Scalar):
-                self.problems.append(Problem(key.at, "", f"expected a key; got {key.shown}"))
+                self.problems.append(ConfigProblem(key.at, "", f"expected a key; got {key.shown}"))
             elif key.text in places:
                 first = places[key.text]
                 message = f"duplicate key {key.text!r}; the first is at line {first.line}, column {first.column}"
-                self.problems.append(Problem(key.at, "", message))
+                self.problems.append(ConfigProblem(key.at, "", message))
             else:
                 items[key.text] = value
                 places[key.text] = key.at
         return Mapping(at, items, places)
 
 
-def parse_tree(file: str, text: str, problems: list[Problem]) -> Mapping | None:
+def parse_tree(file: str, text: str, problems: list[ConfigProblem]) -> Mapping | None:
     """The mapping that ``text`` holds; empty for an empty file, None (and a problem) where it cannot be read as one."""
-    start = Place(file, 1, 1)
+    start = SourceLocation(file, 1, 1)
     if len(text) > MAX_BYTES:
-        problems.append(Problem(start, "", f"larger than {MAX_BYTES >> 20} MiB; this is no configuration"))
+        problems.append(ConfigProblem(start, "", f"larger than {MAX_BYTES >> 20} MiB; this is no configuration"))
         return None
     builder = _Builder(file, problems)
     try:
@@ -160,25 +164,25 @@ def parse_tree(file: str, text: str, problems: list[Problem]) -> Mapping | None:
         text.encode()
     except UnicodeEncodeError as exc:
         line, column = text.count("\n", 0, exc.start) + 1, exc.start - text.rfind("\n", 0, exc.start)
-        problems.append(Problem(Place(file, line, column), "", "not UTF-8 text"))
+        problems.append(ConfigProblem(SourceLocation(file, line, column), "", "not UTF-8 text"))
         return None
     try:
         root = builder.build(text)
     except _RefusedError as exc:
-        problems.append(Problem(exc.at, "", str(exc)))
+        problems.append(ConfigProblem(exc.at, "", str(exc)))
         return None
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark
-        at = Place(file, mark.line + 1, mark.column + 1) if mark is not None else start
+        at = SourceLocation(file, mark.line + 1, mark.column + 1) if mark is not None else start
         context = f" {exc.context}" if exc.context else ""
-        problems.append(Problem(at, "", f"not YAML: {exc.problem}{context}"))
+        problems.append(ConfigProblem(at, "", f"not YAML: {exc.problem}{context}"))
         return None
     except yaml.YAMLError as exc:
-        problems.append(Problem(start, "", f"not YAML: {' '.join(str(exc).split())}"))
+        problems.append(ConfigProblem(start, "", f"not YAML: {' '.join(str(exc).split())}"))
         return None
     if root is None or (isinstance(root, Scalar) and root.null):
         return Mapping(start, {}, {})
     if not isinstance(root, Mapping):
-        problems.append(Problem(root.at, "", f"expected settings as 'key: value'; got {root.shown}"))
+        problems.append(ConfigProblem(root.at, "", f"expected settings as 'key: value'; got {root.shown}"))
         return None
     return root

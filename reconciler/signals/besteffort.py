@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, final
 
 from cgroupfs.codecs import DEFAULT_PERIOD_US
-from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import NODE
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools
 
@@ -53,7 +53,7 @@ def asked(pods: Iterable[Pod]) -> tuple[int, int]:
 
 
 @final
-class BestEffort:
+class BestEffortReader:
     """A `Reader`."""
 
     name = NAME
@@ -65,7 +65,7 @@ class BestEffort:
     async def aclose(self) -> None:
         """Holds nothing."""
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         view, pools = scene.view, scene.pools
         cpu, memory = asked(view.pods.values())
         sheet.put(NODE, "be.request", cpu)

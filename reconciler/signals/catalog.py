@@ -14,7 +14,7 @@ Unit = Literal[
 Of = Literal["node", "pod", "pool", "numa", "fs"]
 
 
-class Signal(Struct, frozen=True, kw_only=True):
+class SignalDefinition(Struct, frozen=True, kw_only=True):
     """One of them. ``of``: the kinds of subjects that have it."""
 
     name: str
@@ -23,15 +23,15 @@ class Signal(Struct, frozen=True, kw_only=True):
     summary: str
 
 
-def _catalog(*signals: Signal) -> dict[str, Signal]:
+def _catalog(*signals: SignalDefinition) -> dict[str, SignalDefinition]:
     table = {signal.name: signal for signal in signals}
     if len(table) != len(signals):
         raise ValueError("two signals share a name")
     return table
 
 
-def _s(name: str, unit: Unit, of: tuple[Of, ...], summary: str) -> Signal:
-    return Signal(name=name, unit=unit, of=of, summary=summary)
+def _s(name: str, unit: Unit, of: tuple[Of, ...], summary: str) -> SignalDefinition:
+    return SignalDefinition(name=name, unit=unit, of=of, summary=summary)
 
 
 SIGNALS: Final = _catalog(

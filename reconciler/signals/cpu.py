@@ -41,7 +41,7 @@ class CpuTicks(NamedTuple):
     idle: int
 
 
-class Reading(Struct, frozen=True, kw_only=True):
+class CpuReading(Struct, frozen=True, kw_only=True):
     """The machine's and the pods' counters at one moment of the monotonic clock. ``pods``: CPU nanoseconds by uid."""
 
     at_s: float
@@ -90,7 +90,7 @@ def idle_shares(before: Mapping[int, CpuTicks], after: Mapping[int, CpuTicks]) -
     return shares
 
 
-def node_cpu(before: Reading, after: Reading, classes: Mapping[str, PodClass]) -> NodeCpu | None:
+def node_cpu(before: CpuReading, after: CpuReading, classes: Mapping[str, PodClass]) -> NodeCpu | None:
     """CPU use between two readings; None when they are too close or in the wrong order."""
     interval_s = after.at_s - before.at_s
     if interval_s < SHORTEST_S:
@@ -117,7 +117,7 @@ def node_cpu(before: Reading, after: Reading, classes: Mapping[str, PodClass]) -
 
 
 def idle_sample(
-    before: Reading, after: Reading, cpus: CpuSet, *, reclaimed_ns: tuple[int | None, int | None] = (None, None)
+    before: CpuReading, after: CpuReading, cpus: CpuSet, *, reclaimed_ns: tuple[int | None, int | None] = (None, None)
 ) -> IdleSample:
     """What the idle buffer looks at: idle time on ``cpus``, and BE use from two readings of its directory's counter.
 
@@ -174,11 +174,11 @@ class CpuSampler:
     """Keeps the last reading and the last answer, so that silence shows as age and not as a wrong number."""
 
     def __init__(self) -> None:
-        self._before: Reading | None = None
+        self._before: CpuReading | None = None
         self._last: NodeCpu | None = None
         self._last_at_s = 0.0
 
-    def sample(self, reading: Reading, classes: Mapping[str, PodClass]) -> NodeCpu | None:
+    def sample(self, reading: CpuReading, classes: Mapping[str, PodClass]) -> NodeCpu | None:
         """Take a reading and answer with CPU use since the last one; until there are two: None."""
         if self._before is None or reading.at_s < self._before.at_s:
             self._before = reading

@@ -15,22 +15,24 @@ _IDLE_KINDS: Final = ("loop", "ram", "zram", "fd", "sr", "nbd")
 _LOOK_AGAIN_S: Final = 60.0
 
 
-class Io(NamedTuple):
+class IoCounters(NamedTuple):
     """Since the device or group began. Bytes and requests."""
 
     read_bytes: int = 0
     written_bytes: int = 0
     ops: int = 0
 
-    def plus(self, other: "Io") -> "Io":
+    def plus(self, other: "IoCounters") -> "IoCounters":
         """Both together."""
-        return Io(self.read_bytes + other.read_bytes, self.written_bytes + other.written_bytes, self.ops + other.ops)
+        return IoCounters(
+            self.read_bytes + other.read_bytes, self.written_bytes + other.written_bytes, self.ops + other.ops
+        )
 
 
 class DiskTimes(NamedTuple):
     """One line of /proc/diskstats. ``busy_ms``: requests were there; ``waited_ms``: all requests' times together."""
 
-    io: Io
+    io: IoCounters
     busy_ms: int
     waited_ms: int
 
@@ -47,21 +49,21 @@ def parse_diskstats(text: str) -> dict[str, tuple[str, DiskTimes]]:
         except ValueError:
             continue
         if reads or writes:
-            io = Io(read_sectors * _SECTOR, write_sectors * _SECTOR, reads + writes)
+            io = IoCounters(read_sectors * _SECTOR, write_sectors * _SECTOR, reads + writes)
             found[words[2]] = f"{words[0]}:{words[1]}", DiskTimes(io, busy_ms, read_ms + write_ms)
     return found
 
 
-def parse_io_stat(text: str) -> dict[str, Io]:
+def parse_io_stat(text: str) -> dict[str, IoCounters]:
     """v2's ``io.stat`` by device number."""
-    found: dict[str, Io] = {}
+    found: dict[str, IoCounters] = {}
     for line in text.splitlines():
         device, *words = line.split() or ("",)
         if not device:
             continue
         counts = dict(word.partition("=")[::2] for word in words)
         try:
-            found[device] = Io(
+            found[device] = IoCounters(
                 int(counts.get("rbytes", 0)),
                 int(counts.get("wbytes", 0)),
                 int(counts.get("rios", 0)) + int(counts.get("wios", 0)),
@@ -81,11 +83,11 @@ def parse_blkio(text: str) -> dict[str, dict[str, int]]:
     return found
 
 
-def blkio(service_bytes: str, serviced: str) -> dict[str, Io]:
+def blkio(service_bytes: str, serviced: str) -> dict[str, IoCounters]:
     """v1's two files together."""
     ops = parse_blkio(serviced)
     return {
-        device: Io(
+        device: IoCounters(
             kinds.get("Read", 0),
             kinds.get("Write", 0),
             ops.get(device, {}).get("Read", 0) + ops.get(device, {}).get("Write", 0),
@@ -95,7 +97,7 @@ def blkio(service_bytes: str, serviced: str) -> dict[str, Io]:
 
 
 @final
-class Devices:
+class DiskDevices:
     """Which device numbers are disks with nothing below them, from /sys; remembered for a minute."""
 
     def __init__(self, root: str = "/") -> None:
@@ -130,7 +132,7 @@ class Devices:
 
 def whole_disks(root: str = "/") -> tuple[str, ...]:
     """The device numbers of all disks with nothing below them; empty where /sys does not tell."""
-    devices = Devices(root)
+    devices = DiskDevices(root)
     try:
         names = os.listdir(f"{root.rstrip('/')}/sys/dev/block")
     except OSError:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final, NamedTuple, final
 
-from reconciler.signals.lane import Lane
-from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.lane import BackgroundJob
+from reconciler.signals.readers import SampleContext, SampleSheet
 
 NAME: Final = "filesystems"
 SIGNALS: Final = ("fs.available", "fs.size", "fs.inodes_free", "fs.inodes")
@@ -24,7 +24,7 @@ _EVERY_S: Final = 10.0
 _HANGS_S: Final = 5.0
 
 
-class Room(NamedTuple):
+class FreeSpace(NamedTuple):
     """``inodes`` 0: the file system has as many as it needs (btrfs); ``at_s``: monotonic, when it was asked."""
 
     size: int
@@ -34,11 +34,11 @@ class Room(NamedTuple):
     at_s: float
 
 
-def ask(path: str, clock: Callable[[], float] = time.monotonic) -> Room:
+def ask(path: str, clock: Callable[[], float] = time.monotonic) -> FreeSpace:
     """Blocks. ``available``: for users without the right to the reserve, as the kubelet counts. Errors: `OSError`."""
     at_s = clock()
     found = os.statvfs(path)
-    return Room(
+    return FreeSpace(
         found.f_blocks * found.f_frsize,
         found.f_bavail * found.f_frsize,
         found.f_files,
@@ -58,14 +58,14 @@ class FileSystems:
         self,
         directories: Mapping[str, str],
         *,
-        asks: Callable[[str], Room] = ask,
+        asks: Callable[[str], FreeSpace] = ask,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directories = dict(directories)
         self._asks = asks
         self._clock = clock
-        self._lanes = {name: Lane[Room](f"fs:{name}") for name in directories}
-        self._rooms: dict[str, Room] = {}
+        self._lanes = {name: BackgroundJob[FreeSpace](f"fs:{name}") for name in directories}
+        self._rooms: dict[str, FreeSpace] = {}
         self._started: dict[str, float] = {}
         self._failed: dict[str, str] = {}
 
@@ -76,7 +76,7 @@ class FileSystems:
     async def aclose(self) -> None:
         """Threads that hang are left behind; they hold nothing of ours."""
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         at_s = self._clock()
         for name, lane in self._lanes.items():
             self._take(name, lane)
@@ -89,7 +89,7 @@ class FileSystems:
             if room is not None:
                 _enter(sheet, f"fs:{name}", room, max(0.0, at_s - room.at_s))
 
-    def _take(self, name: str, lane: Lane[Room]) -> None:
+    def _take(self, name: str, lane: BackgroundJob[FreeSpace]) -> None:
         path = self._directories[name]
         try:
             room = lane.take()
@@ -104,7 +104,7 @@ class FileSystems:
             self._failed[name] = f"{name} ({path}) has not answered for {lane.busy_s():.0f} s"
 
 
-def _enter(sheet: Sheet, subject: str, room: Room, age_s: float) -> None:
+def _enter(sheet: SampleSheet, subject: str, room: FreeSpace, age_s: float) -> None:
     sheet.put(subject, "fs.size", room.size, age_s=age_s)
     sheet.put(subject, "fs.available", room.available, age_s=age_s)
     if room.inodes:

@@ -19,9 +19,9 @@ from functools import partial
 from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import digits
-from reconciler.signals.lane import Lane
+from reconciler.signals.lane import BackgroundJob
 from reconciler.signals.processes import PodProcesses
-from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import pod_at, pod_subject
 from state.model import Pod
 
@@ -41,7 +41,7 @@ _LOGS: Final = "var/log/pods"
 _IMAGES: Final = "fs:imagefs"
 
 
-class Use(NamedTuple):
+class DirectoryUsage(NamedTuple):
     """Of one pod, at one place. ``at_s``: when counting began."""
 
     size: int
@@ -85,7 +85,7 @@ def upper_directory(mountinfo: str) -> str | None:
 
 
 @final
-class FsUse:
+class DirectoryUsageReader:
     """A `Reader`. ``kubelet``, ``images``: directories of theirs, without ``root``, the prefix of all paths."""
 
     name = NAME
@@ -108,8 +108,8 @@ class FsUse:
         self._images = None if images is None else f"{self._root}/{images.strip('/')}"
         self._du = du
         self._clock = clock
-        self._lane = Lane[dict[str, Use]](NAME)
-        self._uses: Mapping[str, Use] = {}
+        self._lane = BackgroundJob[dict[str, DirectoryUsage]](NAME)
+        self._uses: Mapping[str, DirectoryUsage] = {}
         """By subject."""
         self._next_at = 0.0
         self._problem: str | None = None
@@ -120,7 +120,7 @@ class FsUse:
     async def aclose(self) -> None:
         """A count under way is left to itself; it changes nothing."""
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         try:
             found = self._lane.take()
         except OSError as exc:
@@ -148,7 +148,7 @@ class FsUse:
         for pid in self._processes.of(pod, now):
             yield f"{self._root}/proc/{pid}/mountinfo"
 
-    def _count(self, places: Mapping[str, Sequence[str]]) -> dict[str, Use]:
+    def _count(self, places: Mapping[str, Sequence[str]]) -> dict[str, DirectoryUsage]:
         """In the thread. Errors: `OSError` when nothing can be counted."""
         at_s = self._clock()
         nodefs, imagefs = os.stat(self._pods).st_dev, self._image_device()
@@ -164,7 +164,9 @@ class FsUse:
             return {}
         sizes, inodes = parse_du(self._du(("-B1",), everything)), parse_du(self._du(("--inodes",), everything))
         return {
-            subject: Use(sum(sizes[path] for path in paths), sum(inodes.get(path, 0) for path in paths), at_s)
+            subject: DirectoryUsage(
+                sum(sizes[path] for path in paths), sum(inodes.get(path, 0) for path in paths), at_s
+            )
             for subject, paths in chosen.items()
             # A directory that went while it was counted makes the whole pod unknown, for it may have been the largest.
             if all(path in sizes for path in paths)

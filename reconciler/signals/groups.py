@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, final
 from msgspec.structs import replace
 
 from cgroupfs.errors import CgroupError, InputError
-from cgroupfs.usage import Counters, UsageReader, rates_between
+from cgroupfs.usage import UsageCounters, UsageReader, rates_between
 from reconciler.policies import quota_burst
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import GroupUse
@@ -25,18 +25,18 @@ SHORTEST_S: Final = 0.05
 """Two readings closer than this say more about the kernel's tick (1-10 ms) than about the group."""
 
 
-class Moved(NamedTuple):
+class GroupDelta(NamedTuple):
     """Two readings of one group, for whoever needs the kernel's own counts and not their rates."""
 
-    before: Counters
-    after: Counters
+    before: UsageCounters
+    after: UsageCounters
 
 
-class _Known(NamedTuple):
+class _KnownGroup(NamedTuple):
     inode: int
-    last: Counters
+    last: UsageCounters
     use: GroupUse | None
-    moved: Moved | None
+    moved: GroupDelta | None
 
 
 @final
@@ -45,14 +45,14 @@ class GroupSampler:
 
     def __init__(self, usage: UsageReader) -> None:
         self._usage = usage
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownGroup] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
     def sample(self, groups: Mapping[str, int]) -> None:
         """Read these groups now (path -> inode, 0: not known) and forget all others."""
-        known: dict[str, _Known] = {}
+        known: dict[str, _KnownGroup] = {}
         for path, inode in groups.items():
             before = self._known.get(path)
             if before is not None and inode and before.inode != inode:
@@ -80,21 +80,21 @@ class GroupSampler:
         one = self._known.get(path)
         return None if one is None or one.use is None else replace(one.use, age_s=max(0.0, now - one.last.at_s))
 
-    def moved(self, path: str) -> Moved | None:
+    def moved(self, path: str) -> GroupDelta | None:
         """The last two readings of one group; None when there are not two."""
         one = self._known.get(path)
         return None if one is None else one.moved
 
 
-def _after(before: _Known | None, inode: int, now: Counters) -> _Known:
+def _after(before: _KnownGroup | None, inode: int, now: UsageCounters) -> _KnownGroup:
     if before is None:
-        return _Known(inode, now, None, None)
+        return _KnownGroup(inode, now, None, None)
     if 0.0 <= now.at_s - before.last.at_s < SHORTEST_S:
         # Too soon: the older reading stays, so that quick samples still add up to a rate.
         return before
     rates = rates_between(before.last, now)
     if rates is None or rates.cpu_milli is None:
-        return _Known(inode, now, None, None)
+        return _KnownGroup(inode, now, None, None)
     # A group that has never had a quota counts no periods: it cannot be told whether it would have been throttled.
     limited = bool(now.periods)
     use = GroupUse(
@@ -103,7 +103,7 @@ def _after(before: _Known | None, inode: int, now: Counters) -> _Known:
         throttled_milli=rates.throttled_milli if limited else None,
         interval_s=rates.interval_s,
     )
-    return _Known(inode, now, use, Moved(before.last, now))
+    return _KnownGroup(inode, now, use, GroupDelta(before.last, now))
 
 
 def sampled(pods: Iterable[Pod], policies: PoliciesConfig, pools: Pools | None) -> dict[str, int]:

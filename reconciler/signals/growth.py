@@ -13,7 +13,7 @@ Counts: TypeAlias = tuple[int | None, ...]
 """Counters of one key, in a fixed order; None: this kernel does not tell that one."""
 
 
-class Grown(NamedTuple):
+class CounterIncrease(NamedTuple):
     """How much each counter grew; None: not known, for it was counted anew or is missing."""
 
     interval_s: float
@@ -26,7 +26,7 @@ class Grown(NamedTuple):
 
 
 @final
-class Growth:
+class CounterDelta:
     """The readings of the pass before and of this one. A key that a whole pass leaves out is forgotten."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Growth:
         """Whether the pass before had read it."""
         return key in self._before
 
-    def grown(self, key: Hashable, at_s: float, counts: Counts) -> Grown | None:
+    def grown(self, key: Hashable, at_s: float, counts: Counts) -> CounterIncrease | None:
         """Take a reading; None when there is nothing to compare it with, or only one from just before."""
         before = self._before.get(key)
         if before is None or len(before[1]) != len(counts):
@@ -58,7 +58,7 @@ class Growth:
         self._now[key] = at_s, counts
         if interval_s < 0.0:
             return None
-        return Grown(interval_s, _differences(before[1], counts))
+        return CounterIncrease(interval_s, _differences(before[1], counts))
 
     def carry(self, key: Hashable) -> None:
         """Keep the reading before: this pass does not look at it."""

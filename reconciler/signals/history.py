@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from typing import Final, final
 
-from state.evidence import Frame, Sample
+from state.evidence import Sample, SampleFrame
 
 LENGTH: Final = 120
 _SLACK: Final = 16
@@ -19,7 +19,7 @@ _SLACK: Final = 16
 
 
 @final
-class Series:
+class SampleSeries:
     """One signal of one subject: values with the moment at which each was measured (monotonic seconds)."""
 
     __slots__ = ("_length", "confidence", "times", "values")
@@ -112,7 +112,7 @@ class _Subject:
         self._together = 0
         """How many share ``times``."""
         self.times = array("d")
-        self.series: dict[str, Series] = {}
+        self.series: dict[str, SampleSeries] = {}
 
     def take(self, now: float, samples: Mapping[str, Sample]) -> None:
         times, known, count = self.times, self.series, 0
@@ -123,7 +123,7 @@ class _Subject:
         for signal, sample in samples.items():
             series = known.get(signal)
             if series is None and not sample.age_s:
-                series = known[signal] = Series(self._length, times)
+                series = known[signal] = SampleSeries(self._length, times)
                 self._together += 1
             if series is not None and series.times is times and not sample.age_s:
                 series.values.append(sample.value)
@@ -146,11 +146,11 @@ class _Subject:
             if series is None or series.times is not self.times:
                 self._apart(signal).add(now - sample.age_s, sample.value, sample.confidence)
 
-    def _apart(self, signal: str) -> Series:
+    def _apart(self, signal: str) -> SampleSeries:
         """The series, with times of its own."""
         series = self.series.get(signal)
         if series is None:
-            series = self.series[signal] = Series(self._length)
+            series = self.series[signal] = SampleSeries(self._length)
         elif series.times is self.times:
             series.part()
             self._together -= 1
@@ -174,7 +174,7 @@ class History:
         self._length = length
         self._subjects: dict[str, _Subject] = {}
 
-    def add(self, frame: Frame) -> None:
+    def add(self, frame: SampleFrame) -> None:
         """Take a frame's samples; subjects that it does not have are forgotten."""
         known, now = self._subjects, frame.at_s
         if known.keys() != frame.samples.keys():
@@ -186,12 +186,12 @@ class History:
                 here = known[subject] = _Subject(self._length)
             here.take(now, samples)
 
-    def series(self, subject: str, signal: str) -> Series | None:
+    def series(self, subject: str, signal: str) -> SampleSeries | None:
         """One signal's past; None when it was never measured."""
         here = self._subjects.get(subject)
         return None if here is None else here.series.get(signal)
 
-    def of(self, subject: str) -> Mapping[str, Series]:
+    def of(self, subject: str) -> Mapping[str, SampleSeries]:
         """All signals of one subject."""
         here = self._subjects.get(subject)
         return {} if here is None else here.series

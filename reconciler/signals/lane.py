@@ -16,7 +16,7 @@ _LOOK_S: Final = 0.02
 
 
 @final
-class Lane(Generic[T]):
+class BackgroundJob(Generic[T]):
     """See the module's text. ``name``: of its thread."""
 
     def __init__(self, name: str) -> None:

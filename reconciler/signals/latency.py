@@ -14,9 +14,9 @@ import trio
 
 from cgroupfs.errors import SourceError
 from reconciler.signals.probe_config import Probe
-from reconciler.signals.probe_source import Measured, ProbeSource
-from reconciler.signals.probe_targets import Target, TargetKey, Targets, targets_of
-from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.probe_source import ProbeResult, ProbeSource
+from reconciler.signals.probe_targets import ProbeTarget, ProbeTargetKey, ProbeTargets, targets_of
+from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import pod_subject
 
 NAME: Final = "latency"
@@ -31,20 +31,20 @@ _TOGETHER: Final = 0.5
 _CLOSE_S: Final = 2.0
 _TOLD: Final = 3
 
-Make = Callable[[Target, trio.CapacityLimiter], ProbeSource]
+Make = Callable[[ProbeTarget, trio.CapacityLimiter], ProbeSource]
 
 
-class _Told(NamedTuple):
-    measured: Measured
+class _LatencyState(NamedTuple):
+    measured: ProbeResult
     at_s: float
 
 
 class _Running(NamedTuple):
-    target: Target
+    target: ProbeTarget
     scope: trio.CancelScope
 
 
-def source_of(target: Target, slots: trio.CapacityLimiter) -> ProbeSource:
+def source_of(target: ProbeTarget, slots: trio.CapacityLimiter) -> ProbeSource:
     """The one for the target's kind; what it needs is imported here, for a node pays for the kinds that it uses."""
     match target.probe.kind:
         case "command":
@@ -81,15 +81,15 @@ class LatencyReader:
         self._make = make
         self._clock = clock
         self._slots = trio.CapacityLimiter(commands)
-        self._targets = Targets()
+        self._targets = ProbeTargets()
         self._changed = trio.Event()
-        self._running: dict[TargetKey, _Running] = {}
-        self._told: dict[TargetKey, _Told] = {}
-        self._failures: dict[TargetKey, str] = {}
+        self._running: dict[ProbeTargetKey, _Running] = {}
+        self._told: dict[ProbeTargetKey, _LatencyState] = {}
+        self._failures: dict[ProbeTargetKey, str] = {}
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         """Enter what was told, and take note of whom to ask."""
-        targets = targets_of(self._probes, scene.view) if SIGNAL in scene.wanted else Targets()
+        targets = targets_of(self._probes, scene.view) if SIGNAL in scene.wanted else ProbeTargets()
         if targets != self._targets:
             self._targets = targets
             self._changed.set()
@@ -143,7 +143,7 @@ class LatencyReader:
                 self._running[key] = _Running(target, scope)
                 nursery.start_soon(self._repeat, target, scope, name=target.title)
 
-    async def _repeat(self, target: Target, scope: trio.CancelScope) -> None:
+    async def _repeat(self, target: ProbeTarget, scope: trio.CancelScope) -> None:
         with scope:
             source = self._make(target, self._slots)
             try:
@@ -157,7 +157,7 @@ class LatencyReader:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
                     await source.aclose()
 
-    async def _once(self, target: Target, source: ProbeSource, scope: trio.CancelScope) -> bool:
+    async def _once(self, target: ProbeTarget, source: ProbeSource, scope: trio.CancelScope) -> bool:
         """One measurement; whether it succeeded."""
         try:
             measured = await source.measure()
@@ -169,7 +169,7 @@ class LatencyReader:
         if not scope.cancel_called:
             self._failures.pop(target.key, None)
             if measured.ms is not None:
-                self._told[target.key] = _Told(measured, self._clock())
+                self._told[target.key] = _LatencyState(measured, self._clock())
         return True
 
 
@@ -179,7 +179,7 @@ def wait_s(probe: Probe, failures: int) -> float:
     return float(min(longest, probe.interval_s * 2 ** min(failures, 16)))
 
 
-def _first_s(target: Target) -> float:
+def _first_s(target: ProbeTarget) -> float:
     """Spread out, so that a start does not ask everybody at the same time; the same for a target each time."""
     share = crc32(f"{target.key.probe}/{target.key.uid}".encode()) % 1000 / 1000
     return share * min(target.probe.interval_s, _SPREAD_S)
@@ -189,6 +189,6 @@ def _kept_s(probe: Probe) -> float:
     return _KEPT * probe.interval_s + probe.timeout_s
 
 
-def _asked(target: Target) -> object:
+def _asked(target: ProbeTarget) -> object:
     """What makes two targets the same question: whose answer it is may change without a new one."""
     return target.probe, target.argv, target.url

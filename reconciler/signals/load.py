@@ -6,7 +6,7 @@ iowait is idle, steal is busy, and a CPU that cannot be told is busy, as in `rec
 from collections import deque
 from typing import Final, final
 
-from reconciler.signals.cpu import SHORTEST_S, Reading, idle_shares
+from reconciler.signals.cpu import SHORTEST_S, CpuReading, idle_shares
 
 SPAN_S: Final = 1.0
 """The load is of this long: shorter spans count single ticks of the kernel's clock."""
@@ -17,7 +17,7 @@ class LoadMeter:
     """Keeps a second's readings and a window's loads."""
 
     def __init__(self) -> None:
-        self._readings: deque[Reading] = deque()
+        self._readings: deque[CpuReading] = deque()
         self._loads: deque[tuple[float, float]] = deque()
         self._since: float | None = None
 
@@ -27,7 +27,7 @@ class LoadMeter:
         self._loads.clear()
         self._since = None
 
-    def add(self, reading: Reading, window_s: float) -> tuple[float | None, float | None]:
+    def add(self, reading: CpuReading, window_s: float) -> tuple[float | None, float | None]:
         """Take a reading; the load of the last second, and the spread of all loads of the window (percent points).
 
         Each is None until there are readings for so long; readings that go back in time start anew.

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from cgroupfs.bounded import digits
 from cgroupfs.codecs import PAGE
-from state.memory import NodeMemory
+from state.memory import NodeMemoryReading
 
 _NODE: Final = re.compile(r"Node (\d{1,4}), zone +(\w+)")
 _FIELD: Final = re.compile(r" +(?:pages )?(free|min|low|high|managed) +(\d{1,20})")
@@ -53,7 +53,7 @@ def meminfo_bytes(text: str) -> dict[str, int]:
     return found
 
 
-def parse_meminfo(text: str) -> NodeMemory:
+def parse_meminfo(text: str) -> NodeMemoryReading:
     """The node's memory, without what BE work uses of it.
 
     Errors: `ValueError` when MemTotal or MemAvailable is missing (kernels before 3.14) or no number.
@@ -62,7 +62,7 @@ def parse_meminfo(text: str) -> NodeMemory:
     for name in ("MemTotal", "MemAvailable"):
         if name not in found:
             raise ValueError(f"no {name} line")
-    return NodeMemory(
+    return NodeMemoryReading(
         total_bytes=found["MemTotal"],
         available_bytes=found["MemAvailable"],
         swap_bytes=found.get("SwapTotal", 0),

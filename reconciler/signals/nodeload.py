@@ -6,9 +6,9 @@ from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import shown, whole
 from cgroupfs.files import REAL, FileOps
-from reconciler.signals.devicestats import Devices, DiskTimes, Io, parse_diskstats
-from reconciler.signals.growth import Growth
-from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.devicestats import DiskDevices, DiskTimes, IoCounters, parse_diskstats
+from reconciler.signals.growth import CounterDelta
+from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import NODE
 from state.model import NodeCpu
 
@@ -28,7 +28,7 @@ def parse_loadavg(text: str) -> tuple[float, int]:
         raise ValueError(f"{shown(text)} is not a line of /proc/loadavg") from None
 
 
-class _Busy(NamedTuple):
+class _CpuBusy(NamedTuple):
     percent: float
     delay_ms: float | None
 
@@ -44,8 +44,8 @@ class NodeLoad:
         self._proc = f"{root.rstrip('/')}/proc"
         self._files = files
         self._clock = clock
-        self._devices = Devices(root)
-        self._grew = Growth()
+        self._devices = DiskDevices(root)
+        self._grew = CounterDelta()
         self._problems: dict[str, str] = {}
 
     def problems(self) -> Mapping[str, str]:
@@ -54,7 +54,7 @@ class NodeLoad:
     async def aclose(self) -> None:
         """Holds nothing."""
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         self._problems = {}
         if scene.view.cpu is not None:
             _enter_cpu(scene.view.cpu, sheet)
@@ -69,7 +69,7 @@ class NodeLoad:
         if not set(_DISKS).isdisjoint(scene.wanted):
             self._read_disks(sheet, now)
 
-    def _read_disks(self, sheet: Sheet, now: float) -> None:
+    def _read_disks(self, sheet: SampleSheet, now: float) -> None:
         try:
             found = parse_diskstats(self._files.read(self._proc, "diskstats"))
         except OSError as exc:
@@ -80,8 +80,8 @@ class NodeLoad:
         if not disks:
             self._problems |= dict.fromkeys(_DISKS, "no disk has ever been used")
         self._grew.turn()
-        total = Io()
-        busiest: _Busy | None = None
+        total = IoCounters()
+        busiest: _CpuBusy | None = None
         for device, times in disks.items():
             total = total.plus(times.io)
             busy = self._busy(device, times)
@@ -96,16 +96,16 @@ class NodeLoad:
             # A disk without a request has kept nobody waiting.
             sheet.put(NODE, "disk.delay", busiest.delay_ms or 0.0)
 
-    def _busy(self, device: str, times: DiskTimes) -> _Busy | None:
+    def _busy(self, device: str, times: DiskTimes) -> _CpuBusy | None:
         grew = self._grew.grown(device, self._clock(), (times.busy_ms, times.waited_ms, times.io.ops))
         if grew is None or grew.by[0] is None:
             return None
         busy_ms, (waited_ms, ops) = grew.by[0], grew.by[1:]
         delay_ms = waited_ms / ops if ops and waited_ms is not None else None
-        return _Busy(min(100.0, busy_ms / grew.interval_s / 10), delay_ms)
+        return _CpuBusy(min(100.0, busy_ms / grew.interval_s / 10), delay_ms)
 
 
-def _enter_cpu(cpu: NodeCpu, sheet: Sheet) -> None:
+def _enter_cpu(cpu: NodeCpu, sheet: SampleSheet) -> None:
     """Without an age nothing is known, and a guess helps nobody."""
     if cpu.age_s is not None:
         sheet.put(NODE, "cpu.use", cpu.busy_milli, age_s=cpu.age_s)

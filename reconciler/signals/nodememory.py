@@ -13,9 +13,9 @@ from typing import Final, final
 
 from cgroupfs.files import REAL, FileOps
 from reconciler.signals import vmstat
-from reconciler.signals.growth import Growth
+from reconciler.signals.growth import CounterDelta
 from reconciler.signals.memory import ZoneNode, meminfo_bytes, parse_zoneinfo
-from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.readers import SampleContext, SampleSheet
 from reconciler.signals.vmstat import VmStat
 from state.evidence import NODE
 
@@ -62,7 +62,7 @@ class NodeMemoryReader:
         self._root = root.rstrip("/")
         self._files = files
         self._clock = clock
-        self._grew = Growth()
+        self._grew = CounterDelta()
         self._zones: Mapping[int, ZoneNode] = {}
         self._zones_at: float | None = None
         self._problems: dict[str, str] = {}
@@ -73,7 +73,7 @@ class NodeMemoryReader:
     async def aclose(self) -> None:
         """Holds nothing."""
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         self._problems = {}
         wanted = set(scene.wanted)
         try:
@@ -97,7 +97,7 @@ class NodeMemoryReader:
             sheet.put(NODE, "memory.low", low)
             sheet.put(NODE, "memory.min", least)
 
-    def _rates(self, sheet: Sheet, now: float) -> None:
+    def _rates(self, sheet: SampleSheet, now: float) -> None:
         self._grew.turn()
         counters = self._counters.counters(now)
         counts = (
@@ -131,12 +131,12 @@ class NodeMemoryReader:
             return machine if count == 1 else {}
 
 
-def _enter(sheet: Sheet, subject: str, meminfo: Mapping[str, int]) -> None:
+def _enter(sheet: SampleSheet, subject: str, meminfo: Mapping[str, int]) -> None:
     for signal, name in (_OF_NODE if subject == NODE else _OF_NUMA).items():
         if name in meminfo:
             sheet.put(subject, signal, meminfo[name])
 
 
-def _marks(sheet: Sheet, subject: str, zones: ZoneNode) -> None:
+def _marks(sheet: SampleSheet, subject: str, zones: ZoneNode) -> None:
     sheet.put(subject, "memory.low", zones.low_bytes)
     sheet.put(subject, "memory.min", zones.min_bytes)

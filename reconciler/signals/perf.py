@@ -26,11 +26,21 @@ import trio
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from reconciler.signals.extent import pod_cpus
-from reconciler.signals.perf_abi import CACHE_MISSES, CYCLES, HARDWARE, INSTRUCTIONS, Event, PerfCalls, RealPerf
+from reconciler.signals.perf_abi import CACHE_MISSES, CYCLES, HARDWARE, INSTRUCTIONS, PerfCalls, PerfEvent, RealPerf
 from reconciler.signals.perf_config import PerfConfig
 from reconciler.signals.perf_rota import TICK_S, due, stretched_s
-from reconciler.signals.perf_window import Begin, Counts, Done, Key, Offer, Window, probe, turn, why
-from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.perf_window import (
+    PerfCounts,
+    PerfKey,
+    PerfStart,
+    PerfSupport,
+    PerfTurn,
+    PerfWindow,
+    probe,
+    turn,
+    why,
+)
+from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import pod_subject
 from state.model import NodeView, Pod
 
@@ -46,12 +56,12 @@ _SECOND_LEVEL_VENDORS: Final = ("AuthenticAMD", "HygonGenuine")
 
 
 class _Open(NamedTuple):
-    window: Window
+    window: PerfWindow
     since_s: float
 
 
-class _Known(NamedTuple):
-    counts: Counts
+class _PerfTarget(NamedTuple):
+    counts: PerfCounts
     at_s: float
 
 
@@ -68,7 +78,7 @@ class PerfReader:
         config: PerfConfig | None = None,
         *,
         calls: PerfCalls | None = None,
-        events: tuple[Event, Event, Event] = (CYCLES, INSTRUCTIONS, CACHE_MISSES),
+        events: tuple[PerfEvent, PerfEvent, PerfEvent] = (CYCLES, INSTRUCTIONS, CACHE_MISSES),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``events``: what stands for cycles, instructions and misses. ``clock``: the one that `read` is told."""
@@ -81,11 +91,11 @@ class PerfReader:
         self._limiter = trio.CapacityLimiter(1)
         self._view: NodeView | None = None
         self._pods: dict[str, Pod] = {}
-        self._offer = Offer()
+        self._offer = PerfSupport()
         self._tried_s = -math.inf
-        self._open: dict[Key, _Open] = {}
+        self._open: dict[PerfKey, _Open] = {}
         self._begun: dict[str, float] = {}
-        self._known: dict[Key, _Known] = {}
+        self._known: dict[PerfKey, _PerfTarget] = {}
         self._scarce: tuple[int, float] | None = None
         self._refused: dict[str, str] = {}
         self._short = ""
@@ -121,7 +131,7 @@ class PerfReader:
             found["llc.misses"] = "this processor counts misses of its second-level cache under this name, not the last"
         return found
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         """Enter what the last windows have told, and take note of the pods there are."""
         wanted = any(signal in scene.wanted for signal in self.signals)
         self._view = scene.view
@@ -132,7 +142,7 @@ class PerfReader:
         for key, known in self._known.items():
             self._enter(sheet, key.uid, known, now)
 
-    def _enter(self, sheet: Sheet, uid: str, known: _Known, now: float) -> None:
+    def _enter(self, sheet: SampleSheet, uid: str, known: _PerfTarget, now: float) -> None:
         values, sure = known.counts.values, known.counts.coverage
         done = values.get(self._instructions.name, 0.0)
         if done <= 0:
@@ -193,7 +203,7 @@ class PerfReader:
             )
         return bool(self._offer.events)
 
-    def _chosen(self, now: float) -> list[Begin]:
+    def _chosen(self, now: float) -> list[PerfStart]:
         view = self._view
         assert view is not None
         if self._scarce is not None and now - self._scarce[1] >= _AGAIN_S:
@@ -209,7 +219,7 @@ class PerfReader:
         needs = {uid: len(self._offer.events) * len(cpus) for uid, cpus in where.items()}
         self._short = _short(needs, budget, self._config)
         left = budget - self.descriptors
-        chosen: list[Begin] = []
+        chosen: list[PerfStart] = []
         for uid in turns:
             if needs[uid] > budget:
                 self._begun[uid] = now
@@ -224,10 +234,10 @@ class PerfReader:
                 self._begun[uid] = now
                 self._refused[uid] = "neither cgroup2 nor the perf_event hierarchy is mounted: mount one of them"
                 continue
-            chosen.append(Begin(_key(pod), directory, where[uid]))
+            chosen.append(PerfStart(_key(pod), directory, where[uid]))
         return chosen
 
-    def _take(self, done: Done, begin: Iterable[Begin], now: float) -> None:
+    def _take(self, done: PerfTurn, begin: Iterable[PerfStart], now: float) -> None:
         at_s = self._clock()
         for one in begin:
             self._begun[one.key.uid] = now
@@ -236,7 +246,7 @@ class PerfReader:
             self._open[key] = _Open(window, at_s)
         for key, counts in done.counted.items():
             if counts is not None:
-                self._known[key] = _Known(counts, at_s)
+                self._known[key] = _PerfTarget(counts, at_s)
         for key, exc in done.failed.items():
             if exc.errno in {errno.EMFILE, errno.ENFILE}:
                 self._scarce = self.descriptors, now
@@ -257,11 +267,11 @@ def _short(needs: Mapping[str, int], budget: int, law: PerfConfig) -> str:
     return ""
 
 
-def _key(pod: Pod) -> Key:
-    return Key(pod.uid, pod.group.inode)
+def _key(pod: Pod) -> PerfKey:
+    return PerfKey(pod.uid, pod.group.inode)
 
 
-def _close_all(windows: Iterable[Window]) -> None:
+def _close_all(windows: Iterable[PerfWindow]) -> None:
     for window in windows:
         window.close()
 

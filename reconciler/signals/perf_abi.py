@@ -47,7 +47,7 @@ _NUMBERS: Final[Mapping[str, int]] = {
 """The system call's number on each architecture that nodes have."""
 
 
-class Event(Struct, frozen=True, kw_only=True):
+class PerfEvent(Struct, frozen=True, kw_only=True):
     """One kind of event. ``name`` for messages and results; ``type`` and ``config`` as the kernel numbers them."""
 
     name: str
@@ -55,12 +55,12 @@ class Event(Struct, frozen=True, kw_only=True):
     config: int
 
 
-CYCLES: Final = Event(name="cycles", type=HARDWARE, config=0)
-INSTRUCTIONS: Final = Event(name="instructions", type=HARDWARE, config=1)
-CACHE_MISSES: Final = Event(name="cache misses", type=HARDWARE, config=3)
+CYCLES: Final = PerfEvent(name="cycles", type=HARDWARE, config=0)
+INSTRUCTIONS: Final = PerfEvent(name="instructions", type=HARDWARE, config=1)
+CACHE_MISSES: Final = PerfEvent(name="cache misses", type=HARDWARE, config=3)
 
 
-class Reading(Struct, frozen=True, kw_only=True):
+class PerfReading(Struct, frozen=True, kw_only=True):
     """What one CPU's group has counted. ``enabled_ns``: while the cgroup ran there; ``running_ns``: and was counted."""
 
     enabled_ns: int
@@ -114,17 +114,17 @@ class RealPerf:
         os.close(descriptor)
 
 
-def attributes(event: Event, *, leader: bool) -> bytes:
+def attributes(event: PerfEvent, *, leader: bool) -> bytes:
     """An event for `PerfCalls.open`: a leader waits for `PerfCalls.enable`, the others go with it."""
     return _ATTR.pack(event.type, _ATTR.size, event.config, 0, 0, _READ_FORMAT, _DISABLED if leader else 0, 0, 0, 0)
 
 
-def length(events: Sequence[Event]) -> int:
+def length(events: Sequence[PerfEvent]) -> int:
     """How many bytes a group of these answers."""
     return 8 * (3 + len(events))
 
 
-def decode(answer: bytes, events: int) -> Reading | None:
+def decode(answer: bytes, events: int) -> PerfReading | None:
     """One group's answer; None when it no longer has all its events, because its CPU went offline meanwhile.
 
     The kernel takes a group apart then: the leader answers alone, or not at all (no bytes: an event in error).
@@ -132,4 +132,4 @@ def decode(answer: bytes, events: int) -> Reading | None:
     words = struct.unpack(f"={len(answer) // 8}Q", answer[: len(answer) // 8 * 8])
     if len(words) < 3 + events or words[0] != events:
         return None
-    return Reading(enabled_ns=words[1], running_ns=words[2], counts=words[3 : 3 + events])
+    return PerfReading(enabled_ns=words[1], running_ns=words[2], counts=words[3 : 3 + events])

@@ -16,8 +16,8 @@ from cgroupfs.errors import errno_name
 from reconciler.signals.perf_abi import (
     FLAG_CGROUP,
     FLAG_CLOEXEC,
-    Event,
     PerfCalls,
+    PerfEvent,
     attributes,
     decode,
     length,
@@ -36,7 +36,7 @@ _WHY: Final[Mapping[int, str]] = {
 }
 
 
-class Counts(Struct, frozen=True, kw_only=True):
+class PerfCounts(Struct, frozen=True, kw_only=True):
     """What one pod did. ``values`` by event name, scaled up where the counters were shared with somebody.
 
     ``coverage``: the part of the pod's time on a CPU that was counted, 0.0-1.0. ``busy_s``: that time.
@@ -48,10 +48,10 @@ class Counts(Struct, frozen=True, kw_only=True):
 
 
 @final
-class Window:
+class PerfWindow:
     """The open counters of one pod."""
 
-    def __init__(self, calls: PerfCalls, events: Sequence[Event], directory: int, cpus: Iterable[int]) -> None:
+    def __init__(self, calls: PerfCalls, events: Sequence[PerfEvent], directory: int, cpus: Iterable[int]) -> None:
         """Count from here on. ``directory``: the pod's, open; it can be closed afterwards. Offline CPUs are left out.
 
         Errors: `OSError`, with nothing left open: ENOENT the group is gone, EMFILE no more descriptors, ENODEV none of
@@ -89,7 +89,7 @@ class Window:
             self._groups.remove(group)
             _close(self._calls, group)
 
-    def count(self) -> Counts | None:
+    def count(self) -> PerfCounts | None:
         """What was counted so far; None when the pod has not run, or never while its events had the counters.
 
         A CPU that went offline meanwhile is left out.
@@ -113,7 +113,7 @@ class Window:
         if not running or not enabled:
             return None
         values = {event.name: total for event, total in zip(self._events, sums, strict=True)}
-        return Counts(values=values, coverage=min(1.0, running / enabled), busy_s=enabled / 1e9)
+        return PerfCounts(values=values, coverage=min(1.0, running / enabled), busy_s=enabled / 1e9)
 
     def close(self) -> None:
         """Give all descriptors back; the pod's cgroup can be freed then."""
@@ -128,38 +128,38 @@ def _close(calls: PerfCalls, group: Sequence[int]) -> None:
         calls.close(descriptor)
 
 
-class Key(NamedTuple):
+class PerfKey(NamedTuple):
     """One life of a pod's group."""
 
     uid: str
     inode: int
 
 
-class Begin(NamedTuple):
+class PerfStart(NamedTuple):
     """One pod to count from now on. ``directory`` in the hierarchy that has the events."""
 
-    key: Key
+    key: PerfKey
     directory: str
     cpus: CpuSet
 
 
-class Done(NamedTuple):
+class PerfTurn(NamedTuple):
     """What `turn` did: windows opened, what was counted (None: nothing), and what was refused."""
 
-    opened: Mapping[Key, Window]
-    counted: Mapping[Key, Counts | None]
-    failed: Mapping[Key, OSError]
+    opened: Mapping[PerfKey, PerfWindow]
+    counted: Mapping[PerfKey, PerfCounts | None]
+    failed: Mapping[PerfKey, OSError]
 
 
 def turn(
     calls: PerfCalls,
-    events: Sequence[Event],
-    finish: Mapping[Key, Window],
-    ended: Collection[Key],
-    begin: Iterable[Begin],
-) -> Done:
+    events: Sequence[PerfEvent],
+    finish: Mapping[PerfKey, PerfWindow],
+    ended: Collection[PerfKey],
+    begin: Iterable[PerfStart],
+) -> PerfTurn:
     """Close what is to ``finish``, having counted it where it ``ended`` in time; then open what is to begin."""
-    opened, counted, failed = dict[Key, Window](), dict[Key, Counts | None](), dict[Key, OSError]()
+    opened, counted, failed = dict[PerfKey, PerfWindow](), dict[PerfKey, PerfCounts | None](), dict[PerfKey, OSError]()
     for key, window in finish.items():
         try:
             if key in ended:
@@ -172,28 +172,30 @@ def turn(
         try:
             directory = os.open(one.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                opened[one.key] = Window(calls, events, directory, one.cpus)
+                opened[one.key] = PerfWindow(calls, events, directory, one.cpus)
             finally:
                 os.close(directory)
         except OSError as exc:
             failed[one.key] = exc
-    return Done(opened, counted, failed)
+    return PerfTurn(opened, counted, failed)
 
 
-class Offer(Struct, frozen=True, kw_only=True):
+class PerfSupport(Struct, frozen=True, kw_only=True):
     """What this machine can count together. ``missing``: why not the others, by event name."""
 
-    events: tuple[Event, ...] = ()
+    events: tuple[PerfEvent, ...] = ()
     missing: Mapping[str, str] = {}
 
 
-def probe(calls: PerfCalls, needed: Sequence[Event], extra: Sequence[Event], cpu: int, root: str = "/") -> Offer:
+def probe(
+    calls: PerfCalls, needed: Sequence[PerfEvent], extra: Sequence[PerfEvent], cpu: int, root: str = "/"
+) -> PerfSupport:
     """Try them on one CPU, for everybody: the rights and the counters are the same as for a pod.
 
     Without one of ``needed`` there is nothing; an event of ``extra`` is left out alone.
     """
     opened: list[int] = []
-    found: list[Event] = []
+    found: list[PerfEvent] = []
     missing: dict[str, str] = {}
     try:
         for event in (*needed, *extra):
@@ -203,13 +205,13 @@ def probe(calls: PerfCalls, needed: Sequence[Event], extra: Sequence[Event], cpu
             except OSError as exc:
                 words = why(exc, root)
                 if event in needed:
-                    return Offer(missing={one.name: words for one in (*needed, *extra)})
+                    return PerfSupport(missing={one.name: words for one in (*needed, *extra)})
                 missing[event.name] = words
                 continue
             found.append(event)
     finally:
         _close(calls, opened)
-    return Offer(events=tuple(found), missing=missing)
+    return PerfSupport(events=tuple(found), missing=missing)
 
 
 def why(exc: OSError, root: str = "/") -> str:

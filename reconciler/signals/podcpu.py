@@ -18,11 +18,11 @@ from typing import Final, NamedTuple, Protocol, final
 
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
-from cgroupfs.kept import Places, Reads
+from cgroupfs.kept import GroupDirectories, ReadOps
 from cgroupfs.naming import QosClass
-from reconciler.runtime.cooperative import Slices
-from reconciler.signals.growth import Growth, needles, pick
-from reconciler.signals.readers import Scene, Sheet
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.signals.growth import CounterDelta, needles, pick
+from reconciler.signals.readers import SampleContext, SampleSheet
 from state.model import ContainerKind, NodeView, Pod
 
 NAME: Final = "cpu"
@@ -47,7 +47,7 @@ class Throttling(NamedTuple):
         return (self.own_ns + self.above_ns) / 1e9 / self.interval_s
 
 
-class _Stat(NamedTuple):
+class _CpuStat(NamedTuple):
     """``cpu.stat``: zeros for a group without bandwidth control; ``cpu_ns`` on v2 only."""
 
     periods: int
@@ -60,18 +60,18 @@ _UNLIMITED: Final = "nr_periods 0\nnr_throttled 0\n"
 _OF_STAT: Final = needles("nr_periods", "nr_throttled", "throttled_time", "throttled_usec", "usage_usec")
 
 
-def parse_cpu_stat(text: str) -> _Stat:
+def parse_cpu_stat(text: str) -> _CpuStat:
     """v1's (nanoseconds) or v2's (microseconds)."""
     if text.startswith(_UNLIMITED):
         # v1, and never a quota: most groups.
-        return _Stat(0, 0, 0, None)
+        return _CpuStat(0, 0, 0, None)
     periods, hit, throttled_ns, throttled_us, usage_us = pick(text, _OF_STAT)
     if throttled_ns is None:
         throttled_ns = (throttled_us or 0) * 1000
-    return _Stat(periods or 0, hit or 0, throttled_ns, None if usage_us is None else usage_us * 1000)
+    return _CpuStat(periods or 0, hit or 0, throttled_ns, None if usage_us is None else usage_us * 1000)
 
 
-class Quotas(Protocol):
+class QuotaLookup(Protocol):
     """Who can tell a pod's throttling."""
 
     def throttling(self, uid: str) -> Throttling | None:
@@ -80,22 +80,22 @@ class Quotas(Protocol):
 
 @final
 class PodCpu:
-    """A `Reader`, and the `Quotas` of the readers that run after it."""
+    """A `Reader`, and the `QuotaLookup` of the readers that run after it."""
 
     name = NAME
     signals: Collection[str] = SIGNALS
 
     def __init__(
-        self, hierarchy: Hierarchy, *, files: Reads = REAL, clock: Callable[[], float] = time.monotonic
+        self, hierarchy: Hierarchy, *, files: ReadOps = REAL, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._files = files
         self._clock = clock
         self._usage_v1 = hierarchy.version("cpuacct") == 1
-        self._accounts = Places(hierarchy, "cpuacct")
+        self._accounts = GroupDirectories(hierarchy, "cpuacct")
         bandwidth = "cpu" if hierarchy.version("cpu") == 1 else UNIFIED
-        self._groups = Places(hierarchy, bandwidth) if hierarchy.version(bandwidth) is not None else None
-        self._use = Growth()
-        self._quota = Growth()
+        self._groups = GroupDirectories(hierarchy, bandwidth) if hierarchy.version(bandwidth) is not None else None
+        self._use = CounterDelta()
+        self._quota = CounterDelta()
         self._throttling: dict[str, Throttling] = {}
         self._problems: dict[str, str] = {}
 
@@ -108,10 +108,10 @@ class PodCpu:
     async def aclose(self) -> None:
         """Holds nothing."""
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         self._use.turn()
         self._quota.turn()
-        slices = Slices()
+        slices = TimeSlice()
         throttling: dict[str, Throttling] = {}
         above = self._above(scene.view)
         for uid, pod in scene.view.pods.items():
@@ -140,7 +140,7 @@ class PodCpu:
         except (OSError, ValueError):
             return None
 
-    def _stat(self, path: str) -> _Stat | None:
+    def _stat(self, path: str) -> _CpuStat | None:
         if self._groups is None:
             return None
         try:
@@ -163,7 +163,7 @@ class PodCpu:
             QosClass.BESTEFFORT: top + grew[view.besteffort],
         }
 
-    def _own(self, pod: Pod, at_s: float, stat: _Stat | None) -> tuple[float, int, bool]:
+    def _own(self, pod: Pod, at_s: float, stat: _CpuStat | None) -> tuple[float, int, bool]:
         """Throttled periods (percent, of the group that has most), throttled ns, and whether all could be read.
 
         ``stat``: of the pod's own directory, read at ``at_s``.

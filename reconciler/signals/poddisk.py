@@ -10,11 +10,11 @@ from typing import Final, final
 
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
-from cgroupfs.kept import Places, Reads
-from reconciler.runtime.cooperative import Slices
-from reconciler.signals.devicestats import Devices, Io, blkio, parse_io_stat
-from reconciler.signals.growth import Growth
-from reconciler.signals.readers import Scene, Sheet
+from cgroupfs.kept import GroupDirectories, ReadOps
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.signals.devicestats import DiskDevices, IoCounters, blkio, parse_io_stat
+from reconciler.signals.growth import CounterDelta
+from reconciler.signals.readers import SampleContext, SampleSheet
 from state.model import Pod
 
 NAME: Final = "disk"
@@ -38,16 +38,16 @@ class PodDisk:
         hierarchy: Hierarchy,
         *,
         root: str = "/",
-        files: Reads = REAL,
+        files: ReadOps = REAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._places = Places(hierarchy, "blkio" if hierarchy.version("blkio") == 1 else UNIFIED)
+        self._places = GroupDirectories(hierarchy, "blkio" if hierarchy.version("blkio") == 1 else UNIFIED)
         self._v1 = hierarchy.version("blkio") == 1
         self._unified = hierarchy.version("io") == 2
         self._files = files
         self._clock = clock
-        self._devices = Devices(root)
-        self._grew = Growth()
+        self._devices = DiskDevices(root)
+        self._grew = CounterDelta()
         self._recursive = True
         self._problems: dict[str, str] = {}
 
@@ -57,13 +57,13 @@ class PodDisk:
     async def aclose(self) -> None:
         """Holds nothing."""
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         if not self._v1 and not self._unified:
             self._problems = dict.fromkeys(SIGNALS, _NONE)
             return
         self._grew.turn()
         self._devices.refresh(now)
-        slices = Slices()
+        slices = TimeSlice()
         told = False
         for uid, pod in scene.view.pods.items():
             found = self._look(pod)
@@ -75,7 +75,7 @@ class PodDisk:
             await slices.checkpoint()
         self._problems = dict.fromkeys(SIGNALS, _NOT_HERE) if scene.view.pods and not told else {}
 
-    def _look(self, pod: Pod) -> Io | None:
+    def _look(self, pod: Pod) -> IoCounters | None:
         path = pod.group.path
         try:
             if not self._v1:
@@ -90,21 +90,21 @@ class PodDisk:
             parts = [self._blkio(group, "") for group in (path, *(one.group.path for one in pod.containers))]
         except OSError:
             return None
-        total = Io()
+        total = IoCounters()
         for part in parts:
             total = total.plus(part)
         return total
 
-    def _blkio(self, path: str, kind: str) -> Io:
+    def _blkio(self, path: str, kind: str) -> IoCounters:
         directory = self._places(path)
         served = self._files.read(directory, f"{_BYTES}{kind}")
         # Most groups have never had a request of their own: the counts are empty then.
         if served in _EMPTY:
-            return Io()
+            return IoCounters()
         return self._sum(blkio(served, self._files.read(directory, f"{_OPS}{kind}")))
 
-    def _sum(self, devices: Mapping[str, Io]) -> Io:
-        total = Io()
+    def _sum(self, devices: Mapping[str, IoCounters]) -> IoCounters:
+        total = IoCounters()
         for device, io in devices.items():
             if self._devices.counts(device):
                 total = total.plus(io)

@@ -15,10 +15,10 @@ from typing import Final, NamedTuple, final
 from cgroupfs.codecs import LIMIT_V1, LIMIT_V2
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.kept import Places, Reads
-from reconciler.runtime.cooperative import Slices
-from reconciler.signals.growth import Grown, Growth, needles, pick
-from reconciler.signals.readers import Scene, Sheet
+from cgroupfs.kept import GroupDirectories, ReadOps
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.signals.growth import CounterDelta, CounterIncrease, needles, pick
+from reconciler.signals.readers import SampleContext, SampleSheet
 from reconciler.signals.vmstat import VmStat
 from state.evidence import NODE
 from state.model import ContainerKind, GroupRef, Pod
@@ -35,7 +35,7 @@ _UNTOLD: Final = {
 }
 
 
-class Stat(NamedTuple):
+class MemoryStat(NamedTuple):
     """What is used of ``memory.stat``, of the group and all below it; None: this kernel does not tell.
 
     ``limit``: as v1 writes it, of all levels the least.
@@ -52,13 +52,13 @@ _V1: Final = needles("total_rss", "hierarchical_memory_limit", *(f"total_{name}"
 _V2: Final = needles("anon", "pgscan", *_NAMES)
 
 
-def parse_memory_stat(text: str, version: int) -> Stat:
+def parse_memory_stat(text: str, version: int) -> MemoryStat:
     """v1 has the group's own numbers and the whole subtree's (``total_``); v2's are the subtree's."""
     anonymous, other, anon, file, both = pick(text, _V1 if version == 1 else _V2)
     # One counter before 5.9, then two.
     came = both if anon is None and file is None else (anon or 0) + (file or 0)
     scanned, limit = (None, other) if version == 1 else (other, None)
-    return Stat(anonymous, came, scanned, limit)
+    return MemoryStat(anonymous, came, scanned, limit)
 
 
 @final
@@ -73,18 +73,18 @@ class PodMemory:
         hierarchy: Hierarchy,
         counters: VmStat,
         *,
-        files: Reads = REAL,
+        files: ReadOps = REAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._places = Places(hierarchy, "memory")
+        self._places = GroupDirectories(hierarchy, "memory")
         self._version = hierarchy.version("memory")
         self._use = "memory.usage_in_bytes" if self._version == 1 else "memory.current"
         self._counters = counters
         self._files = files
         self._clock = clock
-        self._stat = Growth()
-        self._events = Growth()
-        self._kills = Growth()
+        self._stat = CounterDelta()
+        self._events = CounterDelta()
+        self._kills = CounterDelta()
         self._node_kills: int | None = None
         self._problems: dict[str, str] = {}
 
@@ -94,7 +94,7 @@ class PodMemory:
     async def aclose(self) -> None:
         """Holds nothing."""
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         if self._version is None:
             self._problems = dict.fromkeys(SIGNALS, "no memory controller is mounted")
             return
@@ -106,7 +106,7 @@ class PodMemory:
         if _PODS_HITS in wanted:
             sheet.enter(NODE, {_PODS_HITS: self._pods_hits(scene.view.kubepods)})
         stat_wanted = not wanted.isdisjoint(_FROM_STAT)
-        slices = Slices()
+        slices = TimeSlice()
         for pod in scene.view.pods.values():
             subject = f"pod:{pod.uid}"
             directory = self._places(pod.group.path)
@@ -138,7 +138,7 @@ class PodMemory:
         if grew is not None:
             values["memory.refaults"], values["memory.scanned"] = grew.rate(0), grew.rate(1)
 
-    def _limit(self, directory: str, stat: Stat) -> int | None:
+    def _limit(self, directory: str, stat: MemoryStat) -> int | None:
         """What binds the pod; v1 tells the least of all levels. None: nothing does, or it is not known."""
         try:
             if self._version == 1:
@@ -179,7 +179,7 @@ class PodMemory:
                 count = None
         return _rate(self._events.grown(kubepods, self._clock(), (count,)))
 
-    def _node_killed(self, sheet: Sheet, now: float) -> bool:
+    def _node_killed(self, sheet: SampleSheet, now: float) -> bool:
         """Whether anything was killed since the pass before, as far as the node tells (``oom_kill``, from 4.13 on)."""
         count = self._counters.counters(now).get("oom_kill")
         before, self._node_kills = self._node_kills, count
@@ -231,5 +231,5 @@ def _groups(pod: Pod) -> tuple[GroupRef, ...]:
     return (pod.group, *(one.group for one in pod.containers if one.kind is not ContainerKind.SANDBOX))
 
 
-def _rate(grew: Grown | None) -> float | None:
+def _rate(grew: CounterIncrease | None) -> float | None:
     return None if grew is None else grew.rate(0)

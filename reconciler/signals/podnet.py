@@ -12,10 +12,10 @@ from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import digits
 from cgroupfs.files import REAL, FileOps
-from reconciler.runtime.cooperative import Slices
-from reconciler.signals.growth import Growth
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.signals.growth import CounterDelta
 from reconciler.signals.processes import PodProcesses
-from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import NODE
 from state.model import Pod
 
@@ -67,7 +67,7 @@ class PodNet:
         self._root = root.rstrip("/")
         self._files = files
         self._clock = clock
-        self._grew = Growth()
+        self._grew = CounterDelta()
         self._namespaces: dict[str, _Namespace] = {}
         self._host = 0
         self._problems: dict[str, str] = {}
@@ -78,7 +78,7 @@ class PodNet:
     async def aclose(self) -> None:
         """Holds nothing."""
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         self._grew.turn()
         self._problems = {}
         try:
@@ -88,7 +88,7 @@ class PodNet:
         except OSError as exc:
             self._problems = dict.fromkeys(SIGNALS, f"cannot look at the host's network: {exc.strerror}")
             return
-        slices = Slices()
+        slices = TimeSlice()
         before, self._namespaces = self._namespaces, {}
         for uid, pod in scene.view.pods.items():
             found = self._look(pod, before.get(uid), now)
@@ -103,13 +103,13 @@ class PodNet:
         proc = f"{self._root}/proc"
         return f"{proc}/1" if os.access(f"{proc}/1/ns/net", os.R_OK) else f"{proc}/self"
 
-    def _read_node(self, sheet: Sheet, host: str) -> None:
+    def _read_node(self, sheet: SampleSheet, host: str) -> None:
         devices = parse_net_dev(self._files.read(f"{host}/net", "dev"))
         hardware = {name for name in devices if os.path.exists(f"{self._root}/sys/class/net/{name}/device")}
         # Bridges and veth pairs carry the same bytes once more.
         self._enter(sheet, NODE, NODE, summed(devices, hardware or None))
 
-    def _enter(self, sheet: Sheet, subject: str, key: object, counts: tuple[int, int]) -> None:
+    def _enter(self, sheet: SampleSheet, subject: str, key: object, counts: tuple[int, int]) -> None:
         grew = self._grew.grown(key, self._clock(), counts)
         for index, signal in enumerate(SIGNALS):
             if grew is not None and (rate := grew.rate(index)) is not None:

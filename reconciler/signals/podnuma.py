@@ -15,9 +15,9 @@ from typing import Final, final
 
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.kept import Places, Reads
-from reconciler.runtime.cooperative import Slices
-from reconciler.signals.readers import Scene, Sheet
+from cgroupfs.kept import GroupDirectories, ReadOps
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import pod_at
 
 NAME: Final = "numa"
@@ -77,11 +77,11 @@ class PodNuma:
         self,
         hierarchy: Hierarchy,
         *,
-        files: Reads = REAL,
+        files: ReadOps = REAL,
         clock: Callable[[], float] = time.monotonic,
         page_bytes: int | None = None,
     ) -> None:
-        self._places = Places(hierarchy, "memory")
+        self._places = GroupDirectories(hierarchy, "memory")
         self._version = hierarchy.version("memory")
         self._files = files
         self._clock = clock
@@ -95,12 +95,12 @@ class PodNuma:
     async def aclose(self) -> None:
         """Holds nothing."""
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         if self._version is None:
             self._problem = "no memory controller is mounted"
         if self._problem is not None:
             return
-        slices = Slices()
+        slices = TimeSlice()
         before, self._held = self._held, {}
         for uid, pod in scene.view.pods.items():
             held = before.get(uid)

@@ -16,8 +16,8 @@ from cgroupfs.bounded import shown, whole
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import REAL, FileOps
 from reconciler.signals.extent import pool_cpus
-from reconciler.signals.growth import Growth
-from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.growth import CounterDelta
+from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import pod_subject, pool_subject
 from state.model import Pools
 
@@ -56,7 +56,7 @@ def parse_schedstat(text: str) -> dict[int, CpuWait]:
     return found
 
 
-class _Load(NamedTuple):
+class _PoolLoad(NamedTuple):
     """On average: tasks that ran, and that waited, in thousandths."""
 
     run_milli: float
@@ -74,8 +74,8 @@ class PoolReader:
         self._proc = f"{root.rstrip('/')}/proc"
         self._files = files
         self._clock = clock
-        self._grew = Growth()
-        self._cpus: dict[int, _Load] = {}
+        self._grew = CounterDelta()
+        self._cpus: dict[int, _PoolLoad] = {}
         self._read_at: float | None = None
         self._problems: dict[str, str] = {}
 
@@ -85,7 +85,7 @@ class PoolReader:
     async def aclose(self) -> None:
         """Holds nothing."""
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         pools = scene.pools
         if pools is None:
             return
@@ -106,7 +106,7 @@ class PoolReader:
             if memory and len(memory) == len(pods):
                 sheet.put(subject, "memory.use", sum(memory))
 
-    def _enter_use(self, scene: Scene, sheet: Sheet, subject: str, cpus: CpuSet) -> None:
+    def _enter_use(self, scene: SampleContext, sheet: SampleSheet, subject: str, cpus: CpuSet) -> None:
         cpu = scene.view.cpu
         known = [cpu.idle[one] for one in cpus if one in cpu.idle] if cpu is not None else []
         if cpu is None or cpu.age_s is None or not known:
@@ -135,16 +135,16 @@ class PoolReader:
             return
         self._problems = {}
         at_s = self._clock()
-        loads: dict[int, _Load] = {}
+        loads: dict[int, _PoolLoad] = {}
         for cpu, counts in found.items():
             grew = self._grew.grown(cpu, at_s, tuple(counts))
             run, wait = (grew.rate(0), grew.rate(1)) if grew is not None else (None, None)
             if run is not None and wait is not None:
-                loads[cpu] = _Load(run / 1e6, wait / 1e6)
+                loads[cpu] = _PoolLoad(run / 1e6, wait / 1e6)
         self._cpus = loads
 
     def _enter_waiting(
-        self, sheet: Sheet, subject: str, cpus: CpuSet, pods: Collection[str], near: Collection[str]
+        self, sheet: SampleSheet, subject: str, cpus: CpuSet, pods: Collection[str], near: Collection[str]
     ) -> None:
         """``near``: the pods that may run on these CPUs."""
         known = [self._cpus[cpu] for cpu in cpus if cpu in self._cpus]
@@ -170,7 +170,7 @@ class PoolReader:
         sheet.put(subject, "cpu.wait", 100.0 * wait / busy if busy else 0.0, age_s=age_s, confidence=sure)
 
 
-def _members(scene: Scene, pools: Pools) -> dict[str, list[str]]:
+def _members(scene: SampleContext, pools: Pools) -> dict[str, list[str]]:
     """The pods' uids by pool; those that run everywhere are in none."""
     found: dict[str, list[str]] = {}
     for uid, pod in scene.view.pods.items():

@@ -18,11 +18,11 @@ import trio
 from cgroupfs.errors import CgroupError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.private import PrivateTree, private_tree
-from reconciler.signals.lane import Lane
+from reconciler.signals.lane import BackgroundJob
 from reconciler.signals.processes import PodProcesses
 from reconciler.signals.psi import SIGNALS
 from state.model import Pod
-from state.undo import Undo, Undone
+from state.undo import RestoreOutcome, RestoreResult
 
 FILE: Final = "cgroup2 group"
 """What stands for a file's name in what restore tells."""
@@ -36,7 +36,7 @@ _SETTLE_S: Final = 5.0
 _CLEAR_S: Final = 10.0
 
 
-class _Outcome(NamedTuple):
+class _AttachOutcome(NamedTuple):
     directories: Mapping[str, str]
     problem: str | None
     more: bool
@@ -51,7 +51,7 @@ class PrivateGroups:
         self._stuck: dict[str, set[int]] = {}
         self._tree = tree
         self._processes = processes
-        self._lane = Lane[_Outcome]("private-cgroup2")
+        self._lane = BackgroundJob[_AttachOutcome]("private-cgroup2")
         self._directories: Mapping[str, str] = {}
         self._known: Mapping[str, tuple[str, ...]] = {}
         self._next_at = 0.0
@@ -91,7 +91,7 @@ class PrivateGroups:
         if self._lane.start(lambda: self._work(paths)):
             self._next_at = now + _EVERY_S
 
-    def _work(self, paths: Mapping[str, str]) -> _Outcome:
+    def _work(self, paths: Mapping[str, str]) -> _AttachOutcome:
         """In the thread: make, fill and remove."""
         until = time.monotonic() + _AT_ONCE_S
         directories: dict[str, str] = {}
@@ -114,8 +114,8 @@ class PrivateGroups:
                     directories[uid] = self._tree.directory(uid)
         except CgroupError as exc:
             # What was made is good; the rest of the pods is not known.
-            return _Outcome(directories, f"private cgroup2 groups: {exc}", False)
-        return _Outcome(directories, problem, more)
+            return _AttachOutcome(directories, f"private cgroup2 groups: {exc}", False)
+        return _AttachOutcome(directories, problem, more)
 
     def _fill(self, uid: str, path: str) -> str | None:
         """None: all of the pod's processes are in its group; empty: it has none; else where one is instead."""
@@ -139,10 +139,10 @@ class PrivateGroups:
             with trio.move_on_after(_CLEAR_S):
                 await trio.to_thread.run_sync(self._clear, abandon_on_cancel=True)
 
-    def _clear_once(self) -> _Outcome:
+    def _clear_once(self) -> _AttachOutcome:
         self._problem = None
         self._clear()
-        return _Outcome({}, self._problem, False)
+        return _AttachOutcome({}, self._problem, False)
 
     def _clear(self) -> None:
         try:
@@ -153,7 +153,7 @@ class PrivateGroups:
             self._problem = str(exc)
 
 
-def restore_groups(hierarchy: Hierarchy, only: str | None = None) -> list[Undone]:
+def restore_groups(hierarchy: Hierarchy, only: str | None = None) -> list[RestoreResult]:
     """Remove every private group (``only``: one pod's) while no daemon runs; one line for each."""
     tree = private_tree(hierarchy)
     if tree is None or not tree.traces():
@@ -162,12 +162,12 @@ def restore_groups(hierarchy: Hierarchy, only: str | None = None) -> list[Undone
         tree.open()
         done = tree.clear(only)
     except CgroupError as exc:
-        return [Undone(path=tree.root, file=FILE, undo=Undo.REFUSED, detail=str(exc))]
+        return [RestoreResult(path=tree.root, file=FILE, undo=RestoreOutcome.REFUSED, detail=str(exc))]
     return [
-        Undone(
+        RestoreResult(
             path=tree.directory(uid),
             file=FILE,
-            undo=Undo.RESTORED if error is None else Undo.REFUSED,
+            undo=RestoreOutcome.RESTORED if error is None else RestoreOutcome.REFUSED,
             detail="" if error is None else str(error),
         )
         for uid, error in done.items()

@@ -9,10 +9,10 @@ from typing import Final, final
 
 import trio
 
-from reconciler.clients.command import Program
+from reconciler.clients.command import Command
 from reconciler.signals.probe_config import CommandProbe
-from reconciler.signals.probe_source import Measured, failed, number_in
-from reconciler.signals.probe_targets import Target
+from reconciler.signals.probe_source import ProbeResult, failed, number_in
+from reconciler.signals.probe_targets import ProbeTarget
 
 AT_ONCE: Final = 4
 MOST_OUTPUT: Final = 64 * 1024
@@ -22,7 +22,7 @@ MOST_OUTPUT: Final = 64 * 1024
 class CommandSource:
     """`ProbeSource`. ``slots`` bounds how many programs run at once; waiting for one takes nothing of the time."""
 
-    def __init__(self, target: Target, slots: trio.CapacityLimiter) -> None:
+    def __init__(self, target: ProbeTarget, slots: trio.CapacityLimiter) -> None:
         config = target.probe.command
         assert config is not None
         self._config: CommandProbe = config
@@ -30,9 +30,9 @@ class CommandSource:
         self._slots = slots
         # Who is not root is nobody special as it is.
         user = config.user or ("nobody" if os.geteuid() == 0 else None)
-        self._program = Program(target.argv, user=user, most_output=MOST_OUTPUT)
+        self._program = Command(target.argv, user=user, most_output=MOST_OUTPUT)
 
-    async def measure(self) -> Measured:
+    async def measure(self) -> ProbeResult:
         """Run it once. Errors: `SourceError`."""
         title, name = self._target.title, self._target.argv[0]
         try:
@@ -43,7 +43,7 @@ class CommandSource:
         if done.problem:
             raise failed(title, f"{name}: {done.problem}")
         try:
-            return Measured(number_in(done.output, self._config.field) * self._target.probe.factor)
+            return ProbeResult(number_in(done.output, self._config.field) * self._target.probe.factor)
         except ValueError as exc:
             raise failed(title, f"{name}: {exc}") from exc
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from reconciler.clients.http_config import Trust, check_headers
+from reconciler.clients.http_config import TlsTrust, check_headers
 from reconciler.clients.urls import MASK, check_url, masked_url
 from reconciler.pods.selectors import LabelSelector
 
@@ -69,7 +69,7 @@ class CommandProbe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return f"CommandProbe({self.argv[0]!r}, {len(self.argv) - 1} arguments)"
 
 
-class _Asked(Trust, frozen=True, kw_only=True):
+class _HttpQuery(TlsTrust, frozen=True, kw_only=True):
     """What is asked over HTTP, and how."""
 
     url: Annotated[
@@ -106,7 +106,7 @@ class _Asked(Trust, frozen=True, kw_only=True):
         return f"{type(self).__name__}(url={masked_url(PLACEHOLDER.sub('1', self.url))}, headers={headers})"
 
 
-class HttpProbe(_Asked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HttpProbe(_HttpQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A GET request: how long the answer takes, or a number in it."""
 
     measure: Annotated[
@@ -140,7 +140,7 @@ class HttpProbe(_Asked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return 200 <= status < (400 if self.measure == "time" else 300)
 
 
-class PrometheusProbe(_Asked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PrometheusProbe(_HttpQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A metric that the service itself exports in Prometheus' text format."""
 
     select: Annotated[

@@ -10,12 +10,12 @@ from typing import Final, final
 import trio
 
 from cgroupfs.errors import SourceError
-from reconciler.clients.http import Answer, HttpSession, Take
+from reconciler.clients.http import HttpResponse, HttpSession, Take
 from reconciler.clients.http_config import read_line
 from reconciler.clients.urls import MASK, split_url
 from reconciler.signals.probe_config import HttpProbe, PrometheusProbe
-from reconciler.signals.probe_source import Measured, failed, number_in
-from reconciler.signals.probe_targets import Target
+from reconciler.signals.probe_source import ProbeResult, failed, number_in
+from reconciler.signals.probe_targets import ProbeTarget
 
 _MOST_VALUE: Final = 64 * 1024
 _LATE: Final = 0.5
@@ -23,17 +23,17 @@ _LATE: Final = 0.5
 
 
 @final
-class Asker:
+class HttpProbeClient:
     """One URL with its credentials: a kept connection."""
 
-    def __init__(self, target: Target, config: HttpProbe | PrometheusProbe) -> None:
+    def __init__(self, target: ProbeTarget, config: HttpProbe | PrometheusProbe) -> None:
         base, self._path, _ = split_url(target.url)
         self._config = config
         self._title = target.title
         self.url = f"{base}{self._path.partition('?')[0]}" + (f"?{MASK}" if "?" in self._path else "")
         self._session = HttpSession(config.peer(target.title, base, target.probe.timeout_s))
 
-    async def get(self, headers: Mapping[str, str], most: int) -> Answer:
+    async def get(self, headers: Mapping[str, str], most: int) -> HttpResponse:
         """One request. Errors: `SourceError`."""
         given = {"Accept": "*/*", **headers, **self._config.headers, **self._read_headers()}
         shown = self.url.partition("://")[2].partition("/")[2]
@@ -53,7 +53,7 @@ class Asker:
         except ValueError as exc:
             raise failed(self._title, str(exc)) from exc
 
-    def refused(self, answer: Answer) -> SourceError:
+    def refused(self, answer: HttpResponse) -> SourceError:
         """The error for an answer that does not count."""
         words = f" {answer.words}" if answer.words else ""
         return failed(self._title, f"{self.url}: it answered {answer.status}{words}")
@@ -71,14 +71,14 @@ class Asker:
 class HttpSource:
     """`ProbeSource`."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: ProbeTarget) -> None:
         config = target.probe.http
         assert config is not None
         self._config = config
         self._probe = target.probe
-        self._asker = Asker(target, config)
+        self._asker = HttpProbeClient(target, config)
 
-    async def measure(self) -> Measured:
+    async def measure(self) -> ProbeResult:
         """Ask once. Errors: `SourceError`."""
         if self._config.measure == "value":
             return await self._value()
@@ -86,14 +86,14 @@ class HttpSource:
             answer = await self._asker.get({"Connection": "close"} if self._config.connect else {}, most=200)
         except SourceError as exc:
             if self._config.count_late and isinstance(exc.__cause__, trio.TooSlowError):
-                return Measured(self._probe.timeout_s * 1e3, _LATE)
+                return ProbeResult(self._probe.timeout_s * 1e3, _LATE)
             raise
         if not self._config.counts(answer.status):
             raise self._asker.refused(answer)
         seconds = answer.seconds + (answer.connect_s if self._config.connect else 0.0)
-        return Measured(seconds * 1e3)
+        return ProbeResult(seconds * 1e3)
 
-    async def _value(self) -> Measured:
+    async def _value(self) -> ProbeResult:
         accept = "application/json" if self._config.field is not None else "text/plain, */*"
         answer = await self._asker.get({"Accept": accept}, most=_MOST_VALUE)
         if not self._config.counts(answer.status):
@@ -101,7 +101,7 @@ class HttpSource:
         try:
             if len(answer.body) >= _MOST_VALUE:
                 raise ValueError(f"the answer is longer than {_MOST_VALUE >> 10} KiB")  # noqa: TRY301
-            return Measured(number_in(answer.body, self._config.field) * self._probe.factor)
+            return ProbeResult(number_in(answer.body, self._config.field) * self._probe.factor)
         except ValueError as exc:
             raise self._asker.wrong(exc) from exc
 

@@ -9,14 +9,14 @@ import math
 from collections.abc import Mapping
 from typing import Final, final
 
-from reconciler.runtime.cooperative import Slices
-from reconciler.signals.probe_http import Asker
-from reconciler.signals.probe_source import Measured
-from reconciler.signals.probe_targets import Target
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.signals.probe_http import HttpProbeClient
+from reconciler.signals.probe_source import ProbeResult
+from reconciler.signals.probe_targets import ProbeTarget
 from reconciler.signals.promtext import (
-    Histogram,
+    BucketHistogram,
     Labels,
-    Series,
+    MetricSeries,
     SeriesReader,
     grown,
     histogram,
@@ -37,18 +37,18 @@ _BEYOND: Final = 0.5
 class PrometheusSource:
     """`ProbeSource`. Keeps the counters of the last scrape."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: ProbeTarget) -> None:
         config = target.probe.prometheus
         assert config is not None
         self._config = config
         self._factor = target.probe.factor
-        self._asker = Asker(target, config)
+        self._asker = HttpProbeClient(target, config)
         self._selector = parse_selector(config.select)
         self._before: dict[Labels, dict[float, float]] | None = None
 
-    async def measure(self) -> Measured:
+    async def measure(self) -> ProbeResult:
         """Scrape once. Errors: `SourceError`."""
-        reader, slices = SeriesReader(self._names(), lambda one: self._selector.fits(one.labels)), Slices()
+        reader, slices = SeriesReader(self._names(), lambda one: self._selector.fits(one.labels)), TimeSlice()
         length = 0
 
         async def take(chunk: bytes) -> None:
@@ -79,7 +79,7 @@ class PrometheusSource:
             "quantile": (f"{name}_bucket", name),
         }[self._config.read]
 
-    def _told(self, found: list[Series]) -> Measured:
+    def _told(self, found: list[MetricSeries]) -> ProbeResult:
         if not found:
             raise ValueError(f"it has no series {self._config.select} to read a {self._config.read} from")
         match self._config.read:
@@ -96,26 +96,26 @@ class PrometheusSource:
             raise ValueError(f"{self._config.select} is neither a histogram nor a summary with the quantile {wanted:g}")
         return self._highest(ready)
 
-    def _highest(self, values: list[float]) -> Measured:
+    def _highest(self, values: list[float]) -> ProbeResult:
         known = [value for value in values if not math.isnan(value)]
         if not known:
-            return Measured(None)
+            return ProbeResult(None)
         value = max(known)
         if value < 0 or math.isinf(value):
             raise ValueError(f"{self._config.select} is {value:g}, which is no time")
-        return Measured(value * self._factor)
+        return ProbeResult(value * self._factor)
 
-    def _mean(self, found: list[Series]) -> Measured:
+    def _mean(self, found: list[MetricSeries]) -> ProbeResult:
         now: dict[Labels, dict[float, float]] = {}
         for one in found:
             now.setdefault(_key(one.labels), {})[float(one.name.endswith("_sum"))] = one.value
         more = self._since(now)
         if more is None:
-            return Measured(None)
+            return ProbeResult(None)
         count, total = more.get(0.0, 0.0), more.get(1.0, 0.0)
-        return Measured(total / count * self._factor) if count > 0 and total >= 0 else Measured(None)
+        return ProbeResult(total / count * self._factor) if count > 0 and total >= 0 else ProbeResult(None)
 
-    def _quantile(self, found: list[Series]) -> Measured:
+    def _quantile(self, found: list[MetricSeries]) -> ProbeResult:
         now: dict[Labels, dict[float, float]] = {}
         for one in found:
             bound = _number(one.labels["le"])
@@ -123,12 +123,12 @@ class PrometheusSource:
                 now.setdefault(_key(one.labels, "le"), {})[bound] = one.value
         more = self._since(now)
         if more is None:
-            return Measured(None)
+            return ProbeResult(None)
         hist = histogram(more)
         if hist is None:
             raise ValueError(f'{self._config.select} has no bucket le="+Inf", or no other')
         value = quantile(hist, self._config.quantile)
-        return Measured(None) if value is None else Measured(value * self._factor, self._sure(hist))
+        return ProbeResult(None) if value is None else ProbeResult(value * self._factor, self._sure(hist))
 
     def _since(self, now: dict[Labels, dict[float, float]]) -> dict[float, float] | None:
         """What the counters of all series grew by since the last scrape; None at the first."""
@@ -141,7 +141,7 @@ class PrometheusSource:
                 total[bound] = total.get(bound, 0.0) + count
         return total
 
-    def _sure(self, hist: Histogram) -> float:
+    def _sure(self, hist: BucketHistogram) -> float:
         """A high quantile of few requests is the slowest of them, and says little of the next."""
         q = self._config.quantile
         slower = hist.total * (1.0 - q) if q < 1 else hist.total

@@ -12,7 +12,7 @@ _LONGEST_SHOWN: Final = 80
 _DEEPEST: Final = 64
 
 
-class Measured(NamedTuple):
+class ProbeResult(NamedTuple):
     """What one measurement told. ``ms`` None: nothing happened that could be measured; that is no failure."""
 
     ms: float | None
@@ -22,7 +22,7 @@ class Measured(NamedTuple):
 class ProbeSource(Protocol):
     """One target, asked again and again."""
 
-    async def measure(self) -> Measured:
+    async def measure(self) -> ProbeResult:
         """Ask once, within the probe's own time. Errors: `SourceError`, whose text is for a person."""
 
     async def aclose(self) -> None:

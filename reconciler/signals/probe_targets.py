@@ -24,17 +24,17 @@ _PORT: Final = re.compile(r"\d{1,5}")
 _ARGUMENT: Final = re.compile(r"[^\x00-\x1f\x7f]{0,1024}")
 
 
-class TargetKey(NamedTuple):
+class ProbeTargetKey(NamedTuple):
     """One measurement that is repeated. ``uid`` empty: of all the probe's pods together."""
 
     probe: str
     uid: str
 
 
-class Target(Struct, frozen=True, kw_only=True):
+class ProbeTarget(Struct, frozen=True, kw_only=True):
     """What is asked. ``uids``: the pods that the answer is of; ``title`` for messages."""
 
-    key: TargetKey
+    key: ProbeTargetKey
     title: str
     probe: Probe
     uids: tuple[str, ...]
@@ -42,11 +42,11 @@ class Target(Struct, frozen=True, kw_only=True):
     url: str = ""
 
 
-class Targets(Struct, frozen=True, kw_only=True):
+class ProbeTargets(Struct, frozen=True, kw_only=True):
     """All of them, and why some pods are not asked, by target."""
 
-    targets: Mapping[TargetKey, Target] = {}
-    problems: Mapping[TargetKey, str] = {}
+    targets: Mapping[ProbeTargetKey, ProbeTarget] = {}
+    problems: Mapping[ProbeTargetKey, str] = {}
 
 
 def selected(probe: Probe, pod: Pod) -> bool:
@@ -56,30 +56,30 @@ def selected(probe: Probe, pod: Pod) -> bool:
     return any_glob(probe.namespaces, pod.namespace) and any_glob(probe.pods, pod.name)
 
 
-def targets_of(probes: Mapping[str, Probe], view: NodeView) -> Targets:
+def targets_of(probes: Mapping[str, Probe], view: NodeView) -> ProbeTargets:
     """What is to be asked on this node now."""
-    targets: dict[TargetKey, Target] = {}
-    problems: dict[TargetKey, str] = {}
+    targets: dict[ProbeTargetKey, ProbeTarget] = {}
+    problems: dict[ProbeTargetKey, str] = {}
     for name, probe in probes.items():
         pods = [pod for uid, pod in sorted(view.pods.items()) if selected(probe, pod)]
         if not pods:
             continue
         if not probe.per_pod:
-            key = TargetKey(name, "")
+            key = ProbeTargetKey(name, "")
             uids = tuple(pod.uid for pod in pods)
-            targets[key] = filled(Target(key=key, title=f"probe {name}", probe=probe, uids=uids), None)
+            targets[key] = filled(ProbeTarget(key=key, title=f"probe {name}", probe=probe, uids=uids), None)
             continue
         for pod in pods:
-            key = TargetKey(name, pod.uid)
+            key = ProbeTargetKey(name, pod.uid)
             title = f"probe {name}, pod {pod.title}"
             try:
-                targets[key] = filled(Target(key=key, title=title, probe=probe, uids=(pod.uid,)), pod)
+                targets[key] = filled(ProbeTarget(key=key, title=title, probe=probe, uids=(pod.uid,)), pod)
             except ValueError as exc:
                 problems[key] = f"{title}: {exc}"
-    return Targets(targets=targets, problems=problems)
+    return ProbeTargets(targets=targets, problems=problems)
 
 
-def filled(target: Target, pod: Pod | None) -> Target:
+def filled(target: ProbeTarget, pod: Pod | None) -> ProbeTarget:
     """With the pod's words in the place of placeholders. Errors: `ValueError` says which one has no usable value."""
     probe = target.probe
     if probe.command is not None:

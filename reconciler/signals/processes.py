@@ -19,7 +19,7 @@ _DEEPEST: Final = 8
 OUTSIDE: Final = "its processes are outside of this PID namespace: bypassd needs the host's (hostPID)"
 
 
-class _Listed(NamedTuple):
+class _ProcessList(NamedTuple):
     pod: Pod
     pids: tuple[int, ...]
     again_at: float
@@ -32,7 +32,7 @@ class PodProcesses:
     def __init__(self, hierarchy: Hierarchy, files: FileOps = REAL) -> None:
         self._hierarchy = hierarchy
         self._files = files
-        self._listed: dict[str, _Listed] = {}
+        self._listed: dict[str, _ProcessList] = {}
         self.outside = False
         """Some process was listed as 0: it cannot be named from here."""
 
@@ -54,7 +54,7 @@ class PodProcesses:
         pids = tuple(dict.fromkeys(self._below(top, 0, sandboxes)))
         # Not all in one pass: a fifth of the pods each second.
         again_at = now + _EVERY_S * (0.8 + 0.4 * (hash(pod.uid) % 1000) / 1000)
-        self._listed[pod.uid] = _Listed(pod, pids, again_at)
+        self._listed[pod.uid] = _ProcessList(pod, pids, again_at)
         return pids
 
     def of_group(self, path: str) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ _SPECIAL: Final = {"nan": math.nan, "+inf": math.inf, "inf": math.inf, "-inf": -
 Labels = frozenset[tuple[str, str]]
 
 
-class Matcher(Struct, frozen=True, kw_only=True):
+class LabelMatcher(Struct, frozen=True, kw_only=True):
     """One condition on a label. ``pattern`` for ``=~`` and ``!~``, which must match the whole value."""
 
     label: str
@@ -63,18 +63,18 @@ class Matcher(Struct, frozen=True, kw_only=True):
         return same is (self.operator in {"=", "=~"})
 
 
-class Selector(Struct, frozen=True, kw_only=True):
+class SeriesSelector(Struct, frozen=True, kw_only=True):
     """Which series are meant."""
 
     name: str
-    matchers: tuple[Matcher, ...] = ()
+    matchers: tuple[LabelMatcher, ...] = ()
 
     def fits(self, labels: Mapping[str, str]) -> bool:
         """Whether all conditions hold."""
         return all(one.fits(labels) for one in self.matchers)
 
 
-class Series(NamedTuple):
+class MetricSeries(NamedTuple):
     """One line."""
 
     name: str
@@ -82,12 +82,12 @@ class Series(NamedTuple):
     value: float
 
 
-def parse_selector(text: str) -> Selector:
+def parse_selector(text: str) -> SeriesSelector:
     """Read ``name{label="value",other=~"a|b"}``. Errors: `ValueError`."""
     found = _SELECTOR.fullmatch(text)
     if found is None:
         raise ValueError(f'select: expected a metric such as name{{label="value"}}; got {shown(text)}')
-    matchers: list[Matcher] = []
+    matchers: list[LabelMatcher] = []
     rest = (found[2] or "").strip()
     at = 0
     while at < len(rest):
@@ -110,8 +110,8 @@ def parse_selector(text: str) -> Selector:
                     f"select: {shown(value)} could take for ever on a label that is made for it: expected at most "
                     f"{_MOST_REPEATS} repeats such as .*, and none within another"
                 )
-        matchers.append(Matcher(label=one[1], operator=one[2], value=value, pattern=pattern))
-    return Selector(name=found[1], matchers=tuple(matchers))
+        matchers.append(LabelMatcher(label=one[1], operator=one[2], value=value, pattern=pattern))
+    return SeriesSelector(name=found[1], matchers=tuple(matchers))
 
 
 def _ways(parts: Iterable[tuple[Any, Any]]) -> float:
@@ -158,8 +158,8 @@ class SeriesReader:
     ``names``: of the metrics, as they stand in the text. ``found``: so far.
     """
 
-    def __init__(self, names: Iterable[str], wanted: Callable[[Series], bool] = lambda _: True) -> None:
-        self.found: list[Series] = []
+    def __init__(self, names: Iterable[str], wanted: Callable[[MetricSeries], bool] = lambda _: True) -> None:
+        self.found: list[MetricSeries] = []
         self._wanted = wanted
         either = b"|".join(re.escape(name.encode()) for name in names)
         self._line = re.compile(rb"^[ \t]{0,16}(?:" + either + rb")(?=[{ \t])[^\n]*", re.MULTILINE)
@@ -206,18 +206,18 @@ class SeriesReader:
                 self.found.append(one)
 
 
-def _series(line: bytes) -> Series:
+def _series(line: bytes) -> MetricSeries:
     found = _SAMPLE.match(line)
     if found is None:
         raise ValueError(f"not a sample: {_shown(line)}")
     try:
         labels = _labels(found[2].decode()) if found[2] is not None else {}
-        return Series(found[1].decode(), labels, number(found[3].decode()))
+        return MetricSeries(found[1].decode(), labels, number(found[3].decode()))
     except ValueError as exc:
         raise ValueError(f"not a sample: {_shown(line)}") from exc
 
 
-def series_of(body: bytes, names: Iterable[str]) -> list[Series]:
+def series_of(body: bytes, names: Iterable[str]) -> list[MetricSeries]:
     """The lines of these metrics, by their names as they stand in the text.
 
     Errors: `ValueError` for one of their lines that is broken, with the line.
@@ -255,7 +255,7 @@ def _shown(line: bytes) -> str:
     return repr(text if len(text) <= 120 else f"{text[:117]}...")
 
 
-class Histogram(Struct, frozen=True, kw_only=True):
+class BucketHistogram(Struct, frozen=True, kw_only=True):
     """Cumulative counts by upper bound, in ascending order; the last bound is infinite."""
 
     bounds: tuple[float, ...]
@@ -267,7 +267,7 @@ class Histogram(Struct, frozen=True, kw_only=True):
         return self.counts[-1]
 
 
-def histogram(buckets: Mapping[float, float]) -> Histogram | None:
+def histogram(buckets: Mapping[float, float]) -> BucketHistogram | None:
     """One from its buckets; None for less than two, or without an infinite one: it tells no quantile then.
 
     Counts that fall from one bucket to the next (scraped while it was written) count as equal.
@@ -278,10 +278,10 @@ def histogram(buckets: Mapping[float, float]) -> Histogram | None:
     counts: list[float] = []
     for bound in bounds:
         counts.append(max(buckets[bound], counts[-1] if counts else 0.0))
-    return Histogram(bounds=tuple(bounds), counts=tuple(counts))
+    return BucketHistogram(bounds=tuple(bounds), counts=tuple(counts))
 
 
-def quantile(hist: Histogram, q: float) -> float | None:
+def quantile(hist: BucketHistogram, q: float) -> float | None:
     """``histogram_quantile``: linear within the bucket, which begins at 0 where it is the first and has a bound above.
 
     In the last bucket it is that bucket's lower bound. None: nothing was observed.

@@ -19,21 +19,21 @@ from typing import Final, NamedTuple, Protocol, final
 
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
-from cgroupfs.kept import Reads
-from cgroupfs.pressure import Resource
-from reconciler.runtime.cooperative import Slices
-from reconciler.signals.growth import Grown, Growth
-from reconciler.signals.podcpu import Quotas
+from cgroupfs.kept import ReadOps
+from cgroupfs.pressure import PressureResource
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.signals.growth import CounterDelta, CounterIncrease
+from reconciler.signals.podcpu import QuotaLookup
 from reconciler.signals.processes import same_groups
-from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import NODE
 from state.model import Pod
 
 NAME: Final = "psi"
-SIGNALS: Final = tuple(f"{resource}.pressure{full}" for resource in Resource for full in ("", "_full"))
-_FILE: Final = {resource: f"{resource}.pressure" for resource in Resource}
+SIGNALS: Final = tuple(f"{resource}.pressure{full}" for resource in PressureResource for full in ("", "_full"))
+_FILE: Final = {resource: f"{resource}.pressure" for resource in PressureResource}
 _SOME: Final = _FILE
-_FULL: Final = {resource: f"{resource}.pressure_full" for resource in Resource}
+_FULL: Final = {resource: f"{resource}.pressure_full" for resource in PressureResource}
 _OF_CPU: Final = "cpu."
 _TOTAL: Final = " total="
 _LOOK_AGAIN_S: Final = 30.0
@@ -48,7 +48,7 @@ _REMEDY: Final = {
 }
 
 
-class Groups(Protocol):
+class PressureGroups(Protocol):
     """Directories with pressure files that somebody made for the pods; `privatepsi.PrivateGroups` does."""
 
     def directory(self, uid: str) -> str | None:
@@ -62,14 +62,14 @@ class Groups(Protocol):
     async def aclose(self) -> None: ...
 
 
-class Totals(NamedTuple):
+class StallTotals(NamedTuple):
     """Microseconds of stall since boot (or since the group began); None: this kernel does not tell that line."""
 
     some_us: int
     full_us: int | None
 
 
-def parse_totals(text: str) -> Totals:
+def parse_totals(text: str) -> StallTotals:
     """The totals of a pressure file. Errors: `ValueError` when it does not begin with a ``some`` line that has one."""
     first = text.find(_TOTAL)
     if not text.startswith("some ") or first < 0:
@@ -79,12 +79,12 @@ def parse_totals(text: str) -> Totals:
     second = text.find(_TOTAL, end) if end >= 0 and text.startswith("full ", end + 1) else -1
     full = text[second + len(_TOTAL) :] if second >= 0 else ""
     try:
-        return Totals(int(some), int(full) if full else None)
+        return StallTotals(int(some), int(full) if full else None)
     except ValueError:
         raise ValueError(f"no total of some in {text[:80]!r}") from None
 
 
-class _Place(NamedTuple):
+class _PressureFile(NamedTuple):
     directory: str | None
     pod: Pod
     again_at: float
@@ -100,11 +100,11 @@ class Psi:
     def __init__(
         self,
         hierarchy: Hierarchy,
-        quotas: Quotas | None,
+        quotas: QuotaLookup | None,
         *,
-        private: Groups | None = None,
+        private: PressureGroups | None = None,
         root: str = "/",
-        files: Reads = REAL,
+        files: ReadOps = REAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hierarchy = hierarchy
@@ -113,8 +113,8 @@ class Psi:
         self._node = f"{root.rstrip('/')}/proc/pressure"
         self._files = files
         self._clock = clock
-        self._grew = Growth()
-        self._places: dict[str, _Place] = {}
+        self._grew = CounterDelta()
+        self._places: dict[str, _PressureFile] = {}
         self._problems: dict[str, str] = {}
 
     def problems(self) -> Mapping[str, str]:
@@ -124,18 +124,18 @@ class Psi:
         if self._private is not None:
             await self._private.aclose()
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         self._grew.turn()
         self._problems = {}
         asked = set(scene.wanted)
-        wanted = [one for one in Resource if {_SOME[one], _FULL[one]} & asked]
+        wanted = [one for one in PressureResource if {_SOME[one], _FULL[one]} & asked]
         pods = scene.view.pods
         if self._private is not None:
             self._private.update(pods, now)
         for resource in wanted:
             self._read_node(resource, sheet)
-        slices = Slices()
-        places: dict[str, _Place] = {}
+        slices = TimeSlice()
+        places: dict[str, _PressureFile] = {}
         missing = 0
         for uid, pod in pods.items():
             place = places[uid] = self._place(pod, now)
@@ -152,17 +152,17 @@ class Psi:
                 for signal in (_SOME[resource], _FULL[resource]):
                     self._problems.setdefault(signal, _REMEDY["pods"])
 
-    def _read_node(self, resource: Resource, sheet: Sheet) -> None:
+    def _read_node(self, resource: PressureResource, sheet: SampleSheet) -> None:
         totals = self._totals(self._node, str(resource), resource)
         if totals is None:
             return
         grew = self._grew.grown(("node", resource), self._clock(), tuple(totals))
         if grew is not None:
             # The node as a whole has no full one of the CPU: the line is there, and always zero.
-            full = None if resource is Resource.CPU else _percent(grew, 1)
+            full = None if resource is PressureResource.CPU else _percent(grew, 1)
             sheet.enter(NODE, {_SOME[resource]: _percent(grew, 0), _FULL[resource]: full})
 
-    def _read_pod(self, pod: Pod, directory: str, wanted: Sequence[Resource], sheet: Sheet) -> bool:
+    def _read_pod(self, pod: Pod, directory: str, wanted: Sequence[PressureResource], sheet: SampleSheet) -> bool:
         counts: list[int | None] = []
         at_s = self._clock()
         told = False
@@ -170,7 +170,7 @@ class Psi:
             totals = self._totals(directory, _FILE[resource], resource)
             counts += (None, None) if totals is None else totals
             told = told or totals is not None
-            if totals is not None and totals.full_us is None and resource is Resource.CPU:
+            if totals is not None and totals.full_us is None and resource is PressureResource.CPU:
                 self._problems[_FULL[resource]] = _REMEDY["full"]
         if not told:
             return False
@@ -201,7 +201,7 @@ class Psi:
         own = min(percent, 100.0 * throttling.cpus)
         return percent - own, max(_LEAST, 1.0 - own / percent)
 
-    def _totals(self, directory: str, file: str, resource: Resource) -> Totals | None:
+    def _totals(self, directory: str, file: str, resource: PressureResource) -> StallTotals | None:
         try:
             return parse_totals(self._files.read(directory, file))
         except ValueError as exc:
@@ -212,7 +212,7 @@ class Psi:
                     self._problems[signal] = _REMEDY["boot"]
         return None
 
-    def _place(self, pod: Pod, now: float) -> _Place:
+    def _place(self, pod: Pod, now: float) -> _PressureFile:
         """Where this pod's files are; looked up anew when its groups change, and now and then where there are none."""
         known = self._places.get(pod.uid)
         if known is not None and now < known.again_at and (known.pod is pod or same_groups(known.pod, pod)):
@@ -220,7 +220,7 @@ class Psi:
                 return known._replace(directory=self._private.directory(pod.uid))
             return known
         found = self._find(pod)
-        return _Place(found, pod, now + (_MISSING_AGAIN_S if found is None else _LOOK_AGAIN_S))
+        return _PressureFile(found, pod, now + (_MISSING_AGAIN_S if found is None else _LOOK_AGAIN_S))
 
     def _find(self, pod: Pod) -> str | None:
         path = pod.group.path
@@ -245,7 +245,7 @@ class Psi:
 
     def _answers(self, directory: str) -> bool:
         """Whether one of the three files can be read: a backport may lack some."""
-        for resource in Resource:
+        for resource in PressureResource:
             try:
                 parse_totals(self._files.read(directory, f"{resource}.pressure"))
             except (OSError, ValueError):
@@ -260,7 +260,7 @@ class Psi:
             return False
 
 
-def _percent(grew: Grown, index: int) -> float | None:
+def _percent(grew: CounterIncrease, index: int) -> float | None:
     """Stall in percent of the time between two readings. Reading takes time, too: a little more than all is all."""
     rate = grew.rate(index)
     return None if rate is None else min(100.0, rate / 1e4)

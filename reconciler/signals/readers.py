@@ -16,7 +16,7 @@ from state.evidence import Sample
 from state.model import NodeView, Pools
 
 
-class Scene(Struct, frozen=True, kw_only=True):
+class SampleContext(Struct, frozen=True, kw_only=True):
     """What there is to measure. ``wanted``: the signals that somebody asks for; others need not be read."""
 
     view: NodeView
@@ -25,7 +25,7 @@ class Scene(Struct, frozen=True, kw_only=True):
 
 
 @final
-class Sheet:
+class SampleSheet:
     """The samples of one frame while it is being filled, by subject and signal."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Reader(Protocol):
     def signals(self) -> Collection[str]:
         """What it may measure: it is left alone while nobody wants any of these."""
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         """Enter what was measured. ``now``: the monotonic clock. Errors: none for what the node refuses; see below."""
 
     def problems(self) -> Mapping[str, str]:

@@ -13,15 +13,15 @@ from msgspec import Struct
 
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.kept import KeptFiles, Reads
+from cgroupfs.kept import FdCache, ReadOps
 from cgroupfs.private import private_tree
 from reconciler.signals.perf_config import PerfConfig
 from reconciler.signals.podcpu import PodCpu
 from reconciler.signals.probe_config import Probe
 from reconciler.signals.processes import PodProcesses
-from reconciler.signals.readers import Reader, Scene, Sheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet
 from reconciler.signals.vmstat import VmStat
-from state.cache import CacheUse
+from state.cache import CacheUsage
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ def _nothing() -> None:
     """Nothing is measured."""
 
 
-class Means(Struct, frozen=True, kw_only=True):
+class ReaderContext(Struct, frozen=True, kw_only=True):
     """What readers work with. ``private_cgroup2``: where there is no PSI of pods, make groups of our own for it.
 
     ``filesystems``: directories by the name that their file system goes by, such as ``nodefs``. ``kubelet``: the
@@ -46,10 +46,10 @@ class Means(Struct, frozen=True, kw_only=True):
     kubelet: str = "/var/lib/kubelet"
     perf: PerfConfig = PerfConfig()
     probes: Mapping[str, Probe] = {}
-    cache: Callable[[], CacheUse | None] = _nothing
+    cache: Callable[[], CacheUsage | None] = _nothing
 
 
-class Cost(NamedTuple):
+class ReaderCost(NamedTuple):
     """CPU time that reading took in the loop since the reader was made, and how many passes that was."""
 
     cpu_s: float = 0.0
@@ -87,19 +87,19 @@ def _thrower(steps: Generator[Any, Any, T], exc: BaseException) -> Callable[[], 
 
 
 @final
-class Shared:
+class SharedReaders:
     """What several readers have in common, made when the first of them is."""
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, means: ReaderContext) -> None:
         self.means = means
         self._processes: PodProcesses | None = None
         self._cpu: PodCpu | None = None
         self.vmstat = VmStat(means.root, means.files)
-        self._kept = KeptFiles() if means.files is REAL else None
+        self._kept = FdCache() if means.files is REAL else None
         self._pass: float | None = None
 
     @property
-    def kept(self) -> Reads:
+    def kept(self) -> ReadOps:
         """For control files that are read in every pass."""
         return self.means.files if self._kept is None else self._kept
 
@@ -128,23 +128,23 @@ class Shared:
 
 
 @final
-class Metered:
+class MeteredReader:
     """A `Reader` whose CPU time is counted: of its own steps only, not of what others do while it yields."""
 
-    def __init__(self, reader: Reader, shared: Shared) -> None:
+    def __init__(self, reader: Reader, shared: SharedReaders) -> None:
         self.reader = reader
         self.shared = shared
         self.name = reader.name
         self.signals: Collection[str] = reader.signals
-        self.cost = Cost()
+        self.cost = ReaderCost()
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         spent: list[float] = []
         self.shared.begin(now)
         try:
             await _stepwise(self.reader.read(scene, sheet, now), spent)
         finally:
-            self.cost = Cost(self.cost.cpu_s + sum(spent), self.cost.passes + 1)
+            self.cost = ReaderCost(self.cost.cpu_s + sum(spent), self.cost.passes + 1)
 
     def problems(self) -> Mapping[str, str]:
         return self.reader.problems()
@@ -154,17 +154,17 @@ class Metered:
         await self.reader.aclose()
 
 
-def _cpu(shared: Shared) -> Reader:
+def _cpu(shared: SharedReaders) -> Reader:
     return shared.cpu
 
 
-def _runqueue(shared: Shared) -> Reader:
+def _runqueue(shared: SharedReaders) -> Reader:
     from reconciler.signals.runqueue import RunQueue  # noqa: PLC0415
 
     return RunQueue(shared.processes, shared.cpu, root=shared.means.root, files=shared.means.files)
 
 
-def _psi(shared: Shared) -> Reader:
+def _psi(shared: SharedReaders) -> Reader:
     from reconciler.signals.privatepsi import PrivateGroups  # noqa: PLC0415
     from reconciler.signals.psi import Psi  # noqa: PLC0415
 
@@ -174,91 +174,93 @@ def _psi(shared: Shared) -> Reader:
     return Psi(means.hierarchy, shared.cpu, private=groups, root=means.root, files=shared.kept)
 
 
-def _memory(shared: Shared) -> Reader:
+def _memory(shared: SharedReaders) -> Reader:
     from reconciler.signals.podmemory import PodMemory  # noqa: PLC0415
 
     return PodMemory(shared.means.hierarchy, shared.vmstat, files=shared.kept)
 
 
-def _numa(shared: Shared) -> Reader:
+def _numa(shared: SharedReaders) -> Reader:
     from reconciler.signals.podnuma import PodNuma  # noqa: PLC0415
 
     return PodNuma(shared.means.hierarchy, files=shared.kept)
 
 
-def _disk(shared: Shared) -> Reader:
+def _disk(shared: SharedReaders) -> Reader:
     from reconciler.signals.poddisk import PodDisk  # noqa: PLC0415
 
     return PodDisk(shared.means.hierarchy, root=shared.means.root, files=shared.kept)
 
 
-def _net(shared: Shared) -> Reader:
+def _net(shared: SharedReaders) -> Reader:
     from reconciler.signals.podnet import PodNet  # noqa: PLC0415
 
     return PodNet(shared.processes, root=shared.means.root, files=shared.means.files)
 
 
-def _node(shared: Shared) -> Reader:
+def _node(shared: SharedReaders) -> Reader:
     from reconciler.signals.nodeload import NodeLoad  # noqa: PLC0415
 
     return NodeLoad(root=shared.means.root, files=shared.means.files)
 
 
-def _node_memory(shared: Shared) -> Reader:
+def _node_memory(shared: SharedReaders) -> Reader:
     from reconciler.signals.nodememory import NodeMemoryReader  # noqa: PLC0415
 
     return NodeMemoryReader(shared.vmstat, root=shared.means.root, files=shared.means.files)
 
 
-def _file_systems(shared: Shared) -> Reader:
+def _file_systems(shared: SharedReaders) -> Reader:
     from reconciler.signals.filesystems import FileSystems  # noqa: PLC0415
 
     prefix = shared.means.root.rstrip("/")
     return FileSystems({name: f"{prefix}{path}" for name, path in shared.means.filesystems.items()})
 
 
-def _fs_use(shared: Shared) -> Reader:
-    from reconciler.signals.fsuse import FsUse  # noqa: PLC0415
+def _fs_use(shared: SharedReaders) -> Reader:
+    from reconciler.signals.fsuse import DirectoryUsageReader  # noqa: PLC0415
 
     means = shared.means
-    return FsUse(shared.processes, means.kubelet, images=means.filesystems.get("imagefs"), root=means.root)
+    return DirectoryUsageReader(
+        shared.processes, means.kubelet, images=means.filesystems.get("imagefs"), root=means.root
+    )
 
 
-def _pools(shared: Shared) -> Reader:
+def _pools(shared: SharedReaders) -> Reader:
     from reconciler.signals.pools import PoolReader  # noqa: PLC0415
 
     return PoolReader(root=shared.means.root, files=shared.means.files)
 
 
-def _best_effort(_shared: Shared) -> Reader:
-    from reconciler.signals.besteffort import BestEffort  # noqa: PLC0415
+def _best_effort(_shared: SharedReaders) -> Reader:
+    from reconciler.signals.besteffort import BestEffortReader  # noqa: PLC0415
 
-    return BestEffort()
+    return BestEffortReader()
 
 
-def _perf(shared: Shared) -> Reader:
+def _perf(shared: SharedReaders) -> Reader:
     from reconciler.signals.perf import PerfReader  # noqa: PLC0415
 
     return PerfReader(shared.means.hierarchy, shared.means.perf)
 
 
-def _latency(shared: Shared) -> Reader:
+def _latency(shared: SharedReaders) -> Reader:
     from reconciler.signals.latency import LatencyReader  # noqa: PLC0415
 
     return LatencyReader(shared.means.probes)
 
 
-def _cache(shared: Shared) -> Reader:
+def _cache(shared: SharedReaders) -> Reader:
     from reconciler.signals.resctrl_reader import ResctrlReader  # noqa: PLC0415
 
     return ResctrlReader(shared.means.cache)
 
 
-class _Entry(NamedTuple):
+class _ReaderEntry(NamedTuple):
     """``signals`` as in its module (a test holds them together); ``needs``: readers that must have run before."""
 
     signals: tuple[str, ...]
-    make: Callable[[Shared], Reader]
+    make: Callable[[SharedReaders], Reader]
     needs: tuple[str, ...] = ()
 
 
@@ -266,11 +268,11 @@ def _pressures(*resources: str) -> tuple[str, ...]:
     return tuple(f"{resource}.pressure{full}" for resource in resources for full in ("", "_full"))
 
 
-_TABLE: Final[Mapping[str, _Entry]] = {
-    "cpu": _Entry(("cpu.use", "cpu.throttled", "cpu.throttled_milli"), _cpu),
-    "runqueue": _Entry(("cpu.wait", "cpu.wait_milli", "cpu.wait_own", "cpu.delay"), _runqueue, ("cpu",)),
-    "psi": _Entry(_pressures("cpu", "memory", "io"), _psi, ("cpu",)),
-    "memory": _Entry(
+_TABLE: Final[Mapping[str, _ReaderEntry]] = {
+    "cpu": _ReaderEntry(("cpu.use", "cpu.throttled", "cpu.throttled_milli"), _cpu),
+    "runqueue": _ReaderEntry(("cpu.wait", "cpu.wait_milli", "cpu.wait_own", "cpu.delay"), _runqueue, ("cpu",)),
+    "psi": _ReaderEntry(_pressures("cpu", "memory", "io"), _psi, ("cpu",)),
+    "memory": _ReaderEntry(
         (
             "memory.use",
             "memory.rss",
@@ -283,10 +285,10 @@ _TABLE: Final[Mapping[str, _Entry]] = {
         ),
         _memory,
     ),
-    "numa": _Entry(("memory.numa_rss",), _numa),
-    "disk": _Entry(("disk.read", "disk.write", "disk.ops"), _disk),
-    "net": _Entry(("net.receive", "net.transmit"), _net),
-    "node": _Entry(
+    "numa": _ReaderEntry(("memory.numa_rss",), _numa),
+    "disk": _ReaderEntry(("disk.read", "disk.write", "disk.ops"), _disk),
+    "net": _ReaderEntry(("net.receive", "net.transmit"), _net),
+    "node": _ReaderEntry(
         (
             "cpu.use",
             "cpu.idle",
@@ -300,7 +302,7 @@ _TABLE: Final[Mapping[str, _Entry]] = {
         ),
         _node,
     ),
-    "nodememory": _Entry(
+    "nodememory": _ReaderEntry(
         (
             "memory.use",
             "memory.available",
@@ -318,14 +320,14 @@ _TABLE: Final[Mapping[str, _Entry]] = {
         ),
         _node_memory,
     ),
-    "filesystems": _Entry(("fs.available", "fs.size", "fs.inodes_free", "fs.inodes"), _file_systems),
-    "fsuse": _Entry(("fs.use", "fs.inodes_use"), _fs_use),
-    "pools": _Entry(
+    "filesystems": _ReaderEntry(("fs.available", "fs.size", "fs.inodes_free", "fs.inodes"), _file_systems),
+    "fsuse": _ReaderEntry(("fs.use", "fs.inodes_use"), _fs_use),
+    "pools": _ReaderEntry(
         ("pool.cpus", "cpu.use", "cpu.idle", "cpu.wait", "cpu.wait_milli", "load.runnable", "memory.use"),
         _pools,
         ("cpu", "runqueue"),
     ),
-    "besteffort": _Entry(
+    "besteffort": _ReaderEntry(
         (
             "be.budget",
             "be.limit",
@@ -337,14 +339,16 @@ _TABLE: Final[Mapping[str, _Entry]] = {
         ),
         _best_effort,
     ),
-    "perf": _Entry(("cpi", "llc.misses"), _perf),
-    "latency": _Entry(("service.latency",), _latency),
-    "resctrl": _Entry(("llc.occupancy", "memory.bandwidth"), _cache),
+    "perf": _ReaderEntry(("cpi", "llc.misses"), _perf),
+    "latency": _ReaderEntry(("service.latency",), _latency),
+    "resctrl": _ReaderEntry(("llc.occupancy", "memory.bandwidth"), _cache),
 }
 """In the order in which they run."""
 
 
-def build(wanted: Collection[str], means: Means, before: Sequence[Metered] = ()) -> tuple[Metered, ...]:
+def build(
+    wanted: Collection[str], means: ReaderContext, before: Sequence[MeteredReader] = ()
+) -> tuple[MeteredReader, ...]:
     """The readers of these signals, and those that they rest on.
 
     ``before``: those in use. Whoever is still needed is kept with its past, unless ``means`` are others now; the caller
@@ -354,11 +358,13 @@ def build(wanted: Collection[str], means: Means, before: Sequence[Metered] = ())
     for name, entry in _TABLE.items():
         if not set(entry.signals).isdisjoint(wanted):
             chosen |= {name, *entry.needs}
-    shared = next((one.shared for one in before if one.shared.means == means), None) or Shared(means)
+    shared = next((one.shared for one in before if one.shared.means == means), None) or SharedReaders(means)
     kept = {one.name: one for one in before if one.shared is shared}
-    return tuple(kept.get(name) or Metered(_TABLE[name].make(shared), shared) for name in _TABLE if name in chosen)
+    return tuple(
+        kept.get(name) or MeteredReader(_TABLE[name].make(shared), shared) for name in _TABLE if name in chosen
+    )
 
 
-def costs(readers: Sequence[Metered]) -> dict[str, Cost]:
+def costs(readers: Sequence[MeteredReader]) -> dict[str, ReaderCost]:
     """What each has cost so far, by name."""
     return {one.name: one.cost for one in readers}

@@ -12,8 +12,8 @@ from typing import Final, final
 from msgspec import Struct
 
 from cgroupfs.errors import CgroupError
-from reconciler.policies.cachelevel import Strain
-from resctrl.monitor import Monitors, Rate, Reading, rates, without
+from reconciler.policies.cachelevel import Contention
+from resctrl.monitor import BandwidthRate, MonitorGroups, MonitorReading, rates, without
 from state.evidence import Sample
 
 FRESH_S: Final = 5.0
@@ -21,30 +21,30 @@ FRESH_S: Final = 5.0
 _MEGA: Final = 1_000_000
 
 
-class Usage(Struct, frozen=True, kw_only=True):
+class ResctrlUsage(Struct, frozen=True, kw_only=True):
     """One look. ``groups`` by control group, ``pods`` by uid; each domain's rates. Seconds on the caller's clock."""
 
     at_s: float
-    groups: Mapping[str, Mapping[int, Rate]] = {}
-    pods: Mapping[str, Mapping[int, Rate]] = {}
+    groups: Mapping[str, Mapping[int, BandwidthRate]] = {}
+    pods: Mapping[str, Mapping[int, BandwidthRate]] = {}
 
 
 @final
-class Sampler:
+class ResctrlSampler:
     """Keeps the readings before, by directory."""
 
-    def __init__(self, monitors: Monitors) -> None:
+    def __init__(self, monitors: MonitorGroups) -> None:
         self._monitors = monitors
-        self._before: dict[str, Reading] = {}
+        self._before: dict[str, MonitorReading] = {}
         self._first: dict[str, tuple[int, float]] = {}
         self._inside: dict[str, dict[str, int]] = {}
 
-    def sample(self, controls: Collection[str], watched: Mapping[str, tuple[str, str]], now: float) -> Usage:
+    def sample(self, controls: Collection[str], watched: Mapping[str, tuple[str, str]], now: float) -> ResctrlUsage:
         """Read all of ``controls`` and the monitoring groups of ``watched``: uid -> (control group, name).
 
         A group that is gone, or whose files cannot be read, is missing in the answer.
         """
-        after: dict[str, Reading] = {}
+        after: dict[str, MonitorReading] = {}
         inside = {name: self._monitors.inside(name) for name in controls}
         gone = {name: self._gone(name, here) for name, here in inside.items()}
         groups = {
@@ -60,14 +60,14 @@ class Sampler:
             blind = [domain for domain, use in reading.domains.items() if use.total is None] if reading else []
             for domain in blind if uid in pods and control in groups else ():
                 # The kernel's sum leaves out what it could not read, and does not say so.
-                groups[control][domain] = Rate(occupancy=groups[control][domain].occupancy)
+                groups[control][domain] = BandwidthRate(occupancy=groups[control][domain].occupancy)
         self._before, self._inside = after, inside
         self._first = {path: first for path, first in self._first.items() if path in after}
-        return Usage(at_s=now, groups=groups, pods=pods)
+        return ResctrlUsage(at_s=now, groups=groups, pods=pods)
 
-    def _gone(self, control: str, here: Mapping[str, int]) -> list[Reading | None]:
+    def _gone(self, control: str, here: Mapping[str, int]) -> list[MonitorReading | None]:
         """What monitoring groups had counted that have left a control group since the last look; None: not known."""
-        found: list[Reading | None] = []
+        found: list[MonitorReading | None] = []
         for path, inode in self._inside.get(control, {}).items():
             if here.get(path) != inode:
                 last = self._before.get(path)
@@ -75,8 +75,13 @@ class Sampler:
         return found
 
     def _one(
-        self, control: str, name: str, now: float, after: dict[str, Reading], gone: Sequence[Reading | None] = ()
-    ) -> dict[int, Rate] | None:
+        self,
+        control: str,
+        name: str,
+        now: float,
+        after: dict[str, MonitorReading],
+        gone: Sequence[MonitorReading | None] = (),
+    ) -> dict[int, BandwidthRate] | None:
         path = self._monitors.path(control, name)
         try:
             reading = self._monitors.read(control, name, at_s=now)
@@ -90,22 +95,22 @@ class Sampler:
         before = self._before.get(path)
         found = rates(before if before is None or not gone else without(before, gone), reading)
         if name and now - since < FRESH_S:
-            return {domain: Rate(total_s=one.total_s, local_s=one.local_s) for domain, one in found.items()}
+            return {domain: BandwidthRate(total_s=one.total_s, local_s=one.local_s) for domain, one in found.items()}
         return found
 
 
 def strain(
-    use: Usage | None,
+    use: ResctrlUsage | None,
     reclaimed: Collection[str],
     *,
     bandwidth_mbps: int,
     online: int,
     misses: Mapping[str, Sample],
     now: float,
-) -> Strain:
+) -> Contention:
     """What the law goes by. ``reclaimed``: the control groups that hold BE pods and nobody else."""
     if use is None:
-        return Strain(misses=misses, online=online)
+        return Contention(misses=misses, online=online)
     domains = sorted({domain for values in use.groups.values() for domain in values})
     used: dict[int, float] = {}
     of_be: dict[int, float] = {}
@@ -117,7 +122,7 @@ def strain(
         used[domain] = 100.0 * whole / (bandwidth_mbps * _MEGA)
         if reclaimed and whole > 0:
             of_be[domain] = 100.0 * sum(known.get(name) or 0.0 for name in reclaimed) / whole
-    return Strain(
+    return Contention(
         misses=misses,
         bandwidth=used or None,
         blind=len(used) < len(domains),

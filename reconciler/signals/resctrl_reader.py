@@ -9,9 +9,9 @@ from typing import Final, final
 
 from msgspec.structs import replace
 
-from reconciler.signals.readers import Scene, Sheet
-from state.cache import CacheUse
-from state.evidence import NODE, Frame, Sample, pod_subject
+from reconciler.signals.readers import SampleContext, SampleSheet
+from state.cache import CacheUsage
+from state.evidence import NODE, Sample, SampleFrame, pod_subject
 
 _OCCUPANCY: Final = "llc.occupancy"
 _BANDWIDTH: Final = "memory.bandwidth"
@@ -28,11 +28,11 @@ class ResctrlReader:
     name = "resctrl"
     signals: Collection[str] = (_OCCUPANCY, _BANDWIDTH)
 
-    def __init__(self, newest: Callable[[], CacheUse | None]) -> None:
+    def __init__(self, newest: Callable[[], CacheUsage | None]) -> None:
         """``newest``: the last measurement, None before the first (`reconciler.daemon.side_actuators.cache_use`)."""
         self._newest = newest
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         """Enter what is known of the pods that there are, and the machine's bandwidth where all of it is known."""
         use = self._newest()
         if use is None or use.at_s is None:
@@ -59,7 +59,7 @@ class ResctrlReader:
         """Nothing is held."""
 
 
-def misses_of(frame: Frame | None, now: float) -> dict[str, Sample]:
+def misses_of(frame: SampleFrame | None, now: float) -> dict[str, Sample]:
     """The cache misses in a frame by pod uid, their age as of ``now``: what the share that moves is told.
 
     What is only half sure is left out: misses of the second level may be ten times those of the last.

@@ -19,12 +19,12 @@ from typing import Final, NamedTuple, Protocol, final
 from cgroupfs.bounded import shown, whole
 from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
-from reconciler.runtime.cooperative import Slices
+from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.extent import pod_cpus
-from reconciler.signals.growth import SHORTEST_S, Growth
-from reconciler.signals.podcpu import Quotas
+from reconciler.signals.growth import SHORTEST_S, CounterDelta
+from reconciler.signals.podcpu import QuotaLookup
 from reconciler.signals.processes import OUTSIDE, PodProcesses
-from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.readers import SampleContext, SampleSheet
 from reconciler.signals.taskstats import Delays, Taskstats
 from state.model import Pod
 
@@ -39,7 +39,7 @@ _AT_ONCE: Final = 16
 """Pods whose processes are asked for together."""
 
 
-class Delayed(Protocol):
+class DelaySource(Protocol):
     """Who can tell the delays of processes; `Taskstats` does."""
 
     def ask(self, pids: Sequence[int]) -> Mapping[int, Delays]: ...
@@ -47,7 +47,7 @@ class Delayed(Protocol):
     def close(self) -> None: ...
 
 
-class Waited(NamedTuple):
+class PodWait(NamedTuple):
     """What a pod's tasks did between two passes. ``own_ns``: of the waiting, what quotas explain."""
 
     interval_s: float
@@ -73,7 +73,7 @@ def own_wait_ns(run_ns: int, wait_ns: int, interval_s: float, throttled_cpus: fl
     return min(wait_ns, round(throttled_cpus * queued * interval_s * 1e9))
 
 
-class _Sum(NamedTuple):
+class _WaitSum(NamedTuple):
     """``complete`` False: a process that was listed has ended."""
 
     run_ns: int
@@ -92,11 +92,11 @@ class RunQueue:
     def __init__(
         self,
         processes: PodProcesses,
-        quotas: Quotas | None,
+        quotas: QuotaLookup | None,
         *,
         root: str = "/",
         files: FileOps = REAL,
-        taskstats: Callable[[], Delayed] = Taskstats,
+        taskstats: Callable[[], DelaySource] = Taskstats,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._processes = processes
@@ -105,9 +105,9 @@ class RunQueue:
         self._files = files
         self._open = taskstats
         self._clock = clock
-        self._socket: Delayed | None = None
+        self._socket: DelaySource | None = None
         self._try_at = 0.0
-        self._grew = Growth()
+        self._grew = CounterDelta()
         self._before: dict[str, float] = {}
         self._problems: dict[str, str] = {}
 
@@ -122,10 +122,10 @@ class RunQueue:
             self._socket.close()
             self._socket = None
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         self._prepare(now)
         self._grew.turn()
-        slices = Slices()
+        slices = TimeSlice()
         before, self._before = self._before, {}
         self._processes.keep(scene.view.pods.keys())
         pods = list(scene.view.pods.values())
@@ -160,9 +160,9 @@ class RunQueue:
         except SourceError as exc:
             self._problems = dict.fromkeys(SIGNALS, f"{exc}; schedstat of each thread is read instead")
 
-    def _ask(self, pids: Mapping[str, Sequence[int]], at_s: float) -> dict[str, _Sum]:
+    def _ask(self, pids: Mapping[str, Sequence[int]], at_s: float) -> dict[str, _WaitSum]:
         """What the processes of each pod did since the pass before; pods of which nothing is known are missing."""
-        found: dict[str, _Sum] = {}
+        found: dict[str, _WaitSum] = {}
         if self._socket is None:
             for uid, own in pids.items():
                 if (one := self._by_thread(own, at_s)) is not None:
@@ -181,7 +181,7 @@ class RunQueue:
                 found[uid] = self._sum(told, at_s, complete=len(told) == len(own))
         return found
 
-    def _by_thread(self, pids: Sequence[int], at_s: float) -> _Sum | None:
+    def _by_thread(self, pids: Sequence[int], at_s: float) -> _WaitSum | None:
         told: list[tuple[object, Delays]] = []
         alive = 0
         for pid in pids:
@@ -200,7 +200,7 @@ class RunQueue:
             self._problems = dict.fromkeys(SIGNALS, "this kernel keeps no run queue times (CONFIG_SCHED_INFO)")
         return self._sum(told, at_s, complete=alive == len(pids)) if told else None
 
-    def _sum(self, told: Iterable[tuple[object, Delays]], at_s: float, *, complete: bool) -> _Sum:
+    def _sum(self, told: Iterable[tuple[object, Delays]], at_s: float, *, complete: bool) -> _WaitSum:
         run_ns = wait_ns = switches = 0
         for key, one in told:
             grew = self._grew.grown(key, at_s, one)
@@ -210,17 +210,17 @@ class RunQueue:
             # A number that went back is another process by this pid: what it did before is not of this interval.
             if ran is not None and waited is not None and turns is not None:
                 run_ns, wait_ns, switches = run_ns + ran, wait_ns + waited, switches + turns
-        return _Sum(run_ns, wait_ns, switches, complete)
+        return _WaitSum(run_ns, wait_ns, switches, complete)
 
-    def _without_quota(self, pod: Pod, scene: Scene, sums: _Sum, interval_s: float) -> Waited:
+    def _without_quota(self, pod: Pod, scene: SampleContext, sums: _WaitSum, interval_s: float) -> PodWait:
         throttling = self._quotas.throttling(pod.uid) if self._quotas is not None else None
         own_ns = 0
         if throttling is not None and throttling.cpus:
             cpus = len(pod_cpus(pod, scene.view, scene.pools))
             own_ns = own_wait_ns(sums.run_ns, sums.wait_ns, interval_s, throttling.cpus, cpus)
-        return Waited(interval_s, sums.run_ns, sums.wait_ns, own_ns, sums.switches)
+        return PodWait(interval_s, sums.run_ns, sums.wait_ns, own_ns, sums.switches)
 
-    def _enter(self, sheet: Sheet, uid: str, waited: Waited) -> None:
+    def _enter(self, sheet: SampleSheet, uid: str, waited: PodWait) -> None:
         subject = f"pod:{uid}"
         wait_ns = waited.wait_ns - waited.own_ns
         sure = waited.sure * self._coverage(sheet, subject, waited) if waited.switches else _QUIET
@@ -234,7 +234,7 @@ class RunQueue:
         sheet.enter(subject, values, sure)
         sheet.put(subject, "cpu.wait_own", waited.own_ns / per_ms, confidence=_ESTIMATE if waited.own_ns else 1.0)
 
-    def _coverage(self, sheet: Sheet, subject: str, waited: Waited) -> float:
+    def _coverage(self, sheet: SampleSheet, subject: str, waited: PodWait) -> float:
         """Which part of the pod's CPU time its known processes explain; small uses are all noise."""
         used = sheet.get(subject, "cpu.use")
         known = waited.run_ns / 1e6 / waited.interval_s

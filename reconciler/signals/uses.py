@@ -11,7 +11,7 @@ _FIRST: Final = 2
 
 
 @final
-class UseMemory:
+class UsageHistory:
     """See the module's text; `reconciler.placement.estimate.remembered` is the law."""
 
     def __init__(self) -> None:

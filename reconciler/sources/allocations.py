@@ -32,12 +32,12 @@ _Owner = tuple[str, str]
 """(pod uid, container name); from a version 1 file, which knows container ids only, ("", container id)."""
 
 
-class _Held(NamedTuple):
+class _Allocated(NamedTuple):
     cpus: CpuSet
     since: float
 
 
-class _Half(NamedTuple):
+class _PartialAllocation(NamedTuple):
     state: CpuManagerState
     since: float
 
@@ -51,9 +51,9 @@ class Allocations:
         self._pair_s = pair_s
         self._admit_s = admit_s
         self._good: CpuManagerState | None = None
-        self._half: _Half | None = None
+        self._half: _PartialAllocation | None = None
         self._fault: CheckpointError | None = None
-        self._held: dict[_Owner, _Held] = {}
+        self._held: dict[_Owner, _Allocated] = {}
         self._first_seen: dict[_Owner, float] = {}
         self._existed: set[_Owner] = set()
         self._static_until: float | None = None
@@ -79,7 +79,7 @@ class Allocations:
             self._half = None
             self._accept(found, now)
             return
-        self._half = _Half(found, now if self._half is None else self._half.since)
+        self._half = _PartialAllocation(found, now if self._half is None else self._half.since)
         self._recheck_at = self._half.since + self._pair_s
         self._promote(now)
 
@@ -137,7 +137,7 @@ class Allocations:
             problem="; ".join(problems) or None,
         )
 
-    def _why_held(self, uid: str, name: str, cpus: CpuSet, held: _Held) -> str:
+    def _why_held(self, uid: str, name: str, cpus: CpuSet, held: _Allocated) -> str:
         after = self._restarted_at is not None and held.since - self._restarted_at < self._confirm_s
         when = " after the kubelet's restart" if after else ""
         return f"CPUs {cpus} of {uid}/{name} are held: the checkpoint left them out{when}, but the pod still runs"
@@ -153,7 +153,7 @@ class Allocations:
         named = _flat(found)
         for owner, cpus in _flat(before).items():
             if owner not in named:
-                self._held.setdefault(owner, _Held(cpus, now))
+                self._held.setdefault(owner, _Allocated(cpus, now))
         for owner in named:
             self._held.pop(owner, None)
             self._first_seen.setdefault(owner, now)

@@ -15,16 +15,16 @@ from typing import Final, Protocol, TypeVar, final
 import trio
 from msgspec.structs import replace
 
-from cgroupfs.chain import PathChain
+from cgroupfs.chain import AncestorWatch
 from cgroupfs.cpuset import EMPTY, CpuSet
-from cgroupfs.watch import APPEARED, CHILDREN, VANISHED, DirWatcher, Event
+from cgroupfs.watch import APPEARED, CHILDREN, VANISHED, DirEvent, DirWatcher
 from reconciler.placement.devices import affinity_of, read_pci_nodes, unplaced_addresses
 from reconciler.pods.resize import Granted, granted
 from reconciler.runtime.workqueue import NODE
 from reconciler.sources.allocations import Allocations
 from reconciler.sources.reassertion import Reassertion
 from state.allocated import ACTUATED_PODS, ALLOCATED_PODS, AllocationState, parse_allocations
-from state.checkpoint import Fault
+from state.checkpoint import CheckpointFault
 from state.kubelet import (
     CPU_STATE,
     DEVICES,
@@ -53,7 +53,7 @@ _RETRY_S: Final = 1.0
 _T = TypeVar("_T")
 
 
-class Marks(Protocol):
+class DirtyMarker(Protocol):
     """Takes the dirty marks; `reconciler.runtime.workqueue.DirtyKeys` is one."""
 
     def mark(self, key: str, /) -> None:
@@ -75,7 +75,7 @@ class CheckpointSource:
 
     def __init__(
         self,
-        marks: Marks,
+        marks: DirtyMarker,
         *,
         root: str = "/",
         kubelet_root: str = KUBELET_ROOT,
@@ -142,7 +142,7 @@ class CheckpointSource:
         """Watch until cancelled. Started when the directory is watched as far as it exists, and was read after that."""
         with DirWatcher[str](_NAME) as watcher:
             # The tokens: "" on the way to the directory, else the directory itself.
-            way = PathChain(watcher, self._base, os.path.join(self._directory, _PLUGINS), "")
+            way = AncestorWatch(watcher, self._base, os.path.join(self._directory, _PLUGINS), "")
             self._watch(watcher, way)
             self.read_all()
             task_status.started()
@@ -150,11 +150,11 @@ class CheckpointSource:
                 nursery.start_soon(self._mark_when_due)
                 await self._follow(watcher, way)
 
-    async def _follow(self, watcher: DirWatcher[str], way: PathChain[str]) -> None:
+    async def _follow(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
         deadline = trio.current_time() + self._resync_s
         wait_s = _RETRY_S
         while True:
-            batch: Sequence[Event[str]] = ()
+            batch: Sequence[DirEvent[str]] = ()
             if self._unreadable():
                 # No event tells when the kernel lets it be read again.
                 deadline = min(deadline, trio.current_time() + wait_s)
@@ -191,9 +191,9 @@ class CheckpointSource:
     def _unreadable(self) -> bool:
         """Whether the kernel would not let one of the files be read: not its content is at fault."""
         found = (self.cpus, self.memory, self.devices, *self.resizes.values())
-        return any(isinstance(one, CheckpointError) and one.fault is Fault.UNREADABLE for one in found)
+        return any(isinstance(one, CheckpointError) and one.fault is CheckpointFault.UNREADABLE for one in found)
 
-    def _watch(self, watcher: DirWatcher[str], way: PathChain[str]) -> None:
+    def _watch(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
         """Watch what exists: the directory (on the way to its child) and the device plugins' directory."""
         if way.extend():
             watcher.add(way.target, CHILDREN, way.target)
@@ -247,7 +247,7 @@ class CheckpointSource:
 
     def _note(self, name: str, found: object) -> bool:
         """Remember what is wrong with a file, and log it once; whether that is news. A missing one is not wrong."""
-        fault = str(found) if isinstance(found, CheckpointError) and found.fault is not Fault.MISSING else ""
+        fault = str(found) if isinstance(found, CheckpointError) and found.fault is not CheckpointFault.MISSING else ""
         news, self._faults[name] = fault != self._faults.get(name, ""), fault
         if fault and news:
             _LOG.warning("%s: %s", _NAME, found)
@@ -256,7 +256,7 @@ class CheckpointSource:
     def _grant(self) -> Granted:
         """What the kubelet has admitted; the file of 1.33 and later alone counts where there is one."""
         now = self.resizes.get(ALLOCATED_PODS)
-        if isinstance(now, CheckpointError) and now.fault is Fault.MISSING:
+        if isinstance(now, CheckpointError) and now.fault is CheckpointFault.MISSING:
             now = self.resizes.get(POD_STATUS)
         return granted(now, self.resizes.get(ACTUATED_PODS))
 

@@ -19,7 +19,7 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.errors import SourceError
-from reconciler.clients.grpc import Code, Question, RefusedError, UnaryChannel
+from reconciler.clients.grpc import Code, GrpcStatusError, UnaryCall, UnaryChannel
 from reconciler.clients.proto_items import LONGEST_ITEM, MessageItems
 from reconciler.pods.marks import LONGEST_NAME, MarkReader, note, too_long
 from reconciler.sources.podspec import CONFIG_SOURCE, MOST_CONTAINERS, STATIC_SOURCES, Marks, marks_of
@@ -209,7 +209,7 @@ class CriClient:
         for api in _APIS:
             try:
                 told = await self._ask_in(api, lambda answer: answer, call)
-            except RefusedError as exc:
+            except GrpcStatusError as exc:
                 if exc.code != Code.UNIMPLEMENTED:
                     raise
             else:
@@ -260,7 +260,7 @@ class CriClient:
     async def _order(self, call: _Call, timeout_s: float) -> bool:
         try:
             await self._ask(lambda _: None, call, timeout_s=timeout_s)
-        except RefusedError as exc:
+        except GrpcStatusError as exc:
             if exc.code != Code.NOT_FOUND:
                 raise
             return False
@@ -307,7 +307,7 @@ class CriClient:
         if self._api is not None:
             try:
                 return await self._ask_in(self._api, build, *calls, timeout_s=timeout_s)
-            except RefusedError as exc:
+            except GrpcStatusError as exc:
                 if exc.code != Code.UNIMPLEMENTED:
                     raise
                 # Another release of the runtime may be behind the socket by now.
@@ -318,7 +318,7 @@ class CriClient:
 
     async def _ask_in(self, api: str, build: "Callable[..., T]", *calls: _Call, timeout_s: float | None = None) -> T:
         questions = (
-            Question(
+            UnaryCall(
                 f"/runtime.{api}.RuntimeService/{call.method}",
                 call.request.SerializeToString(),
                 None if call.items is None else call.items.sink,

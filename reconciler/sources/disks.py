@@ -16,7 +16,7 @@ from typing import Final, final
 import trio
 
 from cgroupfs.errors import SourceError
-from reconciler.sources.checkpoints import Marks
+from reconciler.sources.checkpoints import DirtyMarker
 from state.disk import Disk
 from state.model import SourceStatus
 
@@ -100,7 +100,7 @@ def _text(path: str) -> str:
 class DiskSource:
     """The disks that the configuration names, and what is wrong with the others. See the module's text."""
 
-    def __init__(self, names: Callable[[], Iterable[str]], dirty: Marks, *, root: str = "/") -> None:
+    def __init__(self, names: Callable[[], Iterable[str]], dirty: DirtyMarker, *, root: str = "/") -> None:
         """Reads once, so that the first look at the node knows the disks."""
         self.found: Mapping[str, Disk] = {}
         self._names = names

@@ -17,9 +17,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
-from reconciler.clients.http import HttpSession, Peer
+from reconciler.clients.http import HttpEndpoint, HttpSession
 from reconciler.pods.marks import MarkReader
-from reconciler.runtime.cooperative import Slices
+from reconciler.runtime.cooperative import TimeSlice
 from reconciler.sources.kubelet_config import KubeletConfig
 from reconciler.sources.pod_list import ListedPod, PodListReader, chunks
 from state.model import PodMeta, SourceStatus
@@ -49,7 +49,7 @@ class KubeletAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     timeout_s: float = 5.0
 
 
-def choose_peer(access: KubeletAccess, kubelet: KubeletConfig) -> Peer:
+def choose_peer(access: KubeletAccess, kubelet: KubeletConfig) -> HttpEndpoint:
     """Whom to ask. With credentials the secure port, else the read-only port where it is open.
 
     Without a CA file the kubelet's own certificate file is trusted: with neither bootstrap nor certificate given, the
@@ -65,7 +65,7 @@ def choose_peer(access: KubeletAccess, kubelet: KubeletConfig) -> Peer:
     own = kubelet.tls_cert_file or f"{kubelet.cert_dir}/kubelet.crt"
     takes_own = url.startswith("https:") and not (access.ca_file or access.url or access.insecure)
     name = access.server_name or (None if access.url else kubelet.node_name or socket.gethostname().lower())
-    return Peer(
+    return HttpEndpoint(
         name=NAME,
         url=url,
         token_file=access.token_file,
@@ -109,7 +109,7 @@ class KubeletPods:
 
     def __init__(
         self,
-        peer: Peer,
+        peer: HttpEndpoint,
         *,
         on_change: Callable[[frozenset[str]], None] = lambda _: None,
         period_s: float = 30.0,
@@ -190,7 +190,7 @@ class KubeletPods:
                         left.finished.set()
 
     async def _once(self, session: HttpSession) -> SourceError | None:
-        reader, slices = PodListReader(NAME, self._marks), Slices()
+        reader, slices = PodListReader(NAME, self._marks), TimeSlice()
         self._cost_s = 0.0
 
         async def take(chunk: bytes) -> None:

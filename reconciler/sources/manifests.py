@@ -18,7 +18,7 @@ from msgspec import Struct
 from cgroupfs.errors import InputError, SourceError
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.safe_files import FileRule, list_directory, read_file
-from reconciler.settings.yaml import Document, read_yaml
+from reconciler.settings.yaml import YamlDocument, read_yaml
 from reconciler.sources.podspec import PodObject, marks_of, meta_of
 from state.model import PodMeta
 
@@ -79,7 +79,7 @@ def read_manifest(text: str, path: str, reader: MarkReader | None = None) -> Man
     return Manifest(path=path, meta=meta)
 
 
-def _converted(document: Document, kind: type[T]) -> T:
+def _converted(document: YamlDocument, kind: type[T]) -> T:
     try:
         return msgspec.convert(document.data, kind)
     except msgspec.ValidationError as exc:

@@ -20,22 +20,22 @@ import msgspec
 from msgspec import Struct
 
 from cgroupfs.errors import InputError
-from reconciler.pods.selectors import Operator, Override
+from reconciler.pods.selectors import ClassOverride, SelectorOperator
 from reconciler.runtime.safe_files import FileRule, read_file
-from reconciler.settings.yaml import Document, read_yaml
+from reconciler.settings.yaml import YamlDocument, read_yaml
 from state.model import PodClass
 
 NAME: Final = "operator file"
 
 _KEY: Final = "overrides"
-_WORDS: Final = {"class": tuple(PodClass), "operator": tuple(Operator)}
+_WORDS: Final = {"class": tuple(PodClass), "operator": tuple(SelectorOperator)}
 _LARGEST: Final = 4 * 1024 * 1024
 
 
 class Overrides(Struct, frozen=True, kw_only=True):
     """The entries that hold, in the file's order, and every problem of the file."""
 
-    overrides: tuple[Override, ...] = ()
+    overrides: tuple[ClassOverride, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -55,7 +55,7 @@ def read_overrides(text: str, where: str) -> Overrides:
     entries = document.data.get(_KEY)
     if entries is not None and not isinstance(entries, list):
         raise document.refusal((_KEY,), "a list of overrides")
-    held: list[Override] = []
+    held: list[ClassOverride] = []
     for index in range(len(entries or ())):
         try:
             held.append(_entry(document, index, where))
@@ -64,13 +64,13 @@ def read_overrides(text: str, where: str) -> Overrides:
     return Overrides(overrides=tuple(held), problems=tuple(problems))
 
 
-def _entry(document: Document, index: int, where: str) -> Override:
+def _entry(document: YamlDocument, index: int, where: str) -> ClassOverride:
     path = (_KEY, index)
     data = document.value(path)
     if isinstance(data, dict) and "origin" in data:
         raise document.refusal((*path, "origin"), "no such key here")
     try:
-        override = msgspec.convert(data, Override)
+        override = msgspec.convert(data, ClassOverride)
     except msgspec.ValidationError as exc:
         raise document.explain(exc, path, _WORDS) from exc
     line = document.marks[path][0]

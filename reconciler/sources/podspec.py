@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 
 from cgroupfs.naming import QosClass
 from reconciler.pods.marks import LONGEST_NAME, MarkReader, limited, note, shortened, too_long
-from reconciler.pods.resize import Condition, state_of
+from reconciler.pods.resize import ResizeCondition, state_of
 from reconciler.pods.resources import read_resources
 from state.model import ContainerKind, ContainerMeta, PodMeta, Resize
 
@@ -266,7 +266,7 @@ def _containers(
 def _resizes(status: PodStatus, problems: list[str]) -> Iterator[tuple[str, Resize]]:
     """What the status tells of each container's resources, where it tells anything."""
     current = [
-        Condition(one.type, one.reason or "", (one.message or "")[:_LONGEST_MESSAGE])
+        ResizeCondition(one.type, one.reason or "", (one.message or "")[:_LONGEST_MESSAGE])
         for one in (status.conditions or ())[:_MOST_CONDITIONS]
         if one.status == "True"
     ]

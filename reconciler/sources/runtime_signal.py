@@ -15,9 +15,9 @@ from typing import Final, Protocol, final
 
 import trio
 
-from cgroupfs.chain import PathChain
+from cgroupfs.chain import AncestorWatch
 from cgroupfs.errors import SourceError, errno_name
-from cgroupfs.watch import CHILDREN, MOVED_TO, VANISHED, DirWatcher, Event, Mask, WatchStats
+from cgroupfs.watch import CHILDREN, MOVED_TO, VANISHED, DirEvent, DirWatcher, Mask, WatchStats
 from reconciler.sources.runtime_roots import RuntimeDirs
 from state.model import SourceStatus
 
@@ -26,7 +26,7 @@ _RENAMES: Final = MOVED_TO | int(Mask.ONLYDIR)
 _RESYNC_S: Final = 60.0
 
 
-class Signal(StrEnum):
+class RuntimeEvent(StrEnum):
     """What told that the runtime has finished writing. FOUND: it had before anybody looked, the time is unknown."""
 
     STATE = "state.json"
@@ -34,10 +34,10 @@ class Signal(StrEnum):
     FOUND = "found"
 
 
-class SignalHandler(Protocol):
+class RuntimeEventHandler(Protocol):
     """Takes the signals, in the reader's task. Must not wait, and should not take longer than the writes do."""
 
-    def settled(self, container_id: str, at: float, which: Signal, /) -> None:
+    def settled(self, container_id: str, at: float, which: RuntimeEvent, /) -> None:
         """The runtime has finished writing (creation or update). ``at``: monotonic seconds of the read.
 
         May come twice for one rename, and comes for both files: look at values, not at counts.
@@ -49,12 +49,12 @@ class SignalHandler(Protocol):
         ...
 
 
-class _Spot:
+class _WatchedDirectory:
     """One watched directory: a container's when ``container_id`` is set, else a root or a way to one."""
 
     __slots__ = ("container_id", "expects", "seen", "which")
 
-    def __init__(self, container_id: str = "", which: Signal = Signal.FOUND) -> None:
+    def __init__(self, container_id: str = "", which: RuntimeEvent = RuntimeEvent.FOUND) -> None:
         self.container_id = container_id
         self.which = which
         self.expects = which.value if container_id else ""
@@ -62,32 +62,32 @@ class _Spot:
         self.seen: tuple[int, int] | None = None
 
 
-class _Root:
+class _RuntimeRoot:
     """A directory with one directory per container, which may not be there yet."""
 
-    def __init__(self, path: str, which: Signal, watcher: DirWatcher[_Spot], base: str) -> None:
+    def __init__(self, path: str, which: RuntimeEvent, watcher: DirWatcher[_WatchedDirectory], base: str) -> None:
         self.path = path
         self.which = which
-        self.spot = _Spot()
-        self.way = PathChain(watcher, base, path, _Spot())
+        self.spot = _WatchedDirectory()
+        self.way = AncestorWatch(watcher, base, path, _WatchedDirectory())
         self.there = False
-        self.spots: dict[str, _Spot] = {}
+        self.spots: dict[str, _WatchedDirectory] = {}
 
 
 @final
-class RuntimeSignal:
+class RuntimeEvents:
     """Watches the runtimes' directories and calls the handler."""
 
     def __init__(
-        self, dirs: RuntimeDirs, handler: SignalHandler, *, root: str = "/", resync_s: float = _RESYNC_S
+        self, dirs: RuntimeDirs, handler: RuntimeEventHandler, *, root: str = "/", resync_s: float = _RESYNC_S
     ) -> None:
         self._dirs = dirs
         self._handler = handler
         self._base = os.path.join(root, "run")
         self._root = root
         self._resync_s = resync_s
-        self._watcher: DirWatcher[_Spot] | None = None
-        self._roots: dict[str, _Root] = {}
+        self._watcher: DirWatcher[_WatchedDirectory] | None = None
+        self._roots: dict[str, _RuntimeRoot] = {}
         self._seen_at: float | None = None
         self._unread: str | None = None
         self.repaired = 0
@@ -105,7 +105,7 @@ class RuntimeSignal:
     def status(self) -> SourceStatus:
         """Whether there is a signal on this node at all."""
         stats = self.stats
-        there = [root for root in self._roots.values() if root.there and root.which is Signal.STATE]
+        there = [root for root in self._roots.values() if root.there and root.which is RuntimeEvent.STATE]
         problem = "not running" if stats is None else stats.problem or self._unread
         if problem is None and not there:
             problem = f"no runc state below {', '.join(self._dirs.states)}: values are verified until they stay"
@@ -116,14 +116,17 @@ class RuntimeSignal:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch until cancelled. Started when every container that is there now has been told (as FOUND)."""
         try:
-            with DirWatcher[_Spot](_NAME) as watcher:
+            with DirWatcher[_WatchedDirectory](_NAME) as watcher:
                 self._watcher = watcher
                 known = self._roots
                 self._roots = {}
-                for paths, which in ((self._dirs.states, Signal.STATE), (self._dirs.bundles, Signal.INIT_PID)):
+                for paths, which in (
+                    (self._dirs.states, RuntimeEvent.STATE),
+                    (self._dirs.bundles, RuntimeEvent.INIT_PID),
+                ):
                     for path in paths:
                         inside = path.startswith(f"{self._base}/")
-                        self._roots[path] = _Root(path, which, watcher, self._base if inside else self._root)
+                        self._roots[path] = _RuntimeRoot(path, which, watcher, self._base if inside else self._root)
                 self._resync(watcher, again=True)
                 self._tell_gone(known)
                 async with trio.open_nursery() as nursery:
@@ -133,7 +136,7 @@ class RuntimeSignal:
         finally:
             self._watcher = None
 
-    async def _follow(self, watcher: DirWatcher[_Spot]) -> None:
+    async def _follow(self, watcher: DirWatcher[_WatchedDirectory]) -> None:
         settled = self._handler.settled
         while True:
             batch = await watcher.next_batch()
@@ -151,13 +154,13 @@ class RuntimeSignal:
                 if any(event.overflow for event in batch):
                     self._resync(watcher, again=True)
 
-    async def _list_periodically(self, watcher: DirWatcher[_Spot]) -> None:
+    async def _list_periodically(self, watcher: DirWatcher[_WatchedDirectory]) -> None:
         """The safety net. A task of its own, so that the reader's wait needs no deadline."""
         while True:
             await trio.sleep(self._resync_s)
             self.repaired += self._resync(watcher, again=False)
 
-    def _handle(self, watcher: DirWatcher[_Spot], event: Event[_Spot]) -> None:
+    def _handle(self, watcher: DirWatcher[_WatchedDirectory], event: DirEvent[_WatchedDirectory]) -> None:
         spot = event.token
         if spot is None:
             return
@@ -180,14 +183,14 @@ class RuntimeSignal:
         elif event.is_dir:
             self._appeared(watcher, here, event.name, here.which)
 
-    def _resync(self, watcher: DirWatcher[_Spot], *, again: bool) -> int:
+    def _resync(self, watcher: DirWatcher[_WatchedDirectory], *, again: bool) -> int:
         """Watch and list everything; ``again``: tell those that were known, too. How many had been missed."""
         self._unread = None
         missed = sum(self._open(watcher, root, again=again) for root in self._roots.values())
         self._seen_at = time.monotonic()
         return missed
 
-    def _open(self, watcher: DirWatcher[_Spot], root: _Root, *, again: bool) -> int:
+    def _open(self, watcher: DirWatcher[_WatchedDirectory], root: _RuntimeRoot, *, again: bool) -> int:
         """Watch one root as far as it is there, then list it; how many containers came or went unseen."""
         root.there = root.way.extend() and watcher.add(root.path, CHILDREN, root.spot)
         try:
@@ -201,7 +204,7 @@ class RuntimeSignal:
         for name in missing:
             self._vanished(watcher, root, name)
         for name in there if again else new:
-            self._appeared(watcher, root, name, Signal.FOUND)
+            self._appeared(watcher, root, name, RuntimeEvent.FOUND)
         return len(missing) + len(new)
 
     def _list(self, path: str) -> set[str]:
@@ -213,11 +216,13 @@ class RuntimeSignal:
         except OSError as exc:
             raise SourceError(_NAME, f"cannot list {path}: {errno_name(exc.errno)}") from exc
 
-    def _appeared(self, watcher: DirWatcher[_Spot], root: _Root, name: str, which: Signal) -> None:
+    def _appeared(
+        self, watcher: DirWatcher[_WatchedDirectory], root: _RuntimeRoot, name: str, which: RuntimeEvent
+    ) -> None:
         path = f"{root.path}/{name}"
         if path in self._roots or any(path in other.way for other in self._roots.values()):
             return
-        spot = _Spot(name, root.which)
+        spot = _WatchedDirectory(name, root.which)
         if not watcher.add(path, _RENAMES, spot):
             return
         root.spots[name] = spot
@@ -225,19 +230,19 @@ class RuntimeSignal:
         if os.path.exists(f"{path}/{spot.expects}"):
             self._handler.settled(name, time.monotonic(), which)
 
-    def _vanished(self, watcher: DirWatcher[_Spot], root: _Root, name: str) -> None:
+    def _vanished(self, watcher: DirWatcher[_WatchedDirectory], root: _RuntimeRoot, name: str) -> None:
         if root.spots.pop(name, None) is not None:
             watcher.remove(f"{root.path}/{name}")
             if not self.covers(name):
                 self._handler.gone(name)
 
-    def _tell_gone(self, before: dict[str, _Root]) -> None:
+    def _tell_gone(self, before: dict[str, _RuntimeRoot]) -> None:
         """After a restart of the source: what went while nobody looked."""
         for name in {name for root in before.values() for name in root.spots}:
             if not self.covers(name):
                 self._handler.gone(name)
 
-    def _check(self, directory: str, spot: _Spot) -> None:
+    def _check(self, directory: str, spot: _WatchedDirectory) -> None:
         """A polled directory: tell when its file is another one than at the last look."""
         try:
             stat = os.stat(f"{directory}/{spot.expects}")
@@ -246,4 +251,4 @@ class RuntimeSignal:
         seen = (stat.st_ino, stat.st_mtime_ns)
         if seen != spot.seen:
             spot.seen = seen
-            self._handler.settled(spot.container_id, time.monotonic(), Signal.FOUND)
+            self._handler.settled(spot.container_id, time.monotonic(), RuntimeEvent.FOUND)

@@ -19,11 +19,11 @@ from typing import Final, NamedTuple, Protocol, final
 import trio
 from msgspec import Struct
 
-from cgroupfs.chain import PathChain
+from cgroupfs.chain import AncestorWatch
 from cgroupfs.errors import SourceError, errno_name
-from cgroupfs.naming import Layout, Name, NameKind, QosClass
-from cgroupfs.watch import CHILDREN, VANISHED, DirWatcher, Event, WatchStats
-from reconciler.runtime.cooperative import Slices
+from cgroupfs.naming import GroupKind, GroupName, Layout, QosClass
+from cgroupfs.watch import CHILDREN, VANISHED, DirEvent, DirWatcher, WatchStats
+from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.workqueue import container_key, pod_key
 from state.model import GroupRef, SourceStatus
 
@@ -45,7 +45,7 @@ class TriggerTree(Protocol):
         ...
 
 
-class Marks(Protocol):
+class TreeDirtyMarker(Protocol):
     """Takes the dirty marks; `reconciler.runtime.workqueue.DirtyKeys` is one."""
 
     def mark(self, key: str, /) -> None:
@@ -77,16 +77,16 @@ class Listing(NamedTuple):
         return not any(path == above or path.startswith(f"{above}/") for above in self.unread)
 
 
-class _Node:
+class _TreeNode:
     """One directory of the model."""
 
     __slots__ = ("children", "dirs", "inode", "name", "path")
 
-    def __init__(self, path: str, name: Name, inode: int) -> None:
+    def __init__(self, path: str, name: GroupName, inode: int) -> None:
         self.path = path
         self.name = name
         self.inode = inode
-        self.children: dict[str, _Node] = {}
+        self.children: dict[str, _TreeNode] = {}
         self.dirs: PodDirs | None = None
 
 
@@ -122,15 +122,17 @@ class TreeSource:
     queue, and kubepods itself coming or going mark everything.
     """
 
-    def __init__(self, tree: TriggerTree, layout: Layout, marks: Marks, *, resync_s: float = _RESYNC_S) -> None:
+    def __init__(
+        self, tree: TriggerTree, layout: Layout, marks: TreeDirtyMarker, *, resync_s: float = _RESYNC_S
+    ) -> None:
         self._tree = tree
         self._layout = layout
         self._marks = marks
         self._resync_s = resync_s
         self._watcher: DirWatcher[str] | None = None
-        self._root: _Node | None = None
-        self._nodes: dict[str, _Node] = {}
-        self._owners: dict[str, _Node] = {}
+        self._root: _TreeNode | None = None
+        self._nodes: dict[str, _TreeNode] = {}
+        self._owners: dict[str, _TreeNode] = {}
         self._seen_at: float | None = None
         self._unread: dict[str, str] = {}
         """Directories of the model (by group path) that could not be read, and why."""
@@ -155,7 +157,7 @@ class TreeSource:
         """`scan` that lets the loop run every millisecond. Errors: none; they are in the answer, by directory."""
         found: list[PodDirs] = []
         unread: dict[str, SourceError] = {}
-        clock = Slices()
+        clock = TimeSlice()
         for pod in self._read(unread):
             found.append(pod)
             await clock.checkpoint()
@@ -178,7 +180,7 @@ class TreeSource:
             for name in names:
                 path = f"{group}/{name}"
                 found = self._layout.parse(path)
-                if found is not None and found.kind is NameKind.POD and found.pod_uid is not None:
+                if found is not None and found.kind is GroupKind.POD and found.pod_uid is not None:
                     try:
                         pod = self._read_pod(path, found.pod_uid, qos)
                     except SourceError as exc:
@@ -203,7 +205,7 @@ class TreeSource:
 
     def pods(self) -> dict[str, PodDirs]:
         """Every pod of the model, by uid. Costs nothing; as old as the last event handled."""
-        return _newest(_dirs(node) for node in self._nodes.values() if node.name.kind is NameKind.POD)
+        return _newest(_dirs(node) for node in self._nodes.values() if node.name.kind is GroupKind.POD)
 
     def locate(self, container_id: str) -> PodDirs | None:
         """The pod of a container that is there, from the model."""
@@ -222,7 +224,7 @@ class TreeSource:
         if self._root is None and problem is None:
             problem = f"{self._tree.trigger_directory(self._layout.kubepods)} does not exist (yet)"
         age = None if self._seen_at is None else time.monotonic() - self._seen_at
-        pods = sum(node.name.kind is NameKind.POD for node in self._nodes.values())
+        pods = sum(node.name.kind is GroupKind.POD for node in self._nodes.values())
         return SourceStatus(name=_NAME, ok=problem is None, age_s=age, detail=problem or f"{pods} pods")
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -233,7 +235,7 @@ class TreeSource:
         try:
             with DirWatcher[str](_NAME) as watcher:
                 self._watcher = watcher
-                way = PathChain(
+                way = AncestorWatch(
                     watcher,
                     self._tree.trigger_directory("/"),
                     self._tree.trigger_directory(self._layout.kubepods),
@@ -248,20 +250,20 @@ class TreeSource:
         finally:
             self._watcher = None
 
-    async def _follow(self, watcher: DirWatcher[str], way: PathChain[str]) -> None:
+    async def _follow(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
         while True:
             batch = await watcher.next_batch()
             if any(event.overflow for event in batch):
                 self._marks.mark_all("overflow")
                 await self._resync(watcher, way)
                 continue
-            clock = Slices()
+            clock = TimeSlice()
             for event in batch:
                 self._handle(watcher, way, event)
                 await clock.checkpoint()
             self._seen_at = time.monotonic()
 
-    async def _list_periodically(self, watcher: DirWatcher[str], way: PathChain[str]) -> None:
+    async def _list_periodically(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
         """The safety net. Beside the reader: both treat one directory at a time, whole, and compare with the model."""
         resync_at = trio.current_time() + self._resync_s
         wait_s = _RETRY_S
@@ -278,7 +280,7 @@ class TreeSource:
             if not self._unread:
                 self._failed = trio.Event()
 
-    def _read_again(self, watcher: DirWatcher[str], way: PathChain[str]) -> None:
+    def _read_again(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
         """What could not be read, once more."""
         for path in list(self._unread):
             node = self._nodes.get(path)
@@ -295,11 +297,11 @@ class TreeSource:
         self._unread[path] = str(exc)
         self._failed.set()
 
-    async def _resync(self, watcher: DirWatcher[str], way: PathChain[str]) -> int:
+    async def _resync(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> int:
         """Watch and list the whole tree against the model; how many directories were not as the model had them."""
         changes = self._open(watcher, way)
         todo = [] if self._root is None else [self._root]
-        clock = Slices()
+        clock = TimeSlice()
         while todo:
             node = todo.pop()
             if self._nodes.get(node.path) is node:
@@ -309,7 +311,7 @@ class TreeSource:
         self._seen_at = time.monotonic()
         return changes
 
-    def _open(self, watcher: DirWatcher[str], way: PathChain[str]) -> int:
+    def _open(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> int:
         """Find kubepods itself: 1 when it came, went, or was made anew."""
         try:
             inode = _inode(way.target) if way.extend() else None
@@ -326,13 +328,13 @@ class TreeSource:
             self._marks.mark_all("kubepods removed")
         if inode is not None:
             changed = 1
-            self._root = _Node(self._layout.kubepods, Name(kind=NameKind.KUBEPODS), inode)
+            self._root = _TreeNode(self._layout.kubepods, GroupName(kind=GroupKind.KUBEPODS), inode)
             self._nodes[self._root.path] = self._root
             self._marks.mark_all("kubepods appeared")
             self._look(watcher, self._root)
         return changed
 
-    def _handle(self, watcher: DirWatcher[str], way: PathChain[str], event: Event[str]) -> None:
+    def _handle(self, watcher: DirWatcher[str], way: AncestorWatch[str], event: DirEvent[str]) -> None:
         if event.token == _ABOVE:
             if way.leads_on(event):
                 if event.mask & VANISHED:
@@ -363,12 +365,12 @@ class TreeSource:
             if name is None:
                 return
             if inode is not None:
-                self._appeared(watcher, parent, _Node(path, name, inode))
+                self._appeared(watcher, parent, _TreeNode(path, name, inode))
             elif known is None:
                 # Come and gone before it could be looked at: told all the same.
                 self._mark(name)
 
-    def _look(self, watcher: DirWatcher[str], node: _Node) -> int:
+    def _look(self, watcher: DirWatcher[str], node: _TreeNode) -> int:
         """Watch one directory, then list it against the model; how many children came or went."""
         directory = self._tree.trigger_directory(node.path)
         if not watcher.add(directory, CHILDREN, node.path):
@@ -390,10 +392,10 @@ class TreeSource:
         for path, inode in there.items():
             if path not in node.children and (name := self._layout.parse(path)) is not None:
                 changes += 1
-                self._appeared(watcher, node, _Node(path, name, inode))
+                self._appeared(watcher, node, _TreeNode(path, name, inode))
         return changes
 
-    def _appeared(self, watcher: DirWatcher[str], parent: _Node, node: _Node) -> None:
+    def _appeared(self, watcher: DirWatcher[str], parent: _TreeNode, node: _TreeNode) -> None:
         parent.children[node.path] = self._nodes[node.path] = node
         parent.dirs = None
         self._mark(node.name)
@@ -402,7 +404,7 @@ class TreeSource:
         else:
             self._owners[node.name.container_id] = parent
 
-    def _vanished(self, watcher: DirWatcher[str], node: _Node) -> None:
+    def _vanished(self, watcher: DirWatcher[str], node: _TreeNode) -> None:
         for child in node.children.values():
             self._vanished(watcher, child)
         node.children.clear()
@@ -414,14 +416,14 @@ class TreeSource:
             self._owners.pop(node.name.container_id, None)
         self._mark(node.name)
 
-    def _mark(self, name: Name) -> None:
+    def _mark(self, name: GroupName) -> None:
         if name.container_id is not None:
             self._marks.mark(container_key(name.container_id))
         if name.pod_uid is not None:
             self._marks.mark(pod_key(name.pod_uid))
 
 
-def _dirs(node: _Node) -> PodDirs:
+def _dirs(node: _TreeNode) -> PodDirs:
     if node.dirs is None:
         assert node.name.pod_uid is not None
         assert node.name.qos is not None

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from reconciler.alerts.service import AlertNumbers
-from reconciler.interference.service import WatchNumbers
+from reconciler.interference.service import InterferenceCounters
 from reconciler.runtime.counters import CounterValues
 from reconciler.runtime.supervisor import ComponentStatus
-from state.cache import CacheUse
+from state.cache import CacheUsage
 from state.model import SourceStatus
 
 
@@ -72,8 +72,8 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     started_at: float = 0.0
     """Wall-clock seconds."""
     counters: CounterValues = CounterValues()
-    cache: CacheUse | None = None
-    watched: WatchNumbers | None = None
+    cache: CacheUsage | None = None
+    watched: InterferenceCounters | None = None
     """None where nothing measures it."""
     cache_age_s: float | None = None
     http_requests: Mapping[tuple[str, str], int] = {}

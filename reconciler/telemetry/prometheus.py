@@ -17,12 +17,12 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from reconciler.interference.service import WatchNumbers
+from reconciler.interference.service import InterferenceCounters
 from reconciler.runtime.cooperative import Steps, all_steps
 from reconciler.runtime.counters import HistogramValues
-from reconciler.runtime.supervisor import Health
+from reconciler.runtime.supervisor import ComponentHealth
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
-from state.cache import CacheUse
+from state.cache import CacheUsage
 from state.printable import printable_lines
 
 _POD = ("uid", "namespace", "pod")
@@ -205,7 +205,7 @@ def _parts(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauges("source_up", "1 when a source of knowledge answers.", ("source",), sources)
     ages = [((source.name,), source.age_s) for source in now.sources if source.age_s is not None]
     yield _gauges("source_age_seconds", "Age of a source's last answer.", ("source",), ages)
-    up = [((part.name,), float(part.health is Health.RUNNING)) for part in now.components]
+    up = [((part.name,), float(part.health is ComponentHealth.RUNNING)) for part in now.components]
     yield _gauges("component_up", "1 when a component runs.", ("component",), up)
     failures = [((part.name,), float(part.failures)) for part in now.components]
     yield _counters("component_failures", "Failures of a component.", ("component",), failures)
@@ -236,7 +236,7 @@ def _http(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _counters("http_connections_aborted", words, ("listener", "reason"), aborted)
 
 
-def _watched(now: WatchNumbers) -> Iterator[Metric]:
+def _watched(now: InterferenceCounters) -> Iterator[Metric]:
     """Interference and evictions, where they are watched."""
     verdicts = sorted(now.verdicts.items())
     yield _gauges("interference_victims", "Watched pods by rule and verdict.", ("rule", "verdict"), verdicts)
@@ -250,7 +250,7 @@ def _watched(now: WatchNumbers) -> Iterator[Metric]:
     yield _gauge("evictions_wanted", "Pods that a dry run wants evicted now.", now.would)
 
 
-def _cache(use: CacheUse, age_s: float | None) -> Iterator[Metric]:
+def _cache(use: CacheUsage, age_s: float | None) -> Iterator[Metric]:
     """What control groups use, by cache; their sum is the machine. What is not known now has no series now."""
     if age_s is not None:
         yield _gauge("cache_use_age_seconds", "Age of the readings of cache and memory bandwidth.", age_s)

@@ -15,8 +15,8 @@ import msgspec
 import trio
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.runtime.cooperative import Slices, Steps
-from reconciler.web.interface import Shown
+from reconciler.runtime.cooperative import Steps, TimeSlice
+from reconciler.web.interface import StatusProvider
 from reconciler.web.limits import Bodies, HttpCounts
 from state.printable import encodable, printable_json
 
@@ -100,7 +100,7 @@ class Rounds(Generic[K, V]):
         # Not the time until it returned: a thread that waits for its turn takes nothing from the loop.
         self.spent_s += spent_s
         found = Found[K, V]()
-        slices, began = Slices(), time.thread_time()
+        slices, began = TimeSlice(), time.thread_time()
         for key, steps in parts:
             while True:
                 try:
@@ -145,7 +145,7 @@ class Format(NamedTuple):
 class Answers:
     """State and metrics of one daemon, for some of its listeners."""
 
-    def __init__(self, shown: Shown, counts: HttpCounts, pace: Pace = READERS) -> None:
+    def __init__(self, shown: StatusProvider, counts: HttpCounts, pace: Pace = READERS) -> None:
         self._shown = shown
         self._counts = counts
         self.state_rounds = Rounds[tuple[str, str], bytes](self._sections, pace)

@@ -24,7 +24,7 @@ from reconciler.runtime import logs
 from reconciler.settings.binder import ConfigError
 from reconciler.web.answers import FORMATS, Answers, to_json
 from reconciler.web.hosts import Hosts
-from reconciler.web.interface import AlertTest, Control, HoldRequest, RestoreRequest, Shown
+from reconciler.web.interface import AlertTest, ControlHandler, HoldRequest, RestoreRequest, StatusProvider
 from reconciler.web.limits import Bodies, Busy, LogWindow
 
 MAX_BODY: Final = 64 * 1024
@@ -37,7 +37,7 @@ R = TypeVar("R", bound=Struct)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def open_app(shown: Shown, answers: Answers, hosts: Hosts | None = None, *, state: bool = False) -> Starlette:
+def open_app(shown: StatusProvider, answers: Answers, hosts: Hosts | None = None, *, state: bool = False) -> Starlette:
     """What every local user may see, for TCP: health and numbers; with ``state`` the document of all pods, too.
 
     ``hosts``: names by which clients may call; others are refused, so that no web page reads this through a name of
@@ -47,12 +47,12 @@ def open_app(shown: Shown, answers: Answers, hosts: Hosts | None = None, *, stat
     return _app(routes, hosts)
 
 
-def read_app(shown: Shown, answers: Answers) -> Starlette:
+def read_app(shown: StatusProvider, answers: Answers) -> Starlette:
     """Everything that changes nothing."""
     return _app(_reading(shown, answers))
 
 
-def control_app(shown: Shown, answers: Answers, control: Control) -> Starlette:
+def control_app(shown: StatusProvider, answers: Answers, control: ControlHandler) -> Starlette:
     """The same, and the controls."""
     return _app([*_reading(shown, answers), *_controlling(control)])
 
@@ -89,11 +89,11 @@ class _Gate:
 _SAME_SITE: Final = frozenset({b"none", b"same-origin"})
 
 
-def _reading(shown: Shown, answers: Answers) -> list[Route]:
+def _reading(shown: StatusProvider, answers: Answers) -> list[Route]:
     return [*_health(shown, named=True), *_metrics(answers), *_state(shown, answers)]
 
 
-def _health(shown: Shown, *, named: bool) -> list[Route]:
+def _health(shown: StatusProvider, *, named: bool) -> list[Route]:
     """``named``: with the reasons, which may hold texts of tenants."""
 
     async def healthz(request: Request) -> Response:
@@ -121,7 +121,7 @@ def _metrics(answers: Answers) -> list[Route]:
     return [Route("/metrics", metrics, methods=["GET"])]
 
 
-def _state(shown: Shown, answers: Answers) -> list[Route]:
+def _state(shown: StatusProvider, answers: Answers) -> list[Route]:
     async def state(request: Request) -> Response:
         known = shown.sections
         wanted = {name for part in request.query_params.getlist("section") for name in part.split(",") if name}
@@ -137,7 +137,7 @@ def _state(shown: Shown, answers: Answers) -> list[Route]:
     return [Route("/state", state, methods=["GET"])]
 
 
-def _controlling(control: Control) -> list[Route]:
+def _controlling(control: ControlHandler) -> list[Route]:
     async def hold(request: Request) -> Response:
         return _answer(await control.hold(await _body(request, HoldRequest)), 201)
 

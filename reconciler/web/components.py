@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, final
 
 import trio
 
-from reconciler.config.model import Http
+from reconciler.config.model import HttpSection
 from reconciler.runtime.supervisor import Component
 from reconciler.web.answers import ROOT, Answers
-from reconciler.web.interface import Control, Shown
+from reconciler.web.interface import ControlHandler, StatusProvider
 from reconciler.web.limits import ClientLimits, HttpCounts
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def components(
-    config: Http, shown: Shown, control: Control, *, root: str = "/", names: Sequence[str] = ()
+    config: HttpSection, shown: StatusProvider, control: ControlHandler, *, root: str = "/", names: Sequence[str] = ()
 ) -> list[Component]:
     """What the configuration asks for: one component a socket, so that a port in use takes no controls away.
 
@@ -47,7 +47,9 @@ def components(
 class _Web:
     """Three lives on one set of modules; root's socket has answers of its own."""
 
-    def __init__(self, config: Http, shown: Shown, control: Control, root: str, names: Sequence[str]) -> None:
+    def __init__(
+        self, config: HttpSection, shown: StatusProvider, control: ControlHandler, root: str, names: Sequence[str]
+    ) -> None:
         self._config = config
         self._shown = shown
         self._control = control

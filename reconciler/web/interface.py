@@ -6,16 +6,16 @@ from typing import Protocol
 from msgspec import Struct
 
 from reconciler.runtime.cooperative import Steps
-from reconciler.runtime.systemd import Pulse
+from reconciler.runtime.systemd import LoopHeartbeat
 from reconciler.telemetry.metrics import MetricsSnapshot
 from state.model import Hold
 
 
-class Shown(Protocol):
+class StatusProvider(Protocol):
     """What is shown. Called on the loop; answers are values that do not change later."""
 
     @property
-    def pulse(self) -> Pulse:
+    def pulse(self) -> LoopHeartbeat:
         """Whether the main loop lives."""
 
     @property
@@ -61,7 +61,7 @@ class AlertTest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     by: str = ""
 
 
-class Control(Protocol):
+class ControlHandler(Protocol):
     """What root may command over the unix socket.
 
     Each answer is shown to the person as it is. Errors: `InputError` for what makes no sense (400), any other

@@ -183,7 +183,7 @@ class HttpCounts:
 class LogWindow:
     """One kind of trouble is logged at most once per window, with how often it came since."""
 
-    def __init__(self, log: logs.Log) -> None:
+    def __init__(self, log: logs.BoundLog) -> None:
         self._log = log
         self._next: dict[str, float] = {}
         self._since: Counter[str] = Counter()

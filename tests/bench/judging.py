@@ -13,13 +13,13 @@ from typing import Final
 
 from reconciler.cli.simulate import replay
 from reconciler.config.model import Config
-from reconciler.detectors.base import Sight
+from reconciler.detectors.base import VictimView
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.detectors.suspects import rank
-from reconciler.detectors.uses import Uses
-from reconciler.interference.engine import Brain
-from reconciler.interference.recording import HEAD, Packer, frames
-from state.evidence import NODE, Frame, PodFacts, Resource, Sample, pod_subject
+from reconciler.detectors.uses import ResourceUses
+from reconciler.interference.engine import InterferenceEngine
+from reconciler.interference.recording import HEAD, RecordingWriter, frames
+from state.evidence import NODE, ContendedResource, PodSnapshot, Sample, SampleFrame, pod_subject
 from state.model import PodClass, Resources
 
 _START_S: Final = 10_000.0
@@ -82,7 +82,7 @@ class World:
         self._slow: dict[tuple[str, str], tuple[float, float]] = {}
         self._second = 0
 
-    def frame(self, suffering: int = 0) -> Frame:
+    def frame(self, suffering: int = 0) -> SampleFrame:
         """The next second; so many online pods suffer in it."""
         made, self._second = self._made, self._second + 1
         at = _START_S + self._second + made.uniform(-0.005, 0.005)
@@ -94,7 +94,7 @@ class World:
             for signal, (mean, sigma) in _HEALTHY.items():
                 usual = _BAD.get(signal, mean) if uid in bad else mean
                 here[signal] = self._sample(uid, signal, max(0.0, made.gauss(usual, sigma)), at)
-        return Frame(at_s=at, wall_s=_WALL_S + self._second, pods=self.pods, samples=samples)
+        return SampleFrame(at_s=at, wall_s=_WALL_S + self._second, pods=self.pods, samples=samples)
 
     def _sample(self, uid: str, signal: str, value: float, at: float) -> Sample:
         every = _SLOW.get(signal)
@@ -106,8 +106,8 @@ class World:
         return Sample(known[1], at - known[0])
 
 
-def _facts(uid: str, *, be: bool) -> PodFacts:
-    return PodFacts(
+def _facts(uid: str, *, be: bool) -> PodSnapshot:
+    return PodSnapshot(
         uid=uid,
         title=f"ns/{'batch' if be else 'web'}-{uid}",
         pod_class=PodClass.RECLAIMED if be else PodClass.SHARED,
@@ -148,7 +148,7 @@ class Clock:
 
 def passes(pods: int, suffering: int) -> dict[str, float]:
     """Whole passes, with a past of two minutes of which the last half minute was like them."""
-    world, brain, clock = World(pods), Brain(InterferenceConfig(enabled=True)), Clock()
+    world, brain, clock = World(pods), InterferenceEngine(InterferenceConfig(enabled=True)), Clock()
     for second in range(_PAST):
         brain.at_once(world.frame(suffering if second >= _PAST - 30 else 0))
     whole: list[float] = []
@@ -164,18 +164,20 @@ def passes(pods: int, suffering: int) -> dict[str, float]:
 
 def ranking(be: int) -> dict[str, dict[str, float]]:
     """Suspects of one victim after the other, among so many BE pods: the first of a frame, and the others."""
-    world, brain = World(be + _VICTIMS, online=_VICTIMS), Brain(InterferenceConfig(enabled=True))
+    world, brain = World(be + _VICTIMS, online=_VICTIMS), InterferenceEngine(InterferenceConfig(enabled=True))
     for second in range(_PAST):
         brain.at_once(world.frame(_VICTIMS if second >= _PAST - 30 else 0))
     found: dict[str, dict[str, float]] = {}
-    for resource in (Resource.CPU, Resource.MEMORY, Resource.IO):
+    for resource in (ContendedResource.CPU, ContendedResource.MEMORY, ContendedResource.IO):
         first, others = Clock(), Clock()
         for _ in range(_PASSES // _VICTIMS):
             frame = world.frame(_VICTIMS)
             brain.at_once(frame)
-            lately = Uses(frame, brain.history, brain.fresh_s)
+            lately = ResourceUses(frame, brain.history, brain.fresh_s)
             for number, pod in enumerate(world.victims):
-                sight = Sight(subject=pod.subject, pod=pod, frame=frame, history=brain.history, fresh_s=brain.fresh_s)
+                sight = VictimView(
+                    subject=pod.subject, pod=pod, frame=frame, history=brain.history, fresh_s=brain.fresh_s
+                )
                 (others if number else first).run(rank(sight, resource, 30.0, lately))
         found[f"{resource}, first"], found[f"{resource}, others"] = first.figures(), others.figures()
     return found
@@ -183,7 +185,7 @@ def ranking(be: int) -> dict[str, dict[str, float]]:
 
 def simulating(pods: int, seconds: int = 600) -> dict[str, float]:
     """``bypassctl simulate`` over a recording, from its bytes on."""
-    world, packer, file = World(pods), Packer(), io.BytesIO()
+    world, packer, file = World(pods), RecordingWriter(), io.BytesIO()
     file.write(HEAD)
     for second in range(seconds):
         packer.add(world.frame())

@@ -18,9 +18,9 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan, plan_pod, plan_pools
 from reconciler.policies.reclaimed import ReclaimedConfig
-from reconciler.policies.shared import Mode, SharedConfig
+from reconciler.policies.shared import SharedConfig, SharedPoolMode
 from reconciler.policies.table import PoliciesConfig
-from state.cpu import CpuWish
+from state.cpu import CpuPreferences
 from state.model import (
     Classification,
     Container,
@@ -43,7 +43,9 @@ _LEVEL = {
     QosClass.BESTEFFORT: "/kubepods/besteffort",
 }
 CONFIG = PoliciesConfig()
-SEPARATE = PoliciesConfig(shared=SharedConfig(mode=Mode.SEPARATE), reclaimed=ReclaimedConfig(minimum_per_node=1))
+SEPARATE = PoliciesConfig(
+    shared=SharedConfig(mode=SharedPoolMode.SEPARATE), reclaimed=ReclaimedConfig(minimum_per_node=1)
+)
 
 
 def machine(cpus: int) -> Topology:
@@ -81,15 +83,15 @@ def _pods(topology: Topology, count: int) -> Iterator[Pod]:
     dedicated = min(count // 10, cpus // 8)
     for number in range(count):
         uid = f"{number:08x}-0000-4000-8000-000000000000"
-        wish = CpuWish()
+        wish = CpuPreferences()
         if number < dedicated:
             pod_class, qos, milli = PodClass.DEDICATED, QosClass.GUARANTEED, 1000 * (1 + number % 4)
         elif number % 2:
             pod_class, qos, milli = PodClass.SHARED, QosClass.BURSTABLE, max(10, cpus * 500 // count)
             if number % 5 == 0:
-                wish = CpuWish(pool=f"pool{number % 3}")
+                wish = CpuPreferences(pool=f"pool{number % 3}")
             elif number % 7 == 0:
-                wish = CpuWish(numa_binding=True, nodes=(nodes[number % len(nodes)],))
+                wish = CpuPreferences(numa_binding=True, nodes=(nodes[number % len(nodes)],))
         else:
             pod_class, qos, milli = PodClass.RECLAIMED, QosClass.BESTEFFORT, 0
         path = f"{_LEVEL[qos]}/pod{uid}"

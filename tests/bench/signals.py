@@ -17,10 +17,10 @@ from cgroupfs.files import inode_of
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.naming import QosClass
 from reconciler.detectors.config import InterferenceConfig
-from reconciler.interference.engine import Brain
+from reconciler.interference.engine import InterferenceEngine
 from reconciler.signals.catalog import SIGNALS
-from reconciler.signals.readers import Scene, Sheet
-from reconciler.signals.reading import Means, Metered, build, costs
+from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.reading import MeteredReader, ReaderContext, build, costs
 from state.model import Classification, Container, ContainerKind, GroupRef, NodeView, Pod, PodClass, Pools
 from state.topology import Topology
 
@@ -130,10 +130,10 @@ def pods() -> Iterator[Pods]:
 
 def default_signals() -> tuple[str, ...]:
     """Those that the rules that ship want, with the evidence against suspects and the steps of the ladder."""
-    return tuple(sorted(Brain(InterferenceConfig(enabled=True)).wanted()))
+    return tuple(sorted(InterferenceEngine(InterferenceConfig(enabled=True)).wanted()))
 
 
-def scene(made: Pods, wanted: tuple[str, ...]) -> Scene:
+def scene(made: Pods, wanted: tuple[str, ...]) -> SampleContext:
     """The pods on this machine's CPUs, BE and shared ones on all of them."""
     online = CpuSet(range(os.cpu_count() or 1))
     view = NodeView(
@@ -147,12 +147,12 @@ def scene(made: Pods, wanted: tuple[str, ...]) -> Scene:
     pools = Pools(
         online_cpus=online, reserved=CpuSet(), dedicated={}, shared=online, reclaimed=online, budget_milli=1000
     )
-    return Scene(view=view, pools=pools, wanted=wanted)
+    return SampleContext(view=view, pools=pools, wanted=wanted)
 
 
 async def measure(made: Pods, seconds: int, wanted: tuple[str, ...]) -> dict[str, object]:
     """One pass a second, as the daemon does it."""
-    readers = build(wanted, Means(hierarchy=made.hierarchy, filesystems={"nodefs": "/var", "imagefs": "/usr"}))
+    readers = build(wanted, ReaderContext(hierarchy=made.hierarchy, filesystems={"nodefs": "/var", "imagefs": "/usr"}))
     here = scene(made, wanted)
     try:
         for _ in range(_WARM_UP):
@@ -186,8 +186,8 @@ def _loop_us() -> int:
     return round(1e6 * statistics.median(timeit.repeat(lambda: sum(range(10_000)), number=1, repeat=201)))
 
 
-async def _pass(readers: tuple[Metered, ...], here: Scene) -> int:
-    sheet = Sheet()
+async def _pass(readers: tuple[MeteredReader, ...], here: SampleContext) -> int:
+    sheet = SampleSheet()
     now = time.monotonic()
     for reader in readers:
         await reader.read(here, sheet, now)

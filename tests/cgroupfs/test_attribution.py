@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from cgroupfs.attribution import FanotifyWatch, InotifyWrites, Write, WriteWatch, watch_writes
+from cgroupfs.attribution import FanotifyWatch, InotifyWrites, ObservedWrite, WriteWatch, watch_writes
 from cgroupfs.errors import SourceError
 from cgroupfs.identity import WriterKind
 from tests.real_cgroups import make_root, mount_of, remove_tree
@@ -48,7 +48,7 @@ def write(path: str, text: str) -> None:
     assert run("sh", "-c", f"echo {text} > {path}") == ""
 
 
-async def writes(watch: WriteWatch, seconds: float = 5) -> list[Write]:
+async def writes(watch: WriteWatch, seconds: float = 5) -> list[ObservedWrite]:
     with trio.fail_after(seconds):
         return list(await watch.next_batch())
 
@@ -143,7 +143,7 @@ async def test_a_full_queue_is_told_as_lost(watch: FanotifyWatch, cpu: str) -> N
     before = descriptors()
     paths = [f"{group}/cpu.shares" for group in groups]
     run(sys.executable, "-c", STORM, str(limit // len(groups) + 2), *paths)
-    seen: list[Write] = []
+    seen: list[ObservedWrite] = []
     while not any(one.lost for one in seen):
         seen = await writes(watch)
     assert descriptors() == before

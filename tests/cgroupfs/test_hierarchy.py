@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import SourceError
-from cgroupfs.hierarchy import FREEZER, UNIFIED, Hierarchy, Mode
+from cgroupfs.hierarchy import FREEZER, UNIFIED, Hierarchy, HierarchyMode
 from tests.cgroupfs.kernelgroup import kernel_groups
 
 GROUP = "/kubepods/burstable/pod1"
@@ -52,7 +52,7 @@ CO_MOUNTED = [
 def test_controllers_mounted_one_by_one_each_have_a_directory(tmp_path: Path) -> None:
     root = node(tmp_path, one_by_one("cpu", "cpuacct", "cpuset", "memory"))
     hierarchy = Hierarchy.detect(root)
-    assert hierarchy.mode is Mode.V1
+    assert hierarchy.mode is HierarchyMode.V1
     assert hierarchy.versions() == {"cpu": 1, "cpuacct": 1, "cpuset": 1, "memory": 1}
     assert hierarchy.directory("cpu", GROUP) == f"{root}/sys/fs/cgroup/cpu{GROUP}"
     assert hierarchy.directory("memory", "/") == f"{root}/sys/fs/cgroup/memory"
@@ -74,7 +74,7 @@ def test_co_mounted_controllers_share_one_directory_and_are_one_mount(tmp_path: 
 def test_a_hybrid_node_is_watched_in_cpuset_and_has_the_unified_tree_beside(tmp_path: Path) -> None:
     lines = [*CO_MOUNTED, line(36, "/sys/fs/cgroup/unified", "cgroup2", "rw,nsdelegate", parent=30)]
     hierarchy = Hierarchy.detect(node(tmp_path, lines, {"/sys/fs/cgroup/unified": ""}))
-    assert hierarchy.mode is Mode.HYBRID
+    assert hierarchy.mode is HierarchyMode.HYBRID
     assert hierarchy.trigger == "cpuset"
     assert hierarchy.version("cpu") == 1
     assert hierarchy.version(UNIFIED) == 2
@@ -84,7 +84,7 @@ def test_a_hybrid_node_is_watched_in_cpuset_and_has_the_unified_tree_beside(tmp_
 def test_a_controller_may_be_on_either_side_of_a_hybrid_node(tmp_path: Path) -> None:
     lines = [*one_by_one("cpu", "memory"), line(50, "/sys/fs/cgroup/unified", "cgroup2")]
     hierarchy = Hierarchy.detect(node(tmp_path, lines, {"/sys/fs/cgroup/unified": "cpuset pids"}))
-    assert hierarchy.mode is Mode.HYBRID
+    assert hierarchy.mode is HierarchyMode.HYBRID
     assert hierarchy.versions() == {"cpu": 1, "memory": 1, "cpuset": 2, "pids": 2, FREEZER: 2, UNIFIED: 2}
     assert hierarchy.trigger == UNIFIED
 
@@ -98,7 +98,7 @@ def test_the_freezer_of_v1_is_used_where_there_is_one(tmp_path: Path) -> None:
 def test_a_v2_node_is_watched_in_its_one_tree(tmp_path: Path) -> None:
     root = node(tmp_path, [line(30, "/sys/fs/cgroup", "cgroup2")], {"/sys/fs/cgroup": "cpuset cpu io memory pids"})
     hierarchy = Hierarchy.detect(root)
-    assert hierarchy.mode is Mode.V2
+    assert hierarchy.mode is HierarchyMode.V2
     assert hierarchy.trigger == UNIFIED
     assert {hierarchy.directory(name, GROUP) for name in ("cpu", "cpuset", UNIFIED)} == {f"{root}/sys/fs/cgroup{GROUP}"}
     assert hierarchy.version("cpuacct") is None
@@ -108,7 +108,7 @@ def test_a_v2_node_is_watched_in_its_one_tree(tmp_path: Path) -> None:
 def test_net_cls_alone_on_v1_does_not_make_a_v2_node_hybrid(tmp_path: Path) -> None:
     lines = [line(30, "/sys/fs/cgroup", "cgroup2"), line(31, "/run/net_cls", options="rw,net_cls")]
     hierarchy = Hierarchy.detect(node(tmp_path, lines, {"/sys/fs/cgroup": "cpuset cpu memory"}))
-    assert hierarchy.mode is Mode.V2
+    assert hierarchy.mode is HierarchyMode.V2
     assert hierarchy.version("net_cls") == 1
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cgroupfs.identity import Writer, WriterKind, identify
+from cgroupfs.identity import WriterKind, WriterProcess, identify
 
 UNSET = "4294967295"
 SESSION = "/user.slice/user-0.slice/session-3.scope"
@@ -118,7 +118,7 @@ def identify_of(root: Path, comm: str, exe: str, unit: str, **other: Any) -> Wri
 
 def test_pid_1_is_systemd_only_when_it_is(tmp_path: Path) -> None:
     process(tmp_path, 1, "systemd", None)
-    assert identify(1, str(tmp_path)) == Writer(kind=K.SYSTEMD, pid=1, name="systemd")
+    assert identify(1, str(tmp_path)) == WriterProcess(kind=K.SYSTEMD, pid=1, name="systemd")
     process(tmp_path / "other", 1, "tini", "/tini")
     assert identify(1, str(tmp_path / "other")).kind is K.OTHER
 
@@ -141,7 +141,7 @@ def test_real_processes_are_told(tmp_path: Path) -> None:
     shutil.copy("/bin/sleep", tmp_path / "kubelet")
     with subprocess.Popen([tmp_path / "kubelet", "60"]) as child:
         try:
-            assert identify(child.pid) == Writer(kind=K.KUBELET, pid=child.pid, name="kubelet")
+            assert identify(child.pid) == WriterProcess(kind=K.KUBELET, pid=child.pid, name="kubelet")
             assert str(identify(child.pid)) == f"kubelet (pid {child.pid})"
         finally:
             child.kill()

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from cgroupfs.kept import KeptFiles, Places
+from cgroupfs.kept import FdCache, GroupDirectories
 from tests.cgroupfs.kernelgroup import kernel_groups
 
 
@@ -22,7 +22,7 @@ def _open(prefix: str) -> set[str]:
 def test_files_stay_open_while_they_are_read_and_no_longer(tmp_path: Path) -> None:
     (tmp_path / "one").write_text("1\n")
     (tmp_path / "two").write_text("2\n")
-    files = KeptFiles()
+    files = FdCache()
     here = str(tmp_path)
     assert (files.read(here, "one"), files.read(here, "two")) == ("1\n", "2\n")
     (tmp_path / "one").write_text("11\n")
@@ -42,14 +42,14 @@ def test_files_stay_open_while_they_are_read_and_no_longer(tmp_path: Path) -> No
 
 def test_long_files_come_whole(tmp_path: Path) -> None:
     (tmp_path / "long").write_text("x" * 300_000)
-    files = KeptFiles()
+    files = FdCache()
     assert files.read(str(tmp_path), "long") == "x" * 300_000
     assert files.read(str(tmp_path), "long") == "x" * 300_000
     files.close()
 
 
 def test_beyond_the_bound_files_are_read_all_the_same(tmp_path: Path) -> None:
-    files = KeptFiles(most=2)
+    files = FdCache(most=2)
     for name in "abcd":
         (tmp_path / name).write_text(name)
     assert [files.read(str(tmp_path), name) for name in "abcdabcd"] == list("abcdabcd")
@@ -59,14 +59,14 @@ def test_beyond_the_bound_files_are_read_all_the_same(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_the_kernels_own_answer(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        KeptFiles().read(str(tmp_path), "missing")
+        FdCache().read(str(tmp_path), "missing")
 
 
 @pytest.mark.kernel
 def test_a_namesake_of_a_removed_group_is_read_and_not_the_old_one() -> None:
     with kernel_groups("kept", "pids") as (hierarchy, group):
-        path = Places(hierarchy, "pids")(f"{group}/child")
-        files = KeptFiles()
+        path = GroupDirectories(hierarchy, "pids")(f"{group}/child")
+        files = FdCache()
         os.mkdir(path)
         Path(path, "pids.max").write_text("7")
         assert files.read(path, "pids.max") == "7\n"

@@ -20,7 +20,7 @@ from cgroupfs.codecs import (
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.device_codecs import MAX_BPS, MAX_IOPS, cost_row
 from cgroupfs.devices import DeviceLimits
-from cgroupfs.knobs import CATALOG, Rule
+from cgroupfs.knobs import CATALOG, ParentRule
 
 at = DeviceLimits
 MODEL = "rbps=1000000 rseqiops=100 rrandiops=90 wbps=900000 wseqiops=80 wrandiops=70"
@@ -402,7 +402,7 @@ def test_the_probe_tells_a_kernel_without_burst() -> None:
 
 def test_only_v1_ties_a_child_to_its_parent() -> None:
     rules = {(name, version): knob.rule(version) for name, knob in CATALOG.items() for version in knob.forms}
-    tied = {key for key, rule in rules.items() if rule is not Rule.NONE}
+    tied = {key for key, rule in rules.items() if rule is not ParentRule.NONE}
     assert tied == {("cpu.set", 1), ("cpu.mems", 1), ("cpu.quota", 1), ("cpu.period", 1)}
 
 

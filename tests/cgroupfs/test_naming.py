@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from cgroupfs.errors import InputError
 from cgroupfs.naming import (
+    ContainerRuntime,
     Driver,
+    GroupKind,
+    GroupName,
     Layout,
-    Name,
-    NameKind,
     QosClass,
-    Runtime,
     detect_layout,
     escape,
     expand_slice,
@@ -59,8 +59,14 @@ def test_the_cgroupfs_driver_writes_the_kubelets_names_as_they_are() -> None:
     assert CGROUPFS.qos(QosClass.GUARANTEED) == "/kubepods"
     assert CGROUPFS.pod(QosClass.GUARANTEED, UID) == f"/kubepods/pod{UID}"
     assert CGROUPFS.container(QosClass.BURSTABLE, UID, CID) == f"/kubepods/burstable/pod{UID}/{CID}"
-    assert CGROUPFS.container(QosClass.BURSTABLE, UID, CID, Runtime.DOCKER) == f"/kubepods/burstable/pod{UID}/{CID}"
-    assert CGROUPFS.container(QosClass.BURSTABLE, UID, CID, Runtime.CRIO) == f"/kubepods/burstable/pod{UID}/crio-{CID}"
+    assert (
+        CGROUPFS.container(QosClass.BURSTABLE, UID, CID, ContainerRuntime.DOCKER)
+        == f"/kubepods/burstable/pod{UID}/{CID}"
+    )
+    assert (
+        CGROUPFS.container(QosClass.BURSTABLE, UID, CID, ContainerRuntime.CRIO)
+        == f"/kubepods/burstable/pod{UID}/crio-{CID}"
+    )
 
 
 def test_the_systemd_driver_nests_slices_and_replaces_dashes() -> None:
@@ -70,8 +76,10 @@ def test_the_systemd_driver_nests_slices_and_replaces_dashes() -> None:
     assert SYSTEMD.pod(QosClass.BURSTABLE, UID) == f"/kubepods.slice/kubepods-burstable.slice/{pod}"
     assert SYSTEMD.pod(QosClass.GUARANTEED, STATIC_UID) == f"/kubepods.slice/kubepods-pod{STATIC_UID}.slice"
     assert SYSTEMD.container(QosClass.BURSTABLE, UID, CID).endswith(f"/{pod}/cri-containerd-{CID}.scope")
-    assert SYSTEMD.container(QosClass.BURSTABLE, UID, CID, Runtime.CRIO).endswith(f"/{pod}/crio-{CID}.scope")
-    assert SYSTEMD.container(QosClass.BURSTABLE, UID, CID, Runtime.DOCKER).endswith(f"/{pod}/docker-{CID}.scope")
+    assert SYSTEMD.container(QosClass.BURSTABLE, UID, CID, ContainerRuntime.CRIO).endswith(f"/{pod}/crio-{CID}.scope")
+    assert SYSTEMD.container(QosClass.BURSTABLE, UID, CID, ContainerRuntime.DOCKER).endswith(
+        f"/{pod}/docker-{CID}.scope"
+    )
 
 
 @pytest.mark.parametrize("root", ["", "/", "//", "/./"])
@@ -87,25 +95,25 @@ def test_a_cgroup_root_comes_before_kubepods_under_both_drivers() -> None:
     )
 
 
-@given(layouts, st.sampled_from(QosClass), uids, ids, st.sampled_from(Runtime))
+@given(layouts, st.sampled_from(QosClass), uids, ids, st.sampled_from(ContainerRuntime))
 def test_every_name_that_is_written_is_read_back(
-    layout: Layout, qos: QosClass, uid: str, cid: str, runtime: Runtime
+    layout: Layout, qos: QosClass, uid: str, cid: str, runtime: ContainerRuntime
 ) -> None:
-    told = runtime if layout.driver is Driver.SYSTEMD or runtime is Runtime.CRIO else None
-    container = Name(kind=NameKind.CONTAINER, qos=qos, pod_uid=uid, container_id=cid, runtime=told)
+    told = runtime if layout.driver is Driver.SYSTEMD or runtime is ContainerRuntime.CRIO else None
+    container = GroupName(kind=GroupKind.CONTAINER, qos=qos, pod_uid=uid, container_id=cid, runtime=told)
     assert layout.parse(layout.container(qos, uid, cid, runtime)) == container
     assert parse(layout.container(qos, uid, cid, runtime)) == container
-    assert layout.parse(layout.pod(qos, uid)) == Name(kind=NameKind.POD, qos=qos, pod_uid=uid)
-    assert layout.parse(layout.kubepods) == Name(kind=NameKind.KUBEPODS)
+    assert layout.parse(layout.pod(qos, uid)) == GroupName(kind=GroupKind.POD, qos=qos, pod_uid=uid)
+    assert layout.parse(layout.kubepods) == GroupName(kind=GroupKind.KUBEPODS)
     if qos is not QosClass.GUARANTEED:
-        assert layout.parse(layout.qos(qos)) == Name(kind=NameKind.QOS, qos=qos)
+        assert layout.parse(layout.qos(qos)) == GroupName(kind=GroupKind.QOS, qos=qos)
 
 
 @given(layouts, st.text(max_size=80))
 def test_no_text_at_all_makes_parsing_fail(layout: Layout, text: str) -> None:
     for path in (text, f"{layout.kubepods}/{text}", f"{layout.pod(QosClass.GUARANTEED, UID)}/{text}"):
         name = layout.parse(path)
-        assert name is None or name.kind in NameKind
+        assert name is None or name.kind in GroupKind
         parse(path)
 
 
@@ -160,15 +168,15 @@ def test_mount_units_monitors_and_strangers_are_nothing_under_systemd(path: str)
 
 def test_a_plain_id_in_a_pod_slice_is_still_a_container() -> None:
     name = SYSTEMD.parse(f"{POD_SLICE}/{CID}")
-    assert name == Name(kind=NameKind.CONTAINER, qos=QosClass.BURSTABLE, pod_uid=UID, container_id=CID)
+    assert name == GroupName(kind=GroupKind.CONTAINER, qos=QosClass.BURSTABLE, pod_uid=UID, container_id=CID)
 
 
 def test_container_names_tell_their_runtime() -> None:
     assert parse_container(CID) == (CID, None)
-    assert parse_container(f"cri-containerd-{CID}.scope") == (CID, Runtime.CONTAINERD)
-    assert parse_container(f"docker-{CID}.scope") == (CID, Runtime.DOCKER)
-    assert parse_container(f"crio-{CID}.scope") == (CID, Runtime.CRIO)
-    assert parse_container(f"crio-{CID}") == (CID, Runtime.CRIO)
+    assert parse_container(f"cri-containerd-{CID}.scope") == (CID, ContainerRuntime.CONTAINERD)
+    assert parse_container(f"docker-{CID}.scope") == (CID, ContainerRuntime.DOCKER)
+    assert parse_container(f"crio-{CID}.scope") == (CID, ContainerRuntime.CRIO)
+    assert parse_container(f"crio-{CID}") == (CID, ContainerRuntime.CRIO)
     assert parse_container(f"cri-containerd-{CID}") is None
     assert parse_container(CID.upper()) is None
 
@@ -203,31 +211,31 @@ def test_recorded_bundles_give_their_pod_and_container() -> None:
     for entry in recorded:
         name = parse(oci_cgroups_path(entry["cgroupsPath"]))
         assert name is not None
-        assert (name.kind, name.pod_uid) == (NameKind.CONTAINER, entry["sandbox-uid"])
+        assert (name.kind, name.pod_uid) == (GroupKind.CONTAINER, entry["sandbox-uid"])
         assert name.container_id == entry["cgroupsPath"][-64:]
     assert {entry["sandbox-uid"] for entry in recorded} >= {STATIC_UID, "11111111-2222-4333-8444-555555555555"}
 
 
 def test_every_group_of_a_recorded_tree_has_a_name_and_is_written_the_same_way() -> None:
     recorded = json.loads((FIXTURES / "kubepods_groups.json").read_text())
-    kinds: dict[NameKind, int] = {}
+    kinds: dict[GroupKind, int] = {}
     for path in recorded:
         name = CGROUPFS.parse(path)
         assert name is not None, path
         kinds[name.kind] = kinds.get(name.kind, 0) + 1
         match name:
-            case Name(kind=NameKind.CONTAINER, qos=QosClass() as qos, pod_uid=str(uid), container_id=str(cid)):
+            case GroupName(kind=GroupKind.CONTAINER, qos=QosClass() as qos, pod_uid=str(uid), container_id=str(cid)):
                 written = CGROUPFS.container(qos, uid, cid)
-            case Name(kind=NameKind.POD, qos=QosClass() as qos, pod_uid=str(uid)):
+            case GroupName(kind=GroupKind.POD, qos=QosClass() as qos, pod_uid=str(uid)):
                 written = CGROUPFS.pod(qos, uid)
-            case Name(kind=NameKind.QOS, qos=QosClass() as qos):
+            case GroupName(kind=GroupKind.QOS, qos=QosClass() as qos):
                 written = CGROUPFS.qos(qos)
             case _:
                 written = CGROUPFS.kubepods
         assert written == path
-    assert kinds[NameKind.KUBEPODS] == 1
-    assert kinds[NameKind.QOS] == 2
-    assert kinds[NameKind.CONTAINER] > kinds[NameKind.POD] > 3
+    assert kinds[GroupKind.KUBEPODS] == 1
+    assert kinds[GroupKind.QOS] == 2
+    assert kinds[GroupKind.CONTAINER] > kinds[GroupKind.POD] > 3
 
 
 @pytest.mark.parametrize(

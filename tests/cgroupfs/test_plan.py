@@ -7,7 +7,7 @@ import pytest
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.knobs import CATALOG
-from cgroupfs.plan import Change, Plan, order_changes
+from cgroupfs.plan import KnobChange, WritePlan, order_changes
 
 V1 = {"cpuset": 1, "cpu": 1, "memory": 1, "pids": 1}
 
@@ -23,23 +23,23 @@ def sets(**values: str) -> dict[tuple[str, str], Value]:
     return {(_path(name), "cpu.set"): CpuSet.parse(text) for name, text in values.items()}
 
 
-def want_sets(**values: str) -> list[Change]:
-    return [Change(path=_path(name), knob="cpu.set", want=CpuSet.parse(text)) for name, text in values.items()]
+def want_sets(**values: str) -> list[KnobChange]:
+    return [KnobChange(path=_path(name), knob="cpu.set", want=CpuSet.parse(text)) for name, text in values.items()]
 
 
-def want(path: str, **values: Value) -> list[Change]:
-    return [Change(path=path, knob=name.replace("_", "."), want=value) for name, value in values.items()]
+def want(path: str, **values: Value) -> list[KnobChange]:
+    return [KnobChange(path=path, knob=name.replace("_", "."), want=value) for name, value in values.items()]
 
 
 def _path(name: str) -> str:
     return "/" + name.replace("_", "/")
 
 
-def lines(plan: Plan) -> list[str]:
+def lines(plan: WritePlan) -> list[str]:
     return [f"{step.path} {step.file} {step.text}" for step in plan.steps]
 
 
-def blocked(plan: Plan) -> list[tuple[str, str, str]]:
+def blocked(plan: WritePlan) -> list[tuple[str, str, str]]:
     return [(item.change.path, item.change.knob, item.rule) for item in plan.blocked]
 
 
@@ -266,11 +266,11 @@ def test_v1_memory_above_a_swap_that_stays_is_blocked_and_so_is_the_reverse() ->
 
 def test_a_v2_limit_below_usage_is_never_written() -> None:
     known: dict[tuple[str, str], Value] = {("/c", "memory.max"): None}
-    change = Change(path="/c", knob="memory.max", want=8 * MEGA)
+    change = KnobChange(path="/c", knob="memory.max", want=8 * MEGA)
     assert blocked(order_changes([change], known, V2)) == [("/c", "memory.max", "memory.max below usage kills")]
-    below = Change(path="/c", knob="memory.max", want=8 * MEGA, usage_bytes=8 * MEGA + 1)
+    below = KnobChange(path="/c", knob="memory.max", want=8 * MEGA, usage_bytes=8 * MEGA + 1)
     assert "8388609 bytes are in use" in order_changes([below], known, V2).blocked[0].reason
-    fits = Change(path="/c", knob="memory.max", want=8 * MEGA, usage_bytes=8 * MEGA)
+    fits = KnobChange(path="/c", knob="memory.max", want=8 * MEGA, usage_bytes=8 * MEGA)
     (step,) = order_changes([fits], known, V2).steps
     assert (step.slow, step.guard) == (True, "memory.current")
 
@@ -278,17 +278,17 @@ def test_a_v2_limit_below_usage_is_never_written() -> None:
 def test_a_raised_v2_limit_needs_no_usage_and_v1_answers_busy_by_itself() -> None:
     (raised,) = order_changes(want("/c", memory_max=None), {("/c", "memory.max"): MEGA}, V2).steps
     assert (raised.slow, raised.guard, raised.text) == (False, None, "max")
-    lower = Change(path="/c", knob="memory.max", want=MEGA, reclaim=True)
+    lower = KnobChange(path="/c", knob="memory.max", want=MEGA, reclaim=True)
     (lowered,) = order_changes([lower], {("/c", "memory.max"): None}, V1).steps
     assert (lowered.slow, lowered.guard) == (True, None)
 
 
 def test_a_limit_that_may_reclaim_goes_to_the_writer_and_one_that_may_not_is_guarded_on_v1_too() -> None:
     known: dict[tuple[str, str], Value] = {("/c", "memory.max"): None}
-    below = Change(path="/c", knob="memory.max", want=8 * MEGA, usage_bytes=9 * MEGA, reclaim=True)
+    below = KnobChange(path="/c", knob="memory.max", want=8 * MEGA, usage_bytes=9 * MEGA, reclaim=True)
     (step,) = order_changes([below], known, V2).steps
     assert (step.slow, step.guard, step.reclaim) == (True, "memory.current", True)
-    kept = Change(path="/c", knob="memory.max", want=8 * MEGA)
+    kept = KnobChange(path="/c", knob="memory.max", want=8 * MEGA)
     (step,) = order_changes([kept], known, V1).steps
     assert (step.guard, step.reclaim) == ("memory.usage_in_bytes", False)
 
@@ -300,7 +300,7 @@ def test_a_limit_that_may_reclaim_goes_to_the_writer_and_one_that_may_not_is_gua
 def test_a_lowered_bound_takes_memory_first_where_it_may_and_is_written_in_any_case(
     have: int | None, reclaim: bool, slow: bool, guard: str | None
 ) -> None:
-    change = Change(path="/c", knob="memory.high", have=have, want=8 * MEGA, reclaim=reclaim)
+    change = KnobChange(path="/c", knob="memory.high", have=have, want=8 * MEGA, reclaim=reclaim)
     plan = order_changes([change], {}, V2)
     assert not plan.blocked
     (step,) = plan.steps
@@ -310,7 +310,7 @@ def test_a_lowered_bound_takes_memory_first_where_it_may_and_is_written_in_any_c
 
 def test_protections_soft_limits_and_the_oom_group_are_plain_writes() -> None:
     known: dict[tuple[str, str], Value] = {("/c", "memory.high"): None}
-    together = Change(path="/c", knob="memory.oom_group", want=1)
+    together = KnobChange(path="/c", knob="memory.oom_group", want=1)
     plan = order_changes([*want("/c", memory_min=MEGA, memory_low=2 * MEGA), together], known, V2)
     assert lines(plan) == ["/c memory.min 1048576", "/c memory.low 2097152", "/c memory.oom.group 1"]
     plan = order_changes(want("/c", memory_soft=MEGA), {("/c", "memory.soft"): None}, V1)
@@ -328,18 +328,20 @@ def test_slow_steps_come_last() -> None:
 @pytest.mark.parametrize(
     ("change", "versions", "rule"),
     [
-        (Change(path="/c", knob="cpu.colour", want=1), V1, "knob"),
-        (Change(path="/c", knob="cpu.weight", want=2), {"memory": 1}, "controller"),
-        (Change(path="/c", knob="memory.high", want=MEGA), V1, "version"),
-        (Change(path="/", knob="cpu.weight", want=2), V1, "root"),
-        (Change(path="/c", knob="cpu.weight", want=1), V1, "value"),
-        (Change(path="/c", knob="cpu.set", want=EMPTY), V1, "value"),
-        (Change(path="/c", knob="memory.max", want=0), V2, "value"),
-        (Change(path="/c", knob="cpu.set", want=CpuSet([0])), V1, "unknown"),
-        (Change(path="/c", knob="cpu.quota", want=5_000), V1, "unknown"),
+        (KnobChange(path="/c", knob="cpu.colour", want=1), V1, "knob"),
+        (KnobChange(path="/c", knob="cpu.weight", want=2), {"memory": 1}, "controller"),
+        (KnobChange(path="/c", knob="memory.high", want=MEGA), V1, "version"),
+        (KnobChange(path="/", knob="cpu.weight", want=2), V1, "root"),
+        (KnobChange(path="/c", knob="cpu.weight", want=1), V1, "value"),
+        (KnobChange(path="/c", knob="cpu.set", want=EMPTY), V1, "value"),
+        (KnobChange(path="/c", knob="memory.max", want=0), V2, "value"),
+        (KnobChange(path="/c", knob="cpu.set", want=CpuSet([0])), V1, "unknown"),
+        (KnobChange(path="/c", knob="cpu.quota", want=5_000), V1, "unknown"),
     ],
 )
-def test_what_cannot_be_reached_is_blocked_with_its_rule(change: Change, versions: dict[str, int], rule: str) -> None:
+def test_what_cannot_be_reached_is_blocked_with_its_rule(
+    change: KnobChange, versions: dict[str, int], rule: str
+) -> None:
     plan = order_changes([change], {}, versions)
     assert [(item.change, item.rule) for item in plan.blocked] == [(change, rule)]
     assert plan.blocked[0].reason
@@ -353,14 +355,14 @@ def test_a_value_that_is_there_already_makes_no_step() -> None:
         ("/c", "memory.max"): 3 * MEGA,
     }
     changes = want("/c", cpu_set=CpuSet([1]), cpu_weight=1_024, memory_max=3 * MEGA + 1)
-    assert order_changes(changes, known, V2) == Plan(steps=())
+    assert order_changes(changes, known, V2) == WritePlan(steps=())
 
 
 def test_the_later_of_two_changes_counts_and_have_goes_before_the_table() -> None:
     known: dict[tuple[str, str], Value] = {("/c", "cpu.weight"): 2}
     plan = order_changes([*want("/c", cpu_weight=5), *want("/c", cpu_weight=6)], known, V1)
     assert lines(plan) == ["/c cpu.shares 6"]
-    assert not order_changes([Change(path="/c", knob="cpu.weight", have=6, want=6)], known, V1).steps
+    assert not order_changes([KnobChange(path="/c", knob="cpu.weight", have=6, want=6)], known, V1).steps
 
 
 def test_mixed_versions_write_each_controllers_own_files() -> None:
@@ -391,7 +393,7 @@ def test_three_thousand_changes_take_well_under_fifty_milliseconds_of_cpu() -> N
     assert best < 0.1
 
 
-def _cpu_s(changes: list[Change], known: dict[tuple[str, str], Value]) -> float:
+def _cpu_s(changes: list[KnobChange], known: dict[tuple[str, str], Value]) -> float:
     since = time.process_time()
     assert len(order_changes(changes, known, V1).steps) == 3_000
     return time.process_time() - since
@@ -403,5 +405,5 @@ def test_no_knob_of_the_catalog_is_forgotten(version: int) -> None:
     for knob in CATALOG.values():
         value: Value = CpuSet([0]) if knob.unit in {"CPUs", "nodes"} else 1 if knob.unit == "flag" else None
         path = "/" if knob.root_only else "/p"
-        plan = order_changes([Change(path=path, knob=knob.name, want=value)], {}, versions)
+        plan = order_changes([KnobChange(path=path, knob=knob.name, want=value)], {}, versions)
         assert len(plan.steps) + len(plan.blocked) == 1, knob.name

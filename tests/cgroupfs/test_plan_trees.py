@@ -11,7 +11,7 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.files import FileOps
 from cgroupfs.knobs import CATALOG
-from cgroupfs.plan import Change, Plan, Step, order_changes
+from cgroupfs.plan import KnobChange, WritePlan, WriteStep, order_changes
 from tests.fakes.kernel import FakeKernel, Mode
 
 MEGA = 1 << 20
@@ -88,17 +88,17 @@ class Node:
                     known[group, name] = knob.decode(self.kernel.read(directory, file), version)
         return known
 
-    def plan(self, wanted: Wanted) -> Plan:
+    def plan(self, wanted: Wanted) -> WritePlan:
         actual = self.actual()
         usage = {group: _usage(self.kernel, self.mounts["memory"] + group) for group in GROUPS}
         changes = [
-            Change(path=path, knob=name, want=value, usage_bytes=usage[path])
+            KnobChange(path=path, knob=name, want=value, usage_bytes=usage[path])
             for (path, name), value in wanted.items()
             if (path, name) in actual or name in {"memory.high", "memory.low", "memory.min"}
         ]
         return order_changes(changes, actual, self.versions)
 
-    def perform(self, steps: Iterable[Step]) -> None:
+    def perform(self, steps: Iterable[WriteStep]) -> None:
         busy: set[str] = set()
         for step in steps:
             directory = self.mounts[step.controller] + step.path
@@ -138,7 +138,7 @@ def _usage(ops: FileOps, directory: str) -> int:
     return int(ops.read(directory, "memory.current" if "memory.current" in files else "memory.usage_in_bytes"))
 
 
-def reached(node: Node, plan: Plan, wanted: Wanted) -> bool:
+def reached(node: Node, plan: WritePlan, wanted: Wanted) -> bool:
     """Everything wanted is there, less what the plan said is blocked and what v1 answers busy."""
     actual = node.actual()
     excused = {(item.change.path, item.change.knob) for item in plan.blocked}

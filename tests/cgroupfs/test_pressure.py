@@ -15,11 +15,11 @@ from trio.testing import MockClock
 
 from cgroupfs import pressure
 from cgroupfs.errors import CgroupGoneError, CgroupRefusedError, InputError, SourceError
-from cgroupfs.hierarchy import Hierarchy, Mode, Mount
+from cgroupfs.hierarchy import Hierarchy, HierarchyMode, Mount
 from cgroupfs.pressure import (
     Pressure,
+    PressureResource,
     PressureTrigger,
-    Resource,
     Stall,
     TriggerSpec,
     group_pressure_file,
@@ -98,16 +98,16 @@ def test_a_kernel_without_psi_says_not_supported(code: int, tmp_path: Path, monk
 def test_files_are_found_in_the_unified_tree_or_in_patched_cpuacct(tmp_path: Path) -> None:
     acct = Mount(directory=f"{tmp_path}/cpuacct", version=1, controllers=("cpuacct",))
     unified = Mount(directory=f"{tmp_path}/unified", version=2, controllers=("unified",))
-    hybrid = Hierarchy(root="/", mode=Mode.HYBRID, controllers={"cpuacct": acct, "unified": unified})
-    pure = Hierarchy(root="/", mode=Mode.V1, controllers={"cpuacct": acct})
-    assert group_pressure_file(hybrid, "/pod", Resource.CPU) is None
+    hybrid = Hierarchy(root="/", mode=HierarchyMode.HYBRID, controllers={"cpuacct": acct, "unified": unified})
+    pure = Hierarchy(root="/", mode=HierarchyMode.V1, controllers={"cpuacct": acct})
+    assert group_pressure_file(hybrid, "/pod", PressureResource.CPU) is None
     for tree in ("cpuacct", "unified"):
         (tmp_path / tree / "pod").mkdir(parents=True)
         (tmp_path / tree / "pod/memory.pressure").touch()
-    assert group_pressure_file(hybrid, "/pod", Resource.MEMORY) == f"{tmp_path}/unified/pod/memory.pressure"
-    assert group_pressure_file(pure, "/pod", Resource.MEMORY) == f"{tmp_path}/cpuacct/pod/memory.pressure"
-    assert group_pressure_file(pure, "/pod", Resource.IO) is None
-    assert node_pressure_file(Resource.IO, "/copy") == "/copy/proc/pressure/io"
+    assert group_pressure_file(hybrid, "/pod", PressureResource.MEMORY) == f"{tmp_path}/unified/pod/memory.pressure"
+    assert group_pressure_file(pure, "/pod", PressureResource.MEMORY) == f"{tmp_path}/cpuacct/pod/memory.pressure"
+    assert group_pressure_file(pure, "/pod", PressureResource.IO) is None
+    assert node_pressure_file(PressureResource.IO, "/copy") == "/copy/proc/pressure/io"
 
 
 def test_a_trigger_string_ends_in_a_newline() -> None:
@@ -283,7 +283,7 @@ async def test_a_cancelled_close_still_closes(autojump_clock: MockClock) -> None
 def test_this_kernels_pressure_is_readable() -> None:
     if not os.path.exists("/proc/pressure/cpu"):
         pytest.skip("needs a kernel with PSI: /proc/pressure/cpu is missing")
-    for resource in Resource:
+    for resource in PressureResource:
         some = read_pressure(node_pressure_file(resource)).some
         assert some is not None
         assert some.total_us >= 0
@@ -292,7 +292,7 @@ def test_this_kernels_pressure_is_readable() -> None:
 @pytest.mark.kernel
 async def test_real_stalls_fire_a_real_trigger_and_removal_ends_it() -> None:
     with kernel_groups("pressure", "unified") as (hierarchy, group):
-        path = group_pressure_file(hierarchy, group, Resource.CPU)
+        path = group_pressure_file(hierarchy, group, PressureResource.CPU)
         if path is None:
             pytest.skip(f"needs PSI per group: {hierarchy.directory('unified', group)}/cpu.pressure is missing")
         spinners = two_spinners(min(os.sched_getaffinity(0)))

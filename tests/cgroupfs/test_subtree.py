@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import CgroupError
-from cgroupfs.hierarchy import FREEZER, Hierarchy, Mode, Mount
+from cgroupfs.hierarchy import FREEZER, Hierarchy, HierarchyMode, Mount
 from cgroupfs.subtree import Subtree
 from tests.fakes.victims import CONTROLLERS, Victim, a_victim
 
@@ -79,7 +79,7 @@ def test_a_removed_group_has_nobody_in_it_and_takes_no_order(victim: Victim) -> 
 
 def one_mount(directory: Path) -> Hierarchy:
     mount = Mount(directory=str(directory), version=1, controllers=(FREEZER,))
-    return Hierarchy(root="/", mode=Mode.V1, controllers={FREEZER: mount})
+    return Hierarchy(root="/", mode=HierarchyMode.V1, controllers={FREEZER: mount})
 
 
 def test_another_group_by_its_name_is_not_opened_and_a_symlink_neither(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cgroupfs.errors import CgroupGoneError, InputError
 from cgroupfs.files import inode_of
-from cgroupfs.hierarchy import Hierarchy, Mode, Mount
-from cgroupfs.usage import Counters, MemoryUse, Rates, UsageMeter, UsageReader, rates_between
+from cgroupfs.hierarchy import Hierarchy, HierarchyMode, Mount
+from cgroupfs.usage import MemoryUsage, UsageCounters, UsageMeter, UsageRates, UsageReader, rates_between
 from tests.cgroupfs.kernelgroup import kernel_groups
 
 POD = "/kubepods/pod1"
@@ -30,12 +30,12 @@ def hierarchy_v1(tmp_path: Path, *controllers: str, unified: bool = False) -> Hi
     mounts = {name: Mount(directory=str(tmp_path / name), version=1, controllers=(name,)) for name in controllers or V1}
     if unified:
         mounts["unified"] = Mount(directory=str(tmp_path / "unified"), version=2, controllers=("unified",))
-    return Hierarchy(root=str(tmp_path), mode=Mode.HYBRID if unified else Mode.V1, controllers=mounts)
+    return Hierarchy(root=str(tmp_path), mode=HierarchyMode.HYBRID if unified else HierarchyMode.V1, controllers=mounts)
 
 
 def hierarchy_v2(tmp_path: Path, *controllers: str) -> Hierarchy:
     mount = Mount(directory=str(tmp_path / "all"), version=2, controllers=(*controllers, "unified"))
-    return Hierarchy(root=str(tmp_path), mode=Mode.V2, controllers=dict.fromkeys(mount.controllers, mount))
+    return Hierarchy(root=str(tmp_path), mode=HierarchyMode.V2, controllers=dict.fromkeys(mount.controllers, mount))
 
 
 def put(tmp_path: Path, files: Mapping[str, str], group: str = POD) -> None:
@@ -58,7 +58,7 @@ def v1_files(cpu_ns: int, periods: int, throttled: int, throttled_ns: int, memor
 def test_v1_counters_come_from_three_hierarchies(tmp_path: Path) -> None:
     put(tmp_path, v1_files(1_500_000_000, 10, 4, 250_000_000, 4096))
     reader = UsageReader(hierarchy_v1(tmp_path), clock=Clock())
-    assert reader.read(POD) == Counters(
+    assert reader.read(POD) == UsageCounters(
         at_s=100.0, cpu_ns=1_500_000_000, periods=10, throttled_periods=4, throttled_ns=250_000_000, memory_bytes=4096
     )
 
@@ -67,7 +67,7 @@ def test_v2_counters_are_microseconds_in_one_file(tmp_path: Path) -> None:
     stat = "usage_usec 1500000\nuser_usec 1\nsystem_usec 2\nnr_periods 10\nnr_throttled 4\nthrottled_usec 250000\n"
     put(tmp_path, {"all/cpu.stat": stat, "all/memory.current": "4096\n"})
     reader = UsageReader(hierarchy_v2(tmp_path, "cpu", "memory"), clock=Clock())
-    assert reader.read(POD) == Counters(
+    assert reader.read(POD) == UsageCounters(
         at_s=100.0, cpu_ns=1_500_000_000, periods=10, throttled_periods=4, throttled_ns=250_000_000, memory_bytes=4096
     )
 
@@ -75,19 +75,19 @@ def test_v2_counters_are_microseconds_in_one_file(tmp_path: Path) -> None:
 def test_a_v2_group_without_controllers_still_counts_cpu_time(tmp_path: Path) -> None:
     put(tmp_path, {"all/cpu.stat": "usage_usec 7\nuser_usec 4\nsystem_usec 3\n"})
     counters = UsageReader(hierarchy_v2(tmp_path), clock=Clock()).read(POD)
-    assert counters == Counters(at_s=100.0, cpu_ns=7000)
+    assert counters == UsageCounters(at_s=100.0, cpu_ns=7000)
 
 
 def test_a_hybrid_node_without_cpuacct_reads_cpu_time_from_the_unified_tree(tmp_path: Path) -> None:
     put(tmp_path, v1_files(1, 10, 4, 250, 4096) | {"unified/cpu.stat": "usage_usec 9\n"})
     counters = UsageReader(hierarchy_v1(tmp_path, "cpuset", "cpu", unified=True), clock=Clock()).read(POD)
-    assert counters == Counters(at_s=100.0, cpu_ns=9000, periods=10, throttled_periods=4, throttled_ns=250)
+    assert counters == UsageCounters(at_s=100.0, cpu_ns=9000, periods=10, throttled_periods=4, throttled_ns=250)
 
 
 def test_what_is_not_there_yet_is_unknown_and_not_zero(tmp_path: Path) -> None:
     put(tmp_path, {"cpuset/cpuset.cpus": "0\n", "memory/memory.usage_in_bytes": "5\n"})
     counters = UsageReader(hierarchy_v1(tmp_path), clock=Clock()).read(POD)
-    assert counters == Counters(at_s=100.0, memory_bytes=5)
+    assert counters == UsageCounters(at_s=100.0, memory_bytes=5)
 
 
 def test_cpu_time_alone_is_asked_of_either_version_and_unknown_when_gone(tmp_path: Path) -> None:
@@ -105,11 +105,11 @@ def test_memory_in_use_comes_with_what_of_it_could_be_dropped(tmp_path: Path) ->
     put(tmp_path, {"all/memory.current": "1000\n", "all/memory.max": "max\n"})
     put(tmp_path, {"memory/memory.stat": v1, "all/memory.stat": v2})
     one = UsageReader(hierarchy_v1(tmp_path)).memory_use(POD)
-    assert one == MemoryUse(limit_bytes=4096, used_bytes=1000, droppable_bytes=450)
+    assert one == MemoryUsage(limit_bytes=4096, used_bytes=1000, droppable_bytes=450)
     assert one is not None
     assert one.kept_bytes == 550
     other = UsageReader(hierarchy_v2(tmp_path, "memory")).memory_use(POD)
-    assert other == MemoryUse(limit_bytes=None, used_bytes=1000, droppable_bytes=450)
+    assert other == MemoryUsage(limit_bytes=None, used_bytes=1000, droppable_bytes=450)
     assert UsageReader(hierarchy_v1(tmp_path)).memory_use("/kubepods/gone") is None
 
 
@@ -118,7 +118,7 @@ def test_who_has_enough_left_is_not_asked_for_its_page_cache(tmp_path: Path, eno
     put(tmp_path, {"memory/memory.usage_in_bytes": "1000\n", "memory/memory.limit_in_bytes": "4096\n"})
     put(tmp_path, {"memory/memory.stat": "total_inactive_file 450\n"})
     found = UsageReader(hierarchy_v1(tmp_path)).memory_use(POD, enough_bytes=enough)
-    assert found == MemoryUse(limit_bytes=4096, used_bytes=1000, droppable_bytes=droppable)
+    assert found == MemoryUsage(limit_bytes=4096, used_bytes=1000, droppable_bytes=droppable)
 
 
 def test_a_group_without_any_counter_is_gone(tmp_path: Path) -> None:
@@ -143,30 +143,30 @@ def test_a_file_that_is_not_what_the_kernel_writes_is_named(tmp_path: Path, file
 
 
 def test_two_readings_give_the_rates_between_them() -> None:
-    before = Counters(at_s=10.0, cpu_ns=10**9, periods=100, throttled_periods=10, throttled_ns=0, memory_bytes=7)
-    after = Counters(
+    before = UsageCounters(at_s=10.0, cpu_ns=10**9, periods=100, throttled_periods=10, throttled_ns=0, memory_bytes=7)
+    after = UsageCounters(
         at_s=12.0, cpu_ns=4 * 10**9, periods=120, throttled_periods=15, throttled_ns=5 * 10**8, memory_bytes=9
     )
-    assert rates_between(before, after) == Rates(
+    assert rates_between(before, after) == UsageRates(
         interval_s=2.0, cpu_milli=1500, throttled_share=0.25, throttled_milli=250, memory_bytes=9
     )
 
 
 def test_a_group_without_a_quota_is_not_throttled() -> None:
-    counters = Counters(at_s=0.0, periods=0, throttled_periods=0)
-    rates = rates_between(counters, Counters(at_s=1.0, periods=0, throttled_periods=0))
-    assert rates == Rates(interval_s=1.0, throttled_share=0.0)
+    counters = UsageCounters(at_s=0.0, periods=0, throttled_periods=0)
+    rates = rates_between(counters, UsageCounters(at_s=1.0, periods=0, throttled_periods=0))
+    assert rates == UsageRates(interval_s=1.0, throttled_share=0.0)
 
 
 def test_readings_at_the_same_moment_say_nothing() -> None:
-    counters = Counters(at_s=1.0, cpu_ns=5)
+    counters = UsageCounters(at_s=1.0, cpu_ns=5)
     assert rates_between(counters, counters) is None
-    assert rates_between(Counters(at_s=2.0), counters) is None
+    assert rates_between(UsageCounters(at_s=2.0), counters) is None
 
 
 amounts = st.none() | st.integers(0, 2**63)
 readings = st.builds(
-    Counters,
+    UsageCounters,
     at_s=st.floats(0, 1e6),
     cpu_ns=amounts,
     periods=amounts,
@@ -177,7 +177,7 @@ readings = st.builds(
 
 
 @given(readings, readings)
-def test_no_pair_of_readings_gives_a_negative_rate(before: Counters, after: Counters) -> None:
+def test_no_pair_of_readings_gives_a_negative_rate(before: UsageCounters, after: UsageCounters) -> None:
     rates = rates_between(before, after)
     if rates is None:
         assert after.at_s - before.at_s < 0.005
@@ -201,7 +201,7 @@ def test_the_first_sample_of_a_group_has_no_rate_and_the_second_has(tmp_path: Pa
     clock.now += 0.5
     put(tmp_path, v1_files(250_000_000, 0, 0, 0, 2))
     rates = meter.sample(POD, inode)
-    assert rates == Rates(interval_s=0.5, cpu_milli=500, throttled_share=0.0, throttled_milli=0, memory_bytes=2)
+    assert rates == UsageRates(interval_s=0.5, cpu_milli=500, throttled_share=0.0, throttled_milli=0, memory_bytes=2)
 
 
 def test_samples_in_quick_succession_add_up(tmp_path: Path) -> None:

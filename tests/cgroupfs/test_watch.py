@@ -7,8 +7,8 @@ import pytest
 import trio
 import trio.testing
 
-from cgroupfs.chain import PathChain
-from cgroupfs.watch import APPEARED, CHILDREN, MOVED_TO, VANISHED, DirWatcher, Event, Mask
+from cgroupfs.chain import AncestorWatch
+from cgroupfs.watch import APPEARED, CHILDREN, MOVED_TO, VANISHED, DirEvent, DirWatcher, Mask
 from tests.real_cgroups import make_root, remove_tree
 
 
@@ -31,7 +31,7 @@ def kernel_watches(watcher: DirWatcher[str]) -> int:
     return Path(f"/proc/self/fdinfo/{watcher.fd}").read_text().count("inotify wd:")
 
 
-async def batch(watcher: DirWatcher[str], seconds: float = 2.0) -> list[Event[str]]:
+async def batch(watcher: DirWatcher[str], seconds: float = 2.0) -> list[DirEvent[str]]:
     with trio.fail_after(seconds):
         return list(await watcher.next_batch())
 
@@ -163,7 +163,7 @@ async def test_a_full_queue_is_one_overflow_event_and_later_events_still_come(
         path = tmp_path / str(number)
         path.touch()
         path.unlink()
-    seen: list[Event[str]] = []
+    seen: list[DirEvent[str]] = []
     while not (seen and seen[-1].overflow):
         seen += await batch(watcher)
     assert sum(event.overflow for event in seen) == watcher.stats.overflows == 1
@@ -217,7 +217,7 @@ async def test_a_reader_that_already_waits_starts_polling(
     watcher: DirWatcher[str], tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     kernel = Kernel(watcher)
-    seen: list[Event[str]] = []
+    seen: list[DirEvent[str]] = []
 
     async def reader() -> None:
         seen.extend(await watcher.next_batch())
@@ -266,7 +266,7 @@ async def test_a_chain_follows_a_directory_that_comes_goes_and_comes_again(
     watcher: DirWatcher[str], tmp_path: Path
 ) -> None:
     target = tmp_path / "containerd" / "runc" / "k8s.io"
-    chain = PathChain(watcher, str(tmp_path), str(target), "way")
+    chain = AncestorWatch(watcher, str(tmp_path), str(target), "way")
 
     async def settle() -> bool:
         """Feed every pending event to the chain; whether the target is there afterwards."""
@@ -297,4 +297,4 @@ async def test_a_chain_follows_a_directory_that_comes_goes_and_comes_again(
 
 def test_a_chain_must_lead_downwards(watcher: DirWatcher[str]) -> None:
     with pytest.raises(ValueError, match="not below"):
-        PathChain(watcher, "/run", "/etc", "x")
+        AncestorWatch(watcher, "/run", "/etc", "x")

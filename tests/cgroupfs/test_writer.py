@@ -12,8 +12,8 @@ from cgroupfs.errors import CgroupBusyError, CgroupGoneError, CgroupRefusedError
 from cgroupfs.files import REAL, Directory, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
-from cgroupfs.plan import Change, Step, order_changes
-from cgroupfs.writer import Recorder, StepWriter, Writer
+from cgroupfs.plan import KnobChange, WriteStep, order_changes
+from cgroupfs.writer import DryRunWriter, KernelWriter, StepWriter
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.real_cgroups import make_root, remove_tree
 
@@ -68,9 +68,9 @@ def step(
     guard: str | None = None,
     reclaim: bool = False,
     anyway: bool = False,
-) -> Step:
+) -> WriteStep:
     entry = CATALOG[knob]
-    return Step(
+    return WriteStep(
         path=GROUP,
         knob=knob,
         file=entry.file(version) or "",
@@ -86,14 +86,14 @@ def step(
 
 def test_a_step_is_written_and_read_back() -> None:
     kernel, places = machine()
-    outcome = Writer(places, files=kernel, clock=lambda: 7.0).write(step("cpu.set", "0,1"))
+    outcome = KernelWriter(places, files=kernel, clock=lambda: 7.0).write(step("cpu.set", "0,1"))
     assert (outcome.ok, outcome.wrote, outcome.before, outcome.after, outcome.at) == (True, True, "0-3", "0-1", 7.0)
     assert outcome.error is None
 
 
 def test_a_value_that_is_there_already_is_not_written_and_counts_as_ok() -> None:
     kernel, places = machine()
-    writer = Writer(places, files=kernel)
+    writer = KernelWriter(places, files=kernel)
     kernel.writes.clear()
     for same in (step("cpu.set", "0,1,2,3"), step("memory.max", "-1"), step("cpu.quota", "-1")):
         outcome = writer.write(same)
@@ -106,7 +106,7 @@ def test_a_refused_value_is_an_outcome_with_its_errno() -> None:
     kernel.write(places.directory("cpuset", "/kubepods/pod1"), "cgroup.clone_children", "0")
     kernel.write(places.directory("cpuset", GROUP), "cpuset.cpus", "1")
     kernel.write(places.directory("cpuset", "/kubepods/pod1"), "cpuset.cpus", "1")
-    outcome = Writer(places, files=kernel).write(step("cpu.set", "0-1"))
+    outcome = KernelWriter(places, files=kernel).write(step("cpu.set", "0-1"))
     assert (outcome.ok, outcome.wrote, outcome.after) == (False, False, "1")
     assert isinstance(outcome.error, CgroupRefusedError)
     assert outcome.error.errno == errno.EACCES
@@ -115,7 +115,7 @@ def test_a_refused_value_is_an_outcome_with_its_errno() -> None:
 def test_busy_and_gone_are_told_apart() -> None:
     kernel, places = machine()
     kernel.charge(places.directory("memory", GROUP), anon=8 * MEGA)
-    writer = Writer(places, files=kernel)
+    writer = KernelWriter(places, files=kernel)
     busy = writer.write(step("memory.max", str(MEGA)))
     assert isinstance(busy.error, CgroupBusyError)
     assert busy.after == busy.before == "9223372036854771712"
@@ -128,14 +128,14 @@ def test_busy_and_gone_are_told_apart() -> None:
 def test_a_group_with_another_inode_in_the_watched_hierarchy_is_gone_and_left_alone() -> None:
     kernel, places = machine()
     inode = kernel.inode(places.trigger_directory(GROUP))
-    writer = Writer(places, files=kernel)
+    writer = KernelWriter(places, files=kernel)
     assert writer.write(step("cpu.weight", "2"), inode).ok
     kernel.remove_group(GROUP)
     kernel.make_group(GROUP)
     outcome = writer.write(step("cpu.weight", "2"), inode)
     assert isinstance(outcome.error, CgroupGoneError)
     assert kernel.read(places.directory("cpu", GROUP), "cpu.shares") == "1024\n"
-    assert isinstance(Recorder(places, files=kernel).write(step("cpu.weight", "2"), inode).error, CgroupGoneError)
+    assert isinstance(DryRunWriter(places, files=kernel).write(step("cpu.weight", "2"), inode).error, CgroupGoneError)
 
 
 def test_a_value_that_the_kernel_changes_on_the_way_in_is_not_ok() -> None:
@@ -145,7 +145,7 @@ def test_a_value_that_the_kernel_changes_on_the_way_in_is_not_ok() -> None:
         def write(self, directory: Directory, file: str, text: str) -> None:
             super().write(directory, file, "77")
 
-    outcome = Writer(places, files=Clamping(kernel, 0)).write(step("cpu.weight", "9"))
+    outcome = KernelWriter(places, files=Clamping(kernel, 0)).write(step("cpu.weight", "9"))
     assert (outcome.ok, outcome.wrote, outcome.after) == (False, True, "77")
     assert "accepted, but it reads '77'" in str(outcome.error)
 
@@ -157,14 +157,14 @@ def test_a_v2_limit_below_the_memory_in_use_is_not_written_even_if_the_plan_says
     kernel.write(directory, "cgroup.procs", str(pid))
     kernel.charge(directory, anon=8 * MEGA)
     guarded = step("memory.max", str(4 * MEGA), version=2, guard="memory.current")
-    for performer in (Writer(places, files=kernel), Recorder(places, files=kernel)):
+    for performer in (KernelWriter(places, files=kernel), DryRunWriter(places, files=kernel)):
         outcome = performer.write(guarded)
         assert isinstance(outcome.error, CgroupBusyError)
         assert "the OOM killer would run" in str(outcome.error)
     assert kernel.killed == []
     assert kernel.read(directory, "memory.max") == "max\n"
     fits = step("memory.max", str(9 * MEGA), version=2, guard="memory.current")
-    assert Writer(places, files=kernel).write(fits).ok
+    assert KernelWriter(places, files=kernel).write(fits).ok
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_a_v2_limit_that_may_reclaim_takes_memory_first_in_chunks_and_never_kill
     kernel.charge(directory, anon=anon * MEGA, cache=cache * MEGA)
     kernel.writes.clear()
     lower = step("memory.max", str(limit * MEGA), version=2, guard="memory.current", reclaim=True)
-    assert Recorder(places, files=kernel).write(lower).ok
-    outcome = Writer(places, files=kernel).write(lower)
+    assert DryRunWriter(places, files=kernel).write(lower).ok
+    outcome = KernelWriter(places, files=kernel).write(lower)
     assert outcome.ok is ok
     assert [int(text) // MEGA for path, text, _ in kernel.writes if path.endswith("memory.reclaim")] == asked
     assert kernel.killed == []
@@ -213,8 +213,8 @@ def test_a_v2_bound_that_kills_nobody_takes_memory_in_chunks_first_and_is_writte
     kernel.charge(directory, anon=anon * MEGA, cache=cache * MEGA)
     kernel.writes.clear()
     high = step("memory.high", str(10 * MEGA), version=2, guard="memory.current", reclaim=True, anyway=True)
-    assert Recorder(places, files=kernel).write(high).ok
-    assert Writer(places, files=kernel).write(high).ok
+    assert DryRunWriter(places, files=kernel).write(high).ok
+    assert KernelWriter(places, files=kernel).write(high).ok
     accepted = [int(text) // MEGA for path, text, _ in kernel.writes if path.endswith("memory.reclaim")]
     assert (accepted if release >= (5, 19) else []) == asked
     assert kernel.read(directory, "memory.high") == f"{10 * MEGA}\n"
@@ -228,7 +228,7 @@ def test_without_memory_reclaim_a_limit_below_usage_is_busy() -> None:
     places = FakePlaces(kernel)
     kernel.charge(places.directory("memory", GROUP), cache=8 * MEGA)
     lower = step("memory.max", str(4 * MEGA), version=2, guard="memory.current", reclaim=True)
-    outcome = Writer(places, files=kernel).write(lower)
+    outcome = KernelWriter(places, files=kernel).write(lower)
     assert isinstance(outcome.error, CgroupBusyError)
     assert "no more can be reclaimed" in str(outcome.error)
 
@@ -237,15 +237,15 @@ async def test_a_whole_plan_is_performed_in_order_and_every_step_has_an_outcome(
     kernel, places = machine()
     plan = order_changes(
         [
-            Change(path=GROUP, knob="cpu.quota", have=None, want=5_000),
-            Change(path=GROUP, knob="memory.max", have=None, want=8 * MEGA),
-            Change(path=GROUP, knob="pids.max", have=None, want=9),
+            KnobChange(path=GROUP, knob="cpu.quota", have=None, want=5_000),
+            KnobChange(path=GROUP, knob="memory.max", have=None, want=8 * MEGA),
+            KnobChange(path=GROUP, knob="pids.max", have=None, want=9),
         ],
         {},
         {"cpu": 1, "memory": 1, "pids": 1},
     )
     inode = kernel.inode(places.trigger_directory(GROUP))
-    outcomes = await Writer(places, files=kernel).perform(plan.steps, {GROUP: inode})
+    outcomes = await KernelWriter(places, files=kernel).perform(plan.steps, {GROUP: inode})
     assert [outcome.step for outcome in outcomes] == list(plan.steps)
     assert all(outcome.ok and outcome.wrote for outcome in outcomes)
 
@@ -254,7 +254,7 @@ async def test_slow_steps_leave_the_loop_and_fast_ones_do_not() -> None:
     kernel, places = machine()
     files = Slow(kernel, 0)
     steps = [step("cpu.weight", "2"), step("memory.max", str(MEGA), slow=True), step("pids.max", "9")]
-    outcomes = await Writer(places, files=files).perform(steps)
+    outcomes = await KernelWriter(places, files=files).perform(steps)
     assert all(outcome.ok for outcome in outcomes)
     assert files.writers == [("cpu.shares", True), ("memory.limit_in_bytes", False), ("pids.max", True)]
 
@@ -274,7 +274,7 @@ async def test_others_run_while_many_fast_steps_are_performed() -> None:
     steps = [step("cpu.weight", str(2 + number % 2)) for number in range(60)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(other)
-        outcomes = await Writer(places, files=Slow(kernel, 0.0005)).perform(steps)
+        outcomes = await KernelWriter(places, files=Slow(kernel, 0.0005)).perform(steps)
         nursery.cancel_scope.cancel()
     assert all(outcome.wrote for outcome in outcomes)
     # 60 writes of 0.5 ms in one go would be 30 ms; a busy machine adds some of its own.
@@ -287,7 +287,7 @@ async def test_cancellation_waits_until_everything_is_written_and_the_outcomes_a
 
     async def work() -> None:
         steps = [step("cpu.weight", str(2 + number % 2)) for number in range(30)]
-        outcomes = await Writer(places, files=Slow(kernel, 0.0005)).perform(steps)
+        outcomes = await KernelWriter(places, files=Slow(kernel, 0.0005)).perform(steps)
         kept.extend(outcome.ok for outcome in outcomes)
 
     with trio.CancelScope() as scope:
@@ -299,7 +299,7 @@ async def test_cancellation_waits_until_everything_is_written_and_the_outcomes_a
 async def test_the_deadline_cuts_off_what_hangs_and_says_so_for_each_step() -> None:
     kernel, places = machine()
     files = Slow(kernel, 0.3)
-    writer = Writer(places, files=files, deadline_s=0.05)
+    writer = KernelWriter(places, files=files, deadline_s=0.05)
     hanging = [step("memory.max", str(MEGA), slow=True), step("memory.max", str(2 * MEGA), slow=True)]
     since = time.perf_counter()
     outcomes = await writer.perform([*hanging, step("cpu.weight", "2")])
@@ -330,7 +330,7 @@ async def test_what_takes_long_is_left_under_way_and_told_when_it_is_done() -> N
     other = "/kubepods/pod1/c2"
     kernel.make_group(other)
     files = Held(kernel)
-    writer = Writer(places, files=files, patience_s=0.2)
+    writer = KernelWriter(places, files=files, patience_s=0.2)
     lowered = step("memory.max", str(8 * MEGA), slow=True)
     elsewhere = replace(lowered, path=other)
     since = time.perf_counter()
@@ -357,7 +357,7 @@ async def test_what_takes_long_is_left_under_way_and_told_when_it_is_done() -> N
 
 async def test_pages_that_move_are_waited_for() -> None:
     kernel, places = machine()
-    writer = Writer(places, files=Slow(kernel, 0.1), patience_s=0.01)
+    writer = KernelWriter(places, files=Slow(kernel, 0.1), patience_s=0.01)
     outcomes = await writer.perform([step("cpu.mems", "0", slow=True), step("cpu.set", "1", slow=True)])
     assert [outcome.ok for outcome in outcomes] == [True, True]
     (limit,) = await writer.perform([step("memory.max", str(8 * MEGA), slow=True)])
@@ -369,7 +369,7 @@ async def test_pages_that_move_are_waited_for() -> None:
 async def test_what_is_under_way_for_too_long_is_stuck() -> None:
     kernel, places = machine()
     files = Held(kernel)
-    writer = Writer(places, files=files, deadline_s=0.2, patience_s=0.05)
+    writer = KernelWriter(places, files=files, deadline_s=0.2, patience_s=0.05)
     lowered = step("memory.max", str(8 * MEGA), slow=True)
     (first,) = await writer.perform([lowered])
     assert isinstance(first.error, CgroupUnderWayError)
@@ -386,7 +386,7 @@ async def test_what_is_under_way_for_too_long_is_stuck() -> None:
 async def test_the_recorder_writes_nothing_and_says_what_it_would_have_written(mode: Mode) -> None:
     kernel, places = machine(mode)
     version = 2 if mode == "v2" else 1
-    recorder: StepWriter = Recorder(places, files=kernel, clock=lambda: 3.0)
+    recorder: StepWriter = DryRunWriter(places, files=kernel, clock=lambda: 3.0)
     kernel.writes.clear()
     steps = [
         step("cpu.set", "0,1", version=version),
@@ -406,9 +406,9 @@ async def test_the_recorder_writes_nothing_and_says_what_it_would_have_written(m
 
 def test_a_period_and_its_quota_in_one_v2_line_are_read_back_together() -> None:
     kernel, places = machine("v2")
-    outcome = Writer(places, files=kernel).write(step("cpu.period", "5000 50000", version=2))
+    outcome = KernelWriter(places, files=kernel).write(step("cpu.period", "5000 50000", version=2))
     assert (outcome.ok, outcome.after) == (True, "5000 50000")
-    again = Writer(places, files=kernel).write(step("cpu.period", "6000 50000", version=2))
+    again = KernelWriter(places, files=kernel).write(step("cpu.period", "6000 50000", version=2))
     assert again.wrote
 
 
@@ -424,12 +424,12 @@ def real_group() -> Iterator[str]:
 @pytest.mark.kernel
 async def test_the_writer_on_the_real_kernel(real_group: str) -> None:
     places = Hierarchy.detect()
-    writer = Writer(places)
+    writer = KernelWriter(places)
     group = f"/{os.path.basename(real_group)}"
     plan = order_changes(
         [
-            Change(path=group, knob="cpu.quota", have=None, want=5_000),
-            Change(path=group, knob="cpu.weight", have=1_024, want=2),
+            KnobChange(path=group, knob="cpu.quota", have=None, want=5_000),
+            KnobChange(path=group, knob="cpu.weight", have=1_024, want=2),
         ],
         {},
         places.versions(),

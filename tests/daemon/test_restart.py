@@ -8,12 +8,12 @@ from collections.abc import Callable
 import trio
 
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.writer import Writer
+from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
 from reconciler.control.persistence import was_killed
 from state.ledger import Ledger
 from state.store import Store, boot_id
-from state.undo import Undone
+from state.undo import RestoreResult
 from tests.daemon.node import DirectoryNode, NodePod
 from tests.daemon.process import Daemon, bounded, wait_for
 from tests.daemon.writers import Modifications
@@ -21,14 +21,14 @@ from tests.daemon.writers import Modifications
 Make = Callable[..., Daemon]
 
 
-def restore_offline(node: DirectoryNode) -> list[Undone]:
+def restore_offline(node: DirectoryNode) -> list[RestoreResult]:
     """What ``bypassctl restore`` does while no daemon runs."""
     store = Store(node.store, boot=boot_id())
     try:
         hierarchy, ledger = Hierarchy.detect(), Ledger(store)
         if was_killed(store):
             adopt_after_kill(hierarchy, ledger)
-        done = trio.run(restore_all, hierarchy, ledger, Writer(hierarchy))
+        done = trio.run(restore_all, hierarchy, ledger, KernelWriter(hierarchy))
         ledger.flush()
         return done
     finally:

@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from cgroupfs.errors import CgroupError, InputError
-from cgroupfs.hierarchy import Hierarchy, Mode, Mount
+from cgroupfs.hierarchy import Hierarchy, HierarchyMode, Mount
 from cgroupfs.knobs import CATALOG
 from cgroupfs.usage import UsageReader
 from reconciler.actuators.network import netlink
@@ -28,12 +28,12 @@ from reconciler.responses.eviction import exemptions
 from reconciler.settings.yaml_tree import parse_tree
 from reconciler.sources import kubelet_config
 from state import checkpoint, checksum, dump, framed, reader
-from state.entry import Entry
-from state.evidence import PodFacts
+from state.entry import LedgerEntry
+from state.evidence import PodSnapshot
 from state.ledger import Ledger
 from state.model import PodClass
 from state.schema import ASSIGNMENTS, FILES, HOLDS, META, seal
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 
 FIXTURES: Final = Path(__file__).parents[1] / "fixtures"
 TEXT, JSON, BYTES = "text", "json", "bytes"
@@ -119,7 +119,7 @@ def one_text(text: str) -> Any:
 def _hierarchy(version: int) -> Hierarchy:
     mount = Mount(directory="/g", version=version, controllers=("cpu",))
     names = ("cpu", "cpuacct", "cpuset", "memory", "unified")
-    return Hierarchy(root="/", mode=Mode.V1, controllers=dict.fromkeys(names, mount))
+    return Hierarchy(root="/", mode=HierarchyMode.V1, controllers=dict.fromkeys(names, mount))
 
 
 def feed_usage(text: str) -> object:
@@ -140,7 +140,7 @@ def feed_decode(name: str, version: int) -> Callable[[str], object]:
 
 def _stored(path: Path, tables: dict[str, dict[str, bytes]]) -> Store:
     store = Store(str(path / "state.db"), boot="b")
-    batch = Batch()
+    batch = StoreBatch()
     for table, found in tables.items():
         for key, body in found.items():
             batch.put(table, key, body)
@@ -218,7 +218,7 @@ def feed_rotten_key(data: bytes, directory: Path) -> object:
     return found
 
 
-ENTRY: Final = Entry(controller="cpu", path="/a", file="cpu.shares", knob="cpu.weight", original="1024")
+ENTRY: Final = LedgerEntry(controller="cpu", path="/a", file="cpu.shares", knob="cpu.weight", original="1024")
 
 
 def feed_ledger(store: Store) -> object:
@@ -324,7 +324,7 @@ def fixture(name: str) -> bytes:
 
 
 def feed_status(data: bytes) -> object:
-    answer = http.Answer(status=429, body=data)
+    answer = http.HttpResponse(status=429, body=data)
     status = kube.status_of(answer)
     return kube.wait_s_of(answer, status, 0.0)
 
@@ -340,7 +340,9 @@ def feed_wish(name: str, data: bytes) -> object:
 
 
 def feed_spared(text: str) -> object:
-    pod = PodFacts(uid="u", title="t", pod_class=PodClass.RECLAIMED, group="/g", annotations={exemptions._POLICY: text})
+    pod = PodSnapshot(
+        uid="u", title="t", pod_class=PodClass.RECLAIMED, group="/g", annotations={exemptions._POLICY: text}
+    )
     return exemptions.accepts(pod, ("x",))
 
 

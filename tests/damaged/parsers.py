@@ -18,7 +18,7 @@ from cgroupfs.files import read_text
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from cgroupfs.pressure import has_sys_resource, parse_pressure, read_pressure
-from reconciler.actuators.base import OfBoot, SideRow
+from reconciler.actuators.base import BootState, StateRow
 from reconciler.actuators.network import netlink
 from reconciler.cli import masks, recorded
 from reconciler.cli.client import Unreachable, _parsed
@@ -32,7 +32,7 @@ from reconciler.control.persistence import decode_pools, encoded, read_classes, 
 from reconciler.detectors import formula
 from reconciler.headroom.report import read_kept as read_headroom
 from reconciler.interference import recording
-from reconciler.interference.engine import Remembered, _learned
+from reconciler.interference.engine import EngineState, _learned
 from reconciler.interference.monitor import read_kept
 from reconciler.placement.devices import read_pci_nodes
 from reconciler.pods.resources import EXTENDED_SPEC, read_resources, with_extended
@@ -195,7 +195,7 @@ TRAIL: Final = (
     b'{"kind":"Status","reason":"TooManyRequests","message":"m",'
     b'"details":{"retryAfterSeconds":9,"causes":[{"reason":"r"}]}}'
 )
-RECORDING: Final = recording.begin(recording.Learned(learned={})) + recording.Packer().block()
+RECORDING: Final = recording.begin(recording.LearnedState(learned={})) + recording.RecordingWriter().block()
 CAPTURED: Final = b'{"version":"1","node":"n","at":1.5,"files":3}'
 POOLS: Final = encoded(
     Pools(
@@ -325,8 +325,8 @@ PARSERS: Final[tuple[Parser, ...]] = (
         errors=(InputError,),
     ),
     of_text(
-        "resctrl.monitor:Monitors.read",
-        lambda text: monitor.Monitors("/r", one_text(text)).read("", at_s=1.0),
+        "resctrl.monitor:MonitorGroups.read",
+        lambda text: monitor.MonitorGroups("/r", one_text(text)).read("", at_s=1.0),
         (CgroupError,),
         b"4096\n",
     ),
@@ -472,8 +472,8 @@ PARSERS: Final[tuple[Parser, ...]] = (
     Parser("reconciler.interference.monitor:read_kept", feed_row("interference", read_kept), (), ROWS, BYTES),
     Parser("reconciler.headroom.report:read_kept", feed_row("headroom", read_headroom), (), ROWS, BYTES),
     Parser(
-        "reconciler.actuators.base:SideRow.read",
-        feed_row("s", SideRow("s", OfBoot, "s").read),
+        "reconciler.actuators.base:StateRow.read",
+        feed_row("s", StateRow("s", BootState, "s").read),
         (),
         (msgpack.packb({"boot": "b"}),),
         BYTES,
@@ -489,7 +489,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
     Parser(
         "reconciler.interference.engine:learned",
         lambda data, _: _learned(
-            Remembered(learned={"cpi": {"k": msgspec.Raw(data)}, "ewma": {"k": msgspec.Raw(data)}})
+            EngineState(learned={"cpi": {"k": msgspec.Raw(data)}, "ewma": {"k": msgspec.Raw(data)}})
         ),
         (),
         ROWS,

@@ -13,16 +13,16 @@ import trio
 from cgroupfs.errors import CgroupError
 from cgroupfs.hierarchy import FREEZER, Hierarchy
 from cgroupfs.subtree import Subtree
-from reconciler.alerts.alert import Alert, Kind
+from reconciler.alerts.alert import Alert, AlertKind
 from reconciler.clients.kube import KubeApi
 from reconciler.clients.kube_config import ApiServer
 from reconciler.responses.eviction.executor import Evictor
 from reconciler.responses.means.config import ApiMeans, EvictionMeans, RestartRules
 from reconciler.sources.cri import CriClient
-from state.eviction import Case, Means, Order, Outcome
-from state.evidence import PodFacts
+from state.eviction import EvictionCase, EvictionMethodName, EvictionOrder, EvictionOutcome
+from state.evidence import PodSnapshot
 from state.model import PodClass
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 from tests.e2e.conftest import PodFactory
 from tests.e2e.cri import CriError
 from tests.e2e.criapi import runtime_pb2 as pb
@@ -69,15 +69,15 @@ def thawed(containerd_node: Node, request: pytest.FixtureRequest) -> Iterator[No
 
 
 async def evicted(
-    node: Node, pod: RunningPod, directory: Path, *means: Means, server: str | None = None
-) -> tuple[Case, list[Alert]]:
+    node: Node, pod: RunningPod, directory: Path, *means: EvictionMethodName, server: str | None = None
+) -> tuple[EvictionCase, list[Alert]]:
     """The pod's case when it has ended, and all that was told."""
     told: list[Alert] = []
 
-    async def stage(batch: Batch, alert: Alert) -> Callable[[], None]:
+    async def stage(batch: StoreBatch, alert: Alert) -> Callable[[], None]:
         return lambda: told.append(alert)
 
-    facts = PodFacts(
+    facts = PodSnapshot(
         uid=pod.spec.uid,
         title=pod.spec.name,
         pod_class=PodClass.RECLAIMED,
@@ -90,7 +90,7 @@ async def evicted(
         EvictionMeans(
             order=means,
             api=ApiMeans(first_wait_s=0.1, failing_s=1.0),
-            restarts=RestartRules(watch_s=2.0 if means == (Means.CRI,) else 0.0),
+            restarts=RestartRules(watch_s=2.0 if means == (EvictionMethodName.CRI,) else 0.0),
         ),
         hierarchy=Hierarchy.detect(),
         store=Store(str(directory / "state.db"), boot="b"),
@@ -102,7 +102,7 @@ async def evicted(
         pods={facts.uid: facts}.get,
         forbidden=lambda _: None,
     )
-    order = Order(
+    order = EvictionOrder(
         id="1",
         uid=facts.uid,
         title=facts.title,
@@ -126,11 +126,16 @@ async def evicted(
 
 
 def check_ended(
-    node: Node, pod: RunningPod, other: RunningPod, case: Case, told: list[Alert], outcome: Outcome = Outcome.DONE
+    node: Node,
+    pod: RunningPod,
+    other: RunningPod,
+    case: EvictionCase,
+    told: list[Alert],
+    outcome: EvictionOutcome = EvictionOutcome.DONE,
 ) -> None:
     hierarchy, group = Hierarchy.detect(), node.cgroups.pod_group(pod.spec)
     assert case.outcome is outcome, case
-    assert [alert.kind for alert in told] == [Kind.EVICTION_PLANNED, Kind.EVICTION_DONE]
+    assert [alert.kind for alert in told] == [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_DONE]
     with Subtree.open(hierarchy, group) as tree:
         assert not tree.populated()
     assert not frozen(hierarchy, group)
@@ -168,7 +173,7 @@ async def test_through_cri_with_the_grace_and_again_when_the_kubelet_starts_it_a
     freeze(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.to_thread.run_sync, start_again, containerd_node, pod)
-        case, told = await evicted(containerd_node, pod, tmp_path, Means.CRI)
+        case, told = await evicted(containerd_node, pod, tmp_path, EvictionMethodName.CRI)
     check_ended(containerd_node, pod, other, case, told)
     assert (case.rounds, case.detail) == (1, "the runtime stopped its containers")
     again = containerd_node.pods[pod.spec.uid]
@@ -185,7 +190,7 @@ async def test_through_cri_with_the_grace_and_again_when_the_kubelet_starts_it_a
 async def test_by_signals_frozen_as_it_is(containerd_node: Node, run_pod: PodFactory, tmp_path: Path) -> None:
     pod, other = run_pod(crunching()), run_pod(best_effort("other"))
     freeze(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec))
-    case, told = await evicted(containerd_node, pod, tmp_path, Means.SIGNAL)
+    case, told = await evicted(containerd_node, pod, tmp_path, EvictionMethodName.SIGNAL)
     check_ended(containerd_node, pod, other, case, told)
 
 
@@ -206,7 +211,9 @@ async def test_by_an_api_server_that_refuses_fails_and_accepts(
         await trio.to_thread.run_sync(end, containerd_node, pod)
 
     nursery.start_soon(kubelet)
-    case, told = await evicted(containerd_node, pod, tmp_path, Means.API, server=f"http://127.0.0.1:{port}")
+    case, told = await evicted(
+        containerd_node, pod, tmp_path, EvictionMethodName.API, server=f"http://127.0.0.1:{port}"
+    )
     check_ended(containerd_node, pod, other, case, told)
     bodies: list[Any] = [json.loads(body) for body in server.bodies[1:]]
     assert [body["deleteOptions"]["preconditions"]["uid"] for body in bodies] == [pod.spec.uid] * 3
@@ -220,9 +227,16 @@ async def test_by_the_runtime_where_the_api_server_hangs(
     freeze(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec))
     server = HttpPeer([Reply(json.dumps(LISTED).encode()), Reply(hang_s=60)])
     port = await nursery.start(server.serve)
-    case, told = await evicted(containerd_node, pod, tmp_path, Means.API, Means.CRI, server=f"http://127.0.0.1:{port}")
+    case, told = await evicted(
+        containerd_node,
+        pod,
+        tmp_path,
+        EvictionMethodName.API,
+        EvictionMethodName.CRI,
+        server=f"http://127.0.0.1:{port}",
+    )
     check_ended(containerd_node, pod, other, case, told)
-    assert (case.means, case.detail) == (Means.CRI, "the runtime stopped its containers")
+    assert (case.means, case.detail) == (EvictionMethodName.CRI, "the runtime stopped its containers")
     assert case.tried[0].startswith("api: asked for 1 s; ")
     nursery.cancel_scope.cancel()
 
@@ -242,7 +256,14 @@ async def test_by_nobody_where_the_api_server_has_no_such_pod_and_the_kubelet_en
         await trio.to_thread.run_sync(end, containerd_node, pod)
 
     nursery.start_soon(kubelet)
-    case, told = await evicted(containerd_node, pod, tmp_path, Means.API, Means.CRI, server=f"http://127.0.0.1:{port}")
-    check_ended(containerd_node, pod, other, case, told, Outcome.GONE)
+    case, told = await evicted(
+        containerd_node,
+        pod,
+        tmp_path,
+        EvictionMethodName.API,
+        EvictionMethodName.CRI,
+        server=f"http://127.0.0.1:{port}",
+    )
+    check_ended(containerd_node, pod, other, case, told, EvictionOutcome.GONE)
     assert case.tried == ()
     nursery.cancel_scope.cancel()

@@ -7,9 +7,9 @@ from typing import Self
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
-from reconciler.actuators.network.namespaces import Space
+from reconciler.actuators.network.namespaces import NetworkNamespace
 from reconciler.actuators.network.netlink import Link
-from reconciler.actuators.network.tc_pods import Entry, Gather
+from reconciler.actuators.network.tc_pods import IfbState, IngressState
 from state.model import Pod
 from state.network import GATHER
 
@@ -33,8 +33,12 @@ class FakeSpaces:
     ) -> None:
         return None
 
-    def of(self, pods: Iterable[Pod]) -> Mapping[str, Space]:
-        return {pod.uid: Space(self.inodes[pod.uid], self.inodes[pod.uid]) for pod in pods if pod.uid in self.inodes}
+    def of(self, pods: Iterable[Pod]) -> Mapping[str, NetworkNamespace]:
+        return {
+            pod.uid: NetworkNamespace(self.inodes[pod.uid], self.inodes[pod.uid])
+            for pod in pods
+            if pod.uid in self.inodes
+        }
 
 
 class FakePodTc:
@@ -98,14 +102,14 @@ class FakePodTc:
     def devices(self) -> dict[str, Link]:
         return dict(self.links)
 
-    def entries(self, indices: Collection[int]) -> dict[int, Entry]:
+    def entries(self, indices: Collection[int]) -> dict[int, IngressState]:
         there = {one.index: one.name for one in self.links.values()}
-        return {index: self._entry(there[index]) if index in there else Entry() for index in indices}
+        return {index: self._entry(there[index]) if index in there else IngressState() for index in indices}
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> IngressState:
         leads_to = self.filters.get(name)
         alive = leads_to is not None and GATHER in self.links and self.links[GATHER].index == leads_to
-        return Entry(
+        return IngressState(
             kind=self.disciplines.get(name, ""),
             leads_to=leads_to if leads_to is None or alive else 0,
             others=self.others.get(name, ""),
@@ -144,13 +148,13 @@ class FakePodTc:
     def led(self) -> dict[str, int]:
         return {name: self.links[name].index for name in self.filters}
 
-    def gather(self) -> Gather | None:
+    def gather(self) -> IfbState | None:
         found = self.links.get(GATHER)
         if found is None:
             return None
         if found.kind != "ifb":
-            return Gather(index=found.index, problem=f"{GATHER} is there, a {found.kind} of somebody else")
-        return Gather(index=found.index, complete=self.up and self.classed)
+            return IfbState(index=found.index, problem=f"{GATHER} is there, a {found.kind} of somebody else")
+        return IfbState(index=found.index, complete=self.up and self.classed)
 
     def make(self, rate: int) -> int:
         if GATHER not in self.links:

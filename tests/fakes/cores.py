@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from cgroupfs.hierarchy import UNIFIED, Hierarchy, Mode, Mount
+from cgroupfs.hierarchy import UNIFIED, Hierarchy, HierarchyMode, Mount
 
 _FIRST_COOKIE: Final = 0x1000
 
@@ -64,7 +64,7 @@ class FakeCores:
         """Where its groups are."""
         names = ("cpuset", "cpu") if self.version == 1 else ("cpuset", "cpu", UNIFIED)
         mount = Mount(directory=self.mount, version=self.version, controllers=names)
-        mode = Mode.V1 if self.version == 1 else Mode.V2
+        mode = HierarchyMode.V1 if self.version == 1 else HierarchyMode.V2
         return Hierarchy(root="/", mode=mode, controllers=dict.fromkeys(names, mount))
 
     # What happens on the machine

@@ -15,12 +15,12 @@ import trio.testing
 from msgspec import Struct, field, json
 from msgspec.structs import replace
 
-from cgroupfs.attribution import Write
-from reconciler.actuators.cgroup.attribution import Witness
+from cgroupfs.attribution import ObservedWrite
+from reconciler.actuators.cgroup.attribution import WriteAttribution
 from reconciler.config.environment import wait_for_place
-from reconciler.config.model import Config, Mode
+from reconciler.config.model import AgentMode, Config
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.status import Show
+from reconciler.daemon.status import StatusReport
 from reconciler.runtime.supervisor import Supervisor
 from state.store import Store
 from tests.fakes.faults import Call, Fault, Faults
@@ -68,10 +68,10 @@ class _Deaf:
     def __init__(self, *_arguments: object, **_more: object) -> None:
         self.close = self.follow = self.forget = lambda *_arguments: None
 
-    def take(self) -> Sequence[Write]:
+    def take(self) -> Sequence[ObservedWrite]:
         return ()
 
-    async def next_batch(self) -> Sequence[Write]:
+    async def next_batch(self) -> Sequence[ObservedWrite]:
         await trio.sleep(math.inf)
         return ()
 
@@ -102,7 +102,7 @@ def play(directory: Path, fault: Fault, expected: Values | None = None) -> Run:
                 defaults = Store.__init__.__kwdefaults__
                 stack.enter_context(mock.patch.dict(defaults, monotonic=clock.current_time))
                 # The real one would tell of whatever else is written on the same file system.
-                stack.enter_context(mock.patch.dict(Witness.__init__.__kwdefaults__, watch=_Deaf))
+                stack.enter_context(mock.patch.dict(WriteAttribution.__init__.__kwdefaults__, watch=_Deaf))
                 try:
                     trio.run(_live, node, faults, fault, run, expected, clock=clock)
                 except Exception as exc:  # noqa: BLE001  (what ends the agent is the question)
@@ -125,7 +125,7 @@ async def _live(node: LiveNode, faults: Faults, fault: Fault, run: Run, expected
         place = await wait_for_place(config)
     agent = Agent(config, place, files=faults)
     supervisor = Supervisor(agent.components())
-    show = Show(agent, FakePulse(), statuses=lambda: list(supervisor.statuses.values()), reload=tuple)
+    show = StatusReport(agent, FakePulse(), statuses=lambda: list(supervisor.statuses.values()), reload=tuple)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.run)
@@ -190,7 +190,7 @@ def _config(node: LiveNode) -> Config:
     reclaimed = replace(policies.reclaimed, budget=budget)
     idle_buffer = replace(policies.idle_buffer, enabled=False)
     return replace(
-        node.config, mode=Mode.ENFORCE, policies=replace(policies, reclaimed=reclaimed, idle_buffer=idle_buffer)
+        node.config, mode=AgentMode.ENFORCE, policies=replace(policies, reclaimed=reclaimed, idle_buffer=idle_buffer)
     )
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import trio
 
-from cgroupfs.hierarchy import FREEZER, Hierarchy, Mode, Mount
-from reconciler.responses.means.base import Result, Work
-from state.eviction import Case, Means, Order, Outcome, Step
-from state.evidence import PodFacts
+from cgroupfs.hierarchy import FREEZER, Hierarchy, HierarchyMode, Mount
+from reconciler.responses.means.base import EvictionResult, EvictionWork
+from state.eviction import EvictionCase, EvictionMethodName, EvictionOrder, EvictionOutcome, EvictionStep
+from state.evidence import PodSnapshot
 from state.model import PodClass
 
 
@@ -18,12 +18,12 @@ class PlainNode:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         mount = Mount(directory=str(directory), version=1, controllers=("cpu", FREEZER))
-        self.hierarchy = Hierarchy(root="/", mode=Mode.V1, controllers={"cpu": mount, FREEZER: mount})
-        self.pods: dict[str, PodFacts] = {}
+        self.hierarchy = Hierarchy(root="/", mode=HierarchyMode.V1, controllers={"cpu": mount, FREEZER: mount})
+        self.pods: dict[str, PodSnapshot] = {}
 
     def add(self, uid: str, *, grace_s: float = 0.2, annotations: dict[str, str] | None = None) -> "PlainPod":
         pod = PlainPod(self.directory / f"pod{uid}")
-        self.pods[uid] = PodFacts(
+        self.pods[uid] = PodSnapshot(
             uid=uid,
             title=f"shop/{uid}",
             pod_class=PodClass.RECLAIMED,
@@ -66,27 +66,29 @@ class PlainPod:
 class ScriptedWay:
     """Does what the script says, each time it is tried; ``log`` are the pods it was tried on."""
 
-    def __init__(self, means: Means, *script: Callable[[Work], Result], unusable: str | None = None) -> None:
+    def __init__(
+        self, means: EvictionMethodName, *script: Callable[[EvictionWork], EvictionResult], unusable: str | None = None
+    ) -> None:
         self._means = means
-        self.script: Sequence[Callable[[Work], Result]] = script
+        self.script: Sequence[Callable[[EvictionWork], EvictionResult]] = script
         self.why = unusable
         self.log: list[str] = []
-        self.resumed: list[Step | None] = []
+        self.resumed: list[EvictionStep | None] = []
         self.at_once = 0
         self.most_at_once = 0
         self.takes_s = 0.0
 
     @property
-    def means(self) -> Means:
+    def means(self) -> EvictionMethodName:
         return self._means
 
-    def unusable(self, case: Case) -> str | None:
+    def unusable(self, case: EvictionCase) -> str | None:
         return self.why
 
-    async def end(self, work: Work) -> Result:
+    async def end(self, work: EvictionWork) -> EvictionResult:
         self.log.append(work.case.order.uid)
         self.resumed.append(work.resumed)
-        await work.step(Step.STOP)
+        await work.step(EvictionStep.STOP)
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
         await trio.sleep(self.takes_s)
@@ -95,22 +97,22 @@ class ScriptedWay:
         return act(work)
 
 
-def ends(pod: PlainPod) -> Callable[[Work], Result]:
+def ends(pod: PlainPod) -> Callable[[EvictionWork], EvictionResult]:
     """The way that works."""
 
-    def act(_: Work) -> Result:
+    def act(_: EvictionWork) -> EvictionResult:
         pod.end()
-        return Result(outcome=Outcome.DONE, detail="it is over")
+        return EvictionResult(outcome=EvictionOutcome.DONE, detail="it is over")
 
     return act
 
 
-def fails(words: str) -> Callable[[Work], Result]:
+def fails(words: str) -> Callable[[EvictionWork], EvictionResult]:
     """The way that does not."""
-    return lambda _: Result(outcome=None, detail=words)
+    return lambda _: EvictionResult(outcome=None, detail=words)
 
 
-def order_for(uid: str, **more: object) -> Order:
+def order_for(uid: str, **more: object) -> EvictionOrder:
     values: dict[str, object] = {
         "id": f"1-{uid}",
         "uid": uid,
@@ -122,5 +124,5 @@ def order_for(uid: str, **more: object) -> Order:
         "evidence": "memory 91 %",
         "ranking": ("it: because",),
     }
-    make: Callable[..., Order] = Order
+    make: Callable[..., EvictionOrder] = EvictionOrder
     return make(**{**values, **more})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.actuators.core_sched.prctl import Carrier, Prctl, RealPrctl, unable
+from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, RealPrctl, unable
 from tests.fakes.cores import FakeCores
 
 Spawn = Callable[[], int]
@@ -51,7 +51,7 @@ def test_a_cookie_goes_from_thread_to_thread_and_ends_with_the_last(machine: tup
     prctl, spawn = machine
     one, other = spawn(), spawn()
     assert [prctl.get(one), prctl.get(other), prctl.get(0)] == [0, 0, 0]
-    with Carrier() as carrier:
+    with CookieCarrier() as carrier:
         assert carrier.call(prctl.get, 0) == 0
         carrier.call(prctl.create)
         cookie = carrier.call(prctl.get, 0)
@@ -63,12 +63,12 @@ def test_a_cookie_goes_from_thread_to_thread_and_ends_with_the_last(machine: tup
         assert carrier.call(prctl.get, 0) not in {0, cookie}
     # The thread that carried it is gone, the cookie is not.
     assert prctl.get(one) == cookie
-    with Carrier() as carrier:
+    with CookieCarrier() as carrier:
         assert carrier.call(prctl.get, 0) == 0
         carrier.call(prctl.share_from, one)
         carrier.call(prctl.share_to, other)
         assert [carrier.call(prctl.get, 0), prctl.get(other)] == [cookie, cookie]
-    with Carrier() as carrier:
+    with CookieCarrier() as carrier:
         carrier.call(prctl.share_to, one)
         assert [prctl.get(one), prctl.get(other)] == [0, cookie]
         # From one without any: none.
@@ -79,7 +79,7 @@ def test_a_cookie_goes_from_thread_to_thread_and_ends_with_the_last(machine: tup
 
 def test_a_task_that_is_not_there_is_esrch(machine: tuple[Prctl, Spawn]) -> None:
     prctl, _ = machine
-    with Carrier() as carrier:
+    with CookieCarrier() as carrier:
         for call in (prctl.get, prctl.share_from, prctl.share_to):
             assert answer(lambda call=call: carrier.call(call, NOBODY)) == "ESRCH"  # type: ignore[misc]
 

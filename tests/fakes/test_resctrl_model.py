@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.files import FileOps, GroupDir
-from resctrl.capability import BandwidthUnit, Status, read_capability
+from resctrl.capability import BandwidthUnit, ResctrlStatus, read_capability
 from resctrl.files import GroupFiles
 from resctrl.schemata import parse_schemata
 from tests.fakes.resctrl_model import Deed, ResctrlModel, cpu_mask, show_mask
@@ -117,7 +117,7 @@ def test_the_agent_sees_the_machine_that_it_is(
 ) -> None:
     made(shape).install(str(tmp_path))
     seen = read_capability(str(tmp_path))
-    assert seen.status is Status.READY
+    assert seen.status is ResctrlStatus.READY
     assert seen.options == shape.options
     assert tuple(part.name for part in seen.divisible) == names
     assert {part.unit for part in seen.bandwidths} == ({unit} if unit else set())
@@ -130,7 +130,7 @@ def test_a_machine_without_any_has_no_such_file_system(tmp_path: Path) -> None:
     assert refusal(model.mount) == "ENODEV"
     assert refusal(lambda: model.mkdir(f"{ROOT}/g")) == "ENOENT"
     model.install(str(tmp_path))
-    assert read_capability(str(tmp_path)).status is Status.NO_CPU
+    assert read_capability(str(tmp_path)).status is ResctrlStatus.NO_CPU
 
 
 # Threads

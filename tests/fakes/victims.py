@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.subtree import Subtree
-from state.eviction import Order, Target
+from state.eviction import EvictionOrder, EvictionTarget
 from tests.cgroupfs.kernelgroup import kernel_groups, remove_tree
 
 CONTROLLERS = ("cpu", "memory", "pids", "freezer", "unified")
@@ -46,9 +46,9 @@ class Victim:
         self.started: list[subprocess.Popen[bytes]] = []
 
     @property
-    def target(self) -> Target:
+    def target(self) -> EvictionTarget:
         with Subtree.open(self.hierarchy, self.group) as tree:
-            return Target(group=self.group, inodes=tree.inodes, grace_s=5.0)
+            return EvictionTarget(group=self.group, inodes=tree.inodes, grace_s=5.0)
 
     def directory(self, controller: str, below: str = "/c") -> str:
         return self.hierarchy.directory(controller, self.group + below)
@@ -133,7 +133,7 @@ def a_victim(name: str) -> Iterator[Victim]:
                 os.makedirs(victim.directory(controller, ""), exist_ok=True)  # `kernel_groups` removes it
 
 
-def an_order(victim: Victim, **more: object) -> Order:
+def an_order(victim: Victim, **more: object) -> EvictionOrder:
     values: dict[str, object] = {
         "id": "order-1",
         "uid": victim.group.rpartition("-")[2],
@@ -145,5 +145,5 @@ def an_order(victim: Victim, **more: object) -> Order:
         "evidence": "memory 91 %",
         "decided_s": time.time(),
     }
-    make: Callable[..., Order] = Order
+    make: Callable[..., EvictionOrder] = EvictionOrder
     return make(**{**values, **more})

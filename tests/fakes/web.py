@@ -6,7 +6,7 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, InputError
 from reconciler.runtime.cooperative import Steps
 from reconciler.settings.binder import ConfigError
-from reconciler.settings.yaml_tree import Place, Problem
+from reconciler.settings.yaml_tree import ConfigProblem, SourceLocation
 from reconciler.telemetry.metrics import MetricsSnapshot
 from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
 from state.model import Hold
@@ -73,4 +73,4 @@ class FakeControl:
 
     async def reload(self) -> Mapping[str, object]:
         self.told.append("reload")
-        raise ConfigError([Problem(Place("/c.yaml", 1, 2), "mode", "no")])
+        raise ConfigError([ConfigProblem(SourceLocation("/c.yaml", 1, 2), "mode", "no")])

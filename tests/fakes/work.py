@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from cgroupfs.subtree import Subtree
-from reconciler.responses.means.processes import Processes, emptied, thaw
-from state.eviction import Case, Step
+from reconciler.responses.means.processes import PodTermination, emptied, thaw
+from state.eviction import EvictionCase, EvictionStep
 
 
 class FakeWork:
@@ -15,24 +15,26 @@ class FakeWork:
 
     def __init__(
         self,
-        case: Case,
+        case: EvictionCase,
         tree: Subtree,
         *,
         grace_s: float = 1.0,
-        processes: Processes | None = None,
-        resumed: Step | None = None,
-        before: Callable[[Step], None] = lambda _: None,
+        processes: PodTermination | None = None,
+        resumed: EvictionStep | None = None,
+        before: Callable[[EvictionStep], None] = lambda _: None,
     ) -> None:
         self.case = case
         self.tree = tree
         self.grace_s = grace_s
-        self.processes = processes or Processes()
+        self.processes = processes or PodTermination()
         self.resumed = resumed
-        self.steps: list[Step] = []
+        self.steps: list[EvictionStep] = []
         self.checks = 0
         self._before = before
 
-    async def step(self, step: Step, *, accepted: bool = False, pid_starts: Mapping[int, int] | None = None) -> None:
+    async def step(
+        self, step: EvictionStep, *, accepted: bool = False, pid_starts: Mapping[int, int] | None = None
+    ) -> None:
         self._before(step)
         if self.resumed is step:
             self.resumed = None

@@ -13,7 +13,7 @@ from reconciler.config import load
 from reconciler.config.environment import find_place
 from reconciler.config.model import Config
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.status import Show
+from reconciler.daemon.status import StatusReport
 from reconciler.runtime.supervisor import Supervisor
 from reconciler.runtime.systemd import Heartbeat
 from reconciler.telemetry.prometheus import render
@@ -34,7 +34,7 @@ class InProcess:
         self._ready = threading.Event()
         self._problem: BaseException | None = None
         self._supervisor: Supervisor | None = None
-        self._show: Show | None = None
+        self._show: StatusReport | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._thread = threading.Thread(target=self._run, name="bypassd", daemon=True)
 
@@ -94,7 +94,7 @@ class InProcess:
         agent = Agent(self._config, place, files=self._files)
         try:
             self._supervisor = Supervisor(agent.components())
-            self._show = Show(
+            self._show = StatusReport(
                 agent,
                 Heartbeat(_STUCK_S),
                 statuses=lambda: list(self._supervisor.statuses.values()) if self._supervisor else [],

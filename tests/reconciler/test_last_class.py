@@ -7,7 +7,7 @@ import pytest
 from reconciler.control.persistence import POD, encoded, read_classes
 from state.model import LastClass, PodClass
 from state.schema import ASSIGNMENTS
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 
 BE = LastClass(pod_class=PodClass.RECLAIMED, source="label x=BE")
 
@@ -34,7 +34,7 @@ BE = LastClass(pod_class=PodClass.RECLAIMED, source="label x=BE")
 )
 def test_the_last_class_of_a_row(tmp_path: Path, row: dict[str, object], last: LastClass | None) -> None:
     store = Store(str(tmp_path / "state.db"), boot="b", version="1", node="n", history_limit=100)
-    batch = Batch()
+    batch = StoreBatch()
     batch.put(ASSIGNMENTS, f"{POD}u", encoded(row))
     batch.put(ASSIGNMENTS, f"{POD}broken", b"\xc1")
     store.apply(batch)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
-from cgroupfs.plan import Change, order_changes
+from cgroupfs.plan import KnobChange, order_changes
 from reconciler.control.persistence import decode_pools, pools_row
 from reconciler.control.planner import plan
 from reconciler.placement.chain import PlacementContext, Plugin, Scored
@@ -21,9 +21,9 @@ from reconciler.placement.demand import CpuDemand
 from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.reclaimed import ReclaimedConfig
 from reconciler.policies.reserve import ReserveConfig
-from reconciler.policies.shared import Mode, SharedConfig, Sizing
+from reconciler.policies.shared import PoolSizing, SharedConfig, SharedPoolMode
 from reconciler.policies.table import PoliciesConfig
-from state.cpu import Apart, CpuWish, GroupUse, TopologyPolicy
+from state.cpu import AntiAffinity, CpuPreferences, GroupUse, TopologyPolicy
 from state.model import (
     Container,
     ContainerKind,
@@ -92,8 +92,8 @@ configs = st.builds(
     ),
     shared=st.builds(
         SharedConfig,
-        mode=st.sampled_from(list(Mode)),
-        sizing=st.sampled_from(list(Sizing)),
+        mode=st.sampled_from(list(SharedPoolMode)),
+        sizing=st.sampled_from(list(PoolSizing)),
         leave_cpus=st.integers(1, 2),
     ),
     reclaimed=st.builds(
@@ -105,7 +105,7 @@ configs = st.builds(
     ),
 )
 wishes = st.builds(
-    CpuWish,
+    CpuPreferences,
     pool=st.sampled_from([None, None, "x", "y"]),
     numa_binding=st.booleans(),
     numa_exclusive=st.sampled_from([False, False, True]),
@@ -115,7 +115,7 @@ wishes = st.builds(
     distribute=st.sampled_from([None, True]),
     spread_cores=st.sampled_from([None, None, True]),
     strict_cores=st.booleans(),
-    apart=st.sampled_from([None, *Apart]),
+    apart=st.sampled_from([None, *AntiAffinity]),
     numa_share=st.sampled_from([None, True, False]),
     lends=st.sampled_from([None, True, False]),
     topology_policy=st.sampled_from([None, *TopologyPolicy]),
@@ -146,7 +146,7 @@ class PlacementMachine(RuleBasedStateMachine):
         wish=wishes,
     )
     def arrives(
-        self, cls: PodClass, qos: QosClass, milli: list[int], init: int | None, memory: int, wish: CpuWish
+        self, cls: PodClass, qos: QosClass, milli: list[int], init: int | None, memory: int, wish: CpuPreferences
     ) -> None:
         uid = next(one for one in UIDS if one not in self.view.pods)
         kinds: list[Container] = [container("pause", kind=ContainerKind.SANDBOX)]
@@ -270,7 +270,7 @@ class PlacementMachine(RuleBasedStateMachine):
 
     def _carry_out(self, desired: Desired) -> None:
         changes = [
-            Change(path=one.path, knob="cpu.set", have=self.tree[one.path], want=one.value, why=one.reason)
+            KnobChange(path=one.path, knob="cpu.set", have=self.tree[one.path], want=one.value, why=one.reason)
             for one in desired.settings.values()
             if one.knob == "cpu.set"
         ]

@@ -20,7 +20,7 @@ from reconciler.interference.monitor import facts_of
 from reconciler.pods.assemble import PodInput, assemble
 from reconciler.pods.cpu_annotations import wish_of
 from reconciler.pods.marks import ANNOTATIONS, LABELS, LONGEST_JSON, MarkReader
-from reconciler.pods.selectors import Rules, any_glob
+from reconciler.pods.selectors import ClassRules, any_glob
 from reconciler.policies.cachewish import pod_share
 from reconciler.policies.table import PoliciesConfig
 from reconciler.responses.eviction.exemptions import accepts
@@ -108,7 +108,7 @@ def pod_of(*metas: PodMeta) -> Pod:
     group = GroupRef(path="/kubepods/burstable/podu", inode=1)
     box = GroupRef(path=f"{group.path}/{'c' * 64}", inode=2)
     known = PodInput(uid="u", qos=QosClass.BURSTABLE, group=group, containers={"c" * 64: box}, metas=metas)
-    return assemble(known, Rules())
+    return assemble(known, ClassRules())
 
 
 def meta(labels: dict[str, str], annotations: dict[str, str]) -> PodMeta:

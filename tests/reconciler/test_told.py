@@ -2,13 +2,13 @@
 
 from msgspec.structs import replace
 
-from reconciler.alerts.alert import Alert, Kind
-from reconciler.alerts.incident import Incidents, Notice
-from reconciler.detectors.rule import Rule, RuleMode
+from reconciler.alerts.alert import Alert, AlertKind
+from reconciler.alerts.incident import Incident, Incidents
+from reconciler.detectors.rule import RuleConfig, RuleMode
 from reconciler.interference.alerts import alerts_of, ends_of
-from reconciler.interference.engine import Brain, Judgement
-from reconciler.responses.config import ResponseConfig
-from reconciler.responses.ladder import Change
+from reconciler.interference.engine import Evaluation, InterferenceEngine
+from reconciler.responses.config import LadderConfig
+from reconciler.responses.ladder import EscalationChange
 from state.evidence import Verdict
 from state.measures import Response
 from tests.reconciler.interference.test_engine import config, frame, trouble
@@ -23,14 +23,14 @@ class Told:
 
     def __init__(self) -> None:
         self.incidents = Incidents(3600.0)
-        self.known: dict[tuple[Kind, str], Notice] = {}
+        self.known: dict[tuple[AlertKind, str], Incident] = {}
 
     def take(self, alert: Alert) -> Alert:
         self.known[alert.kind.began, alert.key] = self.incidents.take(alert)
         return alert
 
-    def hear(self, world: World, changes: tuple[Change, ...]) -> list[Kind]:
-        judgement = Judgement(at_s=world.now, changes=changes)
+    def hear(self, world: World, changes: tuple[EscalationChange, ...]) -> list[AlertKind]:
+        judgement = Evaluation(at_s=world.now, changes=changes)
         told = alerts_of(judgement, world.frame(), world.memory.climbs.values())
         return [self.take(alert).kind for alert in told]
 
@@ -48,7 +48,7 @@ def in_force(world: World) -> set[str]:
 
 
 def test_undoing_one_suspects_squeeze_says_nothing_of_the_others() -> None:
-    world, told = World(SQUEEZE, config=ResponseConfig(effect_s=5)), Told()
+    world, told = World(SQUEEZE, config=LadderConfig(effect_s=5)), Told()
     told.hear(world, world.go(BAD, 4.0, gap=1500.0))
     world.uses["pod:hog"]["cpu.use"] = 300.0
     told.hear(world, world.go(BAD, 2.0, seconds=5))
@@ -57,21 +57,21 @@ def test_undoing_one_suspects_squeeze_says_nothing_of_the_others() -> None:
     assert told.open() == in_force(world) == {"cpu pod:web squeeze CPU hog", "cpu pod:web squeeze CPU calm"}
     told.hear(world, world.go(BAD, 2.0, seconds=5))
     assert told.open() == in_force(world) == {"cpu pod:web squeeze CPU hog"}
-    assert told.known[Kind.RESPONSE, "cpu pod:web squeeze CPU calm"].over
+    assert told.known[AlertKind.RESPONSE, "cpu pod:web squeeze CPU calm"].over
 
 
 def test_a_response_ends_with_its_last_step_and_not_when_it_is_eased() -> None:
-    world, told = World(SQUEEZE, config=ResponseConfig(effect_s=5, recover_s=5, recover_percent=40)), Told()
+    world, told = World(SQUEEZE, config=LadderConfig(effect_s=5, recover_s=5, recover_percent=40)), Told()
     told.hear(world, world.go(BAD, 4.0, gap=300.0))
     world.uses["pod:hog"]["cpu.use"] = 1500.0
     told.hear(world, world.go(BAD, 2.0, seconds=5, gap=300.0))
     (climb,) = world.memory.climbs.values()
     assert len(climb.steps) == 2, "squeezed twice"
-    kinds: list[Kind] = []
+    kinds: list[AlertKind] = []
     while world.memory.climbs:
         kinds += told.hear(world, world.go(WELL))
         assert told.open() == in_force(world)
-    assert kinds == [*[Kind.RESPONSE] * (len(kinds) - 1), Kind.UNDONE]
+    assert kinds == [*[AlertKind.RESPONSE] * (len(kinds) - 1), AlertKind.UNDONE]
     assert len(kinds) > 2
     assert len(told.known) == 1
 
@@ -86,7 +86,7 @@ def test_what_a_shadow_would_have_done_ends_apart_from_what_is_done() -> None:
 
 def test_an_eviction_is_asked_for_and_its_end_is_told_whether_anybody_carried_it_out_or_not() -> None:
     world, told = World(EVICT), Told()
-    (asked,) = alerts_of(Judgement(at_s=0.0, changes=world.go(BAD, 4.0)), world.frame(), world.memory.climbs.values())
+    (asked,) = alerts_of(Evaluation(at_s=0.0, changes=world.go(BAD, 4.0)), world.frame(), world.memory.climbs.values())
     assert asked.summary == "for ns/web (cpu), asked: evict ns/hog"
     told.take(asked)
     assert told.open() == in_force(world) == {"cpu pod:web evict running hog"}
@@ -98,7 +98,7 @@ def test_whom_a_dry_run_would_evict_is_told_as_such_and_ends() -> None:
     world, told = World(EVICT), Told()
     world.evicts = False
     changes = world.go(BAD, 4.0)
-    alert = next(alerts_of(Judgement(at_s=0.0, changes=changes), world.frame(), world.memory.climbs.values()))
+    alert = next(alerts_of(Evaluation(at_s=0.0, changes=changes), world.frame(), world.memory.climbs.values()))
     assert alert.summary == "for ns/web (cpu), would do: evict ns/hog"
     assert alert.labels["mode"] == "shadow"
     told.hear(world, changes)
@@ -109,7 +109,7 @@ def test_whom_a_dry_run_would_evict_is_told_as_such_and_ends() -> None:
 
 def test_that_nothing_is_left_to_try_is_an_event_which_needs_no_end() -> None:
     world, told = World(), Told()
-    assert told.hear(world, world.go(BAD, 4.0)) == [Kind.EXHAUSTED]
+    assert told.hear(world, world.go(BAD, 4.0)) == [AlertKind.EXHAUSTED]
     assert told.open() == set()
 
 
@@ -132,11 +132,11 @@ def test_an_eviction_that_helped_is_open_until_that_is_known() -> None:
     while world.memory.climbs:
         told.hear(world, world.go(WELL))
         assert told.open() == in_force(world)
-    assert told.known[Kind.RESPONSE, "cpu pod:web evict running hog"].over
+    assert told.known[AlertKind.RESPONSE, "cpu pod:web evict running hog"].over
 
 
 def test_a_pod_that_was_frozen_and_whose_squeeze_stays_is_still_squeezed() -> None:
-    responses = ResponseConfig(effect_s=5)
+    responses = LadderConfig(effect_s=5)
     world, told = World(SQUEEZE, FREEZE, config=replace(responses, freeze=replace(responses.freeze, max_s=20))), Told()
     world.suspects = (("hog", 0.9),)
     world.uses["pod:hog"]["cpu.use"] = 700.0
@@ -148,7 +148,7 @@ def test_a_pod_that_was_frozen_and_whose_squeeze_stays_is_still_squeezed() -> No
 
 
 def test_nobody_watching_any_more_ends_all_that_lasts() -> None:
-    brain, told = Brain(config(cpu=Rule(mode=RuleMode.ENFORCE))), Told()
+    brain, told = InterferenceEngine(config(cpu=RuleConfig(mode=RuleMode.ENFORCE))), Told()
     for one in trouble():
         for alert in alerts_of(brain.at_once(one), one, brain.ladder.climbs.values()):
             told.take(alert)

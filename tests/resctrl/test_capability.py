@@ -6,12 +6,12 @@ import pytest
 
 from cgroupfs.errors import InputError
 from resctrl.capability import (
-    Bandwidth,
+    BandwidthCapability,
     BandwidthUnit,
-    Cache,
+    CacheCapability,
     Capability,
-    Monitoring,
-    Status,
+    MonitorCapability,
+    ResctrlStatus,
     read_capability,
 )
 
@@ -53,13 +53,13 @@ def recorded(tmp_path: Path, name: str, *, cpuinfo: str = INTEL, options: str = 
 def test_intels_cache_and_bandwidth_as_6_12_tells_them(tmp_path: Path) -> None:
     capability = recorded(tmp_path, "linux-6.12-intel")
     assert capability == Capability(
-        status=Status.READY,
+        status=ResctrlStatus.READY,
         reason=f"mounted at {tmp_path}/sys/fs/resctrl",
         cpu_flags=("cat_l3", "cdp_l3", "cqm", "cqm_llc", "mba", "rdt_a"),
         root=f"{tmp_path}/sys/fs/resctrl",
-        caches=(Cache(name="L3", full=0xFFF, min_ways=1, groups=8, shared_ways=0xC00, domains=(0, 1)),),
+        caches=(CacheCapability(name="L3", full=0xFFF, min_ways=1, groups=8, shared_ways=0xC00, domains=(0, 1)),),
         bandwidths=(
-            Bandwidth(
+            BandwidthCapability(
                 name="MB",
                 unit=BandwidthUnit.PERCENT,
                 minimum=10,
@@ -70,7 +70,7 @@ def test_intels_cache_and_bandwidth_as_6_12_tells_them(tmp_path: Path) -> None:
                 domains=(0, 1),
             ),
         ),
-        monitoring=Monitoring(features=ALL, groups=32, recheck_bytes=524_288),
+        monitoring=MonitorCapability(features=ALL, groups=32, recheck_bytes=524_288),
     )
     assert capability.caches[0].ways == 12
 
@@ -89,14 +89,14 @@ def test_with_an_l2_the_scarcest_resource_limits_the_groups(tmp_path: Path) -> N
 def test_amd_takes_sparse_masks_and_absolute_bandwidths(tmp_path: Path, name: str, min_ways: int) -> None:
     capability = recorded(tmp_path, name, cpuinfo=AMD)
     assert capability.caches == (
-        Cache(name="L3", full=0xFFFF, min_ways=min_ways, groups=16, sparse=True, domains=(0, 1, 2, 3)),
+        CacheCapability(name="L3", full=0xFFFF, min_ways=min_ways, groups=16, sparse=True, domains=(0, 1, 2, 3)),
     )
     assert capability.bandwidths == (
-        Bandwidth(
+        BandwidthCapability(
             name="MB", unit=BandwidthUnit.EIGHTH_GBPS, minimum=0, step=1, groups=16, linear=True, domains=(0, 1, 2, 3)
         ),
     )
-    assert capability.monitoring == Monitoring(features=ALL, groups=32, recheck_bytes=0)
+    assert capability.monitoring == MonitorCapability(features=ALL, groups=32, recheck_bytes=0)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_every_recorded_kernel_is_understood_whole(tmp_path: Path) -> None:
     assert len(names) == 5
     for name in names:
         capability = recorded(tmp_path / name, name, cpuinfo=AMD if "amd" in name else INTEL)
-        assert capability.status is Status.READY
+        assert capability.status is ResctrlStatus.READY
         assert capability.unknown == ()
         assert all(part.domains for part in capability.divisible)
 
@@ -171,7 +171,7 @@ def test_a_machine_that_monitors_only_has_no_control_groups(tmp_path: Path) -> N
     put(tmp_path / "sys/fs/resctrl/info/L3_MON/num_rmids", "144\n")
     capability = read_capability(node(tmp_path))
     assert capability.control_groups == 0
-    assert capability.monitoring == Monitoring(features=("llc_occupancy",), groups=144)
+    assert capability.monitoring == MonitorCapability(features=("llc_occupancy",), groups=144)
 
 
 def test_a_mount_at_another_place_is_found(tmp_path: Path) -> None:
@@ -188,15 +188,15 @@ def test_a_mount_at_another_place_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cpuinfo", "filesystems", "status", "reason"),
     [
-        (INTEL, "nodev\tresctrl\n", Status.NOT_MOUNTED, "mount -t resctrl resctrl .*/sys/fs/resctrl$"),
-        (INTEL, "", Status.NO_KERNEL, "kernel has no resctrl"),
-        ("flags\t: fpu sse\n", "", Status.NO_CPU, "CPU reports no resource control"),
-        ("Features\t: fp asimd\n", "", Status.NO_CPU, "CPU reports no resource control"),
-        ("", "nodev\tresctrl\n", Status.NOT_MOUNTED, "not mounted"),
+        (INTEL, "nodev\tresctrl\n", ResctrlStatus.NOT_MOUNTED, "mount -t resctrl resctrl .*/sys/fs/resctrl$"),
+        (INTEL, "", ResctrlStatus.NO_KERNEL, "kernel has no resctrl"),
+        ("flags\t: fpu sse\n", "", ResctrlStatus.NO_CPU, "CPU reports no resource control"),
+        ("Features\t: fp asimd\n", "", ResctrlStatus.NO_CPU, "CPU reports no resource control"),
+        ("", "nodev\tresctrl\n", ResctrlStatus.NOT_MOUNTED, "not mounted"),
     ],
 )
 def test_what_is_missing_is_named_in_the_order_it_must_be_mended(
-    tmp_path: Path, cpuinfo: str, filesystems: str, status: Status, reason: str
+    tmp_path: Path, cpuinfo: str, filesystems: str, status: ResctrlStatus, reason: str
 ) -> None:
     capability = read_capability(node(tmp_path, cpuinfo=cpuinfo, filesystems=filesystems, options=None))
     assert capability.status is status
@@ -206,7 +206,7 @@ def test_what_is_missing_is_named_in_the_order_it_must_be_mended(
 
 
 def test_an_empty_directory_is_a_machine_without_anything(tmp_path: Path) -> None:
-    assert read_capability(str(tmp_path)).status is Status.NO_CPU
+    assert read_capability(str(tmp_path)).status is ResctrlStatus.NO_CPU
 
 
 @pytest.mark.parametrize(
@@ -231,6 +231,6 @@ def test_this_machine_gets_an_answer_that_fits_its_kernel() -> None:
     capability = read_capability()
     offers = "resctrl" in Path("/proc/filesystems").read_text().split()
     mounted = " - resctrl " in Path("/proc/self/mountinfo").read_text()
-    assert (capability.status is Status.READY) == mounted
-    assert offers or capability.status in {Status.NO_CPU, Status.NO_KERNEL}
+    assert (capability.status is ResctrlStatus.READY) == mounted
+    assert offers or capability.status in {ResctrlStatus.NO_CPU, ResctrlStatus.NO_KERNEL}
     assert capability.reason

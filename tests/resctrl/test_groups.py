@@ -3,7 +3,7 @@ import errno
 import pytest
 
 from cgroupfs.errors import CgroupBusyError, CgroupDeniedError, CgroupGoneError, CgroupRefusedError, InputError
-from resctrl.groups import DEFAULT, Groups, OutOfGroupsError
+from resctrl.groups import DEFAULT, ControlGroups, OutOfGroupsError
 from resctrl.tasks import expel, gather
 from tests.resctrl.machines import INTEL
 from tests.resctrl.stub import tree
@@ -11,7 +11,7 @@ from tests.resctrl.stub import tree
 
 def test_groups_of_others_are_told_apart_by_name() -> None:
     files = tree(other__tasks="7\n8\n", gone__tasks="")
-    groups = Groups("/r", files)
+    groups = ControlGroups("/r", files)
     groups.create("bypassd-be")
     assert groups.ours() == ["bypassd-be"]
     assert groups.foreign() == ["gone", "other"]
@@ -22,7 +22,7 @@ def test_groups_of_others_are_told_apart_by_name() -> None:
 @pytest.mark.parametrize("name", ["be", "bypassd-a/b", "bypassd-a\nb", "bypassd-" + "x" * 200, ""])
 def test_no_name_but_ours_is_ever_made_or_removed(name: str) -> None:
     files = tree()
-    groups = Groups("/r", files)
+    groups = ControlGroups("/r", files)
     with pytest.raises(ValueError, match="no name of a group of ours"):
         groups.create(name)
     with pytest.raises(ValueError, match="no name of a group of ours"):
@@ -43,18 +43,18 @@ def test_why_there_is_no_group_is_said(code: int, status: str, error: type[Excep
     files = tree(info__last_cmd_status=status)
     files.refuse["mkdir", "/r/bypassd-be"] = code
     with pytest.raises(error, match=words):
-        Groups("/r", files).create("bypassd-be")
+        ControlGroups("/r", files).create("bypassd-be")
 
 
 def test_making_and_removing_twice_is_no_error() -> None:
-    groups = Groups("/r", tree())
+    groups = ControlGroups("/r", tree())
     assert [groups.create("bypassd-be"), groups.create("bypassd-be")] == [True, False]
     assert [groups.remove("bypassd-be"), groups.remove("bypassd-be")] == [True, False]
 
 
 def test_only_what_differs_is_written_in_one_write() -> None:
     files = tree()
-    groups = Groups("/r", files)
+    groups = ControlGroups("/r", files)
     wanted = {"L3": {0: 0xF, 1: 0xFFF}, "MB": {0: 100, 1: 50}}
     assert groups.set_schemata(DEFAULT, wanted, INTEL) == {"L3": {0: 0xF}, "MB": {1: 50}}
     assert files.writes == [("/r/schemata", "L3:0=f\nMB:1=50\n")]
@@ -62,14 +62,14 @@ def test_only_what_differs_is_written_in_one_write() -> None:
 
 def test_what_stands_there_is_not_written_again() -> None:
     files = tree(schemata="MB:0= 60;1= 60\nL3:0=00f;1=00f\n")
-    assert Groups("/r", files).set_schemata(DEFAULT, {"MB": {0: 51}, "L3": {1: 15}}, INTEL) == {}
+    assert ControlGroups("/r", files).set_schemata(DEFAULT, {"MB": {0: 51}, "L3": {1: 15}}, INTEL) == {}
     assert files.writes == []
 
 
 def test_an_illegal_value_never_reaches_the_kernel() -> None:
     files = tree()
     with pytest.raises(InputError, match="side by side"):
-        Groups("/r", files).set_schemata(DEFAULT, {"L3": {0: 5}}, INTEL)
+        ControlGroups("/r", files).set_schemata(DEFAULT, {"L3": {0: 5}}, INTEL)
     assert files.writes == []
 
 
@@ -77,7 +77,7 @@ def test_a_refusal_carries_the_kernels_own_words() -> None:
     files = tree(info__last_cmd_status="Overlaps with exclusive group\n")
     files.refuse["write", "/r/schemata"] = errno.EINVAL
     with pytest.raises(CgroupRefusedError, match=r"/r/schemata: write 'L3:0=f\\n' \(Overlaps with exclusive group\)"):
-        Groups("/r", files).set_schemata(DEFAULT, {"L3": {0: 15}}, INTEL)
+        ControlGroups("/r", files).set_schemata(DEFAULT, {"L3": {0: 15}}, INTEL)
 
 
 def test_a_value_that_does_not_read_back_is_a_refusal() -> None:
@@ -88,12 +88,12 @@ def test_a_value_that_does_not_read_back_is_a_refusal() -> None:
 
     files.on_write = other
     with pytest.raises(CgroupRefusedError, match=r"does not hold 'L3:0=f\\n' afterwards"):
-        Groups("/r", files).set_schemata(DEFAULT, {"L3": {0: 15}}, INTEL)
+        ControlGroups("/r", files).set_schemata(DEFAULT, {"L3": {0: 15}}, INTEL)
 
 
 def test_threads_that_appear_while_others_move_are_moved_too() -> None:
     files = tree()
-    Groups("/r", files).create("bypassd-be")
+    ControlGroups("/r", files).create("bypassd-be")
     alive = {10}
 
     def fork(path: str, text: str) -> None:
@@ -104,12 +104,12 @@ def test_threads_that_appear_while_others_move_are_moved_too() -> None:
     done = gather(files, "/r/bypassd-be", lambda: set(alive))
     assert done.settled
     assert done.moved == 4
-    assert Groups("/r", files).members("bypassd-be") == {10, 11, 12, 13}
+    assert ControlGroups("/r", files).members("bypassd-be") == {10, 11, 12, 13}
 
 
 def test_a_fork_bomb_ends_at_the_bounds() -> None:
     files = tree()
-    Groups("/r", files).create("bypassd-be")
+    ControlGroups("/r", files).create("bypassd-be")
     alive = {10}
     files.on_write = lambda path, text: alive.update({max(alive) + 1, max(alive) + 2})
     done = gather(files, "/r/bypassd-be", lambda: set(alive), passes=3)
@@ -122,7 +122,7 @@ def test_a_fork_bomb_ends_at_the_bounds() -> None:
 
 def test_the_dead_are_fine_and_the_refused_are_counted_and_tried_once() -> None:
     files = tree()
-    Groups("/r", files).create("bypassd-be")
+    ControlGroups("/r", files).create("bypassd-be")
     alive = [10, 11, 12]
     files.refuse["write 10", "/r/bypassd-be/tasks"] = errno.ESRCH
     files.refuse["write 11", "/r/bypassd-be/tasks"] = errno.EINVAL
@@ -133,7 +133,7 @@ def test_the_dead_are_fine_and_the_refused_are_counted_and_tried_once() -> None:
 
 def test_a_group_that_goes_away_meanwhile_says_so() -> None:
     files = tree()
-    Groups("/r", files).create("bypassd-be")
+    ControlGroups("/r", files).create("bypassd-be")
     files.refuse["write 10", "/r/bypassd-be/tasks"] = errno.ENODEV
     with pytest.raises(CgroupGoneError):
         gather(files, "/r/bypassd-be", lambda: [10])
@@ -141,7 +141,7 @@ def test_a_group_that_goes_away_meanwhile_says_so() -> None:
 
 def test_who_does_not_belong_goes_home() -> None:
     files = tree()
-    groups = Groups("/r", files)
+    groups = ControlGroups("/r", files)
     groups.create("bypassd-be")
     for tid in (10, 11):
         files.write("/r/bypassd-be", "tasks", f"{tid}\n")

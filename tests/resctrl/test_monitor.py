@@ -6,7 +6,16 @@ from hypothesis import strategies as st
 
 from cgroupfs.errors import CgroupBusyError, CgroupGoneError
 from resctrl.groups import OutOfGroupsError
-from resctrl.monitor import DomainUse, Monitors, Rate, Reading, Watch, rates, rotate, total
+from resctrl.monitor import (
+    BandwidthRate,
+    DomainUse,
+    MonitorAssignment,
+    MonitorGroups,
+    MonitorReading,
+    rates,
+    rotate,
+    total,
+)
 from tests.resctrl.stub import Stub, tree
 
 
@@ -29,7 +38,7 @@ def test_numbers_words_and_missing_files() -> None:
         d02={"mbm_total_bytes": "Unassigned"},
     )
     files.dirs.add("/r/mon_data/mon_PERF_PKG_00")
-    reading = Monitors("/r", files).read("", at_s=3.0)
+    reading = MonitorGroups("/r", files).read("", at_s=3.0)
     assert reading.at_s == 3.0
     assert reading.domains == {
         0: DomainUse(occupancy=1024, total=7, local=5),
@@ -40,23 +49,23 @@ def test_numbers_words_and_missing_files() -> None:
 
 def test_a_split_socket_shows_its_sum_or_the_sum_of_its_parts() -> None:
     parts = {"mon_sub_L3_00__llc_occupancy": "10", "mon_sub_L3_01__llc_occupancy": "20"}
-    told = Monitors("/r", data(d00={"llc_occupancy": "31", **parts})).read("", at_s=0).domains[0]
+    told = MonitorGroups("/r", data(d00={"llc_occupancy": "31", **parts})).read("", at_s=0).domains[0]
     assert (told.occupancy, told.parts) == (31, {0: 10, 1: 20})
-    summed = Monitors("/r", data(d00={"llc_occupancy": "Error", **parts})).read("", at_s=0).domains[0]
+    summed = MonitorGroups("/r", data(d00={"llc_occupancy": "Error", **parts})).read("", at_s=0).domains[0]
     assert summed.occupancy == 30
     broken = {**parts, "mon_sub_L3_01__llc_occupancy": "Unavailable"}
-    unknown = Monitors("/r", data(d00={"llc_occupancy": "Error", **broken})).read("", at_s=0).domains[0]
+    unknown = MonitorGroups("/r", data(d00={"llc_occupancy": "Error", **broken})).read("", at_s=0).domains[0]
     assert (unknown.occupancy, unknown.parts) == (None, {0: 10, 1: None})
 
 
 def test_a_group_that_is_gone_says_so() -> None:
     with pytest.raises(CgroupGoneError):
-        Monitors("/r", tree()).read("", "bypassd-x", at_s=0)
+        MonitorGroups("/r", tree()).read("", "bypassd-x", at_s=0)
 
 
 def test_groups_are_made_below_their_control_group_and_others_are_left() -> None:
     files = tree()
-    monitors = Monitors("/r", files)
+    monitors = MonitorGroups("/r", files)
     files.mkdir("/r/mon_groups/other")
     assert monitors.create("", "bypassd-p1")
     assert not monitors.create("", "bypassd-p1")
@@ -72,11 +81,11 @@ def test_no_monitoring_id_is_left_or_not_yet(code: int, error: type[Exception]) 
     files = tree()
     files.refuse["mkdir", "/r/mon_groups/bypassd-p1"] = code
     with pytest.raises(error, match=r"RMIDs|EBUSY"):
-        Monitors("/r", files).create("", "bypassd-p1")
+        MonitorGroups("/r", files).create("", "bypassd-p1")
 
 
-def reading(at_s: float, total_bytes: int | None, inode: int = 1, local: int | None = 0) -> Reading:
-    return Reading(at_s=at_s, inode=inode, domains={0: DomainUse(occupancy=5, total=total_bytes, local=local)})
+def reading(at_s: float, total_bytes: int | None, inode: int = 1, local: int | None = 0) -> MonitorReading:
+    return MonitorReading(at_s=at_s, inode=inode, domains={0: DomainUse(occupancy=5, total=total_bytes, local=local)})
 
 
 @pytest.mark.parametrize(
@@ -94,7 +103,7 @@ def reading(at_s: float, total_bytes: int | None, inode: int = 1, local: int | N
     ],
 )
 def test_bandwidth_is_the_difference_where_there_is_one(
-    before: Reading | None, after: Reading, expected: float | None
+    before: MonitorReading | None, after: MonitorReading, expected: float | None
 ) -> None:
     found = rates(before, after)[0]
     assert found.total_s == expected
@@ -102,14 +111,17 @@ def test_bandwidth_is_the_difference_where_there_is_one(
 
 
 def test_a_sum_with_an_unknown_part_is_unknown() -> None:
-    known, partly = Rate(occupancy=1, total_s=2.0, local_s=1.0), Rate(occupancy=3, total_s=None, local_s=1.0)
-    assert total({0: known, 1: partly}) == Rate(occupancy=4, total_s=None, local_s=2.0)
-    assert total({}) == Rate()
+    known, partly = (
+        BandwidthRate(occupancy=1, total_s=2.0, local_s=1.0),
+        BandwidthRate(occupancy=3, total_s=None, local_s=1.0),
+    )
+    assert total({0: known, 1: partly}) == BandwidthRate(occupancy=4, total_s=None, local_s=2.0)
+    assert total({}) == BandwidthRate()
 
 
 def test_in_turns_who_waits_longest_comes_next() -> None:
     wanted = dict.fromkeys("abc", 0)
-    watch = rotate(Watch(), wanted, 2, 0.0, 10.0)
+    watch = rotate(MonitorAssignment(), wanted, 2, 0.0, 10.0)
     assert set(watch.since) == {"a", "b"}
     assert rotate(watch, wanted, 2, 5.0, 10.0) == watch
     watch = rotate(watch, wanted, 2, 10.0, 10.0)
@@ -120,11 +132,11 @@ def test_in_turns_who_waits_longest_comes_next() -> None:
 
 
 def test_lower_ranks_do_not_wait_and_the_gone_are_forgotten() -> None:
-    watch = rotate(Watch(), {"be": 2}, 1, 0.0, 10.0)
+    watch = rotate(MonitorAssignment(), {"be": 2}, 1, 0.0, 10.0)
     watch = rotate(watch, {"be": 2, "ls": 1}, 1, 1.0, 10.0)
     assert set(watch.since) == {"ls"}
     assert rotate(watch, {"be": 2, "ls": 1}, 1, 99.0, 10.0) == watch
-    assert rotate(watch, {}, 1, 2.0, 10.0) == Watch()
+    assert rotate(watch, {}, 1, 2.0, 10.0) == MonitorAssignment()
     assert rotate(watch, {"ls": 1}, 0, 2.0, 10.0).since == {}
 
 
@@ -138,7 +150,7 @@ def test_lower_ranks_do_not_wait_and_the_gone_are_forgotten() -> None:
 def test_the_budget_holds_no_place_stays_empty_and_lower_ranks_are_in(
     looks: list[tuple[dict[str, int], int]],
 ) -> None:
-    watch = Watch()
+    watch = MonitorAssignment()
     for now, (wanted, budget) in enumerate(looks):
         watch = rotate(watch, wanted, budget, float(now), 3.0)
         assert len(watch.since) == min(budget, len(wanted))
@@ -151,7 +163,7 @@ def test_the_budget_holds_no_place_stays_empty_and_lower_ranks_are_in(
 @given(st.integers(2, 8), st.integers(1, 8))
 def test_everybody_gets_a_turn(pods: int, budget: int) -> None:
     wanted = dict.fromkeys(map(str, range(pods)), 0)
-    watch = Watch()
+    watch = MonitorAssignment()
     seen: set[str] = set()
     for now in range(4 * pods):
         watch = rotate(watch, wanted, budget, float(now), 1.0)

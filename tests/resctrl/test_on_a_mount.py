@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pytest
 
 from cgroupfs.errors import CgroupBusyError, CgroupGoneError
-from resctrl.capability import Bandwidth, BandwidthUnit, Cache, Capability, read_capability
-from resctrl.groups import Groups, OutOfGroupsError
-from resctrl.monitor import Monitors
+from resctrl.capability import BandwidthCapability, BandwidthUnit, CacheCapability, Capability, read_capability
+from resctrl.groups import ControlGroups, OutOfGroupsError
+from resctrl.monitor import MonitorGroups
 from resctrl.schemata import bandwidth_bounds, largest, rounded
 from resctrl.tasks import gather
 from tests.fakes.resctrl_fuse import mounted
@@ -50,8 +50,8 @@ while not select.select([0], [], [], 0)[0]:
 
 class Place(NamedTuple):
     capability: Capability
-    groups: Groups
-    monitors: Monitors
+    groups: ControlGroups
+    monitors: MonitorGroups
 
 
 def _name(machine: tuple[Shape, Release] | None) -> str:
@@ -80,7 +80,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[tuple
                     root = str(node)
                 capability = read_capability(root)
                 assert capability.root is not None
-                known[machine] = Place(capability, Groups(capability.root), Monitors(capability.root))
+                known[machine] = Place(capability, ControlGroups(capability.root), MonitorGroups(capability.root))
             return known[machine]
 
         yield get
@@ -114,13 +114,13 @@ def _create(place: Place, name: str) -> None:
     pytest.fail(f"no monitoring id came free: {place.groups.status()}")
 
 
-def _masks(cache: Cache) -> list[int]:
+def _masks(cache: CacheCapability) -> list[int]:
     least = max(1, cache.min_ways)
     runs = [((1 << width) - 1) << low for width in range(least, cache.ways + 1) for low in (0, cache.ways - width)]
     return [*dict.fromkeys(runs), *([cache.full & 0x55555555] if cache.sparse else [])]
 
 
-def _numbers(part: Bandwidth) -> list[int]:
+def _numbers(part: BandwidthCapability) -> list[int]:
     least, most = bandwidth_bounds(part)
     return sorted({least, least + 1, 37, 55, 100 if part.unit is BandwidthUnit.PERCENT else 1234, most})
 
@@ -128,16 +128,20 @@ def _numbers(part: Bandwidth) -> list[int]:
 @on_each
 def test_whatever_is_legal_is_taken_and_reads_back(place: Place, group: str) -> None:
     for part in place.capability.divisible:
-        values = _masks(part) if isinstance(part, Cache) else _numbers(part)
+        values = _masks(part) if isinstance(part, CacheCapability) else _numbers(part)
         for value in values:
             wanted = {part.name: dict.fromkeys(part.domains, value)}
             place.groups.set_schemata(group, wanted, place.capability)
             assert place.groups.set_schemata(group, wanted, place.capability) == {}, "it stands there"
             there = place.groups.schemata(group)[part.name]
             # Of a bandwidth a kernel may take the next step, and no limit is written as a number that it cannot cut.
-            allowed = {value} if isinstance(part, Cache) else {value, rounded(part, value), largest(part)}
+            allowed = {value} if isinstance(part, CacheCapability) else {value, rounded(part, value), largest(part)}
             assert set(there.values()) <= allowed
-            assert isinstance(part, Cache) or value == bandwidth_bounds(part)[1] or max(there.values()) < largest(part)
+            assert (
+                isinstance(part, CacheCapability)
+                or value == bandwidth_bounds(part)[1]
+                or max(there.values()) < largest(part)
+            )
 
 
 @on_each

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cgroupfs.errors import InputError
-from resctrl.capability import Bandwidth, Cache
+from resctrl.capability import BandwidthCapability, CacheCapability
 from resctrl.schemata import check_schemata
 from resctrl.shares import bandwidth, overlay, partitions, percent_mask, range_mask, without, without_shared
 from tests.resctrl.machines import AMD_L3, AMD_MB, INTEL_L3, INTEL_MB, INTEL_MBPS, ready
@@ -16,9 +16,9 @@ PERCENTS = st.tuples(st.integers(0, 99), st.integers(1, 100)).filter(lambda pair
 
 
 @st.composite
-def caches(draw: st.DrawFn) -> Cache:
+def caches(draw: st.DrawFn) -> CacheCapability:
     ways = draw(st.integers(1, 32))
-    return Cache(
+    return CacheCapability(
         name="L3",
         full=(1 << ways) - 1,
         min_ways=draw(st.integers(0, min(ways, 4))),
@@ -29,7 +29,7 @@ def caches(draw: st.DrawFn) -> Cache:
     )
 
 
-def legal(cache: Cache, mask: int) -> None:
+def legal(cache: CacheCapability, mask: int) -> None:
     check_schemata({"L3": {0: mask}}, ready(cache))
 
 
@@ -59,18 +59,18 @@ def test_levels_are_rounded_down_from_the_first_way(ways: int, percent: int, mas
 
 
 @given(caches(), PERCENTS)
-def test_every_range_is_a_legal_mask(cache: Cache, pair: tuple[int, int]) -> None:
+def test_every_range_is_a_legal_mask(cache: CacheCapability, pair: tuple[int, int]) -> None:
     legal(cache, range_mask(cache, *pair))
 
 
 @given(caches(), st.integers(1, 100), st.integers(0, 40))
-def test_every_level_is_a_legal_mask(cache: Cache, percent: int, first: int) -> None:
+def test_every_level_is_a_legal_mask(cache: CacheCapability, percent: int, first: int) -> None:
     legal(cache, percent_mask(cache, percent, first))
 
 
 @given(caches(), PERCENTS, PERCENTS)
 def test_a_range_inside_a_partition_is_legal_and_stays_inside(
-    cache: Cache, outer: tuple[int, int], inner: tuple[int, int]
+    cache: CacheCapability, outer: tuple[int, int], inner: tuple[int, int]
 ) -> None:
     partition = range_mask(cache, *outer)
     mask = overlay(cache, partition, *inner)
@@ -79,7 +79,9 @@ def test_a_range_inside_a_partition_is_legal_and_stays_inside(
 
 
 @given(caches(), PERCENTS)
-def test_leaving_the_shared_ways_is_legal_and_only_ever_gives_up_ways(cache: Cache, pair: tuple[int, int]) -> None:
+def test_leaving_the_shared_ways_is_legal_and_only_ever_gives_up_ways(
+    cache: CacheCapability, pair: tuple[int, int]
+) -> None:
     mask = range_mask(cache, *pair)
     left = without_shared(cache, mask)
     legal(cache, left)
@@ -89,7 +91,7 @@ def test_leaving_the_shared_ways_is_legal_and_only_ever_gives_up_ways(cache: Cac
 
 @given(caches(), PERCENTS, PERCENTS)
 def test_leaving_ways_to_others_is_legal_or_impossible(
-    cache: Cache, pair: tuple[int, int], taken: tuple[int, int]
+    cache: CacheCapability, pair: tuple[int, int], taken: tuple[int, int]
 ) -> None:
     gone = range_mask(cache, *taken)
     left = without(cache, range_mask(cache, *pair), gone)
@@ -99,7 +101,7 @@ def test_leaving_ways_to_others_is_legal_or_impossible(
 
 
 @given(caches(), st.dictionaries(st.sampled_from("abcde"), st.integers(1, 40), min_size=1))
-def test_partitions_are_legal_apart_and_in_order_or_refused(cache: Cache, percents: dict[str, int]) -> None:
+def test_partitions_are_legal_apart_and_in_order_or_refused(cache: CacheCapability, percents: dict[str, int]) -> None:
     least = max(1, cache.min_ways)
     if sum(percents.values()) > 100 or least * len(percents) > cache.ways:
         with pytest.raises(InputError, match="cache partitions"):
@@ -151,7 +153,9 @@ def test_shared_ways_in_the_middle_leave_the_longer_side_and_sparse_caches_both(
         (INTEL_MBPS, 1, 100, 10),
     ],
 )
-def test_bandwidths_in_the_hardwares_unit(part: Bandwidth, percent: int, full: int | None, value: int) -> None:
+def test_bandwidths_in_the_hardwares_unit(
+    part: BandwidthCapability, percent: int, full: int | None, value: int
+) -> None:
     assert bandwidth(part, percent, full) == value
 
 

@@ -5,16 +5,18 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from state.ledger import Entry, FileKey, Ledger, Origin
+from state.ledger import FileKey, Ledger, LedgerEntry, OriginalSource
 from state.store import Store
 
 CPUS: FileKey = ("cpuset", "/kubepods/podA/c1", "cpuset.cpus")
 QUOTA: FileKey = ("cpu", "/kubepods/podA/c1", "cpu.cfs_quota_us")
 
 
-def entry(key: FileKey = CPUS, *, original: str | None = "0-7", inode: int = 1, origin: Origin = Origin.READ) -> Entry:
+def entry(
+    key: FileKey = CPUS, *, original: str | None = "0-7", inode: int = 1, origin: OriginalSource = OriginalSource.READ
+) -> LedgerEntry:
     controller, path, file = key
-    return Entry(
+    return LedgerEntry(
         controller=controller, path=path, file=file, knob="cpu.set", inode=inode, original=original, origin=origin
     )
 
@@ -31,7 +33,7 @@ def again(ledger: Ledger) -> Ledger:
     return opened(directory)
 
 
-def known(ledger: Ledger, key: FileKey = CPUS) -> Entry:
+def known(ledger: Ledger, key: FileKey = CPUS) -> LedgerEntry:
     found = ledger.get(key)
     assert found is not None
     return found

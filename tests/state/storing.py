@@ -2,7 +2,7 @@
 
 import msgpack
 
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 
 
 def packed(value: object) -> bytes:
@@ -10,8 +10,8 @@ def packed(value: object) -> bytes:
     return body
 
 
-def batch_of(table: str, rows: dict[str, object]) -> Batch:
-    batch = Batch()
+def batch_of(table: str, rows: dict[str, object]) -> StoreBatch:
+    batch = StoreBatch()
     for key, value in rows.items():
         batch.put(table, key, packed(value))
     return batch

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from state import checksum
 from state.allocated import AllocatedTexts, parse_allocations
-from state.checkpoint import CheckpointError, Fault
+from state.checkpoint import CheckpointError, CheckpointFault
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "kubelet"
 UID = "11111111-1111-4111-8111-111111111111"
@@ -80,19 +80,23 @@ def test_a_record_for_each_pod(more: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("data", "fault", "told"),
     [
-        (b"", Fault.EMPTY, "0 bytes"),
-        (b'{"data":"{}', Fault.TORN, "whole JSON"),
-        (b'{"data":"{}","checksum":1}', Fault.CHECKSUM, "for this content"),
-        (wrapped({}, version="v3"), Fault.FUTURE, "v3"),
-        (wrapped({"news": 1}), Fault.FUTURE, "news"),
-        (wrapped({"podList": "cHJvdG8="}), Fault.FUTURE, "podList"),
-        (wrapped({"entries": {"a": {"More": 1}}}), Fault.FUTURE, "More"),
-        (wrapped({"entries": {"a": {"ContainerResources": {"c": {"requests": {"cpu": 1}}}}}}), Fault.INVALID, "cpu: 1"),
-        (wrapped({"allocationEntries": {"a": []}}), Fault.INVALID, "an object"),
-        (b'{"data":{},"checksum":1}', Fault.INVALID, "a text"),
+        (b"", CheckpointFault.EMPTY, "0 bytes"),
+        (b'{"data":"{}', CheckpointFault.TORN, "whole JSON"),
+        (b'{"data":"{}","checksum":1}', CheckpointFault.CHECKSUM, "for this content"),
+        (wrapped({}, version="v3"), CheckpointFault.FUTURE, "v3"),
+        (wrapped({"news": 1}), CheckpointFault.FUTURE, "news"),
+        (wrapped({"podList": "cHJvdG8="}), CheckpointFault.FUTURE, "podList"),
+        (wrapped({"entries": {"a": {"More": 1}}}), CheckpointFault.FUTURE, "More"),
+        (
+            wrapped({"entries": {"a": {"ContainerResources": {"c": {"requests": {"cpu": 1}}}}}}),
+            CheckpointFault.INVALID,
+            "cpu: 1",
+        ),
+        (wrapped({"allocationEntries": {"a": []}}), CheckpointFault.INVALID, "an object"),
+        (b'{"data":{},"checksum":1}', CheckpointFault.INVALID, "a text"),
     ],
 )
-def test_what_cannot_be_used_is_told_apart(data: bytes, fault: Fault, told: str) -> None:
+def test_what_cannot_be_used_is_told_apart(data: bytes, fault: CheckpointFault, told: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         parse_allocations(data, "allocated_pods_state")
     assert caught.value.fault is fault
@@ -127,4 +131,4 @@ def test_no_json_raises_anything_but_a_checkpoint_error(found: object, wrap: boo
     try:
         parse_allocations(data)
     except CheckpointError as exc:
-        assert exc.fault in Fault  # noqa: PT017
+        assert exc.fault in CheckpointFault  # noqa: PT017

@@ -22,11 +22,11 @@ from state.dump import (
     from_store,
     render,
 )
-from state.ledger import Entry, Event, Ledger
+from state.ledger import Ledger, LedgerEntry, LedgerEvent
 from state.model import Hold, Pools, Setting
 from state.reader import read_dump
 from state.schema import ASSIGNMENTS, HOLDS, SETTINGS
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 
 
 def fields(struct: type[msgspec.Struct]) -> dict[str, object]:
@@ -37,11 +37,11 @@ def fields(struct: type[msgspec.Struct]) -> dict[str, object]:
 
 
 def test_the_documented_fields_are_those_of_the_structs() -> None:
-    assert dict(FILE_DEFAULTS).keys() == fields(Entry).keys()
-    assert dict(EVENT_DEFAULTS).keys() == fields(Event).keys() | {"seq"}
+    assert dict(FILE_DEFAULTS).keys() == fields(LedgerEntry).keys()
+    assert dict(EVENT_DEFAULTS).keys() == fields(LedgerEvent).keys() | {"seq"}
     assert dict(SETTING_DEFAULTS).keys() == fields(Setting).keys()
     assert dict(HOLD_DEFAULTS).keys() == fields(Hold).keys()
-    for struct, defaults in ((Entry, FILE_DEFAULTS), (Event, EVENT_DEFAULTS), (Setting, SETTING_DEFAULTS)):
+    for struct, defaults in ((LedgerEntry, FILE_DEFAULTS), (LedgerEvent, EVENT_DEFAULTS), (Setting, SETTING_DEFAULTS)):
         for name, default in fields(struct).items():
             if default is not None:
                 assert defaults[name] == default, name
@@ -51,7 +51,7 @@ def filled(path: Path) -> str:
     store = Store(str(path / "state.db"), boot="boot-1", version="0.1.0", node="node1", clock=lambda: 50.0)
     ledger = Ledger(store, clock=lambda: 100.0)
     common = {"controller": "cpuset", "file": "cpuset.cpus", "knob": "cpu.set", "original": "0-7"}
-    ledger.first_touches([msgspec.convert({**common, "path": f"/kubepods/{name}"}, Entry) for name in ("b", "a")])
+    ledger.first_touches([msgspec.convert({**common, "path": f"/kubepods/{name}"}, LedgerEntry) for name in ("b", "a")])
     ledger.wrote(("cpuset", "/kubepods/a", "cpuset.cpus"), before="0-7", after="3")
     ledger.flush()
     setting = Setting(path="/kubepods/a", knob="cpu.set", value=CpuSet([3]), policy="reclaimed", reason="budget")
@@ -63,7 +63,7 @@ def filled(path: Path) -> str:
         reclaimed=CpuSet([3]),
         budget_milli=1000,
     )
-    batch = Batch()
+    batch = StoreBatch()
     batch.put(SETTINGS, "/kubepods/a:cpu.set", encoded(setting))
     batch.put(ASSIGNMENTS, POOLS, pools_row(pools))
     batch.put(ASSIGNMENTS, "pod:x", encoded({"uid": "x", "class": "reclaimed"}))

@@ -11,8 +11,8 @@ from cgroupfs.errors import InputError
 from state import checksum
 from state.kubelet import (
     CheckpointError,
+    CheckpointFault,
     CpuManagerState,
-    Fault,
     MemoryBlock,
     parse_cpu_manager_state,
     parse_devices,
@@ -39,7 +39,7 @@ RENAMED = [
 UID = "11111111-1111-4111-8111-111111111111"
 
 
-def fault_of(data: bytes | str, name: str = "cpu_manager_state") -> tuple[Fault, str]:
+def fault_of(data: bytes | str, name: str = "cpu_manager_state") -> tuple[CheckpointFault, str]:
     raw = data.encode() if isinstance(data, str) else data
     with pytest.raises(CheckpointError) as caught:
         PARSERS[name](raw, f"/var/lib/kubelet/{name}")
@@ -144,7 +144,7 @@ def test_a_file_of_the_time_before_checksums_is_read_but_not_called_verified() -
 )
 def test_a_newer_kubelets_format_is_named_as_such_and_not_called_corrupt(text: str) -> None:
     fault, message = fault_of(text)
-    assert fault is Fault.FUTURE
+    assert fault is CheckpointFault.FUTURE
     assert "newer kubelet" in message
 
 
@@ -163,7 +163,7 @@ def test_devices_without_numa_nodes_are_read_as_of_an_unknown_node() -> None:
 @pytest.mark.parametrize("name", PARSERS)
 def test_an_empty_or_zeroed_file_is_called_empty(data: bytes, name: str) -> None:
     fault, message = fault_of(data, name)
-    assert fault is Fault.EMPTY
+    assert fault is CheckpointFault.EMPTY
     assert message == f"/var/lib/kubelet/{name}: '{len(data)} bytes without content': expected a JSON object"
 
 
@@ -172,7 +172,7 @@ def test_every_cut_of_a_recorded_file_is_called_torn_or_empty(path: Path) -> Non
     whole = path.read_bytes()
     for length in range(len(whole)):
         fault, _ = fault_of(whole[:length], path.name)
-        assert fault is (Fault.TORN if length else Fault.EMPTY)
+        assert fault is (CheckpointFault.TORN if length else CheckpointFault.EMPTY)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_every_cut_of_a_recorded_file_is_called_torn_or_empty(path: Path) -> Non
 )
 def test_a_wrong_checksum_names_the_field_the_value_and_the_right_one(name: str, text: str) -> None:
     fault, message = fault_of(text, name)
-    assert fault is Fault.CHECKSUM
+    assert fault is CheckpointFault.CHECKSUM
     stored = next(str(number) for key, number in json.loads(text).items() if key.lower() == "checksum")
     assert stored in message
     assert "for this content" in message
@@ -195,7 +195,7 @@ def test_a_wrong_checksum_names_the_field_the_value_and_the_right_one(name: str,
 def test_a_policy_that_nobody_knows_is_foreign_and_named() -> None:
     text = render_cpu_manager_state("dynamic", "0-1")
     assert fault_of(text) == (
-        Fault.FOREIGN,
+        CheckpointFault.FOREIGN,
         '/var/lib/kubelet/cpu_manager_state: policyName: \'dynamic\': expected "none" or "static"',
     )
 
@@ -217,7 +217,7 @@ def test_a_policy_that_nobody_knows_is_foreign_and_named() -> None:
 )
 def test_a_wrong_field_is_named_with_its_value(text: str, field: str) -> None:
     fault, message = fault_of(text)
-    assert fault is Fault.INVALID
+    assert fault is CheckpointFault.INVALID
     assert field in message
 
 
@@ -262,7 +262,7 @@ def test_a_wrong_field_is_named_with_its_value(text: str, field: str) -> None:
 )
 def test_wrong_fields_of_the_other_files_are_named_too(name: str, text: str, field: str) -> None:
     fault, message = fault_of(text, name)
-    assert fault is Fault.INVALID
+    assert fault is CheckpointFault.INVALID
     assert field in message
 
 
@@ -270,7 +270,7 @@ def test_a_foreign_memory_policy_is_named() -> None:
     text = json.dumps(
         {"policyName": "Dynamic", "machineState": {}, "checksum": checksum.memory_manager("Dynamic", {}, {})}
     )
-    assert fault_of(text, "memory_manager_state")[0] is Fault.FOREIGN
+    assert fault_of(text, "memory_manager_state")[0] is CheckpointFault.FOREIGN
 
 
 def test_pod_status_that_cannot_be_verified_is_read_all_the_same() -> None:
@@ -281,17 +281,17 @@ def test_pod_status_that_cannot_be_verified_is_read_all_the_same() -> None:
 
 
 def test_a_missing_and_an_unreadable_and_a_huge_file_are_told_apart(tmp_path: Path) -> None:
-    def fault(path: Path) -> Fault:
+    def fault(path: Path) -> CheckpointFault:
         with pytest.raises(CheckpointError) as caught:
             read_checkpoint(str(path), parse_cpu_manager_state)
         return caught.value.fault
 
-    assert fault(tmp_path / "cpu_manager_state") is Fault.MISSING
-    assert fault(tmp_path) is Fault.UNREADABLE
+    assert fault(tmp_path / "cpu_manager_state") is CheckpointFault.MISSING
+    assert fault(tmp_path) is CheckpointFault.UNREADABLE
     huge = tmp_path / "huge"
     with huge.open("wb") as file:
         os.truncate(file.fileno(), 17 * 2**20)
-    assert fault(huge) is Fault.INVALID
+    assert fault(huge) is CheckpointFault.INVALID
 
 
 def test_a_file_is_read_from_its_path() -> None:
@@ -316,7 +316,7 @@ def test_no_bytes_raise_anything_but_a_checkpoint_error(name: str, data: bytes) 
     try:
         PARSERS[name](data, name)
     except CheckpointError as exc:
-        assert exc.fault in Fault  # noqa: PT017
+        assert exc.fault in CheckpointFault  # noqa: PT017
 
 
 JSON = st.recursive(
@@ -337,4 +337,4 @@ def test_no_json_raises_anything_but_a_checkpoint_error(name: str, found: dict[s
     try:
         PARSERS[name](json.dumps(found).encode(), name)
     except CheckpointError as exc:
-        assert exc.fault in Fault  # noqa: PT017
+        assert exc.fault in CheckpointFault  # noqa: PT017

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import StoreError
-from state.ledger import US, Entry, Event, FileKey, Ledger, Origin
+from state.ledger import US, FileKey, Ledger, LedgerEntry, LedgerEvent, OriginalSource
 from state.reader import read_dump
 from state.schema import FILES as TABLE
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 from tests.state.ledgers import CPUS, QUOTA, again, entry, known, opened
 
 
@@ -95,16 +95,16 @@ def test_a_damaged_store_is_replaced_with_what_memory_holds(tmp_path: Path) -> N
 
 def test_a_foretold_original_is_corrected_by_what_the_first_write_finds(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
-    ledger.first_touches([entry(original="0-7", origin=Origin.SPEC)])
+    ledger.first_touches([entry(original="0-7", origin=OriginalSource.SPEC)])
     assert known(again(ledger)).original == "0-7"
     ledger.wrote(CPUS, before="0-5", after="3")
     ledger.wrote(CPUS, before="3", after="2")
-    assert (known(ledger).original, known(ledger).origin) == ("0-5", Origin.READ)
+    assert (known(ledger).original, known(ledger).origin) == ("0-5", OriginalSource.READ)
 
 
 def test_after_a_crash_a_foretold_original_is_not_corrected_from_a_value_that_may_be_ours(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
-    ledger.first_touches([entry(original="0-7", origin=Origin.SPEC)])
+    ledger.first_touches([entry(original="0-7", origin=OriginalSource.SPEC)])
     ledger = again(ledger)
     ledger.wrote(CPUS, before="3", after="2")
     assert known(ledger).original == "0-7"
@@ -117,7 +117,7 @@ def test_adopted_files_restore_to_the_baseline_or_to_nothing(tmp_path: Path) -> 
     assert ledger.adopt([entry(original=None), with_spec]) == 2
     ledger.wrote(CPUS, before="3", after="2")
     ledger = again(ledger)
-    assert (known(ledger).restore_text, known(ledger).origin) == (None, Origin.UNKNOWN)
+    assert (known(ledger).restore_text, known(ledger).origin) == (None, OriginalSource.UNKNOWN)
     assert known(ledger, QUOTA).restore_text == "50000"
 
 
@@ -226,7 +226,7 @@ def test_history_waiting_for_a_store_is_bounded_and_says_how_much_was_lost(tmp_p
     (tmp_path / "lib").write_text("in the way")
     ledger = Ledger(Store(str(tmp_path / "lib" / "state.db"), retry_s=0))
     for number in range(20_000):
-        ledger.note(Event(at=float(number), kind="free"))
+        ledger.note(LedgerEvent(at=float(number), kind="free"))
     with pytest.raises(StoreError):
         ledger.flush()
     assert len(ledger._pending) <= 8_000
@@ -279,7 +279,7 @@ def test_five_thousand_entries_are_small_and_load_fast(tmp_path: Path) -> None:
         for number in range(2):
             cid = f"{pod:032x}{number:032x}"
             made += [
-                Entry(
+                LedgerEntry(
                     controller=file.partition(".")[0],
                     path=f"/kubepods/besteffort/pod{uid}/{cid}",
                     file=file,
@@ -315,7 +315,7 @@ def test_five_thousand_entries_are_small_and_load_fast(tmp_path: Path) -> None:
 def test_a_row_of_another_shape_is_named_and_the_others_are_used(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
     ledger.first_touches([entry()])
-    batch = Batch()
+    batch = StoreBatch()
     batch.put(TABLE, "cpu:/x:odd", b"\x81\xa4path\x07")
     ledger._store.apply(batch)
     found = again(ledger)

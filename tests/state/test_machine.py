@@ -10,7 +10,7 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import InputError
 from state.machine import describe, parse
 from state.machine_guess import words
-from state.machine_shape import NUMBERINGS, Machine, build
+from state.machine_shape import NUMBERINGS, MachineDescription, build
 from state.machine_syntax import SYNTAX
 from state.topology import Cpu, CpuKind, NumaNode, Topology, uniform
 
@@ -156,7 +156,7 @@ def test_what_is_wrong_is_said_in_one_message(text: str, value: str, expected: s
 
 
 @st.composite
-def machines(draw: st.DrawFn) -> Machine:
+def machines(draw: st.DrawFn) -> MachineDescription:
     """Any regular machine of up to 8 sockets and some hundred CPUs."""
     sockets, cores = draw(st.sampled_from([1, 2, 3, 4, 8])), draw(st.integers(1, 6))
     numa_off = draw(st.booleans()) and sockets > 1
@@ -168,7 +168,7 @@ def machines(draw: st.DrawFn) -> Machine:
     rows = [tuple(draw(st.integers(10, 40)) for _ in range(count)) for _ in range(count)] if draw(st.booleans()) else []
     memory = draw(st.sampled_from([None, 0, 1 << 20, 3 << 30, 1000]))
     each = [n for n in range(1, cores + e_cores + 1) if (cores + e_cores) % n == 0]
-    return Machine(
+    return MachineDescription(
         sockets=sockets,
         nodes=nodes,
         cores=cores,
@@ -186,12 +186,12 @@ def machines(draw: st.DrawFn) -> Machine:
 
 
 @given(machines())
-def test_the_words_of_a_description_are_read_back(machine: Machine) -> None:
+def test_the_words_of_a_description_are_read_back(machine: MachineDescription) -> None:
     assert parse(words(machine)) == build(machine)
 
 
 @given(machines())
-def test_a_regular_machine_has_a_text_and_the_text_is_the_machine(machine: Machine) -> None:
+def test_a_regular_machine_has_a_text_and_the_text_is_the_machine(machine: MachineDescription) -> None:
     topology = build(machine)
     text = describe(topology)
     assert text is not None
@@ -199,7 +199,9 @@ def test_a_regular_machine_has_a_text_and_the_text_is_the_machine(machine: Machi
 
 
 @given(machines(), st.data())
-def test_with_cpus_offline_the_text_is_the_machine_or_there_is_none(machine: Machine, data: st.DataObject) -> None:
+def test_with_cpus_offline_the_text_is_the_machine_or_there_is_none(
+    machine: MachineDescription, data: st.DataObject
+) -> None:
     topology = build(machine)
     chosen = CpuSet(data.draw(st.sets(st.sampled_from(list(topology.online)), max_size=4)))
     if topology.online - chosen:

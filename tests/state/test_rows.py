@@ -8,9 +8,9 @@ import pytest
 from msgspec import Struct
 
 from cgroupfs.errors import StoreError
-from state.rows import HeldRows, RowForm
+from state.rows import MirroredRows, RowForm
 from state.schema import META
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -39,10 +39,10 @@ def test_a_file_that_was_lost_gets_all_that_is_held_below_what_is_new(tmp_path: 
     path = tmp_path / "state.db"
     store = Store(str(path), boot="b")
     held = {"a": Row(text="a"), "b": Row(text="b")}
-    rows = HeldRows(store, META, FORM, "x:")
+    rows = MirroredRows(store, META, FORM, "x:")
 
     def write(**changes: Row | None) -> None:
-        batch = Batch()
+        batch = StoreBatch()
         for key, row in changes.items():
             rows.put(batch, key, row)
         rows.write(batch, lambda: dict(held))
@@ -60,13 +60,13 @@ def test_a_file_that_was_lost_gets_all_that_is_held_below_what_is_new(tmp_path: 
 def test_what_a_lost_file_lacks_is_written_as_soon_as_there_is_one(tmp_path: Path) -> None:
     directory = tmp_path / "d"
     store = Store(str(directory / "state.db"), boot="b", retry_s=0.0)
-    rows = HeldRows(store, META, FORM, "x:")
+    rows = MirroredRows(store, META, FORM, "x:")
     for name in os.listdir(directory):
         (directory / name).unlink()
     directory.rmdir()
     directory.write_text("no directory")
     with pytest.raises(StoreError):
-        rows.write(Batch(), lambda: {"a": Row(text="a")})
+        rows.write(StoreBatch(), lambda: {"a": Row(text="a")})
     directory.unlink()
-    rows.write(Batch(), lambda: {"a": Row(text="a")})
+    rows.write(StoreBatch(), lambda: {"a": Row(text="a")})
     assert texts(store) == {"x:a": "a"}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cgroupfs.errors import StoreError
 from state.reader import read_dump
 from state.schema import APPLICATION_ID, FILES, HOLDS, META, MIGRATIONS, SETTINGS, VERSION, migrate, seal, unseal
-from state.store import Batch, NewerSchemaError, Store, boot_id
+from state.store import NewerSchemaError, Store, StoreBatch, boot_id
 from tests.state.storing import batch_of, content, packed
 
 
@@ -52,7 +52,7 @@ def test_every_commit_is_synced(path: str) -> None:
 def test_history_is_bounded_newest_first_and_numbers_go_on(path: str) -> None:
     store = Store(path, history_limit=10)
     for number in range(25):
-        batch = Batch()
+        batch = StoreBatch()
         batch.append(packed({"n": number}))
         store.apply(batch)
     found = [(seq, msgpack.unpackb(body)["n"]) for seq, body in store.history(100)]

@@ -20,18 +20,18 @@ from msgspec.structs import replace
 from cgroupfs.codecs import Value
 from cgroupfs.errors import CgroupChangedError, CgroupGoneError, CgroupUnderWayError, StoreError
 from cgroupfs.knobs import CATALOG
-from cgroupfs.plan import Change, order_changes
-from cgroupfs.steps import Step
-from cgroupfs.writer import Outcome, StepWriter
-from reconciler.actuators.cgroup.decide import Judge
-from reconciler.actuators.cgroup.fastpath import HotLane, HotResult, HotWrite
+from cgroupfs.plan import KnobChange, order_changes
+from cgroupfs.steps import WriteStep
+from cgroupfs.writer import StepOutcome, StepWriter
+from reconciler.actuators.cgroup.decide import ChangeDetector
+from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite
 from reconciler.actuators.cgroup.readings import BOUNDS
 from reconciler.actuators.cgroup.spec import spec_text
 from reconciler.actuators.cgroup.values import intended
-from reconciler.actuators.cgroup.work import Move, Target, Work
-from reconciler.runtime.cooperative import Slices
+from reconciler.actuators.cgroup.work import FileAction, FileWrite, GroupTarget
+from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.workqueue import NODE, pod_key
-from state.entry import US, Entry, FileKey, Origin
+from state.entry import US, FileKey, LedgerEntry, OriginalSource
 from state.ledger import Ledger
 
 _LOG: Final = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _HOT_LIMIT_BYTES: Final = 64 << 20
 """A v2 memory limit below what the runtime's init uses would kill it at once; smaller ones go the guarded way."""
 
 
-class Followed(Protocol):
+class GroupFollower(Protocol):
     """Watches the groups that hold files of ours; `Witness` is one."""
 
     def follow(self, path: str) -> None: ...
@@ -57,12 +57,12 @@ class CgroupActuator:
     def __init__(
         self,
         *,
-        judge: Judge,
+        judge: ChangeDetector,
         ledger: Ledger,
         writer: StepWriter,
-        lane: HotLane,
+        lane: FastPath,
         store_lane: trio.CapacityLimiter,
-        watched: Followed,
+        watched: GroupFollower,
     ) -> None:
         """``store_lane``: the one-thread limiter of everything that makes ledger rows durable.
 
@@ -76,18 +76,18 @@ class CgroupActuator:
         self._watched = watched
         self.reclaim = False
         """Whether a memory limit below the use may have memory taken from its group first."""
-        self._prepared: dict[str, dict[FileKey, Work]] = {}
-        self._under_way: dict[tuple[str, str], Work] = {}
+        self._prepared: dict[str, dict[FileKey, FileWrite]] = {}
+        self._under_way: dict[tuple[str, str], FileWrite] = {}
         self.writes: Counter[tuple[str, str]] = Counter()
         """By (knob, outcome): written, refused, blocked, under way, gone, changed, restored, hot."""
 
-    async def apply(self, targets: Sequence[Target]) -> None:
+    async def apply(self, targets: Sequence[GroupTarget]) -> None:
         """Bring these groups to what is wanted. No file's failure raises: it is noted, told, and tried again."""
         self._catch_up()
         for target in targets:
             self._retract(target)
-        work: list[Work] = []
-        slices = Slices()
+        work: list[FileWrite] = []
+        slices = TimeSlice()
         for target in targets:
             with self.judge.errors.contained(pod_key(target.pod_uid) if target.pod_uid is not None else NODE):
                 work += self.judge.look(target)
@@ -95,7 +95,7 @@ class CgroupActuator:
         await self._adopt()
         work = await self._record(work)
         await self._write([one for one in work if not one.target.creating])
-        prepared: dict[str, list[Work]] = {}
+        prepared: dict[str, list[FileWrite]] = {}
         for one in work:
             if one.target.creating and _may_be_hot(one):
                 prepared.setdefault(one.key[1], []).append(one)
@@ -118,7 +118,7 @@ class CgroupActuator:
             self._lane.drop(container_id)
             self._prepared.pop(container_id, None)
 
-    def rebase(self, target: Target) -> None:
+    def rebase(self, target: GroupTarget) -> None:
         """The runtime's own record has changed: its values are what to restore to from now on."""
         if target.container is None:
             return
@@ -128,10 +128,10 @@ class CgroupActuator:
             if version is None:
                 continue
             text = spec_text(knob, version, target.container.spec)
-            if text is not None or entry.origin is not Origin.UNKNOWN:
+            if text is not None or entry.origin is not OriginalSource.UNKNOWN:
                 self._ledger.rebase(entry.key, text)
 
-    def fired(self, result: HotResult) -> None:
+    def fired(self, result: FastResult) -> None:
         """The hot lane has written for one container: enter what it did. Values are verified by the next look."""
         works = self._prepared.get(result.container_id, {})
         for write, code in zip(result.writes, result.errnos, strict=True):
@@ -161,7 +161,7 @@ class CgroupActuator:
         for path in {one.key[1] for one in found}:
             self._watched.follow(path)
 
-    async def _record(self, work: list[Work]) -> list[Work]:
+    async def _record(self, work: list[FileWrite]) -> list[FileWrite]:
         """Make the originals of first touches durable; where that cannot be, the files stay untouched."""
         beside = [other for one in work if (other := self.judge.beside(one)) is not None]
         firsts = [one for one in (*beside, *work) if not self._ledger.is_durable(one.key, one.target.group.inode)]
@@ -181,18 +181,22 @@ class CgroupActuator:
             self._watched.follow(path)
         return work
 
-    def _entry(self, work: Work) -> Entry:
+    def _entry(self, work: FileWrite) -> LedgerEntry:
         container, setting = work.target.container, work.setting
         spec = container.spec if container is not None else None
         lost = self.judge.lost and not work.target.creating
-        return Entry(
+        return LedgerEntry(
             controller=work.key[0],
             path=work.key[1],
             file=work.key[2],
             knob=work.knob.name,
             inode=work.target.group.inode,
             original=None if lost else work.raw,
-            origin=Origin.UNKNOWN if lost else Origin.SPEC if work.target.creating else Origin.READ,
+            origin=OriginalSource.UNKNOWN
+            if lost
+            else OriginalSource.SPEC
+            if work.target.creating
+            else OriginalSource.READ,
             baseline=self.judge.without_us(work) if lost else spec_text(work.knob, work.version, spec),
             wanted=work.knob.normal(work.text, work.version),
             pod_uid=work.target.pod_uid,
@@ -203,7 +207,7 @@ class CgroupActuator:
 
     # Writing
 
-    async def _write(self, work: Sequence[Work]) -> None:
+    async def _write(self, work: Sequence[FileWrite]) -> None:
         if not work:
             return
         by_place = {one.place: one for one in work}
@@ -235,12 +239,12 @@ class CgroupActuator:
                 # Something else may be wanted by now.
                 self.judge.standings.look_again(work, time.monotonic())
 
-    def _change(self, work: Work) -> Change:
+    def _change(self, work: FileWrite) -> KnobChange:
         have = work.knob.decode(work.actual, work.version)
         want = work.setting.value if work.setting is not None else work.knob.decode(work.text, work.version)
         why = work.setting.reason if work.setting is not None else "no longer wanted"
         usage = self.judge.known.memory_use(work) if work.knob.lowering_is_slow and work.version == 2 else None
-        return Change(
+        return KnobChange(
             path=work.key[1],
             knob=work.knob.name,
             have=have,
@@ -250,7 +254,7 @@ class CgroupActuator:
             reclaim=self.reclaim or work.setting is None,
         )
 
-    def _relatives(self, work: Sequence[Work]) -> Mapping[tuple[str, str], Value]:
+    def _relatives(self, work: Sequence[FileWrite]) -> Mapping[tuple[str, str], Value]:
         """What is known of the groups that bound these: all of it when a directory moves, else those above."""
         if any(one.target.container is None for one in work):
             return self.judge.known.actual
@@ -268,7 +272,7 @@ class CgroupActuator:
             if not self.judge.known.actual.get((path, "cpu.set")):
                 self.judge.known.learn(path)
 
-    def _note(self, outcome: Outcome, work: Work) -> None:
+    def _note(self, outcome: StepOutcome, work: FileWrite) -> None:
         error = outcome.error
         if isinstance(error, CgroupUnderWayError):
             # The first one stays: that is what the kernel is at, whatever is wanted of the file since.
@@ -295,7 +299,7 @@ class CgroupActuator:
         self._under_way.pop(work.place, None)
         self.judge.standings.done(work)
         self.judge.known.actual[work.place] = work.knob.decode(outcome.after, work.version)
-        if work.move is Move.RELEASE:
+        if work.move is FileAction.RELEASE:
             self.writes[work.knob.name, "restored"] += 1
             self._ledger.restored(work.key, outcome.after)
             self.judge.given.note(work, outcome.after)
@@ -306,7 +310,7 @@ class CgroupActuator:
 
     # Being ready
 
-    def _retract(self, target: Target) -> None:
+    def _retract(self, target: GroupTarget) -> None:
         """Fire nothing that is no longer wanted. Before the first wait, and before the ledger may drop a file.
 
         Else a signal that comes in between writes our old value into a file of which nothing is remembered: the look
@@ -326,12 +330,12 @@ class CgroupActuator:
         self._prepared[container.id] = kept
         self._ready(target, kept)
 
-    def _prepare(self, target: Target, fresh: Iterable[Work]) -> None:
+    def _prepare(self, target: GroupTarget, fresh: Iterable[FileWrite]) -> None:
         """Have the hot lane ready to write this container's settings at the runtime's next signal."""
         container = target.container
         if container is None:
             return
-        works: dict[FileKey, Work] = {one.key: one for one in fresh}
+        works: dict[FileKey, FileWrite] = {one.key: one for one in fresh}
         if not target.creating:
             works = self._standing_works(target, self._prepared.get(container.id, {}))
         for one in works.values():
@@ -344,10 +348,10 @@ class CgroupActuator:
         self._prepared[container.id] = works
         self._ready(target, works)
 
-    def _ready(self, target: Target, works: Mapping[FileKey, Work]) -> None:
+    def _ready(self, target: GroupTarget, works: Mapping[FileKey, FileWrite]) -> None:
         assert target.container is not None
         writes = [
-            HotWrite(one.directory, one.key[2], text, one.key)
+            FastWrite(one.directory, one.key[2], text, one.key)
             for one in works.values()
             for text in one.knob.writes("", one.text, one.version)
         ]
@@ -356,9 +360,9 @@ class CgroupActuator:
         procs = self.judge.hierarchy.trigger_directory(target.group.path)
         self._lane.prepare(target.container.id, writes, procs=procs, settled=not target.creating)
 
-    def _standing_works(self, target: Target, before: Mapping[FileKey, Work]) -> dict[FileKey, Work]:
+    def _standing_works(self, target: GroupTarget, before: Mapping[FileKey, FileWrite]) -> dict[FileKey, FileWrite]:
         """What is in force for a container whose runtime has finished: the settings that stand as ours."""
-        works: dict[FileKey, Work] = {}
+        works: dict[FileKey, FileWrite] = {}
         for name, setting in target.settings.items():
             file = self.judge.known.find(target.group.path, name)
             standing = self.judge.standings.of((target.group.path, name))
@@ -371,25 +375,25 @@ class CgroupActuator:
             if known is not None and known.text == standing.wanted and known.target.signalled == target.signalled:
                 works[file.key] = known
             else:
-                works[file.key] = Work(target, *file, setting, "", "", standing.wanted, Move.CHANGE)
+                works[file.key] = FileWrite(target, *file, setting, "", "", standing.wanted, FileAction.CHANGE)
         return works
 
 
-def _safe(steps: Iterable[Step], works: Mapping[tuple[str, str], Work]) -> list[Step]:
+def _safe(steps: Iterable[WriteStep], works: Mapping[tuple[str, str], FileWrite]) -> list[WriteStep]:
     """Nothing is given back over a value that came while the look was at it: that is its owner's newer one."""
-    safe: list[Step] = []
+    safe: list[WriteStep] = []
     # What another write makes the kernel forget does not read as it was looked at.
     begun = {(path, work.knob.resets) for (path, _), work in works.items()}
     for step in steps:
         place = (step.path, step.knob)
         work = works.get(place)
-        first = place not in begun and work is not None and work.move is Move.RELEASE
+        first = place not in begun and work is not None and work.move is FileAction.RELEASE
         begun.add(place)
         safe.append(replace(step, expects=work.actual) if first and work is not None else step)
     return safe
 
 
-def _may_be_hot(work: Work) -> bool:
+def _may_be_hot(work: FileWrite) -> bool:
     value = work.setting.value if work.setting is not None else None
     return not (
         work.knob.lowering_is_slow and work.version == 2 and isinstance(value, int) and value < _HOT_LIMIT_BYTES

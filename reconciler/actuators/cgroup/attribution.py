@@ -10,7 +10,7 @@ from typing import Final, final
 
 import trio
 
-from cgroupfs.attribution import Write, WriteWatch, watch_writes
+from cgroupfs.attribution import ObservedWrite, WriteWatch, watch_writes
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from reconciler.runtime.workqueue import NODE, DirtyKeys, pod_key
@@ -21,7 +21,7 @@ _KEPT: Final = 10_000
 
 
 @final
-class Witness:
+class WriteAttribution:
     """See the module's text. `last_writer` is what the actuator asks."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Witness:
             self._watch = None
             watch.close()
 
-    def _take(self, batch: Iterable[Write]) -> None:
+    def _take(self, batch: Iterable[ObservedWrite]) -> None:
         for write in batch:
             self.writes += 1
             if write.lost:

@@ -25,15 +25,15 @@ from typing import Annotated, Final, NamedTuple, Protocol, final
 
 from msgspec import Meta, Struct
 
-from reconciler.actuators.cgroup.status import Alert, Standings
-from reconciler.actuators.cgroup.work import Work
+from reconciler.actuators.cgroup.status import Alert, StatusTable
+from reconciler.actuators.cgroup.work import FileWrite
 from reconciler.actuators.holds import file_target
-from state.entry import US, Entry
+from state.entry import US, LedgerEntry
 from state.ledger import Ledger
 from state.model import Hold
 
 
-class Answer(StrEnum):
+class ConflictAction(StrEnum):
     """What the worker does about a foreign value."""
 
     REASSERT = "reassert"
@@ -66,10 +66,10 @@ class ForeignRules(Struct, frozen=True, kw_only=True):
     ] = 3600.0
 
 
-class Verdict(NamedTuple):
+class ConflictDecision(NamedTuple):
     """The answer, when to look again (monotonic seconds, None: no need), and the words for the event."""
 
-    answer: Answer
+    answer: ConflictAction
     again_at: float | None
     words: str
 
@@ -83,7 +83,7 @@ class FileHistory:
     def __init__(self) -> None:
         self.rounds: list[float] = []
         self.until = 0.0
-        self.last = Answer.REASSERT
+        self.last = ConflictAction.REASSERT
 
 
 @final
@@ -97,7 +97,7 @@ class ForeignWrites:
 
     def decide(
         self, key: tuple[str, str], writer: str, now: float, *, person: bool, expected: bool, fresh: bool = True
-    ) -> Verdict:
+    ) -> ConflictDecision:
         """One foreign value has been found at ``key`` (group path, knob), written by ``writer`` as far as is known.
 
         ``expected`` marks a write that came with the runtime's signal. Not ``fresh``: this value has been asked about
@@ -109,35 +109,35 @@ class ForeignWrites:
         history = self._files.setdefault(key, FileHistory())
         if history.until:
             if now < history.until:
-                return Verdict(history.last, history.until, f"written by {writer}")
+                return ConflictDecision(history.last, history.until, f"written by {writer}")
             history.until = 0.0
-            if history.last is not Answer.WAIT:
+            if history.last is not ConflictAction.WAIT:
                 history.rounds.clear()
-            history.last = Answer.REASSERT
-            return Verdict(Answer.REASSERT, None, "the wait is over; set again")
+            history.last = ConflictAction.REASSERT
+            return ConflictDecision(ConflictAction.REASSERT, None, "the wait is over; set again")
         if not fresh:
-            return Verdict(Answer.REASSERT, None, f"{writer} wrote it; set again")
+            return ConflictDecision(ConflictAction.REASSERT, None, f"{writer} wrote it; set again")
         if person:
             # It lasts as a `Hold`, which people can see and release, and which outlives the process.
             history.rounds.clear()
             words = f"{writer} set it by hand; honoured as a hold"
-            return Verdict(Answer.HOLD, now + rules.hold_person_s, words)
+            return ConflictDecision(ConflictAction.HOLD, now + rules.hold_person_s, words)
         history.rounds = [at for at in history.rounds if now - at < rules.window_s]
         history.rounds.append(now)
         count = len(history.rounds)
         if count > rules.rounds:
             words = f"{writer} wrote it {count} times within {now - history.rounds[0]:.0f} s; left to them"
-            return self._until(history, Answer.YIELD, now + rules.retry_yielded_s, words)
+            return self._until(history, ConflictAction.YIELD, now + rules.retry_yielded_s, words)
         if expected or count == 1:
-            return Verdict(Answer.REASSERT, None, f"{writer} wrote it; set again")
+            return ConflictDecision(ConflictAction.REASSERT, None, f"{writer} wrote it; set again")
         delay = min(rules.backoff_s * 2 ** (count - 2), rules.backoff_max_s)
-        return self._until(history, Answer.WAIT, now + delay, f"{writer} wrote it again; waiting {delay:g} s")
+        return self._until(history, ConflictAction.WAIT, now + delay, f"{writer} wrote it again; waiting {delay:g} s")
 
-    def _until(self, history: FileHistory, answer: Answer, until: float, words: str) -> Verdict:
+    def _until(self, history: FileHistory, answer: ConflictAction, until: float, words: str) -> ConflictDecision:
         history.last, history.until = answer, until
-        return Verdict(answer, until, words)
+        return ConflictDecision(answer, until, words)
 
-    def state(self, key: tuple[str, str], now: float) -> Answer | None:
+    def state(self, key: tuple[str, str], now: float) -> ConflictAction | None:
         """The answer in force for ``key`` (WAIT or YIELD), None when its value is ours to set."""
         history = self._files.get(key)
         return history.last if history is not None and now < history.until else None
@@ -163,10 +163,10 @@ _UPDATERS: Final = frozenset({_RUNTIME, _UNKNOWN})
 """Who may be a runtime in the middle of its update. Unknown: it has ended already, or no kernel names writers here."""
 _UPDATE_S: Final = 0.25
 """Longest recorded ``runc update``: 11 ms; on a busy machine many times that."""
-_STATES: Final = {Answer.WAIT: "waiting", Answer.HOLD: "held", Answer.YIELD: "yielded"}
+_STATES: Final = {ConflictAction.WAIT: "waiting", ConflictAction.HOLD: "held", ConflictAction.YIELD: "yielded"}
 
 
-class Attribution(Protocol):
+class WriterLookup(Protocol):
     """Who wrote a file last, as far as anybody saw."""
 
     def last_writer(self, directory: str, file: str) -> tuple[str, str] | None:
@@ -174,7 +174,7 @@ class Attribution(Protocol):
 
 
 @final
-class Others:
+class ForeignWriteHandler:
     """See the module's text."""
 
     def __init__(
@@ -182,8 +182,8 @@ class Others:
         *,
         ledger: Ledger,
         rules: ForeignWrites,
-        attribution: Attribution | None,
-        standings: Standings,
+        attribution: WriterLookup | None,
+        standings: StatusTable,
         alert: Alert,
         held: Callable[[Hold], None],
     ) -> None:
@@ -200,7 +200,7 @@ class Others:
         self._alert = alert
         self._held = held
 
-    def may_reassert(self, work: Work, entry: Entry) -> bool:
+    def may_reassert(self, work: FileWrite, entry: LedgerEntry) -> bool:
         """Decide about a foreign value; note it, count it, tell it."""
         now = time.monotonic()
         kind, process = self._who(work)
@@ -222,23 +222,23 @@ class Others:
                 # Below one key: a record has a "process" of its own, and refuses to have it overwritten.
                 extra={"fields": {"writer": kind, "process": process}},
             )
-        if verdict.answer is Answer.REASSERT:
+        if verdict.answer is ConflictAction.REASSERT:
             return True
-        if verdict.answer is Answer.HOLD:
+        if verdict.answer is ConflictAction.HOLD:
             until = time.time() + (verdict.again_at or now) - now
             self._held(Hold(target=file_target(*work.place), reason="set by hand", by=process, until=until))
         state = _STATES[verdict.answer]
         known = self._standings.of(work.place)
         news = known is None or known.state != state
         self._standings.note(work, state, verdict.words if known is None or news else known.detail)
-        if verdict.answer is not Answer.WAIT and news:
-            yielded = verdict.answer is Answer.YIELD
+        if verdict.answer is not ConflictAction.WAIT and news:
+            yielded = verdict.answer is ConflictAction.YIELD
             self.yields += yielded
             self._ledger.set_yielded(work.key, yielded=yielded, reason=verdict.words)
             self._alert("yield" if yielded else "hold", verdict.words, work.setting)
         return False
 
-    def note(self, work: Work, entry: Entry) -> bool:
+    def note(self, work: FileWrite, entry: LedgerEntry) -> bool:
         """Enter a value that is not ours; False when it has been entered before."""
         if not (entry.writer == US or entry.seen is None or work.knob.normal(entry.seen, work.version) != work.actual):
             return False
@@ -268,7 +268,7 @@ class Others:
         for place in [place for place in self._updating if place[0] == path]:
             del self._updating[place]
 
-    def _mid_update(self, work: Work, now: float) -> bool:
+    def _mid_update(self, work: FileWrite, now: float) -> bool:
         """True while the runtime may still be at it: it has written, and its signal has not come yet.
 
         runc reads the shares back after writing them and fails the kubelet's update when they are not what it wrote.
@@ -286,7 +286,7 @@ class Others:
         self._standings.note(work, "waiting", "the runtime is writing")
         return True
 
-    def _who(self, work: Work) -> tuple[str, str]:
+    def _who(self, work: FileWrite) -> tuple[str, str]:
         seen = self._attribution.last_writer(work.directory, work.key[2]) if self._attribution is not None else None
         if seen is not None:
             return seen

@@ -31,15 +31,15 @@ from cgroupfs.errors import CgroupError, CgroupGoneError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG, Knob
-from reconciler.actuators.cgroup.conflict import Attribution, ForeignWrites, Others
-from reconciler.actuators.cgroup.readings import Readings, knob_file
+from reconciler.actuators.cgroup.conflict import ForeignWriteHandler, ForeignWrites, WriterLookup
+from reconciler.actuators.cgroup.readings import ControlFileCache, knob_file
 from reconciler.actuators.cgroup.spec import foretold, spec_text, without_us
-from reconciler.actuators.cgroup.status import Alert, Standings
+from reconciler.actuators.cgroup.status import Alert, StatusTable
 from reconciler.actuators.cgroup.unfreeze import NEVER_KEPT
-from reconciler.actuators.cgroup.work import Found, KnobFile, Move, Target, Work, compare
+from reconciler.actuators.cgroup.work import FileAction, FileState, FileWrite, GroupTarget, KnobFile, compare
 from reconciler.actuators.holds import holding
 from reconciler.runtime.object_errors import ObjectErrors
-from state.entry import US, Entry
+from state.entry import US, LedgerEntry
 from state.ledger import Ledger
 from state.model import Hold, Setting
 
@@ -77,7 +77,7 @@ _SETS: Final = frozenset({"cpu.set", "cpu.mems"})
 
 
 def put_back(
-    place: tuple[Knob, int], entry: Entry, ledger: Ledger, original: str | None, read: Callable[[str, str], str]
+    place: tuple[Knob, int], entry: LedgerEntry, ledger: Ledger, original: str | None, read: Callable[[str, str], str]
 ) -> str | None:
     """The text that undoes us; None when nobody knows the original. ``original``: what should be there again.
 
@@ -106,10 +106,10 @@ _RACE_S: Final = 2.0
 
 
 @final
-class Given:
+class RecentReleases:
     """See the module's text."""
 
-    def __init__(self, known: Readings) -> None:
+    def __init__(self, known: ControlFileCache) -> None:
         self._known = known
         self._files: dict[tuple[str, str], tuple[float, str]] = {}
         """(group path, knob) -> when, and what the file read afterwards."""
@@ -120,7 +120,7 @@ class Given:
         now = time.monotonic()
         return any(place[0] == path and now - at < _RACE_S for place, (at, _) in self._files.items())
 
-    def note(self, work: Work, after: str) -> None:
+    def note(self, work: FileWrite, after: str) -> None:
         """A file has its original again, and reads ``after``."""
         now = time.monotonic()
         self._files = {place: one for place, one in self._files.items() if now - one[0] < _RACE_S}
@@ -131,13 +131,13 @@ class Given:
         """The group is gone."""
         self._files = {place: one for place, one in self._files.items() if place[0] != path}
 
-    def places(self, target: Target) -> list[tuple[str, str]]:
+    def places(self, target: GroupTarget) -> list[tuple[str, str]]:
         """The files of a group that `put_right` is about: those given back before the runtime's signal."""
         if not target.signalled or target.container is None:
             return []
         return [place for place in self._files if place[0] == target.group.path]
 
-    def put_right(self, target: Target, place: tuple[str, str]) -> Work | None:
+    def put_right(self, target: GroupTarget, place: tuple[str, str]) -> FileWrite | None:
         """What to write after the runtime's signal: its spec's value, where ours of before it still stands.
 
         Errors: `CgroupError`; then it is to be looked at again.
@@ -154,14 +154,14 @@ class Given:
         actual = file.knob.normal(raw, file.version)
         if text is None or actual != after or file.knob.normal(text, file.version) == after:
             return None
-        return Work(target, *file, None, raw, actual, text, Move.RELEASE)
+        return FileWrite(target, *file, None, raw, actual, text, FileAction.RELEASE)
 
 
 _BANDWIDTH: Final = ("cpu.period", "cpu.burst")
 
 
 @final
-class Judge:
+class ChangeDetector:
     """See the module's text. What outlives one look is kept in its parts."""
 
     def __init__(
@@ -170,7 +170,7 @@ class Judge:
         hierarchy: Hierarchy,
         ledger: Ledger,
         foreign: ForeignWrites,
-        attribution: Attribution | None,
+        attribution: WriterLookup | None,
         files: FileOps = REAL,
         alert: Alert,
         held: Callable[[Hold], None] = lambda _hold: None,
@@ -181,9 +181,9 @@ class Judge:
         self.enforce = True
         self.dry_policies: frozenset[str] = frozenset()
         self.holds: Mapping[str, Hold] = {}
-        self.known = Readings(hierarchy, files)
-        self.standings = Standings(alert)
-        self.others = Others(
+        self.known = ControlFileCache(hierarchy, files)
+        self.standings = StatusTable(alert)
+        self.others = ForeignWriteHandler(
             ledger=ledger,
             rules=foreign,
             attribution=attribution,
@@ -193,19 +193,19 @@ class Judge:
         )
         self.lost = False
         """The store was lost: what stands in a file now may be ours, and is taken for nobody's original."""
-        self.adoptable: list[Work] = []
+        self.adoptable: list[FileWrite] = []
         """Files that hold what is wanted, and not what the kubelet and the runtime would have left there."""
-        self.given = Given(self.known)
+        self.given = RecentReleases(self.known)
         self.errors = errors if errors is not None else ObjectErrors()
         self._ledger = ledger
         self._files = files
         self._held = held
 
-    def look(self, target: Target) -> list[Work]:
+    def look(self, target: GroupTarget) -> list[FileWrite]:
         """The files of one group that are to be written now."""
         path = target.group.path
         self.standings.keep_only(path, target.settings)
-        found: list[Work | None] = []
+        found: list[FileWrite | None] = []
         try:
             mute = self._muted(target)
             for name, setting in target.settings.items():
@@ -231,13 +231,13 @@ class Judge:
             self.known.learn(path, _BANDWIDTH)
         return work
 
-    def gone(self, target: Target, exc: CgroupGoneError) -> None:
+    def gone(self, target: GroupTarget, exc: CgroupGoneError) -> None:
         """The kernel has answered that the group is gone: see about it once more."""
         self.errors.counted("group", exc)
         self.standings.unreadable(target.group.path, "", target.pod_uid, str(exc), None)
 
     @contextmanager
-    def _contained(self, target: Target, knob: str, setting: Setting | None) -> Iterator[None]:
+    def _contained(self, target: GroupTarget, knob: str, setting: Setting | None) -> Iterator[None]:
         """An error of one file is that file's: noted, tried again, and the group's other files are looked at.
 
         Errors: `CgroupGoneError`, which is the whole group's.
@@ -278,7 +278,7 @@ class Judge:
 
     # One wanted setting
 
-    def _want(self, target: Target, name: str, setting: Setting) -> Work | None:
+    def _want(self, target: GroupTarget, name: str, setting: Setting) -> FileWrite | None:
         file = self.known.find(target.group.path, name)
         if file is None:
             self._missing(setting, f"no {CATALOG[name].controller} controller here that has {name}")
@@ -306,23 +306,25 @@ class Judge:
         entry = self._ledger.get(file.key)
         if entry is not None and self.enforce:
             self._ledger.want(file.key, wanted, policy=setting.policy, reason=setting.reason)
-        move = compare(entry, Found(actual, wanted, self.known.seen(entry, file, actual), restore=None))
+        move = compare(entry, FileState(actual, wanted, self.known.seen(entry, file, actual), restore=None))
         if target.creating:
             # Whatever it reads, the runtime has yet to write: what counts is what its spec leads to. A cpuset is empty
             # for half a millisecond after its mkdir, until the runtime has copied the pod's.
             raw = actual = self._foretold(target, file, raw)
-            move = Move.NOTHING if actual == wanted else Move.CHANGE if entry is not None else Move.FIRST
-        work = Work(target, *file, setting, raw, actual, text, move)
+            move = (
+                FileAction.NOTHING if actual == wanted else FileAction.CHANGE if entry is not None else FileAction.FIRST
+            )
+        work = FileWrite(target, *file, setting, raw, actual, text, move)
         return work if self._admits(work, setting, entry) else None
 
-    def _foretold(self, target: Target, file: KnobFile, raw: str) -> str:
+    def _foretold(self, target: GroupTarget, file: KnobFile, raw: str) -> str:
         """What a file will read when the runtime has finished, by its spec; ``raw`` is what it reads so far."""
         spec = target.container.spec if target.container is not None else None
         return foretold(file.knob, file.version, spec, raw or self.known.text_above(file))
 
-    def _admits(self, work: Work, setting: Setting, entry: Entry | None) -> bool:
+    def _admits(self, work: FileWrite, setting: Setting, entry: LedgerEntry | None) -> bool:
         """Whether the work may be done now; how the setting stands is noted when not."""
-        if work.move is Move.NOTHING:
+        if work.move is FileAction.NOTHING:
             self.standings.done(work)
             self.others.settled(work.place)
             self.standings.note(work, "in place")
@@ -331,7 +333,7 @@ class Judge:
             if entry is not None and entry.yielded:
                 self._ledger.set_yielded(work.key, yielded=False, reason="it holds what is wanted again")
             return False
-        foreign = entry if work.move is Move.FOREIGN else None
+        foreign = entry if work.move is FileAction.FOREIGN else None
         hold = self._hold(setting)
         if hold is not None:
             if foreign is not None:
@@ -358,7 +360,7 @@ class Judge:
 
     # One file of ours where nothing is wanted any more
 
-    def _unwant(self, target: Target, entry: Entry) -> Work | None:
+    def _unwant(self, target: GroupTarget, entry: LedgerEntry) -> FileWrite | None:
         file = self.known.find(entry.path, entry.knob)
         if file is None or not self.enforce or target.creating:
             return None
@@ -375,17 +377,17 @@ class Judge:
         )
         restore = None if original is None else knob.normal(original, version)
         seen = self.known.seen(entry, file, actual)
-        move = compare(entry, Found(actual=actual, wanted=None, seen=seen, restore=restore))
-        if move is Move.DROP:
+        move = compare(entry, FileState(actual=actual, wanted=None, seen=seen, restore=restore))
+        if move is FileAction.DROP:
             self._ledger.restored(entry.key, raw)
-        if move is not Move.RELEASE or original is None or knob.one_way:
+        if move is not FileAction.RELEASE or original is None or knob.one_way:
             # What the kernel never takes back ends with its group; a restore says so.
             return None
-        return Work(target, *file, None, raw, actual, original, move)
+        return FileWrite(target, *file, None, raw, actual, original, move)
 
     # What another knob's value hides
 
-    def _muted(self, target: Target) -> Mapping[str, str]:
+    def _muted(self, target: GroupTarget) -> Mapping[str, str]:
         """The knobs whose files of this group are left alone for now, wanted or not; noted where they are wanted."""
         found = muted(self.hierarchy, self._ledger, self._files, target.group.path, target.settings)
         for name, by in found.items():
@@ -393,7 +395,7 @@ class Judge:
                 self.standings.note_unread(setting, "in place", f"counts once {by} ends")
         return found
 
-    def _after(self, work: Work) -> Work | None:
+    def _after(self, work: FileWrite) -> FileWrite | None:
         """What the kernel forgets with this very work, to be written right after: as wanted now, else as it was."""
         here = self._forgotten(work) if work.knob.resets is not None and work.is_zero else None
         entry = self._ledger.get(here.key) if here is not None else None
@@ -401,18 +403,20 @@ class Judge:
             return None
         setting = work.target.settings.get(here.knob.name)
         if setting is not None and self.may_write(setting):
-            return here._replace(setting=setting, text=here.knob.encode(setting.value, here.version), move=Move.CHANGE)
+            return here._replace(
+                setting=setting, text=here.knob.encode(setting.value, here.version), move=FileAction.CHANGE
+            )
         text = entry.seen if setting is not None and entry.writer == US else entry.restore_text
         return None if text is None else here._replace(text=text)
 
-    def beside(self, work: Work) -> Work | None:
+    def beside(self, work: FileWrite) -> FileWrite | None:
         """What a wanted value will make the kernel forget, as work that is not to be done: its original counts.
 
         None for knobs that reset no other, for their return to 0, and where the other file cannot be read.
         """
         return None if work.knob.resets is None or work.is_zero else self._forgotten(work)
 
-    def _forgotten(self, work: Work) -> Work | None:
+    def _forgotten(self, work: FileWrite) -> FileWrite | None:
         found = forgotten(self.hierarchy, self._files, work.key[1], work.knob)
         if found is None:
             return None
@@ -423,11 +427,11 @@ class Judge:
             # What nobody can read is nobody's original: the file is left, and reported with its group.
             self.errors.counted("file", exc)
             return None
-        return Work(work.target, *file, None, raw, actual, raw, Move.RELEASE)
+        return FileWrite(work.target, *file, None, raw, actual, raw, FileAction.RELEASE)
 
     # What would be there without us
 
-    def without_us(self, work: Work) -> str | None:
+    def without_us(self, work: FileWrite) -> str | None:
         """What the file would read had we never written it; None when nobody can tell."""
         try:
             above = self.known.text_above(KnobFile(work.knob, work.version, work.directory, work.key))

@@ -22,7 +22,7 @@ RUNC_INIT = "runc:["
 """The process name of a container between its creation and the exec of its program, cut by the kernel to 15 letters."""
 
 
-class HotWrite(NamedTuple):
+class FastWrite(NamedTuple):
     """One write, ready: an absolute directory, a file, a text, and the ledger's key of the file."""
 
     directory: str
@@ -31,7 +31,7 @@ class HotWrite(NamedTuple):
     key: FileKey
 
 
-class HotResult(NamedTuple):
+class FastResult(NamedTuple):
     """What became of one container's prepared writes. Times are monotonic seconds.
 
     ``errnos`` stand beside ``writes``, 0 for accepted. ``before_exec``: whether the last write came before the exec of
@@ -41,7 +41,7 @@ class HotResult(NamedTuple):
     container_id: str
     signal_at: float
     done_at: float
-    writes: Sequence[HotWrite]
+    writes: Sequence[FastWrite]
     errnos: Sequence[int]
     before_exec: bool | None
     creation: bool
@@ -55,17 +55,17 @@ class HotResult(NamedTuple):
 class _Prepared:
     __slots__ = ("fired", "procs", "writes")
 
-    def __init__(self, writes: tuple[HotWrite, ...], procs: str, *, fired: bool) -> None:
+    def __init__(self, writes: tuple[FastWrite, ...], procs: str, *, fired: bool) -> None:
         self.writes = writes
         self.procs = procs
         self.fired = fired
 
 
 @final
-class HotLane:
+class FastPath:
     """Prepared writes by container id. `fire` is called by the source that reads the runtime's signal."""
 
-    def __init__(self, report: Callable[[HotResult], None], *, files: FileOps = REAL, root: str = "/") -> None:
+    def __init__(self, report: Callable[[FastResult], None], *, files: FileOps = REAL, root: str = "/") -> None:
         """``report`` is called once per firing, after the writes; it only notes and marks."""
         self._report = report
         self._files = files
@@ -78,7 +78,7 @@ class HotLane:
     def __contains__(self, container_id: str) -> bool:
         return container_id in self._prepared
 
-    def prepare(self, container_id: str, writes: Sequence[HotWrite], *, procs: str, settled: bool) -> None:
+    def prepare(self, container_id: str, writes: Sequence[FastWrite], *, procs: str, settled: bool) -> None:
         """Have these writes ready. Every file's original must be durable already.
 
         ``procs``: the directory whose ``cgroup.procs`` names the container's processes. ``settled``: the runtime has
@@ -112,7 +112,7 @@ class HotLane:
         creation = not prepared.fired
         prepared.fired = True
         before_exec = self.not_yet_executed(prepared.procs) if creation else None
-        self._report(HotResult(container_id, signal_at, done_at, prepared.writes, errnos, before_exec, creation))
+        self._report(FastResult(container_id, signal_at, done_at, prepared.writes, errnos, before_exec, creation))
         return True
 
     def not_yet_executed(self, procs: str) -> bool | None:

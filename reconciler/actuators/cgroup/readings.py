@@ -10,8 +10,8 @@ from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG, Knob
 from cgroupfs.probe import offered
-from reconciler.actuators.cgroup.work import KnobFile, Work
-from state.entry import Entry
+from reconciler.actuators.cgroup.work import FileWrite, KnobFile
+from state.entry import LedgerEntry
 
 BOUNDS: Final = ("cpu.set", "cpu.quota", "cpu.period")
 """The knobs of a directory that bound what the groups below it may be given."""
@@ -27,7 +27,7 @@ def knob_file(hierarchy: Hierarchy, path: str, knob: Knob) -> KnobFile | None:
 
 
 @final
-class Readings:
+class ControlFileCache:
     """See the module's text."""
 
     def __init__(self, hierarchy: Hierarchy, files: FileOps) -> None:
@@ -73,7 +73,7 @@ class Readings:
         """The knobs that this kernel has, told from a group's files; empty where there is no such group."""
         return offered(self.hierarchy, path, self._files)
 
-    def memory_use(self, work: Work) -> int | None:
+    def memory_use(self, work: FileWrite) -> int | None:
         """Bytes in use by a v2 group: a limit below it would kill. None when it cannot be read."""
         try:
             return int(self._files.read(work.directory, "memory.current"))
@@ -111,7 +111,7 @@ class Readings:
         for knob in CATALOG:
             self.actual.pop((path, knob), None)
 
-    def seen(self, entry: Entry | None, file: KnobFile, actual: str) -> str | None:
+    def seen(self, entry: LedgerEntry | None, file: KnobFile, actual: str) -> str | None:
         """What stood there when we last looked; what the kernel has made of it since is nobody's write.
 
         None when nobody has looked. Both texts in normal form.

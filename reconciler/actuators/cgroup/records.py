@@ -23,7 +23,7 @@ from cgroupfs.naming import parse
 from reconciler.actuators.cgroup.spec import spec_text
 from reconciler.sources.bundles import RuntimeState, parse_bundle, parse_state
 from reconciler.sources.runtime_roots import RuntimeDirs, find_runtime_dirs
-from state.entry import Entry
+from state.entry import LedgerEntry
 from state.kubelet import CPU_STATE, KUBELET_ROOT, CpuManagerState, parse_cpu_manager_state
 from state.model import ContainerKind, CpuPolicy
 
@@ -69,11 +69,11 @@ class Records:
         self._states.clear()
         self._read_cpus = False
 
-    def has(self, entry: Entry) -> bool:
+    def has(self, entry: LedgerEntry) -> bool:
         """Whether the runtime has a record of the container whose file this is."""
         return self._state(entry) is not None
 
-    def undoing(self, entry: Entry, knob: Knob, version: Version) -> str | None:
+    def undoing(self, entry: LedgerEntry, knob: Knob, version: Version) -> str | None:
         """What undoes us in one file, as it stands in the records now; None: nobody knows."""
         state = self._state(entry)
         text = entry.restore_text
@@ -85,7 +85,7 @@ class Records:
             return text
         return self._allowed(entry, text)
 
-    def _allowed(self, entry: Entry, text: str) -> str:
+    def _allowed(self, entry: LedgerEntry, text: str) -> str:
         """A container's CPU set without what the kubelet has given to others since."""
         cpus = self._checkpoint()
         if cpus is None or cpus.policy is not CpuPolicy.STATIC or not (taken := cpus.exclusive_cpus):
@@ -107,7 +107,7 @@ class Records:
             self._cpus = _parsed(os.path.join(self._kubelet_root, CPU_STATE), parse_cpu_manager_state)
         return self._cpus
 
-    def _state(self, entry: Entry) -> RuntimeState | None:
+    def _state(self, entry: LedgerEntry) -> RuntimeState | None:
         container = _container(entry)
         if container is None:
             return None
@@ -117,7 +117,7 @@ class Records:
             self._states[container] = found if found is not None and found.container_id == container else None
         return self._states[container]
 
-    def _owner(self, entry: Entry) -> _Owner:
+    def _owner(self, entry: LedgerEntry) -> _Owner:
         container = _container(entry)
         directory = self._dirs.bundle(container) if container is not None else None
         if container is None or directory is None:
@@ -168,7 +168,7 @@ def places_of(root: str, dirs: RuntimeDirs, kubelet_root: str, intents: str) -> 
     }
 
 
-def _container(entry: Entry) -> str | None:
+def _container(entry: LedgerEntry) -> str | None:
     if entry.container_id:
         return entry.container_id
     name = parse(entry.path)

@@ -26,15 +26,15 @@ from cgroupfs.errors import AgentError, CgroupChangedError, CgroupGoneError, cgr
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
-from cgroupfs.plan import Change, Known, order_changes
-from cgroupfs.steps import Step
+from cgroupfs.plan import KnobChange, Known, order_changes
+from cgroupfs.steps import WriteStep
 from cgroupfs.writer import StepWriter
 from reconciler.actuators.cgroup.decide import muted, put_back
 from reconciler.actuators.cgroup.records import NO_RECORDS, Records
 from reconciler.actuators.cgroup.values import intended, is_ours
-from state.entry import US, Entry, FileKey, same_group
+from state.entry import US, FileKey, LedgerEntry, same_group
 from state.ledger import Ledger
-from state.undo import Undo, Undone
+from state.undo import RestoreOutcome, RestoreResult
 
 
 def adopt_after_kill(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> int:
@@ -67,10 +67,10 @@ _UPDATE_S: Final = 0.1
 _AS_ABOVE: Final = "was empty, which a group with processes cannot be again: now all that the group above has"
 
 
-class _Pending(NamedTuple):
+class _PendingRestore(NamedTuple):
     """``emptied``: it was empty and cannot be again."""
 
-    entry: Entry
+    entry: LedgerEntry
     restore: str
     actual: str
     emptied: bool
@@ -82,7 +82,7 @@ class _Scene(NamedTuple):
     files: FileOps
     records: Records
 
-    def wanted(self, entry: Entry) -> str | None:
+    def wanted(self, entry: LedgerEntry) -> str | None:
         """What should be in a file again; None: nobody knows. Errors: `ValueError`."""
         knob, version = CATALOG[entry.knob], self.hierarchy.version(entry.controller)
         return None if version is None else self.records.undoing(entry, knob, version)
@@ -96,34 +96,38 @@ async def restore_all(
     files: FileOps = REAL,
     only: str | None = None,
     records: Records = NO_RECORDS,
-) -> list[Undone]:
+) -> list[RestoreResult]:
     """Restore every file (``only``: those of one pod uid) and drop it from the ledger; the caller flushes it.
 
     After a daemon was killed `adopt_after_kill` comes first.
     The kernel's own rules order the writes; where they leave a choice, what was touched last is undone first.
     """
     scene = _Scene(hierarchy, ledger, files, records)
-    done: dict[FileKey, Undone] = {}
+    done: dict[FileKey, RestoreResult] = {}
     todo = [entry for entry in ledger.backwards() if only is None or entry.pod_uid == only]
     for _ in range(_ROUNDS):
         todo = await _round(scene, writer, todo, done)
         if not todo:
             break
-    restored = [entry for key, one in done.items() if one.undo is Undo.RESTORED and (entry := ledger.get(key))]
+    restored = [
+        entry for key, one in done.items() if one.undo is RestoreOutcome.RESTORED and (entry := ledger.get(key))
+    ]
     if updated := await _updated(scene, restored):
         await _round(scene, writer, updated, done)
     for key, one in done.items():
-        if one.undo is Undo.RESTORED:
+        if one.undo is RestoreOutcome.RESTORED:
             ledger.restored(key, one.text)
     return sorted(done.values(), key=lambda one: (one.path, one.file))
 
 
-async def _round(scene: _Scene, writer: StepWriter, todo: Sequence[Entry], done: dict[FileKey, Undone]) -> list[Entry]:
+async def _round(
+    scene: _Scene, writer: StepWriter, todo: Sequence[LedgerEntry], done: dict[FileKey, RestoreResult]
+) -> list[LedgerEntry]:
     """Look at these files and write what is to be written; those that changed meanwhile, to be looked at again."""
-    pending: list[_Pending] = []
+    pending: list[_PendingRestore] = []
     for entry in todo:
         found = _look(scene, entry)
-        if isinstance(found, Undone):
+        if isinstance(found, RestoreResult):
             done[entry.key] = found
             if found.ok:
                 scene.ledger.restored(entry.key, found.text)
@@ -136,29 +140,31 @@ async def _round(scene: _Scene, writer: StepWriter, todo: Sequence[Entry], done:
     for blocked in plan.blocked:
         one = by_place.pop((blocked.change.path, blocked.change.knob), None)
         if one is not None:
-            done[one.entry.key] = _undone(one.entry, Undo.REFUSED, one.actual, f"{blocked.rule}: {blocked.reason}")
+            done[one.entry.key] = _undone(
+                one.entry, RestoreOutcome.REFUSED, one.actual, f"{blocked.rule}: {blocked.reason}"
+            )
     inodes = {one.entry.path: one.entry.inode for one in pending}
     steps = list(_safe(plan.steps, by_place))
     # Killed half-way, the next restore must know these for ours.
     scene.ledger.intend(intended(steps))
-    again: list[Entry] = []
+    again: list[LedgerEntry] = []
     for outcome in await writer.perform(steps, inodes):
         one = by_place.get((outcome.step.path, outcome.step.knob))
         if one is None or outcome.error is None:
             continue
-        undo = Undo.GONE if isinstance(outcome.error, CgroupGoneError) else Undo.REFUSED
+        undo = RestoreOutcome.GONE if isinstance(outcome.error, CgroupGoneError) else RestoreOutcome.REFUSED
         if isinstance(outcome.error, CgroupChangedError):
-            undo = Undo.FOREIGN
+            undo = RestoreOutcome.FOREIGN
             again.append(one.entry)
         done[one.entry.key] = _undone(one.entry, undo, outcome.before or "", str(outcome.error))
         by_place.pop((outcome.step.path, outcome.step.knob), None)
     for one in by_place.values():
         detail = _AS_ABOVE if one.emptied else ""
-        done[one.entry.key] = _undone(one.entry, Undo.RESTORED, one.restore, detail)
+        done[one.entry.key] = _undone(one.entry, RestoreOutcome.RESTORED, one.restore, detail)
     return again
 
 
-async def _updated(scene: _Scene, restored: Sequence[Entry]) -> list[Entry]:
+async def _updated(scene: _Scene, restored: Sequence[LedgerEntry]) -> list[LedgerEntry]:
     """The files of containers whose record has changed since it was gone by: the runtime was in an update."""
     before = {entry.key: scene.wanted(entry) for entry in restored if scene.records.has(entry)}
     if not before:
@@ -168,7 +174,7 @@ async def _updated(scene: _Scene, restored: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in restored if entry.key in before and scene.wanted(entry) != before[entry.key]]
 
 
-def _safe(steps: Iterable[Step], pending: Mapping[tuple[str, str], _Pending]) -> Iterator[Step]:
+def _safe(steps: Iterable[WriteStep], pending: Mapping[tuple[str, str], _PendingRestore]) -> Iterator[WriteStep]:
     """Nothing is written over a value that came since the look."""
     # What another write makes the kernel forget does not read as it was looked at.
     begun = {(path, CATALOG[one.entry.knob].resets) for (path, _), one in pending.items()}
@@ -179,7 +185,7 @@ def _safe(steps: Iterable[Step], pending: Mapping[tuple[str, str], _Pending]) ->
         begun.add(place)
 
 
-def _look(scene: _Scene, entry: Entry) -> Undone | _Pending:
+def _look(scene: _Scene, entry: LedgerEntry) -> RestoreResult | _PendingRestore:
     """Whether one file is to be written, or how it stands already."""
     hierarchy, ledger, files = scene.hierarchy, scene.ledger, scene.files
 
@@ -189,17 +195,17 @@ def _look(scene: _Scene, entry: Entry) -> Undone | _Pending:
     knob = CATALOG.get(entry.knob)
     version = hierarchy.version(entry.controller)
     if knob is None or version is None:
-        return _undone(entry, Undo.GONE, "", f"no {entry.controller} controller here")
+        return _undone(entry, RestoreOutcome.GONE, "", f"no {entry.controller} controller here")
     try:
         inode = files.inode(hierarchy.trigger_directory(entry.path))
         if not same_group(entry.inode, inode):
-            return _undone(entry, Undo.GONE, "")
+            return _undone(entry, RestoreOutcome.GONE, "")
         raw = files.read(hierarchy.directory(entry.controller, entry.path), entry.file).rstrip("\n")
     except OSError as exc:
         error = cgroup_error(entry.path, exc, "read")
         if isinstance(error, CgroupGoneError):
-            return _undone(entry, Undo.GONE, "")
-        return _undone(entry, Undo.REFUSED, "", str(error))
+            return _undone(entry, RestoreOutcome.GONE, "")
+        return _undone(entry, RestoreOutcome.REFUSED, "", str(error))
     try:
         actual = knob.normal(raw, version)
         text = scene.wanted(entry)
@@ -207,25 +213,25 @@ def _look(scene: _Scene, entry: Entry) -> Undone | _Pending:
         restore = None if original is None else knob.normal(original, version)
         ours = is_ours(knob, version, entry, ledger, actual)
     except (ValueError, AgentError, OSError) as exc:
-        return _undone(entry, Undo.UNKNOWN, raw, str(exc))
+        return _undone(entry, RestoreOutcome.UNKNOWN, raw, str(exc))
     if original is not None and entry.knob in muted(hierarchy, ledger, files, entry.path, ()):
         # Another file of ours hides it, and undoing that one resets it.
-        return _Pending(entry, original, actual, original != text)
+        return _PendingRestore(entry, original, actual, original != text)
     if restore is not None and actual == restore:
-        return _undone(entry, Undo.ALREADY, raw)
+        return _undone(entry, RestoreOutcome.ALREADY, raw)
     # A crash between a write and its note leaves a file that holds what we wanted: ours as well.
     if entry.writer not in {US, ""} and entry.seen is not None and actual == knob.normal(entry.seen, version):
-        return _undone(entry, Undo.FOREIGN, raw, f"by {entry.process or entry.writer}")
+        return _undone(entry, RestoreOutcome.FOREIGN, raw, f"by {entry.process or entry.writer}")
     if not ours:
-        return _undone(entry, Undo.FOREIGN, raw)
+        return _undone(entry, RestoreOutcome.FOREIGN, raw)
     if original is None:
-        return _undone(entry, Undo.UNKNOWN, raw)
-    return _Pending(entry, original, actual, original != text)
+        return _undone(entry, RestoreOutcome.UNKNOWN, raw)
+    return _PendingRestore(entry, original, actual, original != text)
 
 
-def _change(one: _Pending, version: int) -> Change:
+def _change(one: _PendingRestore, version: int) -> KnobChange:
     knob = CATALOG[one.entry.knob]
-    return Change(
+    return KnobChange(
         path=one.entry.path,
         knob=one.entry.knob,
         have=knob.decode(one.actual, version),
@@ -235,7 +241,7 @@ def _change(one: _Pending, version: int) -> Change:
     )
 
 
-def _around(hierarchy: Hierarchy, pending: Sequence[_Pending], files: FileOps) -> Known:
+def _around(hierarchy: Hierarchy, pending: Sequence[_PendingRestore], files: FileOps) -> Known:
     """What the groups above and beside hold now: it bounds what may be written."""
     around: dict[tuple[str, str], Value] = {}
     for path in {above for one in pending for above in _above(one.entry.path)}:
@@ -260,5 +266,5 @@ def _above(path: str) -> list[str]:
     return found
 
 
-def _undone(entry: Entry, undo: Undo, text: str, detail: str = "") -> Undone:
-    return Undone(path=entry.path, file=entry.file, undo=undo, text=text, detail=detail)
+def _undone(entry: LedgerEntry, undo: RestoreOutcome, text: str, detail: str = "") -> RestoreResult:
+    return RestoreResult(path=entry.path, file=entry.file, undo=undo, text=text, detail=detail)

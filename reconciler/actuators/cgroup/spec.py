@@ -9,7 +9,7 @@ from typing import Final
 from cgroupfs.codecs import Value, Version, swap_value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.knobs import Knob
-from cgroupfs.naming import NameKind, QosClass, parse
+from cgroupfs.naming import GroupKind, QosClass, parse
 from state.model import Container, RuntimeSpec
 
 _LEAST_SHARES: Final = 2
@@ -68,9 +68,9 @@ def without_us(
     name = parse(path)
     if name is None:
         return None
-    if name.kind is NameKind.POD and name.qos is QosClass.BESTEFFORT and knob.name == "cpu.weight":
+    if name.kind is GroupKind.POD and name.qos is QosClass.BESTEFFORT and knob.name == "cpu.weight":
         return knob.normal(knob.encode(_LEAST_SHARES, version), version)
-    if name.kind is NameKind.QOS and knob.name == "cpu.quota":
+    if name.kind is GroupKind.QOS and knob.name == "cpu.quota":
         return knob.default(version)
     return None
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, final
 
-from reconciler.actuators.cgroup.work import Work
+from reconciler.actuators.cgroup.work import FileWrite
 from state.model import Setting
 
 Alert = Callable[[str, str, Setting | None], None]
@@ -17,7 +17,7 @@ _UNREAD: Final = "\0unread"
 """Stands for the text of a retry that follows a failed read: no file's value."""
 
 
-class Standing(NamedTuple):
+class SettingStatus(NamedTuple):
     """How one wanted setting stands, for ``diff``, ``explain`` and the live table.
 
     ``state``: in place, written, under way (the kernel is at it, or at another before it), would write, prepared,
@@ -43,30 +43,30 @@ class _Retry(NamedTuple):
 
 
 @final
-class Standings:
+class StatusTable:
     """See the module's text."""
 
     def __init__(self, alert: Alert) -> None:
-        self.by_group: dict[str, dict[str, Standing]] = {}
+        self.by_group: dict[str, dict[str, SettingStatus]] = {}
         """By group path, then knob."""
         self._retries: dict[str, dict[str, _Retry]] = {}
         self._alert = alert
 
-    def of(self, place: tuple[str, str]) -> Standing | None:
+    def of(self, place: tuple[str, str]) -> SettingStatus | None:
         """How the setting of one group and knob stands."""
         return self.by_group.get(place[0], {}).get(place[1])
 
-    def note(self, work: Work, state: str, detail: str = "", actual: str | None = None) -> None:
+    def note(self, work: FileWrite, state: str, detail: str = "", actual: str | None = None) -> None:
         """Note how a wanted setting stands."""
         if work.setting is not None:
             shown = work.actual if actual is None else actual
-            self._put(Standing(work.setting, state, work.text, shown, detail, time.time()))
+            self._put(SettingStatus(work.setting, state, work.text, shown, detail, time.time()))
 
     def note_unread(self, setting: Setting, state: str, detail: str) -> None:
         """The same for a setting whose file was not read."""
-        self._put(Standing(setting, state, "", None, detail, time.time()))
+        self._put(SettingStatus(setting, state, "", None, detail, time.time()))
 
-    def _put(self, standing: Standing) -> None:
+    def _put(self, standing: SettingStatus) -> None:
         self.by_group.setdefault(standing.setting.path, {})[standing.setting.knob] = standing
 
     def keep_only(self, path: str, knobs: Collection[str]) -> None:
@@ -85,11 +85,11 @@ class Standings:
 
     # Trying again
 
-    def done(self, work: Work) -> None:
+    def done(self, work: FileWrite) -> None:
         """The file took its value: nothing to try again."""
         self._retries.get(work.key[1], {}).pop(work.knob.name, None)
 
-    def refused(self, work: Work, reason: str, state: str = "refused", *, tell: bool = True) -> None:
+    def refused(self, work: FileWrite, reason: str, state: str = "refused", *, tell: bool = True) -> None:
         """Not possible now: say so once (unless somebody else does), and try again after a growing while."""
         before = self._retries.get(work.key[1], {}).get(work.knob.name)
         delay = min(before.delay_s * 2, _RETRY_MAX_S) if before is not None and before.text == work.text else _RETRY_S
@@ -124,16 +124,16 @@ class Standings:
         if here and (one := here.get(knob)) is not None and one.text == _UNREAD:
             del here[knob]
 
-    def under_way(self, work: Work, detail: str) -> None:
+    def under_way(self, work: FileWrite, detail: str) -> None:
         """The kernel takes its time: look again soon. No refusal, and nobody is told."""
         self._retry(work, _Retry(time.monotonic() + _RETRY_S, _RETRY_S, work.text, work.target.pod_uid))
         self.note(work, "under way", detail)
 
-    def look_again(self, work: Work, at: float) -> None:
+    def look_again(self, work: FileWrite, at: float) -> None:
         """Have the file looked at again at ``at`` (monotonic), though nothing was refused."""
         self._retry(work, _Retry(at, _RETRY_S, "", work.target.pod_uid))
 
-    def waits(self, work: Work) -> bool:
+    def waits(self, work: FileWrite) -> bool:
         """Whether this very text was refused, and its time has not come."""
         retry = self._retries.get(work.key[1], {}).get(work.knob.name)
         return retry is not None and time.monotonic() < retry.at and retry.text == work.text
@@ -160,5 +160,5 @@ class Standings:
                     uids.add(standing.setting.pod_uid)
         return uids
 
-    def _retry(self, work: Work, retry: _Retry) -> None:
+    def _retry(self, work: FileWrite, retry: _Retry) -> None:
         self._retries.setdefault(work.key[1], {})[work.knob.name] = retry

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator
 from cgroupfs.codecs import Version
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.knobs import CATALOG, Knob
-from cgroupfs.steps import Step
-from state.entry import Entry, FileKey
+from cgroupfs.steps import WriteStep
+from state.entry import FileKey, LedgerEntry
 from state.ledger import Ledger
 
 
-def intended(steps: Iterable[Step]) -> Iterator[tuple[FileKey, str]]:
+def intended(steps: Iterable[WriteStep]) -> Iterator[tuple[FileKey, str]]:
     """What these steps are about to leave in files, for `Ledger.intend`; also what the kernel resets with them."""
     for step in steps:
         yield (step.controller, step.path, step.file), step.text
@@ -21,7 +21,7 @@ def intended(steps: Iterable[Step]) -> Iterator[tuple[FileKey, str]]:
             yield (other.controller, step.path, file), other.default(step.version)
 
 
-def is_ours(knob: Knob, version: Version, entry: Entry, ledger: Ledger, actual: str) -> bool:
+def is_ours(knob: Knob, version: Version, entry: LedgerEntry, ledger: Ledger, actual: str) -> bool:
     """Whether a file may hold this by our doing (``actual`` in normal form). Errors: `ValueError`."""
     ours = {knob.normal(text, version) for text in ledger.ours(entry)}
     if actual in ours:

@@ -11,11 +11,11 @@ from msgspec import Struct
 
 from cgroupfs.codecs import Version
 from cgroupfs.knobs import Knob
-from state.entry import US, Entry, FileKey
+from state.entry import US, FileKey, LedgerEntry
 from state.model import Container, GroupRef, Phase, Setting
 
 
-class Move(StrEnum):
+class FileAction(StrEnum):
     """What one file needs."""
 
     NOTHING = "nothing"
@@ -34,7 +34,7 @@ class Move(StrEnum):
     """Nothing is wanted any more, our value stands, and nobody knows the old one."""
 
 
-class Found(NamedTuple):
+class FileState(NamedTuple):
     """A file's place in the comparison. Texts are in the kernel's normal form; None is "not known" or "nothing"."""
 
     actual: str
@@ -43,7 +43,7 @@ class Found(NamedTuple):
     restore: str | None
 
 
-def compare(entry: Entry | None, found: Found) -> Move:
+def compare(entry: LedgerEntry | None, found: FileState) -> FileAction:
     """What there is to do about one file.
 
     A file is "ours as written" when it still holds what we read back after our last write. An entry that we have not
@@ -52,23 +52,23 @@ def compare(entry: Entry | None, found: Found) -> Move:
     """
     if found.wanted is None:
         if entry is None:
-            return Move.NOTHING
+            return FileAction.NOTHING
         if entry.writer != US or found.actual != found.seen:
             # Never written, or changed since. If it reads as the original, that is just as well.
-            return Move.DROP
+            return FileAction.DROP
         if found.restore is None:
-            return Move.STUCK
-        return Move.DROP if found.actual == found.restore else Move.RELEASE
+            return FileAction.STUCK
+        return FileAction.DROP if found.actual == found.restore else FileAction.RELEASE
     if found.actual == found.wanted:
-        return Move.NOTHING
+        return FileAction.NOTHING
     if entry is None:
-        return Move.FIRST
+        return FileAction.FIRST
     if not entry.writer or (entry.writer == US and found.actual == found.seen):
-        return Move.CHANGE
-    return Move.FOREIGN
+        return FileAction.CHANGE
+    return FileAction.FOREIGN
 
 
-class Target(Struct, frozen=True, kw_only=True):
+class GroupTarget(Struct, frozen=True, kw_only=True):
     """One group, and all that is wanted there, by knob: settings of ours that are not among them are taken back.
 
     ``signalled``: the runtime has just written (its signal came), so a foreign value is its doing and expected.
@@ -95,10 +95,10 @@ class KnobFile(NamedTuple):
     key: FileKey
 
 
-class Work(NamedTuple):
+class FileWrite(NamedTuple):
     """One file that is about to be written. ``raw`` is its text as read, ``actual`` the same in normal form."""
 
-    target: Target
+    target: GroupTarget
     knob: Knob
     version: Version
     directory: str
@@ -107,7 +107,7 @@ class Work(NamedTuple):
     raw: str
     actual: str
     text: str
-    move: Move
+    move: FileAction
 
     @property
     def place(self) -> tuple[str, str]:

@@ -22,19 +22,19 @@ import trio
 from cgroupfs.errors import StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.base import Remembered, SideRun, Situation
-from reconciler.actuators.cgroup.status import Standing
+from reconciler.actuators.base import PeriodicWorker, PersistedValue, PlanSnapshot
+from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.core_sched import plan, tasks
-from reconciler.actuators.core_sched.plan import KNOB, Seen, Share, Steps
-from reconciler.actuators.core_sched.prctl import Carrier, Prctl, unable
-from reconciler.actuators.core_sched.tasks import ROW, Kept, refused
+from reconciler.actuators.core_sched.plan import KNOB, CookieAssignment, CookieSteps, ObservedThreads
+from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, unable
+from reconciler.actuators.core_sched.tasks import ROW, CookieRow, refused
 from reconciler.actuators.holds import holding
 from reconciler.policies.core_sched import NAME, core_group
-from state.entry import US, Event
+from state.entry import US, LedgerEvent
 from state.ledger import Ledger
 from state.model import ContainerKind, Setting
 from state.store import Store
-from state.undo import Undone
+from state.undo import RestoreResult
 
 _LOG: Final = logging.getLogger(__name__)
 _ROUNDS: Final = 8
@@ -44,7 +44,7 @@ _GAP_S: Final = 0.2
 _PRUNE_S: Final = 60.0
 
 
-class _Place(NamedTuple):
+class _CookieTarget(NamedTuple):
     """One container: where its threads are, whose group it is to be in (None: no cookie), and what stands against."""
 
     setting: Setting
@@ -54,10 +54,10 @@ class _Place(NamedTuple):
     detail: str = ""
 
 
-class _Found(NamedTuple):
+class _CookieState(NamedTuple):
     """How a container's threads stand, and whether some of them were given their cookie just now."""
 
-    tally: plan.Tally
+    tally: plan.ThreadTally
     fresh: bool
 
 
@@ -80,7 +80,7 @@ class CoreSched:
         proc: str = "/proc",
     ) -> None:
         """``lane``: the store's limiter. ``writes`` is counted in: by knob and outcome."""
-        self.standings: dict[str, dict[str, Standing]] = {}
+        self.standings: dict[str, dict[str, SettingStatus]] = {}
         """By group path, then knob: as the judge's of control files."""
         self._prctl = prctl
         self._hierarchy = hierarchy
@@ -89,8 +89,8 @@ class CoreSched:
         self._files = files
         self._proc = proc
         self._file = "tasks" if hierarchy.version(hierarchy.trigger) == 1 else "cgroup.threads"
-        self._kept = Remembered(ROW, store, lane)
-        self._turns = SideRun(self._sweep, _period_s, gap_s=_GAP_S)
+        self._kept = PersistedValue(ROW, store, lane)
+        self._turns = PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S)
         self._unable = ""
         self._unrecorded = ""
         self._refused = ""
@@ -98,7 +98,7 @@ class CoreSched:
 
     # The seam
 
-    def planned(self, situation: Situation) -> None:
+    def planned(self, situation: PlanSnapshot) -> None:
         """A look is over."""
         concerned = situation.pools.cores is not None or self._ours or self._unable or self.standings
         self._turns.planned(situation, wake=bool(concerned))
@@ -111,7 +111,7 @@ class CoreSched:
         """Bring all threads to what the newest look wants; one sweep at a time."""
         await self._turns.sweep()
 
-    async def restore(self, only: str | None = None) -> Sequence[Undone]:
+    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Take our cookies away; from every thread of the machine, or from those of one pod."""
         async with self._turns.restoring():
             if not self._ours:
@@ -148,7 +148,7 @@ class CoreSched:
         """Our cookies, each with its group."""
         return self._kept.now.ours
 
-    async def _sweep(self, situation: Situation) -> None:
+    async def _sweep(self, situation: PlanSnapshot) -> None:
         wish = situation.pools.cores
         if wish is None and not self._ours:
             self.standings, self._unable, self._unrecorded, self._refused = {}, "", "", ""
@@ -168,7 +168,7 @@ class CoreSched:
             # The last core lost its second thread amid it: the next sweep says so.
             _LOG.warning("core scheduling: %s", exc)
 
-    def _places(self, situation: Situation) -> list[_Place]:
+    def _places(self, situation: PlanSnapshot) -> list[_CookieTarget]:
         wish = situation.pools.cores
         places = []
         for uid, pod in sorted(situation.view.pods.items()):
@@ -191,10 +191,12 @@ class CoreSched:
                 elif not situation.enforce or (wish is not None and wish.dry_run):
                     left, detail = "would write", setting.reason
                 directory = self._hierarchy.trigger_directory(box.group.path)
-                places.append(_Place(setting, directory, wanted.name if wanted is not None else None, left, detail))
+                places.append(
+                    _CookieTarget(setting, directory, wanted.name if wanted is not None else None, left, detail)
+                )
         return places
 
-    async def _bring(self, places: Sequence[_Place]) -> None:
+    async def _bring(self, places: Sequence[_CookieTarget]) -> None:
         wanted = {one.setting.path: one.group for one in places if one.group is not None}
         left = frozenset(one.setting.path for one in places if one.left)
         where = [(one.setting.path, one.directory) for one in places]
@@ -222,7 +224,7 @@ class CoreSched:
         ours: Mapping[int, str],
         left: frozenset[str],
         written: set[int],
-    ) -> tuple[dict[str, Seen], Steps]:
+    ) -> tuple[dict[str, ObservedThreads], CookieSteps]:
         """One look, in a worker thread: what is there, and what is to be done."""
         seen = tasks.look(where, self._file, self._prctl, self._files)
         if written:
@@ -232,11 +234,11 @@ class CoreSched:
                 tasks.drop(self._prctl, taken)
         return seen, plan.decide(wanted, seen, ours, left)
 
-    async def _share(self, shares: Sequence[Share], refused: Counter[str]) -> set[int]:
+    async def _share(self, shares: Sequence[CookieAssignment], refused: Counter[str]) -> set[int]:
         """Hand cookies out; those that have to be made first are in the store before anybody gets one."""
         written: set[int] = set()
         with ExitStack() as stack:
-            carriers = [stack.enter_context(Carrier()) for _ in shares]
+            carriers = [stack.enter_context(CookieCarrier()) for _ in shares]
             had = []
             for carrier, share in zip(carriers, shares, strict=True):
                 take = partial(tasks.take, carrier, self._prctl, share.source, share.cookie)
@@ -256,7 +258,7 @@ class CoreSched:
             await self._turns.work(stack.pop_all().close)
         return written
 
-    def _count(self, outcome: str, given: tasks.Given, refused: Counter[str]) -> None:
+    def _count(self, outcome: str, given: tasks.AssignResult, refused: Counter[str]) -> None:
         self._writes[KNOB, outcome] += len(given.done)
         self._writes[KNOB, "refused"] += sum(given.errors.values())
         refused.update(given.errors)
@@ -265,7 +267,7 @@ class CoreSched:
 
     async def _save(self, ours: Mapping[int, str]) -> bool:
         try:
-            await self._kept.become(Kept(boot=self._kept.now.boot, ours=dict(ours)))
+            await self._kept.become(CookieRow(boot=self._kept.now.boot, ours=dict(ours)))
         except StoreError as exc:
             self._unrecorded = f"nothing is given that cannot be recorded: {exc}"
             return False
@@ -283,7 +285,9 @@ class CoreSched:
 
     # What is told
 
-    def _stand(self, places: Sequence[_Place], seen: Mapping[str, Seen], found: Mapping[str, _Found]) -> None:
+    def _stand(
+        self, places: Sequence[_CookieTarget], seen: Mapping[str, ObservedThreads], found: Mapping[str, _CookieState]
+    ) -> None:
         before, self.standings = self.standings, {}
         for one in places:
             path = one.setting.path
@@ -292,13 +296,15 @@ class CoreSched:
             count, fresh = found[path]
             state, detail = self._state(one, seen[path], count, fresh=fresh)
             actual = one.group if count.right == count.total else f"{count.right} of {_threads(count.total)}"
-            standing = Standing(one.setting, state, one.group, actual, detail, time.time())
+            standing = SettingStatus(one.setting, state, one.group, actual, detail, time.time())
             known = before.get(path, {}).get(KNOB)
             if fresh and (known is None or known.wanted != one.group or known.state == "would write"):
                 self._note("write", path, group=one.group, why=one.setting.reason, setting=one.setting)
             self.standings[path] = {KNOB: standing}
 
-    def _state(self, one: _Place, seen: Seen, found: plan.Tally, *, fresh: bool) -> tuple[str, str]:
+    def _state(
+        self, one: _CookieTarget, seen: ObservedThreads, found: plan.ThreadTally, *, fresh: bool
+    ) -> tuple[str, str]:
         if found.right == found.total and not seen.problem:
             return "written" if fresh else "in place", _threads(found.total)
         if one.left:
@@ -313,7 +319,7 @@ class CoreSched:
 
     def _note(self, kind: str, path: str, *, group: str, why: str, setting: Setting | None = None) -> None:
         self._ledger.note(
-            Event(
+            LedgerEvent(
                 at=time.time(),
                 kind=kind,
                 path=path,
@@ -329,7 +335,7 @@ class CoreSched:
         )
 
 
-def _period_s(situation: Situation) -> float | None:
+def _period_s(situation: PlanSnapshot) -> float | None:
     wish = situation.pools.cores
     return wish.sweep_s if wish is not None else None
 
@@ -339,11 +345,11 @@ def _threads(count: int) -> str:
 
 
 def _tallies(
-    wanted: Mapping[str, str], seen: Mapping[str, Seen], ours: Mapping[int, str], written: set[int]
-) -> dict[str, _Found]:
+    wanted: Mapping[str, str], seen: Mapping[str, ObservedThreads], ours: Mapping[int, str], written: set[int]
+) -> dict[str, _CookieState]:
     now = plan.current(wanted, seen, ours)
     return {
-        path: _Found(plan.tally(group, seen[path], now, ours), not written.isdisjoint(seen[path].threads))
+        path: _CookieState(plan.tally(group, seen[path], now, ours), not written.isdisjoint(seen[path].threads))
         for path, group in wanted.items()
         if path in seen
     }

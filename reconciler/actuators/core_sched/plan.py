@@ -14,14 +14,14 @@ KNOB: Final = "core.cookie"
 """What the setting is called beside the knobs of control files."""
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class ObservedThreads(Struct, frozen=True, kw_only=True):
     """One container's threads with the hash of their cookies (0: none). ``problem``: why some could not be read."""
 
     threads: Mapping[int, int] = {}
     problem: str = ""
 
 
-class Share(Struct, frozen=True, kw_only=True):
+class CookieAssignment(Struct, frozen=True, kw_only=True):
     """Give the threads ``tids`` the group's cookie: that of the thread ``source``, or (``cookie`` 0) a new one."""
 
     group: str
@@ -30,17 +30,17 @@ class Share(Struct, frozen=True, kw_only=True):
     tids: tuple[int, ...]
 
 
-class Steps(Struct, frozen=True, kw_only=True):
+class CookieSteps(Struct, frozen=True, kw_only=True):
     """What is to be done. ``drops``: threads that shall have no cookie any more."""
 
-    shares: tuple[Share, ...] = ()
+    shares: tuple[CookieAssignment, ...] = ()
     drops: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.shares or self.drops)
 
 
-class Tally(Struct, frozen=True, kw_only=True):
+class ThreadTally(Struct, frozen=True, kw_only=True):
     """One container's threads, counted. ``foreign``: with a cookie that is not ours; ``wrong``: still to be changed."""
 
     right: int = 0
@@ -53,7 +53,7 @@ class Tally(Struct, frozen=True, kw_only=True):
         return self.right + self.foreign + self.wrong
 
 
-def current(wanted: Mapping[str, str], seen: Mapping[str, Seen], ours: Mapping[int, str]) -> dict[str, int]:
+def current(wanted: Mapping[str, str], seen: Mapping[str, ObservedThreads], ours: Mapping[int, str]) -> dict[str, int]:
     """The cookie of each group that has one now. ``wanted``: container to group; ``ours``: cookie to group.
 
     Only what a thread of the group itself has counts: a cookie whose last thread has ended may come again as another's.
@@ -67,8 +67,8 @@ def current(wanted: Mapping[str, str], seen: Mapping[str, Seen], ours: Mapping[i
 
 
 def decide(
-    wanted: Mapping[str, str], seen: Mapping[str, Seen], ours: Mapping[int, str], left: Collection[str] = ()
-) -> Steps:
+    wanted: Mapping[str, str], seen: Mapping[str, ObservedThreads], ours: Mapping[int, str], left: Collection[str] = ()
+) -> CookieSteps:
     """The difference. ``left``: containers whose threads stay as they are; a container not in ``wanted`` wants none."""
     now = current(wanted, seen, ours)
     need: dict[str, list[int]] = {}
@@ -87,15 +87,15 @@ def decide(
             elif cookie:
                 drops.append(tid)
     shares = tuple(
-        Share(group=group, cookie=now.get(group, 0), source=source.get(group, 0), tids=tuple(need[group]))
+        CookieAssignment(group=group, cookie=now.get(group, 0), source=source.get(group, 0), tids=tuple(need[group]))
         for group in sorted(need)
     )
-    return Steps(shares=shares, drops=tuple(drops))
+    return CookieSteps(shares=shares, drops=tuple(drops))
 
 
-def tally(group: str, seen: Seen, now: Mapping[str, int], ours: Mapping[int, str]) -> Tally:
+def tally(group: str, seen: ObservedThreads, now: Mapping[str, int], ours: Mapping[int, str]) -> ThreadTally:
     """How a container stands that is to be in ``group``; ``now`` as by `current`."""
     target = now.get(group, 0)
     right = sum(1 for cookie in seen.threads.values() if cookie and cookie == target)
     foreign = sum(1 for cookie in seen.threads.values() if cookie and cookie not in ours)
-    return Tally(right=right, foreign=foreign, wrong=len(seen.threads) - right - foreign)
+    return ThreadTally(right=right, foreign=foreign, wrong=len(seen.threads) - right - foreign)

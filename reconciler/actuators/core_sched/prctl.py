@@ -93,7 +93,7 @@ def unable(prctl: Prctl) -> str:
 
 
 @final
-class Carrier:
+class CookieCarrier:
     """A thread of its own that takes a cookie to others. It begins without one, and what it has ends with it.
 
     A cookie is passed on by tasks only, and whatever a thread starts inherits its cookie: so never by a thread that

@@ -15,23 +15,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from cgroupfs.files import REAL, FileOps
-from reconciler.actuators.base import OfBoot, SideRow
-from reconciler.actuators.core_sched.plan import Seen
-from reconciler.actuators.core_sched.prctl import Carrier, Prctl, unable
+from reconciler.actuators.base import BootState, StateRow
+from reconciler.actuators.core_sched.plan import ObservedThreads
+from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, unable
 from state.store import Store
-from state.undo import Undo, Undone
+from state.undo import RestoreOutcome, RestoreResult
 
 
-class Kept(OfBoot, frozen=True, kw_only=True):
+class CookieRow(BootState, frozen=True, kw_only=True):
     """What is remembered: cookie to group."""
 
     ours: Mapping[int, str] = {}
 
 
-ROW: Final = SideRow("core_cookies", Kept, "core scheduling cookies")
+ROW: Final = StateRow("core_cookies", CookieRow, "core scheduling cookies")
 
 
-def restore_cookies(prctl: Prctl, store: Store, only: str | None = None, proc: str = "/proc") -> list[Undone]:
+def restore_cookies(prctl: Prctl, store: Store, only: str | None = None, proc: str = "/proc") -> list[RestoreResult]:
     """Take our cookies back while no daemon runs, by what the store tells of them. Errors: `StoreError`."""
     ours = ROW.read(store).ours
     if not ours:
@@ -40,13 +40,15 @@ def restore_cookies(prctl: Prctl, store: Store, only: str | None = None, proc: s
         return [refused(why)]
     done = take_back(prctl, ours, only, proc)
     held = set(holders(prctl, ours, None, proc).values())
-    ROW.write(store, Kept(boot=store.boot, ours={cookie: group for cookie, group in ours.items() if cookie in held}))
+    ROW.write(
+        store, CookieRow(boot=store.boot, ours={cookie: group for cookie, group in ours.items() if cookie in held})
+    )
     return done
 
 
-def refused(why: str) -> Undone:
+def refused(why: str) -> RestoreResult:
     """What restore tells where this machine cannot take cookies away now."""
-    return Undone(path="/", file=FILE, undo=Undo.REFUSED, detail=why)
+    return RestoreResult(path="/", file=FILE, undo=RestoreOutcome.REFUSED, detail=why)
 
 
 FILE: Final = "core cookie"
@@ -55,26 +57,28 @@ _ROUNDS: Final = 5
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 
 
-class Given(NamedTuple):
+class AssignResult(NamedTuple):
     """What became of a hand-out: threads that took it, and the errors of those that did not, by their number."""
 
     done: tuple[int, ...]
     errors: Mapping[str, int]
 
 
-def look(places: Iterable[tuple[str, str]], file: str, prctl: Prctl, files: FileOps = REAL) -> dict[str, Seen]:
+def look(
+    places: Iterable[tuple[str, str]], file: str, prctl: Prctl, files: FileOps = REAL
+) -> dict[str, ObservedThreads]:
     """The threads of each place (a name and its directory), in groups below it too; a place that is gone is left out.
 
     ``file`` lists threads: ``tasks`` on v1, ``cgroup.threads`` on v2.
     Errors: `OSError` when the kernel has stopped offering core scheduling (ENODEV, EINVAL).
     """
-    found: dict[str, Seen] = {}
+    found: dict[str, ObservedThreads] = {}
     for name, directory in places:
         try:
             tids = sorted(set(_listed(directory, file, files)))
         except OSError as exc:
             if exc.errno not in _GONE:
-                found[name] = Seen(problem=f"its threads cannot be listed: {exc.strerror}")
+                found[name] = ObservedThreads(problem=f"its threads cannot be listed: {exc.strerror}")
             continue
         found[name] = _cookies(tids, prctl)
     return found
@@ -90,7 +94,7 @@ def _listed(directory: str, file: str, files: FileOps) -> Iterator[int]:
                 raise
 
 
-def _cookies(tids: Sequence[int], prctl: Prctl) -> Seen:
+def _cookies(tids: Sequence[int], prctl: Prctl) -> ObservedThreads:
     threads: dict[int, int] = {}
     problem = ""
     for tid in tids:
@@ -105,13 +109,13 @@ def _cookies(tids: Sequence[int], prctl: Prctl) -> Seen:
                 raise
             if exc.errno != errno.ESRCH:
                 problem = _words(exc)
-    return Seen(threads=threads, problem=problem)
+    return ObservedThreads(threads=threads, problem=problem)
 
 
-def give(carrier: Carrier, prctl: Prctl, tids: Iterable[int]) -> Given:
+def give(carrier: CookieCarrier, prctl: Prctl, tids: Iterable[int]) -> AssignResult:
     """Give the threads what the carrier has: its cookie, or none."""
 
-    def hand_out() -> Given:
+    def hand_out() -> AssignResult:
         done, errors = [], Counter[str]()
         for tid in tids:
             try:
@@ -121,12 +125,12 @@ def give(carrier: Carrier, prctl: Prctl, tids: Iterable[int]) -> Given:
                     errors[_words(exc)] += 1
             else:
                 done.append(tid)
-        return Given(tuple(done), errors)
+        return AssignResult(tuple(done), errors)
 
     return carrier.call(hand_out)
 
 
-def take(carrier: Carrier, prctl: Prctl, source: int, cookie: int) -> int:
+def take(carrier: CookieCarrier, prctl: Prctl, source: int, cookie: int) -> int:
     """Have the carrier take up a group's cookie from one of its threads, or (``cookie`` 0) a new one; what it has now.
 
     0 when the thread has ended or has another cookie by now: look again.
@@ -147,9 +151,9 @@ def take(carrier: Carrier, prctl: Prctl, source: int, cookie: int) -> int:
     return carrier.call(take_up)
 
 
-def drop(prctl: Prctl, tids: Iterable[int]) -> Given:
+def drop(prctl: Prctl, tids: Iterable[int]) -> AssignResult:
     """Take the cookies of these threads away."""
-    with Carrier() as carrier:
+    with CookieCarrier() as carrier:
         return give(carrier, prctl, tids)
 
 
@@ -179,7 +183,9 @@ def holders(prctl: Prctl, cookies: Mapping[int, str], only: str | None = None, p
     return found
 
 
-def take_back(prctl: Prctl, ours: Mapping[int, str], only: str | None = None, proc: str = "/proc") -> list[Undone]:
+def take_back(
+    prctl: Prctl, ours: Mapping[int, str], only: str | None = None, proc: str = "/proc"
+) -> list[RestoreResult]:
     """Take our cookies from every thread that has one, wherever it is by now; one line for each cookie."""
     taken: Counter[int] = Counter()
     failed: dict[int, str] = {}
@@ -192,10 +198,10 @@ def take_back(prctl: Prctl, ours: Mapping[int, str], only: str | None = None, pr
         if given.errors:
             failed |= dict.fromkeys((there[tid] for tid in there.keys() - set(given.done)), next(iter(given.errors)))
     return [
-        Undone(
+        RestoreResult(
             path=ours[cookie],
             file=FILE,
-            undo=Undo.REFUSED if cookie in failed else Undo.RESTORED,
+            undo=RestoreOutcome.REFUSED if cookie in failed else RestoreOutcome.RESTORED,
             text="none",
             detail=failed.get(cookie, f"{taken[cookie]} threads"),
         )

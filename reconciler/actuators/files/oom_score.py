@@ -24,19 +24,19 @@ import trio
 from cgroupfs.errors import StoreError, errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.base import OfBoot, Remembered, SideRow, SideRun, Situation
-from reconciler.actuators.cgroup.status import Standing
+from reconciler.actuators.base import BootState, PeriodicWorker, PersistedValue, PlanSnapshot, StateRow
+from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import holding
 from reconciler.policies.oom_score import KNOB, NAME, score_of
 from reconciler.signals.processes import PodProcesses
 from state.model import ContainerKind, Phase, Setting
 from state.store import Store
-from state.undo import Undo, Undone
+from state.undo import RestoreOutcome, RestoreResult
 
 FILE: Final = "oom_score_adj"
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class OomScoreState(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of one container.
 
     ``ours``: the numbers that we have given, the newest last. ``odd``: by ``pid:start``, what processes had that were
@@ -50,16 +50,16 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     odd: dict[str, int] = {}
 
 
-class Rows(OfBoot, frozen=True, kw_only=True):
+class OomScoreRows(BootState, frozen=True, kw_only=True):
     """All of them, by group path."""
 
-    containers: Mapping[str, Kept] = {}
+    containers: Mapping[str, OomScoreState] = {}
 
 
-ROW: Final = SideRow("oom_scores", Rows, "oom_score_adj")
+ROW: Final = StateRow("oom_scores", OomScoreRows, "oom_score_adj")
 
 
-class Processes:
+class OomScoreProcesses:
     """The processes of groups and their numbers, by /proc. Everything in here is for a thread."""
 
     def __init__(self, hierarchy: Hierarchy, root: str, files: FileOps) -> None:
@@ -103,7 +103,7 @@ class Processes:
         # The name in brackets may hold anything, brackets too: count from the last one.
         return int(self._files.read(f"{self._proc}/{pid}", "stat").rpartition(")")[2].split()[19])
 
-    def put_back(self, path: str, kept: Kept) -> list[Undone]:
+    def put_back(self, path: str, kept: OomScoreState) -> list[RestoreResult]:
         """Give every process of a container back what it, or else the container, had; one answer for the container."""
         failed = Counter[str]()
         given = 0
@@ -114,22 +114,22 @@ class Processes:
                 given += not outcome
                 failed[outcome] += bool(outcome) and outcome != "gone"
         why = "; ".join(f"{count} processes: {code}" for code, count in sorted(failed.items()) if count)
-        undo = Undo.REFUSED if why else Undo.RESTORED if given else Undo.ALREADY
-        return [Undone(path=path, file=FILE, undo=undo, text=str(kept.original), detail=why)]
+        undo = RestoreOutcome.REFUSED if why else RestoreOutcome.RESTORED if given else RestoreOutcome.ALREADY
+        return [RestoreResult(path=path, file=FILE, undo=undo, text=str(kept.original), detail=why)]
 
 
 def restore_scores(
     hierarchy: Hierarchy, store: Store, only: str | None = None, *, root: str = "/", files: FileOps = REAL
-) -> list[Undone]:
+) -> list[RestoreResult]:
     """Put everything back while no daemon runs. Errors: `StoreError` when that cannot be noted; it is done by then."""
     rows = ROW.read(store).containers
-    processes = Processes(hierarchy, root, files)
+    processes = OomScoreProcesses(hierarchy, root, files)
     chosen = {path: kept for path, kept in sorted(rows.items()) if only is None or kept.pod_uid == only}
     done = [one for path, kept in chosen.items() for one in processes.put_back(path, kept)]
     if chosen:
         failed = {one.path for one in done if not one.ok}
         left = {path: kept for path, kept in rows.items() if path not in chosen or path in failed}
-        ROW.write(store, Rows(boot=store.boot, containers=left))
+        ROW.write(store, OomScoreRows(boot=store.boot, containers=left))
     return done
 
 
@@ -150,16 +150,16 @@ class OomScores:
     ) -> None:
         """``lane``: the store's limiter."""
         self.counts: Counter[str] = Counter()
-        self.standings: dict[str, dict[str, Standing]] = {}
+        self.standings: dict[str, dict[str, SettingStatus]] = {}
         """By group path, then knob: as the judge's of control files."""
-        self._processes = Processes(hierarchy, root, files)
-        self._rows = Remembered(ROW, store, lane)
-        self._turns = SideRun(self._sweep, _period_s)
+        self._processes = OomScoreProcesses(hierarchy, root, files)
+        self._rows = PersistedValue(ROW, store, lane)
+        self._turns = PeriodicWorker(self._sweep, _period_s)
         self._problems: list[str] = []
 
     # The seam
 
-    def planned(self, situation: Situation) -> None:
+    def planned(self, situation: PlanSnapshot) -> None:
         """A look is over."""
         self._turns.planned(situation, wake=situation.pools.memory.oom is not None or bool(self._kept))
 
@@ -171,7 +171,7 @@ class OomScores:
         """Bring all BE processes to what the newest look wants; one sweep at a time."""
         await self._turns.sweep()
 
-    async def restore(self, only: str | None = None) -> Sequence[Undone]:
+    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Give everything back, or one pod's; the other pods keep what they have."""
         async with self._turns.restoring():
             chosen = {path: kept for path, kept in sorted(self._kept.items()) if only in {None, kept.pod_uid}}
@@ -191,11 +191,11 @@ class OomScores:
     # One sweep
 
     @property
-    def _kept(self) -> Mapping[str, Kept]:
+    def _kept(self) -> Mapping[str, OomScoreState]:
         """The containers that have a number of ours."""
         return self._rows.now.containers
 
-    async def _sweep(self, situation: Situation) -> None:
+    async def _sweep(self, situation: PlanSnapshot) -> None:
         self._problems = []
         wanted, left = self._wanted(situation)
         self.standings = {path: {KNOB: one} for path, one in left.items() if one is not None}
@@ -214,11 +214,11 @@ class OomScores:
         ]
 
     @staticmethod
-    def _wanted(situation: Situation) -> tuple[dict[str, tuple[Setting, int]], dict[str, Standing | None]]:
+    def _wanted(situation: PlanSnapshot) -> tuple[dict[str, tuple[Setting, int]], dict[str, SettingStatus | None]]:
         """By container: what is wanted, and its inode; and how those stand that are left as they are."""
         wish = situation.pools.memory.oom
         wanted: dict[str, tuple[Setting, int]] = {}
-        left: dict[str, Standing | None] = {}
+        left: dict[str, SettingStatus | None] = {}
         for uid, pod in sorted(situation.view.pods.items()):
             number = score_of(pod, wish) if wish is not None else None
             for one in pod.containers:
@@ -245,9 +245,9 @@ class OomScores:
 
     def _compare(
         self, wanted: Mapping[str, tuple[Setting, int]]
-    ) -> tuple[dict[str, Kept], dict[str, tuple[int, list[str]]]]:
+    ) -> tuple[dict[str, OomScoreState], dict[str, tuple[int, list[str]]]]:
         """In the lane: what has to be remembered anew, and which processes have another number than wanted."""
-        news: dict[str, Kept] = {}
+        news: dict[str, OomScoreState] = {}
         writes: dict[str, tuple[int, list[str]]] = {}
         for path, (setting, inode) in wanted.items():
             number, uid = setting.value, setting.pod_uid or ""
@@ -261,10 +261,10 @@ class OomScores:
                 continue
             if kept is None:
                 original = next(iter(found.values()))
-                kept = Kept(pod_uid=uid, inode=inode, ours=[], original=original)
+                kept = OomScoreState(pod_uid=uid, inode=inode, ours=[], original=original)
             # One of ours that is wanted differently now has its original already.
             odd = {key: found[key] for key in differ if found[key] not in {kept.original, *kept.ours}}
-            after = Kept(
+            after = OomScoreState(
                 pod_uid=uid,
                 inode=inode,
                 ours=[*(one for one in kept.ours if one != number), number],
@@ -285,8 +285,8 @@ class OomScores:
             del found[path]["gone"]
         return found
 
-    async def _give_back(self, chosen: Mapping[str, Kept]) -> list[Undone]:
-        done: list[Undone] = []
+    async def _give_back(self, chosen: Mapping[str, OomScoreState]) -> list[RestoreResult]:
+        done: list[RestoreResult] = []
         if not chosen:
             return done
         for path, kept in chosen.items():
@@ -296,35 +296,35 @@ class OomScores:
         await self._keep({path: kept for path, kept in self._kept.items() if path not in over})
         return done
 
-    async def _keep(self, containers: Mapping[str, Kept]) -> bool:
+    async def _keep(self, containers: Mapping[str, OomScoreState]) -> bool:
         """Remember these instead; whether that is durable, and in force."""
         try:
-            await self._rows.become(Rows(boot=self._rows.now.boot, containers=containers))
+            await self._rows.become(OomScoreRows(boot=self._rows.now.boot, containers=containers))
         except StoreError as exc:
             self._problems.append(str(exc))
             return False
         return True
 
 
-def _period_s(situation: Situation) -> float | None:
+def _period_s(situation: PlanSnapshot) -> float | None:
     wish = situation.pools.memory.oom
     return wish.sweep_s if wish is not None else None
 
 
-def _left(setting: Setting | None, state: str, detail: str) -> Standing | None:
+def _left(setting: Setting | None, state: str, detail: str) -> SettingStatus | None:
     if setting is None:
         return None
-    return Standing(setting, state, str(setting.value), None, detail or setting.reason, time.time())
+    return SettingStatus(setting, state, str(setting.value), None, detail or setting.reason, time.time())
 
 
-def _standing(setting: Setting, outcome: Counter[str] | None, *, recorded: bool) -> Standing:
+def _standing(setting: Setting, outcome: Counter[str] | None, *, recorded: bool) -> SettingStatus:
     """How one container stands after a sweep."""
     wanted = str(setting.value)
     refused = ", ".join(f"{count} processes: {code}" for code, count in sorted((outcome or {}).items()) if code)
     if not recorded:
-        return Standing(
+        return SettingStatus(
             setting, "not recorded", wanted, None, "its processes' numbers cannot be remembered", time.time()
         )
     if refused:
-        return Standing(setting, "refused", wanted, None, refused, time.time())
-    return Standing(setting, "written" if outcome else "in place", wanted, wanted, "", time.time())
+        return SettingStatus(setting, "refused", wanted, None, refused, time.time())
+    return SettingStatus(setting, "written" if outcome else "in place", wanted, wanted, "", time.time())

@@ -20,14 +20,14 @@ import trio
 
 from cgroupfs.errors import StoreError, errno_name
 from cgroupfs.files import REAL, FileOps
-from reconciler.actuators.base import OfBoot, Remembered, SideRow, SideRun, Situation
-from reconciler.actuators.cgroup.status import Standing
+from reconciler.actuators.base import BootState, PeriodicWorker, PersistedValue, PlanSnapshot, StateRow
+from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import holding
 from reconciler.policies.watermarks import KNOBS, NAME, REASONS, has_room, wanted
-from state.memory import NodeMemory
+from state.memory import NodeMemoryReading
 from state.model import Setting
 from state.store import Store
-from state.undo import Undo, Undone
+from state.undo import RestoreOutcome, RestoreResult
 
 MACHINE: Final = "/"
 """The path of what belongs to no group."""
@@ -35,20 +35,20 @@ _PERIOD_S: Final = 60.0
 _COUNTED: Final = frozenset({"written", "refused"})
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class SysctlState(msgspec.Struct, frozen=True, kw_only=True):
     """One value: what was there before us, and what of ours may be there, the newest last."""
 
     original: int
     ours: tuple[int, ...]
 
 
-class Rows(OfBoot, frozen=True, kw_only=True):
+class SysctlRows(BootState, frozen=True, kw_only=True):
     """All of them, by the kernel's name."""
 
-    values: Mapping[str, Kept] = {}
+    values: Mapping[str, SysctlState] = {}
 
 
-ROW: Final = SideRow("watermarks", Rows, "the kernel's memory marks")
+ROW: Final = StateRow("watermarks", SysctlRows, "the kernel's memory marks")
 
 
 class Sysctls:
@@ -80,32 +80,32 @@ class Sysctls:
         found = self.read(name)
         return "" if found == value else f"accepted, but it reads {found}"
 
-    def put_back(self, name: str, kept: Kept) -> Undone:
+    def put_back(self, name: str, kept: SysctlState) -> RestoreResult:
         """Give one its original back, if what is there is ours."""
         there = self.read(name)
-        undo, detail = Undo.ALREADY, ""
+        undo, detail = RestoreOutcome.ALREADY, ""
         if isinstance(there, str):
-            undo, detail = Undo.REFUSED, there
+            undo, detail = RestoreOutcome.REFUSED, there
         elif there != kept.original:
-            undo = Undo.FOREIGN
+            undo = RestoreOutcome.FOREIGN
             if there in kept.ours:
                 detail = self.write(name, kept.original)
-                undo = Undo.REFUSED if detail else Undo.RESTORED
-        return Undone(path=MACHINE, file=name, undo=undo, text=str(kept.original), detail=detail)
+                undo = RestoreOutcome.REFUSED if detail else RestoreOutcome.RESTORED
+        return RestoreResult(path=MACHINE, file=name, undo=undo, text=str(kept.original), detail=detail)
 
     def _place(self, name: str) -> tuple[str, str]:
         directory, _, file = name.rpartition(".")
         return os.path.join(self._proc, directory.replace(".", "/")), file
 
 
-def restore_marks(store: Store, *, root: str = "/", files: FileOps = REAL) -> list[Undone]:
+def restore_marks(store: Store, *, root: str = "/", files: FileOps = REAL) -> list[RestoreResult]:
     """Put everything back while no daemon runs. Errors: `StoreError` when that cannot be noted; it is done by then."""
     values = ROW.read(store).values
     sysctls = Sysctls(root, files)
     done = [sysctls.put_back(name, kept) for name, kept in sorted(values.items())]
     if values:
-        refused = {one.file for one in done if one.undo is Undo.REFUSED}
-        ROW.write(store, Rows(boot=store.boot, values={name: values[name] for name in sorted(refused)}))
+        refused = {one.file for one in done if one.undo is RestoreOutcome.REFUSED}
+        ROW.write(store, SysctlRows(boot=store.boot, values={name: values[name] for name in sorted(refused)}))
     return done
 
 
@@ -118,17 +118,17 @@ class Watermarks:
     def __init__(self, store: Store, lane: trio.CapacityLimiter, *, root: str = "/", files: FileOps = REAL) -> None:
         """``lane``: the store's limiter."""
         self.counts: Counter[str] = Counter()
-        self.standings: dict[str, dict[str, Standing]] = {}
+        self.standings: dict[str, dict[str, SettingStatus]] = {}
         self._sysctls = Sysctls(root, files)
-        self._rows = Remembered(ROW, store, lane)
-        self._turns = SideRun(self._sweep, _period_s)
+        self._rows = PersistedValue(ROW, store, lane)
+        self._turns = PeriodicWorker(self._sweep, _period_s)
         self._sure: set[str] = set()
         """Whose value of ours has been seen in the kernel in this life: anything else there is somebody else's."""
         self._there: dict[str, int | str] = {}
 
     # The seam
 
-    def planned(self, situation: Situation) -> None:
+    def planned(self, situation: PlanSnapshot) -> None:
         """A look is over. What the marks are does not depend on pods: only a changed wish is worth a turn now."""
         before = self._turns.situation
         news = before is None or _of(before) != _of(situation)
@@ -144,7 +144,7 @@ class Watermarks:
         """Bring the marks to what the newest look wants."""
         await self._turns.sweep()
 
-    async def restore(self, only: str | None = None) -> Sequence[Undone]:
+    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Give everything back; no pod has a part in it."""
         async with self._turns.restoring():
             return await self._give_back(self._kept) if only is None else ()
@@ -175,13 +175,13 @@ class Watermarks:
     # One turn
 
     @property
-    def _kept(self) -> Mapping[str, Kept]:
+    def _kept(self) -> Mapping[str, SysctlState]:
         return self._rows.now.values
 
-    def _standing(self, name: str) -> Standing | None:
+    def _standing(self, name: str) -> SettingStatus | None:
         return self.standings.get(MACHINE, {}).get(name)
 
-    async def _sweep(self, situation: Situation) -> None:
+    async def _sweep(self, situation: PlanSnapshot) -> None:
         wish, node = situation.pools.memory.watermarks, situation.view.node_memory
         self._there = await self._turns.work(self._look)
         if wish is not None and node is None:
@@ -191,7 +191,7 @@ class Watermarks:
         held = {name for name in KNOBS if holding(situation.holds, path=MACHINE, knob=name, pod_uid=None) is not None}
         if not dry:
             await self._give_back({name: kept for name, kept in self._kept.items() if name not in {*values, *held}})
-        here: dict[str, Standing] = {}
+        here: dict[str, SettingStatus] = {}
         for name, value in values.items():
             state, detail = await self._one(name, value, node, held=name in held, dry=dry)
             here[name] = _noted(name, value, state, detail, self._there[name])
@@ -202,7 +202,9 @@ class Watermarks:
     def _look(self) -> dict[str, int | str]:
         return {name: self._sysctls.read(name) for name in KNOBS}
 
-    async def _one(self, name: str, value: int, node: NodeMemory | None, *, held: bool, dry: bool) -> tuple[str, str]:
+    async def _one(
+        self, name: str, value: int, node: NodeMemoryReading | None, *, held: bool, dry: bool
+    ) -> tuple[str, str]:
         """Bring one to its value; how it stands then, and why."""
         there, kept = self._there[name], self._kept.get(name)
         if isinstance(there, str):
@@ -221,7 +223,7 @@ class Watermarks:
             return "would write", ""
         if node is None or not has_room(name, there, target, node):
             return "waiting", "the memory that it takes is not available twice over"
-        fresh = Kept(original=original, ours=(*(() if kept is None else kept.ours[-1:]), target))
+        fresh = SysctlState(original=original, ours=(*(() if kept is None else kept.ours[-1:]), target))
         try:
             await self._rows.become(msgspec.structs.replace(self._rows.now, values={**self._kept, name: fresh}))
         except StoreError as exc:
@@ -233,35 +235,35 @@ class Watermarks:
         self._there[name] = target
         return "written", ""
 
-    def _is_foreign(self, name: str, there: int, kept: Kept) -> bool:
+    def _is_foreign(self, name: str, there: int, kept: SysctlState) -> bool:
         """Not ours, and not the original that stands there when a crash came before the write."""
         return there not in kept.ours and (name in self._sure or there != kept.original)
 
-    async def _give_back(self, chosen: Mapping[str, Kept]) -> list[Undone]:
-        done: list[Undone] = []
+    async def _give_back(self, chosen: Mapping[str, SysctlState]) -> list[RestoreResult]:
+        done: list[RestoreResult] = []
         for name, kept in sorted(chosen.items()):
             done.append(await self._turns.work(partial(self._sysctls.put_back, name, kept)))
-        over = {one.file for one in done if one.undo is not Undo.REFUSED}
+        over = {one.file for one in done if one.undo is not RestoreOutcome.REFUSED}
         self._sure -= over
         left = {name: kept for name, kept in self._kept.items() if name not in over}
         try:
             await self._rows.become(msgspec.structs.replace(self._rows.now, values=left))
         except StoreError as exc:
-            return [msgspec.structs.replace(one, undo=Undo.REFUSED, detail=str(exc)) for one in done]
+            return [msgspec.structs.replace(one, undo=RestoreOutcome.REFUSED, detail=str(exc)) for one in done]
         return done
 
 
-def _of(situation: Situation) -> tuple[object, ...]:
+def _of(situation: PlanSnapshot) -> tuple[object, ...]:
     """All of a situation that matters here."""
     known = situation.view.node_memory is not None
     return situation.pools.memory.watermarks, situation.enforce, situation.holds, known
 
 
-def _period_s(situation: Situation) -> float | None:
+def _period_s(situation: PlanSnapshot) -> float | None:
     return _PERIOD_S if situation.pools.memory.watermarks is not None else None
 
 
-def _noted(name: str, value: int, state: str, detail: str, there: int | str) -> Standing:
+def _noted(name: str, value: int, state: str, detail: str, there: int | str) -> SettingStatus:
     setting = Setting(path=MACHINE, knob=name, value=value, policy=NAME, reason=REASONS[name])
     actual = str(there) if isinstance(there, int) else None
-    return Standing(setting, state, str(value), actual, detail, time.time())
+    return SettingStatus(setting, state, str(value), actual, detail, time.time())

@@ -25,14 +25,21 @@ from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.pressure import parse_pressure
-from reconciler.actuators.base import Situation
+from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.holds import holding
-from reconciler.actuators.memory_reclaim.control import Action, GroupMemory, Tried, missing_bytes, probe, relieve
+from reconciler.actuators.memory_reclaim.control import (
+    GroupMemory,
+    ReclaimAction,
+    ReclaimHistory,
+    missing_bytes,
+    probe,
+    relieve,
+)
 from reconciler.signals.memory import Shortage, parse_meminfo, parse_zoneinfo, shortages
 from reconciler.signals.podnuma import parse_numa_cache
-from state.memory import ReclaimWish
+from state.memory import ReclaimRequest
 from state.model import Container, ContainerKind, Phase, Pod, PodClass
-from state.undo import Undone
+from state.undo import RestoreResult
 
 _LOG: Final = logging.getLogger(__name__)
 _KNOB: Final = "memory.reclaim"
@@ -43,10 +50,10 @@ _KEPT: Final = 50
 _LACKING: Final = "this kernel has no memory.reclaim (from Linux 5.19 on)"
 
 
-class Done(NamedTuple):
+class ReclaimResult(NamedTuple):
     """One action and what came of it. ``at``: wall-clock seconds; ``got`` None: not known."""
 
-    action: Action
+    action: ReclaimAction
     at: float
     took_s: float
     got: int | None
@@ -69,16 +76,16 @@ class Reclaimer:
     ) -> None:
         self.counts: Counter[str] = Counter()
         """Actions by kind and outcome, and ``bytes``."""
-        self.done: deque[Done] = deque(maxlen=_KEPT)
+        self.done: deque[ReclaimResult] = deque(maxlen=_KEPT)
         self._hierarchy = hierarchy
         self._version = hierarchy.version("memory") or 0
         self._proc = os.path.join(root, "proc")
         self._files = files
         self._clock = clock
-        self._situation: Situation | None = None
+        self._situation: PlanSnapshot | None = None
         self._news = trio.Event()
         self._lane = trio.CapacityLimiter(1)
-        self._tried: dict[str, Tried] = {}
+        self._tried: dict[str, ReclaimHistory] = {}
         self._short: dict[int, Shortage] = {}
         self._problems: dict[str, str] = {}
         self._running: trio.CancelScope | None = None
@@ -87,7 +94,7 @@ class Reclaimer:
 
     # SideActuator
 
-    def planned(self, situation: Situation) -> None:
+    def planned(self, situation: PlanSnapshot) -> None:
         """Keep it. What is no longer wanted at all ends now."""
         self._situation = situation
         if self._wish(situation) is None and self._running is not None:
@@ -109,7 +116,7 @@ class Reclaimer:
             self._running = None
             await trio.sleep(wish.interval_s)
 
-    async def restore(self, only: str | None = None) -> Sequence[Undone]:
+    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """End what is going on; there is nothing to put back."""
         if only is None:
             self._situation = None
@@ -146,7 +153,7 @@ class Reclaimer:
 
     # One look
 
-    async def look(self, wish: ReclaimWish) -> None:
+    async def look(self, wish: ReclaimRequest) -> None:
         """Read, decide, act."""
         situation = self._situation
         if situation is None:
@@ -165,7 +172,7 @@ class Reclaimer:
         relief = relieve(groups, self._tried, missing, wish, version=self._version)
         # A node that is short is helped first; what it takes is enough for one look.
         actions = [relief] if relief is not None else []
-        tried: dict[str, Tried] = {}
+        tried: dict[str, ReclaimHistory] = {}
         for group in groups:
             action, tried[group.path] = probe(self._tried.get(group.path), group, node, wish)
             if action is not None and wish.probe and relief is None:
@@ -174,7 +181,7 @@ class Reclaimer:
         for action in actions:
             await self._act(action, wish, enforce=situation.enforce)
 
-    async def _read(self, situation: Situation, wish: ReclaimWish, *, by_node: bool) -> list[GroupMemory]:
+    async def _read(self, situation: PlanSnapshot, wish: ReclaimRequest, *, by_node: bool) -> list[GroupMemory]:
         """What each BE container has; ``by_node``: also where its page cache lies."""
         found: list[GroupMemory] = []
         since = self._clock()
@@ -245,9 +252,9 @@ class Reclaimer:
 
     # One action
 
-    async def _act(self, action: Action, wish: ReclaimWish, *, enforce: bool) -> None:
+    async def _act(self, action: ReclaimAction, wish: ReclaimRequest, *, enforce: bool) -> None:
         if not enforce or wish.dry_run:
-            self._note(Done(action, time.time(), 0.0, None, "would reclaim"))
+            self._note(ReclaimResult(action, time.time(), 0.0, None, "would reclaim"))
             return
         given_up: list[bool] = []
         started = self._clock()
@@ -257,16 +264,16 @@ class Reclaimer:
                 self._take, action, given_up, abandon_on_cancel=True, limiter=self._lane
             )
         except trio.Cancelled:
-            self._note(Done(action, time.time(), self._clock() - started, None, "cancelled"))
+            self._note(ReclaimResult(action, time.time(), self._clock() - started, None, "cancelled"))
             raise
         finally:
             given_up.append(True)
-        self._note(Done(action, time.time(), self._clock() - started, got, outcome))
+        self._note(ReclaimResult(action, time.time(), self._clock() - started, got, outcome))
         last = self._tried.get(action.path)
         if action.kind == "relief" and last is not None:
             self._tried[action.path] = replace(last, relieved_until=started + wish.rest_s)
 
-    def _take(self, action: Action, given_up: Sequence[bool]) -> tuple[int | None, str]:
+    def _take(self, action: ReclaimAction, given_up: Sequence[bool]) -> tuple[int | None, str]:
         """In the lane's thread: ask the kernel, chunk by chunk."""
         directory = self._hierarchy.directory("memory", action.path)
         used = "memory.usage_in_bytes" if self._version == 1 else "memory.current"
@@ -288,7 +295,7 @@ class Reclaimer:
             return False
         return bool(names) and self._version == 2 and _KNOB not in names
 
-    def _ask(self, directory: str, action: Action, given_up: Sequence[bool]) -> str:
+    def _ask(self, directory: str, action: ReclaimAction, given_up: Sequence[bool]) -> str:
         """Errors: `OSError` as the kernel answers, less than asked (EAGAIN) excepted."""
         if self._version == 1:
             self._files.write(directory, "memory.force_empty", "1")
@@ -320,7 +327,7 @@ class Reclaimer:
                 return
         self._files.write(directory, _KNOB, str(chunk))
 
-    def _note(self, done: Done) -> None:
+    def _note(self, done: ReclaimResult) -> None:
         self.done.append(done)
         self.counts[f"{done.action.kind} {done.outcome}"] += 1
         self.counts["bytes"] += done.got or 0
@@ -332,6 +339,6 @@ class Reclaimer:
         _LOG.log(level, "%s of %s: %s: %s", asked, done.action.path, done.outcome, done.action.why)
 
     @staticmethod
-    def _wish(situation: Situation | None) -> ReclaimWish | None:
+    def _wish(situation: PlanSnapshot | None) -> ReclaimRequest | None:
         wish = situation.pools.memory.reclaim if situation is not None else None
         return wish if wish is not None and (wish.probe or wish.relieve) else None

@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reconciler.signals.memory import Shortage, ZoneNode, rest_bytes
-from state.memory import NodeMemory, ReclaimWish
+from state.memory import NodeMemoryReading, ReclaimRequest
 
 _LEAST: Final = 1 << 20
 """Less than this is not worth an action."""
@@ -52,7 +52,7 @@ class GroupMemory(Struct, frozen=True, kw_only=True):
         return min(self.droppable_bytes, sum(self.droppable_on.get(node, 0) for node in nodes))
 
 
-class Tried(Struct, frozen=True, kw_only=True):
+class ReclaimHistory(Struct, frozen=True, kw_only=True):
     """What is remembered of a container between two looks; times are monotonic.
 
     ``rest_until``: it is not probed before; ``relieved_until``: its cache has just been dropped, and is left to grow.
@@ -64,7 +64,7 @@ class Tried(Struct, frozen=True, kw_only=True):
     relieved_until: float = 0.0
 
 
-class Action(Struct, frozen=True, kw_only=True):
+class ReclaimAction(Struct, frozen=True, kw_only=True):
     """Memory to be taken from one group. ``want_bytes`` 0: all that can be dropped (v1).
 
     ``cache_only``: none of it is to go to swap.
@@ -78,7 +78,7 @@ class Action(Struct, frozen=True, kw_only=True):
     cache_only: bool = True
 
 
-def pressure_percent(before: Tried | None, now: GroupMemory) -> float | None:
+def pressure_percent(before: ReclaimHistory | None, now: GroupMemory) -> float | None:
     """How much of the time since the last look some task waited for memory; None: not known."""
     if before is None or before.stalled_us is None or now.stalled_us is None:
         return None
@@ -88,15 +88,17 @@ def pressure_percent(before: Tried | None, now: GroupMemory) -> float | None:
     return min(100.0, stalled_us / elapsed_s / 10_000)
 
 
-def has_swap(node: NodeMemory, wish: ReclaimWish) -> bool:
+def has_swap(node: NodeMemoryReading, wish: ReclaimRequest) -> bool:
     """Whether pages may go to swap: there is some, and less of it is in use than the threshold."""
     used = node.swap_bytes - node.swap_free_bytes
     return node.swap_bytes > 0 and used * 100 < node.swap_bytes * wish.swap_percent
 
 
-def probe(before: Tried | None, now: GroupMemory, node: NodeMemory, wish: ReclaimWish) -> tuple[Action | None, Tried]:
+def probe(
+    before: ReclaimHistory | None, now: GroupMemory, node: NodeMemoryReading, wish: ReclaimRequest
+) -> tuple[ReclaimAction | None, ReclaimHistory]:
     """What one container gives up now, and what to remember of it."""
-    base = before if before is not None else Tried(at_s=now.at_s)
+    base = before if before is not None else ReclaimHistory(at_s=now.at_s)
     kept = replace(base, at_s=now.at_s, stalled_us=now.stalled_us)
     pressure = pressure_percent(before, now)
     if pressure is None or now.at_s < kept.rest_until:
@@ -111,7 +113,9 @@ def probe(before: Tried | None, now: GroupMemory, node: NodeMemory, wish: Reclai
     if want < _LEAST or now.used_bytes - want < wish.leave_bytes:
         return None, kept
     why = f"it waits for memory {pressure:.2f} % of the time, {wish.pressure_percent:g} % is the bound"
-    action = Action(path=now.path, pod_uid=now.pod_uid, kind="probe", want_bytes=want, why=why, cache_only=not swaps)
+    action = ReclaimAction(
+        path=now.path, pod_uid=now.pod_uid, kind="probe", want_bytes=want, why=why, cache_only=not swaps
+    )
     return action, kept
 
 
@@ -127,12 +131,12 @@ def missing_bytes(nodes: Mapping[int, ZoneNode], short: Mapping[int, Shortage]) 
 
 def relieve(
     groups: Iterable[GroupMemory],
-    tried: Mapping[str, Tried],
+    tried: Mapping[str, ReclaimHistory],
     missing: Mapping[int, int],
-    wish: ReclaimWish,
+    wish: ReclaimRequest,
     *,
     version: int,
-) -> Action | None:
+) -> ReclaimAction | None:
     """Whose page cache goes when a node is short: the largest that lies there. One container, then look again.
 
     None is left with less than ``leave_bytes``. On v1 all of its cache goes (``force_empty``), its program text with
@@ -163,4 +167,4 @@ def relieve(
     cache = chosen.cache_on(missing)
     why = f"NUMA node {where} is {need >> 20} MiB short of free memory; {cache >> 20} MiB is its cache"
     why += "" if chosen.droppable_on is None else " there"
-    return Action(path=chosen.path, pod_uid=chosen.pod_uid, kind="relief", want_bytes=want, why=why)
+    return ReclaimAction(path=chosen.path, pod_uid=chosen.pod_uid, kind="relief", want_bytes=want, why=why)

@@ -21,19 +21,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, StoreError
-from reconciler.actuators.base import Remembered, SideRun, Situation
-from reconciler.actuators.cgroup.status import Standing
-from reconciler.actuators.network.control import Counted, Lane, Use, lane, split, step, use
-from reconciler.actuators.network.namespaces import Spaces
+from reconciler.actuators.base import PeriodicWorker, PersistedValue, PlanSnapshot
+from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.network.control import ByteCounters, LinkLimits, Throughput, lane, split, step, use
+from reconciler.actuators.network.namespaces import NetworkNamespaces
 from reconciler.actuators.network.netlink import Link, link_mbit
-from reconciler.actuators.network.pod_ceiling import PodShare
+from reconciler.actuators.network.pod_ceiling import PodEgressCeiling
 from reconciler.actuators.network.pod_plan import pods_of
-from reconciler.actuators.network.tc import NAME, Rates, Tc
+from reconciler.actuators.network.tc import NAME, ClassRates, Tc
 from reconciler.actuators.network.tc_pods import PodTc
 from reconciler.actuators.network.undo import ROW, remove_trees, undo
-from state.network import InterfaceWish, NetworkWish
+from state.network import InterfaceRequest, NetworkRequest
 from state.store import Store
-from state.undo import Undone
+from state.undo import RestoreResult
 
 _LOG: Final = logging.getLogger(__name__)
 _LEFT_S: Final = 10.0
@@ -42,7 +42,7 @@ _EARLY: Final = 0.9
 """Of the interval: a look that comes sooner is no reason for the law's next step."""
 
 
-class Line(Struct, frozen=True, kw_only=True):
+class LinkState(Struct, frozen=True, kw_only=True):
     """How one interface stands. Rates in bytes a second; ``problem`` empty: as wanted.
 
     ``ceiling``: the law's, of all BE; ``be_ceiling`` and ``pods_ceiling``: what of it the class and the pods have.
@@ -53,14 +53,14 @@ class Line(Struct, frozen=True, kw_only=True):
     ceiling: int = 0
     be_ceiling: int = 0
     pods_ceiling: int = 0
-    used: Use | None = None
-    counted: Counted | None = None
+    used: Throughput | None = None
+    counted: ByteCounters | None = None
     problem: str = ""
     would: str = ""
 
 
 @final
-class Network:
+class NetworkActuator:
     """See the module's text."""
 
     name = NAME
@@ -69,7 +69,7 @@ class Network:
         self,
         tc: Tc,
         pods: PodTc,
-        spaces: Callable[[], Spaces],
+        spaces: Callable[[], NetworkNamespaces],
         store: Store,
         lane: trio.CapacityLimiter,
         *,
@@ -77,15 +77,15 @@ class Network:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``lane``: the store's limiter."""
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, LinkState] = {}
         """By interface."""
         self._tc = tc
         self._pod_tc = pods
         self._speed = speed
         self._clock = clock
-        self._kept = Remembered(ROW, store, lane)
-        self._turns = SideRun(self._round, self._period_s)
-        self._pods = PodShare(pods, spaces, self._kept, self._turns, clock)
+        self._kept = PersistedValue(ROW, store, lane)
+        self._turns = PeriodicWorker(self._round, self._period_s)
+        self._pods = PodEgressCeiling(pods, spaces, self._kept, self._turns, clock)
         self._last: tuple[object, float] = None, 0.0
         self._told: dict[str, tuple[int, int]] = {}
         """By interface: its index, and the speed that its driver told last."""
@@ -93,11 +93,11 @@ class Network:
     # The seam
 
     @property
-    def standings(self) -> Mapping[str, Mapping[str, Standing]]:
+    def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
         """How BE pods with a network of their own stand."""
         return self._pods.standings
 
-    def planned(self, situation: Situation) -> None:
+    def planned(self, situation: PlanSnapshot) -> None:
         """See `SideActuator`. Wakes the task when something else is wanted than before, or pods have come or gone."""
         before = self._turns.situation
         self._turns.planned(situation, wake=before is None or _wanted(before) != _wanted(situation))
@@ -110,7 +110,7 @@ class Network:
         """Bring everything to the newest situation, once."""
         await self._turns.sweep()
 
-    async def restore(self, only: str | None = None) -> Sequence[Undone]:
+    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """See `SideActuator`. A tree is nobody's in particular: of a single pod only its own cables are undone."""
         async with self._turns.restoring():
             kept = self._kept.now
@@ -150,14 +150,14 @@ class Network:
 
     # One round
 
-    def _period_s(self, situation: Situation) -> float | None:
+    def _period_s(self, situation: PlanSnapshot) -> float | None:
         if situation.pools.network is not None:
             return situation.pools.network.interval_s
         kept = self._kept.now
         return _LEFT_S if kept.roots or kept.gather or kept.cables else None
 
-    async def _round(self, situation: Situation) -> None:
-        wish = situation.pools.network or NetworkWish()
+    async def _round(self, situation: PlanSnapshot) -> None:
+        wish = situation.pools.network or NetworkRequest()
         enforce = situation.enforce and not wish.dry_run and "node" not in situation.holds
         wanted = {one.name: one for one in wish.interfaces}
         try:
@@ -170,7 +170,7 @@ class Network:
                 by = wish.pods_by
                 _, bounds, unknown = await self._known(wanted[by])
                 # Our device starts with what BE always gets: an unknown takes no risk.
-                rate = self.lines.get(by, Line()).pods_ceiling or (bounds.floor if bounds is not None else 0)
+                rate = self.lines.get(by, LinkState()).pods_ceiling or (bounds.floor if bounds is not None else 0)
                 await self._pods.bring(
                     situation, rate=rate, classes=wish.classes, enforce=enforce, by=by, unknown=unknown
                 )
@@ -182,15 +182,15 @@ class Network:
         self._last = (wish, enforce), now
         self.lines = {name: line for name, line in self.lines.items() if name in wanted}
         for name in sorted(wanted):
-            before = self.lines.get(name, Line())
+            before = self.lines.get(name, LinkState())
             try:
                 self.lines[name] = await self._line(wanted[name], before, wish, enforce=enforce)
             except (SourceError, StoreError) as exc:
-                self.lines[name] = Line(problem=str(exc))
+                self.lines[name] = LinkState(problem=str(exc))
             if (words := self.lines[name].problem) and words != before.problem:
                 _LOG.warning("%s: %s", name, words)
 
-    async def _known(self, wish: InterfaceWish) -> tuple[Link | None, Lane | None, str]:
+    async def _known(self, wish: InterfaceRequest) -> tuple[Link | None, LinkLimits | None, str]:
         """An interface and its bounds; else the words say what of it nobody knows. Errors: `SourceError`."""
         device, told = await self._turns.work(partial(self._asked, wish))
         if device is None:
@@ -203,21 +203,23 @@ class Network:
             return device, None, "its driver tells no speed; expected link_mbit in the configuration"
         return device, lane(speed, wish.floor_percent, wish.ceiling_percent, wish.waterline_percent), ""
 
-    def _asked(self, wish: InterfaceWish) -> tuple[Link | None, int | None]:
+    def _asked(self, wish: InterfaceRequest) -> tuple[Link | None, int | None]:
         """In the thread. An interface, and the speed that its driver tells where it has to."""
         device = self._pod_tc.device(wish.name)
         return device, self._speed(wish.name) if device is not None and wish.link_mbit is None else None
 
-    async def _line(self, wish: InterfaceWish, line: Line, all_of_it: NetworkWish, *, enforce: bool) -> Line:
+    async def _line(
+        self, wish: InterfaceRequest, line: LinkState, all_of_it: NetworkRequest, *, enforce: bool
+    ) -> LinkState:
         """Bring one interface to what is wanted now. Errors: `SourceError`, `StoreError`."""
         device, bounds, unknown = await self._known(wish)
         if device is None or bounds is None:
             if device is not None and enforce:
                 await self._drop({wish.name} & self._kept.now.roots.keys())
-            return Line(problem=unknown)
+            return LinkState(problem=unknown)
         pods_here = all_of_it.pods_by == wish.name
         ceiling = min(max(line.ceiling, bounds.floor), bounds.ceiling)
-        fresh = Line(link=bounds.link, floor=bounds.floor, ceiling=ceiling)
+        fresh = LinkState(link=bounds.link, floor=bounds.floor, ceiling=ceiling)
         sent: tuple[int, int] | None = None
         if all_of_it.classes:
             try:
@@ -226,12 +228,12 @@ class Network:
                 # The pods' device needs no tree: its part follows the law all the same.
                 fresh = replace(fresh, problem=str(exc))
         elif not pods_here:
-            return Line(problem="nothing tells BE's packets here: no net_cls, and pods leave by another interface")
+            return LinkState(problem="nothing tells BE's packets here: no net_cls, and pods leave by another interface")
         if sent is None and not pods_here:
             return fresh
         through = await self._pods.through() if pods_here else None
         online, be = sent if sent is not None else (device.sent, 0)
-        counted = Counted(at=self._clock(), online=online, be=be, pods=through or 0)
+        counted = ByteCounters(at=self._clock(), online=online, be=be, pods=through or 0)
         used = use(line.counted, counted)
         after = step(ceiling, used.online if used is not None else None, bounds) if enforce else ceiling
         mine, theirs = after, after
@@ -239,7 +241,7 @@ class Network:
             mine, theirs = split(after, used.be if used is not None else 0, used.pods if used is not None else 0)
         same = (line.link, line.floor, line.be_ceiling) == (bounds.link, bounds.floor, mine)
         if enforce and sent is not None and not same:
-            rates = Rates(link=bounds.link, floor=bounds.floor, ceiling=mine)
+            rates = ClassRates(link=bounds.link, floor=bounds.floor, ceiling=mine)
             await self._turns.work(partial(self._tc.change, device.index, rates))
         if enforce and pods_here:
             await self._pods.limit(theirs)
@@ -247,8 +249,8 @@ class Network:
         return replace(fresh, ceiling=after, be_ceiling=mine, pods_ceiling=theirs, used=used, counted=counted)
 
     async def _tree(
-        self, index: int, name: str, line: Line, fresh: Line, *, enforce: bool
-    ) -> tuple[Line, tuple[int, int] | None]:
+        self, index: int, name: str, line: LinkState, fresh: LinkState, *, enforce: bool
+    ) -> tuple[LinkState, tuple[int, int] | None]:
         """See to the interface's tree; what is to be said of it, and the bytes of online and BE where it stands."""
         root = await self._turns.work(partial(self._tc.root, name))
         if root is None:
@@ -265,7 +267,7 @@ class Network:
         if not root.complete:
             # The class begins with what it had; BE pods elsewhere may have the rest of the ceiling.
             ceiling = min(line.be_ceiling or fresh.floor, fresh.ceiling)
-            rates = Rates(link=fresh.link, floor=fresh.floor, ceiling=ceiling)
+            rates = ClassRates(link=fresh.link, floor=fresh.floor, ceiling=ceiling)
             await self._turns.work(partial(self._tc.install, index, rates))
         return fresh, await self._turns.work(partial(self._tc.counted, index))
 
@@ -281,7 +283,7 @@ class Network:
         await self._kept.become(replace(kept, roots=roots))
 
 
-def _wanted(situation: Situation) -> tuple[object, ...]:
+def _wanted(situation: PlanSnapshot) -> tuple[object, ...]:
     wish = situation.pools.network
     pods = pods_of(situation) if wish is not None and wish.pods_by else None
     return wish, situation.enforce, "node" in situation.holds, pods

@@ -20,7 +20,7 @@ _DEAD: Final = 0.01
 """Of the link: a smaller change is not worth a call of the kernel."""
 
 
-class Lane(Struct, frozen=True, kw_only=True):
+class LinkLimits(Struct, frozen=True, kw_only=True):
     """One link's bounds in bytes a second."""
 
     link: int
@@ -29,7 +29,7 @@ class Lane(Struct, frozen=True, kw_only=True):
     waterline: int
 
 
-class Counted(Struct, frozen=True, kw_only=True):
+class ByteCounters(Struct, frozen=True, kw_only=True):
     """An interface's byte counters at one moment (monotonic seconds).
 
     ``online``: all without a class, in which are the packets that it forwards for BE ``pods``; ``be``: of BE's class.
@@ -41,7 +41,7 @@ class Counted(Struct, frozen=True, kw_only=True):
     pods: int = 0
 
 
-class Use(Struct, frozen=True, kw_only=True):
+class Throughput(Struct, frozen=True, kw_only=True):
     """Bytes a second of online work, of BE's class, and of BE pods with a network of their own."""
 
     online: int
@@ -49,11 +49,11 @@ class Use(Struct, frozen=True, kw_only=True):
     pods: int
 
 
-def lane(link_mbit: int, floor_percent: float, ceiling_percent: float, waterline_percent: float) -> Lane:
+def lane(link_mbit: int, floor_percent: float, ceiling_percent: float, waterline_percent: float) -> LinkLimits:
     """The bounds of a link of so many megabits; never below 1 kB/s, which HTB needs to be anything at all."""
     link = link_mbit * 125_000
     floor = max(1_000, int(link * floor_percent / 100))
-    return Lane(
+    return LinkLimits(
         link=link,
         floor=floor,
         ceiling=max(floor, int(link * ceiling_percent / 100)),
@@ -61,7 +61,7 @@ def lane(link_mbit: int, floor_percent: float, ceiling_percent: float, waterline
     )
 
 
-def use(before: Counted | None, now: Counted) -> Use | None:
+def use(before: ByteCounters | None, now: ByteCounters) -> Throughput | None:
     """What was used between two readings; None when that cannot be told.
 
     Pods' packets are counted before it is known where they go. What stays on the node or leaves by another interface
@@ -73,10 +73,10 @@ def use(before: Counted | None, now: Counted) -> Use | None:
     if min(grown) < 0:
         return None
     all_others, be, pods = (count / (now.at - before.at) for count in grown)
-    return Use(online=max(0, int(all_others - pods)), be=int(be), pods=int(pods))
+    return Throughput(online=max(0, int(all_others - pods)), be=int(be), pods=int(pods))
 
 
-def step(ceiling: int, online: int | None, bounds: Lane) -> int:
+def step(ceiling: int, online: int | None, bounds: LinkLimits) -> int:
     """BE's next ceiling, from the present one and online's use (None: unknown)."""
     present = min(max(ceiling, bounds.floor), bounds.ceiling)
     if online is None:

@@ -21,14 +21,14 @@ _TRIED: Final = 3
 """Processes of a group that are asked, when the first have ended meanwhile."""
 
 
-class Space(NamedTuple):
+class NetworkNamespace(NamedTuple):
     """One namespace: what tells it from others while a file of it is open, and that file."""
 
     inode: int
     file: int
 
 
-class Spaces(Protocol):
+class NetworkNamespaces(Protocol):
     """Namespaces by pod, in a ``with`` block, at the end of which all files are closed."""
 
     @property
@@ -41,13 +41,13 @@ class Spaces(Protocol):
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def of(self, pods: Iterable[Pod]) -> Mapping[str, Space]:
+    def of(self, pods: Iterable[Pod]) -> Mapping[str, NetworkNamespace]:
         """By pod uid; a pod is not in it that has no process yet, or none any more."""
 
 
 @final
-class RealSpaces:
-    """`Spaces` by /proc. See the module's text."""
+class RealNetworkNamespaces:
+    """`NetworkNamespaces` by /proc. See the module's text."""
 
     def __init__(self, hierarchy: Hierarchy, *, files: FileOps = REAL, proc: str = "/proc") -> None:
         self.own = 0
@@ -66,7 +66,7 @@ class RealSpaces:
             os.close(file)
         self._open.clear()
 
-    def of(self, pods: Iterable[Pod]) -> Mapping[str, Space]:
+    def of(self, pods: Iterable[Pod]) -> Mapping[str, NetworkNamespace]:
         found = {}
         for pod in pods:
             space = next(self._spaces(pod), None)
@@ -74,7 +74,7 @@ class RealSpaces:
                 found[pod.uid] = space
         return found
 
-    def _spaces(self, pod: Pod) -> Iterator[Space]:
+    def _spaces(self, pod: Pod) -> Iterator[NetworkNamespace]:
         # Before runc is done with a container its process may not have entered the pod's namespace yet.
         there = [one for one in pod.containers if one.phase is Phase.SETTLED]
         for one in sorted(there, key=lambda one: one.kind is not ContainerKind.SANDBOX):
@@ -85,4 +85,4 @@ class RealSpaces:
                     continue
                 self._open.append(file)
                 if pid in self._processes.of_group(one.group.path):
-                    yield Space(os.fstat(file).st_ino, file)
+                    yield NetworkNamespace(os.fstat(file).st_ino, file)

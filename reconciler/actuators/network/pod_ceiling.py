@@ -15,12 +15,12 @@ from typing import Final, final
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, StoreError
-from reconciler.actuators.base import Remembered, SideRun, Situation
-from reconciler.actuators.cgroup.status import Standing
-from reconciler.actuators.network.namespaces import Spaces
-from reconciler.actuators.network.pod_plan import TO_DO, Place, Seen, Steps, decide, pods_of
-from reconciler.actuators.network.tc_pods import SLOTS, Entry, Gather, PodTc
-from reconciler.actuators.network.undo import Kept, Led, release, undo_pods
+from reconciler.actuators.base import PeriodicWorker, PersistedValue, PlanSnapshot
+from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.network.namespaces import NetworkNamespaces
+from reconciler.actuators.network.pod_plan import TO_DO, EgressSteps, ObservedLinks, PodEgress, decide, pods_of
+from reconciler.actuators.network.tc_pods import SLOTS, IfbState, IngressState, PodTc
+from reconciler.actuators.network.undo import NetworkState, Redirect, release, undo_pods
 from state.model import Pod, PodClass, Setting
 from state.network import SHARE
 
@@ -33,18 +33,18 @@ _SILENT: Final = 1 << 20
 
 
 @final
-class PodShare:
+class PodEgressCeiling:
     """See the module's text. Everything in one task: that of `actuators.network`."""
 
     def __init__(
         self,
         tc: PodTc,
-        spaces: Callable[[], Spaces],
-        kept: Remembered[Kept],
-        turns: SideRun,
+        spaces: Callable[[], NetworkNamespaces],
+        kept: PersistedValue[NetworkState],
+        turns: PeriodicWorker,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.standings: dict[str, dict[str, Standing]] = {}
+        self.standings: dict[str, dict[str, SettingStatus]] = {}
         """By the path of a pod's group, then knob."""
         self.in_host = 0
         """BE pods in the host's network, at the last look."""
@@ -58,13 +58,13 @@ class PodShare:
         self._unknown = ""
         self._look_at = 0.0
         self._whole_at = 0.0
-        self._entries: Mapping[int, Entry] = {}
-        self._gather: Gather | None = None
+        self._entries: Mapping[int, IngressState] = {}
+        self._gather: IfbState | None = None
         self._rate: int | None = None
         self._counted: dict[int, tuple[int, int]] = {}
 
     @property
-    def cables(self) -> Mapping[str, Led]:
+    def cables(self) -> Mapping[str, Redirect]:
         """All whose packets are led through our device."""
         return self._kept.now.cables
 
@@ -74,7 +74,7 @@ class PodShare:
         return bool(self.cables) and self._gather is not None
 
     async def bring(
-        self, situation: Situation, *, rate: int, classes: bool, enforce: bool, by: str, unknown: str = ""
+        self, situation: PlanSnapshot, *, rate: int, classes: bool, enforce: bool, by: str, unknown: str = ""
     ) -> None:
         """Look, when it is time to, and do what is to be done.
 
@@ -154,7 +154,7 @@ class PodShare:
 
     # One look
 
-    def _look(self, pods: Mapping[str, Pod], sure: Mapping[int, Entry]) -> Seen:
+    def _look(self, pods: Mapping[str, Pod], sure: Mapping[int, IngressState]) -> ObservedLinks:
         """In the thread. ``sure``: what need not be asked for again."""
         be = [pod for pod in pods.values() if pod.pod_class is PodClass.RECLAIMED]
         with self._spaces() as spaces:
@@ -167,13 +167,13 @@ class PodShare:
         for pod in be:
             space = found.get(pod.uid)
             if space is None:
-                places[pod.uid] = Place(waits=True)
+                places[pod.uid] = PodEgress(waits=True)
             elif pod.uid not in apart:
-                places[pod.uid] = Place(host=True)
+                places[pod.uid] = PodEgress(host=True)
             elif space.inode in shared:
-                places[pod.uid] = Place(problem=f"its network namespace is that of {shared[space.inode]}, too")
+                places[pod.uid] = PodEgress(problem=f"its network namespace is that of {shared[space.inode]}, too")
             else:
-                places[pod.uid] = Place(cables=cables[pod.uid])
+                places[pod.uid] = PodEgress(cables=cables[pod.uid])
         devices = self._tc.devices() if self.cables else {}
         there = {name for name, led in self.cables.items() if name in devices and devices[name].index == led.index}
         gather = self._tc.gather()
@@ -181,14 +181,14 @@ class PodShare:
         # What was in order at the last whole look is taken for granted until the next: pods come and go more often.
         known = {index: entry for index, entry in sure.items() if gather is not None and entry.leads_to == gather.index}
         news = self._tc.entries(sorted(indices - known.keys()))
-        return Seen(
+        return ObservedLinks(
             places=places,
             entries={index: known[index] if index in known else news[index] for index in sorted(indices)},
             there=frozenset(there),
             gather=gather,
         )
 
-    def _silent(self, seen: Seen) -> Sequence[int]:
+    def _silent(self, seen: ObservedLinks) -> Sequence[int]:
         """Where packets come out, and none took our way since the last look."""
         before, self._counted = self._counted, {}
         found = []
@@ -205,7 +205,7 @@ class PodShare:
 
     # What is done
 
-    async def _do(self, steps: Steps, seen: Seen, rate: int) -> tuple[Mapping[str, str], str]:
+    async def _do(self, steps: EgressSteps, seen: ObservedLinks, rate: int) -> tuple[Mapping[str, str], str]:
         """What became of each pod's cables (empty: led there), and what stands against all of it, in words."""
         kept = self._kept.now
         done: dict[str, str] = {}
@@ -224,7 +224,7 @@ class PodShare:
             return {led.pod_uid: str(exc) for led in steps.lead.values()}, str(exc)
         return done, "; ".join(f"{name}: {words}" for name, words in sorted(failed.items()) if words)
 
-    def _act(self, steps: Steps, rate: int, done: dict[str, str]) -> dict[str, str]:
+    def _act(self, steps: EgressSteps, rate: int, done: dict[str, str]) -> dict[str, str]:
         """In the thread. The cables that are not led now: with words when something of ours may be left there."""
         failed: dict[str, str] = {}
         for name, led in sorted(steps.let_go.items()):
@@ -251,7 +251,7 @@ class PodShare:
         if there is None or not there.complete:
             index = self._tc.make(rate)
             self._rate = rate
-            there = Gather(index=index, complete=True)
+            there = IfbState(index=index, complete=True)
         self._gather = there
         return there.index
 
@@ -261,7 +261,7 @@ class PodShare:
         self.problem = words
 
 
-def _placed(lead: Mapping[str, Led], cables: Mapping[str, Led]) -> dict[str, Led]:
+def _placed(lead: Mapping[str, Redirect], cables: Mapping[str, Redirect]) -> dict[str, Redirect]:
     """With a slot for each, the one that it had or the lowest that is free. Errors: `SourceError`: none is left."""
     kept = {name: cables[name].slot for name in lead if name in cables and cables[name].slot}
     taken = {led.slot for name, led in cables.items() if name not in lead} | set(kept.values())
@@ -281,10 +281,10 @@ def _after(state: str, words: str, uid: str, done: Mapping[str, str]) -> tuple[s
     return ("refused", done[uid]) if done[uid] else ("written", words)
 
 
-def _standing(pod: Pod, state: str, words: str, by: str) -> Standing:
+def _standing(pod: Pod, state: str, words: str, by: str) -> SettingStatus:
     wanted = f"BE's part of {by}"
     setting = Setting(
         path=pod.group.path, knob=SHARE, value=None, policy=NAME, reason="BE pods share it", pod_uid=pod.uid
     )
     actual = wanted if state in {"in place", "written"} else None
-    return Standing(setting, state, wanted, actual, words, time.time())
+    return SettingStatus(setting, state, wanted, actual, words, time.time())

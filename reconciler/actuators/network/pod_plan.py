@@ -9,11 +9,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from reconciler.actuators.base import Situation
+from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.holds import holding
 from reconciler.actuators.network.netlink import Link
-from reconciler.actuators.network.tc_pods import Entry, Gather
-from reconciler.actuators.network.undo import Led
+from reconciler.actuators.network.tc_pods import IfbState, IngressState
+from reconciler.actuators.network.undo import Redirect
 from state.model import Hold, Pod
 from state.network import SHARE
 
@@ -24,7 +24,7 @@ TO_DO: Final = "to do"
 """How a pod stands whose cables are to be led away now; what becomes of that is told when it is done."""
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class PodEgress(Struct, frozen=True, kw_only=True):
     """Where one BE pod's packets come out. ``waits``: not to be told yet; ``problem``: why they cannot be held."""
 
     waits: bool = False
@@ -33,39 +33,39 @@ class Place(Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class ObservedLinks(Struct, frozen=True, kw_only=True):
     """One look. ``places``: BE pods' by uid; ``entries``: by index; ``there``: the cables of ours that still are."""
 
-    places: Mapping[str, Place]
-    entries: Mapping[int, Entry]
+    places: Mapping[str, PodEgress]
+    entries: Mapping[int, IngressState]
     there: frozenset[str]
-    gather: Gather | None
+    gather: IfbState | None
 
 
-class Steps(Struct, frozen=True, kw_only=True):
+class EgressSteps(Struct, frozen=True, kw_only=True):
     """What is to be done, by a cable's name, and how each pod stands before it is done: state and words."""
 
-    lead: Mapping[str, Led]
-    let_go: Mapping[str, Led]
+    lead: Mapping[str, Redirect]
+    let_go: Mapping[str, Redirect]
     forget: frozenset[str]
     stands: Mapping[str, tuple[str, str]]
 
 
 def decide(
     pods: Mapping[str, Pod],
-    seen: Seen,
-    cables: Mapping[str, Led],
+    seen: ObservedLinks,
+    cables: Mapping[str, Redirect],
     holds: Mapping[str, Hold],
     *,
     silent: frozenset[int],
     classes: bool,
     unknown: str = "",
-) -> Steps:
+) -> EgressSteps:
     """What one look asks for.
 
     ``silent``: indices where packets come out that do not take our way; ``unknown``: why nobody can be held, if so.
     """
-    lead: dict[str, Led] = {}
+    lead: dict[str, Redirect] = {}
     stands: dict[str, tuple[str, str]] = {}
     right: set[str] = set()
     """What of ours is to stay."""
@@ -93,10 +93,10 @@ def decide(
         for name, led in cables.items()
         if name not in right and name not in gone and not _held(led, pods, holds)
     }
-    return Steps(lead=lead, let_go=let_go, forget=gone, stands=stands)
+    return EgressSteps(lead=lead, let_go=let_go, forget=gone, stands=stands)
 
 
-def _to_lead(cable: Link, uid: str, seen: Seen, cables: Mapping[str, Led]) -> Led | None:
+def _to_lead(cable: Link, uid: str, seen: ObservedLinks, cables: Mapping[str, Redirect]) -> Redirect | None:
     """What is to be remembered before a cable's packets are led away; None: they are already."""
     entry, known = seen.entries[cable.index], cables.get(cable.name)
     if known is not None and known.index != cable.index:
@@ -106,10 +106,10 @@ def _to_lead(cable: Link, uid: str, seen: Seen, cables: Mapping[str, Led]) -> Le
         return None
     # A filter of ours that a lost store does not know came with its discipline.
     made = known.made if known is not None and entry.kind else not entry.kind or entry.leads_to is not None
-    return Led(index=cable.index, pod_uid=uid, made=made)
+    return Redirect(index=cable.index, pod_uid=uid, made=made)
 
 
-def _stand(place: Place, seen: Seen, silent: frozenset[int], *, todo: bool) -> tuple[str, str]:
+def _stand(place: PodEgress, seen: ObservedLinks, silent: frozenset[int], *, todo: bool) -> tuple[str, str]:
     names = ", ".join(sorted(one.name for one in place.cables))
     for one in place.cables:
         if words := seen.entries[one.index].others:
@@ -119,13 +119,13 @@ def _stand(place: Place, seen: Seen, silent: frozenset[int], *, todo: bool) -> t
     return (TO_DO if todo else "in place"), names
 
 
-def _held(led: Led, pods: Mapping[str, Pod], holds: Mapping[str, Hold]) -> bool:
+def _held(led: Redirect, pods: Mapping[str, Pod], holds: Mapping[str, Hold]) -> bool:
     """Whether a pod that is no BE pod any more is to be left as it is."""
     pod = pods.get(led.pod_uid)
     return pod is not None and holding(holds, path=pod.group.path, knob=SHARE, pod_uid=led.pod_uid) is not None
 
 
-def pods_of(situation: Situation) -> object:
+def pods_of(situation: PlanSnapshot) -> object:
     """What a look depends on: another one is made when it changes."""
     return (
         situation.enforce,

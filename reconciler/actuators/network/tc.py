@@ -43,7 +43,7 @@ Connect = Callable[[], Any]
 """Opens a pyroute2 socket (which has no types)."""
 
 
-class Root(Struct, frozen=True, kw_only=True):
+class RootQdisc(Struct, frozen=True, kw_only=True):
     """What is at an interface's root. ``handle`` 0: the kernel's own default, which it puts back by itself."""
 
     index: int
@@ -63,7 +63,7 @@ class Root(Struct, frozen=True, kw_only=True):
         return self.handle == 0
 
 
-class Rates(Struct, frozen=True, kw_only=True):
+class ClassRates(Struct, frozen=True, kw_only=True):
     """What the classes get, bytes a second: the link, BE's floor (online is guaranteed the rest) and BE's ceiling.
 
     The ceiling of BE's class is below its floor where BE pods elsewhere have the rest of it.
@@ -77,16 +77,16 @@ class Rates(Struct, frozen=True, kw_only=True):
 class Tc(Protocol):
     """What `actuators.network` asks of the kernel. All raise `SourceError` for what the kernel refuses."""
 
-    def root(self, name: str) -> Root | None:
+    def root(self, name: str) -> RootQdisc | None:
         """What is at the root of an interface; None where there is no such interface."""
 
-    def names(self) -> dict[str, Root]:
+    def names(self) -> dict[str, RootQdisc]:
         """The interfaces that have a tree of ours at their root; without the device of ours that has one, too."""
 
-    def install(self, index: int, rates: Rates) -> None:
+    def install(self, index: int, rates: ClassRates) -> None:
         """Make our tree whole, whatever of it is there. The root must be ours or a default."""
 
-    def change(self, index: int, rates: Rates) -> None:
+    def change(self, index: int, rates: ClassRates) -> None:
         """Give the classes other rates."""
 
     def counted(self, index: int) -> tuple[int, int] | None:
@@ -111,12 +111,12 @@ class RealTc:
         """``connect``: a socket of the namespace to work in."""
         self._connect = connect
 
-    def root(self, name: str) -> Root | None:
+    def root(self, name: str) -> RootQdisc | None:
         with connected(self._connect, name) as link:
             found = link.link_lookup(ifname=name)
             return self._root(link, found[0]) if found else None
 
-    def names(self) -> dict[str, Root]:
+    def names(self) -> dict[str, RootQdisc]:
         with connected(self._connect, "interfaces") as link:
             ours = {one["index"] for one in link.get_qdiscs() if one["handle"] == HANDLE}
             found = {
@@ -126,7 +126,7 @@ class RealTc:
             }
             return {name: root for name, root in found.items() if root is not None and root.ours}
 
-    def install(self, index: int, rates: Rates) -> None:
+    def install(self, index: int, rates: ClassRates) -> None:
         with connected(self._connect, str(index)) as link:
             root = self._root(link, index)
             if root is None or not (root.ours or root.default):
@@ -154,7 +154,7 @@ class RealTc:
                     # The filter holds the program from now on.
                     os.close(program)
 
-    def change(self, index: int, rates: Rates) -> None:
+    def change(self, index: int, rates: ClassRates) -> None:
         with connected(self._connect, str(index)) as link:
             _classes(link, index, rates, "change-class")
 
@@ -174,17 +174,17 @@ class RealTc:
                 link.tc("del", "htb", index, HANDLE, parent=_ROOT)
 
     @staticmethod
-    def _root(link: Any, index: int) -> Root | None:
+    def _root(link: Any, index: int) -> RootQdisc | None:
         for one in link.get_qdiscs(index=index):
             if one["parent"] != _ROOT:
                 continue
-            root = Root(index=index, kind=one.get_attr("TCA_KIND"), handle=one["handle"])
+            root = RootQdisc(index=index, kind=one.get_attr("TCA_KIND"), handle=one["handle"])
             if not root.ours:
                 return root
             classes = {each["handle"] for each in link.get_classes(index=index)}
             filters = [each.get_attr("TCA_KIND") for each in link.get_filters(index=index, parent=HANDLE)]
             whole = {_TREE, ONLINE_CLASS, BE_CLASS} <= classes and "bpf" in filters
-            return Root(index=index, kind=root.kind, handle=root.handle, complete=whole)
+            return RootQdisc(index=index, kind=root.kind, handle=root.handle, complete=whole)
         return None
 
 
@@ -211,7 +211,7 @@ def burst(rate: int, ceiling: int) -> dict[str, int]:
     }
 
 
-def _classes(link: Any, index: int, rates: Rates, command: str) -> None:
+def _classes(link: Any, index: int, rates: ClassRates, command: str) -> None:
     """The tree: all of it, online (guaranteed what BE's floor leaves), BE. Parents first."""
     online = max(1_000, rates.link - rates.floor)
     shape = (

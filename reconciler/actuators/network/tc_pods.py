@@ -45,7 +45,7 @@ _QUEUE: Final = 1000
 """Packets, as on a network card. The kernel's own choice for an IFB, 32, drops at once where senders are not slowed."""
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class IngressState(Struct, frozen=True, kw_only=True):
     """What stands where a cable's packets come in."""
 
     kind: str = ""
@@ -60,7 +60,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     """Bytes that our filter has led away."""
 
 
-class Gather(Struct, frozen=True, kw_only=True):
+class IfbState(Struct, frozen=True, kw_only=True):
     """The device that packets are led through. ``complete``: up, with its class; ``problem``: it is not ours."""
 
     index: int
@@ -80,7 +80,7 @@ class PodTc(Protocol):
     def devices(self) -> dict[str, Link]:
         """All devices, by name."""
 
-    def entries(self, indices: Collection[int]) -> dict[int, Entry]:
+    def entries(self, indices: Collection[int]) -> dict[int, IngressState]:
         """What stands at devices for what comes in; nothing stands at one that is gone."""
 
     def lead(self, cable: str, index: int, gather: int, slot: int) -> None:
@@ -98,7 +98,7 @@ class PodTc(Protocol):
     def led(self) -> dict[str, int]:
         """The devices with a filter of ours, name to index, wherever they are."""
 
-    def gather(self) -> Gather | None:
+    def gather(self) -> IfbState | None:
         """Our device; None where there is none."""
 
     def make(self, rate: int) -> int:
@@ -142,7 +142,7 @@ class RealPodTc:
         with self._links() as links:
             return {one.name: one for one in links.all()}
 
-    def entries(self, indices: Collection[int]) -> dict[int, Entry]:
+    def entries(self, indices: Collection[int]) -> dict[int, IngressState]:
         if not indices:
             return {}
         with connected(self._connect, "pods' cables") as link:
@@ -204,7 +204,7 @@ class RealPodTc:
         with self._links() as links:
             return {one.name: one.index for one in links.all() if one.index in ours} if ours else {}
 
-    def gather(self) -> Gather | None:
+    def gather(self) -> IfbState | None:
         found = self.device(GATHER)
         if found is None or found.kind != "ifb":
             return _gather(found, complete=False)
@@ -247,12 +247,12 @@ class RealPodTc:
         return True
 
 
-def _gather(found: Link | None, *, complete: bool) -> Gather | None:
+def _gather(found: Link | None, *, complete: bool) -> IfbState | None:
     if found is None:
         return None
     if found.kind != "ifb":
-        return Gather(index=found.index, problem=f"{GATHER} is there, a {found.kind or 'device'} of somebody else")
-    return Gather(index=found.index, complete=complete and found.up)
+        return IfbState(index=found.index, problem=f"{GATHER} is there, a {found.kind or 'device'} of somebody else")
+    return IfbState(index=found.index, complete=complete and found.up)
 
 
 def _disciplines(link: Any) -> dict[int, str]:  # pyroute2 has no types
@@ -260,11 +260,11 @@ def _disciplines(link: Any) -> dict[int, str]:  # pyroute2 has no types
     return {one["index"]: one.get_attr("TCA_KIND") for one in link.get_qdiscs() if one["parent"] == _INGRESS}
 
 
-def _entry(link: Any, index: int, kind: str) -> Entry:
+def _entry(link: Any, index: int, kind: str) -> IngressState:
     if not kind:
-        return Entry()
+        return IngressState()
     if kind not in _FILTERS:
-        return Entry(kind=kind, others=f"a queueing discipline {kind}")
+        return IngressState(kind=kind, others=f"a queueing discipline {kind}")
     leads_to, others, passed = None, "", 0
     for one in link.get_filters(index=index, parent=_FILTERS[kind]):
         preference, called = one["info"] >> 16, one.get_attr("TCA_KIND")
@@ -276,7 +276,7 @@ def _entry(link: Any, index: int, kind: str) -> Entry:
         for action in _actions(one):
             leads_to, passed = action
     outgoing = kind == "clsact" and any(True for _ in link.get_filters(index=index, parent=_OUTGOING))
-    return Entry(kind=kind, leads_to=leads_to, others=others, other_way=outgoing, passed=passed)
+    return IngressState(kind=kind, leads_to=leads_to, others=others, other_way=outgoing, passed=passed)
 
 
 def _actions(one: Any) -> Sequence[tuple[int, int]]:

@@ -21,31 +21,31 @@ from msgspec.structs import replace
 from cgroupfs.errors import AgentError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.base import SideRun, Situation
-from reconciler.actuators.cgroup.status import Standing
+from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
+from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import holding
 from reconciler.actuators.resctrl import status as show
-from reconciler.actuators.resctrl.mount import ResctrlPlace
-from reconciler.actuators.resctrl.sweep import Member, Outcome, Sweep
+from reconciler.actuators.resctrl.mount import ResctrlMount
+from reconciler.actuators.resctrl.sweep import GroupMember, ResctrlSweep, SweepResult
 from reconciler.actuators.resctrl.undo import about_to_write, pod_threads, threads_of, undo_default, undo_pod
 from reconciler.policies.cache import KNOB
 from reconciler.policies.cache import NAME as POLICY
 from reconciler.policies.cachelevel import LevelState, begin, step
 from reconciler.policies.cacheplan import CachePlan, plan_cache
-from reconciler.signals.resctrl import Sampler, Usage, strain
-from resctrl.capability import Capability, Status, read_capability
+from reconciler.signals.resctrl import ResctrlSampler, ResctrlUsage, strain
+from resctrl.capability import Capability, ResctrlStatus, read_capability
 from resctrl.files import REAL as REAL_GROUPS
 from resctrl.files import GroupFiles
-from resctrl.groups import DEFAULT, Groups
-from resctrl.monitor import Monitors
+from resctrl.groups import DEFAULT, ControlGroups
+from resctrl.monitor import MonitorGroups
 from resctrl.mount import Mounter, RealMounter
-from state.cache import CacheMode, CacheUse, CacheWish
-from state.entry import US, Event
+from state.cache import CacheMode, CacheRequest, CacheUsage
+from state.entry import US, LedgerEvent
 from state.evidence import Sample
 from state.ledger import Ledger
 from state.model import Pod, PodClass
 from state.store import Store
-from state.undo import Undone
+from state.undo import RestoreResult
 
 _LOG: Final = logging.getLogger(__name__)
 _SLICE_S: Final = 0.02
@@ -58,17 +58,17 @@ _ONLINE: Final = frozenset({PodClass.SHARED, PodClass.DEDICATED})
 _RANK: Final = {PodClass.DEDICATED: 0, PodClass.SHARED: 0, PodClass.RECLAIMED: 1, PodClass.SYSTEM: 2}
 
 
-class _Look(NamedTuple):
+class _ResctrlPass(NamedTuple):
     """What is there before a sweep."""
 
     ours: tuple[str, ...]
     foreign: tuple[str, ...]
     default: Mapping[str, Mapping[int, int]]
-    use: Usage
+    use: ResctrlUsage
 
 
 @final
-class Resctrl:
+class ResctrlActuator:
     """See the module's text."""
 
     name = "resctrl"
@@ -90,8 +90,8 @@ class Resctrl:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``misses``: the newest cache misses of pods by uid, per 1000 instructions, their age as of the call."""
-        self.standings: dict[str, dict[str, Standing]] = {}
-        self.use: Usage | None = None
+        self.standings: dict[str, dict[str, SettingStatus]] = {}
+        self.use: ResctrlUsage | None = None
         """The newest occupancies and bandwidths."""
         self._hierarchy = hierarchy
         self._ledger = ledger
@@ -100,8 +100,8 @@ class Resctrl:
         self._cgroups = cgroups
         self._misses = misses
         self._clock = clock
-        self._turns = SideRun(self._sweep_once, _period_s, gap_s=_GAP_S, clock=clock)
-        self._place = ResctrlPlace(
+        self._turns = PeriodicWorker(self._sweep_once, _period_s, gap_s=_GAP_S, clock=clock)
+        self._place = ResctrlMount(
             store,
             store_lane,
             place=f"{root.rstrip('/')}/sys/fs/resctrl",
@@ -111,10 +111,10 @@ class Resctrl:
             work=self._turns.work,
             clock=clock,
         )
-        self._sampler: tuple[str, Sampler] | None = None
+        self._sampler: tuple[str, ResctrlSampler] | None = None
         self._level: LevelState | None = None
         self._plan = CachePlan()
-        self._outcome = Outcome()
+        self._outcome = SweepResult()
         self._ours: tuple[str, ...] = ()
         self._foreign: tuple[str, ...] = ()
         self._changed: Counter[str] = Counter()
@@ -123,7 +123,7 @@ class Resctrl:
 
     # The seam
 
-    def planned(self, situation: Situation) -> None:
+    def planned(self, situation: PlanSnapshot) -> None:
         """A look is over. Wakes the sweep when something of it has changed; else that comes when it is due."""
         before = self._turns.situation
         self._turns.planned(situation, wake=before is None or _substance(before) != _substance(situation))
@@ -136,14 +136,14 @@ class Resctrl:
         """Bring resctrl to what the newest look wants; one sweep at a time."""
         await self._turns.sweep()
 
-    async def restore(self, only: str | None = None) -> Sequence[Undone]:
+    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Remove our groups, put the default group's values back, take our mount away; or free one pod."""
         async with self._turns.restoring() as situation:
             if only is None:
-                done: Sequence[Undone] = await self._undo()
+                done: Sequence[RestoreResult] = await self._undo()
             else:
                 capability = await self._place.offered(again=True)
-                if capability is None or capability.status is not Status.READY or capability.root is None:
+                if capability is None or capability.status is not ResctrlStatus.READY or capability.root is None:
                     return ()
                 pod = situation.view.pods.get(only) if situation is not None else None
                 by_name = partial(pod_threads, self._hierarchy, only, self._cgroups)
@@ -153,7 +153,7 @@ class Resctrl:
             self._note("restored" if one.ok else "failed", f"{one.path}/{one.file}", one.detail or one.undo.value)
         return done
 
-    def measured(self) -> CacheUse | None:
+    def measured(self) -> CacheUsage | None:
         """What pods and groups use, and how large BE's share is; None while nobody wants it."""
         situation = self._turns.situation
         wish = situation.pools.cache if situation is not None else None
@@ -170,8 +170,8 @@ class Resctrl:
         titles = {} if situation is None else {uid: pod.title for uid, pod in situation.view.pods.items()}
         return show.problems(self._status(), titles)
 
-    def _status(self) -> show.Status:
-        return show.Status(
+    def _status(self) -> show.ResctrlActuatorStatus:
+        return show.ResctrlActuatorStatus(
             capability=self._place.capability,
             plan=self._plan,
             outcome=self._outcome,
@@ -184,7 +184,7 @@ class Resctrl:
 
     # One sweep
 
-    async def _sweep_once(self, situation: Situation) -> None:
+    async def _sweep_once(self, situation: PlanSnapshot) -> None:
         try:
             await self._sweep(situation)
         except AgentError as exc:
@@ -192,18 +192,18 @@ class Resctrl:
                 _LOG.warning("resctrl: %s", exc)
             self._problem = str(exc)
 
-    async def _sweep(self, situation: Situation) -> None:
+    async def _sweep(self, situation: PlanSnapshot) -> None:
         wish = situation.pools.cache
         writes = situation.enforce and (wish is None or not wish.dry_run) and "node" not in situation.holds
         if wish is None:
             await self._leave(writes=writes)
             return
         capability = await self._place.offered()
-        if capability is not None and capability.status is Status.NOT_MOUNTED and wish.mount and writes:
+        if capability is not None and capability.status is ResctrlStatus.NOT_MOUNTED and wish.mount and writes:
             capability = await self._place.mount(wish)
             self._note("mounted", self._place.kept.place or "", f"options: {', '.join(wish.mount_options) or 'none'}")
-        if capability is None or capability.status is not Status.READY or capability.root is None:
-            self._plan, self._outcome, self.use, self.standings = CachePlan(), Outcome(), None, {}
+        if capability is None or capability.status is not ResctrlStatus.READY or capability.root is None:
+            self._plan, self._outcome, self.use, self.standings = CachePlan(), SweepResult(), None, {}
             self._problem = "" if capability is None else capability.reason
             return
         look = await self._turns.work(partial(self._look, capability.root))
@@ -218,15 +218,15 @@ class Resctrl:
         # For each pod some 3 µs: not in the loop.
         self.standings = await self._turns.work(partial(show.standings, self._status(), situation, writes=writes))
 
-    def _look(self, root: str) -> _Look:
+    def _look(self, root: str) -> _ResctrlPass:
         if self._sampler is None or self._sampler[0] != root:
-            self._sampler = root, Sampler(Monitors(root, self._files))
-        groups = Groups(root, self._files)
+            self._sampler = root, ResctrlSampler(MonitorGroups(root, self._files))
+        groups = ControlGroups(root, self._files)
         ours, foreign = tuple(groups.ours()), tuple(groups.foreign())
         use = self._sampler[1].sample((DEFAULT, *ours, *foreign), self._outcome.watched, self._clock())
-        return _Look(ours, foreign, groups.schemata(DEFAULT), use)
+        return _ResctrlPass(ours, foreign, groups.schemata(DEFAULT), use)
 
-    def _step(self, wish: CacheWish, situation: Situation) -> None:
+    def _step(self, wish: CacheRequest, situation: PlanSnapshot) -> None:
         """Let the law move BE's share, with what was read before this sweep."""
         if wish.mode is not CacheMode.DYNAMIC and not any("-be-dynamic" in name for name in self._ours):
             self._level = None
@@ -250,7 +250,9 @@ class Resctrl:
         if self._level.level != state.level:
             _LOG.info("BE's share of cache and memory bandwidth: %s", self._level)
 
-    async def _bring(self, wish: CacheWish, capability: Capability, situation: Situation, look: _Look) -> None:
+    async def _bring(
+        self, wish: CacheRequest, capability: Capability, situation: PlanSnapshot, look: _ResctrlPass
+    ) -> None:
         await self._place.keep(replace(self._place.kept, groups=True))
         if self._plan.default is not None:
             await self._place.keep(about_to_write(self._place.kept, look.default, self._plan.default))
@@ -258,7 +260,7 @@ class Resctrl:
             undone = await self._turns.work(partial(undo_default, self._files, capability, self._place.kept))
             if undone is not None and undone.ok:
                 await self._place.keep(replace(self._place.kept, original=None, written=()))
-        sweep = Sweep(
+        sweep = ResctrlSweep(
             self._files,
             capability,
             self._plan,
@@ -276,13 +278,13 @@ class Resctrl:
         self._noted(sweep.outcome)
         self._outcome, self._ours = sweep.outcome, sweep.outcome.ours
 
-    def _members(self, situation: Situation) -> list[Member]:
+    def _members(self, situation: PlanSnapshot) -> list[GroupMember]:
         return [self._member(pod, situation) for _, pod in sorted(situation.view.pods.items())]
 
-    def _member(self, pod: Pod, situation: Situation) -> Member:
+    def _member(self, pod: Pod, situation: PlanSnapshot) -> GroupMember:
         hold = holding(situation.holds, path=pod.group.path, knob=KNOB, pod_uid=pod.uid)
         home = self._plan.members.get(pod.uid, DEFAULT)
-        return Member(pod.uid, home, _RANK[pod.pod_class], hold is not None, self._threads(pod))
+        return GroupMember(pod.uid, home, _RANK[pod.pod_class], hold is not None, self._threads(pod))
 
     def _threads(self, pod: Pod) -> Callable[[], set[int]]:
         paths = [box.group.path for box in pod.containers]
@@ -296,18 +298,18 @@ class Resctrl:
 
     async def _leave(self, *, writes: bool) -> None:
         """The policy is off: what it has done is undone."""
-        self._plan, self._outcome, self.use, self.standings, self._level = CachePlan(), Outcome(), None, {}, None
+        self._plan, self._outcome, self.use, self.standings, self._level = CachePlan(), SweepResult(), None, {}, None
         self._problem = ""
         if self._place.to_undo or self._ours:
             capability = await self._place.offered()
-            if capability is not None and capability.status is Status.READY and capability.root is not None:
-                self._ours = tuple(await self._turns.work(Groups(capability.root, self._files).ours))
+            if capability is not None and capability.status is ResctrlStatus.READY and capability.root is not None:
+                self._ours = tuple(await self._turns.work(ControlGroups(capability.root, self._files).ours))
             if writes:
                 for one in await self._undo():
                     self._note("restored" if one.ok else "failed", f"{one.path}/{one.file}", one.detail)
 
-    async def _undo(self) -> list[Undone]:
-        self._ours, self._outcome, self.standings, self._sampler = (), Outcome(), {}, None
+    async def _undo(self) -> list[RestoreResult]:
+        self._ours, self._outcome, self.standings, self._sampler = (), SweepResult(), {}, None
         return await self._place.undo()
 
     # Small things
@@ -319,7 +321,7 @@ class Resctrl:
         words = f"somebody else has changed its values {_PATIENCE} times: they are left until another plan"
         return {name: words for name, count in self._changed.items() if count >= _PATIENCE}
 
-    def _noted(self, outcome: Outcome) -> None:
+    def _noted(self, outcome: SweepResult) -> None:
         """Count, and put what somebody else had changed into the history."""
         before = {group.name: group.schemata for group in self._changed_plan.groups} if self._changed_plan else {}
         now = {group.name: group.schemata for group in self._plan.groups}
@@ -334,11 +336,11 @@ class Resctrl:
         self._writes["resctrl.tasks", "written"] += outcome.moved
 
     def _note(self, kind: str, path: str, why: str) -> None:
-        event = Event(at=time.time(), kind=kind, path=path, file="resctrl", writer=US, policy=POLICY, reason=why)
+        event = LedgerEvent(at=time.time(), kind=kind, path=path, file="resctrl", writer=US, policy=POLICY, reason=why)
         self._ledger.note(event)
 
 
-def _period_s(situation: Situation) -> float | None:
+def _period_s(situation: PlanSnapshot) -> float | None:
     wish = situation.pools.cache
     return wish.sweep_s if wish is not None else None
 
@@ -349,6 +351,6 @@ def _advance(steps: Iterator[None], seconds: float) -> bool:
     return all(time.monotonic() < until for _ in steps)
 
 
-def _substance(situation: Situation) -> tuple[object, ...]:
+def _substance(situation: PlanSnapshot) -> tuple[object, ...]:
     """What a sweep goes by. Pods that have not changed are the same objects, so that comparing costs little."""
     return situation.enforce, situation.pools.cache, situation.holds, situation.view.pods

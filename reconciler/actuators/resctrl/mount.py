@@ -9,14 +9,14 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError, InputError, StoreError
-from reconciler.actuators.base import Remembered
-from reconciler.actuators.resctrl.undo import ROW, Kept, undo_all
-from resctrl.capability import Capability, Status
+from reconciler.actuators.base import PersistedValue
+from reconciler.actuators.resctrl.undo import ROW, ResctrlState, undo_all
+from resctrl.capability import Capability, ResctrlStatus
 from resctrl.files import GroupFiles
 from resctrl.mount import Mounter, unseen
-from state.cache import CacheWish
+from state.cache import CacheRequest
 from state.store import Store
-from state.undo import Undone
+from state.undo import RestoreResult
 
 _LOOK_AGAIN_S: Final = 60.0
 _MOUNT_AGAIN_S: Final = 600.0
@@ -24,7 +24,7 @@ _MOUNT_AGAIN_S: Final = 600.0
 T = TypeVar("T")
 
 
-class _Refused(NamedTuple):
+class _MountRefusal(NamedTuple):
     """A mount that did not work: how it was to be, why not, and when."""
 
     options: tuple[str, ...]
@@ -32,14 +32,14 @@ class _Refused(NamedTuple):
     at_s: float
 
 
-class Work(Protocol):
+class ResctrlWorker(Protocol):
     """Does what blocks, elsewhere than in the loop."""
 
     def __call__(self, work: Callable[[], T]) -> Awaitable[T]: ...
 
 
 @final
-class ResctrlPlace:
+class ResctrlMount:
     """See the module's text. All that it does to resctrl goes through ``work``."""
 
     def __init__(
@@ -51,7 +51,7 @@ class ResctrlPlace:
         read: Callable[[], Capability],
         files: GroupFiles,
         mounter: Mounter,
-        work: Work,
+        work: ResctrlWorker,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``place``: where to mount it if that has to be; ``read``: looks at what the machine offers."""
@@ -61,22 +61,22 @@ class ResctrlPlace:
         self._read = read
         self._files = files
         self._mounter = mounter
-        self._kept = Remembered(ROW, store, store_lane)
+        self._kept = PersistedValue(ROW, store, store_lane)
         self._work = work
         self._clock = clock
         self._looked_at = float("-inf")
-        self._left: Kept | None = None
-        self._refused: _Refused | None = None
+        self._left: ResctrlState | None = None
+        self._refused: _MountRefusal | None = None
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> ResctrlState:
         """What is remembered."""
         return self._kept.now
 
     @property
     def to_undo(self) -> bool:
         """Whether there may be something of ours that undoing has not been tried on; so at the start, too."""
-        return self._looked_at == float("-inf") or self.kept not in (self._left, Kept(boot=self.kept.boot))
+        return self._looked_at == float("-inf") or self.kept not in (self._left, ResctrlState(boot=self.kept.boot))
 
     async def offered(self, *, again: bool = False) -> Capability | None:
         """What the machine offers; looked at again now and then, and each time while it is not ready.
@@ -84,7 +84,7 @@ class ResctrlPlace:
         Errors: `InputError` for an ``info`` file that does not hold what the kernel documents.
         """
         known, now = self.capability, self._clock()
-        ready = known is not None and known.status is Status.READY
+        ready = known is not None and known.status is ResctrlStatus.READY
         if again or not ready or now - self._looked_at >= _LOOK_AGAIN_S:
             self._looked_at = now
             try:
@@ -94,7 +94,7 @@ class ResctrlPlace:
                 raise
         return self.capability
 
-    async def mount(self, wish: CacheWish) -> Capability | None:
+    async def mount(self, wish: CacheRequest) -> Capability | None:
         """Mount it, which is remembered first; what was refused is tried again now and then.
 
         Errors: `CgroupError`, `StoreError`.
@@ -110,13 +110,13 @@ class ResctrlPlace:
         try:
             await self._work(partial(self._mounter.mount, self._place, options))
         except AgentError as exc:
-            self._refused = _Refused(options, exc, now)
+            self._refused = _MountRefusal(options, exc, now)
             await self.keep(replace(self.kept, place=None))
             raise
         self._refused = None
         return await self.offered(again=True)
 
-    async def undo(self) -> list[Undone]:
+    async def undo(self) -> list[RestoreResult]:
         """Take everything back that is ours. Errors: `StoreError` when what is left cannot be remembered."""
         capability = await self.offered(again=True)
         if capability is None:
@@ -126,7 +126,7 @@ class ResctrlPlace:
         self.capability, self._left = None, left
         return done
 
-    async def keep(self, kept: Kept) -> None:
+    async def keep(self, kept: ResctrlState) -> None:
         """Make it durable. Errors: `StoreError`: then nothing may be touched."""
         try:
             await self._kept.become(kept)

@@ -6,41 +6,41 @@ from typing import Final
 
 from msgspec import Struct
 
-from reconciler.actuators.base import Situation
-from reconciler.actuators.cgroup.status import Standing
+from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import holding
-from reconciler.actuators.resctrl.sweep import Outcome
+from reconciler.actuators.resctrl.sweep import SweepResult
 from reconciler.policies.cache import KNOB
 from reconciler.policies.cache import NAME as POLICY
 from reconciler.policies.cachelevel import LevelState
 from reconciler.policies.cacheplan import CachePlan
-from reconciler.signals.resctrl import Usage
+from reconciler.signals.resctrl import ResctrlUsage
 from resctrl.capability import Capability
-from resctrl.capability import Status as Readiness
+from resctrl.capability import ResctrlStatus as Readiness
 from resctrl.groups import DEFAULT
-from resctrl.monitor import Rate, total
+from resctrl.monitor import BandwidthRate, total
 from resctrl.schemata import format_schemata
-from state.cache import CacheUse, CacheWish, Use
+from state.cache import CacheConsumption, CacheRequest, CacheUsage
 from state.model import NodeView, Setting
 
 _DEFAULT: Final = "(default)"
 _COUNTERS: Final = {"llc.occupancy": "llc_occupancy", "memory.bandwidth": "mbm_total_bytes"}
 
 
-class Status(Struct, frozen=True, kw_only=True):
+class ResctrlActuatorStatus(Struct, frozen=True, kw_only=True):
     """Where the actuator is. ``ours`` and ``foreign``: control groups; ``problem``: why nothing can be done at all."""
 
     capability: Capability | None = None
     plan: CachePlan = CachePlan()
-    outcome: Outcome
+    outcome: SweepResult
     level: LevelState | None = None
-    use: Usage | None = None
+    use: ResctrlUsage | None = None
     ours: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     problem: str = ""
 
 
-def facts(status: Status, now: float) -> dict[str, object]:
+def facts(status: ResctrlActuatorStatus, now: float) -> dict[str, object]:
     """What the machine offers, the groups, who is in them, and what they use. Units: bytes, bytes per second."""
     capability, plan, outcome, level, use = (
         *(status.capability, status.plan, status.outcome),
@@ -85,10 +85,10 @@ def facts(status: Status, now: float) -> dict[str, object]:
     }
 
 
-def measured(status: Status, view: NodeView, wish: CacheWish) -> CacheUse:
+def measured(status: ResctrlActuatorStatus, view: NodeView, wish: CacheRequest) -> CacheUsage:
     """The same use for signals and metrics: numbers only, what is unknown left None."""
     use = status.use
-    return CacheUse(
+    return CacheUsage(
         at_s=None if use is None else use.at_s,
         pods={} if use is None else {uid: _known(total(rates)) for uid, rates in use.pods.items()},
         groups={}
@@ -103,7 +103,7 @@ def measured(status: Status, view: NodeView, wish: CacheWish) -> CacheUse:
     )
 
 
-def _classes(status: Status, view: NodeView) -> dict[str, str]:
+def _classes(status: ResctrlActuatorStatus, view: NodeView) -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for uid, home in status.outcome.homes.items():
         if uid in view.pods:
@@ -112,7 +112,7 @@ def _classes(status: Status, view: NodeView) -> dict[str, str]:
     return {home: classes.pop() for home, classes in found.items() if len(classes) == 1 and home != _DEFAULT}
 
 
-def _lacks(status: Status, view: NodeView, wish: CacheWish) -> dict[str, str]:
+def _lacks(status: ResctrlActuatorStatus, view: NodeView, wish: CacheRequest) -> dict[str, str]:
     capability, outcome = status.capability, status.outcome
     if capability is None or capability.status is not Readiness.READY:
         words = status.problem or "resctrl has not been looked at yet"
@@ -133,11 +133,11 @@ def _lacks(status: Status, view: NodeView, wish: CacheWish) -> dict[str, str]:
     return lacks
 
 
-def _known(rate: Rate) -> Use:
-    return Use(occupancy_bytes=rate.occupancy, total_bytes_s=rate.total_s)
+def _known(rate: BandwidthRate) -> CacheConsumption:
+    return CacheConsumption(occupancy_bytes=rate.occupancy, total_bytes_s=rate.total_s)
 
 
-def problems(status: Status, titles: Mapping[str, str]) -> list[str]:
+def problems(status: ResctrlActuatorStatus, titles: Mapping[str, str]) -> list[str]:
     """What does not work now, for a person, each once. ``titles``: of pods, by uid."""
     outcome = status.outcome
     found = [status.problem, outcome.problem, *status.plan.problems]
@@ -150,12 +150,16 @@ def problems(status: Status, titles: Mapping[str, str]) -> list[str]:
     return [problem for problem in dict.fromkeys(found) if problem]
 
 
-def standings(status: Status, situation: Situation, *, writes: bool) -> dict[str, dict[str, Standing]]:
+def standings(
+    status: ResctrlActuatorStatus, situation: PlanSnapshot, *, writes: bool
+) -> dict[str, dict[str, SettingStatus]]:
     """How every pod stands that is in a group, or wanted one of its own; by the path of its directory."""
     return {path: {KNOB: standing} for path, standing in _standings(status, situation, writes=writes)}
 
 
-def _standings(status: Status, situation: Situation, *, writes: bool) -> Iterator[tuple[str, Standing]]:
+def _standings(
+    status: ResctrlActuatorStatus, situation: PlanSnapshot, *, writes: bool
+) -> Iterator[tuple[str, SettingStatus]]:
     groups = {group.name: group for group in status.plan.groups}
     for uid, pod in situation.view.pods.items():
         home = status.plan.members.get(uid)
@@ -165,10 +169,12 @@ def _standings(status: Status, situation: Situation, *, writes: bool) -> Iterato
         setting = Setting(path=pod.group.path, knob=KNOB, value=None, policy=POLICY, reason=reason, pod_uid=uid)
         state, detail = _state(status, uid, situation, setting, writes=writes)
         actual = status.outcome.homes.get(uid) if writes else None
-        yield pod.group.path, Standing(setting, state, home or "(default)", actual, detail, time.time())
+        yield pod.group.path, SettingStatus(setting, state, home or "(default)", actual, detail, time.time())
 
 
-def _state(status: Status, uid: str, situation: Situation, setting: Setting, *, writes: bool) -> tuple[str, str]:
+def _state(
+    status: ResctrlActuatorStatus, uid: str, situation: PlanSnapshot, setting: Setting, *, writes: bool
+) -> tuple[str, str]:
     outcome = status.outcome
     hold = holding(situation.holds, path=setting.path, knob=KNOB, pod_uid=uid)
     if hold is not None:
@@ -182,7 +188,7 @@ def _state(status: Status, uid: str, situation: Situation, setting: Setting, *, 
     return "in place", status.plan.crowded.get(uid) or f"{outcome.threads.get(uid, 0)} threads"
 
 
-def _use(rates: Mapping[int, Rate]) -> Mapping[str, object]:
+def _use(rates: Mapping[int, BandwidthRate]) -> Mapping[str, object]:
     whole = total(rates)
     return {
         "occupancy_bytes": whole.occupancy,

@@ -17,16 +17,16 @@ from cgroupfs.errors import AgentError, CgroupBusyError, CgroupGoneError
 from reconciler.policies.cacheplan import CLASS_GROUPS, CachePlan
 from resctrl.capability import Capability
 from resctrl.files import GroupFiles
-from resctrl.groups import DEFAULT, PREFIX, Groups, OutOfGroupsError
-from resctrl.monitor import Monitors, Watch, rotate
-from resctrl.tasks import Moved, expel, gather
+from resctrl.groups import DEFAULT, PREFIX, ControlGroups, OutOfGroupsError
+from resctrl.monitor import MonitorAssignment, MonitorGroups, rotate
+from resctrl.tasks import MoveResult, expel, gather
 from state.model import PodClass
 
 _BE: Final = CLASS_GROUPS[PodClass.RECLAIMED]
 _LOW_ON_RMIDS: Final = "no monitoring id is free yet"
 
 
-class Member(NamedTuple):
+class GroupMember(NamedTuple):
     """One pod: the group it is wanted in, its rank among the watched, and how its threads are read."""
 
     uid: str
@@ -36,7 +36,7 @@ class Member(NamedTuple):
     threads: Callable[[], set[int]]
 
 
-class Outcome(Struct, kw_only=True):
+class SweepResult(Struct, kw_only=True):
     """What came of a sweep. Filled while it runs; nobody else has it before the end.
 
     ``homes``: pod -> group that it is in now, for pods that we placed. ``threads``: how many. ``unsettled``: pods with
@@ -58,7 +58,7 @@ class Outcome(Struct, kw_only=True):
     watched: dict[str, tuple[str, str]] = field(default_factory=dict)
     unwatched: dict[str, str] = field(default_factory=dict)
     followed: dict[str, tuple[str, frozenset[int]]] = field(default_factory=dict)
-    watch: Watch = Watch()
+    watch: MonitorAssignment = MonitorAssignment()
     moved: int = 0
     gone: int = 0
     ours: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Outcome(Struct, kw_only=True):
 
 
 @final
-class Sweep:
+class ResctrlSweep:
     """See the module's text. Errors: none; what does not work is in `outcome`."""
 
     def __init__(
@@ -76,9 +76,9 @@ class Sweep:
         files: GroupFiles,
         capability: Capability,
         plan: CachePlan,
-        members: list[Member],
+        members: list[GroupMember],
         *,
-        watch: Watch,
+        watch: MonitorAssignment,
         now: float,
         dwell_s: float,
         monitor: bool,
@@ -90,9 +90,9 @@ class Sweep:
         ``followed``: of the last sweep's outcome; without it every monitoring group is looked into.
         """
         root = capability.root or ""
-        self.outcome = Outcome(watch=watch)
-        self._groups = Groups(root, files)
-        self._monitors = Monitors(root, files)
+        self.outcome = SweepResult(watch=watch)
+        self._groups = ControlGroups(root, files)
+        self._monitors = MonitorGroups(root, files)
         self._files = files
         self._capability = capability
         self._plan = plan
@@ -104,7 +104,7 @@ class Sweep:
         self._followed = followed or {}
         self._taken: frozenset[int] = frozenset()
         self._usable: set[str] = {DEFAULT}
-        self._stay: list[Member] = []
+        self._stay: list[GroupMember] = []
         self._inside: dict[str, frozenset[int]] = {}
         self._known: dict[str, set[int]] = {}
 
@@ -193,7 +193,7 @@ class Sweep:
                 self._place(member)
             yield
 
-    def _place(self, member: Member) -> None:
+    def _place(self, member: GroupMember) -> None:
         threads = self._known[member.uid]
         others = threads & self._taken
         if others:
@@ -254,7 +254,7 @@ class Sweep:
                 existing.setdefault(name.removeprefix(PREFIX), []).append(control)
         monitoring = self._capability.monitoring
         if monitoring is None or not self._monitor:
-            self.outcome.watch = Watch()
+            self.outcome.watch = MonitorAssignment()
             yield from self._unwatch(existing, {})
             return
         # Every control group takes one id as well, also those that may still be made.
@@ -269,7 +269,7 @@ class Sweep:
         before = self.outcome.watch
         if not before.since and existing:
             # Those of the last run: they are watched already.
-            before = Watch(since={uid: self._now for uid in existing if uid in ranks})
+            before = MonitorAssignment(since={uid: self._now for uid in existing if uid in ranks})
         self.outcome.watch = watch = rotate(before, ranks, budget, self._now, self._dwell_s)
         held = {member.uid for member in self._members if member.held}
         wanted = {uid: homes[uid] for uid in watch.since}
@@ -322,7 +322,7 @@ class Sweep:
             return threads().difference(self._taken, *self._inside.values())
         return threads() & self._groups.members(control)
 
-    def _count(self, done: Moved) -> None:
+    def _count(self, done: MoveResult) -> None:
         self.outcome.moved += done.moved
         self.outcome.gone += done.gone
 

@@ -15,24 +15,24 @@ from cgroupfs.errors import AgentError, CgroupGoneError, InputError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import QosClass, detect_layout
-from reconciler.actuators.base import OfBoot, SideRow
-from resctrl.capability import Capability, Status, read_capability
+from reconciler.actuators.base import BootState, StateRow
+from resctrl.capability import Capability, ResctrlStatus, read_capability
 from resctrl.files import REAL as REAL_GROUPS
 from resctrl.files import GroupFiles
-from resctrl.groups import DEFAULT, PREFIX, Groups
-from resctrl.monitor import Monitors
+from resctrl.groups import DEFAULT, PREFIX, ControlGroups
+from resctrl.monitor import MonitorGroups
 from resctrl.mount import SOURCE, Mounter, RealMounter
 from resctrl.schemata import differing, format_schemata
 from resctrl.tasks import gather, numbers
 from state.store import Store
-from state.undo import Undo, Undone
+from state.undo import RestoreOutcome, RestoreResult
 
 _WRITTEN: Final = 2
 
 Values = Mapping[str, Mapping[int, int]]
 
 
-class Kept(OfBoot, frozen=True, kw_only=True):
+class ResctrlState(BootState, frozen=True, kw_only=True):
     """What is remembered: what of the node's own resctrl we have changed, and what it was before.
 
     ``groups``: there may be groups of ours. ``place``: where a mount of ours may be, None where somebody else has
@@ -46,10 +46,10 @@ class Kept(OfBoot, frozen=True, kw_only=True):
     written: tuple[dict[str, dict[int, int]], ...] = ()
 
 
-ROW: Final = SideRow("resctrl", Kept, "resctrl")
+ROW: Final = StateRow("resctrl", ResctrlState, "resctrl")
 
 
-def about_to_write(kept: Kept, there: Values, wanted: Values) -> Kept:
+def about_to_write(kept: ResctrlState, there: Values, wanted: Values) -> ResctrlState:
     """What must be durable before the default group is written."""
     new = {name: dict(domains) for name, domains in wanted.items()}
     if kept.original is not None and kept.written and kept.written[-1] == new:
@@ -59,13 +59,15 @@ def about_to_write(kept: Kept, there: Values, wanted: Values) -> Kept:
     return replace(kept, original=original, written=(*kept.written, new)[-_WRITTEN:])
 
 
-def undo_all(files: GroupFiles, capability: Capability, kept: Kept, mounter: Mounter) -> tuple[list[Undone], Kept]:
+def undo_all(
+    files: GroupFiles, capability: Capability, kept: ResctrlState, mounter: Mounter
+) -> tuple[list[RestoreResult], ResctrlState]:
     """Everything; with what is still to be remembered because it could not be undone. Errors: none."""
     root = capability.root
-    if capability.status is not Status.READY or root is None:
+    if capability.status is not ResctrlStatus.READY or root is None:
         # With the mount go all groups, and the kernel sets everything back. A mount that we cannot see may be there.
-        gone = capability.status is Status.NOT_MOUNTED and mounter.sees_the_host()
-        return [], Kept(boot=kept.boot) if gone else kept
+        gone = capability.status is ResctrlStatus.NOT_MOUNTED and mounter.sees_the_host()
+        return [], ResctrlState(boot=kept.boot) if gone else kept
     done = _groups(files, root)
     kept = replace(kept, groups=not all(one.ok for one in done))
     found = undo_default(files, capability, kept)
@@ -82,63 +84,69 @@ def undo_all(files: GroupFiles, capability: Capability, kept: Kept, mounter: Mou
     return done, kept
 
 
-def undo_default(files: GroupFiles, capability: Capability, kept: Kept) -> Undone | None:
+def undo_default(files: GroupFiles, capability: Capability, kept: ResctrlState) -> RestoreResult | None:
     """The default group's own values; None when they were never touched."""
     original, root = kept.original, capability.root
     if original is None or root is None:
         return None
-    groups = Groups(root, files)
+    groups = ControlGroups(root, files)
     try:
         actual = groups.schemata(DEFAULT)
         touched = {name: original[name] for name in original if any(name in one for one in kept.written)}
         text = format_schemata({name: actual.get(name, {}) for name in touched}).rstrip("\n")
         if not differing(touched, actual, capability):
-            return Undone(path=root, file="schemata", undo=Undo.ALREADY, text=text)
+            return RestoreResult(path=root, file="schemata", undo=RestoreOutcome.ALREADY, text=text)
         ours = [one for one in kept.written if not differing(one, actual, capability)]
         if not ours:
-            return Undone(path=root, file="schemata", undo=Undo.FOREIGN, text=text)
+            return RestoreResult(path=root, file="schemata", undo=RestoreOutcome.FOREIGN, text=text)
         groups.set_schemata(DEFAULT, touched, capability)
-        return Undone(path=root, file="schemata", undo=Undo.RESTORED, text=format_schemata(touched).rstrip("\n"))
+        return RestoreResult(
+            path=root, file="schemata", undo=RestoreOutcome.RESTORED, text=format_schemata(touched).rstrip("\n")
+        )
     except AgentError as exc:
-        return Undone(path=root, file="schemata", undo=Undo.REFUSED, detail=str(exc))
+        return RestoreResult(path=root, file="schemata", undo=RestoreOutcome.REFUSED, detail=str(exc))
 
 
-def undo_pod(files: GroupFiles, root: str, uid: str, threads: Callable[[], Collection[int]]) -> list[Undone]:
+def undo_pod(files: GroupFiles, root: str, uid: str, threads: Callable[[], Collection[int]]) -> list[RestoreResult]:
     """One pod's threads go to the default group; a group that had nobody else in it goes too. Errors: none."""
-    groups, monitors = Groups(root, files), Monitors(root, files)
-    done: list[Undone] = []
+    groups, monitors = ControlGroups(root, files), MonitorGroups(root, files)
+    done: list[RestoreResult] = []
     try:
         for name in groups.ours():
             members = groups.members(name)
             if not members & set(threads()):
                 continue
             moved = gather(files, root, lambda members=members: set(threads()) & members)  # type: ignore[misc]
-            undo = Undo.RESTORED if moved.settled else Undo.REFUSED
+            undo = RestoreOutcome.RESTORED if moved.settled else RestoreOutcome.REFUSED
             detail = "" if moved.settled else f"{dict(moved.refused) or 'its threads come faster than they are moved'}"
             text = f"{moved.moved} threads"
-            done.append(Undone(path=groups.path(name), file="tasks", undo=undo, text=text, detail=detail))
+            done.append(RestoreResult(path=groups.path(name), file="tasks", undo=undo, text=text, detail=detail))
             if moved.settled and not groups.members(name):
                 groups.remove(name)
         for name in (DEFAULT, *groups.ours()):
             mine = f"{PREFIX}{uid}"
             if mine in monitors.names(name)[0] and monitors.remove(name, mine):
-                done.append(Undone(path=monitors.path(name, mine), file="mon_group", undo=Undo.RESTORED))
+                done.append(
+                    RestoreResult(path=monitors.path(name, mine), file="mon_group", undo=RestoreOutcome.RESTORED)
+                )
     except AgentError as exc:
-        done.append(Undone(path=root, file="tasks", undo=Undo.REFUSED, detail=str(exc)))
+        done.append(RestoreResult(path=root, file="tasks", undo=RestoreOutcome.REFUSED, detail=str(exc)))
     return done
 
 
-def _groups(files: GroupFiles, root: str) -> list[Undone]:
-    groups, monitors = Groups(root, files), Monitors(root, files)
-    done: list[Undone] = []
+def _groups(files: GroupFiles, root: str) -> list[RestoreResult]:
+    groups, monitors = ControlGroups(root, files), MonitorGroups(root, files)
+    done: list[RestoreResult] = []
 
     def note(path: str, file: str, remove: Callable[[], bool]) -> None:
         try:
             there = remove()
         except AgentError as exc:
-            done.append(Undone(path=path, file=file, undo=Undo.REFUSED, detail=str(exc)))
+            done.append(RestoreResult(path=path, file=file, undo=RestoreOutcome.REFUSED, detail=str(exc)))
         else:
-            done.append(Undone(path=path, file=file, undo=Undo.RESTORED if there else Undo.GONE))
+            done.append(
+                RestoreResult(path=path, file=file, undo=RestoreOutcome.RESTORED if there else RestoreOutcome.GONE)
+            )
 
     for name in monitors.names(DEFAULT)[0]:
         note(monitors.path(DEFAULT, name), "mon_group", lambda name=name: monitors.remove(DEFAULT, name))  # type: ignore[misc]
@@ -147,22 +155,22 @@ def _groups(files: GroupFiles, root: str) -> list[Undone]:
     except CgroupGoneError:
         return done
     except AgentError as exc:
-        return [*done, Undone(path=root, file="group", undo=Undo.REFUSED, detail=str(exc))]
+        return [*done, RestoreResult(path=root, file="group", undo=RestoreOutcome.REFUSED, detail=str(exc))]
     for name in ours:
         note(groups.path(name), "group", lambda name=name: groups.remove(name))  # type: ignore[misc]
     return done
 
 
-def _mount(files: GroupFiles, place: str, mounter: Mounter) -> Undone:
+def _mount(files: GroupFiles, place: str, mounter: Mounter) -> RestoreResult:
     try:
-        others = [*Groups(place, files).foreign(), *Monitors(place, files).names(DEFAULT)[1]]
+        others = [*ControlGroups(place, files).foreign(), *MonitorGroups(place, files).names(DEFAULT)[1]]
         if others:
             detail = f"unmounting would delete the groups {', '.join(others)}"
-            return Undone(path=place, file="mount", undo=Undo.FOREIGN, detail=detail)
+            return RestoreResult(path=place, file="mount", undo=RestoreOutcome.FOREIGN, detail=detail)
         mounter.unmount(place)
     except AgentError as exc:
-        return Undone(path=place, file="mount", undo=Undo.REFUSED, detail=str(exc))
-    return Undone(path=place, file="mount", undo=Undo.RESTORED)
+        return RestoreResult(path=place, file="mount", undo=RestoreOutcome.REFUSED, detail=str(exc))
+    return RestoreResult(path=place, file="mount", undo=RestoreOutcome.RESTORED)
 
 
 def threads_of(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> set[int]:
@@ -198,19 +206,19 @@ def restore_resctrl(
     files: GroupFiles = REAL_GROUPS,
     capability: Capability | None = None,
     mounter: Mounter | None = None,
-) -> list[Undone]:
+) -> list[RestoreResult]:
     """Undo while no daemon runs. Errors: `StoreError` when what is left cannot be remembered."""
     try:
         found = read_capability(root) if capability is None else capability
     except InputError as exc:
-        return [Undone(path=root, file="schemata", undo=Undo.REFUSED, detail=str(exc))]
+        return [RestoreResult(path=root, file="schemata", undo=RestoreOutcome.REFUSED, detail=str(exc))]
     if only is not None:
-        if found.status is not Status.READY or found.root is None:
+        if found.status is not ResctrlStatus.READY or found.root is None:
             return []
         try:
             hierarchy = Hierarchy.detect(root)
         except AgentError as exc:
-            return [Undone(path=found.root, file="tasks", undo=Undo.REFUSED, detail=str(exc))]
+            return [RestoreResult(path=found.root, file="tasks", undo=RestoreOutcome.REFUSED, detail=str(exc))]
         return undo_pod(files, found.root, only, lambda: pod_threads(hierarchy, only))
     kept = ROW.read(store)
     done, left = undo_all(files, found, kept, mounter or RealMounter(root))

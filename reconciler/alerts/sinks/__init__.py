@@ -1,13 +1,14 @@
 """The sinks, each a file; the registration is here. A module is loaded when a sink of its kind is made.
 
-A new one is a file with a class that implements `base.Sink`, a section in `reconciler.alerts.config.Sink`, and a line.
+A new one is a file with a class that implements `base.Sink`, a section in `reconciler.alerts.config.SinkConfig`, and a
+line.
 """
 
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Final, cast
 
-from reconciler.alerts.sinks.base import Setup, Sink
+from reconciler.alerts.sinks.base import AlertSink, SinkSetup
 
 TABLE: Final[Mapping[str, tuple[str, str]]] = {
     "journal": ("journal", "JournalSink"),
@@ -20,8 +21,8 @@ TABLE: Final[Mapping[str, tuple[str, str]]] = {
 """Kind of sink -> module and class. A test holds it to the configuration's sections."""
 
 
-def build(setup: Setup) -> Sink:
+def build(setup: SinkSetup) -> AlertSink:
     """The sink that the configuration names."""
     module, name = TABLE[setup.config.how]
     made = getattr(import_module(f"{__name__}.{module}"), name)
-    return cast(Sink, made(setup))
+    return cast(AlertSink, made(setup))

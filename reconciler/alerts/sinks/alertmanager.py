@@ -14,9 +14,9 @@ from typing import Final, final
 import msgspec
 import trio
 
-from reconciler.alerts.incident import Notice, stamp
-from reconciler.alerts.sinks.base import Plain, Setup, SinkError
-from reconciler.alerts.sinks.http import Door
+from reconciler.alerts.incident import Incident, stamp
+from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkSetup
+from reconciler.alerts.sinks.http import HttpSink
 from reconciler.clients.urls import masked_url
 from reconciler.runtime import logs
 
@@ -26,10 +26,10 @@ _NO_LABEL: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
 @final
-class AlertmanagerSink(Plain):
+class AlertmanagerSink(BaseSink):
     """`Sink`."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.alertmanager
         assert config is not None
         self._config = config
@@ -38,15 +38,17 @@ class AlertmanagerSink(Plain):
         # What is told again is the same alert there, never a second one: nothing need be held back.
         self.resend_s: float | None = config.resend_s
         self.repeat_s: float | None = config.resend_s
-        self._doors = [(masked_url(url), Door(setup.name, url, config, setup.config.timeout_s)) for url in config.urls]
+        self._doors = [
+            (masked_url(url), HttpSink(setup.name, url, config, setup.config.timeout_s)) for url in config.urls
+        ]
         self._down: set[int] = set()
 
-    async def send(self, notices: Sequence[Notice]) -> None:
+    async def send(self, notices: Sequence[Incident]) -> None:
         """Post to all instances at once. Errors: `SinkError` when none takes it."""
         body = msgspec.json.encode([self.entry(notice, time.time()) for notice in notices])
         errors: dict[int, SinkError] = {}
 
-        async def post(index: int, door: Door) -> None:
+        async def post(index: int, door: HttpSink) -> None:
             try:
                 await door.send("POST", body, "application/json", below=_PATH)
             except SinkError as exc:
@@ -68,7 +70,7 @@ class AlertmanagerSink(Plain):
         for _, door in self._doors:
             await door.aclose()
 
-    def entry(self, notice: Notice, now_s: float) -> Mapping[str, object]:
+    def entry(self, notice: Incident, now_s: float) -> Mapping[str, object]:
         """One alert as the API has it."""
         alert = notice.alert
         labels = {_label(name): text for name, text in notice.labels.items() if text}
@@ -95,7 +97,7 @@ class AlertmanagerSink(Plain):
             found["generatorURL"] = self._config.generator_url
         return found
 
-    def _ends(self, notice: Notice, now_s: float) -> float:
+    def _ends(self, notice: Incident, now_s: float) -> float:
         if notice.over:
             # An end before its beginning is refused.
             return max(notice.last_s, notice.first_s + 0.001)

@@ -7,8 +7,8 @@ from typing import Protocol
 from msgspec import Struct
 
 from cgroupfs.errors import AgentError
-from reconciler.alerts.config import Sink as SinkConfig
-from reconciler.alerts.incident import Notice
+from reconciler.alerts.config import SinkConfig
+from reconciler.alerts.incident import Incident
 from reconciler.clients.kube_config import ApiServer
 
 
@@ -25,7 +25,7 @@ class SinkError(AgentError):
         self.permanent = permanent
 
 
-class Setup(Struct, frozen=True, kw_only=True):
+class SinkSetup(Struct, frozen=True, kw_only=True):
     """What a sink is made of. ``root`` stands before paths of this machine.
 
     ``kubelets``: the kubeconfig that the kubelet's command line names.
@@ -43,7 +43,7 @@ class Setup(Struct, frozen=True, kw_only=True):
         return os.path.join(self.root, path.lstrip("/"))
 
 
-class Sink(Protocol):
+class AlertSink(Protocol):
     """One of them. Only one `send` runs at a time; it may be cancelled at any await."""
 
     @property
@@ -58,14 +58,14 @@ class Sink(Protocol):
     def repeat_s(self) -> float | None:
         """More of the same is told after this, whatever the configuration says; None: as configured."""
 
-    async def send(self, notices: Sequence[Notice]) -> None:
+    async def send(self, notices: Sequence[Incident]) -> None:
         """Tell of these. Errors: `SinkError`; then all of them are told again."""
 
     async def aclose(self) -> None:
         """Let go of connections."""
 
 
-class Plain:
+class BaseSink:
     """What most sinks have in common: any number at once, each told once."""
 
     most: int | None = None
@@ -76,7 +76,7 @@ class Plain:
         """Nothing is held."""
 
 
-class Ground(Struct, frozen=True, kw_only=True):
+class SinkContext(Struct, frozen=True, kw_only=True):
     """What of the node the sinks need: its name, what stands before paths, the kubeconfig that the kubelet names."""
 
     node: str
@@ -84,11 +84,11 @@ class Ground(Struct, frozen=True, kw_only=True):
     kubelets: str | None = None
 
 
-def setup_of(name: str, config: SinkConfig, ground: Ground, apiserver: ApiServer) -> "Setup":
+def setup_of(name: str, config: SinkConfig, ground: SinkContext, apiserver: ApiServer) -> "SinkSetup":
     """What one sink is made of."""
-    from reconciler.alerts.sinks.base import Setup  # noqa: PLC0415
+    from reconciler.alerts.sinks.base import SinkSetup  # noqa: PLC0415
 
-    return Setup(
+    return SinkSetup(
         name=name,
         config=config,
         node=ground.node,

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from reconciler.alerts.document import document
-from reconciler.alerts.incident import Notice
-from reconciler.alerts.sinks.base import Plain, Setup, SinkError
-from reconciler.clients.command import Program
+from reconciler.alerts.incident import Incident
+from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkSetup
+from reconciler.clients.command import Command
 
 _TERM_S: Final = 1.0
 _NEVER: Final = 65
@@ -14,19 +14,19 @@ _NEVER: Final = 65
 
 
 @final
-class CommandSink(Plain):
+class CommandSink(BaseSink):
     """`Sink`. Exit code 0: told; 65 (EX_DATAERR): never try this one again; anything else: try again."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.command
         assert config is not None
         self._name = config.argv[0]
-        self._program = Program(config.argv, grace_s=_TERM_S, environment={"BYPASSD_NODE": setup.node})
+        self._program = Command(config.argv, grace_s=_TERM_S, environment={"BYPASSD_NODE": setup.node})
         self._node = setup.node
         # The deadline of a whole send is the caller's; the program's own ends before it, to have time for the killing.
         self._timeout_s = setup.config.timeout_s
 
-    async def send(self, notices: Sequence[Notice]) -> None:
+    async def send(self, notices: Sequence[Incident]) -> None:
         """Run it once. Errors: `SinkError`."""
         try:
             done = await self._program.run(self._timeout_s, document(notices, self._node))

@@ -10,15 +10,15 @@ import trio
 
 from cgroupfs.errors import errno_name
 from reconciler.alerts.document import lines
-from reconciler.alerts.incident import Notice
-from reconciler.alerts.sinks.base import Plain, Setup, SinkError
+from reconciler.alerts.incident import Incident
+from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkSetup
 
 
 @final
-class FileSink(Plain):
+class FileSink(BaseSink):
     """`Sink`. The file is opened anew each time, so that anybody may move it away."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.file
         assert config is not None
         self._config = config
@@ -26,7 +26,7 @@ class FileSink(Plain):
         self._node = setup.node
         self._lane = trio.CapacityLimiter(1)
 
-    async def send(self, notices: Sequence[Notice]) -> None:
+    async def send(self, notices: Sequence[Incident]) -> None:
         """Append. Errors: `SinkError`."""
         content = lines(notices, self._node)
         try:

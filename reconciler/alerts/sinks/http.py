@@ -7,8 +7,8 @@ from typing import Final, final
 
 from cgroupfs.errors import SourceError
 from reconciler.alerts.sinks.base import SinkError
-from reconciler.clients.http import Answer, HttpSession
-from reconciler.clients.http_config import Trust
+from reconciler.clients.http import HttpResponse, HttpSession
+from reconciler.clients.http_config import TlsTrust
 from reconciler.clients.urls import MASK, split_url
 
 _NEVER: Final = frozenset({400, 413, 415, 422})
@@ -16,10 +16,10 @@ _NEVER: Final = frozenset({400, 413, 415, 422})
 
 
 @final
-class Door:
+class HttpSink:
     """One server: a kept connection, and the path and credentials of its URL, which no message shows."""
 
-    def __init__(self, name: str, url: str, trust: Trust, timeout_s: float) -> None:
+    def __init__(self, name: str, url: str, trust: TlsTrust, timeout_s: float) -> None:
         base, self._target, self._user = split_url(url)
         self._session = HttpSession(trust.peer(name, base, timeout_s))
         self._name = name
@@ -45,7 +45,7 @@ class Door:
         await self._session.aclose()
 
 
-def check(answer: Answer, what: str) -> None:
+def check(answer: HttpResponse, what: str) -> None:
     """Errors: `SinkError` for every answer that is no success."""
     if answer.good:
         return

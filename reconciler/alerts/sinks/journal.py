@@ -13,27 +13,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, final
 
 from cgroupfs.errors import errno_name
-from reconciler.alerts.alert import Kind, Severity
+from reconciler.alerts.alert import AlertKind, Severity
 from reconciler.alerts.document import line
-from reconciler.alerts.incident import Notice
-from reconciler.alerts.sinks.base import Plain, Setup, SinkError
+from reconciler.alerts.incident import Incident
+from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkSetup
 from reconciler.runtime import logs
 
-MESSAGE_IDS: Final[Mapping[Kind, str]] = {
-    Kind.INTERFERENCE: "40f9f98977de42b1a411b4e9d35fd801",
-    Kind.CLEARED: "40f9f98977de42b1a411b4e9d35fd802",
-    Kind.RESPONSE: "40f9f98977de42b1a411b4e9d35fd803",
-    Kind.UNDONE: "40f9f98977de42b1a411b4e9d35fd804",
-    Kind.EVICTION_PLANNED: "40f9f98977de42b1a411b4e9d35fd805",
-    Kind.EVICTION_DONE: "40f9f98977de42b1a411b4e9d35fd806",
-    Kind.EVICTION_REFUSED: "40f9f98977de42b1a411b4e9d35fd807",
-    Kind.EVICTION_FAILED: "40f9f98977de42b1a411b4e9d35fd808",
-    Kind.TUG_OF_WAR: "40f9f98977de42b1a411b4e9d35fd809",
-    Kind.STORE: "40f9f98977de42b1a411b4e9d35fd80a",
-    Kind.SOURCE: "40f9f98977de42b1a411b4e9d35fd80b",
-    Kind.OTHER: "40f9f98977de42b1a411b4e9d35fd80c",
-    Kind.TEST: "40f9f98977de42b1a411b4e9d35fd80d",
-    Kind.EXHAUSTED: "40f9f98977de42b1a411b4e9d35fd80e",
+MESSAGE_IDS: Final[Mapping[AlertKind, str]] = {
+    AlertKind.INTERFERENCE: "40f9f98977de42b1a411b4e9d35fd801",
+    AlertKind.CLEARED: "40f9f98977de42b1a411b4e9d35fd802",
+    AlertKind.RESPONSE: "40f9f98977de42b1a411b4e9d35fd803",
+    AlertKind.UNDONE: "40f9f98977de42b1a411b4e9d35fd804",
+    AlertKind.EVICTION_PLANNED: "40f9f98977de42b1a411b4e9d35fd805",
+    AlertKind.EVICTION_DONE: "40f9f98977de42b1a411b4e9d35fd806",
+    AlertKind.EVICTION_REFUSED: "40f9f98977de42b1a411b4e9d35fd807",
+    AlertKind.EVICTION_FAILED: "40f9f98977de42b1a411b4e9d35fd808",
+    AlertKind.TUG_OF_WAR: "40f9f98977de42b1a411b4e9d35fd809",
+    AlertKind.STORE: "40f9f98977de42b1a411b4e9d35fd80a",
+    AlertKind.SOURCE: "40f9f98977de42b1a411b4e9d35fd80b",
+    AlertKind.OTHER: "40f9f98977de42b1a411b4e9d35fd80c",
+    AlertKind.TEST: "40f9f98977de42b1a411b4e9d35fd80d",
+    AlertKind.EXHAUSTED: "40f9f98977de42b1a411b4e9d35fd80e",
 }
 """One for each kind, for ever: scripts and catalogs know an entry by it."""
 
@@ -48,10 +48,10 @@ _ALL_SEALS: Final = 0x0001 | 0x0002 | 0x0004 | 0x0008
 
 
 @final
-class JournalSink(Plain):
+class JournalSink(BaseSink):
     """`Sink`. Where no journal listens, alerts go to the daemon's own log, which is told once."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.journal
         assert config is not None
         self._path = setup.path(config.socket)
@@ -59,7 +59,7 @@ class JournalSink(Plain):
         self._log = logs.get("alerts", sink=setup.name)
         self._there = True
 
-    async def send(self, notices: Sequence[Notice]) -> None:
+    async def send(self, notices: Sequence[Incident]) -> None:
         """Write all. Errors: `SinkError` when the journal is there but takes nothing now."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as journal:
             for notice in notices:
@@ -72,7 +72,7 @@ class JournalSink(Plain):
                 else:
                     self._there = True
 
-    def _fall_back(self, notice: Notice) -> None:
+    def _fall_back(self, notice: Incident) -> None:
         if self._there:
             self._log.warning("no journal listens; alerts go to this log", socket=self._path)
         self._there = False
@@ -81,11 +81,11 @@ class JournalSink(Plain):
         tell(line(notice), kind=alert.kind.value, id=notice.id, key=alert.key, **_prefixed(notice))
 
 
-def _prefixed(notice: Notice) -> dict[str, object]:
+def _prefixed(notice: Incident) -> dict[str, object]:
     return {f"label_{name}": text for name, text in notice.labels.items()}
 
 
-def fields(notice: Notice, node: str) -> Iterator[tuple[str, str]]:
+def fields(notice: Incident, node: str) -> Iterator[tuple[str, str]]:
     """The entry's fields in order; names as the journal wants them."""
     alert = notice.alert
     yield "MESSAGE", line(notice)

@@ -11,10 +11,10 @@ from typing import Final, final
 from cgroupfs.errors import SourceError
 from reconciler.alerts.alert import Severity
 from reconciler.alerts.config import EventApi
-from reconciler.alerts.incident import Notice, stamp
-from reconciler.alerts.sinks.base import Plain, Setup, SinkError
+from reconciler.alerts.incident import Incident, stamp
+from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkSetup
 from reconciler.alerts.sinks.http import check
-from reconciler.clients.http import Answer
+from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import KubeApi, status_of, wait_s_of
 
 _COMPONENT: Final = "bypassd"
@@ -24,10 +24,10 @@ _LONGEST_NOTE: Final = 1024
 
 
 @final
-class KubernetesSink(Plain):
+class KubernetesSink(BaseSink):
     """`Sink`."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.kubernetes
         assert config is not None
         self._config = config
@@ -36,7 +36,7 @@ class KubernetesSink(Plain):
         self._api = KubeApi(setup.apiserver, root=setup.root, kubelets=setup.kubelets)
         self.most: int | None = 1
 
-    async def send(self, notices: Sequence[Notice]) -> None:
+    async def send(self, notices: Sequence[Incident]) -> None:
         """Make the Event, or count it up. Errors: `SinkError`."""
         for notice in notices:
             await self._send(notice)
@@ -45,7 +45,7 @@ class KubernetesSink(Plain):
         """Close the connection."""
         await self._api.aclose()
 
-    async def _send(self, notice: Notice) -> None:
+    async def _send(self, notice: Incident) -> None:
         namespace = self._about(notice).get("namespace") or self._config.node_namespace
         group = "/api/v1" if self._config.api is EventApi.CORE else f"/apis/{EventApi.EVENTS.value}"
         events = f"{group}/namespaces/{namespace}/events"
@@ -60,7 +60,7 @@ class KubernetesSink(Plain):
             answer = await self._ask("PATCH", f"{events}/{name}", self.change(notice))
         self._check(answer, "POST", events)
 
-    async def _ask(self, method: str, path: str, body: object) -> Answer:
+    async def _ask(self, method: str, path: str, body: object) -> HttpResponse:
         content_type = _PATCH if method == "PATCH" else "application/json"
         try:
             return await self._api.request(method, path, body, timeout_s=self._timeout_s, content_type=content_type)
@@ -68,7 +68,7 @@ class KubernetesSink(Plain):
             raise SinkError(str(exc)) from exc
 
     @staticmethod
-    def _check(answer: Answer, method: str, path: str) -> None:
+    def _check(answer: HttpResponse, method: str, path: str) -> None:
         status = status_of(answer)
         if answer.status == 404 or (answer.status == 403 and status.has_cause("NamespaceTerminating")):
             raise SinkError(f"{method} {path}: the namespace is gone", permanent=True)
@@ -80,7 +80,7 @@ class KubernetesSink(Plain):
 
     # The objects
 
-    def event(self, notice: Notice, namespace: str) -> Mapping[str, object]:
+    def event(self, notice: Incident, namespace: str) -> Mapping[str, object]:
         """The whole Event."""
         alert = notice.alert
         about = {**self._about(notice), "apiVersion": "v1"}
@@ -117,13 +117,13 @@ class KubernetesSink(Plain):
             "reportingComponent": _COMPONENT,
         }
 
-    def change(self, notice: Notice) -> Mapping[str, object]:
+    def change(self, notice: Incident) -> Mapping[str, object]:
         """What a further telling changes."""
         if self._config.api is EventApi.EVENTS:
             return {"series": {"count": max(2, notice.count), "lastObservedTime": _micro(notice.last_s)}}
         return {"count": notice.count, "lastTimestamp": _whole(notice.last_s), "message": notice.alert.summary}
 
-    def _about(self, notice: Notice) -> dict[str, str]:
+    def _about(self, notice: Incident) -> dict[str, str]:
         labels = {**notice.alert.labels, **notice.labels}
         if labels.get("pod") and labels.get("namespace"):
             about = {"kind": "Pod", "namespace": labels["namespace"], "name": labels["pod"]}
@@ -131,7 +131,7 @@ class KubernetesSink(Plain):
         # The kubelet's Events on its node have the name for a uid, and `kubectl describe node` looks for that.
         return {"kind": "Node", "name": self._node, "uid": self._node}
 
-    def _name(self, notice: Notice) -> str:
+    def _name(self, notice: Incident) -> str:
         tail = f".{notice.id}{'-over' if notice.over else ''}"
         return self._about(notice)["name"][: _LONGEST_NAME - len(tail)].rstrip(".-") + tail
 

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from typing import final
 
 from reconciler.alerts.document import document
-from reconciler.alerts.incident import Notice
-from reconciler.alerts.sinks.base import Plain, Setup, SinkError
-from reconciler.alerts.sinks.http import Door
+from reconciler.alerts.incident import Incident
+from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkSetup
+from reconciler.alerts.sinks.http import HttpSink
 from reconciler.alerts.template import Template
 from reconciler.clients.http_config import read_line
 
 
 @final
-class WebhookSink(Plain):
+class WebhookSink(BaseSink):
     """`Sink`."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.webhook
         assert config is not None
         self._config = config
@@ -24,9 +24,9 @@ class WebhookSink(Plain):
         if config.template is not None:
             self._template = Template(config.template, json="json" in config.content_type)
             self.most = 1 if self._template.each else None
-        self._door: tuple[str, Door] | None = None
+        self._door: tuple[str, HttpSink] | None = None
 
-    async def send(self, notices: Sequence[Notice]) -> None:
+    async def send(self, notices: Sequence[Incident]) -> None:
         """One request. Errors: `SinkError`."""
         config, node = self._config, self._setup.node
         headers = {**config.headers, **{name: self._read(path) for name, path in config.header_files.items()}}
@@ -40,11 +40,11 @@ class WebhookSink(Plain):
         if self._door is not None:
             await self._door[1].aclose()
 
-    async def _to(self, url: str) -> Door:
+    async def _to(self, url: str) -> HttpSink:
         if self._door is None or self._door[0] != url:
             await self.aclose()
             try:
-                self._door = url, Door(self._setup.name, url, self._config, self._setup.config.timeout_s)
+                self._door = url, HttpSink(self._setup.name, url, self._config, self._setup.config.timeout_s)
             except ValueError as exc:
                 raise SinkError(f"{self._config.url_file}: {exc}") from exc
         return self._door[1]

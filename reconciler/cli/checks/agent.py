@@ -7,9 +7,9 @@ from typing import Final
 
 from cgroupfs.errors import StoreError
 from reconciler.cli import words
-from reconciler.cli.asking import Asked
-from reconciler.cli.checks.finding import Finding, State
-from reconciler.cli.nodeview import NodeView, has_capability, read_number
+from reconciler.cli.asking import QueryResults
+from reconciler.cli.checks.finding import CheckResult, CheckState
+from reconciler.cli.nodeview import InspectedNode, has_capability, read_number
 from state.reader import NoStoreError, read_dump
 from state.schema import NewerSchemaError
 
@@ -27,7 +27,7 @@ _BASE_WATCHES: Final = 32
 _INOTIFY: Final = ("max_user_watches", "max_user_instances", "max_queued_events")
 
 
-def agent(node: NodeView, asked: Asked) -> Iterator[Finding]:
+def agent(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
     """The agent's own needs: rights, limits, store, configuration; and the agent itself."""
     yield _fanotify(node, asked)
     yield _inotify(node)
@@ -37,79 +37,84 @@ def agent(node: NodeView, asked: Asked) -> Iterator[Finding]:
     yield _daemon(node, asked)
 
 
-def _fanotify(node: NodeView, asked: Asked) -> Finding:
+def _fanotify(node: InspectedNode, asked: QueryResults) -> CheckResult:
     if asked.fanotify is None:
-        return Finding("fanotify", State.OK, "a copied node: not tried" if node.copied else "no hierarchy to mark")
+        return CheckResult(
+            "fanotify", CheckState.OK, "a copied node: not tried" if node.copied else "no hierarchy to mark"
+        )
     if not asked.fanotify or asked.fanotify_problem:
         fix = "CAP_SYS_ADMIN in the first user namespace, kernel 5.10; writers stay unnamed without it"
-        return Finding("fanotify", State.WARN, asked.fanotify_problem, fix)
-    return Finding("fanotify", State.OK, "names every writer of a control file")
+        return CheckResult("fanotify", CheckState.WARN, asked.fanotify_problem, fix)
+    return CheckResult("fanotify", CheckState.OK, "names every writer of a control file")
 
 
-def _inotify(node: NodeView) -> Finding:
+def _inotify(node: InspectedNode) -> CheckResult:
     limits = {name: read_number(node.root, f"proc/sys/fs/inotify/{name}") for name in _INOTIFY}
     watches = limits["max_user_watches"]
     need = _BASE_WATCHES + len(node.pods) + 2 * len(node.containers)
     if watches is None:
-        return Finding("inotify", State.WARN, f"limits not known, {need} watches needed", "mount /proc")
+        return CheckResult("inotify", CheckState.WARN, f"limits not known, {need} watches needed", "mount /proc")
     found = (
         f"{need} watches of {watches}, {limits['max_user_instances']} instances, queue {limits['max_queued_events']}"
     )
     if watches < 2 * need:
-        return Finding(
-            "inotify", State.WARN, found, f"sysctl fs.inotify.max_user_watches={max(8192, 4 * need)}; else polling"
+        return CheckResult(
+            "inotify", CheckState.WARN, found, f"sysctl fs.inotify.max_user_watches={max(8192, 4 * need)}; else polling"
         )
     if (limits["max_user_instances"] or 0) < 16:
-        return Finding("inotify", State.WARN, found, "sysctl fs.inotify.max_user_instances=128")
-    return Finding("inotify", State.OK, found)
+        return CheckResult("inotify", CheckState.WARN, found, "sysctl fs.inotify.max_user_instances=128")
+    return CheckResult("inotify", CheckState.OK, found)
 
 
-def _rights(node: NodeView) -> Finding:
+def _rights(node: InspectedNode) -> CheckResult:
     if node.copied:
-        return Finding("rights", State.OK, "a copied node: not needed")
+        return CheckResult("rights", CheckState.OK, "a copied node: not needed")
     missing = [name for bit, name in _CAPABILITIES.items() if not has_capability(node.root, bit)]
     if os.geteuid() != 0:
-        return Finding("rights", State.BAD, f"this is user {os.geteuid()}", "run as root")
+        return CheckResult("rights", CheckState.BAD, f"this is user {os.geteuid()}", "run as root")
     if missing:
         fix = "give them (the unit file has the list); what needs them is off without"
-        return Finding("rights", State.WARN, f"root without {', '.join(missing)}", fix)
-    return Finding("rights", State.OK, f"root with {', '.join(_CAPABILITIES.values())}")
+        return CheckResult("rights", CheckState.WARN, f"root without {', '.join(missing)}", fix)
+    return CheckResult("rights", CheckState.OK, f"root with {', '.join(_CAPABILITIES.values())}")
 
 
-def _store(node: NodeView) -> Finding:
+def _store(node: InspectedNode) -> CheckResult:
     # Absolute: of a name alone the directories above never come to /.
     directory = os.path.dirname(os.path.abspath(node.store))
     try:
         while not _is_directory(directory) and directory != "/":
             directory = os.path.dirname(directory)
     except PermissionError:
-        return Finding("store", State.BAD, f"{node.store}: permission denied", "run as root")
+        return CheckResult("store", CheckState.BAD, f"{node.store}: permission denied", "run as root")
     if not os.access(directory, os.W_OK):
         fix = "make it writable, or set store.path: nothing is touched that cannot be recorded"
-        return Finding("store", State.BAD, f"{directory} cannot be written", fix)
+        return CheckResult("store", CheckState.BAD, f"{directory} cannot be written", fix)
     free = os.statvfs(directory)
     if free.f_bavail * free.f_frsize < _FREE_BYTES:
         left = words.size(free.f_bavail * free.f_frsize)
-        return Finding(
-            "store", State.BAD, f"{directory}: {left} left", "make room: nothing is touched that cannot be recorded"
+        return CheckResult(
+            "store",
+            CheckState.BAD,
+            f"{directory}: {left} left",
+            "make room: nothing is touched that cannot be recorded",
         )
     try:
         found = read_dump(node.store, history=0)
     except NoStoreError:
-        return Finding("store", State.OK, f"{node.store}: made at the first start")
+        return CheckResult("store", CheckState.OK, f"{node.store}: made at the first start")
     except NewerSchemaError as exc:
-        return Finding("store", State.BAD, str(exc), "install the newer version again")
+        return CheckResult("store", CheckState.BAD, str(exc), "install the newer version again")
     except StoreError as exc:
         fix = "start the daemon: it moves the file aside, and takes what is in force for its own where that is sure"
-        return Finding("store", State.BAD, str(exc), fix)
+        return CheckResult("store", CheckState.BAD, str(exc), fix)
     problems = found["problems"]
     if isinstance(problems, list) and problems:
-        return Finding(
-            "store", State.WARN, f"{node.store}: {problems[0]}", "damaged rows are left out; the daemon repairs it"
+        return CheckResult(
+            "store", CheckState.WARN, f"{node.store}: {problems[0]}", "damaged rows are left out; the daemon repairs it"
         )
     files = found["files"]
-    return Finding(
-        "store", State.OK, f"{node.store}: {words.plural(len(files) if isinstance(files, list) else 0, 'file')}"
+    return CheckResult(
+        "store", CheckState.OK, f"{node.store}: {words.plural(len(files) if isinstance(files, list) else 0, 'file')}"
     )
 
 
@@ -123,22 +128,25 @@ def _is_directory(path: str) -> bool:
         return False
 
 
-def _config(node: NodeView) -> Finding:
+def _config(node: InspectedNode) -> CheckResult:
     if "config" in node.problems:
         lines = node.problems["config"].splitlines()
         more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-        return Finding("config", State.BAD, f"{lines[0]}{more}", "bypassd check-config tells all of it")
+        return CheckResult("config", CheckState.BAD, f"{lines[0]}{more}", "bypassd check-config tells all of it")
     files = ", ".join(node.config_files) or "no file: the defaults hold"
-    return Finding("config", State.OK, f"mode {node.config.mode.value}; {files}")
+    return CheckResult("config", CheckState.OK, f"mode {node.config.mode.value}; {files}")
 
 
-def _daemon(node: NodeView, asked: Asked) -> Finding:
+def _daemon(node: InspectedNode, asked: QueryResults) -> CheckResult:
     if node.socket is None:
-        return Finding("daemon", State.OK, "a copied node: none" if node.copied else "no socket is configured")
+        return CheckResult("daemon", CheckState.OK, "a copied node: none" if node.copied else "no socket is configured")
     if asked.daemon == "ready":
-        return Finding("daemon", State.OK, f"ready on {node.socket}")
+        return CheckResult("daemon", CheckState.OK, f"ready on {node.socket}")
     if asked.daemon is None and not asked.daemon_reasons:
-        return Finding("daemon", State.WARN, "does not run", "systemctl enable --now bypassd")
-    return Finding(
-        "daemon", State.BAD, "; ".join(asked.daemon_reasons) or "not ready", "bypassctl status; journalctl -u bypassd"
+        return CheckResult("daemon", CheckState.WARN, "does not run", "systemctl enable --now bypassd")
+    return CheckResult(
+        "daemon",
+        CheckState.BAD,
+        "; ".join(asked.daemon_reasons) or "not ready",
+        "bypassctl status; journalctl -u bypassd",
     )

@@ -10,9 +10,9 @@ from typing import Final
 from cgroupfs.errors import SourceError
 from cgroupfs.probe import offered
 from reconciler.actuators.network.netlink import link_mbit
-from reconciler.cli.checks.finding import Finding, State
-from reconciler.cli.nodeview import NodeView
-from reconciler.policies.disk import DiskConfig
+from reconciler.cli.checks.finding import CheckResult, CheckState
+from reconciler.cli.nodeview import InspectedNode
+from reconciler.policies.disk import DiskPolicyConfig
 from reconciler.policies.diskrules import by_device
 from reconciler.sources.disks import find_disk
 from state.disk import Disk
@@ -22,33 +22,39 @@ _LEADING: Final = ("ifb", "sch_ingress", "sch_htb", "cls_u32", "act_mirred")
 _THROTTLES: Final = frozenset({"blkio.write_bps", "io.max"})
 
 
-def devices(node: NodeView) -> Iterator[Finding]:
+def devices(node: InspectedNode) -> Iterator[CheckResult]:
     """What ``policies.disk`` and ``policies.network`` need."""
     there = offered(node.hierarchy, node.layout.kubepods) if node.hierarchy and node.layout else frozenset[str]()
     disk, network = node.config.policies.disk, node.config.policies.network
     if disk.enabled:
         yield from _disks(node, disk)
         if there and not there & _THROTTLES:
-            yield Finding("disks", State.WARN, "this kernel limits no disk", "a kernel with CONFIG_BLK_DEV_THROTTLING")
+            yield CheckResult(
+                "disks", CheckState.WARN, "this kernel limits no disk", "a kernel with CONFIG_BLK_DEV_THROTTLING"
+            )
     if network.enabled:
         if there and "net.classid" not in there:
             words = "BE pods in the host's network are not held" if network.pods else "nothing is held"
             fix = "mount cgroup v1's net_cls before the runtime starts, on a kernel with CONFIG_CGROUP_NET_CLASSID"
-            yield Finding("network", State.WARN, f"no net_cls to tell BE's packets from others: {words}", fix)
+            yield CheckResult("network", CheckState.WARN, f"no net_cls to tell BE's packets from others: {words}", fix)
         if network.pods and (absent := _absent(node, _LEADING)):
             found = f"this kernel lacks {', '.join(absent)}: BE pods with a network of their own are not held"
-            yield Finding("network", State.WARN, found, "install the distribution's package of further kernel modules")
+            yield CheckResult(
+                "network", CheckState.WARN, found, "install the distribution's package of further kernel modules"
+            )
         for interface in network.interfaces:
             places = os.path.join(node.root, "sys/class/net")
             if not os.path.isdir(os.path.join(places, interface.name)):
                 found = f"{interface.name}: there is no such interface: nobody is held by it"
-                yield Finding("network", State.WARN, found, "correct policies.network.interfaces")
+                yield CheckResult("network", CheckState.WARN, found, "correct policies.network.interfaces")
             elif interface.link_mbit is None and link_mbit(interface.name, places) is None:
                 found = f"{interface.name}: its driver tells no speed: nobody is held by it"
-                yield Finding("network", State.WARN, found, "set link_mbit of it in policies.network.interfaces")
+                yield CheckResult(
+                    "network", CheckState.WARN, found, "set link_mbit of it in policies.network.interfaces"
+                )
 
 
-def _absent(node: NodeView, names: Iterable[str]) -> list[str]:
+def _absent(node: InspectedNode, names: Iterable[str]) -> list[str]:
     """The modules that this kernel has neither built in nor on disk; none where its lists cannot be read."""
     try:
         with open(os.path.join(node.root, "proc/sys/kernel/osrelease"), encoding="ascii") as file:
@@ -63,23 +69,23 @@ def _absent(node: NodeView, names: Iterable[str]) -> list[str]:
     return [name for name in names if name not in known]
 
 
-def _disks(node: NodeView, config: DiskConfig) -> Iterator[Finding]:
+def _disks(node: InspectedNode, config: DiskPolicyConfig) -> Iterator[CheckResult]:
     weighed = config.weight_be is not None or config.weight_online is not None
     disks: dict[str, Disk] = {}
     for rule in config.devices:
         try:
             disks[rule.name] = find_disk(rule.name, node.root)
         except SourceError as exc:
-            yield Finding("disk", State.WARN, str(exc), "correct policies.disk.devices")
+            yield CheckResult("disk", CheckState.WARN, str(exc), "correct policies.disk.devices")
         else:
             yield _disk(rule.name, disks[rule.name], weighed=weighed)
     for words in by_device(config.devices, disks)[1]:
-        yield Finding("disk", State.WARN, words, "name each disk once in policies.disk.devices")
+        yield CheckResult("disk", CheckState.WARN, words, "name each disk once in policies.disk.devices")
 
 
-def _disk(name: str, disk: Disk, *, weighed: bool) -> Finding:
+def _disk(name: str, disk: Disk, *, weighed: bool) -> CheckResult:
     words = f"{name} is {disk.title}, scheduler {disk.scheduler or 'not known'}"
     if weighed and disk.scheduler and disk.scheduler not in _WEIGHING:
         fix = f"weights need BFQ: echo bfq > /sys/block/{disk.kernel}/queue/scheduler (or iocost on cgroup v2)"
-        return Finding("disk", State.WARN, words, fix)
-    return Finding("disk", State.OK, words)
+        return CheckResult("disk", CheckState.WARN, words, fix)
+    return CheckResult("disk", CheckState.OK, words)

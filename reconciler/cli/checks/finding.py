@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
-class State(StrEnum):
+class CheckState(StrEnum):
     """How a check ended."""
 
     OK = "ok"
@@ -15,10 +15,10 @@ class State(StrEnum):
     BAD = "bad"
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """One line of the screen."""
 
     name: str
-    state: State
+    state: CheckState
     found: str
     fix: str = ""

@@ -7,17 +7,17 @@ from typing import Final
 from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.hierarchy import UNIFIED
 from cgroupfs.knobs import CATALOG
-from cgroupfs.pressure import Resource, group_pressure_file, node_pressure_file, read_pressure
+from cgroupfs.pressure import PressureResource, group_pressure_file, node_pressure_file, read_pressure
 from cgroupfs.probe import offered
 from reconciler.actuators.core_sched.prctl import RealPrctl, unable
 from reconciler.cli import words
 from reconciler.cli.asking import release
 from reconciler.cli.checks.devices import devices
-from reconciler.cli.checks.finding import Finding, State
+from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.checks.memory import memory
-from reconciler.cli.nodeview import NodeView, has_capability, read_text
-from resctrl.capability import Status, read_capability
-from resctrl.groups import Groups
+from reconciler.cli.nodeview import InspectedNode, has_capability, read_text
+from resctrl.capability import ResctrlStatus, read_capability
+from resctrl.groups import ControlGroups
 from state.topology_sysfs import read_topology
 
 _SHOWN: Final = ("cpuset", "cpu", "cpuacct", "memory", "pids", "blkio", "io")
@@ -28,7 +28,7 @@ _DISTRIBUTIONS: Final = {"cpu.identity": "group identity", "cpu.qos": "QoS level
 _IDENTITY_SYSCTL: Final = "kernel.sched_group_identity_enabled"
 
 
-def machine(node: NodeView) -> Iterator[Finding]:
+def machine(node: InspectedNode) -> Iterator[CheckResult]:
     """Kernel, cgroups, and what else the kernel offers."""
     yield _kernel(node)
     yield _cpus(node)
@@ -42,33 +42,36 @@ def machine(node: NodeView) -> Iterator[Finding]:
     yield from devices(node)
 
 
-def _kernel(node: NodeView) -> Finding:
+def _kernel(node: InspectedNode) -> CheckResult:
     text = (read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()
     version = release(text)
     if version is None:
-        return Finding("kernel", State.WARN, "release not known", "proc/sys/kernel/osrelease cannot be read")
+        return CheckResult("kernel", CheckState.WARN, "release not known", "proc/sys/kernel/osrelease cannot be read")
     if version < (5, 10):
-        return Finding(
-            "kernel", State.WARN, f"{text}: older than what is tested (5.10)", "5.10 or later names writers and has PSI"
+        return CheckResult(
+            "kernel",
+            CheckState.WARN,
+            f"{text}: older than what is tested (5.10)",
+            "5.10 or later names writers and has PSI",
         )
-    return Finding("kernel", State.OK, text)
+    return CheckResult("kernel", CheckState.OK, text)
 
 
-def _cpus(node: NodeView) -> Finding:
+def _cpus(node: InspectedNode) -> CheckResult:
     try:
         found = read_topology(node.root)
     except SourceError as exc:
-        return Finding("CPUs", State.BAD, str(exc), "mount /sys")
+        return CheckResult("CPUs", CheckState.BAD, str(exc), "mount /sys")
     parts = [words.plural(len(found.sockets()), "socket"), words.plural(len(found.nodes()), "NUMA node")]
     parts.append("hyper-threads" if found.smt else "no hyper-threads")
-    return Finding("CPUs", State.OK, f"{found.online}: {', '.join(parts)}")
+    return CheckResult("CPUs", CheckState.OK, f"{found.online}: {', '.join(parts)}")
 
 
-def _cgroups(node: NodeView) -> Iterator[Finding]:
+def _cgroups(node: InspectedNode) -> Iterator[CheckResult]:
     hierarchy = node.hierarchy
     if hierarchy is None:
         fix = "mount the cgroup hierarchies (in a container: mount the host's /sys/fs/cgroup)"
-        yield Finding("cgroups", State.BAD, node.problems["cgroups"], fix)
+        yield CheckResult("cgroups", CheckState.BAD, node.problems["cgroups"], fix)
         return
     versions = hierarchy.versions()
     parts = [
@@ -83,100 +86,117 @@ def _cgroups(node: NodeView) -> Iterator[Finding]:
     read_only = [] if node.copied else [name for name in _NEEDED if name in versions and not hierarchy.writable(name)]
     found = f"{hierarchy.mode.value}{driver}; {'; '.join(parts)}"
     if missing:
-        yield Finding("cgroups", State.BAD, f"{found}; without {', '.join(missing)}", "mount or enable the controllers")
+        yield CheckResult(
+            "cgroups", CheckState.BAD, f"{found}; without {', '.join(missing)}", "mount or enable the controllers"
+        )
     elif read_only:
-        yield Finding("cgroups", State.BAD, f"{found}; {', '.join(read_only)} read-only", "mount them read-write")
+        yield CheckResult(
+            "cgroups", CheckState.BAD, f"{found}; {', '.join(read_only)} read-only", "mount them read-write"
+        )
     else:
-        yield Finding("cgroups", State.OK, found)
+        yield CheckResult("cgroups", CheckState.OK, found)
 
 
-def _scheduler(node: NodeView) -> Finding:
+def _scheduler(node: InspectedNode) -> CheckResult:
     """What the policies burst, idle_class, group_identity and qos_level need of the kernel."""
     name = "scheduler"
     if node.hierarchy is None or node.layout is None:
-        return Finding(name, State.WARN, "not known: no kubepods directory to tell", "start the kubelet, and ask again")
+        return CheckResult(
+            name, CheckState.WARN, "not known: no kubepods directory to tell", "start the kubelet, and ask again"
+        )
     there = offered(node.hierarchy, node.layout.kubepods)
     if not there:
-        return Finding(name, State.WARN, "not known: no kubepods directory to tell", "start the kubelet, and ask again")
+        return CheckResult(
+            name, CheckState.WARN, "not known: no kubepods directory to tell", "start the kubelet, and ask again"
+        )
     found = ", ".join(words for knob, words in (_SCHEDULER | _DISTRIBUTIONS).items() if knob in there) or "neither"
     switch = (read_text(node.root, f"proc/sys/{_IDENTITY_SYSCTL.replace('.', '/')}") or "").strip()
     if "cpu.identity" in there and switch == "0":
-        return Finding(name, State.WARN, f"{found} (switched off)", f"sysctl -w {_IDENTITY_SYSCTL}=1")
+        return CheckResult(name, CheckState.WARN, f"{found} (switched off)", f"sysctl -w {_IDENTITY_SYSCTL}=1")
     lacking = [knob for knob in _SCHEDULER if knob not in there]
     if lacking:
         told = " and ".join(f"{_SCHEDULER[knob]}: Linux {CATALOG[knob].forms[1].since}" for knob in lacking)
-        return Finding(name, State.WARN, found, f"{told} or later")
-    return Finding(name, State.OK, found)
+        return CheckResult(name, CheckState.WARN, found, f"{told} or later")
+    return CheckResult(name, CheckState.OK, found)
 
 
-def _core_scheduling(node: NodeView) -> Iterator[Finding]:
+def _core_scheduling(node: InspectedNode) -> Iterator[CheckResult]:
     """Whether the policy core_sched can work; none of a copied node: only its kernel could tell."""
     wanted = node.config.policies.core_sched.enabled
     if node.copied:
         return
     why = unable(RealPrctl())
     if not why:
-        yield Finding("core scheduling", State.OK, "here" if wanted else "here; policies.core_sched is off")
+        yield CheckResult("core scheduling", CheckState.OK, "here" if wanted else "here; policies.core_sched is off")
     elif wanted:
-        yield Finding("core scheduling", State.WARN, why, "policies.core_sched.enabled: false, or another kernel")
+        yield CheckResult(
+            "core scheduling", CheckState.WARN, why, "policies.core_sched.enabled: false, or another kernel"
+        )
     else:
-        yield Finding("core scheduling", State.OK, f"not used; {why}")
+        yield CheckResult("core scheduling", CheckState.OK, f"not used; {why}")
 
 
-def _no_psi(node: NodeView) -> Finding:
+def _no_psi(node: InspectedNode) -> CheckResult:
     """Whether the kernel could, as its build configuration says where that is kept."""
     release_ = (read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()
     built = (read_text(node.root, f"boot/config-{release_}") or "").splitlines()
     if "CONFIG_PSI=y" in built:
         off = "psi=0" in (read_text(node.root, "proc/cmdline") or "").split()
         fix = f"boot with psi=1{' instead of psi=0' if off else ''}: pressure tells interference from load"
-        return Finding("PSI", State.WARN, "compiled in, but off", fix)
+        return CheckResult("PSI", CheckState.WARN, "compiled in, but off", fix)
     if built:
-        return Finding("PSI", State.WARN, "this kernel is built without", "a kernel with CONFIG_PSI (4.20 or later)")
-    return Finding("PSI", State.WARN, "none", "boot with psi=1: pressure tells interference from load")
+        return CheckResult(
+            "PSI", CheckState.WARN, "this kernel is built without", "a kernel with CONFIG_PSI (4.20 or later)"
+        )
+    return CheckResult("PSI", CheckState.WARN, "none", "boot with psi=1: pressure tells interference from load")
 
 
-def _psi(node: NodeView) -> Finding:
+def _psi(node: InspectedNode) -> CheckResult:
     try:
-        read_pressure(node_pressure_file(Resource.CPU, node.root))
+        read_pressure(node_pressure_file(PressureResource.CPU, node.root))
     except AgentError:
         return _no_psi(node)
     groups = False
     if node.hierarchy is not None and node.layout is not None:
-        groups = group_pressure_file(node.hierarchy, node.layout.kubepods, Resource.CPU) is not None
+        groups = group_pressure_file(node.hierarchy, node.layout.kubepods, PressureResource.CPU) is not None
     privileged = has_capability(node.root, _SYS_RESOURCE)
     found = f"node, {'groups' if groups else 'not per group'}, triggers {'any' if privileged else '2 s'} window"
     if not groups:
-        return Finding(
-            "PSI", State.WARN, found, "a cgroup2 mount that the runtime joins; or interference.private_cgroup2: true"
+        return CheckResult(
+            "PSI",
+            CheckState.WARN,
+            found,
+            "a cgroup2 mount that the runtime joins; or interference.private_cgroup2: true",
         )
-    return Finding("PSI", State.OK, found)
+    return CheckResult("PSI", CheckState.OK, found)
 
 
-def hardware_counters(node: NodeView) -> list[str]:
+def hardware_counters(node: InspectedNode) -> list[str]:
     """The processor's own counters, as the kernel calls them; none in most virtual machines."""
     devices = os.path.join(node.root, "sys/bus/event_source/devices")
     return [name for name in ("cpu", "cpu_core", "cpu_atom", "armv8_pmuv3_0") if os.path.exists(f"{devices}/{name}")]
 
 
-def _pmu(node: NodeView) -> Finding:
+def _pmu(node: InspectedNode) -> CheckResult:
     there = hardware_counters(node)
     if not there:
-        return Finding("PMU", State.WARN, "no hardware counters", "in a VM: pass the PMU through; CPI is not measured")
-    return Finding("PMU", State.OK, ", ".join(there))
+        return CheckResult(
+            "PMU", CheckState.WARN, "no hardware counters", "in a VM: pass the PMU through; CPI is not measured"
+        )
+    return CheckResult("PMU", CheckState.OK, ", ".join(there))
 
 
-def _resctrl(node: NodeView) -> Finding:
+def _resctrl(node: InspectedNode) -> CheckResult:
     try:
         found = read_capability(node.root)
     except AgentError as exc:
-        return Finding("resctrl", State.WARN, str(exc), "cache and bandwidth stay undivided")
-    if found.status is not Status.READY:
+        return CheckResult("resctrl", CheckState.WARN, str(exc), "cache and bandwidth stay undivided")
+    if found.status is not ResctrlStatus.READY:
         fix = {
-            Status.NOT_MOUNTED: "mount -t resctrl resctrl /sys/fs/resctrl",
-            Status.NO_KERNEL: "a kernel with CONFIG_X86_CPU_RESCTRL",
+            ResctrlStatus.NOT_MOUNTED: "mount -t resctrl resctrl /sys/fs/resctrl",
+            ResctrlStatus.NO_KERNEL: "a kernel with CONFIG_X86_CPU_RESCTRL",
         }.get(found.status, "nothing: this CPU has none; cache and bandwidth stay undivided")
-        return Finding("resctrl", State.WARN, found.reason, fix)
+        return CheckResult("resctrl", CheckState.WARN, found.reason, fix)
     parts = [f"{cache.name} {cache.ways} ways" for cache in found.caches] + [one.name for one in found.bandwidths]
     offered = f"{', '.join(parts) or 'monitoring only'}; {found.control_groups} groups"
     if found.monitoring is not None:
@@ -185,14 +205,16 @@ def _resctrl(node: NodeView) -> Finding:
     if ours or others:
         offered += f"; {ours} ours, {others} of others"
     if others and found.control_groups - 1 - others <= 0:
-        return Finding("resctrl", State.WARN, offered, "others hold every control group: none is left for classes")
-    return Finding("resctrl", State.OK, offered)
+        return CheckResult(
+            "resctrl", CheckState.WARN, offered, "others hold every control group: none is left for classes"
+        )
+    return CheckResult("resctrl", CheckState.OK, offered)
 
 
 def _resctrl_groups(root: str) -> tuple[int, int]:
     """How many control groups are ours and others'."""
     try:
-        groups = Groups(root)
+        groups = ControlGroups(root)
         return len(groups.ours()), len(groups.foreign())
     except AgentError:
         return 0, 0

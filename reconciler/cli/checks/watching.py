@@ -8,22 +8,22 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from cgroupfs.errors import AgentError
-from cgroupfs.pressure import Resource, group_pressure_file, node_pressure_file, read_pressure
+from cgroupfs.pressure import PressureResource, group_pressure_file, node_pressure_file, read_pressure
 from cgroupfs.private import POINT, private_tree
 from reconciler.cli import words
-from reconciler.cli.asking import Asked
-from reconciler.cli.checks.finding import Finding, State
+from reconciler.cli.asking import QueryResults
+from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.checks.machine import hardware_counters
-from reconciler.cli.nodeview import NodeView, read_text
-from reconciler.config.model import Endpoint, Mode
-from reconciler.detectors.rule import Rule, RuleMode, effective
+from reconciler.cli.nodeview import InspectedNode, read_text
+from reconciler.config.model import AgentMode, EndpointSection
+from reconciler.detectors.rule import RuleConfig, RuleMode, effective
 from reconciler.detectors.table import DETECTORS, DetectorEntry
 from reconciler.policies.cache import signals_of as cache_signals
 from reconciler.responses.eviction.config import TriggersConfig
 from reconciler.responses.eviction.plan import signals_of
 from reconciler.signals.perf import misses_confidence
-from resctrl.capability import Status, read_capability
-from state.eviction import Means
+from resctrl.capability import ResctrlStatus, read_capability
+from state.eviction import EvictionMethodName
 
 _WAITING: Final = frozenset({"cpu.wait", "cpu.wait_milli", "cpu.wait_own", "cpu.delay"})
 _COUNTED: Final = frozenset({"cpi", "llc.misses"})
@@ -34,7 +34,7 @@ _NET_ADMIN: Final = 12
 _SETUID: Final = (6, 7)
 
 
-def watching(node: NodeView, asked: Asked) -> Iterator[Finding]:
+def watching(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
     """What ``interference``, ``eviction`` and a share of the cache that moves need."""
     config = node.config
     if config.interference.enabled:
@@ -54,7 +54,7 @@ def watching(node: NodeView, asked: Asked) -> Iterator[Finding]:
 # Rules
 
 
-def _rules(node: NodeView, asked: Asked, rules: Mapping[str, Rule]) -> Finding:
+def _rules(node: InspectedNode, asked: QueryResults, rules: Mapping[str, RuleConfig]) -> CheckResult:
     """Which rules can be judged: a group of one whose signals are all there is enough."""
     lacking = _lacking(node, asked)
     blind: dict[str, str] = {}
@@ -64,17 +64,19 @@ def _rules(node: NodeView, asked: Asked, rules: Mapping[str, Rule]) -> Finding:
             blind[name] = min(groups, key=len)[0]
     enforced = sum(rule.mode is RuleMode.ENFORCE for rule in rules.values())
     found = f"{words.plural(len(rules), 'rule')}, {enforced} enforced"
-    if enforced and node.config.mode is not Mode.ENFORCE:
+    if enforced and node.config.mode is not AgentMode.ENFORCE:
         found += f" (mode is {node.config.mode.value}: nothing is done)"
     if not blind:
-        return Finding(
-            "interference", State.OK, f"{found}; this node has the signals for {'it' if len(rules) == 1 else 'all'}"
+        return CheckResult(
+            "interference",
+            CheckState.OK,
+            f"{found}; this node has the signals for {'it' if len(rules) == 1 else 'all'}",
         )
     told = ", ".join(f"{name} (no {signal})" for name, signal in blind.items())
     fixes = dict.fromkeys(lacking[signal] for signal in blind.values())
-    return Finding(
+    return CheckResult(
         "interference",
-        State.WARN,
+        CheckState.WARN,
         f"{found}; unknown here: {told}",
         f"{'; '.join(fixes)}; or mode: off for those rules",
     )
@@ -96,15 +98,15 @@ _ANY_OF: Final[Mapping[str, frozenset[str]]] = {
     "cache": frozenset({"llc.misses", "llc.occupancy"}),
 }
 """Detectors that answer with any of these; the others need all their signals."""
-_PRESSURE: Final = frozenset(f"{resource}.pressure{full}" for resource in Resource for full in ("", "_full"))
+_PRESSURE: Final = frozenset(f"{resource}.pressure{full}" for resource in PressureResource for full in ("", "_full"))
 _NO_PSI: Final = "see PSI above"
 
 
-def _lacking(node: NodeView, asked: Asked) -> dict[str, str]:
+def _lacking(node: InspectedNode, asked: QueryResults) -> dict[str, str]:
     """Signals of pods that this node cannot tell, each with the remedy."""
     found: dict[str, str] = {}
     try:
-        read_pressure(node_pressure_file(Resource.CPU, node.root))
+        read_pressure(node_pressure_file(PressureResource.CPU, node.root))
     except AgentError:
         found |= dict.fromkeys(_PRESSURE, _NO_PSI)
     else:
@@ -124,21 +126,21 @@ def _lacking(node: NodeView, asked: Asked) -> dict[str, str]:
     return found
 
 
-def _pressure_of_groups(node: NodeView) -> bool:
+def _pressure_of_groups(node: InspectedNode) -> bool:
     if node.hierarchy is None or node.layout is None:
         return False
-    return group_pressure_file(node.hierarchy, node.layout.kubepods, Resource.CPU) is not None
+    return group_pressure_file(node.hierarchy, node.layout.kubepods, PressureResource.CPU) is not None
 
 
-def _monitors(node: NodeView) -> bool:
+def _monitors(node: InspectedNode) -> bool:
     try:
         found = read_capability(node.root)
     except AgentError:
         return False
-    return found.status is Status.READY and found.monitoring is not None
+    return found.status is ResctrlStatus.READY and found.monitoring is not None
 
 
-def _run_queue(node: NodeView, asked: Asked) -> Iterator[Finding]:
+def _run_queue(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
     """Waiting is known by schedstat as well, of each thread on its own, where taskstats is not to be had."""
     wanted = signals_of(node.config.eviction)
     for rule in effective(node.config.interference.rules).values() if node.config.interference.enabled else ():
@@ -154,10 +156,10 @@ def _run_queue(node: NodeView, asked: Asked) -> Iterator[Finding]:
     fix = "give the daemon CAP_NET_ADMIN and the host's network and PIDs, on a kernel with CONFIG_TASKSTATS"
     if read_text(node.root, "proc/self/schedstat") is None:
         found, fix = f"{problem}; no schedstat either: not known how long pods wait", f"{fix} or CONFIG_SCHED_INFO"
-    yield Finding("run queue", State.WARN, found, fix)
+    yield CheckResult("run queue", CheckState.WARN, found, fix)
 
 
-def _private(node: NodeView, asked: Asked) -> Iterator[Finding]:
+def _private(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
     """Whether the daemon could mount the groups that pressure of pods is counted in."""
     if not node.config.interference.private_cgroup2 or node.hierarchy is None or node.copied:
         return
@@ -167,21 +169,21 @@ def _private(node: NodeView, asked: Asked) -> Iterator[Finding]:
     mounts = read_text("/", f"proc/{asked.daemon_pid}/mountinfo")
     if mounts is not None and f" {POINT} " not in mounts:
         fix = "allow the calls: SystemCallFilter=mount umount2 in a drop-in of the unit; else see the daemon's log"
-        yield Finding("private cgroup2", State.WARN, f"the daemon has not mounted {POINT}", fix)
+        yield CheckResult("private cgroup2", CheckState.WARN, f"the daemon has not mounted {POINT}", fix)
 
 
-def _probes(node: NodeView, asked: Asked) -> Iterator[Finding]:
+def _probes(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
     probes = node.config.interference.probes
     others = [name for name, one in probes.items() if one.command is not None and one.command.user not in {"root", "0"}]
     if others and not node.copied and not all(_holds(asked, bit) for bit in _SETUID):
         fix = "CapabilityBoundingSet=CAP_SETUID CAP_SETGID in a drop-in of the unit (docs/probes.md)"
-        yield Finding("probes", State.WARN, f"{', '.join(others)}: the daemon cannot become another user", fix)
+        yield CheckResult("probes", CheckState.WARN, f"{', '.join(others)}: the daemon cannot become another user", fix)
     kubelet = node.config.kubelet
-    asks = kubelet.enabled and kubelet.endpoint is not Endpoint.OFF
+    asks = kubelet.enabled and kubelet.endpoint is not EndpointSection.OFF
     if any("{ip}" in str(_target(one)) for one in probes.values()) and not node.copied and asked.kubelet_body is None:
         why = "the kubelet's list of pods cannot be had" if asks else "the kubelet is not asked for its pods"
         fix = "see kubelet /pods above" if asks else "kubelet.endpoint: auto"
-        yield Finding("probes", State.WARN, f"{{ip}} has no value: {why}", fix)
+        yield CheckResult("probes", CheckState.WARN, f"{{ip}} has no value: {why}", fix)
 
 
 def _target(probe: object) -> object:
@@ -193,14 +195,16 @@ def _target(probe: object) -> object:
     return getattr(asked, "url", "")
 
 
-def _recording(node: NodeView, asked: Asked) -> Iterator[Finding]:
+def _recording(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
     directory = node.config.interference.record.directory
     if directory is not None and not node.copied and not _writable(asked, directory):
         inside = os.path.join(os.path.dirname(node.store), "recordings")
-        yield Finding("recording", State.WARN, f"{directory} cannot be written", f"a directory such as {inside}")
+        yield CheckResult(
+            "recording", CheckState.WARN, f"{directory} cannot be written", f"a directory such as {inside}"
+        )
 
 
-def _moving(node: NodeView, asked: Asked) -> Iterator[Finding]:
+def _moving(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
     """What BE's share of cache and bandwidth moves by, where it does not stand still."""
     if not cache_signals(node.config.policies.cache):
         return
@@ -213,16 +217,16 @@ def _moving(node: NodeView, asked: Asked) -> Iterator[Finding]:
     if missing:
         found = f"BE's share goes by {there[0]} alone" if there else "BE's share stays at the level low"
         fix = "; ".join(dict.fromkeys(missing.values()))
-        yield Finding("cache share", State.WARN, f"{found}: no {' and no '.join(missing)} counted", fix)
+        yield CheckResult("cache share", CheckState.WARN, f"{found}: no {' and no '.join(missing)} counted", fix)
 
 
 # Eviction
 
 
-def _eviction(node: NodeView, asked: Asked) -> Finding:
+def _eviction(node: InspectedNode, asked: QueryResults) -> CheckResult:
     """Whether pods go, and which of the configured means could be used."""
     config = node.config.eviction
-    dry = config.dry_run or node.config.mode is not Mode.ENFORCE
+    dry = config.dry_run or node.config.mode is not AgentMode.ENFORCE
     triggers = [name for name in TriggersConfig.__struct_fields__ if getattr(config.triggers, name).enabled]
     reason = "eviction.dry_run" if config.dry_run else f"mode is {node.config.mode.value}"
     found = f"a dry run ({reason})" if dry else "pods are evicted"
@@ -234,49 +238,51 @@ def _eviction(node: NodeView, asked: Asked) -> Finding:
         (lacking if why else usable).append(f"{means}: {why}" if why else _how(node, means))
     found += f"; by {', '.join(usable)}" if usable else "; by no means"
     if not lacking:
-        return Finding("eviction", State.OK, found)
-    state = State.WARN if usable or dry else State.BAD
+        return CheckResult("eviction", CheckState.OK, found)
+    state = CheckState.WARN if usable or dry else CheckState.BAD
     fix = "make it reachable, or leave it out of eviction.means.order"
-    return Finding("eviction", state, f"{found}; not {'; not '.join(lacking)}", fix)
+    return CheckResult("eviction", state, f"{found}; not {'; not '.join(lacking)}", fix)
 
 
-def _unusable(means: Means, asked: Asked) -> str:
+def _unusable(means: EvictionMethodName, asked: QueryResults) -> str:
     match means:
-        case Means.API:
+        case EvictionMethodName.API:
             return asked.api_problem or ""
-        case Means.CRI:
+        case EvictionMethodName.CRI:
             return "" if asked.cri_version is not None else asked.cri_problem or "no CRI socket"
-        case Means.SIGNAL:
+        case EvictionMethodName.SIGNAL:
             return "" if _holds(asked, _KILL) else "the daemon lacks CAP_KILL"
 
 
-def _how(node: NodeView, means: Means) -> str:
+def _how(node: InspectedNode, means: EvictionMethodName) -> str:
     """``signal`` says by what: a kernel with cgroup.kill catches those that are just being forked as well."""
-    if means is not Means.SIGNAL or node.hierarchy is None or node.layout is None:
+    if means is not EvictionMethodName.SIGNAL or node.hierarchy is None or node.layout is None:
         return str(means)
     kubepods = node.hierarchy.trigger_directory(node.layout.kubepods)
     return "signal (cgroup.kill)" if os.path.exists(os.path.join(kubepods, "cgroup.kill")) else "signal (one by one)"
 
 
-def _notice(node: NodeView, asked: Asked) -> Iterator[Finding]:
+def _notice(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
     """Files for pods that want a notice: any pod may, by its annotation."""
     pods = os.path.join(node.root, node.kubelet.root_dir.lstrip("/"), "pods")
     if not node.copied and os.path.isdir(pods) and not _writable(asked, pods):
         fix = f"ReadWritePaths={pods} in a drop-in of the unit"
-        yield Finding("notices", State.WARN, f"{pods} cannot be written: no notice reaches a pod's volume", fix)
+        yield CheckResult(
+            "notices", CheckState.WARN, f"{pods} cannot be written: no notice reaches a pod's volume", fix
+        )
 
 
 # The daemon's own rights
 
 
-def _holds(asked: Asked, bit: int) -> bool:
+def _holds(asked: QueryResults, bit: int) -> bool:
     """Whether the daemon, or without one this process, has a capability."""
     text = read_text("/", f"proc/{asked.daemon_pid or 'self'}/status") or ""
     held = next((int(line.split()[1], 16) for line in text.splitlines() if line.startswith("CapEff:")), 0)
     return bool(held >> bit & 1)
 
 
-def _writable(asked: Asked, path: str) -> bool:
+def _writable(asked: QueryResults, path: str) -> bool:
     """Whether the daemon can write there, or make the directory: seen with its mounts, where it has some of its own."""
     root = f"/proc/{asked.daemon_pid}/root" if asked.daemon_pid is not None else ""
     while path != "/" and not os.path.isdir(root + path):

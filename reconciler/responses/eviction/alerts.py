@@ -2,38 +2,38 @@
 
 from typing import Final
 
-from reconciler.alerts.alert import Alert, Kind, Severity
-from state.eviction import Case, Means, Outcome
+from reconciler.alerts.alert import Alert, AlertKind, Severity
+from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome
 
 _KINDS: Final = {
-    Outcome.DONE: Kind.EVICTION_DONE,
-    Outcome.GONE: Kind.EVICTION_DONE,
-    Outcome.REFUSED: Kind.EVICTION_REFUSED,
-    Outcome.ABANDONED: Kind.EVICTION_REFUSED,
-    Outcome.FAILED: Kind.EVICTION_FAILED,
+    EvictionOutcome.DONE: AlertKind.EVICTION_DONE,
+    EvictionOutcome.GONE: AlertKind.EVICTION_DONE,
+    EvictionOutcome.REFUSED: AlertKind.EVICTION_REFUSED,
+    EvictionOutcome.ABANDONED: AlertKind.EVICTION_REFUSED,
+    EvictionOutcome.FAILED: AlertKind.EVICTION_FAILED,
 }
 _SEVERITIES: Final = {
-    Outcome.DONE: Severity.WARNING,
-    Outcome.GONE: Severity.INFO,
-    Outcome.REFUSED: Severity.WARNING,
-    Outcome.ABANDONED: Severity.INFO,
-    Outcome.FAILED: Severity.CRITICAL,
+    EvictionOutcome.DONE: Severity.WARNING,
+    EvictionOutcome.GONE: Severity.INFO,
+    EvictionOutcome.REFUSED: Severity.WARNING,
+    EvictionOutcome.ABANDONED: Severity.INFO,
+    EvictionOutcome.FAILED: Severity.CRITICAL,
 }
 _WORDS: Final = {
-    Outcome.DONE: "was evicted",
-    Outcome.GONE: "ended by itself before it was evicted",
-    Outcome.REFUSED: "is not evicted",
-    Outcome.ABANDONED: "is not evicted after all",
-    Outcome.FAILED: "could not be evicted",
+    EvictionOutcome.DONE: "was evicted",
+    EvictionOutcome.GONE: "ended by itself before it was evicted",
+    EvictionOutcome.REFUSED: "is not evicted",
+    EvictionOutcome.ABANDONED: "is not evicted after all",
+    EvictionOutcome.FAILED: "could not be evicted",
 }
 _MOST_RANKED: Final = 20
 
 
-def planned(case: Case) -> Alert:
+def planned(case: EvictionCase) -> Alert:
     """Before anything is done."""
     order = case.order
     return Alert(
-        kind=Kind.EVICTION_PLANNED,
+        kind=AlertKind.EVICTION_PLANNED,
         key=_key(case),
         summary=f"{order.title} is going to be evicted ({order.cause}): {order.evidence}",
         severity=Severity.WARNING,
@@ -44,7 +44,7 @@ def planned(case: Case) -> Alert:
     )
 
 
-def ended(case: Case) -> Alert:
+def ended(case: EvictionCase) -> Alert:
     """How it ended; the case has an outcome."""
     assert case.outcome is not None
     order = case.order
@@ -60,13 +60,13 @@ def ended(case: Case) -> Alert:
     )
 
 
-def _key(case: Case) -> str:
+def _key(case: EvictionCase) -> str:
     return f"eviction:{case.order.id}"
 
 
-def _labels(case: Case) -> dict[str, str]:
+def _labels(case: EvictionCase) -> dict[str, str]:
     order = case.order
-    means = {"means": str(case.means)} if isinstance(case.means, Means) else {}
+    means = {"means": str(case.means)} if isinstance(case.means, EvictionMethodName) else {}
     return {
         "namespace": order.namespace or "",
         "pod": order.name or order.title,
@@ -76,7 +76,7 @@ def _labels(case: Case) -> dict[str, str]:
     }
 
 
-def _details(case: Case) -> dict[str, str]:
+def _details(case: EvictionCase) -> dict[str, str]:
     order = case.order
     found = {
         "order": order.id,

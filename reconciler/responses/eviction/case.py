@@ -24,69 +24,69 @@ from cgroupfs.errors import CgroupError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.subtree import Subtree
 from reconciler.responses.eviction import alerts
-from reconciler.responses.eviction.journal import Journal
-from reconciler.responses.means.base import Way, grace_of, obeys
+from reconciler.responses.eviction.journal import EvictionJournal
+from reconciler.responses.means.base import EvictionMethod, grace_of, obeys
 from reconciler.responses.means.config import EvictionMeans
-from reconciler.responses.means.notice import Notices
-from reconciler.responses.means.processes import OwnPodError, Processes, anyone, emptied, thaw
-from state.eviction import Case, Means, Outcome, Step
+from reconciler.responses.means.notice import NoticeSender
+from reconciler.responses.means.processes import OwnPodError, PodTermination, anyone, emptied, thaw
+from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 
-_LOCAL: Final = frozenset({Means.CRI, Means.SIGNAL})
+_LOCAL: Final = frozenset({EvictionMethodName.CRI, EvictionMethodName.SIGNAL})
 """Means that the kubelet does not know of: it may start the pod again."""
 _LOOK_S: Final = 0.25
-_BEFORE_ACTS: Final = frozenset({Step.PLANNED, Step.NOTICE})
+_BEFORE_ACTS: Final = frozenset({EvictionStep.PLANNED, EvictionStep.NOTICE})
 
 
-class Tools(Struct, frozen=True, kw_only=True):
+class CaseTools(Struct, frozen=True, kw_only=True):
     """What every case is carried out with.
 
     ``forbidden``: why a case must not go on (held, switched off, withdrawn); None: it may. ``boot``: this boot's id.
     """
 
     hierarchy: Hierarchy
-    journal: Journal
-    ways: Sequence[Way]
-    notices: Notices
+    journal: EvictionJournal
+    ways: Sequence[EvictionMethod]
+    notices: NoticeSender
     config: EvictionMeans
-    processes: Processes
-    forbidden: Callable[[Case], str | None]
+    processes: PodTermination
+    forbidden: Callable[[EvictionCase], str | None]
     boot: str = ""
     clock: Callable[[], float] = time.time
 
 
-class _Ended(Exception):
+class _CaseEnd(Exception):
     """Carries the end of a case out of whatever is being done."""
 
-    def __init__(self, outcome: Outcome, detail: str) -> None:
+    def __init__(self, outcome: EvictionOutcome, detail: str) -> None:
         super().__init__(detail)
         self.outcome = outcome
         self.detail = detail
 
 
 @final
-class Handling:
+class CaseRunner:
     """`base.Work` for one case. ``changed`` is called with every case that has become durable."""
 
-    def __init__(self, case: Case, tools: Tools, changed: Callable[[Case], None]) -> None:
+    def __init__(self, case: EvictionCase, tools: CaseTools, changed: Callable[[EvictionCase], None]) -> None:
         self._case = case
         self._tools = tools
         self._changed = changed
         self._tree: Subtree | None = None
         # What an earlier run was at; None as soon as we are past it.
-        self._resumed: Step | None = case.step if case.step is not Step.PLANNED else None
+        self._resumed: EvictionStep | None = case.step if case.step is not EvictionStep.PLANNED else None
         self._stepped: float | None = None
-        self._way: Means | None = case.means
+        self._way: EvictionMethodName | None = case.means
         self._broken: str | None = None
 
     # As `base.Work`
 
     @property
-    def case(self) -> Case:
+    def case(self) -> EvictionCase:
         """As last journalled."""
         return self._case
 
     @property
-    def resumed(self) -> Step | None:
+    def resumed(self) -> EvictionStep | None:
         """See `base.Work`."""
         return self._resumed
 
@@ -97,7 +97,7 @@ class Handling:
         return self._tree
 
     @property
-    def processes(self) -> Processes:
+    def processes(self) -> PodTermination:
         """Who is in them."""
         return self._tools.processes
 
@@ -111,7 +111,7 @@ class Handling:
         why = self._tools.forbidden(self._case)
         if why is not None:
             more = "; the API server has accepted it already" if self._case.accepted else ""
-            raise _Ended(Outcome.ABANDONED, why + more)
+            raise _CaseEnd(EvictionOutcome.ABANDONED, why + more)
 
     def elapsed_s(self) -> float:
         """Time since the step was first journalled; never negative, whoever sets the clock.
@@ -123,7 +123,9 @@ class Handling:
             return trio.current_time() - self._stepped
         return max(0.0, self._tools.clock() - self._case.step_s)
 
-    async def step(self, step: Step, *, accepted: bool = False, pid_starts: Mapping[int, int] | None = None) -> None:
+    async def step(
+        self, step: EvictionStep, *, accepted: bool = False, pid_starts: Mapping[int, int] | None = None
+    ) -> None:
         """See `base.Work`."""
         if accepted:
             self._case = replace(self._case, accepted=True)  # known from here on, whatever `check` says
@@ -169,17 +171,17 @@ class Handling:
         case = replace(case, boot=self._tools.boot, begun_s=now, step_s=now)
         await self._write(case, planned=True)
 
-    async def run(self) -> Case:
+    async def run(self) -> EvictionCase:
         """Carry it out; the case as it has ended."""
         if self._case.boot != self._tools.boot:
-            outcome, detail = Outcome.ABANDONED, "the machine was started anew"
+            outcome, detail = EvictionOutcome.ABANDONED, "the machine was started anew"
         elif self._broken is not None:
-            outcome, detail = Outcome.FAILED, self._broken
+            outcome, detail = EvictionOutcome.FAILED, self._broken
         else:
             outcome, detail = await self._within_groups()
         case = replace(
             self._case,
-            step=Step.ENDED,
+            step=EvictionStep.ENDED,
             outcome=outcome,
             detail=detail,
             ended_s=self._tools.clock(),
@@ -188,22 +190,22 @@ class Handling:
         await self._write(case, told=True)
         return case
 
-    async def _within_groups(self) -> tuple[Outcome, str]:
+    async def _within_groups(self) -> tuple[EvictionOutcome, str]:
         """All of it while the groups are held open; how it ended."""
         try:
             with Subtree.open(self._tools.hierarchy, self._case.target.group, self._case.target.inodes) as tree:
                 self._tree = tree
                 try:
                     await self._go()
-                    end = _Ended(Outcome.FAILED, "; ".join(self._case.tried) or "there is no means")
-                except _Ended as exc:
+                    end = _CaseEnd(EvictionOutcome.FAILED, "; ".join(self._case.tried) or "there is no means")
+                except _CaseEnd as exc:
                     end = exc
                 except OwnPodError as exc:
-                    end = _Ended(Outcome.REFUSED, str(exc))
+                    end = _CaseEnd(EvictionOutcome.REFUSED, str(exc))
                 await self._leave(end.outcome)
                 return end.outcome, end.detail
         except CgroupError as exc:
-            return Outcome.FAILED, str(exc)
+            return EvictionOutcome.FAILED, str(exc)
 
     async def _go(self) -> None:
         if not await anyone(self.tree):
@@ -214,7 +216,7 @@ class Handling:
         for way in self._tools.ways:
             if way.means in self._case.left or self._passed(way):
                 continue
-            if way.means is not Means.API:
+            if way.means is not EvictionMethodName.API:
                 self._obey()
             await self._try(way)
         self._obey()
@@ -222,19 +224,19 @@ class Handling:
     def _obey(self) -> None:
         """Ends the case where a disruption budget has refused, also an earlier run of the daemon."""
         if (why := obeys(self._case, self._tools.config)) is not None:
-            raise _Ended(Outcome.REFUSED, f"{why}: {self._case.budget}")
+            raise _CaseEnd(EvictionOutcome.REFUSED, f"{why}: {self._case.budget}")
 
-    def _passed(self, way: Way) -> bool:
+    def _passed(self, way: EvictionMethod) -> bool:
         """Whether an earlier run was beyond this way already; the order may have been changed since."""
         resumed_at = self._case.means if self._resumed is not None else None
         usable = [one.means for one in self._tools.ways]
         return resumed_at in usable and resumed_at is not way.means and resumed_at not in self._case.left
 
     async def _found_empty(self) -> None:
-        if self._case.step is Step.PLANNED:
-            raise _Ended(Outcome.GONE, "nobody was left in it")
-        if self._case.step is Step.NOTICE:
-            raise _Ended(Outcome.DONE, "it ended after the notice")
+        if self._case.step is EvictionStep.PLANNED:
+            raise _CaseEnd(EvictionOutcome.GONE, "nobody was left in it")
+        if self._case.step is EvictionStep.NOTICE:
+            raise _CaseEnd(EvictionOutcome.DONE, "it ended after the notice")
         await self._verify("it had ended when the daemon looked again")
 
     async def _notice(self) -> None:
@@ -245,24 +247,24 @@ class Handling:
         if wish is None:
             self._resumed = None
             return
-        again = self._resumed is Step.NOTICE
-        await self.step(Step.NOTICE)
+        again = self._resumed is EvictionStep.NOTICE
+        await self.step(EvictionStep.NOTICE)
         await self.thaw()
         said = await notices.give(self, wish, again=again)
         self._case = replace(self._case, tried=(*self._case.tried, f"notice: {said}"))
         if not await anyone(self.tree):
-            raise _Ended(Outcome.DONE, "it ended after the notice")
+            raise _CaseEnd(EvictionOutcome.DONE, "it ended after the notice")
 
-    async def _try(self, way: Way) -> None:
+    async def _try(self, way: EvictionMethod) -> None:
         """One means, again when the kubelet brings the pod back; returns when it does not help."""
         if self._case.means is not way.means:
             self._resumed = None
-        if self._resumed is Step.VERIFY:
+        if self._resumed is EvictionStep.VERIFY:
             # It has come back while nobody looked, or had not quite ended.
             self._resumed = None
             await self._count_return()
         # What has been accepted only has to be waited for.
-        if self._resumed is not Step.WAIT and (why := way.unusable(self._case)) is not None:
+        if self._resumed is not EvictionStep.WAIT and (why := way.unusable(self._case)) is not None:
             self._give_up(way.means, why)
             return
         self._way = way.means
@@ -272,11 +274,11 @@ class Handling:
             if result.outcome is None:
                 self._give_up(way.means, result.detail)
                 return
-            if result.outcome is not Outcome.DONE:
-                raise _Ended(result.outcome, result.detail)
+            if result.outcome is not EvictionOutcome.DONE:
+                raise _CaseEnd(result.outcome, result.detail)
             await self._verify(result.detail)
 
-    def _give_up(self, means: Means, why: str) -> None:
+    def _give_up(self, means: EvictionMethodName, why: str) -> None:
         """Durable with the next step; without one the end tells it."""
         self._case = replace(
             self._case, tried=(*self._case.tried, f"{means}: {why}"), left=(*self._case.left, means), pid_starts={}
@@ -285,13 +287,13 @@ class Handling:
     async def _verify(self, detail: str) -> None:
         """Ends the case as done when the pod stays empty; returns when the kubelet has started it again."""
         self._way = self._case.means
-        await self.step(Step.VERIFY)
+        await self.step(EvictionStep.VERIFY)
         if self._case.means in _LOCAL and self.tree.exists:
             left_s = self._tools.config.restarts.watch_s - self.elapsed_s()
             if await self._comes_back(max(0.0, left_s)):
                 await self._count_return()
                 return
-        raise _Ended(Outcome.DONE, detail)
+        raise _CaseEnd(EvictionOutcome.DONE, detail)
 
     async def _comes_back(self, within_s: float) -> bool:
         with trio.move_on_after(within_s):
@@ -306,15 +308,17 @@ class Handling:
         self._case = replace(self._case, rounds=rounds, pid_starts={})
         most = self._tools.config.restarts.times
         if rounds > most:
-            raise _Ended(Outcome.FAILED, f"the kubelet has started it again {rounds} times after it was ended")
+            raise _CaseEnd(
+                EvictionOutcome.FAILED, f"the kubelet has started it again {rounds} times after it was ended"
+            )
 
-    async def _leave(self, outcome: Outcome) -> None:
+    async def _leave(self, outcome: EvictionOutcome) -> None:
         """Nothing stays stopped, and nobody who lives on waits for an end that does not come."""
         await self.thaw()
-        if outcome not in {Outcome.DONE, Outcome.FAILED} and await anyone(self.tree):
+        if outcome not in {EvictionOutcome.DONE, EvictionOutcome.FAILED} and await anyone(self.tree):
             await self._tools.notices.withdraw(self._case)
 
-    async def _write(self, case: Case, *, planned: bool = False, told: bool = False) -> None:
+    async def _write(self, case: EvictionCase, *, planned: bool = False, told: bool = False) -> None:
         due = [alerts.planned(case)] if planned else [alerts.ended(case)] if told else []
         await self._tools.journal.write(case, *due)
         self._case = case

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from reconciler.responses.eviction.exemptions import SparedConfig
+from reconciler.responses.eviction.exemptions import ExemptionsConfig
 from reconciler.responses.means.config import EvictionMeans
 from state.model import PodClass
 
@@ -155,7 +155,7 @@ class NodeMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_
         return _left(self.lower_percent, self.threshold_percent)
 
 
-class NumaMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NumaMemoryTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A NUMA node is short of free memory, by the kernel's watermarks (Katalyst)."""
 
     grace_s: Grace = 10.0
@@ -263,7 +263,7 @@ class ImageFsMinimum(FsMinimum, frozen=True, kw_only=True, forbid_unknown_fields
     available_percent: Annotated[float, Meta(ge=0, le=100, description="of its size; 0: not judged")] = 17.0
 
 
-class DiskConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DiskTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file system of the node is nearly full, or out of inodes (as the kubelet judges it)."""
 
     enabled: Enabled = False
@@ -293,7 +293,7 @@ class ReclaimedResourceConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
     ] = 60.0
 
 
-class InterferenceConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RequestedEvictionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The last step of the responses to interference: the suspect that a rule names."""
 
 
@@ -305,12 +305,12 @@ class TriggersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pool_load: PoolLoadConfig = PoolLoadConfig()
     node_cpu: NodeCpuConfig = NodeCpuConfig()
     node_memory: NodeMemoryConfig = NodeMemoryConfig()
-    numa_memory: NumaMemoryConfig = NumaMemoryConfig()
+    numa_memory: NumaMemoryTriggerConfig = NumaMemoryTriggerConfig()
     memory_pressure: MemoryPressureConfig = MemoryPressureConfig()
     rss_overuse: RssOveruseConfig = RssOveruseConfig()
-    disk: DiskConfig = DiskConfig()
+    disk: DiskTriggerConfig = DiskTriggerConfig()
     reclaimed_resource: ReclaimedResourceConfig = ReclaimedResourceConfig()
-    interference: InterferenceConfig = InterferenceConfig()
+    interference: RequestedEvictionConfig = RequestedEvictionConfig()
 
 
 class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -387,7 +387,7 @@ class EvictionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 60.0
     triggers: TriggersConfig = TriggersConfig()
-    spared: SparedConfig = SparedConfig()
+    spared: ExemptionsConfig = ExemptionsConfig()
     limits: LimitsConfig = LimitsConfig()
     means: EvictionMeans = EvictionMeans()
 

@@ -15,16 +15,16 @@ import trio
 from cgroupfs.errors import StoreError
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.clients.kube import KubeApi
-from reconciler.responses.eviction.case import Handling, Tools
-from reconciler.responses.eviction.journal import Journal, Stage
-from reconciler.responses.means.base import Way
+from reconciler.responses.eviction.case import CaseRunner, CaseTools
+from reconciler.responses.eviction.journal import AlertStage, EvictionJournal
+from reconciler.responses.means.base import EvictionMethod
 from reconciler.responses.means.config import NOTICE_ANNOTATION, EvictionMeans
-from reconciler.responses.means.notice import Notices
-from reconciler.responses.means.processes import Processes
-from reconciler.responses.means.table import Setup, build
+from reconciler.responses.means.notice import NoticeSender
+from reconciler.responses.means.processes import PodTermination
+from reconciler.responses.means.table import MethodSetup, build
 from reconciler.sources.cri import CriClient
-from state.eviction import Case, Order, Step, Target
-from state.evidence import PodFacts
+from state.eviction import EvictionCase, EvictionOrder, EvictionStep, EvictionTarget
+from state.evidence import PodSnapshot
 from state.model import SourceStatus
 from state.store import Store
 
@@ -35,8 +35,8 @@ KEEP_S: Final = 7200.0
 _FORGET_S: Final = 60.0
 _LOAD_AGAIN_S: Final = 5.0
 _CLOSE_S: Final = 2.0
-_STILL_UNDONE: Final = frozenset({Step.PLANNED, Step.NOTICE, Step.ASK})
-_MAY_BE_FROZEN: Final = frozenset({Step.PLANNED, Step.ASK})
+_STILL_UNDONE: Final = frozenset({EvictionStep.PLANNED, EvictionStep.NOTICE, EvictionStep.ASK})
+_MAY_BE_FROZEN: Final = frozenset({EvictionStep.PLANNED, EvictionStep.ASK})
 
 
 @final
@@ -50,14 +50,14 @@ class Evictor:
         hierarchy: Hierarchy,
         store: Store,
         lane: trio.CapacityLimiter,
-        stage: Stage,
+        stage: AlertStage,
         api: KubeApi,
         cri: Callable[[], CriClient | None],
         kubelet_dir: str,
-        pods: Callable[[str], PodFacts | None],
-        forbidden: Callable[[Order], str | None],
-        ways: Sequence[Way] | None = None,
-        processes: Processes | None = None,
+        pods: Callable[[str], PodSnapshot | None],
+        forbidden: Callable[[EvictionOrder], str | None],
+        ways: Sequence[EvictionMethod] | None = None,
+        processes: PodTermination | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``api`` and what ``cri`` makes are for this alone. ``kubelet_dir``: its root directory, root prefix included.
@@ -75,12 +75,12 @@ class Evictor:
         self._pods = pods
         self._forbidden = forbidden
         self._fixed_ways = ways
-        self._processes = processes or Processes()
+        self._processes = processes or PodTermination()
         self._clock = clock
         self._boot = store.boot
-        self._journal = Journal(store, lane, stage)
-        self._cases: dict[str, Case] = {}
-        self._new: dict[str, Case] = {}
+        self._journal = EvictionJournal(store, lane, stage)
+        self._cases: dict[str, EvictionCase] = {}
+        self._new: dict[str, EvictionCase] = {}
         self._withdrawn: dict[str, str] = {}
         self._waiting: dict[str, trio.CancelScope] = {}
         """For its turn, by order."""
@@ -90,7 +90,7 @@ class Evictor:
 
     # For who decides
 
-    def submit(self, order: Order) -> None:
+    def submit(self, order: EvictionOrder) -> None:
         """Have it carried out. An order for a pod that is being evicted already, or that nobody knows, is dropped."""
         pod = self._pods(order.uid)
         if pod is None:
@@ -99,14 +99,14 @@ class Evictor:
         if order.id in self._cases or any(case.open and case.order.uid == order.uid for case in self.cases()):
             _LOG.warning("%s is being evicted already", order.title)
             return
-        target = Target(
+        target = EvictionTarget(
             group=pod.group,
             grace_s=pod.grace_s,
             static=pod.static,
             notice=pod.annotations.get(NOTICE_ANNOTATION),
         )
         now = self._clock()
-        self._new[order.id] = Case(order=order, target=target, boot=self._boot, begun_s=now, step_s=now)
+        self._new[order.id] = EvictionCase(order=order, target=target, boot=self._boot, begun_s=now, step_s=now)
         self._wake.set()
 
     def withdraw(self, order: str, why: str) -> None:
@@ -117,7 +117,7 @@ class Evictor:
             if order in self._waiting and self._why_not(case) is not None:
                 self._waiting[order].cancel()
 
-    def cases(self) -> tuple[Case, ...]:
+    def cases(self) -> tuple[EvictionCase, ...]:
         """All that are open, and those that ended in the last hours; the oldest first."""
         return (*self._cases.values(), *(case for key, case in self._new.items() if key not in self._cases))
 
@@ -138,12 +138,12 @@ class Evictor:
         self._config = config
         ways = self._fixed_ways
         if ways is None:
-            ways = build(Setup(config=config, api=self._api, cri=self._runtime))
-        self._tools = Tools(
+            ways = build(MethodSetup(config=config, api=self._api, cri=self._runtime))
+        self._tools = CaseTools(
             hierarchy=self._hierarchy,
             journal=self._journal,
             ways=ways,
-            notices=Notices(config.notice, self._pods_dir),
+            notices=NoticeSender(config.notice, self._pods_dir),
             config=config,
             processes=self._processes,
             forbidden=self._why_not,
@@ -194,8 +194,8 @@ class Evictor:
             else:
                 return
 
-    async def _carry_out(self, case: Case, known: bool) -> None:
-        handling = Handling(case, self._tools, self._changed)
+    async def _carry_out(self, case: EvictionCase, known: bool) -> None:
+        handling = CaseRunner(case, self._tools, self._changed)
         if not known:
             await handling.plan()  # before its turn: it is known, and told, that it is coming
         turns, order = self._turns, case.order.id
@@ -214,10 +214,10 @@ class Evictor:
         self._withdrawn.pop(ended.order.id, None)
         _LOG.info("eviction of %s: %s: %s", ended.order.title, ended.outcome, ended.detail)
 
-    def _changed(self, case: Case) -> None:
+    def _changed(self, case: EvictionCase) -> None:
         self._cases[case.order.id] = case
 
-    def _why_not(self, case: Case) -> str | None:
+    def _why_not(self, case: EvictionCase) -> str | None:
         withdrawn = self._withdrawn.get(case.order.id)
         if withdrawn is not None and case.step in _STILL_UNDONE and not case.accepted:
             return withdrawn

@@ -12,7 +12,7 @@ from cgroupfs.bounded import decoded
 from reconciler.actuators.holds import pod_hold
 from reconciler.pods.marks import LONGEST_LABEL, longest, utf8_bytes
 from reconciler.pods.selectors import PodSelector, any_glob
-from state.evidence import Frame, PodFacts
+from state.evidence import PodSnapshot, SampleFrame
 from state.model import Hold, PodClass
 
 DO_NOT_EVICT: Final = "bypassd/do-not-evict"
@@ -22,7 +22,7 @@ _NAMES: Final = msgspec.json.Decoder(list[str]).decode
 _POLICY: Final = "koordinator.sh/eviction-policy"
 
 
-class SparedConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExemptionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who is never evicted, beside system pods, static pods and those that the cluster calls critical."""
 
     young_s: Annotated[
@@ -66,7 +66,7 @@ class SparedConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     selectors: Annotated[tuple[PodSelector, ...], Meta(description="pods that are spared")] = ()
 
 
-def marked(pod: PodFacts, marks: tuple[str, ...]) -> str | None:
+def marked(pod: PodSnapshot, marks: tuple[str, ...]) -> str | None:
     """The first of ``marks`` that the pod has, as ``annotation KEY=VALUE``; None: it has none."""
     for mark in marks:
         key, equals, value = mark.partition("=")
@@ -77,7 +77,11 @@ def marked(pod: PodFacts, marks: tuple[str, ...]) -> str | None:
 
 
 def why_spared(
-    pod: PodFacts, config: SparedConfig, classes: tuple[PodClass, ...], frame: Frame, holds: Mapping[str, Hold]
+    pod: PodSnapshot,
+    config: ExemptionsConfig,
+    classes: tuple[PodClass, ...],
+    frame: SampleFrame,
+    holds: Mapping[str, Hold],
 ) -> str | None:
     """Why this pod is never evicted now, in words for a person; None: it may be.
 
@@ -114,7 +118,7 @@ def why_spared(
     return _young(pod, config, frame)
 
 
-def accepts(pod: PodFacts, features: tuple[str, ...]) -> str | None:
+def accepts(pod: PodSnapshot, features: tuple[str, ...]) -> str | None:
     """Why the pod's own list of what it may be evicted for forbids this; None: it does not.
 
     ``features``: Koordinator's names of the trigger. A broken list accepts nothing: whoever wrote it meant to bound us.
@@ -139,25 +143,25 @@ def _listed(text: str) -> frozenset[str] | None:
         return None
 
 
-def name_of(pod: PodFacts) -> str | None:
+def name_of(pod: PodSnapshot) -> str | None:
     """The pod's name without its namespace; None: not known."""
     if pod.namespace is None or pod.title == pod.uid:
         return None
     return pod.title.removeprefix(f"{pod.namespace}/")
 
 
-def age_s(pod: PodFacts, frame: Frame) -> float:
+def age_s(pod: PodSnapshot, frame: SampleFrame) -> float:
     """How long it has run; infinite when that is not known."""
     return max(0.0, frame.wall_s - pod.created_s) if pod.created_s > 0 else math.inf
 
 
-def _selected(selector: PodSelector, pod: PodFacts) -> bool:
+def _selected(selector: PodSelector, pod: PodSnapshot) -> bool:
     return selector.fits(
         namespace=pod.namespace, name=name_of(pod), priority_class=pod.priority_class, labels=pod.labels
     )
 
 
-def _young(pod: PodFacts, config: SparedConfig, frame: Frame) -> str | None:
+def _young(pod: PodSnapshot, config: ExemptionsConfig, frame: SampleFrame) -> str | None:
     if config.young_s <= 0:
         return None
     if pod.created_s <= 0:

@@ -14,10 +14,10 @@ from msgspec import Struct
 from cgroupfs.errors import CgroupError, StoreError
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.alerts.alert import Alert
-from state.eviction import Case
-from state.rows import HeldRows, RowForm
+from state.eviction import EvictionCase
+from state.rows import MirroredRows, RowForm
 from state.schema import EVICTIONS
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 
 _LOG: Final = logging.getLogger(__name__)
 VERSION: Final = 1
@@ -25,27 +25,27 @@ _RETRY_S: Final = 1.0
 _LONGEST_RETRY_S: Final = 30.0
 
 
-class Stage(Protocol):
+class AlertStage(Protocol):
     """Puts an alert into a batch of ours, to be stored together with it."""
 
-    async def __call__(self, batch: Batch, alert: Alert) -> Callable[[], None]:
+    async def __call__(self, batch: StoreBatch, alert: Alert) -> Callable[[], None]:
         """The answer is called once the batch is stored, and has the alert told."""
 
 
-class _Row(Struct, frozen=True, kw_only=True):
+class _CaseRow(Struct, frozen=True, kw_only=True):
     v: int = VERSION
-    case: Case
+    case: EvictionCase
 
 
-_FORM: Final = RowForm(_Row, VERSION)
+_FORM: Final = RowForm(_CaseRow, VERSION)
 
 
-def row_of(case: Case) -> bytes:
+def row_of(case: EvictionCase) -> bytes:
     """The body of a case's row."""
-    return _FORM.encode(_Row(case=case))
+    return _FORM.encode(_CaseRow(case=case))
 
 
-def cases_of(rows: Iterable[tuple[str, bytes]]) -> list[Case]:
+def cases_of(rows: Iterable[tuple[str, bytes]]) -> list[EvictionCase]:
     """The cases in the rows of `state.schema.EVICTIONS`; what cannot be read is told and left out."""
     found = []
     for key, body in rows:
@@ -61,30 +61,30 @@ def cases_of(rows: Iterable[tuple[str, bytes]]) -> list[Case]:
 
 
 @final
-class Journal:
+class EvictionJournal:
     """See the module's text. All disk work runs in the store's lane."""
 
-    def __init__(self, store: Store, lane: trio.CapacityLimiter, stage: Stage) -> None:
+    def __init__(self, store: Store, lane: trio.CapacityLimiter, stage: AlertStage) -> None:
         self._store = store
         self._lane = lane
         self._stage = stage
-        self._held = HeldRows(store, EVICTIONS, _FORM)
-        self._written: dict[str, _Row] = {}
+        self._held = MirroredRows(store, EVICTIONS, _FORM)
+        self._written: dict[str, _CaseRow] = {}
         self.problem: str | None = None
 
-    async def load(self) -> list[Case]:
+    async def load(self) -> list[EvictionCase]:
         """The cases of earlier runs. Errors: `StoreError`."""
         rows = await trio.to_thread.run_sync(self._store.rows, EVICTIONS, limiter=self._lane)
         cases = cases_of(rows)
-        self._written = {case.order.id: _Row(case=case) for case in cases}
+        self._written = {case.order.id: _CaseRow(case=case) for case in cases}
         return cases
 
-    async def write(self, case: Case, *alerts: Alert) -> None:
+    async def write(self, case: EvictionCase, *alerts: Alert) -> None:
         """Returns when the case, and what people are told of it, is durable: until then nothing may be done.
 
         Errors: none. A store that takes nothing is asked again and again; `problem` says so.
         """
-        batch, row = Batch(), _Row(case=case)
+        batch, row = StoreBatch(), _CaseRow(case=case)
         self._held.put(batch, case.order.id, row)
         # Once each: the very same alert staged again would be none.
         stored = [await self._stage(batch, alert) for alert in alerts]
@@ -98,14 +98,14 @@ class Journal:
 
     async def forget(self, orders: Iterable[str]) -> None:
         """Remove rows whose time is over. A store that takes nothing now keeps them until the next time."""
-        batch, gone = Batch(), tuple(orders)
+        batch, gone = StoreBatch(), tuple(orders)
         for order in gone:
             self._held.put(batch, order, None)
         if batch and await self._apply(batch):
             for order in gone:
                 self._written.pop(order, None)
 
-    async def _apply(self, batch: Batch) -> bool:
+    async def _apply(self, batch: StoreBatch) -> bool:
         try:
             await trio.to_thread.run_sync(self._held.write, batch, lambda: dict(self._written), limiter=self._lane)
         except StoreError as exc:
@@ -124,7 +124,7 @@ def thaw_killed(hierarchy: Hierarchy, store: Store) -> tuple[list[str], list[str
     # Not on nodes that never evict.
     from cgroupfs.subtree import Subtree  # noqa: PLC0415
     from reconciler.responses.eviction.journal import cases_of  # noqa: PLC0415
-    from state.eviction import Step  # noqa: PLC0415
+    from state.eviction import EvictionStep  # noqa: PLC0415
 
     done: list[str] = []
     failed: list[str] = []
@@ -133,7 +133,7 @@ def thaw_killed(hierarchy: Hierarchy, store: Store) -> tuple[list[str], list[str
     except StoreError as exc:
         return done, [f"evictions cannot be read: {exc}"]
     for case in cases:
-        if not case.open or case.step is not Step.KILL or case.boot != store.boot:
+        if not case.open or case.step is not EvictionStep.KILL or case.boot != store.boot:
             continue
         group = case.target.group
         try:

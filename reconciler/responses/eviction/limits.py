@@ -12,8 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reconciler.responses.eviction.config import LimitsConfig
-from state.eviction import Case, Order, Outcome
-from state.evidence import NODE, Frame, PodFacts
+from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome
+from state.evidence import NODE, PodSnapshot, SampleFrame
 
 KEEP_S: Final = 3600.0
 """No pause of the configuration is longer."""
@@ -21,11 +21,11 @@ _LOST_S: Final = 60.0
 """An order of which no case has come in this time was never begun (a crash just after it was given)."""
 _MINUTE_S: Final = 60.0
 _TEN_MINUTES_S: Final = 600.0
-_COUNTED: Final = frozenset({None, Outcome.DONE, Outcome.FAILED})
+_COUNTED: Final = frozenset({None, EvictionOutcome.DONE, EvictionOutcome.FAILED})
 """Orders that count: those under way, done, and failed, for a failed one may have killed a part. Not the refused."""
 
 
-class Turn(Struct, frozen=True, kw_only=True):
+class EvictionRecord(Struct, frozen=True, kw_only=True):
     """One order and what came of it. ``ended_s`` means something once it has an outcome.
 
     ``frees``: what was hoped of it, for ``subject``. ``dying``: it has failed, and its victim is half dead.
@@ -36,7 +36,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     owner: str
     trigger: str
     at_s: float
-    outcome: Outcome | None = None
+    outcome: EvictionOutcome | None = None
     ended_s: float = 0.0
     frees: Mapping[str, float] = {}
     subject: str = NODE
@@ -48,12 +48,12 @@ class Turn(Struct, frozen=True, kw_only=True):
         return self.outcome is None
 
 
-class Past(Struct, frozen=True, kw_only=True):
+class EvictionHistory(Struct, frozen=True, kw_only=True):
     """All that was ordered in the last hour, the oldest first. As it is kept, times are seconds since the epoch."""
 
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[EvictionRecord, ...] = ()
 
-    def leaving(self, config: LimitsConfig, frame: Frame) -> dict[str, Turn]:
+    def leaving(self, config: LimitsConfig, frame: SampleFrame) -> dict[str, EvictionRecord]:
         """Victims on their way, by uid: of open turns, and the half dead until they are gone or may be tried again.
 
         What waits for a disk ends as soon as that answers; it is no reason for another victim.
@@ -65,14 +65,14 @@ class Past(Struct, frozen=True, kw_only=True):
         }
 
 
-def owner_of(pod: PodFacts) -> str:
+def owner_of(pod: PodSnapshot) -> str:
     """Whose pods count together: those of one controller; a pod without one is its own."""
     return f"{pod.namespace or ''}/{pod.owner or pod.title}"
 
 
-def turn_of(order: Order, pod: PodFacts, frame: Frame) -> Turn:
+def turn_of(order: EvictionOrder, pod: PodSnapshot, frame: SampleFrame) -> EvictionRecord:
     """The record of an order that is given now."""
-    return Turn(
+    return EvictionRecord(
         id=order.id,
         uid=order.uid,
         owner=owner_of(pod),
@@ -83,7 +83,7 @@ def turn_of(order: Order, pod: PodFacts, frame: Frame) -> Turn:
     )
 
 
-def absorb(past: Past, cases: Iterable[Case], frame: Frame) -> Past:
+def absorb(past: EvictionHistory, cases: Iterable[EvictionCase], frame: SampleFrame) -> EvictionHistory:
     """The past with what the cases tell; what is older than an hour is forgotten, unless it is still open."""
     turns = {turn.id: turn for turn in past.turns}
     open_cases: set[str] = set()
@@ -94,7 +94,7 @@ def absorb(past: Past, cases: Iterable[Case], frame: Frame) -> Past:
             open_cases.add(order.id)
         if known is None:
             # Of an earlier run, whose memory was not kept: by the wall clock, and never of the future.
-            known = Turn(
+            known = EvictionRecord(
                 id=order.id,
                 uid=order.uid,
                 owner=f"{order.namespace or ''}/{order.owner or order.title}",
@@ -110,19 +110,19 @@ def absorb(past: Past, cases: Iterable[Case], frame: Frame) -> Past:
     kept = []
     for turn in turns.values():
         if turn.open and turn.id not in open_cases and frame.at_s - turn.at_s > _LOST_S:
-            turn = replace(turn, outcome=Outcome.ABANDONED, ended_s=frame.at_s)  # noqa: PLW2901
+            turn = replace(turn, outcome=EvictionOutcome.ABANDONED, ended_s=frame.at_s)  # noqa: PLW2901
         if turn.open or frame.at_s - max(turn.at_s, turn.ended_s) <= KEEP_S:
             kept.append(turn)
-    return Past(turns=tuple(sorted(kept, key=lambda turn: (turn.at_s, turn.id))))
+    return EvictionHistory(turns=tuple(sorted(kept, key=lambda turn: (turn.at_s, turn.id))))
 
 
-def cooling(past: Past, trigger: str, cooldown_s: float, now: float) -> float:
+def cooling(past: EvictionHistory, trigger: str, cooldown_s: float, now: float) -> float:
     """Seconds for which this trigger waits for the effect of its last success; 0.0: it does not."""
-    ended = [turn.ended_s for turn in past.turns if turn.trigger == trigger and turn.outcome is Outcome.DONE]
+    ended = [turn.ended_s for turn in past.turns if turn.trigger == trigger and turn.outcome is EvictionOutcome.DONE]
     return max(0.0, max(ended) + cooldown_s - now) if ended else 0.0
 
 
-def resting(config: LimitsConfig, past: Past, uid: str, now: float) -> str | None:
+def resting(config: LimitsConfig, past: EvictionHistory, uid: str, now: float) -> str | None:
     """Why a pod that was ordered before is not ordered again now; None: it may be."""
     for turn in reversed(past.turns):
         if turn.uid != uid:
@@ -131,37 +131,37 @@ def resting(config: LimitsConfig, past: Past, uid: str, now: float) -> str | Non
         match turn.outcome:
             case None:
                 return "is being evicted"
-            case Outcome.REFUSED | Outcome.FAILED:
-                word = "was refused" if turn.outcome is Outcome.REFUSED else "has failed"
+            case EvictionOutcome.REFUSED | EvictionOutcome.FAILED:
+                word = "was refused" if turn.outcome is EvictionOutcome.REFUSED else "has failed"
                 return f"its eviction {word} {ago:.0f} s ago" if ago < config.retry_s else None
-            case Outcome.DONE:
+            case EvictionOutcome.DONE:
                 return f"was evicted {ago:.0f} s ago and started again" if ago < config.again_s else None
             case _:
                 return None
     return None
 
 
-class Room(Struct, frozen=True, kw_only=True):
+class Allowance(Struct, frozen=True, kw_only=True):
     """How many may still go in this pass, and what bounds that."""
 
     count: int
     reason: str
 
 
-def room(config: LimitsConfig, past: Past, now: float) -> Room:
+def room(config: LimitsConfig, past: EvictionHistory, now: float) -> Allowance:
     """The smallest of the caps."""
     minute, ten = (_counted(past, now - length) for length in (_MINUTE_S, _TEN_MINUTES_S))
     return min(
-        Room(count=config.per_pass, reason=f"at most {config.per_pass} in one pass"),
-        Room(count=config.per_minute - minute, reason=f"{minute} in the last minute, at most {config.per_minute}"),
-        Room(
+        Allowance(count=config.per_pass, reason=f"at most {config.per_pass} in one pass"),
+        Allowance(count=config.per_minute - minute, reason=f"{minute} in the last minute, at most {config.per_minute}"),
+        Allowance(
             count=config.per_10_minutes - ten, reason=f"{ten} in the last ten minutes, at most {config.per_10_minutes}"
         ),
         key=lambda one: one.count,
     )
 
 
-def owner_room(config: LimitsConfig, past: Past, frame: Frame) -> dict[str, int]:
+def owner_room(config: LimitsConfig, past: EvictionHistory, frame: SampleFrame) -> dict[str, int]:
     """How many may still go, by owner of the pods that are here.
 
     The share is that of the pods that there were: those here now, and those that went in the last ten minutes.
@@ -184,29 +184,31 @@ def owner_room(config: LimitsConfig, past: Past, frame: Frame) -> dict[str, int]
     return found
 
 
-def kept(past: Past, frame: Frame) -> Past:
+def kept(past: EvictionHistory, frame: SampleFrame) -> EvictionHistory:
     """The past for the store, by the wall clock."""
     return _shifted(past, frame.wall_s - frame.at_s)
 
 
-def restored(past: Past, *, at_s: float, wall_s: float) -> Past:
+def restored(past: EvictionHistory, *, at_s: float, wall_s: float) -> EvictionHistory:
     """The past from the store. What seems to be of the future is of now: a clock that was set back lifts no limit."""
     back = _shifted(past, at_s - wall_s)
-    return Past(
+    return EvictionHistory(
         turns=tuple(replace(turn, at_s=min(turn.at_s, at_s), ended_s=min(turn.ended_s, at_s)) for turn in back.turns)
     )
 
 
-def _shifted(past: Past, by: float) -> Past:
-    return Past(turns=tuple(replace(turn, at_s=turn.at_s + by, ended_s=turn.ended_s + by) for turn in past.turns))
+def _shifted(past: EvictionHistory, by: float) -> EvictionHistory:
+    return EvictionHistory(
+        turns=tuple(replace(turn, at_s=turn.at_s + by, ended_s=turn.ended_s + by) for turn in past.turns)
+    )
 
 
-def _then(frame: Frame, wall_s: float) -> float:
+def _then(frame: SampleFrame, wall_s: float) -> float:
     """A moment of the wall clock on the monotonic one, at the latest now."""
     return frame.at_s - max(0.0, frame.wall_s - wall_s)
 
 
-def _counts(turn: Turn, since: float) -> bool:
+def _counts(turn: EvictionRecord, since: float) -> bool:
     """Whether it counts in the time after ``since``: from the order to as long after its end.
 
     A long grace is no way round a cap.
@@ -214,5 +216,5 @@ def _counts(turn: Turn, since: float) -> bool:
     return turn.outcome in _COUNTED and (turn.open or max(turn.at_s, turn.ended_s) > since)
 
 
-def _counted(past: Past, since: float) -> int:
+def _counted(past: EvictionHistory, since: float) -> int:
     return sum(_counts(turn, since) for turn in past.turns)

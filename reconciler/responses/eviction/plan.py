@@ -13,27 +13,27 @@ from msgspec.structs import replace
 from reconciler.actuators.holds import active
 from reconciler.responses.eviction.config import EvictionConfig, TriggerConfig
 from reconciler.responses.eviction.exemptions import name_of
-from reconciler.responses.eviction.limits import Past, absorb, turn_of
-from reconciler.responses.eviction.reasons import Reason, Suffering, over, pressing, reason_of, suffering
-from reconciler.responses.eviction.resources import Good, held
-from reconciler.responses.eviction.samples import Scene
-from reconciler.responses.eviction.select import Grounds, Leaving, Pick, Refusal, select
-from reconciler.responses.eviction.triggers.base import Pressure, Reading
-from reconciler.responses.eviction.triggers.named import NAME, Named, pressure_of
+from reconciler.responses.eviction.limits import EvictionHistory, absorb, turn_of
+from reconciler.responses.eviction.reasons import EvictionReason, Suffering, over, pressing, reason_of, suffering
+from reconciler.responses.eviction.resources import EvictedResource, held
+from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.select import PendingRelease, Refusal, SelectionContext, Victim, select
+from reconciler.responses.eviction.triggers.base import Shortage, TriggerResult
+from reconciler.responses.eviction.triggers.named import NAME, RequestedVictim, pressure_of
 from reconciler.responses.eviction.triggers.table import TRIGGERS
 from reconciler.signals.history import History
-from state.eviction import Case, Order
-from state.evidence import NODE, Finding, Frame
+from state.eviction import EvictionCase, EvictionOrder
+from state.evidence import NODE, RuleVerdict, SampleFrame
 from state.model import Hold
 
 _OVER_S: Final = 60.0
 """What has not been so for this long is over; what comes and goes faster is one thing, told once."""
 _ASKED_S: Final = 60.0
 """A rule's wish is served in some pass of this time, or lapses."""
-_FREES: Final = (Good.CPU, Good.MEMORY)
+_FREES: Final = (EvictedResource.CPU, EvictedResource.MEMORY)
 
 
-class Decision(Struct, frozen=True, kw_only=True):
+class EvictionDecision(Struct, frozen=True, kw_only=True):
     """What came of a pass. ``orders`` are to be carried out; ``would``: those of a dry run, newest ranking.
 
     ``over``: orders under way whose reason is gone, with that in words; by id. ``readings``: how each trigger that is
@@ -41,49 +41,49 @@ class Decision(Struct, frozen=True, kw_only=True):
     orders, none that are over and no news; the rest stands as it was.
     """
 
-    orders: tuple[Order, ...] = ()
-    would: tuple[Order, ...] = ()
+    orders: tuple[EvictionOrder, ...] = ()
+    would: tuple[EvictionOrder, ...] = ()
     over: Mapping[str, str] = {}
     refusals: tuple[Refusal, ...] = ()
-    pressures: tuple[Pressure, ...] = ()
-    readings: Mapping[str, Reading] = {}
+    pressures: tuple[Shortage, ...] = ()
+    readings: Mapping[str, TriggerResult] = {}
     news: tuple[str, ...] = ()
 
 
-class Told(Struct, frozen=True):
+class Announced(Struct, frozen=True):
     """A line of the log, and when it was last so."""
 
     line: str
     at_s: float
 
 
-class Asked(Struct, frozen=True):
+class PendingRequest(Struct, frozen=True):
     """A suspect that a rule wants gone, and when it last said so."""
 
-    named: Named
+    named: RequestedVictim
     at_s: float
 
 
-class Memory(Struct, frozen=True, kw_only=True):
+class EvictionPlanState(Struct, frozen=True, kw_only=True):
     """What is remembered between passes. Only ``past`` is kept over a restart (`limits.kept`, `begun`)."""
 
     started_s: float
-    past: Past = Past()
+    past: EvictionHistory = EvictionHistory()
     passed_s: float | None = None
     # Each trigger's own memory has its own type; only that trigger gets it back.
     triggers: Mapping[str, Any] = {}
     ending: Mapping[str, float] = {}
     """Since when each pod was seen terminating."""
-    asked: Mapping[str, Asked] = {}
-    reasons: Mapping[str, Reason] = {}
+    asked: Mapping[str, PendingRequest] = {}
+    reasons: Mapping[str, EvictionReason] = {}
     """Of the orders of this run that are under way, by order."""
-    told: Mapping[str, Told] = {}
-    last: Decision = Decision()
+    told: Mapping[str, Announced] = {}
+    last: EvictionDecision = EvictionDecision()
 
 
-def begun(frame: Frame, past: Past = Past()) -> Memory:  # noqa: B008  # a frozen value
+def begun(frame: SampleFrame, past: EvictionHistory = EvictionHistory()) -> EvictionPlanState:  # noqa: B008  # a frozen value
     """The memory of a daemon that starts now; ``past`` from `limits.restored`."""
-    return Memory(started_s=frame.at_s, past=past)
+    return EvictionPlanState(started_s=frame.at_s, past=past)
 
 
 def signals_of(config: EvictionConfig) -> frozenset[str]:
@@ -103,14 +103,14 @@ def signals_of(config: EvictionConfig) -> frozenset[str]:
 
 def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in which it arises
     config: EvictionConfig,
-    frame: Frame,
+    frame: SampleFrame,
     history: History,
-    memory: Memory | None = None,
-    cases: Sequence[Case] = (),
+    memory: EvictionPlanState | None = None,
+    cases: Sequence[EvictionCase] = (),
     holds: Mapping[str, Hold] | None = None,
-    named: Sequence[Named] = (),
-    findings: Sequence[Finding] | None = None,
-) -> tuple[Decision, Memory]:
+    named: Sequence[RequestedVictim] = (),
+    findings: Sequence[RuleVerdict] | None = None,
+) -> tuple[EvictionDecision, EvictionPlanState]:
     """The decision of this moment. ``history`` has taken ``frame`` in.
 
     ``cases``: all that are open, and those that have ended since the last call (older ones do no harm). ``holds`` by
@@ -121,19 +121,19 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
     memory = begun(frame) if memory is None else memory
     ill = None if findings is None else suffering(findings)
     asked = {uid: one for uid, one in memory.asked.items() if _stands(one, ill, frame.at_s)}
-    asked |= {one.uid: Asked(one, frame.at_s) for one in named}
+    asked |= {one.uid: PendingRequest(one, frame.at_s) for one in named}
     memory = replace(memory, past=absorb(memory.past, cases, frame), asked=asked)
     if not config.enabled:
-        return Decision(), Memory(started_s=memory.started_s, past=memory.past)
+        return EvictionDecision(), EvictionPlanState(started_s=memory.started_s, past=memory.past)
     if memory.passed_s is not None and 0 <= frame.at_s - memory.passed_s < config.interval_s:
         return replace(memory.last, orders=(), over={}, news=()), memory
-    scene = Scene(frame=frame, history=history, fresh_s=config.fresh_s)
+    scene = EvictionContext(frame=frame, history=history, fresh_s=config.fresh_s)
     ending = {uid: memory.ending.get(uid, frame.at_s) for uid, pod in frame.pods.items() if pod.terminating}
     readings, kept = _read(config, scene, memory)
     pressures = [pressure for reading in readings.values() for pressure in reading.pressures]
     if config.triggers.interference.enabled:
         pressures += [pressure_of(one.named) for _, one in sorted(asked.items())]
-    grounds = Grounds(
+    grounds = SelectionContext(
         config=config,
         scene=scene,
         past=memory.past,
@@ -145,7 +145,7 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
     dry = [one for one in pressures if everything or _config_of(config, one.trigger).dry_run]
     picks, refusals = select(grounds, [one for one in pressures if one not in dry])
     orders = tuple(_order(config, pick, scene) for pick in picks)
-    would: tuple[Order, ...] = ()
+    would: tuple[EvictionOrder, ...] = ()
     if dry:
         shown, left = select(grounds, pressures)
         real = {order.uid for order in orders}
@@ -160,7 +160,7 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
     under_way = {turn.id for turn in memory.past.turns if turn.open}
     reasons = {order: reason for order, reason in memory.reasons.items() if order in under_way}
     reasons = pressing(reasons, readings, ill, frame.at_s)
-    decision = Decision(
+    decision = EvictionDecision(
         orders=orders,
         would=would,
         over=over(reasons, frame.at_s),
@@ -173,9 +173,9 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
         reasons[order.id] = reason_of(order, named_by, frame.at_s)
     told, news = _news(decision, memory.told, frame.at_s)
     decision = replace(decision, news=news)
-    return decision, Memory(
+    return decision, EvictionPlanState(
         started_s=memory.started_s,
-        past=Past(turns=(*memory.past.turns, *turns)),
+        past=EvictionHistory(turns=(*memory.past.turns, *turns)),
         passed_s=frame.at_s,
         triggers=kept,
         ending=ending,
@@ -186,8 +186,10 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
     )
 
 
-def _read(config: EvictionConfig, scene: Scene, memory: Memory) -> tuple[dict[str, Reading], dict[str, Any]]:
-    readings: dict[str, Reading] = {}
+def _read(
+    config: EvictionConfig, scene: EvictionContext, memory: EvictionPlanState
+) -> tuple[dict[str, TriggerResult], dict[str, Any]]:
+    readings: dict[str, TriggerResult] = {}
     kept: dict[str, Any] = {}
     for trigger in TRIGGERS:
         own = _config_of(config, trigger.name)
@@ -201,27 +203,29 @@ def _config_of(config: EvictionConfig, trigger: str) -> TriggerConfig:
     return found
 
 
-def _stands(asked: Asked, ill: Suffering | None, now: float) -> bool:
+def _stands(asked: PendingRequest, ill: Suffering | None, now: float) -> bool:
     """Whether a rule's wish is still one."""
     return now - asked.at_s <= _ASKED_S and (ill is None or (asked.named.rule, asked.named.victim) in ill)
 
 
-def _leaving(config: EvictionConfig, frame: Frame, past: Past, ending: Mapping[str, float]) -> dict[str, Leaving]:
+def _leaving(
+    config: EvictionConfig, frame: SampleFrame, past: EvictionHistory, ending: Mapping[str, float]
+) -> dict[str, PendingRelease]:
     """Whose goods are on their way: our victims, and whom others are ending, as long as that may take."""
     ours = past.leaving(config.limits, frame)
-    found = {uid: Leaving(turn.trigger, turn.subject, turn.frees) for uid, turn in ours.items()}
+    found = {uid: PendingRelease(turn.trigger, turn.subject, turn.frees) for uid, turn in ours.items()}
     for uid, since in ending.items():
         grace = frame.pods[uid].grace_s or 0.0
         if frame.at_s - since <= grace + config.credit_s:
-            found.setdefault(uid, Leaving())
+            found.setdefault(uid, PendingRelease())
     return found
 
 
-def _order(config: EvictionConfig, pick: Pick, scene: Scene) -> Order:
+def _order(config: EvictionConfig, pick: Victim, scene: EvictionContext) -> EvictionOrder:
     pressure, pod, frame = pick.pressure, pick.candidate.pod, scene.frame
     frees = {str(good): value for good in _FREES if (value := held(good, pod, NODE, scene)) is not None}
     frees[str(pressure.good)] = pick.candidate.relief
-    return Order(
+    return EvictionOrder(
         id=f"{frame.wall_s:.3f}-{pod.uid}",
         uid=pod.uid,
         title=pod.title,
@@ -246,7 +250,7 @@ def _grace_s(most: float | None, own: float | None) -> float | None:
     return most if own is None else min(most, own)
 
 
-def _standing(order: Order, before: Sequence[Order]) -> Order:
+def _standing(order: EvictionOrder, before: Sequence[EvictionOrder]) -> EvictionOrder:
     """An order of a dry run that was there a pass ago is the same order, with the newest numbers."""
     for old in before:
         if (old.uid, old.cause, old.subject) == (order.uid, order.cause, order.subject):
@@ -254,7 +258,9 @@ def _standing(order: Order, before: Sequence[Order]) -> Order:
     return order
 
 
-def _news(decision: Decision, told: Mapping[str, Told], now: float) -> tuple[dict[str, Told], tuple[str, ...]]:
+def _news(
+    decision: EvictionDecision, told: Mapping[str, Announced], now: float
+) -> tuple[dict[str, Announced], tuple[str, ...]]:
     """What is worth a line: who goes, who would, who cannot, and when that is over; each once."""
     lines: dict[str, str] = {}
     for order in decision.orders:
@@ -272,7 +278,7 @@ def _news(decision: Decision, told: Mapping[str, Told], now: float) -> tuple[dic
         if not reading.known:
             lines[f"blind {name}"] = f"{name}: cannot be judged: {reading.words}"
     news = [line for key, line in lines.items() if key not in told]
-    kept = {key: Told(told[key].line if key in told else line, now) for key, line in lines.items()}
+    kept = {key: Announced(told[key].line if key in told else line, now) for key, line in lines.items()}
     for key, one in told.items():
         if key in kept:
             continue

@@ -9,10 +9,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from reconciler.responses.eviction.triggers.base import Reading
-from reconciler.responses.eviction.triggers.named import NAME, Named
-from state.eviction import Order
-from state.evidence import Finding, Verdict
+from reconciler.responses.eviction.triggers.base import TriggerResult
+from reconciler.responses.eviction.triggers.named import NAME, RequestedVictim
+from state.eviction import EvictionOrder
+from state.evidence import RuleVerdict, Verdict
 
 EASED_S: Final = 10.0
 """A pressure that has been away this long is over: one that comes and goes would be ordered and withdrawn in turn."""
@@ -21,29 +21,29 @@ Suffering = Collection[tuple[str, str]]
 """Rule and title of each victim that is not known to be well."""
 
 
-class Reason(Struct, frozen=True, kw_only=True):
+class EvictionReason(Struct, frozen=True, kw_only=True):
     """Of one order. ``named``: where a rule named the pod. ``pressed_s``: when it was last so (monotonic seconds)."""
 
     trigger: str
     subject: str
     uid: str
     pressed_s: float
-    named: Named | None = None
+    named: RequestedVictim | None = None
 
 
-def suffering(findings: Iterable[Finding]) -> Suffering:
+def suffering(findings: Iterable[RuleVerdict]) -> Suffering:
     """Of the findings of one moment."""
     return frozenset((one.rule, one.title) for one in findings if one.verdict is not Verdict.OK)
 
 
-def reason_of(order: Order, named: Named | None, now: float) -> Reason:
+def reason_of(order: EvictionOrder, named: RequestedVictim | None, now: float) -> EvictionReason:
     """The reason for an order that is given now."""
-    return Reason(trigger=order.cause, subject=order.subject, uid=order.uid, pressed_s=now, named=named)
+    return EvictionReason(trigger=order.cause, subject=order.subject, uid=order.uid, pressed_s=now, named=named)
 
 
 def pressing(
-    reasons: Mapping[str, Reason], readings: Mapping[str, Reading], ill: Suffering | None, now: float
-) -> dict[str, Reason]:
+    reasons: Mapping[str, EvictionReason], readings: Mapping[str, TriggerResult], ill: Suffering | None, now: float
+) -> dict[str, EvictionReason]:
     """The reasons, by order, as they stand now. ``ill`` None: how the rules' victims are is not known."""
     return {
         order: replace(reason, pressed_s=now) if _presses(reason, readings, ill) else reason
@@ -51,7 +51,7 @@ def pressing(
     }
 
 
-def over(reasons: Mapping[str, Reason], now: float) -> dict[str, str]:
+def over(reasons: Mapping[str, EvictionReason], now: float) -> dict[str, str]:
     """The orders whose reason is gone, with that in words."""
     return {
         order: f"{reason.named.victim} is well" if reason.named is not None else "the pressure is over"
@@ -60,7 +60,7 @@ def over(reasons: Mapping[str, Reason], now: float) -> dict[str, str]:
     }
 
 
-def _presses(reason: Reason, readings: Mapping[str, Reading], ill: Suffering | None) -> bool:
+def _presses(reason: EvictionReason, readings: Mapping[str, TriggerResult], ill: Suffering | None) -> bool:
     if reason.trigger == NAME:
         named = reason.named
         return named is None or ill is None or (named.rule, named.victim) in ill

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Final
 
-from reconciler.responses.eviction.samples import Scene
-from state.evidence import NODE, PodFacts, Resource, pod_at
+from reconciler.responses.eviction.samples import EvictionContext
+from state.evidence import NODE, ContendedResource, PodSnapshot, pod_at
 
 
-class Good(StrEnum):
+class EvictedResource(StrEnum):
     """Units: thousandths of a CPU (cpu, cpu.request), tasks, bytes, inodes, bytes per second (io, network)."""
 
     CPU = "cpu"
@@ -28,52 +28,52 @@ class Good(StrEnum):
     NETWORK = "network"
 
 
-OF_RESOURCE: Final[Mapping[Resource, Good]] = {
-    Resource.CPU: Good.CPU,
-    Resource.MEMORY: Good.MEMORY,
-    Resource.IO: Good.IO,
-    Resource.CACHE: Good.CACHE,
-    Resource.NETWORK: Good.NETWORK,
+OF_RESOURCE: Final[Mapping[ContendedResource, EvictedResource]] = {
+    ContendedResource.CPU: EvictedResource.CPU,
+    ContendedResource.MEMORY: EvictedResource.MEMORY,
+    ContendedResource.IO: EvictedResource.IO,
+    ContendedResource.CACHE: EvictedResource.CACHE,
+    ContendedResource.NETWORK: EvictedResource.NETWORK,
 }
 _STEPS: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
-_NAMES: Final[Mapping[Good, str]] = {
-    Good.CPU: "CPUs",
-    Good.CPU_REQUEST: "CPUs requested",
-    Good.LOAD: "tasks",
-    Good.MEMORY: "of memory",
-    Good.MEMORY_REQUEST: "of memory requested",
-    Good.DISK: "of disk",
-    Good.INODES: "inodes",
-    Good.IO: "/s of disks",
-    Good.CACHE: "/s of memory bandwidth",
-    Good.NETWORK: "/s of network",
+_NAMES: Final[Mapping[EvictedResource, str]] = {
+    EvictedResource.CPU: "CPUs",
+    EvictedResource.CPU_REQUEST: "CPUs requested",
+    EvictedResource.LOAD: "tasks",
+    EvictedResource.MEMORY: "of memory",
+    EvictedResource.MEMORY_REQUEST: "of memory requested",
+    EvictedResource.DISK: "of disk",
+    EvictedResource.INODES: "inodes",
+    EvictedResource.IO: "/s of disks",
+    EvictedResource.CACHE: "/s of memory bandwidth",
+    EvictedResource.NETWORK: "/s of network",
 }
 
 
-def held(good: Good, pod: PodFacts, place: str, scene: Scene) -> float | None:
+def held(good: EvictedResource, pod: PodSnapshot, place: str, scene: EvictionContext) -> float | None:
     """How much of it comes back from ``place`` when the pod goes; None: not known, or nothing there."""
     return _HELD[good](pod, place, scene)
 
 
-def cpu_request(pod: PodFacts) -> int | None:
+def cpu_request(pod: PodSnapshot) -> int | None:
     """What a BE pod has asked for under the names for BE work, else its plain request. Thousandths of a CPU."""
     return pod.requests.be_cpu_milli if pod.be_cpu_milli is None else pod.be_cpu_milli
 
 
-def memory_request(pod: PodFacts) -> int | None:
+def memory_request(pod: PodSnapshot) -> int | None:
     """The same of memory, in bytes."""
     return pod.requests.be_memory_bytes if pod.be_memory_bytes is None else pod.be_memory_bytes
 
 
-def say(good: Good, value: float) -> str:
+def say(good: EvictedResource, value: float) -> str:
     """``1.20 CPUs``, ``3.0 GiB of memory``, ``1200 inodes``."""
     name = _NAMES[good]
     match good:
-        case Good.CPU | Good.CPU_REQUEST:
+        case EvictedResource.CPU | EvictedResource.CPU_REQUEST:
             return f"{value / 1000:.2f} {name}"
-        case Good.LOAD:
+        case EvictedResource.LOAD:
             return f"{value:.1f} {name}"
-        case Good.INODES:
+        case EvictedResource.INODES:
             return f"{value:.0f} {name}"
         case _:
             return f"{size(value)}{'' if name.startswith('/') else ' '}{name}"
@@ -87,7 +87,7 @@ def size(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def _memory(pod: PodFacts, place: str, scene: Scene) -> float | None:
+def _memory(pod: PodSnapshot, place: str, scene: EvictionContext) -> float | None:
     # Anonymous memory: page cache counts as free in what the triggers judge, and comes back without an eviction.
     if place.startswith("numa:"):
         here = scene.value(pod_at(pod.uid, place), "memory.numa_rss")
@@ -97,46 +97,46 @@ def _memory(pod: PodFacts, place: str, scene: Scene) -> float | None:
     return scene.value(pod.subject, "memory.use") if whole is None else whole
 
 
-def _fs(signal: str) -> Callable[[PodFacts, str, Scene], float | None]:
-    def measure(pod: PodFacts, place: str, scene: Scene) -> float | None:
+def _fs(signal: str) -> Callable[[PodSnapshot, str, EvictionContext], float | None]:
+    def measure(pod: PodSnapshot, place: str, scene: EvictionContext) -> float | None:
         here = scene.value(pod_at(pod.uid, place), signal)
         return scene.value(pod.subject, signal) if here is None and place == "fs:nodefs" else here
 
     return measure
 
 
-def _sum(*signals: str) -> Callable[[PodFacts, str, Scene], float | None]:
-    def measure(pod: PodFacts, _place: str, scene: Scene) -> float | None:
+def _sum(*signals: str) -> Callable[[PodSnapshot, str, EvictionContext], float | None]:
+    def measure(pod: PodSnapshot, _place: str, scene: EvictionContext) -> float | None:
         found = [value for signal in signals if (value := scene.value(pod.subject, signal)) is not None]
         return sum(found) if found else None
 
     return measure
 
 
-def _load(pod: PodFacts, place: str, scene: Scene) -> float | None:
+def _load(pod: PodSnapshot, place: str, scene: EvictionContext) -> float | None:
     running = scene.value(pod.subject, "cpu.use")
     if running is None or place not in {NODE, f"pool:{pod.pool}"}:
         return None
     return (running + (scene.value(pod.subject, "cpu.wait_milli") or 0.0)) / 1000
 
 
-def _cpu_request(pod: PodFacts, _place: str, _scene: Scene) -> float | None:
+def _cpu_request(pod: PodSnapshot, _place: str, _scene: EvictionContext) -> float | None:
     return cpu_request(pod)
 
 
-def _memory_request(pod: PodFacts, _place: str, _scene: Scene) -> float | None:
+def _memory_request(pod: PodSnapshot, _place: str, _scene: EvictionContext) -> float | None:
     return memory_request(pod)
 
 
-_HELD: Final[Mapping[Good, Callable[[PodFacts, str, Scene], float | None]]] = {
-    Good.CPU: _sum("cpu.use"),
-    Good.CPU_REQUEST: _cpu_request,
-    Good.LOAD: _load,
-    Good.MEMORY: _memory,
-    Good.MEMORY_REQUEST: _memory_request,
-    Good.DISK: _fs("fs.use"),
-    Good.INODES: _fs("fs.inodes_use"),
-    Good.IO: _sum("disk.read", "disk.write"),
-    Good.CACHE: _sum("memory.bandwidth"),
-    Good.NETWORK: _sum("net.receive", "net.transmit"),
+_HELD: Final[Mapping[EvictedResource, Callable[[PodSnapshot, str, EvictionContext], float | None]]] = {
+    EvictedResource.CPU: _sum("cpu.use"),
+    EvictedResource.CPU_REQUEST: _cpu_request,
+    EvictedResource.LOAD: _load,
+    EvictedResource.MEMORY: _memory,
+    EvictedResource.MEMORY_REQUEST: _memory_request,
+    EvictedResource.DISK: _fs("fs.use"),
+    EvictedResource.INODES: _fs("fs.inodes_use"),
+    EvictedResource.IO: _sum("disk.read", "disk.write"),
+    EvictedResource.CACHE: _sum("memory.bandwidth"),
+    EvictedResource.NETWORK: _sum("net.receive", "net.transmit"),
 }

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from reconciler.signals.history import History, patience_s
-from state.evidence import Frame, PodFacts
+from state.evidence import PodSnapshot, SampleFrame
 from state.model import PodClass
 
 
-class Scene(Struct, frozen=True, kw_only=True):
+class EvictionContext(Struct, frozen=True, kw_only=True):
     """One moment. ``history`` has taken ``frame`` in. ``fresh_s``: an older sample is unknown."""
 
-    frame: Frame
+    frame: SampleFrame
     history: History
     fresh_s: float
 
@@ -48,6 +48,6 @@ class Scene(Struct, frozen=True, kw_only=True):
         """Subjects of one kind that this frame tells of, such as ``numa:``, in order."""
         return sorted(subject for subject in self.frame.samples if subject.startswith(prefix))
 
-    def pods(self, *classes: PodClass) -> Iterator[PodFacts]:
+    def pods(self, *classes: PodClass) -> Iterator[PodSnapshot]:
         """The pods of these classes, in the order of their uids."""
         return (pod for _, pod in sorted(self.frame.pods.items()) if pod.pod_class in classes)

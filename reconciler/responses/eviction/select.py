@@ -14,17 +14,17 @@ from msgspec import Struct
 from reconciler.actuators.holds import pod_hold
 from reconciler.responses.eviction.config import EvictionConfig, TriggerConfig
 from reconciler.responses.eviction.exemptions import why_spared
-from reconciler.responses.eviction.limits import Past, cooling, owner_of, owner_room, resting, room
-from reconciler.responses.eviction.resources import Good, held, say
-from reconciler.responses.eviction.samples import Scene
-from reconciler.responses.eviction.triggers.base import Pressure
+from reconciler.responses.eviction.limits import EvictionHistory, cooling, owner_of, owner_room, resting, room
+from reconciler.responses.eviction.resources import EvictedResource, held, say
+from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.triggers.base import Shortage
 from reconciler.responses.eviction.triggers.table import FEATURES
-from reconciler.responses.eviction.victims import Candidate, Weighed, choose, lines, weigh
-from state.evidence import NODE, PodFacts
+from reconciler.responses.eviction.victims import Candidate, Ranking, choose, lines, weigh
+from state.evidence import NODE, PodSnapshot
 from state.model import Hold
 
 
-class Why(StrEnum):
+class RefusalReason(StrEnum):
     """Why nobody goes for a pressure."""
 
     STARTING = "starting"
@@ -40,7 +40,7 @@ class Why(StrEnum):
     @property
     def transient(self) -> bool:
         """True for what follows from an eviction that is already known."""
-        return self in {Why.COOLING, Why.COMING, Why.TURN}
+        return self in {RefusalReason.COOLING, RefusalReason.COMING, RefusalReason.TURN}
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
@@ -48,17 +48,17 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
     trigger: str
     subject: str
-    good: Good
-    why: Why
+    good: EvictedResource
+    why: RefusalReason
     reason: str
     evidence: str
     ranking: tuple[str, ...] = ()
 
 
-class Pick(NamedTuple):
+class Victim(NamedTuple):
     """One who goes, for what, and the whole ranking."""
 
-    pressure: Pressure
+    pressure: Shortage
     candidate: Candidate
     ranking: tuple[str, ...]
 
@@ -66,11 +66,11 @@ class Pick(NamedTuple):
 class Selection(NamedTuple):
     """One pass over all pressures."""
 
-    picks: list[Pick]
+    picks: list[Victim]
     refusals: list[Refusal]
 
 
-class Leaving(NamedTuple):
+class PendingRelease(NamedTuple):
     """One who is going: for which trigger (empty: somebody else is ending it), and what was hoped of it, for where."""
 
     trigger: str = ""
@@ -78,42 +78,42 @@ class Leaving(NamedTuple):
     frees: Mapping[str, float] = {}
 
 
-class Grounds(Struct, frozen=True, kw_only=True):
+class SelectionContext(Struct, frozen=True, kw_only=True):
     """What a pass stands on. ``leaving`` by uid. ``holds`` by target, those that are in force."""
 
     config: EvictionConfig
-    scene: Scene
-    past: Past
-    leaving: Mapping[str, Leaving]
+    scene: EvictionContext
+    past: EvictionHistory
+    leaving: Mapping[str, PendingRelease]
     holds: Mapping[str, Hold]
     started_s: float
 
 
-class _Plan(NamedTuple):
+class _ShortagePlan(NamedTuple):
     """What is wanted for one pressure, before the limits."""
 
-    weighed: Weighed
+    weighed: Ranking
     chosen: list[Candidate]
 
 
-def select(grounds: Grounds, pressures: Sequence[Pressure]) -> Selection:
+def select(grounds: SelectionContext, pressures: Sequence[Shortage]) -> Selection:
     """Who goes in this pass for these pressures. The order of ``pressures`` is that in which hard ones are served."""
-    return _Pass(grounds).run(pressures) if pressures else Selection([], [])
+    return _Selector(grounds).run(pressures) if pressures else Selection([], [])
 
 
 @final
-class _Pass:
-    def __init__(self, grounds: Grounds) -> None:
+class _Selector:
+    def __init__(self, grounds: SelectionContext) -> None:
         self._grounds = grounds
         scene, past, config = grounds.scene, grounds.past, grounds.config
         self._room = room(config.limits, past, scene.now)
         self._owners = owner_room(config.limits, past, scene.frame)
         self._leaving = dict(grounds.leaving)
         self._spared = {uid: reason for uid, pod in scene.frame.pods.items() if (reason := self._stays(pod))}
-        self._picks: list[Pick] = []
+        self._picks: list[Victim] = []
         self._refusals: list[Refusal] = []
 
-    def run(self, pressures: Sequence[Pressure]) -> Selection:
+    def run(self, pressures: Sequence[Shortage]) -> Selection:
         for pressure in pressures:
             if pressure.hard:
                 plan = self._plan(pressure)
@@ -122,7 +122,7 @@ class _Pass:
         self._soft([pressure for pressure in pressures if not pressure.hard])
         return Selection(self._picks, self._refusals)
 
-    def _soft(self, pressures: Sequence[Pressure]) -> None:
+    def _soft(self, pressures: Sequence[Shortage]) -> None:
         plans = [(pressure, plan) for pressure in pressures if (plan := self._plan(pressure)) is not None]
         if not plans:
             return
@@ -132,12 +132,12 @@ class _Pass:
                 words = "somebody else goes in this pass: the effect is awaited"
                 if not self._picks:
                     words = f"{first[1].chosen[0].pod.title} goes first"
-                self._refuse(pressure, Why.TURN, words, self._lines(pressure, plan, (), words))
+                self._refuse(pressure, RefusalReason.TURN, words, self._lines(pressure, plan, (), words))
         if not self._picks:
             pressure, plan = first
             self._take(pressure, plan, most=1)
 
-    def _plan(self, pressure: Pressure) -> _Plan | None:
+    def _plan(self, pressure: Shortage) -> _ShortagePlan | None:
         """Who would go for it; None, with a refusal, when nobody does."""
         config, scene = self._grounds.config, self._grounds.scene
         if (blocked := self._blocked(pressure)) is not None:
@@ -147,17 +147,23 @@ class _Pass:
         need = None if pressure.need is None else pressure.need - coming
         if who and (need is None or need <= 0):
             given = "what they hold" if need is None else say(pressure.good, coming)
-            self._refuse(pressure, Why.COMING, f"on its way: {', '.join(who)} going, {given} coming back")
+            self._refuse(pressure, RefusalReason.COMING, f"on its way: {', '.join(who)} going, {given} coming back")
             return None
         features = FEATURES.get(pressure.trigger, ())
         weighed = weigh(config, scene, pressure, need=need, spared=self._spared, features=features)
         classes = "/".join(cls for cls in config.classes if cls in pressure.classes)
         if not weighed.candidates:
-            why, words = Why.NOBODY, "nobody may go for this"
+            why, words = RefusalReason.NOBODY, "nobody may go for this"
             if weighed.unknown:
-                why, words = Why.UNKNOWN, f"it is not known what {weighed.unknown} of those that may go hold there"
+                why, words = (
+                    RefusalReason.UNKNOWN,
+                    f"it is not known what {weighed.unknown} of those that may go hold there",
+                )
             elif weighed.small:
-                why, words = Why.NOT_THEIRS, f"evicting {classes} pods cannot cure it: none of them holds enough of it"
+                why, words = (
+                    RefusalReason.NOT_THEIRS,
+                    f"evicting {classes} pods cannot cure it: none of them holds enough of it",
+                )
             self._refuse(pressure, why, words, lines(pressure, weighed, (), {}))
             return None
         if need is not None and not pressure.named and weighed.relief * 100 < need * config.owned_percent:
@@ -166,36 +172,38 @@ class _Pass:
                 f"together, {say(pressure.good, need)} must come back"
             )
             waiting = {one.pod.uid: "cannot cure it" for one in weighed.candidates}
-            self._refuse(pressure, Why.NOT_THEIRS, words, lines(pressure, weighed, (), waiting))
+            self._refuse(pressure, RefusalReason.NOT_THEIRS, words, lines(pressure, weighed, (), waiting))
             return None
         chosen = choose(weighed.candidates, need, self._owners, owner_of)
         if not chosen:
             words = "enough pods of their owners have gone"
             waiting = {one.pod.uid: words for one in weighed.candidates}
-            self._refuse(pressure, Why.LIMIT, words, lines(pressure, weighed, (), waiting))
+            self._refuse(pressure, RefusalReason.LIMIT, words, lines(pressure, weighed, (), waiting))
             return None
-        return _Plan(weighed, chosen)
+        return _ShortagePlan(weighed, chosen)
 
-    def _take(self, pressure: Pressure, plan: _Plan, most: int | None = None) -> None:
+    def _take(self, pressure: Shortage, plan: _ShortagePlan, most: int | None = None) -> None:
         """Let those go whom the limits leave."""
         free = max(0, self._room.count - len(self._picks))
         going = plan.chosen[: free if most is None else min(free, most)]
         words = self._room.reason if free < len(plan.chosen) else "one in each pass"
         if not going:
-            self._refuse(pressure, Why.LIMIT, words, self._lines(pressure, plan, (), words))
+            self._refuse(pressure, RefusalReason.LIMIT, words, self._lines(pressure, plan, (), words))
             return
         ranking = self._lines(pressure, plan, going, words)
         for one in going:
-            self._picks.append(Pick(pressure, one, ranking))
-            self._leaving[one.pod.uid] = Leaving(pressure.trigger, pressure.subject, {pressure.good: one.relief})
+            self._picks.append(Victim(pressure, one, ranking))
+            self._leaving[one.pod.uid] = PendingRelease(pressure.trigger, pressure.subject, {pressure.good: one.relief})
             self._spared[one.pod.uid] = "is going already"
             self._owners[owner_of(one.pod)] -= 1
 
-    def _lines(self, pressure: Pressure, plan: _Plan, going: Sequence[Candidate], words: str) -> tuple[str, ...]:
+    def _lines(
+        self, pressure: Shortage, plan: _ShortagePlan, going: Sequence[Candidate], words: str
+    ) -> tuple[str, ...]:
         waiting = {one.pod.uid: words for one in plan.chosen if one not in going}
         return lines(pressure, plan.weighed, going, waiting)
 
-    def _refuse(self, pressure: Pressure, why: Why, reason: str, ranking: tuple[str, ...] = ()) -> None:
+    def _refuse(self, pressure: Shortage, why: RefusalReason, reason: str, ranking: tuple[str, ...] = ()) -> None:
         self._refusals.append(
             Refusal(
                 trigger=pressure.trigger,
@@ -208,23 +216,23 @@ class _Pass:
             )
         )
 
-    def _blocked(self, pressure: Pressure) -> tuple[Why, str] | None:
+    def _blocked(self, pressure: Shortage) -> tuple[RefusalReason, str] | None:
         """What keeps everybody, whoever it would be."""
         grounds, now = self._grounds, self._grounds.scene.now
         since = now - grounds.started_s
         quiet = grounds.config.limits.quiet_s
         if since < quiet:
-            return Why.STARTING, f"started {since:.0f} s ago, nobody goes in the first {quiet:g} s"
+            return RefusalReason.STARTING, f"started {since:.0f} s ago, nobody goes in the first {quiet:g} s"
         hold = pod_hold(grounds.holds)
         if hold is not None:
-            return Why.HELD, f"the node is held by {hold.by}: {hold.reason}"
+            return RefusalReason.HELD, f"the node is held by {hold.by}: {hold.reason}"
         config: TriggerConfig = getattr(grounds.config.triggers, pressure.trigger)
         rest = cooling(grounds.past, pressure.trigger, config.cooldown_s, now)
         if rest > 0:
-            return Why.COOLING, f"one has gone for it: its effect is awaited for {math.ceil(rest)} s more"
+            return RefusalReason.COOLING, f"one has gone for it: its effect is awaited for {math.ceil(rest)} s more"
         return None
 
-    def _coming(self, pressure: Pressure) -> tuple[float, list[str]]:
+    def _coming(self, pressure: Shortage) -> tuple[float, list[str]]:
         """What comes back without a further eviction, and whose it is.
 
         A pressure of which it cannot be told how much is lacking waits for all that was ordered for its trigger.
@@ -241,7 +249,7 @@ class _Pass:
                 who.append(f"pod {uid}" if pod is None else pod.title)
         return total, who
 
-    def _gives(self, pressure: Pressure, pod: PodFacts | None, going: Leaving) -> float:
+    def _gives(self, pressure: Shortage, pod: PodSnapshot | None, going: PendingRelease) -> float:
         """What one who is going gives back: what it holds, or what was hoped of it where that is more.
 
         One that has ended but for a helper holds nothing any more, and what is judged by a mean over some time does not
@@ -255,7 +263,7 @@ class _Pass:
             return holds or 0.0
         return hoped
 
-    def _stays(self, pod: PodFacts) -> str | None:
+    def _stays(self, pod: PodSnapshot) -> str | None:
         grounds = self._grounds
         return why_spared(
             pod, grounds.config.spared, grounds.config.classes, grounds.scene.frame, grounds.holds

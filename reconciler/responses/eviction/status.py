@@ -10,10 +10,10 @@ from typing import Final
 
 from reconciler.responses.eviction.config import EvictionConfig, TriggersConfig
 from reconciler.responses.eviction.limits import cooling, room
-from reconciler.responses.eviction.plan import Decision, Memory
+from reconciler.responses.eviction.plan import EvictionDecision, EvictionPlanState
 from reconciler.responses.eviction.select import Refusal
-from reconciler.responses.eviction.triggers.base import Pressure, Reading
-from state.eviction import Case, Order
+from reconciler.responses.eviction.triggers.base import Shortage, TriggerResult
+from state.eviction import EvictionCase, EvictionOrder
 
 _ENDED: Final = 20
 """As many of the ended are shown."""
@@ -23,9 +23,9 @@ Row = dict[str, object]
 
 def section(
     config: EvictionConfig,
-    decision: Decision,
-    memory: Memory | None,
-    cases: Iterable[Case],
+    decision: EvictionDecision,
+    memory: EvictionPlanState | None,
+    cases: Iterable[EvictionCase],
     *,
     enforce: bool,
     now: float,
@@ -51,7 +51,13 @@ def section(
 
 
 def _trigger(
-    config: EvictionConfig, name: str, reading: Reading | None, memory: Memory | None, *, dry: bool, now: float
+    config: EvictionConfig,
+    name: str,
+    reading: TriggerResult | None,
+    memory: EvictionPlanState | None,
+    *,
+    dry: bool,
+    now: float,
 ) -> Row:
     own = getattr(config.triggers, name)
     mode = "evict"
@@ -68,7 +74,7 @@ def _trigger(
     }
 
 
-def _pressure(one: Pressure) -> Row:
+def _pressure(one: Shortage) -> Row:
     return {
         "trigger": one.trigger,
         "subject": one.subject,
@@ -80,7 +86,7 @@ def _pressure(one: Pressure) -> Row:
     }
 
 
-def _order(one: Order) -> Row:
+def _order(one: EvictionOrder) -> Row:
     return {
         "id": one.id,
         "uid": one.uid,
@@ -97,7 +103,7 @@ def _order(one: Order) -> Row:
     }
 
 
-def _case(case: Case) -> Row:
+def _case(case: EvictionCase) -> Row:
     return {
         **_order(case.order),
         "step": str(case.step),
@@ -122,7 +128,7 @@ def _refusal(one: Refusal) -> Row:
     }
 
 
-def _room(config: EvictionConfig, memory: Memory | None, now: float) -> Row | None:
+def _room(config: EvictionConfig, memory: EvictionPlanState | None, now: float) -> Row | None:
     if memory is None:
         return None
     left = room(config.limits, memory.past, now)

@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from reconciler.responses.eviction.config import EvictionConfig
-from reconciler.responses.eviction.exemptions import SparedConfig, accepts, age_s, marked
-from reconciler.responses.eviction.resources import Good, held, say
-from reconciler.responses.eviction.samples import Scene
-from reconciler.responses.eviction.triggers.base import Pressure
-from state.evidence import PodFacts
+from reconciler.responses.eviction.exemptions import ExemptionsConfig, accepts, age_s, marked
+from reconciler.responses.eviction.resources import EvictedResource, held, say
+from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.triggers.base import Shortage
+from state.evidence import PodSnapshot
 from state.model import PodClass
 
 _CLASSES: Final = {PodClass.RECLAIMED: 0, PodClass.SHARED: 1, PodClass.DEDICATED: 2}
@@ -29,10 +29,10 @@ _BANDS: Final = {"koord-prod": 9500, "koord-mid": 7500, "koord-batch": 5500, "ko
 _LONGEST: Final = 12
 """Digits of a number in a label: longer is no priority."""
 
-Owner = Callable[[PodFacts], str]
+Owner = Callable[[PodSnapshot], str]
 
 
-class Standing(NamedTuple):
+class PriorityKey(NamedTuple):
     """What others have said of a pod, the smallest first to go."""
 
     pod_class: int
@@ -45,8 +45,8 @@ class Standing(NamedTuple):
 class Candidate(Struct, frozen=True, kw_only=True):
     """A pod that may go. ``relief``: what it holds of what is lacking; ``per_s``: that by the time it has run."""
 
-    pod: PodFacts
-    standing: Standing
+    pod: PodSnapshot
+    standing: PriorityKey
     relief: float
     age_s: float
 
@@ -56,12 +56,12 @@ class Candidate(Struct, frozen=True, kw_only=True):
         return self.relief / max(1.0, self.age_s)
 
     @property
-    def order(self) -> tuple[Standing, float, float, str]:
+    def order(self) -> tuple[PriorityKey, float, float, str]:
         """The sort key: who comes first goes first."""
         return self.standing, -self.per_s, -self.pod.created_s, self.pod.uid
 
 
-class Weighed(Struct, frozen=True, kw_only=True):
+class Ranking(Struct, frozen=True, kw_only=True):
     """All pods as weighed for one pressure.
 
     ``spared``: title, what it holds, and the reason, of those who hold some of it and stay. ``small``: how many stay
@@ -79,12 +79,12 @@ class Weighed(Struct, frozen=True, kw_only=True):
         return sum(one.relief for one in self.candidates)
 
 
-def standing_of(pod: PodFacts, config: SparedConfig) -> Standing:
+def standing_of(pod: PodSnapshot, config: ExemptionsConfig) -> PriorityKey:
     """A word that cannot be read counts as not said."""
     band = _BANDS.get(pod.labels.get(_PRIORITY_CLASS, ""), 0)
     priority = band if pod.priority is None else pod.priority
     prefers, avoids = marked(pod, config.prefer) is not None, marked(pod, config.avoid) is not None
-    return Standing(
+    return PriorityKey(
         pod_class=_CLASSES.get(pod.pod_class, len(_CLASSES)),
         eviction_priority=_number(pod.annotations.get(_EVICTION_PRIORITY), 0),
         priority=priority,
@@ -95,13 +95,13 @@ def standing_of(pod: PodFacts, config: SparedConfig) -> Standing:
 
 def weigh(
     config: EvictionConfig,
-    scene: Scene,
-    pressure: Pressure,
+    scene: EvictionContext,
+    pressure: Shortage,
     *,
     need: float | None,
     spared: Mapping[str, str],
     features: tuple[str, ...],
-) -> Weighed:
+) -> Ranking:
     """The candidates, ranked.
 
     ``need``: what is still lacking. ``spared``: by uid, why a pod stays whatever is lacking. ``features``:
@@ -136,7 +136,7 @@ def weigh(
             staying.append((pod.title, relief, reason))
     candidates.sort(key=lambda one: one.order)
     staying.sort(key=lambda one: (-(one[1] or 0.0), one[0]))
-    return Weighed(candidates=tuple(candidates), spared=tuple(staying), small=small, unknown=unknown)
+    return Ranking(candidates=tuple(candidates), spared=tuple(staying), small=small, unknown=unknown)
 
 
 def choose(
@@ -186,7 +186,7 @@ def _fewest(tier: list[Candidate], need: float, left: dict[str, int], owner: Own
 
 
 def lines(
-    pressure: Pressure, weighed: Weighed, going: Sequence[Candidate], waiting: Mapping[str, str]
+    pressure: Shortage, weighed: Ranking, going: Sequence[Candidate], waiting: Mapping[str, str]
 ) -> tuple[str, ...]:
     """The ranking for a person: a line for each candidate, then one for each who is spared.
 
@@ -205,7 +205,7 @@ def lines(
     return tuple(found)
 
 
-def _describe(good: Good, one: Candidate) -> str:
+def _describe(good: EvictedResource, one: Candidate) -> str:
     standing, pod = one.standing, one.pod
     words = [f"class {pod.pod_class}"]
     if standing.eviction_priority:
@@ -219,7 +219,7 @@ def _describe(good: Good, one: Candidate) -> str:
     return f"{pod.title}: {', '.join(words)}"
 
 
-def _too_little(good: Good, relief: float | None, least: float) -> str | None:
+def _too_little(good: EvictedResource, relief: float | None, least: float) -> str | None:
     if relief is None:
         return "what it holds is not known"
     if relief <= 0:

@@ -20,11 +20,11 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.errors import CgroupError, SourceError
-from reconciler.clients.http import Answer
-from reconciler.clients.kube import KubeApi, Status, status_of, wait_s_of
-from reconciler.responses.means.base import Result, Work, obeys
+from reconciler.clients.http import HttpResponse
+from reconciler.clients.kube import ApiStatus, KubeApi, status_of, wait_s_of
+from reconciler.responses.means.base import EvictionResult, EvictionWork, obeys
 from reconciler.responses.means.config import EvictionMeans
-from state.eviction import Case, Means, Outcome, Step
+from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 
 _CORE: Final = "/api/v1"
 # Other sources than the API server told the name, and "." and ".." would be other resources.
@@ -36,7 +36,7 @@ _OLDER: Final = "policy/v1beta1"
 _SEVERAL_BUDGETS: Final = "more than one PodDisruptionBudget"
 
 
-class Said(Enum):
+class EvictionAnswer(Enum):
     """What an answer to an eviction means."""
 
     ACCEPTED = auto()
@@ -48,44 +48,46 @@ class Said(Enum):
     NOT_ALLOWED = auto()
 
 
-class Reply(Struct, frozen=True, kw_only=True):
+class EvictionReply(Struct, frozen=True, kw_only=True):
     """One answer, judged. ``wait_s``: what it asks us to wait; None: it does not say."""
 
-    said: Said
+    said: EvictionAnswer
     words: str
     wait_s: float | None = None
 
 
-def judge(answer: Answer) -> Reply:
+def judge(answer: HttpResponse) -> EvictionReply:
     """What the API server means, now."""
     status = status_of(answer)
     words = f"it answered {answer.status} {' '.join((status.message or answer.words).split())[:200]}".rstrip()
-    return Reply(said=_said(answer, status), words=words, wait_s=wait_s_of(answer, status, time.time()))
+    return EvictionReply(said=_said(answer, status), words=words, wait_s=wait_s_of(answer, status, time.time()))
 
 
-def _said(answer: Answer, status: Status) -> Said:
+def _said(answer: HttpResponse, status: ApiStatus) -> EvictionAnswer:
     kind = status.details.kind if status.details is not None else ""
     match answer.status:
         case 200 | 201 | 202:
-            return Said.ACCEPTED
+            return EvictionAnswer.ACCEPTED
         case 404 if kind == "pods" and status.reason == "NotFound":
-            return Said.NO_SUCH_POD
+            return EvictionAnswer.NO_SUCH_POD
         case 404 | 405:
-            return Said.NO_SUCH_VERSION
+            return EvictionAnswer.NO_SUCH_VERSION
         case 400 if "no kind" in status.message or "version" in status.message:
-            return Said.NO_SUCH_VERSION
+            return EvictionAnswer.NO_SUCH_VERSION
         case 409 if "UID" in status.message:
-            return Said.NO_SUCH_POD  # another one has its name
+            return EvictionAnswer.NO_SUCH_POD  # another one has its name
         case 409:
-            return Said.BUSY  # somebody else is changing it just now
-        case 429 if status.kind == "Status":
-            return Said.BUDGET
+            return EvictionAnswer.BUSY  # somebody else is changing it just now
+        case 429 if status.kind == "ApiStatus":
+            return EvictionAnswer.BUDGET
         case 500 if _SEVERAL_BUDGETS in status.message:
-            return Said.SEVERAL_BUDGETS
+            return EvictionAnswer.SEVERAL_BUDGETS
         case code if code == 429 or code >= 500:
-            return Said.BUSY  # without a Status of its own it is the server as a whole that has too much to do
+            return (
+                EvictionAnswer.BUSY
+            )  # without a Status of its own it is the server as a whole that has too much to do
         case _:
-            return Said.NOT_ALLOWED
+            return EvictionAnswer.NOT_ALLOWED
 
 
 class _Resource(Struct, frozen=True):
@@ -103,17 +105,17 @@ _decode_resources = msgspec.json.Decoder(_Resources).decode
 
 
 @final
-class ApiWay:
+class ApiEviction:
     """`Way` through the API server."""
 
-    means = Means.API
+    means = EvictionMethodName.API
 
     def __init__(self, config: EvictionMeans, api: KubeApi) -> None:
         self._config = config
         self._api = api
         self._version: str | None = None
 
-    def unusable(self, case: Case) -> str | None:
+    def unusable(self, case: EvictionCase) -> str | None:
         """For static pods the API server has only a picture of them."""
         if case.target.static:
             return "it is a static pod, of which the API server has only a picture"
@@ -123,25 +125,25 @@ class ApiWay:
             return "its name is none that the API server can have given"
         return self._api.unreachable()
 
-    async def end(self, work: Work) -> Result:
+    async def end(self, work: EvictionWork) -> EvictionResult:
         """See the module's text."""
-        if work.resumed is not Step.WAIT:
-            await work.step(Step.ASK)
+        if work.resumed is not EvictionStep.WAIT:
+            await work.step(EvictionStep.ASK)
             result = await self._ask(work)
             if result is not None:
                 return result
-            await work.step(Step.WAIT, accepted=True)
+            await work.step(EvictionStep.WAIT, accepted=True)
         try:
             # The runtime's SIGTERM is of no use to who is stopped.
             await work.thaw()
             patience_s = work.grace_s + self._config.margin_s
             if await work.emptied(max(0.0, patience_s - work.elapsed_s())):
-                return Result(outcome=Outcome.DONE, detail="the API server evicted it")
+                return EvictionResult(outcome=EvictionOutcome.DONE, detail="the API server evicted it")
         except CgroupError as exc:
-            return Result(outcome=None, detail=f"accepted, but {exc}")
-        return Result(outcome=None, detail=f"accepted, but the pod is alive {patience_s:g} s later")
+            return EvictionResult(outcome=None, detail=f"accepted, but {exc}")
+        return EvictionResult(outcome=None, detail=f"accepted, but the pod is alive {patience_s:g} s later")
 
-    async def _ask(self, work: Work) -> Result | None:
+    async def _ask(self, work: EvictionWork) -> EvictionResult | None:
         """Ask until it is accepted (None), refused, or there is no more point."""
         rules, wait_s = self._config.api, self._config.api.first_wait_s
         # A budget's time runs from the first question, whoever asked it; that of failures from the first that we saw.
@@ -152,17 +154,17 @@ class ApiWay:
             try:
                 reply = await self._once(work)
             except SourceError as exc:
-                reply = Reply(said=Said.BUSY, words=str(exc))
+                reply = EvictionReply(said=EvictionAnswer.BUSY, words=str(exc))
             match reply.said:
-                case Said.ACCEPTED:
+                case EvictionAnswer.ACCEPTED:
                     return None
-                case Said.NO_SUCH_POD:
+                case EvictionAnswer.NO_SUCH_POD:
                     return await self._unknown(work, reply.words)
-                case Said.NOT_ALLOWED | Said.NO_SUCH_VERSION:
+                case EvictionAnswer.NOT_ALLOWED | EvictionAnswer.NO_SUCH_VERSION:
                     return self._given_up(work.case, reply.words)
-                case Said.BUDGET | Said.SEVERAL_BUDGETS:
+                case EvictionAnswer.BUDGET | EvictionAnswer.SEVERAL_BUDGETS:
                     await work.refused(reply.words)
-            if reply.said is Said.SEVERAL_BUDGETS:
+            if reply.said is EvictionAnswer.SEVERAL_BUDGETS:
                 return self._given_up(work.case, reply.words)
             begun, patience_s = (asked_at, rules.refused_s) if work.case.budget else (failing_at, rules.failing_s)
             pause_s = min(reply.wait_s if reply.wait_s is not None else wait_s, rules.longest_wait_s)
@@ -170,38 +172,44 @@ class ApiWay:
             if trio.current_time() + pause_s - begun > patience_s:
                 return self._given_up(work.case, f"asked for {patience_s:g} s; {reply.words}")
             if await work.emptied(pause_s):
-                return Result(outcome=Outcome.GONE, detail=f"it ended while the API server was asked ({reply.words})")
+                return EvictionResult(
+                    outcome=EvictionOutcome.GONE, detail=f"it ended while the API server was asked ({reply.words})"
+                )
 
-    def _given_up(self, case: Case, words: str) -> Result:
+    def _given_up(self, case: EvictionCase, words: str) -> EvictionResult:
         """It was not accepted: the next means' turn, unless a disruption budget has refused."""
         if not case.budget:
-            return Result(outcome=None, detail=words)
+            return EvictionResult(outcome=None, detail=words)
         if case.budget not in words:
             words = f"{case.budget}; {words}"
         if (why := obeys(case, self._config)) is not None:
-            return Result(outcome=Outcome.REFUSED, detail=f"{why}: {words}")
-        return Result(outcome=None, detail=f"its disruption budget refuses, and hard_over_budget is set: {words}")
+            return EvictionResult(outcome=EvictionOutcome.REFUSED, detail=f"{why}: {words}")
+        return EvictionResult(
+            outcome=None, detail=f"its disruption budget refuses, and hard_over_budget is set: {words}"
+        )
 
-    async def _unknown(self, work: Work, words: str) -> Result:
+    async def _unknown(self, work: EvictionWork, words: str) -> EvictionResult:
         """The API server has no such pod: the kubelet ends what is left of it here, as of any it should not have."""
         await work.thaw()
         if await work.emptied(work.grace_s + self._config.margin_s):
-            return Result(outcome=Outcome.GONE, detail=f"the API server has no such pod any more ({words})")
-        return Result(outcome=None, detail=f"the API server has no such pod, but it lives ({words})")
+            return EvictionResult(
+                outcome=EvictionOutcome.GONE, detail=f"the API server has no such pod any more ({words})"
+            )
+        return EvictionResult(outcome=None, detail=f"the API server has no such pod, but it lives ({words})")
 
-    async def _once(self, work: Work) -> Reply:
+    async def _once(self, work: EvictionWork) -> EvictionReply:
         """One request; two where the version was not what we took it for. Errors: `SourceError`."""
         version = await self._find_version()
         reply = await self._post(work, version)
-        if reply.said is Said.NO_SUCH_VERSION:
+        if reply.said is EvictionAnswer.NO_SUCH_VERSION:
             other = _OLDER if version == _NEWEST else _NEWEST
             again = await self._post(work, other)
-            if again.said is not Said.NO_SUCH_VERSION:
+            if again.said is not EvictionAnswer.NO_SUCH_VERSION:
                 self._version = other
                 return again
         return reply
 
-    async def _post(self, work: Work, version: str) -> Reply:
+    async def _post(self, work: EvictionWork, version: str) -> EvictionReply:
         order = work.case.order
         path = f"{_CORE}/namespaces/{quote(order.namespace or '', safe='')}/pods/{quote(order.name or '', safe='')}"
         options: dict[str, object] = {"preconditions": {"uid": order.uid}}

@@ -1,6 +1,7 @@
 """What a way to end a pod is, and what it may use while it does.
 
-A new one is a file here that implements `Way`, a word in `state.eviction.Means`, and one entry in `means.table`.
+A new one is a file here that implements `EvictionMethod`, a word in `state.eviction.EvictionMethodName`, and one entry
+in `means.table`.
 """
 
 from collections.abc import Mapping
@@ -10,13 +11,13 @@ from msgspec import Struct
 
 from cgroupfs.subtree import Subtree
 from reconciler.responses.means.config import EvictionMeans
-from reconciler.responses.means.processes import Processes
-from state.eviction import Case, Means, Order, Outcome, Step
+from reconciler.responses.means.processes import PodTermination
+from state.eviction import EvictionCase, EvictionMethodName, EvictionOrder, EvictionOutcome, EvictionStep
 
 LEAST_GRACE_S: Final = 2.0
 
 
-def grace_of(order: Order, own_s: float | None, config: EvictionMeans) -> float:
+def grace_of(order: EvictionOrder, own_s: float | None, config: EvictionMeans) -> float:
     """What a pod gets to end by itself: its own grace, or less where the order or the configuration says so."""
     grace_s = config.default_grace_s if own_s is None else max(1.0, own_s)
     return min(grace_s, config.longest_grace_s, order.grace_s if order.grace_s is not None else grace_s)
@@ -30,7 +31,7 @@ def grace_left(grace_s: float, elapsed_s: float) -> float:
     return max(min(LEAST_GRACE_S, grace_s), grace_s - elapsed_s)
 
 
-def obeys(case: Case, config: EvictionMeans) -> str | None:
+def obeys(case: EvictionCase, config: EvictionMeans) -> str | None:
     """Why no means but the API server's may be used for this case; None: they may.
 
     A disruption budget that has refused is obeyed until the API server accepts the eviction after all.
@@ -40,25 +41,25 @@ def obeys(case: Case, config: EvictionMeans) -> str | None:
     return "its disruption budget refuses"
 
 
-class Result(Struct, frozen=True, kw_only=True):
+class EvictionResult(Struct, frozen=True, kw_only=True):
     """What came of one way. ``outcome`` None: it did not work here, the next may.
 
     DONE: nobody is left in the pod's groups now; whether the kubelet starts it again is watched by the caller.
     """
 
-    outcome: Outcome | None
+    outcome: EvictionOutcome | None
     detail: str
 
 
-class Work(Protocol):
+class EvictionWork(Protocol):
     """One case while it is carried out."""
 
     @property
-    def case(self) -> Case:
+    def case(self) -> EvictionCase:
         """As last journalled."""
 
     @property
-    def resumed(self) -> Step | None:
+    def resumed(self) -> EvictionStep | None:
         """The step of this very way at which an earlier run of the daemon ended; None: it begins afresh."""
 
     @property
@@ -66,14 +67,16 @@ class Work(Protocol):
         """The pod's own groups."""
 
     @property
-    def processes(self) -> Processes:
+    def processes(self) -> PodTermination:
         """Who is in them."""
 
     @property
     def grace_s(self) -> float:
         """What this pod gets to end by itself."""
 
-    async def step(self, step: Step, *, accepted: bool = False, pid_starts: Mapping[int, int] | None = None) -> None:
+    async def step(
+        self, step: EvictionStep, *, accepted: bool = False, pid_starts: Mapping[int, int] | None = None
+    ) -> None:
         """Journal what comes next; returns when that is durable. To be called before each act.
 
         Does not return when nothing more may be done to the pod: it is held, or eviction was switched off. The step
@@ -96,17 +99,17 @@ class Work(Protocol):
         """Wait until nobody is left in it; False when the time is over."""
 
 
-class Way(Protocol):
+class EvictionMethod(Protocol):
     """One way to end a pod. `end` may be called for several pods at once."""
 
     @property
-    def means(self) -> Means:
+    def means(self) -> EvictionMethodName:
         """Its name."""
 
-    def unusable(self, case: Case) -> str | None:
+    def unusable(self, case: EvictionCase) -> str | None:
         """Why there is no point in trying it for this pod now; None: try. Asks nobody."""
 
-    async def end(self, work: Work) -> Result:
+    async def end(self, work: EvictionWork) -> EvictionResult:
         """End the pod, or take up where an earlier run was: the case tells how far it got.
 
         Errors: none; whatever goes wrong is the result's detail.

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from state.eviction import Means
+from state.eviction import EvictionMethodName
 
 NOTICE_ANNOTATION: Final = "bypassd/eviction-notice"
 """A pod's own wish: ``none``, ``volume:NAME`` or ``signal:SIGUSR1``."""
@@ -130,12 +130,12 @@ class EvictionMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The ways to end a pod, tried in order; what cannot be used or does not work is followed by the next."""
 
     order: Annotated[
-        tuple[Means, ...],
+        tuple[EvictionMethodName, ...],
         Meta(
             description="an Eviction of the API server (api), a stop of the containers by the runtime (cri), SIGTERM "
             "and after the grace SIGKILL (signal)"
         ),
-    ] = (Means.API, Means.CRI, Means.SIGNAL)
+    ] = (EvictionMethodName.API, EvictionMethodName.CRI, EvictionMethodName.SIGNAL)
     at_once: Annotated[int, Meta(ge=1, le=32, description="pods that are being ended at the same time")] = 2
     default_grace_s: Annotated[float, Meta(ge=1, le=3600, description="for a pod whose own grace is not known")] = 30.0
     longest_grace_s: Annotated[float, Meta(ge=1, le=86400, description="no pod gets more, whatever its own")] = 600.0
@@ -151,4 +151,4 @@ class EvictionMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         if not self.order or len(set(self.order)) != len(self.order):
-            raise ValueError(f"order: expected each of {', '.join(Means)} at most once, and one at least")
+            raise ValueError(f"order: expected each of {', '.join(EvictionMethodName)} at most once, and one at least")

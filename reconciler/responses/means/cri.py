@@ -14,10 +14,10 @@ import msgspec
 import trio
 
 from cgroupfs.errors import CgroupError, SourceError
-from reconciler.responses.means.base import Result, Work, grace_left, grace_of
+from reconciler.responses.means.base import EvictionResult, EvictionWork, grace_left, grace_of
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.sources.cri import CriClient
-from state.eviction import Case, Means, Outcome, Step
+from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 from state.model import PodMeta
 
 _SANDBOX_S: Final = 30.0
@@ -29,42 +29,42 @@ _NO_SOCKET: Final = "there is no CRI socket"
 
 
 @final
-class CriWay:
+class CriEviction:
     """`Way` through the runtime.
 
     ``client``: the one to ask, or None while there is none; asked each time, as a runtime may be started later than
     this daemon. It is this way's own: a long stop must not keep other questions waiting.
     """
 
-    means = Means.CRI
+    means = EvictionMethodName.CRI
 
     def __init__(self, config: EvictionMeans, client: Callable[[], CriClient | None]) -> None:
         self._config = config
         self._client = client
 
-    def unusable(self, case: Case) -> str | None:  # noqa: ARG002
+    def unusable(self, case: EvictionCase) -> str | None:  # noqa: ARG002
         """Where no socket was found, or CRI is switched off."""
         return _NO_SOCKET if self._client() is None else None
 
-    async def end(self, work: Work) -> Result:
+    async def end(self, work: EvictionWork) -> EvictionResult:
         """See the module's text."""
         client = self._client()
         if client is None:
-            return Result(outcome=None, detail=_NO_SOCKET)
-        await work.step(Step.STOP)
+            return EvictionResult(outcome=None, detail=_NO_SOCKET)
+        await work.step(EvictionStep.STOP)
         try:
             # runc cannot end a container that is stopped, and would wait for it.
             await work.thaw()
             pod = await client.pod(work.case.order.uid)
             problems = [] if pod is None else await self._stop(client, pod, work)
             if await work.emptied(self._config.margin_s):
-                return Result(outcome=Outcome.DONE, detail="the runtime stopped its containers")
+                return EvictionResult(outcome=EvictionOutcome.DONE, detail="the runtime stopped its containers")
         except (SourceError, CgroupError) as exc:
-            return Result(outcome=None, detail=str(exc))
+            return EvictionResult(outcome=None, detail=str(exc))
         told = "; ".join(problems) if pod is not None else "the runtime does not know the pod"
-        return Result(outcome=None, detail=told or "the runtime says that it is stopped, but processes live")
+        return EvictionResult(outcome=None, detail=told or "the runtime says that it is stopped, but processes live")
 
-    async def _stop(self, client: CriClient, pod: PodMeta, work: Work) -> Sequence[str]:
+    async def _stop(self, client: CriClient, pod: PodMeta, work: EvictionWork) -> Sequence[str]:
         """Both calls, and what went wrong. A container that cannot be stopped does not keep the sandbox from it."""
         own_s = work.case.target.grace_s if work.case.target.grace_s is not None else pod.grace_s
         grace_s = grace_of(work.case.order, own_s, self._config)

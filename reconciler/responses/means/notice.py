@@ -12,47 +12,47 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.subtree import Subtree
-from reconciler.responses.means.base import Work
+from reconciler.responses.means.base import EvictionWork
 from reconciler.responses.means.config import NoticeConfig, NoticeKind, is_name, signal_number
 from reconciler.responses.means.notefile import NoteFile
-from reconciler.responses.means.processes import Processes, read_stat
-from state.eviction import Case
+from reconciler.responses.means.processes import PodTermination, read_stat
+from state.eviction import EvictionCase
 
 if TYPE_CHECKING:
-    from reconciler.clients.command import Program
+    from reconciler.clients.command import Command
 
 _LOOK_S: Final = 0.5
 _FILE_S: Final = 2.0
 _EMPTY_DIRS: Final = "kubernetes.io~empty-dir"
 
 
-class Wish(Struct, frozen=True, kw_only=True):
+class NoticeRequest(Struct, frozen=True, kw_only=True):
     """How one pod is to be told: ``name`` is the volume's or the signal's."""
 
     kind: NoticeKind
     name: str = ""
 
 
-def wish_of(config: NoticeConfig, annotation: str | None) -> tuple[Wish, str]:
+def wish_of(config: NoticeConfig, annotation: str | None) -> tuple[NoticeRequest, str]:
     """What the configuration and the pod's own annotation say together, and a message about a useless one. Pure.
 
     A pod cannot choose a command: that would be run as root on the node.
     """
     default = {NoticeKind.VOLUME: config.volume, NoticeKind.SIGNAL: config.signal}.get(config.kind, "")
-    asked = Wish(kind=config.kind, name=default)
+    asked = NoticeRequest(kind=config.kind, name=default)
     if annotation is None:
         return asked, ""
     kind, _, name = annotation.partition(":")
     if kind == NoticeKind.NONE and not name:
-        return Wish(kind=NoticeKind.NONE), ""
+        return NoticeRequest(kind=NoticeKind.NONE), ""
     if kind == NoticeKind.VOLUME and is_name(name):
-        return Wish(kind=NoticeKind.VOLUME, name=name), ""
+        return NoticeRequest(kind=NoticeKind.VOLUME, name=name), ""
     if kind == NoticeKind.SIGNAL and _is_signal(name):
-        return Wish(kind=NoticeKind.SIGNAL, name=name), ""
+        return NoticeRequest(kind=NoticeKind.SIGNAL, name=name), ""
     return asked, f"annotation bypassd/eviction-notice: {annotation[:60]!r}: expected none, volume:NAME or signal:NAME"
 
 
-class Word(Struct, frozen=True, kw_only=True, rename="camel"):
+class NoticeMessage(Struct, frozen=True, kw_only=True, rename="camel"):
     """What the pod, or the command, is told: JSON."""
 
     order: str
@@ -66,25 +66,25 @@ class Word(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 @final
-class Notices:
+class NoticeSender:
     """Gives notices and waits for what they bring. ``pods_dir`` is the kubelet's, root prefix included."""
 
     def __init__(self, config: NoticeConfig, pods_dir: str) -> None:
         self.config = config
         self._pods_dir = pods_dir
         self._lane = trio.CapacityLimiter(4)
-        self._program: Program | None = None
+        self._program: Command | None = None
         if config.kind is NoticeKind.COMMAND:
             from reconciler.clients import command  # noqa: PLC0415  # few nodes have one
 
-            self._program = command.Program(config.command)
+            self._program = command.Command(config.command)
 
-    def wanted(self, case: Case) -> Wish | None:
+    def wanted(self, case: EvictionCase) -> NoticeRequest | None:
         """How this pod is told; None: not at all."""
         wish, _ = wish_of(self.config, case.target.notice)
         return None if wish.kind is NoticeKind.NONE else wish
 
-    async def give(self, work: Work, wish: Wish, *, again: bool) -> str:
+    async def give(self, work: EvictionWork, wish: NoticeRequest, *, again: bool) -> str:
         """Give it and wait, for what is left of the time; what came of it, for a person. Errors: none.
 
         ``again``: it may have been given by an earlier run of the daemon.
@@ -113,7 +113,7 @@ class Notices:
             return "; ".join(filter(None, (problem, said)))
         return "; ".join(filter(None, (problem, f"no answer within {self.config.wait_s:g} s")))
 
-    async def withdraw(self, case: Case) -> None:
+    async def withdraw(self, case: EvictionCase) -> None:
         """The pod stays after all: take the file away."""
         wish = self.wanted(case)
         if wish is None:
@@ -125,18 +125,18 @@ class Notices:
         except (OSError, trio.TooSlowError):
             return  # the volume is gone, or not what it was: nothing of ours is in it
 
-    def _note(self, case: Case, wish: Wish) -> NoteFile | None:
+    def _note(self, case: EvictionCase, wish: NoticeRequest) -> NoteFile | None:
         if wish.kind is not NoticeKind.VOLUME:
             return None
         return NoteFile(self._pods_dir, (case.order.uid, "volumes", _EMPTY_DIRS, wish.name), self.config.file)
 
-    async def _wait_for(self, work: Work, note: NoteFile) -> str:
+    async def _wait_for(self, work: EvictionWork, note: NoteFile) -> str:
         while not await self._in_thread(note.acknowledged):
             if await work.emptied(_LOOK_S):
                 return "it ended by itself"
         return "acknowledged"
 
-    async def _run(self, work: Work, left_s: float) -> str:
+    async def _run(self, work: EvictionWork, left_s: float) -> str:
         """The hook; empty when it did not end with 0, so that the time is waited for. Errors: `OSError`."""
         assert self._program is not None
         done = await self._program.run(left_s, _text(work, left_s).encode())
@@ -148,7 +148,7 @@ class Notices:
             return bool(await trio.to_thread.run_sync(act, abandon_on_cancel=True, limiter=self._lane))
 
 
-async def signal_main(tree: Subtree, processes: Processes, number: int) -> int:
+async def signal_main(tree: Subtree, processes: PodTermination, number: int) -> int:
     """Send a signal to each container's main process that handles it: another one would end by it, unasked."""
     members = await processes.members(tree)
     mains: dict[int, int] = {}
@@ -169,9 +169,9 @@ def _handles(proc: str, pid: int, number: int) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
-def _text(work: Work, left_s: float) -> str:
+def _text(work: EvictionWork, left_s: float) -> str:
     order = work.case.order
-    word = Word(
+    word = NoticeMessage(
         order=order.id,
         uid=order.uid,
         namespace=order.namespace,

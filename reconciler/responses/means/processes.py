@@ -21,8 +21,8 @@ from msgspec import Struct
 
 from cgroupfs.bounded import digits
 from cgroupfs.errors import AgentError
-from cgroupfs.subtree import Group, Subtree
-from reconciler.runtime.cooperative import Slices
+from cgroupfs.subtree import Subtree, SubtreeGroup
+from reconciler.runtime.cooperative import TimeSlice
 
 _BATCH: Final = 64
 """Processes held at once: each is an open file."""
@@ -34,7 +34,7 @@ class OwnPodError(AgentError):
     """This daemon's own process is in the pod that it is to end."""
 
 
-class Stat(Struct, frozen=True):
+class ProcessStat(Struct, frozen=True):
     """What ``/proc/PID/stat`` tells. ``start``: ticks since boot."""
 
     comm: str
@@ -44,7 +44,7 @@ class Stat(Struct, frozen=True):
     start: int
 
 
-def read_stat(pid: int, proc: str = "/proc") -> Stat | None:
+def read_stat(pid: int, proc: str = "/proc") -> ProcessStat | None:
     """One process; None when it has ended."""
     text = _text(f"{proc}/{pid}/stat")
     name, closed, rest = text.rpartition(")")
@@ -54,19 +54,19 @@ def read_stat(pid: int, proc: str = "/proc") -> Stat | None:
     parent, flags, start = (digits(fields[at]) for at in (1, 6, 19))
     if parent is None or flags is None or start is None:
         return None
-    return Stat(comm=name.partition("(")[2], state=fields[0], parent=parent, flags=flags, start=start)
+    return ProcessStat(comm=name.partition("(")[2], state=fields[0], parent=parent, flags=flags, start=start)
 
 
-class Held(Struct, frozen=True):
+class ProcessHandle(Struct, frozen=True):
     """One process that we have hold of. ``number``: its pidfd, -1 on a kernel without."""
 
     pid: int
-    stat: Stat
+    stat: ProcessStat
     number: int = -1
 
 
 @final
-class Processes:
+class PodTermination:
     """Looks at and signals the members of subtrees."""
 
     def __init__(self, proc: str = "/proc", *, ourselves: int | None = None) -> None:
@@ -79,7 +79,7 @@ class Processes:
 
         Errors: `OwnPodError` when we are one of them.
         """
-        slices, found = Slices(), set[int]()
+        slices, found = TimeSlice(), set[int]()
         for group in tree.groups():
             found.update(group.pids())
             await slices.checkpoint()
@@ -89,7 +89,7 @@ class Processes:
 
     async def starts(self, pids: Iterable[int]) -> dict[int, int]:
         """The start time of each process that is still there and may be signalled."""
-        slices, found = Slices(), dict[int, int]()
+        slices, found = TimeSlice(), dict[int, int]()
         for pid in pids:
             stat = read_stat(pid, self.proc)
             if stat is not None and self._ours(pid, stat):
@@ -99,7 +99,7 @@ class Processes:
 
     async def signal(self, tree: Subtree, number: int, only: Mapping[int, int] | None = None) -> int:
         """Send ``number`` to every member, once; to how many. ``only``: those ids with those start times."""
-        slices, done = Slices(), set[int]()
+        slices, done = TimeSlice(), set[int]()
         for group in tree.groups():
             pids = group.pids()
             if self._ourselves in pids:
@@ -111,7 +111,9 @@ class Processes:
             await slices.checkpoint()
         return len(done)
 
-    def _signal_some(self, group: Group, pids: Iterable[int], number: int, only: Mapping[int, int] | None) -> set[int]:
+    def _signal_some(
+        self, group: SubtreeGroup, pids: Iterable[int], number: int, only: Mapping[int, int] | None
+    ) -> set[int]:
         held = [one for pid in pids if (one := self._hold(pid)) is not None]
         try:
             # Only now: see the module's text.
@@ -127,7 +129,7 @@ class Processes:
                 if one.number >= 0:
                     os.close(one.number)
 
-    def _hold(self, pid: int) -> Held | None:
+    def _hold(self, pid: int) -> ProcessHandle | None:
         if pid <= 1 or pid == self._ourselves:
             return None
         number = -1
@@ -143,12 +145,12 @@ class Processes:
             if number >= 0:
                 os.close(number)
             return None
-        return Held(pid, stat, number)
+        return ProcessHandle(pid, stat, number)
 
-    def _ours(self, pid: int, stat: Stat) -> bool:
+    def _ours(self, pid: int, stat: ProcessStat) -> bool:
         return pid > 1 and pid != self._ourselves and not stat.flags & _KERNEL_THREAD
 
-    def _send(self, held: Held, number: int) -> bool:
+    def _send(self, held: ProcessHandle, number: int) -> bool:
         try:
             if held.number >= 0:
                 signal.pidfd_send_signal(held.number, number)
@@ -175,7 +177,7 @@ class Processes:
 
 async def anyone(tree: Subtree) -> bool:
     """Whether somebody is in it, looking a millisecond at a time."""
-    slices = Slices()
+    slices = TimeSlice()
     for occupied in tree.look():
         if occupied:
             return True
@@ -185,7 +187,7 @@ async def anyone(tree: Subtree) -> bool:
 
 async def thaw(tree: Subtree) -> int:
     """Let all of it run; how many groups were stopped."""
-    slices, count = Slices(), 0
+    slices, count = TimeSlice(), 0
     for stopped in tree.thawing():
         count += stopped
         await slices.checkpoint()

@@ -13,10 +13,10 @@ from typing import Final, final
 import trio
 
 from cgroupfs.errors import CgroupError
-from reconciler.responses.means.base import Result, Work, grace_left
+from reconciler.responses.means.base import EvictionResult, EvictionWork, grace_left
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.processes import OwnPodError, anyone
-from state.eviction import Case, Means, Outcome, Step
+from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 
 _LOOPS: Final = 3
 """After so many rounds of plain kills somebody forks faster than we kill: stop them first."""
@@ -27,46 +27,46 @@ _LONGEST_PAUSE_S: Final = 0.5
 
 
 @final
-class SignalWay:
+class SignalEviction:
     """`Way` by signals. Needs nothing but the right to signal, so it is the last resort."""
 
-    means = Means.SIGNAL
+    means = EvictionMethodName.SIGNAL
 
     def __init__(self, config: EvictionMeans) -> None:
         self._config = config
 
-    def unusable(self, case: Case) -> str | None:  # noqa: ARG002
+    def unusable(self, case: EvictionCase) -> str | None:  # noqa: ARG002
         """Always worth a try."""
         return None
 
-    async def end(self, work: Work) -> Result:
+    async def end(self, work: EvictionWork) -> EvictionResult:
         """See the module's text."""
         try:
-            if work.resumed is not Step.KILL and await self._terminate(work):
-                return Result(outcome=Outcome.DONE, detail="it ended by SIGTERM")
-            await work.step(Step.KILL)
+            if work.resumed is not EvictionStep.KILL and await self._terminate(work):
+                return EvictionResult(outcome=EvictionOutcome.DONE, detail="it ended by SIGTERM")
+            await work.step(EvictionStep.KILL)
             left = await self._kill(work)
         except (CgroupError, OwnPodError) as exc:
-            return Result(outcome=None, detail=str(exc))
+            return EvictionResult(outcome=None, detail=str(exc))
         if left:
-            return Result(outcome=None, detail=left)
-        return Result(outcome=Outcome.DONE, detail="it was killed by SIGKILL")
+            return EvictionResult(outcome=None, detail=left)
+        return EvictionResult(outcome=EvictionOutcome.DONE, detail="it was killed by SIGKILL")
 
-    async def _terminate(self, work: Work) -> bool:
+    async def _terminate(self, work: EvictionWork) -> bool:
         """SIGTERM, once to each process that was there at first: helpers that they start to end well are spared.
 
         True when all have ended within the grace.
         """
-        if work.resumed is not Step.TERMINATE:
+        if work.resumed is not EvictionStep.TERMINATE:
             starts = await work.processes.starts(await work.processes.members(work.tree))
-            await work.step(Step.TERMINATE, pid_starts=starts)
+            await work.step(EvictionStep.TERMINATE, pid_starts=starts)
         known = {int(pid): start for pid, start in work.case.pid_starts.items()}
         left_s = grace_left(work.grace_s, work.elapsed_s())
         await work.thaw()
         await work.processes.signal(work.tree, signal.SIGTERM, known)
         return await work.emptied(left_s)
 
-    async def _kill(self, work: Work) -> str:
+    async def _kill(self, work: EvictionWork) -> str:
         """SIGKILL until nobody is left; else who, for a person."""
         deadline = trio.current_time() + self._config.kill_s
         rounds, pause_s = 0, _FIRST_PAUSE_S
@@ -90,7 +90,7 @@ class SignalWay:
             return ""
         return self._who_is_left(work, await work.processes.members(work.tree))
 
-    async def _kill_stopped(self, work: Work) -> None:
+    async def _kill_stopped(self, work: EvictionWork) -> None:
         """Stop all, kill all, let all go: they die before they run again."""
         try:
             if work.tree.stop():
@@ -104,7 +104,7 @@ class SignalWay:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
                 await work.thaw()
 
-    def _who_is_left(self, work: Work, members: set[int]) -> str:
+    def _who_is_left(self, work: EvictionWork, members: set[int]) -> str:
         held = "a group above it is stopped, which keeps SIGKILL from working; " if work.tree.held_above() else ""
         who = work.processes.describe(members) or "processes that this daemon cannot see"
         return f"{held}these live {self._config.kill_s:g} s after SIGKILL: {who}"

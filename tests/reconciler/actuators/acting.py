@@ -8,12 +8,12 @@ import trio
 from cgroupfs.codecs import Value
 from cgroupfs.files import Directory
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.writer import Writer
+from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.conflict import ForeignRules, ForeignWrites
-from reconciler.actuators.cgroup.decide import Judge
-from reconciler.actuators.cgroup.fastpath import HotLane, HotResult
-from reconciler.actuators.cgroup.work import Target
+from reconciler.actuators.cgroup.decide import ChangeDetector
+from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
+from reconciler.actuators.cgroup.work import GroupTarget
 from state.ledger import Ledger
 from state.model import Container, GroupRef, Phase, RuntimeSpec, Setting
 from state.store import Store
@@ -103,11 +103,11 @@ class Acting:
         self.store = Store(str(path / "state.db"), boot="one")
         self.ledger = Ledger(self.store)
         self.alerts: list[tuple[str, str]] = []
-        self.results: list[HotResult] = []
+        self.results: list[FastResult] = []
         self.names = Names()
         self.followed = Followed()
-        self.lane = HotLane(self._fired, files=self.files)
-        self.judge = Judge(
+        self.lane = FastPath(self._fired, files=self.files)
+        self.judge = ChangeDetector(
             hierarchy=hierarchy,
             ledger=self.ledger,
             foreign=ForeignWrites(ForeignRules(rounds=2)),
@@ -115,7 +115,7 @@ class Acting:
             files=self.files,
             alert=lambda kind, words, setting: self.alerts.append((kind, words)),
         )
-        self.writer = Writer(hierarchy, files=self.files)
+        self.writer = KernelWriter(hierarchy, files=self.files)
         self.actuator = CgroupActuator(
             judge=self.judge,
             ledger=self.ledger,
@@ -125,7 +125,7 @@ class Acting:
             watched=self.followed,
         )
 
-    def _fired(self, result: HotResult) -> None:
+    def _fired(self, result: FastResult) -> None:
         self.results.append(result)
         self.actuator.fired(result)
 
@@ -147,13 +147,13 @@ class Acting:
         *,
         creating: RuntimeSpec | None = None,
         signalled: bool = False,
-    ) -> Target:
+    ) -> GroupTarget:
         container = None
         group = GroupRef(path=path, inode=self.inode(path))
         if path == GROUP:
             phase = Phase.SETTLED if creating is None else Phase.CREATING
             container = Container(id=CID, group=group, phase=phase, spec=creating or RuntimeSpec(shares=2))
-        return Target(
+        return GroupTarget(
             group=group,
             settings={
                 knob: Setting(path=path, knob=knob, value=value, policy="reclaimed", reason="test", pod_uid=UID)

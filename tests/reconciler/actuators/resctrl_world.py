@@ -9,14 +9,14 @@ from typing import Any
 import trio
 from msgspec.structs import replace
 
-from cgroupfs.hierarchy import Hierarchy, Mode, Mount
-from reconciler.actuators.base import Situation
-from reconciler.actuators.resctrl.actuator import Resctrl
+from cgroupfs.hierarchy import Hierarchy, HierarchyMode, Mount
+from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.resctrl.actuator import ResctrlActuator
 from reconciler.control.planner import plan_pools
-from reconciler.policies.cache import CacheConfig
+from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.cachewish import CACHE_LIMIT, RESCTRL
 from reconciler.policies.table import PoliciesConfig
-from resctrl.capability import Capability, Status, read_capability
+from resctrl.capability import Capability, ResctrlStatus, read_capability
 from resctrl.mount import SOURCE
 from state.cache import ClassShare
 from state.evidence import Sample
@@ -32,8 +32,8 @@ BATCH, CRUNCH, WEB, SHOP = pod("batch"), pod("crunch"), online("web"), online("s
 BE = f"{MOUNT}/bypassd-be"
 
 
-NO_MONITOR = CacheConfig(enabled=True, monitor=False)
-SYSTEM = CacheConfig(
+NO_MONITOR = CachePolicyConfig(enabled=True, monitor=False)
+SYSTEM = CachePolicyConfig(
     enabled=True,
     system=ClassShare(cat_range_start_percent=30),
     shared=ClassShare(cat_range_start_percent=40),
@@ -72,7 +72,7 @@ class World:
         self.model = ResctrlModel(shape, release)
         self.path = path
         self.boxes = Boxes(self.model)
-        self.config = CacheConfig(enabled=True)
+        self.config = CachePolicyConfig(enabled=True)
         self.enforce = True
         self.holds: dict[str, Hold] = {}
         self.writes: Counter[tuple[str, str]] = Counter()
@@ -83,13 +83,13 @@ class World:
         self.before: Callable[[str], None] = lambda _: None
         """Called around everything that outlives the agent: what is done to mounts, and to the store."""
         mount = Mount(directory="/cpuset", version=1, controllers=("cpuset",))
-        self.hierarchy = Hierarchy(root="/", mode=Mode.V1, controllers={"cpuset": mount})
+        self.hierarchy = Hierarchy(root="/", mode=HierarchyMode.V1, controllers={"cpuset": mount})
         self.store = Store(str(path / "state.db"), boot="boot-1")
         self.side = self.start()
 
-    def start(self) -> Resctrl:
+    def start(self) -> ResctrlActuator:
         self.ledger = Ledger(self.store)
-        self.side = Resctrl(
+        self.side = ResctrlActuator(
             self.hierarchy,
             self.store,
             self.ledger,
@@ -109,7 +109,7 @@ class World:
         shutil.rmtree(copy, ignore_errors=True)
         self.model.install(str(copy))
         found = read_capability(str(copy))
-        return replace(found, root=MOUNT) if found.status is Status.READY else found
+        return replace(found, root=MOUNT) if found.status is ResctrlStatus.READY else found
 
     # The mounter
 
@@ -143,10 +143,10 @@ class World:
         tasks = self.model.fake_tasks
         return [self.model.place_of(tid) for pid in pids for tid in tasks.tids(pid)]
 
-    def situation(self, *pods: Pod) -> Situation:
+    def situation(self, *pods: Pod) -> PlanSnapshot:
         view = node(*pods)
         pools = plan_pools(view, None, PoliciesConfig(cache=self.config))
-        return Situation(view=view, pools=pools, enforce=self.enforce, holds=self.holds)
+        return PlanSnapshot(view=view, pools=pools, enforce=self.enforce, holds=self.holds)
 
     async def sweep(self, *pods: Pod, seconds: float = 1.0) -> None:
         self.model.advance(seconds)

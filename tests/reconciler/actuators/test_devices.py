@@ -9,7 +9,7 @@ from cgroupfs.devices import DeviceLimits
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
 from state.model import RuntimeSpec
-from state.undo import Undo
+from state.undo import RestoreOutcome
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.reconciler.actuators.acting import BE, CID, GROUP, Acting, Stopped, make_node
 
@@ -91,7 +91,7 @@ async def test_the_hot_lane_writes_every_device_before_the_program_runs(tmp_path
     await acting.actuator.apply([acting.target(GROUP, WANTED[mode], signalled=True)])
     assert acting.alerts == []
     done = await restore_all(hierarchy, acting.ledger, acting.writer, files=kernel)
-    assert {one.undo for one in done} == {Undo.RESTORED}
+    assert {one.undo for one in done} == {RestoreOutcome.RESTORED}
     assert lines(kernel, hierarchy, mode, GROUP) == set()
     acting.close()
 
@@ -108,7 +108,7 @@ async def test_the_cost_model_of_the_machine_comes_and_goes(tmp_path: Path) -> N
     assert kernel.read(root, "io.cost.qos").startswith("254:0 enable=1 ctrl=auto")
     assert kernel.read(root, "io.cost.model").startswith("254:0 ctrl=user model=linear rbps=5")
     done = await restore_all(hierarchy, acting.ledger, acting.writer, files=kernel)
-    assert {one.undo for one in done} == {Undo.RESTORED}
+    assert {one.undo for one in done} == {RestoreOutcome.RESTORED}
     assert kernel.read(root, "io.cost.qos").startswith("254:0 enable=0 ctrl=auto")
     assert kernel.read(root, "io.cost.model").startswith("254:0 ctrl=auto")
     acting.close()

@@ -6,7 +6,7 @@ import pytest
 
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
-from state.undo import Undo
+from state.undo import RestoreOutcome
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.reconciler.actuators.acting import POD, Acting, Stopped, make_node
 
@@ -84,7 +84,7 @@ async def test_restore_gives_back_the_weight_after_a_crash_at_any_write(
     adopt_after_kill(hierarchy, again.ledger, files=again.files)
     done = await restore_all(hierarchy, again.ledger, again.writer, files=again.files)
     assert values(kernel, hierarchy) == ("0", LEAST[mode])
-    assert {one.undo for one in done} <= {Undo.RESTORED, Undo.ALREADY}
+    assert {one.undo for one in done} <= {RestoreOutcome.RESTORED, RestoreOutcome.ALREADY}
     assert len(again.ledger) == 0
     again.close()
 
@@ -122,7 +122,7 @@ async def test_a_level_that_the_kernel_never_takes_back_stays_and_is_told(tmp_pa
     assert acting.alerts == []
     (undone,) = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
     assert (undone.undo, undone.detail) == (
-        Undo.REFUSED,
+        RestoreOutcome.REFUSED,
         "one way: the kernel takes no higher cpu.qos again: the group must be made anew",
     )
     assert kernel.read(hierarchy.directory("cpu", POD), "cpu.qos_level") == "-1\n"

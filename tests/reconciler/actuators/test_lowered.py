@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from cgroupfs.files import Directory
-from cgroupfs.writer import Writer
+from cgroupfs.writer import KernelWriter
 from state.entry import US
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.reconciler.actuators.acting import GROUP, POD, UID, Acting, StoppingFiles, make_node
@@ -69,7 +69,7 @@ async def test_what_was_told_as_stuck_is_ours_all_the_same_once_it_is_done(tmp_p
     act = Acting(kernel, hierarchy, tmp_path)
     act.actuator.reclaim = True
     files = Held(kernel)
-    act.actuator._writer = Writer(hierarchy, files=files, deadline_s=0.1, patience_s=0.01)
+    act.actuator._writer = KernelWriter(hierarchy, files=files, deadline_s=0.1, patience_s=0.01)
     before = act.read(GROUP, "memory.max")
     lowered = act.target(GROUP, {"memory.max": 16 * MEGA})
     await act.actuator.apply([lowered])
@@ -103,7 +103,7 @@ async def test_a_look_does_not_wait_for_what_takes_long_and_a_later_one_enters_i
     act = Acting(kernel, hierarchy, tmp_path)
     act.actuator.reclaim = True
     files = Held(kernel)
-    act.actuator._writer = Writer(hierarchy, files=files, patience_s=0.05)
+    act.actuator._writer = KernelWriter(hierarchy, files=files, patience_s=0.05)
     directory = hierarchy.directory("memory", GROUP)
     kernel.charge(directory, anon=8 * MEGA, cache=24 * MEGA)
     before = kernel.read(directory, file)

@@ -4,16 +4,16 @@ import pytest
 import trio
 
 from cgroupfs.errors import StoreError
-from reconciler.actuators.base import OfBoot, Remembered, SideRow
+from reconciler.actuators.base import BootState, PersistedValue, StateRow
 from state.schema import META
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 
 
-class Kept(OfBoot, frozen=True, kw_only=True):
+class Kept(BootState, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
 
 
-ROW = SideRow("test_names", Kept, "names")
+ROW = StateRow("test_names", Kept, "names")
 
 
 def store(path: Path, boot: str = "boot-1") -> Store:
@@ -44,7 +44,7 @@ def test_a_row_of_another_boot_or_of_something_else_tells_nothing(
     ROW.write(kept, Kept(boot="boot-0", names=("a",)))
     assert ROW.read(kept) == Kept(boot="boot-1")
     assert caplog.text == ""
-    batch = Batch()
+    batch = StoreBatch()
     batch.put(META, ROW.key, b"\xc1")
     kept.apply(batch)
     assert ROW.read(kept) == Kept(boot="boot-1")
@@ -54,7 +54,7 @@ def test_a_row_of_another_boot_or_of_something_else_tells_nothing(
 
 async def test_what_cannot_be_made_durable_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = store(tmp_path)
-    remembered = Remembered(ROW, kept, trio.CapacityLimiter(1))
+    remembered = PersistedValue(ROW, kept, trio.CapacityLimiter(1))
     first, second = Kept(boot="boot-1", names=("a",)), Kept(boot="boot-1", names=("a", "b"))
     await remembered.become(first)
 

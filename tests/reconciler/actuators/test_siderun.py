@@ -3,7 +3,7 @@ import threading
 import trio
 from trio.testing import MockClock
 
-from reconciler.actuators.base import SideRun, Situation
+from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.control.planner import plan_pools
 from reconciler.policies.table import PoliciesConfig
 from tests.reconciler.nodes import node
@@ -15,16 +15,16 @@ class Actor:
     def __init__(self, period_s: float | None = None, gap_s: float = 0.0) -> None:
         self.log: list[tuple[float, bool]] = []
         self.began = trio.current_time()
-        self.turns = SideRun(self.act, lambda _: period_s, gap_s=gap_s, clock=trio.current_time)
+        self.turns = PeriodicWorker(self.act, lambda _: period_s, gap_s=gap_s, clock=trio.current_time)
 
-    async def act(self, now: Situation) -> None:
+    async def act(self, now: PlanSnapshot) -> None:
         self.log.append((trio.current_time() - self.began, now.enforce))
         await trio.sleep(1)
 
 
-def situation(*, enforce: bool = True) -> Situation:
+def situation(*, enforce: bool = True) -> PlanSnapshot:
     view = node()
-    return Situation(view=view, pools=plan_pools(view, None, PoliciesConfig()), enforce=enforce)
+    return PlanSnapshot(view=view, pools=plan_pools(view, None, PoliciesConfig()), enforce=enforce)
 
 
 async def test_it_acts_after_looks_that_concern_it_and_when_it_is_due(

@@ -7,42 +7,41 @@ from typing import Any
 
 import trio
 
-from reconciler.alerts.alert import Alert, Kind, Severity
-from reconciler.alerts.config import AlertsConfig, Journal
-from reconciler.alerts.config import Sink as SinkConfig
-from reconciler.alerts.dispatcher import Teller
-from reconciler.alerts.incident import Incidents, Notice
-from reconciler.alerts.sinks.base import Plain, Setup, Sink, SinkError
+from reconciler.alerts.alert import Alert, AlertKind, Severity
+from reconciler.alerts.config import AlertsConfig, JournalSinkConfig, SinkConfig
+from reconciler.alerts.dispatcher import AlertDispatcher
+from reconciler.alerts.incident import Incident, Incidents
+from reconciler.alerts.sinks.base import AlertSink, BaseSink, SinkError, SinkSetup
 from state.reader import open_readonly
 from state.store import Store
 
 
-def alert(key: str = "k", kind: Kind = Kind.EVICTION_DONE, **more: Any) -> Alert:
+def alert(key: str = "k", kind: AlertKind = AlertKind.EVICTION_DONE, **more: Any) -> Alert:
     return Alert(**{"kind": kind, "key": key, "summary": f"about {key}", "at_s": 1000.0, **more})
 
 
-def notice(key: str = "k", kind: Kind = Kind.EVICTION_DONE, **more: Any) -> Notice:
+def notice(key: str = "k", kind: AlertKind = AlertKind.EVICTION_DONE, **more: Any) -> Incident:
     return Incidents(3600.0).take(alert(key, kind, **more))
 
 
-def told(notices: Sequence[Notice]) -> list[tuple[str, int]]:
+def told(notices: Sequence[Incident]) -> list[tuple[str, int]]:
     return [(one.alert.key, one.count) for one in notices]
 
 
-class FakeSink(Plain):
-    """`Sink`: remembers what it took and when; ``errors`` are raised first, one a call."""
+class FakeSink(BaseSink):
+    """`AlertSink`: remembers what it took and when; ``errors`` are raised first, one a call."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: SinkSetup) -> None:
         self.setup = setup
         self.log: list[tuple[float, list[tuple[str, int]]]] = []
-        self.notices: list[Notice] = []
+        self.notices: list[Incident] = []
         self.errors: list[SinkError] = []
         self.broken: SinkError | None = None
         self.tries: list[float] = []
         self.hang_s = 0.0
         self.closed = 0
 
-    async def send(self, notices: Sequence[Notice]) -> None:
+    async def send(self, notices: Sequence[Incident]) -> None:
         self.tries.append(trio.current_time())
         await trio.sleep(self.hang_s)
         if self.errors:
@@ -70,19 +69,21 @@ class World:
 
     def configured(self, *names: str, most: int = 1000, **more: Any) -> AlertsConfig:
         settings = {**self.settings, **more}
-        return AlertsConfig(sinks={name: SinkConfig(journal=Journal(), **settings) for name in names}, queue=most)
+        return AlertsConfig(
+            sinks={name: SinkConfig(journal=JournalSinkConfig(), **settings) for name in names}, queue=most
+        )
 
-    def new_teller(self, build: Callable[[Setup], Sink] | None = None) -> Teller:
-        return Teller(
+    def new_teller(self, build: Callable[[SinkSetup], AlertSink] | None = None) -> AlertDispatcher:
+        return AlertDispatcher(
             self.config,
             self.store,
             self.lane,
-            lambda name, config: Setup(name=name, config=config, node="n1"),
+            lambda name, config: SinkSetup(name=name, config=config, node="n1"),
             build=build or self.build,
             clock=lambda: 1000.0 + trio.current_time(),
         )
 
-    def build(self, setup: Setup) -> Sink:
+    def build(self, setup: SinkSetup) -> AlertSink:
         sink = self.made.setdefault(setup.name, FakeSink(setup))
         sink.setup = setup
         return sink

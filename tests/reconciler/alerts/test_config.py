@@ -3,8 +3,8 @@
 import pytest
 
 from reconciler.alerts import config as given
-from reconciler.alerts.alert import Kind, Severity
-from reconciler.alerts.config import AlertsConfig, Sink
+from reconciler.alerts.alert import AlertKind, Severity
+from reconciler.alerts.config import AlertsConfig, SinkConfig
 from reconciler.clients.urls import masked_url, split_url
 from reconciler.settings.binder import ConfigError, Text, bind
 
@@ -55,8 +55,8 @@ def test_a_whole_configuration_is_read() -> None:
         ("lines", "file"),
     ]
     oncall = config.sinks["oncall"]
-    assert (oncall.minimum, oncall.kinds) == (Severity.WARNING, (Kind.EVICTION_DONE, Kind.INTERFERENCE))
-    assert config.sinks["log"].journal == given.Journal()
+    assert (oncall.minimum, oncall.kinds) == (Severity.WARNING, (AlertKind.EVICTION_DONE, AlertKind.INTERFERENCE))
+    assert config.sinks["log"].journal == given.JournalSinkConfig()
 
 
 def test_no_secret_is_in_a_repr() -> None:
@@ -131,5 +131,5 @@ def test_a_userinfo_is_decoded() -> None:
 
 
 def test_text_templates_are_not_held_to_json() -> None:
-    section = given.Webhook(url="http://h", content_type="text/plain", template="${summary} costs 5$$")
-    assert Sink(webhook=section).how == "webhook"
+    section = given.WebhookSinkConfig(url="http://h", content_type="text/plain", template="${summary} costs 5$$")
+    assert SinkConfig(webhook=section).how == "webhook"

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from trio.testing import MockClock
 
 from cgroupfs.errors import StoreError
-from reconciler.alerts.alert import Kind, Severity
-from reconciler.alerts.incident import Notice
+from reconciler.alerts.alert import AlertKind, Severity
+from reconciler.alerts.incident import Incident
 from reconciler.alerts.queue import PREFIX
 from reconciler.alerts.sinks.base import SinkError
 from state.schema import META
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 from tests.reconciler.alerts.making import World, alert
 
 
@@ -76,7 +76,7 @@ async def test_a_staged_alert_is_stored_with_its_event_or_not_at_all(
 ) -> None:
     world = World(tmp_path, "a")
     await nursery.start(world.teller.run)
-    batch = Batch()
+    batch = StoreBatch()
     batch.put("assignments", "event", b"\xc0")
     stored = world.teller.stage(batch, alert(durable=True))
     await settled(world)
@@ -96,7 +96,7 @@ async def test_a_store_that_takes_nothing_is_said_once_and_the_alert_told_all_th
     works = world.store.apply
     broken = True
 
-    def apply(batch: Batch) -> None:
+    def apply(batch: StoreBatch) -> None:
         if broken:
             raise StoreError("the disk is full")
         works(batch)
@@ -191,7 +191,7 @@ async def test_of_a_batch_that_is_refused_for_good_only_the_guilty_one_is_given_
     sink = world.made["a"]
     plain = sink.send
 
-    async def send(notices: Sequence[Notice]) -> None:
+    async def send(notices: Sequence[Incident]) -> None:
         if any(one.alert.key == "bad" for one in notices):
             raise SinkError("400", permanent=True)
         await plain(notices)
@@ -214,12 +214,12 @@ async def test_a_failing_sink_is_told_to_the_others_once_and_never_to_itself(
     world.made["b"].broken = SinkError("no door")
     world.teller.tell(alert())
     await trio.sleep(600)
-    about = [one for one in world.made["a"].notices if one.alert.kind is Kind.SOURCE]
+    about = [one for one in world.made["a"].notices if one.alert.kind is AlertKind.SOURCE]
     assert [(one.alert.summary, one.over) for one in about] == [("alerts to b are not taken: no door", False)]
     assert [one.message for one in caplog.records].count("does not take alerts; tried again") == 1
     world.made["b"].broken = None
     await trio.sleep(600)
-    about = [one for one in world.made["a"].notices if one.alert.kind is Kind.SOURCE]
+    about = [one for one in world.made["a"].notices if one.alert.kind is AlertKind.SOURCE]
     assert [one.over for one in about] == [False, True]
     assert [one.alert.key for one in world.made["b"].notices] == ["k"]
     nursery.cancel_scope.cancel()
@@ -246,10 +246,10 @@ async def test_what_a_state_began_as_is_known_to_its_end_in_the_next_run(
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     world = World(tmp_path, "a")
-    await world.teller.keep(alert(kind=Kind.STORE, severity=Severity.CRITICAL, durable=True))
+    await world.teller.keep(alert(kind=AlertKind.STORE, severity=Severity.CRITICAL, durable=True))
     world.teller = world.new_teller()
     await nursery.start(world.teller.run)
-    world.teller.tell(alert(kind=Kind.STORE, severity=Severity.INFO, resolved=True))
+    world.teller.tell(alert(kind=AlertKind.STORE, severity=Severity.INFO, resolved=True))
     await settled(world)
     end = world.made["a"].notices[-1]
     assert (end.over, end.alert.severity, end.began_as) == (True, Severity.INFO, Severity.CRITICAL)
@@ -260,7 +260,7 @@ async def test_rows_that_cannot_be_read_are_removed_and_those_of_a_newer_version
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     world = World(tmp_path, "a")
-    batch = Batch()
+    batch = StoreBatch()
     batch.put(META, f"{PREFIX}bad", b"\xc1")
     batch.put(META, f"{PREFIX}odd", msgspec.msgpack.encode({"v": 1}))
     batch.put(META, f"{PREFIX}new", msgspec.msgpack.encode({"v": 2, "notice": 7}))
@@ -317,7 +317,7 @@ async def test_a_test_tells_each_sink_around_its_filters_and_says_what_came_of_i
         ("b", False, "no door"),
     ]
     (told,) = world.made["a"].notices
-    assert (told.alert.kind, told.labels, told.alert.details) == (Kind.TEST, {"cluster": "east"}, {"by": "ana"})
+    assert (told.alert.kind, told.labels, told.alert.details) == (AlertKind.TEST, {"cluster": "east"}, {"by": "ana"})
     assert [one["sink"] for one in await world.teller.test("a", "ana")] == ["a"]
     nursery.cancel_scope.cancel()
 

@@ -2,17 +2,17 @@
 
 import pytest
 
-from reconciler.alerts.alert import Kind, Severity
+from reconciler.alerts.alert import AlertKind, Severity
 from reconciler.alerts.incident import Incidents, stamp
 from tests.reconciler.alerts.making import alert
 
 
 def test_tellings_of_one_kind_and_key_are_one_incident_until_its_end() -> None:
     incidents = Incidents(600)
-    first = incidents.take(alert(kind=Kind.INTERFERENCE, labels={"pod": "a"}))
-    second = incidents.take(alert(kind=Kind.INTERFERENCE, at_s=9000.0, labels={"pod": "b"}))
-    end = incidents.take(alert(kind=Kind.CLEARED, at_s=9001.0))
-    after = incidents.take(alert(kind=Kind.INTERFERENCE, at_s=9002.0))
+    first = incidents.take(alert(kind=AlertKind.INTERFERENCE, labels={"pod": "a"}))
+    second = incidents.take(alert(kind=AlertKind.INTERFERENCE, at_s=9000.0, labels={"pod": "b"}))
+    end = incidents.take(alert(kind=AlertKind.CLEARED, at_s=9001.0))
+    after = incidents.take(alert(kind=AlertKind.INTERFERENCE, at_s=9002.0))
     assert first.id == second.id == end.id != after.id
     assert (second.count, second.first_s, second.last_s, second.labels) == (2, 1000.0, 9000.0, {"pod": "a"})
     assert [one.status for one in (first, second, end, after)] == ["firing", "firing", "resolved", "firing"]
@@ -26,7 +26,7 @@ def test_an_event_that_was_quiet_for_long_is_another_one() -> None:
 
 
 def test_the_id_is_the_same_in_the_next_run_and_differs_by_kind_key_and_start() -> None:
-    made = [Incidents(1).take(one).id for one in (alert(), alert(), alert("other"), alert(kind=Kind.STORE))]
+    made = [Incidents(1).take(one).id for one in (alert(), alert(), alert("other"), alert(kind=AlertKind.STORE))]
     assert made[0] == made[1] == f"{made[0][:16]}-f4240"
     assert len({*made, Incidents(1).take(alert(at_s=1000.001)).id}) == 4
 
@@ -39,7 +39,7 @@ def test_the_very_same_telling_once_more_changes_nothing() -> None:
 
 def test_one_that_ended_and_began_within_a_millisecond_is_another_one() -> None:
     incidents = Incidents(600)
-    ids = [incidents.take(alert(kind=Kind.STORE, resolved=over)).id for over in (False, True, False)]
+    ids = [incidents.take(alert(kind=AlertKind.STORE, resolved=over)).id for over in (False, True, False)]
     assert ids[0] == ids[1] != ids[2]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from reconciler.alerts.service import AlertNumbers, SinkNumbers
-from reconciler.runtime.supervisor import ComponentStatus, Health
+from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
 from reconciler.telemetry.prometheus import render
 from state.model import SourceStatus
@@ -33,7 +33,7 @@ def scraped(numbers: AlertNumbers) -> str:
         mode="enforce",
         pods=(pod,),
         sources=(SourceStatus(name="cri", ok=True, age_s=1.0),),
-        components=(ComponentStatus(name="web", health=Health.RUNNING),),
+        components=(ComponentStatus(name="web", health=ComponentHealth.RUNNING),),
         budget_milli=1,
         alerts=numbers,
     )

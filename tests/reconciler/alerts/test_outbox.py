@@ -6,9 +6,9 @@ from typing import Self
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from reconciler.alerts.alert import Kind, Severity
-from reconciler.alerts.incident import Incidents, Notice
-from reconciler.alerts.outbox import Outbox, Rules
+from reconciler.alerts.alert import AlertKind, Severity
+from reconciler.alerts.incident import Incident, Incidents
+from reconciler.alerts.outbox import Outbox, SinkRules
 from tests.reconciler.alerts.making import alert, notice, told
 
 
@@ -19,7 +19,7 @@ def run(outbox: Outbox, now: float) -> list[tuple[str, int]]:
 
 
 def test_an_alert_waits_for_company_and_a_full_batch_goes_at_once() -> None:
-    outbox = Outbox("s", Rules(batch_size=3, batch_delay_s=5))
+    outbox = Outbox("s", SinkRules(batch_size=3, batch_delay_s=5))
     outbox.offer(notice("a"), 0)
     assert (outbox.next_at(0), outbox.take(4.9)) == (5, ())
     outbox.offer(notice("b"), 1)
@@ -32,14 +32,14 @@ def test_an_alert_waits_for_company_and_a_full_batch_goes_at_once() -> None:
 
 
 def test_a_critical_one_goes_at_once_and_takes_along_what_waits() -> None:
-    outbox = Outbox("s", Rules(batch_delay_s=60))
+    outbox = Outbox("s", SinkRules(batch_delay_s=60))
     outbox.offer(notice("a"), 0)
     outbox.offer(notice("b", severity=Severity.CRITICAL), 1)
     assert sorted(run(outbox, 1)) == [("a", 1), ("b", 1)]
 
 
 def test_the_same_again_is_one_with_a_count_and_told_again_after_the_repeat_interval() -> None:
-    incidents, outbox = Incidents(3600), Outbox("s", Rules(batch_delay_s=5, repeat_s=100))
+    incidents, outbox = Incidents(3600), Outbox("s", SinkRules(batch_delay_s=5, repeat_s=100))
     for at in (0.0, 1.0, 2.0):
         outbox.offer(incidents.take(alert(at_s=at)), at)
     assert run(outbox, 5) == [("k", 3)]
@@ -51,59 +51,59 @@ def test_the_same_again_is_one_with_a_count_and_told_again_after_the_repeat_inte
 
 
 def test_a_louder_one_and_the_end_do_not_wait_for_the_repeat_interval() -> None:
-    incidents, outbox = Incidents(3600), Outbox("s", Rules(batch_delay_s=0, repeat_s=100))
-    outbox.offer(incidents.take(alert(kind=Kind.INTERFERENCE)), 0)
+    incidents, outbox = Incidents(3600), Outbox("s", SinkRules(batch_delay_s=0, repeat_s=100))
+    outbox.offer(incidents.take(alert(kind=AlertKind.INTERFERENCE)), 0)
     assert run(outbox, 0) == [("k", 1)]
-    outbox.offer(incidents.take(alert(kind=Kind.INTERFERENCE, at_s=1001.0, severity=Severity.CRITICAL)), 1)
+    outbox.offer(incidents.take(alert(kind=AlertKind.INTERFERENCE, at_s=1001.0, severity=Severity.CRITICAL)), 1)
     assert run(outbox, 1) == [("k", 2)]
-    outbox.offer(incidents.take(alert(kind=Kind.CLEARED, at_s=1002.0, severity=Severity.INFO)), 2)
+    outbox.offer(incidents.take(alert(kind=AlertKind.CLEARED, at_s=1002.0, severity=Severity.INFO)), 2)
     batch = outbox.take(2)
     outbox.landed(2)
     assert (told(batch), batch[0].over) == ([("k", 3)], True)
-    outbox.offer(incidents.take(alert(kind=Kind.CLEARED, at_s=1003.0, severity=Severity.INFO)), 3)
+    outbox.offer(incidents.take(alert(kind=AlertKind.CLEARED, at_s=1003.0, severity=Severity.INFO)), 3)
     assert (outbox.next_at(3), outbox.waiting, outbox.tally.told) == (math.inf, 0, 4)
 
 
 def test_a_quiet_end_is_told_to_who_was_told_of_the_beginning_and_to_nobody_else() -> None:
     incidents = Incidents(3600)
-    knows, knows_not = (Outbox(name, Rules(minimum=Severity.WARNING, batch_delay_s=0)) for name in "ab")
-    knows.offer(incidents.take(alert(kind=Kind.INTERFERENCE)), 0)
+    knows, knows_not = (Outbox(name, SinkRules(minimum=Severity.WARNING, batch_delay_s=0)) for name in "ab")
+    knows.offer(incidents.take(alert(kind=AlertKind.INTERFERENCE)), 0)
     run(knows, 0)
-    end = incidents.take(alert(kind=Kind.CLEARED, at_s=1001.0, severity=Severity.INFO))
+    end = incidents.take(alert(kind=AlertKind.CLEARED, at_s=1001.0, severity=Severity.INFO))
     assert (knows.offer(end, 1), knows_not.offer(end, 1)) == (True, False)
     assert (run(knows, 1), run(knows_not, 1)) == ([("k", 2)], [])
     assert knows_not.tally.ignored == 1
 
 
 def test_only_the_kinds_that_are_wanted_with_their_ends_and_no_ends_when_those_are_not() -> None:
-    outbox = Outbox("s", Rules(kinds=frozenset({Kind.INTERFERENCE})))
-    assert not outbox.wants(notice(kind=Kind.EVICTION_DONE))
-    assert outbox.wants(notice(kind=Kind.INTERFERENCE))
-    assert outbox.wants(notice(kind=Kind.CLEARED))
-    assert not Outbox("s", Rules(resolved=False)).wants(notice(kind=Kind.CLEARED))
+    outbox = Outbox("s", SinkRules(kinds=frozenset({AlertKind.INTERFERENCE})))
+    assert not outbox.wants(notice(kind=AlertKind.EVICTION_DONE))
+    assert outbox.wants(notice(kind=AlertKind.INTERFERENCE))
+    assert outbox.wants(notice(kind=AlertKind.CLEARED))
+    assert not Outbox("s", SinkRules(resolved=False)).wants(notice(kind=AlertKind.CLEARED))
 
 
 def test_a_sink_is_never_told_of_itself() -> None:
-    about = Incidents(1).take(alert(kind=Kind.SOURCE), besides="s")
-    assert (Outbox("s", Rules()).wants(about), Outbox("t", Rules()).wants(about)) == (False, True)
+    about = Incidents(1).take(alert(kind=AlertKind.SOURCE), besides="s")
+    assert (Outbox("s", SinkRules()).wants(about), Outbox("t", SinkRules()).wants(about)) == (False, True)
 
 
 def test_a_state_is_sent_again_until_it_ends_and_an_event_is_not() -> None:
-    incidents, outbox = Incidents(3600), Outbox("s", Rules(batch_delay_s=0, resend_s=60))
-    outbox.offer(incidents.take(alert("state", Kind.INTERFERENCE)), 0)
+    incidents, outbox = Incidents(3600), Outbox("s", SinkRules(batch_delay_s=0, resend_s=60))
+    outbox.offer(incidents.take(alert("state", AlertKind.INTERFERENCE)), 0)
     outbox.offer(incidents.take(alert("event")), 0)
     assert sorted(run(outbox, 0)) == [("event", 1), ("state", 1)]
     assert [outbox.next_at(0), run(outbox, 60), outbox.next_at(60)] == [60, [("state", 1)], 120]
-    outbox.offer(incidents.take(alert("state", Kind.INTERFERENCE, at_s=1061.0, resolved=True)), 61)
+    outbox.offer(incidents.take(alert("state", AlertKind.INTERFERENCE, at_s=1061.0, resolved=True)), 61)
     assert (run(outbox, 61), outbox.next_at(61)) == ([("state", 2)], math.inf)
 
 
 def test_of_a_storm_some_are_told_the_rest_is_counted_and_told_once_and_durable_ones_always() -> None:
-    outbox = Outbox("s", Rules(batch_delay_s=0, per_minute=3, batch_size=100), wall_offset_s=1_000_000)
+    outbox = Outbox("s", SinkRules(batch_delay_s=0, per_minute=3, batch_size=100), wall_offset_s=1_000_000)
     for number in range(10):
         outbox.offer(notice(f"n{number}"), 1)
     outbox.offer(notice("kept", durable=True), 1)
-    outbox.offer(notice("cpu", Kind.TUG_OF_WAR), 1)
+    outbox.offer(notice("cpu", AlertKind.TUG_OF_WAR), 1)
     assert run(outbox, 1) == [("n0", 1), ("n1", 1), ("n2", 1), ("kept", 1)]
     assert (outbox.tally.folded, outbox.next_at(1)) == (8, 61)
     (digest,) = outbox.take(61)
@@ -111,25 +111,25 @@ def test_of_a_storm_some_are_told_the_rest_is_counted_and_told_once_and_durable_
     assert digest.alert.summary == (
         "8 more alerts came within a minute and are not told one by one: eviction-done 7, tug-of-war 1"
     )
-    assert (digest.alert.kind, digest.first_s, outbox.next_at(61)) == (Kind.OTHER, 1_000_061, math.inf)
+    assert (digest.alert.kind, digest.first_s, outbox.next_at(61)) == (AlertKind.OTHER, 1_000_061, math.inf)
     outbox.offer(notice("later"), 62)
     assert run(outbox, 62) == [("later", 1)]
 
 
 def test_the_end_of_what_was_only_counted_is_only_counted_and_what_goes_on_after_the_storm_is_told() -> None:
-    incidents, outbox = Incidents(3600), Outbox("s", Rules(batch_delay_s=0, per_minute=1))
+    incidents, outbox = Incidents(3600), Outbox("s", SinkRules(batch_delay_s=0, per_minute=1))
     for key in ("a", "b", "c"):
-        outbox.offer(incidents.take(alert(key, Kind.INTERFERENCE)), 0)
+        outbox.offer(incidents.take(alert(key, AlertKind.INTERFERENCE)), 0)
     assert run(outbox, 0) == [("a", 1)]
-    outbox.offer(incidents.take(alert("b", Kind.CLEARED, at_s=1001.0)), 1)
+    outbox.offer(incidents.take(alert("b", AlertKind.CLEARED, at_s=1001.0)), 1)
     run(outbox, 60)
     assert (outbox.tally.folded, outbox.next_at(61)) == (3, math.inf)
-    outbox.offer(incidents.take(alert("c", Kind.INTERFERENCE, at_s=1070.0)), 70)
+    outbox.offer(incidents.take(alert("c", AlertKind.INTERFERENCE, at_s=1070.0)), 70)
     assert run(outbox, 70) == [("c", 2)]
 
 
 def test_when_too_many_wait_the_oldest_goes_first_and_critical_and_durable_ones_last() -> None:
-    outbox = Outbox("s", Rules(batch_delay_s=60, most=3, per_minute=1000))
+    outbox = Outbox("s", SinkRules(batch_delay_s=60, most=3, per_minute=1000))
     outbox.offer(notice("old"), 0)
     outbox.offer(notice("durable", durable=True), 1)
     outbox.offer(notice("critical", severity=Severity.CRITICAL), 2)
@@ -145,7 +145,7 @@ def test_when_too_many_wait_the_oldest_goes_first_and_critical_and_durable_ones_
 
 
 def test_what_failed_waits_again_with_what_has_come_since_and_giving_up_counts_it() -> None:
-    incidents, outbox = Incidents(3600), Outbox("s", Rules(batch_delay_s=0))
+    incidents, outbox = Incidents(3600), Outbox("s", SinkRules(batch_delay_s=0))
     outbox.offer(incidents.take(alert()), 0)
     assert told(outbox.take(0)) == [("k", 1)]
     assert outbox.next_at(0) == math.inf
@@ -158,11 +158,11 @@ def test_what_failed_waits_again_with_what_has_come_since_and_giving_up_counts_i
 
 
 def test_an_end_that_was_given_up_is_told_when_it_comes_again() -> None:
-    incidents, outbox = Incidents(600.0), Outbox("s", Rules(batch_delay_s=0))
-    outbox.offer(incidents.take(alert(kind=Kind.CLEARED)), 0)
+    incidents, outbox = Incidents(600.0), Outbox("s", SinkRules(batch_delay_s=0))
+    outbox.offer(incidents.take(alert(kind=AlertKind.CLEARED)), 0)
     (end,) = outbox.take(0)
     assert outbox.gave_up([end.id], 1) == [end.id]
-    outbox.offer(incidents.take(alert(kind=Kind.INTERFERENCE, resolved=True, durable=True, at_s=1002.0)), 2)
+    outbox.offer(incidents.take(alert(kind=AlertKind.INTERFERENCE, resolved=True, durable=True, at_s=1002.0)), 2)
     assert [one.id for one in outbox.take(2)] == [end.id]
 
 
@@ -173,7 +173,7 @@ class Boxes(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.incidents = Incidents(600.0)
-        self.wishes = Rules(
+        self.wishes = SinkRules(
             minimum=Severity.INFO, batch_size=3, batch_delay_s=5, repeat_s=60, per_minute=3, most=6, resend_s=30
         )
         self.outbox = Outbox("s", self.wishes)
@@ -183,12 +183,12 @@ class Boxes(RuleBasedStateMachine):
 
     @rule(
         key=st.sampled_from("abcdefgh"),
-        kind=st.sampled_from([Kind.INTERFERENCE, Kind.CLEARED, Kind.EVICTION_DONE, Kind.STORE]),
+        kind=st.sampled_from([AlertKind.INTERFERENCE, AlertKind.CLEARED, AlertKind.EVICTION_DONE, AlertKind.STORE]),
         severity=st.sampled_from(Severity),
         durable=st.booleans(),
         resolved=st.booleans(),
     )
-    def offer(self: Self, key: str, kind: Kind, severity: Severity, durable: bool, resolved: bool) -> None:
+    def offer(self: Self, key: str, kind: AlertKind, severity: Severity, durable: bool, resolved: bool) -> None:
         self.now += 0.25
         made = self.incidents.take(
             alert(key, kind, severity=severity, durable=durable, resolved=resolved, at_s=1000 + self.now)
@@ -218,7 +218,7 @@ class Boxes(RuleBasedStateMachine):
             self.outbox.gave_up([batch[0].id], self.now)
             self.durable.pop(batch[0].id, None)
 
-    def _seen(self, batch: tuple[Notice, ...]) -> None:
+    def _seen(self, batch: tuple[Incident, ...]) -> None:
         for one in batch:
             self.seen[one.id] = one.count
 

@@ -10,16 +10,16 @@ from trio.testing import MockClock
 
 from cgroupfs.errors import InputError
 from reconciler.alerts.agent_alerts import STORE_IS_WELL, as_alert, component_alert
-from reconciler.alerts.alert import Kind, Severity
-from reconciler.alerts.config import AlertsConfig, File, Sink
-from reconciler.alerts.service import Telling
-from reconciler.alerts.sinks.base import Ground
-from reconciler.alerts.source_health import SourceWatch
+from reconciler.alerts.alert import AlertKind, Severity
+from reconciler.alerts.config import AlertsConfig, FileSinkConfig, SinkConfig
+from reconciler.alerts.service import AlertService
+from reconciler.alerts.sinks.base import SinkContext
+from reconciler.alerts.source_health import SourceHealth
 from reconciler.clients.kube_config import ApiServer
-from reconciler.runtime.supervisor import ComponentStatus, Health
+from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from state.dump import _ENDS
 from state.model import Setting, SourceStatus
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 from tests.reconciler.alerts.making import alert
 
 PROJECT = Path(__file__).parents[3]
@@ -30,20 +30,20 @@ def autojump_clock() -> MockClock:
     return MockClock(autojump_threshold=0.05)
 
 
-def telling(tmp_path: Path, config: AlertsConfig, statuses: tuple[SourceStatus, ...] = ()) -> Telling:
+def telling(tmp_path: Path, config: AlertsConfig, statuses: tuple[SourceStatus, ...] = ()) -> AlertService:
     store = Store(str(tmp_path / "state.db"), boot="b")
-    return Telling(
+    return AlertService(
         config,
         store,
         trio.CapacityLimiter(1),
-        ground=Ground(node="n1", root=str(tmp_path)),
+        ground=SinkContext(node="n1", root=str(tmp_path)),
         apiserver=ApiServer(),
         statuses=lambda: statuses,
     )
 
 
 def to_file(name: str = "lines") -> AlertsConfig:
-    return AlertsConfig(sinks={name: Sink(file=File(path="/alerts"), batch_delay_s=0.0)})
+    return AlertsConfig(sinks={name: SinkConfig(file=FileSinkConfig(path="/alerts"), batch_delay_s=0.0)})
 
 
 async def test_alerts_are_counted_with_and_without_sinks_and_early_ones_are_told_later(
@@ -84,13 +84,13 @@ async def test_what_is_staged_is_told_once_its_batch_is_stored(
 ) -> None:
     one = telling(tmp_path, to_file())
     await nursery.start(one.run)
-    batch = Batch()
+    batch = StoreBatch()
     stored = await one.stage(batch, alert("case", durable=True))
     await trio.to_thread.run_sync(one._store.apply, batch, limiter=one._lane)
     stored()
     await trio.sleep(0.5)
     assert '"case"' in (tmp_path / "alerts").read_text()
-    nothing = await telling(tmp_path, AlertsConfig()).stage(batch := Batch(), alert(durable=True))
+    nothing = await telling(tmp_path, AlertsConfig()).stage(batch := StoreBatch(), alert(durable=True))
     nothing()
     assert not batch
     nursery.cancel_scope.cancel()
@@ -124,7 +124,7 @@ async def test_a_source_that_stays_down_is_told_and_its_return_too(
 
 
 def test_each_outage_is_told_once_and_a_short_one_never() -> None:
-    watch = SourceWatch(60.0)
+    watch = SourceHealth(60.0)
 
     def look(now: float, **sources: bool) -> list[tuple[str, bool]]:
         statuses = [SourceStatus(name=name, ok=ok, detail="down") for name, ok in sources.items()]
@@ -142,20 +142,20 @@ def test_each_outage_is_told_once_and_a_short_one_never() -> None:
 def test_what_the_parts_tell_in_words_becomes_an_alert_that_knows_file_and_pod() -> None:
     setting = Setting(path="/kubepods/x", knob="cpu.set", value=None, policy="reclaimed", reason="pool", pod_uid="u1")
     told = as_alert("yield", "tuned wrote it 3 times", setting, {})
-    assert (told.kind, told.key, told.kind.lasts) == (Kind.TUG_OF_WAR, "yield:/kubepods/x:cpu.set", False)
+    assert (told.kind, told.key, told.kind.lasts) == (AlertKind.TUG_OF_WAR, "yield:/kubepods/x:cpu.set", False)
     assert told.labels == {"cause": "yield", "knob": "cpu.set", "uid": "u1"}
     bad, well = as_alert("store", "the disk is full", None, {}), as_alert("store", STORE_IS_WELL, None, {})
     assert (bad.key, bad.severity, bad.over, well.key, well.over) == ("store", Severity.CRITICAL, False, "store", True)
     other = as_alert("blocked", "quota below a child", setting, {})
-    assert (other.kind, other.severity) == (Kind.OTHER, Severity.WARNING)
-    waits = ComponentStatus(name="web", health=Health.WAITING, failures=1, error="port in use")
-    runs = ComponentStatus(name="web", health=Health.RUNNING, failures=1)
+    assert (other.kind, other.severity) == (AlertKind.OTHER, Severity.WARNING)
+    waits = ComponentStatus(name="web", health=ComponentHealth.WAITING, failures=1, error="port in use")
+    runs = ComponentStatus(name="web", health=ComponentHealth.RUNNING, failures=1)
     assert component_alert(waits).summary == "web failed and is started again: port in use"
     assert [component_alert(one).over for one in (waits, runs)] == [False, True]
 
 
 def test_kinds_that_end_others_are_known_to_the_document_of_the_store() -> None:
-    assert {kind.value for kind in Kind if kind.began is not kind} == set(_ENDS)
+    assert {kind.value for kind in AlertKind if kind.began is not kind} == set(_ENDS)
 
 
 def test_without_a_sink_neither_the_teller_nor_any_sink_is_loaded() -> None:

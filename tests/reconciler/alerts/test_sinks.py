@@ -9,12 +9,12 @@ import pytest
 import trio
 
 from reconciler.alerts import config as given
-from reconciler.alerts.alert import Kind, Severity
+from reconciler.alerts.alert import AlertKind, Severity
 from reconciler.alerts.config import SINKS, EventApi
-from reconciler.alerts.incident import Incidents, Notice
+from reconciler.alerts.incident import Incident, Incidents
 from reconciler.alerts.sinks import TABLE, build
 from reconciler.alerts.sinks.alertmanager import AlertmanagerSink
-from reconciler.alerts.sinks.base import Setup, Sink, SinkError
+from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkSetup
 from reconciler.clients.kube_config import ApiServer
 from tests.fakes.http_peer import HttpPeer, Reply
 from tests.reconciler.alerts.making import alert, notice, severity
@@ -22,13 +22,13 @@ from tests.reconciler.alerts.making import alert, notice, severity
 POD = {"namespace": "shop", "pod": "web-0", "uid": "u-1"}
 
 
-def sink(how: str, section: Any, *, timeout_s: float = 2.0, **more: Any) -> Sink:
+def sink(how: str, section: Any, *, timeout_s: float = 2.0, **more: Any) -> AlertSink:
     sections: dict[str, Any] = {how: section}
-    config = given.Sink(timeout_s=timeout_s, **sections)
-    return build(Setup(name="s", config=config, node="n1", **more))
+    config = given.SinkConfig(timeout_s=timeout_s, **sections)
+    return build(SinkSetup(name="s", config=config, node="n1", **more))
 
 
-async def sent(made: Sink, *notices: Notice) -> SinkError | None:
+async def sent(made: AlertSink, *notices: Incident) -> SinkError | None:
     """Send, and close; the error."""
     try:
         await made.send(notices)
@@ -41,7 +41,7 @@ async def sent(made: Sink, *notices: Notice) -> SinkError | None:
 
 def test_every_section_of_the_configuration_has_a_sink_and_the_other_way_round() -> None:
     assert list(TABLE) == list(SINKS)
-    assert set(SINKS) <= set(given.Sink.__struct_fields__)
+    assert set(SINKS) <= set(given.SinkConfig.__struct_fields__)
 
 
 @pytest.mark.parametrize("how", ["webhook", "alertmanager"])
@@ -62,7 +62,11 @@ async def test_what_a_server_answers_is_one_clear_error_without_the_urls_secrets
 ) -> None:
     port = await nursery.start(HttpPeer([reply]).serve)
     url = f"http://me:pass-word@127.0.0.1:{port}/hook-key?token=query-key"
-    section = given.Webhook(url=url) if how == "webhook" else given.Alertmanager(urls=(url.partition("?")[0],))
+    section = (
+        given.WebhookSinkConfig(url=url)
+        if how == "webhook"
+        else given.AlertmanagerSinkConfig(urls=(url.partition("?")[0],))
+    )
     error = await sent(sink(how, section, timeout_s=0.3 if reply.hang_s else 10.0), notice())
     assert error is not None
     assert words in str(error)
@@ -75,11 +79,11 @@ async def test_what_a_server_answers_is_one_clear_error_without_the_urls_secrets
 async def test_nobody_there_is_an_error_and_the_sink_works_when_there_is(nursery: trio.Nursery) -> None:
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
-    made = sink("webhook", given.Webhook(url="http://127.0.0.1:1/x"))
+    made = sink("webhook", given.WebhookSinkConfig(url="http://127.0.0.1:1/x"))
     error = await sent(made, notice())
     assert error is not None
     assert "refused" in str(error)
-    assert await sent(sink("webhook", given.Webhook(url=f"http://127.0.0.1:{port}/x")), notice()) is None
+    assert await sent(sink("webhook", given.WebhookSinkConfig(url=f"http://127.0.0.1:{port}/x")), notice()) is None
     nursery.cancel_scope.cancel()
 
 
@@ -90,7 +94,7 @@ async def test_a_webhook_gets_our_document_and_the_configured_method_headers_and
     port = await nursery.start(server.serve)
     (tmp_path / "key").write_text("from-file\n")
     (tmp_path / "url").write_text(f"http://me:pw@127.0.0.1:{port}/a/b?c=d\n")
-    section = given.Webhook(
+    section = given.WebhookSinkConfig(
         url_file=str(tmp_path / "url"),
         method="PUT",
         headers={"X-Team": "core"},
@@ -127,7 +131,7 @@ async def test_files_with_secrets_are_read_at_each_request_and_a_missing_one_is_
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
     url = tmp_path / "url"
-    made = sink("webhook", given.Webhook(url_file=str(url)))
+    made = sink("webhook", given.WebhookSinkConfig(url_file=str(url)))
     error = await sent(made, notice())
     assert str(error) == f"{url}: cannot be read: No such file or directory"
     url.write_text("ftp://secret-place")
@@ -146,7 +150,7 @@ async def test_a_template_of_one_alert_takes_one_at_a_time_and_escapes_whatever_
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
     text = '{"text": "$${x} ${summary} on ${node}: ${labels.pod}${labels.none}", "n": ${count}, "all": ${labels}}'
-    made = sink("webhook", given.Webhook(url=f"http://127.0.0.1:{port}/", template=text))
+    made = sink("webhook", given.WebhookSinkConfig(url=f"http://127.0.0.1:{port}/", template=text))
     assert made.most == 1
     hostile = 'a "quote", a \\ and a\nline'
     assert await sent(made, notice(summary=hostile, labels=POD)) is None
@@ -157,7 +161,9 @@ async def test_a_template_of_one_alert_takes_one_at_a_time_and_escapes_whatever_
 async def test_a_template_of_many_takes_them_together(nursery: trio.Nursery) -> None:
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
-    plain = given.Webhook(url=f"http://127.0.0.1:{port}/", content_type="text/plain", template="${total}:\n${text}")
+    plain = given.WebhookSinkConfig(
+        url=f"http://127.0.0.1:{port}/", content_type="text/plain", template="${total}:\n${text}"
+    )
     made = sink("webhook", plain)
     assert made.most is None
     assert await sent(made, notice("a"), notice("b", severity=Severity.CRITICAL, resolved=True)) is None
@@ -170,14 +176,16 @@ async def test_a_template_of_many_takes_them_together(nursery: trio.Nursery) -> 
 
 
 def manager(**more: Any) -> AlertmanagerSink:
-    config = given.Sink(alertmanager=given.Alertmanager(urls=("http://am:9093/base",), **more))
-    return AlertmanagerSink(Setup(name="s", config=config, node="n1"))
+    config = given.SinkConfig(alertmanager=given.AlertmanagerSinkConfig(urls=("http://am:9093/base",), **more))
+    return AlertmanagerSink(SinkSetup(name="s", config=config, node="n1"))
 
 
 def test_labels_identify_an_alert_and_stay_the_same_to_its_end() -> None:
     incidents, made = Incidents(3600), manager(generator_url="http://n1/")
-    first = made.entry(incidents.take(alert("v", Kind.INTERFERENCE, labels={**POD, "a b/c": "x", "9": "y"})), 2000.0)
-    end = made.entry(incidents.take(alert("v", Kind.CLEARED, labels={"pod": "other"}, at_s=1500.0)), 2000.0)
+    first = made.entry(
+        incidents.take(alert("v", AlertKind.INTERFERENCE, labels={**POD, "a b/c": "x", "9": "y"})), 2000.0
+    )
+    end = made.entry(incidents.take(alert("v", AlertKind.CLEARED, labels={"pod": "other"}, at_s=1500.0)), 2000.0)
     assert (
         first["labels"]
         == end["labels"]
@@ -199,7 +207,7 @@ def test_labels_identify_an_alert_and_stay_the_same_to_its_end() -> None:
 def test_the_severity_of_a_states_beginning_identifies_it_to_its_end_and_an_events_is_its_own() -> None:
     incidents, made = Incidents(3600), manager()
     tellings = [("warning", False), ("critical", False), ("info", True)]
-    state = [alert("s", Kind.STORE, severity=severity(word), resolved=over) for word, over in tellings]
+    state = [alert("s", AlertKind.STORE, severity=severity(word), resolved=over) for word, over in tellings]
     event = [alert("e", severity=severity(word), at_s=at) for at, word in enumerate(("info", "critical"), 1000)]
     entries = [made.entry(incidents.take(one), 2000.0) for one in (*state, *event)]
     labels = [entry["labels"] for entry in entries]
@@ -218,7 +226,7 @@ async def test_all_instances_are_told_and_one_that_takes_it_is_enough(
 ) -> None:
     good, bad = HttpPeer([Reply()]), HttpPeer([Reply(status="500 No")])
     ports = [await nursery.start(one.serve) for one in (good, bad)]
-    section = given.Alertmanager(urls=tuple(f"http://127.0.0.1:{port}/am/" for port in ports))
+    section = given.AlertmanagerSinkConfig(urls=tuple(f"http://127.0.0.1:{port}/am/" for port in ports))
     made = sink("alertmanager", section)
     assert [await sent(made, notice()) for _ in range(2)] == [None, None]
     assert [one[""] for one in good.requests] == ["POST /am/api/v2/alerts HTTP/1.1"] * 2
@@ -235,14 +243,14 @@ async def test_all_instances_are_told_and_one_that_takes_it_is_enough(
 
 
 async def events(
-    nursery: trio.Nursery, replies: Sequence[Reply], *notices: Notice, api: EventApi = EventApi.CORE
+    nursery: trio.Nursery, replies: Sequence[Reply], *notices: Incident, api: EventApi = EventApi.CORE
 ) -> tuple[list[tuple[str, Any]], SinkError | None]:
     """What the API server was asked, and the error."""
     server = HttpPeer(list(replies))
     port = await nursery.start(server.serve)
     address = ApiServer(server=f"http://127.0.0.1:{port}")
     timeout_s = 0.5 if replies[0].hang_s else 10.0
-    made = sink("kubernetes", given.Kubernetes(api=api), apiserver=address, timeout_s=timeout_s)
+    made = sink("kubernetes", given.KubernetesSinkConfig(api=api), apiserver=address, timeout_s=timeout_s)
     error = await sent(made, *notices)
     words = [one[""].removesuffix(" HTTP/1.1") for one in server.requests]
     nursery.cancel_scope.cancel()
@@ -271,7 +279,7 @@ async def test_an_event_on_the_pod_names_it_by_uid(nursery: trio.Nursery) -> Non
 
 
 async def test_an_event_without_a_pod_is_on_the_node_and_an_end_is_one_of_its_own(nursery: trio.Nursery) -> None:
-    made = notice(kind=Kind.STORE, resolved=True)
+    made = notice(kind=AlertKind.STORE, resolved=True)
     [(asked, body)], _ = await events(nursery, [Reply(status="201 Created")], made, api=EventApi.EVENTS)
     assert asked == "POST /apis/events.k8s.io/v1/namespaces/default/events"
     assert body["regarding"] == {"kind": "Node", "name": "n1", "uid": "n1", "apiVersion": "v1"}

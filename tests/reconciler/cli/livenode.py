@@ -13,14 +13,23 @@ import trio
 from msgspec.structs import replace
 
 from reconciler.cli.recorded import UsageReading
-from reconciler.config.environment import Place, find_place
-from reconciler.config.model import Config, Endpoint, Kubelet, Mode, Node, Runtime, StoreConfig, Switch
+from reconciler.config.environment import NodeEnvironment, find_place
+from reconciler.config.model import (
+    AgentMode,
+    Config,
+    EndpointSection,
+    FeatureSwitch,
+    KubeletSection,
+    NodeSection,
+    RuntimeSection,
+    StoreConfig,
+)
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.status import Show
-from reconciler.runtime.supervisor import ComponentStatus, Health
-from reconciler.runtime.workqueue import Batch
-from reconciler.signals.cpu import CpuSampler, Reading, parse_stat
-from reconciler.sources.runtime_signal import Signal
+from reconciler.daemon.status import StatusReport
+from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
+from reconciler.runtime.workqueue import DirtyBatch
+from reconciler.signals.cpu import CpuReading, CpuSampler, parse_stat
+from reconciler.sources.runtime_signal import RuntimeEvent
 from state.kubelet import render_cpu_manager_state
 from state.model import CpuPolicy, PodClass
 from tests.fakes.kernel import FakeKernel
@@ -67,11 +76,11 @@ class LiveNode:
         self.kernel = FakeKernel(mode, root=self.root, cpus=8, mirror=True)
         self.kernel.install()
         self.config = Config(
-            mode=Mode.ENFORCE,
+            mode=AgentMode.ENFORCE,
             operator_file=None,
-            node=Node(root=self.root),
-            kubelet=Kubelet(endpoint=Endpoint.OFF),
-            runtime=Runtime(cri=Switch.OFF),
+            node=NodeSection(root=self.root),
+            kubelet=KubeletSection(endpoint=EndpointSection.OFF),
+            runtime=RuntimeSection(cri=FeatureSwitch.OFF),
             store=StoreConfig(path=f"{self.root}/var/lib/bypassd/state.db"),
         )
         os.makedirs(f"{self.root}/var/lib/bypassd")
@@ -122,7 +131,7 @@ class LiveNode:
         state = {"id": cid, "init_process_pid": 42, "config": {"cgroups": cgroups, "labels": [f"token={SECRET}"]}}
         self.put(f"run/containerd/runc/k8s.io/{cid}/state.json", json.dumps(state))
 
-    def place(self) -> Place:
+    def place(self) -> NodeEnvironment:
         found = find_place(self.config)
         assert found is not None
         return found
@@ -140,12 +149,12 @@ class LiveNode:
         """One whole look, with what is learnt made durable."""
         sampler, now = CpuSampler(), time.monotonic()
         for one in USAGE:
-            reading = Reading(at_s=now - 1 + one.at, cpus=parse_stat(one.stat), pods=one.pods)
+            reading = CpuReading(at_s=now - 1 + one.at, cpus=parse_stat(one.stat), pods=one.pods)
             agent.knowledge.cpu = sampler.sample(reading, CLASSES)
-        await agent.reconciler.look(Batch(frozenset(), ("test",)))
+        await agent.reconciler.look(DirtyBatch(frozenset(), ("test",)))
         agent.reconciler.ready.set()
 
-    def document(self, *, killed: bool = False, mode: Mode = Mode.ENFORCE) -> dict[str, Any]:
+    def document(self, *, killed: bool = False, mode: AgentMode = AgentMode.ENFORCE) -> dict[str, Any]:
         """What the daemon shows after two looks. ``killed``: it ends without a word, as by SIGKILL."""
 
         async def live() -> dict[str, Any]:
@@ -153,18 +162,18 @@ class LiveNode:
                 if killed:
                     await agent.keeper._mark(running=True)
                 await self.look(agent)
-                agent.reconciler.settled(container_id(BATCH), trio.current_time(), Signal.STATE)
+                agent.reconciler.settled(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
                 await agent.reconciler.look(agent.dirty.take_nowait())
                 agent.alert("yield", "cpu.quota: left to systemd", None)
                 await agent.keeper.flush()
-                show = Show(agent, FakePulse(), statuses=_components, reload=tuple)
+                show = StatusReport(agent, FakePulse(), statuses=_components, reload=tuple)
                 return _plain(show.state(()))
 
         return trio.run(live)
 
 
 def _components() -> list[ComponentStatus]:
-    return [ComponentStatus(name="reconciler", health=Health.RUNNING)]
+    return [ComponentStatus(name="reconciler", health=ComponentHealth.RUNNING)]
 
 
 def _plain(found: Mapping[str, object]) -> dict[str, Any]:

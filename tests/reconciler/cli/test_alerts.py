@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import trio
 
-from reconciler.alerts.alert import Alert, Kind
-from reconciler.alerts.config import AlertsConfig, Command, Sink
-from reconciler.alerts.service import Telling
-from reconciler.alerts.sinks.base import Ground
+from reconciler.alerts.alert import Alert, AlertKind
+from reconciler.alerts.config import AlertsConfig, CommandSinkConfig, SinkConfig
+from reconciler.alerts.service import AlertService
+from reconciler.alerts.sinks.base import SinkContext
 from reconciler.cli.exits import Exit
 from reconciler.clients.kube_config import ApiServer
 from state.store import Store
@@ -116,12 +116,14 @@ def test_a_real_daemon_without_sinks_says_so(run: Run, daemon: FakeDaemon) -> No
 
 def test_with_the_daemon_down_the_store_tells_what_has_yet_to_be_told(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "state.db")
-    config = AlertsConfig(sinks={"pager": Sink(command=Command(argv=("/bin/false",)))}, labels={"cluster": "east"})
+    config = AlertsConfig(
+        sinks={"pager": SinkConfig(command=CommandSinkConfig(argv=("/bin/false",)))}, labels={"cluster": "east"}
+    )
 
     async def left() -> None:
         store = Store(path)
-        one = Telling(config, store, trio.CapacityLimiter(1), ground=Ground(node="n"), apiserver=ApiServer())
-        await one.keep(Alert(kind=Kind.CLEARED, key="v", summary="it is over", at_s=1700000000.0, durable=True))
+        one = AlertService(config, store, trio.CapacityLimiter(1), ground=SinkContext(node="n"), apiserver=ApiServer())
+        await one.keep(Alert(kind=AlertKind.CLEARED, key="v", summary="it is over", at_s=1700000000.0, durable=True))
         store.close()
 
     trio.run(left)

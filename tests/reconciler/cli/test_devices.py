@@ -6,14 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from reconciler.cli.checks.devices import devices
-from reconciler.cli.checks.finding import State
+from reconciler.cli.checks.finding import CheckState
 from reconciler.cli.nodeview import look
 from reconciler.cli.offline import plan_node
 from reconciler.cli.options import parser
-from reconciler.cli.recorded import Recorded
+from reconciler.cli.recorded import RecordedNode
 from reconciler.cli.words import text
 from reconciler.config.model import Config
-from reconciler.policies.disk import DiskConfig
+from reconciler.policies.disk import DiskPolicyConfig
 from reconciler.policies.diskrules import DiskRule
 from reconciler.policies.network import InterfaceRule, NetworkConfig
 from reconciler.policies.table import PoliciesConfig
@@ -32,7 +32,7 @@ def with_disk(live: LiveNode, scheduler: str = "none [bfq]") -> None:
     live.put("sys/devices/block/sda/queue/scheduler", f"{scheduler}\n")
 
 
-def found(live: LiveNode, config: PoliciesConfig) -> list[tuple[str, State, str]]:
+def found(live: LiveNode, config: PoliciesConfig) -> list[tuple[str, CheckState, str]]:
     node = look(parser().parse_args(["doctor", "--root", live.root]))
     there = replace(node, config=replace(node.config, policies=config))
     return [(one.name, one.state, one.found) for one in devices(there)]
@@ -40,7 +40,7 @@ def found(live: LiveNode, config: PoliciesConfig) -> list[tuple[str, State, str]
 
 def disk(*names: str, weight: int | None = 10) -> PoliciesConfig:
     rules = tuple(DiskRule(name=name, write_bps=MEGA) for name in names)
-    return PoliciesConfig(disk=DiskConfig(enabled=True, weight_be=weight, devices=rules))
+    return PoliciesConfig(disk=DiskPolicyConfig(enabled=True, weight_be=weight, devices=rules))
 
 
 def test_what_is_off_is_not_spoken_of(live: LiveNode) -> None:
@@ -49,10 +49,12 @@ def test_what_is_off_is_not_spoken_of(live: LiveNode) -> None:
 
 @pytest.mark.parametrize(
     ("scheduler", "weight", "state"),
-    [("none [bfq]", 10, State.OK), ("[none] bfq", 10, State.WARN), ("[none] bfq", None, State.OK)],
+    [("none [bfq]", 10, CheckState.OK), ("[none] bfq", 10, CheckState.WARN), ("[none] bfq", None, CheckState.OK)],
     ids=["bfq", "no weights there", "no weights wanted"],
 )
-def test_a_disk_is_told_with_its_scheduler(live: LiveNode, scheduler: str, weight: int | None, state: State) -> None:
+def test_a_disk_is_told_with_its_scheduler(
+    live: LiveNode, scheduler: str, weight: int | None, state: CheckState
+) -> None:
     with_disk(live, scheduler)
     name = "bfq" if "[bfq]" in scheduler else "none"
     assert found(live, disk("8:1", weight=weight)) == [("disk", state, f"8:1 is sda 8:0, scheduler {name}")]
@@ -61,13 +63,13 @@ def test_a_disk_is_told_with_its_scheduler(live: LiveNode, scheduler: str, weigh
 def test_two_names_of_one_disk_that_say_different_things_are_told(live: LiveNode) -> None:
     with_disk(live)
     rules = (DiskRule(name="8:1", write_bps=MEGA), DiskRule(name="8:0", write_bps=2 * MEGA))
-    told = found(live, PoliciesConfig(disk=DiskConfig(enabled=True, devices=rules)))
+    told = found(live, PoliciesConfig(disk=DiskPolicyConfig(enabled=True, devices=rules)))
     words = "8:1 and 8:0 are both sda 8:0: of two write_bps the smaller counts"
-    assert told[2:] == [("disk", State.WARN, words)]
+    assert told[2:] == [("disk", CheckState.WARN, words)]
 
 
 def test_a_disk_that_is_not_there_is_told(live: LiveNode) -> None:
-    assert found(live, disk("9:9")) == [("disk", State.WARN, "disks: 9:9: there is no block device 9:9")]
+    assert found(live, disk("9:9")) == [("disk", CheckState.WARN, "disks: 9:9: there is no block device 9:9")]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +85,9 @@ def test_the_network_needs_net_cls_and_its_interfaces(live: LiveNode, pods: bool
     interfaces = tuple(InterfaceRule(name=name, link_mbit=speed) for name, speed in names)
     config = NetworkConfig(enabled=True, interfaces=interfaces, pods=pods)
     assert found(live, PoliciesConfig(network=config)) == [
-        ("network", State.WARN, f"no net_cls to tell BE's packets from others: {words}"),
-        ("network", State.WARN, "eth7: there is no such interface: nobody is held by it"),
-        ("network", State.WARN, "ens3: its driver tells no speed: nobody is held by it"),
+        ("network", CheckState.WARN, f"no net_cls to tell BE's packets from others: {words}"),
+        ("network", CheckState.WARN, "eth7: there is no such interface: nobody is held by it"),
+        ("network", CheckState.WARN, "ens3: its driver tells no speed: nobody is held by it"),
     ]
 
 
@@ -117,7 +119,7 @@ def test_a_plan_without_a_daemon_knows_the_disks_and_what_is_wrong_with_others(l
     with_disk(live)
     node = look(parser().parse_args(["plan", "--root", live.root]))
     config: Config = replace(node.config, policies=disk("8:1", "9:9"))
-    outlook = plan_node(replace(node, config=config), Recorded(), files=live.kernel)
+    outlook = plan_node(replace(node, config=config), RecordedNode(), files=live.kernel)
     assert outlook.view.disks["8:1"].device == "8:0"
     assert "no disk found behind 9:9" in outlook.desired.pools.reasons["disk"]
     assert "disks: 9:9: there is no block device 9:9" in outlook.problems

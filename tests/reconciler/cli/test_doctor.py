@@ -9,14 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from reconciler.cli import asking
-from reconciler.cli.asking import Asked, release
+from reconciler.cli.asking import QueryResults, release
 from reconciler.cli.checks import agent as checks
 from reconciler.cli.checks import machine
-from reconciler.cli.checks.finding import State
+from reconciler.cli.checks.finding import CheckState
 from reconciler.cli.checks.kubelet import kubelet, runtime
 from reconciler.cli.doctor import examine
 from reconciler.cli.exits import Exit
-from reconciler.cli.nodeview import NodeView, look
+from reconciler.cli.nodeview import InspectedNode, look
 from reconciler.cli.options import parser
 from reconciler.policies.core_sched import CoreSchedConfig
 from reconciler.policies.table import PoliciesConfig
@@ -48,11 +48,11 @@ def good(live: LiveNode) -> LiveNode:
     return live
 
 
-def view(root: str) -> NodeView:
+def view(root: str) -> InspectedNode:
     return look(parser().parse_args(["doctor", "--root", root]))
 
 
-def states(root: str) -> dict[str, tuple[State, str, str]]:
+def states(root: str) -> dict[str, tuple[CheckState, str, str]]:
     return {one.name: (one.state, one.found, one.fix) for one in examine(view(root))}
 
 
@@ -62,7 +62,7 @@ def test_a_node_that_has_it_all_is_all_ok_on_one_screen(run: Run, good: LiveNode
     assert ran.err == ""
     assert "everything that bypassd can use is here" in ran.out
     assert len(ran.out.splitlines()) <= 24
-    assert {state for state, _, _ in states(good.root).values()} == {State.OK}
+    assert {state for state, _, _ in states(good.root).values()} == {CheckState.OK}
     found = states(good.root)
     assert found["kubepods"][1] == "/kubepods: 3 pods, 3 containers"
     assert found["checkpoints"][1] == "policy static, 1 exclusive container, checksum right"
@@ -86,7 +86,7 @@ def test_every_lack_comes_with_a_fix(good: LiveNode) -> None:
     found = states(root)
     for name in ("kernel", "PSI", "PMU", "resctrl", "runtime", "checkpoints", "inotify"):
         state, _, fix = found[name]
-        assert state is State.WARN, name
+        assert state is CheckState.WARN, name
         assert fix, name
     assert "mount -t resctrl" in found["resctrl"][2]
     assert "max_user_watches=8192" in found["inotify"][2]
@@ -95,25 +95,29 @@ def test_every_lack_comes_with_a_fix(good: LiveNode) -> None:
 def test_a_right_that_the_unit_gives_and_root_has_not_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(checks, "has_capability", lambda _root, bit: bit != 1)
-    (one,) = [one for one in checks.agent(view("/"), Asked()) if one.name == "rights"]
-    assert (one.state, one.found) == (State.WARN, "root without DAC_OVERRIDE")
+    (one,) = [one for one in checks.agent(view("/"), QueryResults()) if one.name == "rights"]
+    assert (one.state, one.found) == (CheckState.WARN, "root without DAC_OVERRIDE")
 
 
 def test_what_the_scheduler_offers_is_told_from_the_files_of_kubepods(good: LiveNode) -> None:
     kubepods = "sys/fs/cgroup/cpu/kubepods"
     good.put(f"{kubepods}/cpu.bvt_warp_ns", "0\n")
-    assert states(good.root)["scheduler"] == (State.OK, "CFS burst, idle class, group identity", "")
+    assert states(good.root)["scheduler"] == (CheckState.OK, "CFS burst, idle class, group identity", "")
     switch = "proc/sys/kernel/sched_group_identity_enabled"
     good.put(switch, "0\n")
     off = "sysctl -w kernel.sched_group_identity_enabled=1"
-    assert states(good.root)["scheduler"] == (State.WARN, "CFS burst, idle class, group identity (switched off)", off)
+    assert states(good.root)["scheduler"] == (
+        CheckState.WARN,
+        "CFS burst, idle class, group identity (switched off)",
+        off,
+    )
     good.put(switch, "1\n")
-    assert states(good.root)["scheduler"][0] is State.OK
+    assert states(good.root)["scheduler"][0] is CheckState.OK
     for file in ("cpu.cfs_burst_us", "cpu.idle"):
         os.unlink(f"{good.root}/{kubepods}/{file}")
     good.put(f"{kubepods}/cpu.qos_level", "0\n")
     assert states(good.root)["scheduler"] == (
-        State.WARN,
+        CheckState.WARN,
         "group identity, QoS level",
         "CFS burst: Linux 5.14 and idle class: Linux 5.15 or later",
     )
@@ -145,26 +149,26 @@ def test_a_directory_that_is_no_node_has_no_cgroups(run: Run, tmp_path: Path) ->
 def test_a_narrowed_besteffort_directory_conflicts_with_the_static_cpu_manager(good: LiveNode) -> None:
     good.put("etc/bypassd/config.yaml", "policies:\n  reclaimed:\n    besteffort_cpuset: true\n")
     state, found, fix = states(good.root)["CPU manager"]
-    assert state is State.WARN
+    assert state is CheckState.WARN
     assert "to be narrowed" in found
     assert "besteffort_cpuset: false" in fix
 
 
 def test_answers_and_refusals_of_kubelet_and_runtime_are_told(good: LiveNode) -> None:
     node = view(good.root)
-    asked = Asked(
+    asked = QueryResults(
         kubelet_version="v1.21.4",
         cri_version=RuntimeVersion(name="containerd", version="1.7.2", api="v1"),
         cri_conditions=(RuntimeCondition(type="NetworkReady", ok=False, message="no CNI"),),
     )
     (manager,) = [one for one in kubelet(node, asked) if one.name == "CPU manager"]
-    assert manager.state is State.WARN
+    assert manager.state is CheckState.WARN
     assert "before 1.22" in manager.found
     (nri,) = [one for one in runtime(node, asked) if one.name == "NRI"]
-    assert (nri.state, nri.found) == (State.OK, "containerd 1.7.2 could have it; it is off")
+    assert (nri.state, nri.found) == (CheckState.OK, "containerd 1.7.2 could have it; it is off")
     good.put("var/run/nri/nri.sock", "")
     (nri,) = [one for one in runtime(node, asked) if one.name == "NRI"]
-    assert nri.state is State.WARN
+    assert nri.state is CheckState.WARN
 
 
 def test_the_version_of_a_program_is_two_numbers() -> None:
@@ -190,15 +194,19 @@ def test_on_this_machine_everything_is_asked_and_nothing_is_changed(run: Run) ->
 @pytest.mark.parametrize(
     ("why", "wanted", "expected"),
     [
-        ("", False, (State.OK, "here; policies.core_sched is off", "")),
-        ("", True, (State.OK, "here", "")),
-        ("it has none", False, (State.OK, "not used; it has none", "")),
-        ("it has none", True, (State.WARN, "it has none", "policies.core_sched.enabled: false, or another kernel")),
+        ("", False, (CheckState.OK, "here; policies.core_sched is off", "")),
+        ("", True, (CheckState.OK, "here", "")),
+        ("it has none", False, (CheckState.OK, "not used; it has none", "")),
+        (
+            "it has none",
+            True,
+            (CheckState.WARN, "it has none", "policies.core_sched.enabled: false, or another kernel"),
+        ),
     ],
     ids=["there and off", "there and on", "not there and off", "not there and on"],
 )
 def test_core_scheduling_is_asked_of_the_running_kernel(
-    good: LiveNode, monkeypatch: pytest.MonkeyPatch, why: str, wanted: bool, expected: tuple[State, str, str]
+    good: LiveNode, monkeypatch: pytest.MonkeyPatch, why: str, wanted: bool, expected: tuple[CheckState, str, str]
 ) -> None:
     monkeypatch.setattr(machine, "unable", lambda _prctl: why)
     policies = PoliciesConfig(core_sched=CoreSchedConfig(enabled=wanted))
@@ -216,7 +224,7 @@ def test_groups_in_resctrl_are_counted_and_others_that_hold_all_are_told(good: L
     good.put("sys/fs/resctrl/bypassd-be/tasks", "")
     good.put("sys/fs/resctrl/theirs/tasks", "")
     found = "L3 12 ways; 3 groups, 32 monitoring ids; 1 ours, 1 of others"
-    assert states(good.root)["resctrl"] == (State.OK, found, "")
+    assert states(good.root)["resctrl"] == (CheckState.OK, found, "")
     good.put("sys/fs/resctrl/more/tasks", "")
     state, _, fix = states(good.root)["resctrl"]
-    assert (state, fix) == (State.WARN, "others hold every control group: none is left for classes")
+    assert (state, fix) == (CheckState.WARN, "others hold every control group: none is left for classes")

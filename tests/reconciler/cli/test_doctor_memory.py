@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from reconciler.cli.checks.finding import State
+from reconciler.cli.checks.finding import CheckState
 from reconciler.cli.checks.memory import memory
 from reconciler.cli.nodeview import look
 from reconciler.cli.options import parser
 from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.policies.memory_qos import MemoryQosConfig
 from reconciler.policies.memory_reclaim import MemoryReclaimConfig
-from reconciler.policies.numa_memory import NumaMemoryConfig
+from reconciler.policies.numa_memory import NumaMemoryPolicyConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.watermarks import WatermarksConfig
 from tests.reconciler.cli.livenode import LiveNode
@@ -28,7 +28,7 @@ def v2(tmp_path_factory: pytest.TempPathFactory) -> LiveNode:
     return LiveNode(tmp_path_factory.mktemp("v2"), "v2")
 
 
-def found(live: LiveNode, policies: PoliciesConfig = OFF, swap: int = 0) -> dict[str, tuple[State, str, str]]:
+def found(live: LiveNode, policies: PoliciesConfig = OFF, swap: int = 0) -> dict[str, tuple[CheckState, str, str]]:
     live.put("proc/meminfo", MEMINFO.format(swap=swap))
     node = look(parser().parse_args(["doctor", "--root", live.root]))
     there = replace(node, config=replace(node.config, policies=policies))
@@ -36,9 +36,9 @@ def found(live: LiveNode, policies: PoliciesConfig = OFF, swap: int = 0) -> dict
 
 
 def test_one_line_when_something_is_on_and_none_else(live: LiveNode) -> None:
-    on = PoliciesConfig(numa_memory=NumaMemoryConfig(enabled=True))
+    on = PoliciesConfig(numa_memory=NumaMemoryPolicyConfig(enabled=True))
     assert found(live) == {}
-    assert found(live, on) == {"memory": (State.OK, "16 GiB, no swap", "")}
+    assert found(live, on) == {"memory": (CheckState.OK, "16 GiB, no swap", "")}
     live.put(f"{V1}/memory.limit_in_bytes", f"{12 << 30}\n")
     assert found(live, on, swap=1 << 20)["memory"][1] == "16 GiB, 1 GiB of swap; pods may use 12 GiB"
 
@@ -46,13 +46,13 @@ def test_one_line_when_something_is_on_and_none_else(live: LiveNode) -> None:
 def test_a_node_that_tells_nothing_is_not_known(live: LiveNode) -> None:
     live.put("proc/meminfo", "MemTotal: 5 kB\n")
     node = look(parser().parse_args(["doctor", "--root", live.root]))
-    assert [(one.state, one.found) for one in memory(node)] == [(State.WARN, "not known")]
+    assert [(one.state, one.found) for one in memory(node)] == [(CheckState.WARN, "not known")]
 
 
 def test_directories_that_do_not_count_what_is_below_them_are_told(live: LiveNode) -> None:
     live.put(f"{V1}/memory.use_hierarchy", "0\n")
     state, words, fix = found(live)["memory"]
-    assert (state, words) == (State.WARN, "16 GiB, no swap; kubepods does not count its pods")
+    assert (state, words) == (CheckState.WARN, "16 GiB, no swap; kubepods does not count its pods")
     assert "memory.use_hierarchy" in fix
     live.put(f"{V1}/memory.use_hierarchy", "1\n")
     assert found(live) == {}
@@ -60,17 +60,21 @@ def test_directories_that_do_not_count_what_is_below_them_are_told(live: LiveNod
 
 def test_v1_has_no_protections(live: LiveNode, v2: LiveNode) -> None:
     on = PoliciesConfig(memory_qos=MemoryQosConfig(enabled=True))
-    assert found(live, on)["memory protection"][0] is State.WARN
+    assert found(live, on)["memory protection"][0] is CheckState.WARN
     assert "memory protection" not in found(v2, on)
 
 
 @pytest.mark.parametrize(
     ("hard", "swap", "on_v1", "on_v2"),
-    [(0, 0, State.WARN, State.WARN), (0, 5, State.WARN, State.OK), (5, 0, State.OK, State.OK)],
+    [
+        (0, 0, CheckState.WARN, CheckState.WARN),
+        (0, 5, CheckState.WARN, CheckState.OK),
+        (5, 0, CheckState.OK, CheckState.OK),
+    ],
     ids=["nothing ends it", "swap", "a limit"],
 )
 def test_a_bound_that_ends_nothing_is_told(
-    live: LiveNode, v2: LiveNode, hard: int, swap: int, on_v1: State, on_v2: State
+    live: LiveNode, v2: LiveNode, hard: int, swap: int, on_v1: CheckState, on_v2: CheckState
 ) -> None:
     on = PoliciesConfig(be_memory=BeMemoryConfig(enabled=True, hard_percent=hard))
     assert found(live, on, swap)["memory bound"][0] is on_v1
@@ -81,27 +85,27 @@ def test_what_reclaim_needs_is_told(live: LiveNode, v2: LiveNode) -> None:
     on = PoliciesConfig(memory_reclaim=MemoryReclaimConfig(enabled=True))
     assert "all of a container's at once" in found(live, on)["memory reclaim"][1]
     assert found(v2, on)["memory reclaim"] == (
-        State.WARN,
+        CheckState.WARN,
         "no memory pressure per group: nobody is probed",
         "boot with psi=1",
     )
     v2.put(f"{V2}/memory.pressure", PSI)
-    assert found(v2, on)["memory reclaim"] == (State.OK, "page cache only: there is no swap", "")
+    assert found(v2, on)["memory reclaim"] == (CheckState.OK, "page cache only: there is no swap", "")
     (Path(v2.root) / V2 / "memory.reclaim").unlink()
     assert found(v2, on)["memory reclaim"][2] == "Linux 5.19 or later"
 
 
 def test_page_migration_that_this_kernel_lacks_is_told(live: LiveNode) -> None:
-    on = PoliciesConfig(numa_memory=NumaMemoryConfig(enabled=True, migrate=True))
+    on = PoliciesConfig(numa_memory=NumaMemoryPolicyConfig(enabled=True, migrate=True))
     assert "page migration" not in found(live, on)
     (Path(live.root) / "sys/fs/cgroup/cpuset/kubepods/cpuset.memory_migrate").unlink()
-    assert found(live, on)["page migration"][0] is State.WARN
+    assert found(live, on)["page migration"][0] is CheckState.WARN
 
 
 def test_the_marks_are_shown_where_they_are_set(live: LiveNode) -> None:
     on = PoliciesConfig(watermarks=WatermarksConfig(enabled=True))
-    assert found(live, on)["memory marks"][0] is State.WARN
+    assert found(live, on)["memory marks"][0] is CheckState.WARN
     live.put("proc/sys/vm/watermark_scale_factor", "10\n")
     live.put("proc/sys/vm/min_free_kbytes", "67584\n")
     told = "vm.min_free_kbytes 67584, vm.watermark_scale_factor 10"
-    assert found(live, on)["memory marks"] == (State.OK, told, "")
+    assert found(live, on)["memory marks"] == (CheckState.OK, told, "")

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from cgroupfs.private import POINT
 from reconciler.cli import asking
-from reconciler.cli.asking import Asked, ask_api
+from reconciler.cli.asking import QueryResults, ask_api
 from reconciler.cli.checks import watching
-from reconciler.cli.checks.finding import Finding, State
+from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.checks.kubelet import kubelet
-from reconciler.cli.nodeview import NodeView, look
+from reconciler.cli.nodeview import InspectedNode, look
 from reconciler.cli.options import parser
 from reconciler.sources.cri import RuntimeVersion
 from tests.fakes.http_peer import HttpPeer, Reply
@@ -31,22 +31,22 @@ CRI = RuntimeVersion(name="containerd", version="1.6.20", api="v1")
 EVERYTHING = (1 << 41) - 1
 
 
-def view(live: LiveNode, config: str) -> NodeView:
+def view(live: LiveNode, config: str) -> InspectedNode:
     live.put("etc/bypassd/config.yaml", config)
     node = look(parser().parse_args(["doctor", "--root", live.root]))
     assert "config" not in node.problems, node.problems["config"]
     return node
 
 
-def found(live: LiveNode, config: str, asked: Asked | None = None) -> dict[str, Finding]:
+def found(live: LiveNode, config: str, asked: QueryResults | None = None) -> dict[str, CheckResult]:
     """On a copied node; with ``asked`` on one that runs, with the copy's cgroups."""
     node = view(live, config)
     if asked is not None:
         node = replace(node, root="/")
-    return {one.name: one for one in watching.watching(node, asked or Asked())}
+    return {one.name: one for one in watching.watching(node, asked or QueryResults())}
 
 
-def with_rights(monkeypatch: pytest.MonkeyPatch, effective: int, mounts: str = "") -> Asked:
+def with_rights(monkeypatch: pytest.MonkeyPatch, effective: int, mounts: str = "") -> QueryResults:
     """A daemon with these capabilities and mounts."""
 
     def read(root: str, path: str) -> str | None:
@@ -55,7 +55,7 @@ def with_rights(monkeypatch: pytest.MonkeyPatch, effective: int, mounts: str = "
         return {"proc/4242/mountinfo": mounts, "proc/self/schedstat": "1 2 3"}.get(path)
 
     monkeypatch.setattr(watching, "read_text", read)
-    return Asked(
+    return QueryResults(
         daemon="ready", daemon_pid=4242, api_problem="", cri_version=CRI, taskstats_problem="", perf_problem=""
     )
 
@@ -67,9 +67,11 @@ def test_nothing_is_said_of_what_is_off(good: LiveNode) -> None:
 def test_a_node_that_can_do_it_all_takes_a_line_for_each_and_stays_on_its_screen(run: Run, good: LiveNode) -> None:
     there = found(good, f"mode: enforce\n{WATCH}  rules:\n    cpu: {{mode: enforce}}\n{EVICT}")
     assert there == {
-        "interference": Finding("interference", State.OK, "4 rules, 1 enforced; this node has the signals for all"),
-        "eviction": Finding(
-            "eviction", State.OK, "a dry run (eviction.dry_run), 4 triggers; by api, cri, signal (one by one)"
+        "interference": CheckResult(
+            "interference", CheckState.OK, "4 rules, 1 enforced; this node has the signals for all"
+        ),
+        "eviction": CheckResult(
+            "eviction", CheckState.OK, "a dry run (eviction.dry_run), 4 triggers; by api, cri, signal (one by one)"
         ),
     }
     ran = run("doctor", "--root", good.root)
@@ -81,23 +83,23 @@ def test_a_rule_that_cannot_be_judged_here_is_named_with_the_remedy(good: LiveNo
     shutil.rmtree(f"{good.root}/sys/bus")
     strict = f"{WATCH}  rules:\n    cache: {{when: [[{{cpi: {{proxies: false}}}}]]}}\n"
     state, told, fix = found(good, strict)["interference"][1:]
-    assert state is State.WARN
+    assert state is CheckState.WARN
     assert told == "4 rules, 0 enforced; unknown here: cache (no cpi)"
     assert fix == "see PMU above; or mode: off for those rules"
-    assert found(good, f"{WATCH}  rules:\n    cache: {{mode: 'off'}}\n")["interference"].state is State.OK
+    assert found(good, f"{WATCH}  rules:\n    cache: {{mode: 'off'}}\n")["interference"].state is CheckState.OK
     # As shipped, the rule makes do with how long the pod waits for a CPU.
-    assert found(good, WATCH)["interference"].state is State.OK
+    assert found(good, WATCH)["interference"].state is CheckState.OK
 
 
 def test_another_group_of_a_rule_is_proof_enough_and_the_nodes_pressure_needs_no_groups(good: LiveNode) -> None:
     os.unlink(f"{good.root}/sys/fs/cgroup/cpuacct/kubepods/cpu.pressure")
     # The rule memory has a second group without pressure.
     state, told, fix = found(good, WATCH)["interference"][1:]
-    assert (state, told) == (State.WARN, "4 rules, 0 enforced; unknown here: io (no io.pressure)")
+    assert (state, told) == (CheckState.WARN, "4 rules, 0 enforced; unknown here: io (no io.pressure)")
     assert fix.startswith("interference.private_cgroup2: true tells pressure of pods")
-    assert found(good, f"{WATCH}  private_cgroup2: true\n")["interference"].state is State.OK
+    assert found(good, f"{WATCH}  private_cgroup2: true\n")["interference"].state is CheckState.OK
     node_only = f"{WATCH}  rules:\n    io: {{when: [[{{pressure: {{resource: io, of: node}}}}]]}}\n"
-    assert found(good, node_only)["interference"].state is State.OK
+    assert found(good, node_only)["interference"].state is CheckState.OK
     shutil.rmtree(f"{good.root}/proc/pressure")
     assert "io (no io.pressure)" in found(good, node_only)["interference"].found
 
@@ -125,9 +127,9 @@ def test_what_a_share_of_the_cache_moves_by_is_told_where_something_is_missing(
     monkeypatch.setattr(watching, "_monitors", lambda _: True)
     assert found(good, moving) == {}
     good.put("proc/cpuinfo", "vendor_id\t: AuthenticAMD\n")
-    assert found(good, moving)["cache share"] == Finding(
+    assert found(good, moving)["cache share"] == CheckResult(
         "cache share",
-        State.WARN,
+        CheckState.WARN,
         "BE's share goes by memory bandwidth alone: no cache misses counted",
         "nothing: this processor counts misses of its second-level cache alone",
     )
@@ -142,10 +144,10 @@ def test_what_a_share_of_the_cache_moves_by_is_told_where_something_is_missing(
 
 def test_counters_that_are_there_but_not_for_us_say_why(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
     node = view(good, WATCH)
-    assert watching._lacking(node, Asked(perf_problem="not permitted (EACCES)"))["cpi"] == (
+    assert watching._lacking(node, QueryResults(perf_problem="not permitted (EACCES)"))["cpi"] == (
         "counters: not permitted (EACCES)"
     )
-    assert "cpi" not in watching._lacking(node, Asked(perf_problem=""))
+    assert "cpi" not in watching._lacking(node, QueryResults(perf_problem=""))
 
 
 def test_a_mode_that_writes_nothing_is_told_where_a_rule_is_enforced(good: LiveNode) -> None:
@@ -157,7 +159,7 @@ def test_without_taskstats_waiting_is_read_by_thread(good: LiveNode, monkeypatch
     asked = with_rights(monkeypatch, EVERYTHING)
     assert "run queue" not in found(good, WATCH, asked)
     one = found(good, WATCH, with_rights(monkeypatch, EVERYTHING & ~(1 << 12)))["run queue"]
-    assert one.state is State.WARN
+    assert one.state is CheckState.WARN
     assert one.found == "taskstats: the daemon lacks CAP_NET_ADMIN; schedstat of each thread instead"
     asked = with_rights(monkeypatch, EVERYTHING)
     asked.taskstats_problem = "taskstats: not compiled in"
@@ -171,7 +173,7 @@ def test_without_taskstats_waiting_is_read_by_thread(good: LiveNode, monkeypatch
 def test_a_daemon_that_may_not_mount_is_told_how_to_allow_it(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
     config = f"{WATCH}  private_cgroup2: true\n"
     one = found(good, config, with_rights(monkeypatch, EVERYTHING))["private cgroup2"]
-    assert (one.state, one.found) == (State.WARN, f"the daemon has not mounted {POINT}")
+    assert (one.state, one.found) == (CheckState.WARN, f"the daemon has not mounted {POINT}")
     assert "SystemCallFilter=mount umount2" in one.fix
     mounted = with_rights(monkeypatch, EVERYTHING, f"36 35 0:31 / {POINT} rw - cgroup2 bypassd rw\n")
     assert "private cgroup2" not in found(good, config, mounted)
@@ -207,7 +209,10 @@ def test_what_the_daemon_may_not_write_is_seen_with_its_own_mounts(
     monkeypatch.setattr(os.path, "isdir", lambda path: not path.endswith("/rec"))
     monkeypatch.setattr(os, "access", access)
     there = found(good, config, asked)
-    assert (there["recording"].found, there["recording"].state) == (f"{tmp_path}/rec cannot be written", State.WARN)
+    assert (there["recording"].found, there["recording"].state) == (
+        f"{tmp_path}/rec cannot be written",
+        CheckState.WARN,
+    )
     assert "ReadWritePaths=/var/lib/kubelet/pods" in there["notices"].fix
     assert seen == [f"/proc/4242/root{tmp_path}", "/proc/4242/root/var/lib/kubelet/pods"]
 
@@ -216,17 +221,17 @@ def test_what_the_daemon_may_not_write_is_seen_with_its_own_mounts(
 def test_means_that_cannot_be_used_say_why(good: LiveNode, monkeypatch: pytest.MonkeyPatch, dry: bool) -> None:
     config = f"mode: enforce\n{EVICT}  dry_run: {str(dry).lower()}\n"
     asked = with_rights(monkeypatch, EVERYTHING)
-    assert found(good, config, asked)["eviction"].state is State.OK
+    assert found(good, config, asked)["eviction"].state is CheckState.OK
     asked.api_problem = "API server: it answers 401"
     one = found(good, config, asked)["eviction"]
-    assert one.state is State.WARN
+    assert one.state is CheckState.WARN
     assert one.found.endswith("; by cri, signal (one by one); not api: API server: it answers 401")
     asked.cri_version, asked.cri_problem = None, "CRI: no answer"
     weak = with_rights(monkeypatch, EVERYTHING & ~(1 << 5))
     weak.cri_version, weak.cri_problem, weak.api_problem = None, "CRI: no answer", "none"
     one = found(good, config, weak)["eviction"]
     # Nobody could go though pods are to: that is in the way. In a dry run nobody goes anyway.
-    assert one.state is (State.WARN if dry else State.BAD)
+    assert one.state is (CheckState.WARN if dry else CheckState.BAD)
     assert "by no means; not api: none; not cri: CRI: no answer; not signal: the daemon lacks CAP_KILL" in one.found
 
 
@@ -261,7 +266,7 @@ DENIED = json.dumps({"status": {"allowed": False, "reason": "no role"}}).encode(
 async def test_the_api_server_is_asked_whether_we_may_evict(
     nursery: trio.Nursery, good: LiveNode, reply: Reply, problem: str
 ) -> None:
-    server, asked = HttpPeer([reply]), Asked()
+    server, asked = HttpPeer([reply]), QueryResults()
     port = await nursery.start(server.serve)
     await ask_api(view(good, f"apiserver: {{server: 'http://127.0.0.1:{port}'}}\n"), asked)
     assert asked.api_problem == problem
@@ -272,7 +277,7 @@ async def test_the_api_server_is_asked_whether_we_may_evict(
 
 
 async def test_no_way_to_the_api_server_is_a_reason_and_not_an_error(good: LiveNode) -> None:
-    asked = Asked()
+    asked = QueryResults()
     await ask_api(view(good, "apiserver: {enabled: false}\n"), asked)
     assert asked.api_problem is not None
     assert asked.api_problem.endswith("apiserver.enabled is false")
@@ -280,14 +285,14 @@ async def test_no_way_to_the_api_server_is_a_reason_and_not_an_error(good: LiveN
 
 def test_containers_of_a_runtime_with_another_driver_are_outside_of_kubepods(good: LiveNode) -> None:
     node = view(good, "")
-    (there,) = [one for one in kubelet(node, Asked()) if one.name == "kubepods"]
-    assert there.state is State.OK
+    (there,) = [one for one in kubelet(node, QueryResults()) if one.name == "kubepods"]
+    assert there.state is CheckState.OK
     assert node.hierarchy is not None
     root = node.hierarchy.trigger_directory("/")
     name = f"kubepods-besteffort-pod1.slice:cri-containerd:{container_id('e1')}"
     os.makedirs(f"{root}/system.slice/containerd.service/{name}")
-    (there,) = [one for one in kubelet(node, Asked()) if one.name == "kubepods"]
-    assert there.state is State.WARN
+    (there,) = [one for one in kubelet(node, QueryResults()) if one.name == "kubepods"]
+    assert there.state is CheckState.WARN
     assert "1 outside, such as /system.slice/containerd.service/kubepods-besteffort-pod1" in there.found
     assert "SystemdCgroup = true" in there.fix
 
@@ -310,7 +315,7 @@ def test_pressure_that_is_compiled_in_but_off_is_told_from_none(
     from reconciler.cli.doctor import examine  # noqa: PLC0415
 
     (one,) = [one for one in examine(view(good, "")) if one.name == "PSI"]
-    assert (one.state, one.found) == (State.WARN, found_)
+    assert (one.state, one.found) == (CheckState.WARN, found_)
     assert one.fix.startswith(fix)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.cli import rich_screen
-from reconciler.cli.blocks import Line, Mark
+from reconciler.cli.blocks import Line, StyledText
 from reconciler.cli.drawing import as_sets, draw, marks, placement
 from reconciler.cli.screen import plain
 from state.machine import parse
@@ -141,7 +141,11 @@ def test_every_sign_has_a_colour_on_a_terminal() -> None:
     pools = POOLS | {"shared/a": "3", "dedicated/v/main": "7"}
     blocks = list(draw(placement(parse("9 cores"), as_sets(pools)), pools, 80))
     styles = {
-        cell.style for block in blocks if isinstance(block, Line) for cell in block.cells if isinstance(cell, Mark)
+        cell.style
+        for block in blocks
+        if isinstance(block, Line)
+        for cell in block.cells
+        if isinstance(cell, StyledText)
     }
     assert {"pool reserved", "pool shared be", "pool dedicated be", "pool several"} <= styles
     assert styles <= rich_screen._STYLES.keys()

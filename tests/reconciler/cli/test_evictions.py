@@ -8,11 +8,11 @@ from reconciler.cli.exits import Exit
 from reconciler.responses.eviction.config import (
     EvictionConfig,
     NodeMemoryConfig,
-    NumaMemoryConfig,
+    NumaMemoryTriggerConfig,
     TriggersConfig,
 )
 from reconciler.responses.eviction.status import section
-from state.eviction import Case, Means, Outcome, Step
+from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon, listening
 from tests.reconciler.responses.eviction.world import GI, WALL, Planner, World, be
@@ -21,7 +21,7 @@ CONFIG = EvictionConfig(
     enabled=True,
     triggers=TriggersConfig(
         node_memory=NodeMemoryConfig(enabled=True, cooldown_s=600),
-        numa_memory=NumaMemoryConfig(enabled=False),
+        numa_memory=NumaMemoryTriggerConfig(enabled=False),
     ),
 )
 
@@ -38,13 +38,24 @@ def document(*, dry: bool = True, cases: bool = False, enabled: bool = True, use
         world.put(pod.subject, memory__rss=15 * GI)
     planner = Planner(world, config)
     decision = planner.step()
-    shown: list[Case] = []
+    shown: list[EvictionCase] = []
     if cases:
         (order,) = decision.orders
         shown = [
-            Case(order=order, step=Step.STOP, means=Means.CRI, step_s=WALL + 61, tried=("api: cannot be reached",)),
-            Case(
-                order=order, outcome=Outcome.DONE, ended_s=WALL, begun_s=WALL, detail="empty", tried=("cri: stopped",)
+            EvictionCase(
+                order=order,
+                step=EvictionStep.STOP,
+                means=EvictionMethodName.CRI,
+                step_s=WALL + 61,
+                tried=("api: cannot be reached",),
+            ),
+            EvictionCase(
+                order=order,
+                outcome=EvictionOutcome.DONE,
+                ended_s=WALL,
+                begun_s=WALL,
+                detail="empty",
+                tried=("cri: stopped",),
             ),
         ]
         planner.cases = [shown[1]]

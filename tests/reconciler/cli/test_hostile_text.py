@@ -27,9 +27,9 @@ from reconciler.cli import recorded
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.cli.options import COMMANDS
-from reconciler.daemon.status import Show
+from reconciler.daemon.status import StatusReport
 from reconciler.runtime.cooperative import all_steps
-from reconciler.runtime.systemd import Pulse
+from reconciler.runtime.systemd import LoopHeartbeat
 from reconciler.telemetry.metrics import PodMetrics
 from reconciler.telemetry.prometheus import render
 from reconciler.web.answers import FORMATS, Answers
@@ -332,7 +332,7 @@ def test_a_long_value_does_not_fill_the_screen_and_is_whole_for_programs(scene: 
 
 
 async def test_the_daemons_documents_are_safe_to_print(live: LiveNode) -> None:
-    pulse: Pulse = FakePulse()
+    pulse: LoopHeartbeat = FakePulse()
     with live.agent() as agent:
         await live.look(agent)
         pods = {
@@ -341,7 +341,7 @@ async def test_the_daemons_documents_are_safe_to_print(live: LiveNode) -> None:
         }
         agent.knowledge.pods.clear()
         agent.knowledge.pods.update(pods)
-        show = Show(agent, pulse, statuses=list, reload=tuple)
+        show = StatusReport(agent, pulse, statuses=list, reload=tuple)
         answers = Answers(show, HttpCounts())
         for form in FORMATS.keys() - {"msgpack"}:
             body = (await answers.state(["pods"], form)).decode()

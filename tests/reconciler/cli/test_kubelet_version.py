@@ -10,8 +10,8 @@ from typing import cast
 
 import pytest
 
-from reconciler.cli.asking import Asked, _ask_version
-from reconciler.cli.nodeview import NodeView
+from reconciler.cli.asking import QueryResults, _ask_version
+from reconciler.cli.nodeview import InspectedNode
 from reconciler.sources.kubelet_config import KubeletConfig
 
 
@@ -31,8 +31,8 @@ def program() -> Iterator[Path]:
 
 async def version_of(path: Path, program: tuple[int, int] | None) -> str | None:
     kubelet = KubeletConfig(pid=1, executable=str(path), program=program)
-    asked = Asked()
-    await _ask_version(cast("NodeView", SimpleNamespace(kubelet=kubelet)), asked)
+    asked = QueryResults()
+    await _ask_version(cast("InspectedNode", SimpleNamespace(kubelet=kubelet)), asked)
     return asked.kubelet_version
 
 

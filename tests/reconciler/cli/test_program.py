@@ -16,10 +16,10 @@ import shtab
 
 from reconciler import __version__
 from reconciler.cli import client, completion, exits, places, screen, words
-from reconciler.cli.asking import Asked, _ask_daemon
-from reconciler.cli.blocks import Line, Mark, Table
+from reconciler.cli.asking import QueryResults, _ask_daemon
+from reconciler.cli.blocks import Line, StyledText, Table
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.nodeview import NodeView
+from reconciler.cli.nodeview import InspectedNode
 from reconciler.cli.options import COMMANDS, parser
 from reconciler.config import load
 from reconciler.config.model import Config
@@ -165,11 +165,11 @@ def test_whatever_answers_badly_is_one_message_and_the_store_is_tried(
 
 def test_an_error_of_the_daemons_keeps_its_words(daemon: FakeDaemon) -> None:
     daemon.answers["POST /restore"] = (500, {"error": "internal error; see the log"})
-    with pytest.raises(client.Refused, match="internal error; see the log") as caught:
+    with pytest.raises(client.DaemonRefused, match="internal error; see the log") as caught:
         client.ask(daemon.socket, "POST", "/restore", {})
     assert caught.value.code is Exit.REFUSED
     daemon.answers["POST /restore"] = (503, [])
-    with pytest.raises(client.Refused, match="it answered 503"):
+    with pytest.raises(client.DaemonRefused, match="it answered 503"):
         client.ask(daemon.socket, "POST", "/restore", {})
 
 
@@ -204,7 +204,7 @@ def test_only_the_last_column_is_wrapped() -> None:
 
 
 def test_a_long_line_is_wrapped_under_its_indent_and_a_long_word_stays_whole() -> None:
-    found = screen.plain([Line(("ab cd ", Mark("abcdefghij", "bad")), 2)], 8)
+    found = screen.plain([Line(("ab cd ", StyledText("abcdefghij", "bad")), 2)], 8)
     assert found == "  ab cd\n  abcdefghij\n"
 
 
@@ -303,6 +303,6 @@ def test_doctor_knows_a_denied_daemon_from_one_that_is_down(
 ) -> None:
     node = SimpleNamespace(socket=daemon.socket)
     denied(monkeypatch, daemon.socket)
-    asked = Asked()
-    _ask_daemon(cast("NodeView", node), asked)
+    asked = QueryResults()
+    _ask_daemon(cast("InspectedNode", node), asked)
     assert asked.daemon_reasons == (f"{daemon.socket}: permission denied; run as root",)

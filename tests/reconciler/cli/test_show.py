@@ -12,7 +12,7 @@ import yaml
 
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
-from reconciler.config.model import Mode
+from reconciler.config.model import AgentMode
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 from tests.reconciler.cli.livenode import BATCH, PINNED, WEB, LiveNode
@@ -256,7 +256,7 @@ def test_diff_reads_the_kernel_itself_when_the_daemon_is_down(run: Run, live: Li
 
 
 def test_what_observe_mode_would_write_differs(run: Run, live: LiveNode) -> None:
-    live.document(mode=Mode.OBSERVE)
+    live.document(mode=AgentMode.OBSERVE)
     assert run("diff", "--root", live.root).code == Exit.NOT_OK
 
 

@@ -9,18 +9,18 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from reconciler.actuators.base import ByGroup
-from reconciler.actuators.cgroup.status import Standing
+from reconciler.actuators.base import GroupOutcomes
+from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.core_sched.actuator import CoreSched
 from reconciler.actuators.core_sched.plan import KNOB
 from reconciler.cli.exits import Exit
 from reconciler.cli.explain import BESIDE
-from reconciler.config.model import Mode
+from reconciler.config.model import AgentMode
 from reconciler.daemon import side_actuators
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.status import Show
+from reconciler.daemon.status import StatusReport
 from reconciler.policies.core_sched import CoreSchedConfig
-from state.cache import CacheUse, Use
+from state.cache import CacheConsumption, CacheUsage
 from state.model import Hold
 from state.store import boot_id
 from tests.fakes.cores import FakeCores
@@ -49,7 +49,7 @@ class Machine:
 
     def config(self, **more: Any) -> Any:
         policies = replace(self.live.config.policies, core_sched=CoreSchedConfig(enabled=True, **more))
-        return replace(self.live.config, mode=Mode.ENFORCE, policies=policies)
+        return replace(self.live.config, mode=AgentMode.ENFORCE, policies=policies)
 
     def beside(self, agent: Agent) -> CoreSched:
         """The side, on this machine's kernel instead of the test's own."""
@@ -96,7 +96,7 @@ async def test_a_reload_a_hold_and_a_restore_reach_it_through_the_next_look(mach
 
 
 def _document(agent: Agent) -> dict[str, Any]:
-    show = Show(agent, FakePulse(), statuses=tuple, reload=tuple)
+    show = StatusReport(agent, FakePulse(), statuses=tuple, reload=tuple)
     answer: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(show.state(()), enc_hook=str))
     return answer
 
@@ -104,12 +104,12 @@ def _document(agent: Agent) -> dict[str, Any]:
 async def test_it_is_shown_and_counted_like_a_control_file(machine: Machine, run: Run, tmp_path: Path) -> None:
     with machine.live.agent(machine.config()) as agent:
         side = machine.beside(agent)
-        assert isinstance(side, ByGroup)
+        assert isinstance(side, GroupOutcomes)
         await machine.live.look(agent)
         await side.sweep()
         await agent.keeper.flush()
         document = _document(agent)
-        snapshot = Show(agent, FakePulse(), statuses=tuple, reload=tuple).metrics()
+        snapshot = StatusReport(agent, FakePulse(), statuses=tuple, reload=tuple).metrics()
     [pod] = [pod for pod in document["pods"] if pod["uid"] == BATCH]
     [setting] = [one for one in pod["containers"][0]["settings"] if one["knob"] == KNOB]
     assert (setting["wanted"], setting["state"], setting["policy"]) == ("reclaimed", "written", "core_sched")
@@ -131,16 +131,16 @@ async def test_it_is_shown_and_counted_like_a_control_file(machine: Machine, run
 class Measuring:
     """A side that measures one pod's cache."""
 
-    standings: Mapping[str, Mapping[str, Standing]] = {}
+    standings: Mapping[str, Mapping[str, SettingStatus]] = {}
 
-    def measured(self) -> CacheUse:
-        return CacheUse(at_s=time.monotonic() - 3, pods={BATCH: Use(occupancy_bytes=7)})
+    def measured(self) -> CacheUsage:
+        return CacheUsage(at_s=time.monotonic() - 3, pods={BATCH: CacheConsumption(occupancy_bytes=7)})
 
 
 async def test_what_a_side_measures_of_caches_is_in_the_metrics(machine: Machine) -> None:
     with machine.live.agent(machine.config()) as agent:
         await machine.live.look(agent)
-        show = Show(agent, FakePulse(), statuses=tuple, reload=tuple)
+        show = StatusReport(agent, FakePulse(), statuses=tuple, reload=tuple)
         assert (show.metrics().cache, show.metrics().cache_age_s) == (None, None)
         agent.sides = (Measuring(),)  # type: ignore[assignment]  # only what a scrape asks for
         snapshot = show.metrics()

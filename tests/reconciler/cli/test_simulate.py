@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from reconciler.cli.exits import Exit
-from reconciler.interference.engine import Brain
-from reconciler.interference.recording import HEAD, Learned, Packer, begin
-from state.evidence import Frame
+from reconciler.interference.engine import InterferenceEngine
+from reconciler.interference.recording import HEAD, LearnedState, RecordingWriter, begin
+from state.evidence import SampleFrame
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.interference.test_engine import frame, lasting, learning, trouble
 
@@ -27,8 +27,8 @@ interference:
 CPI = "{when: [[cpi: {every_s: 10s, within_s: 60s, samples: 10}]]}"
 
 
-def record(path: Path, frames: list[Frame]) -> str:
-    packer, out = Packer(), io.BytesIO()
+def record(path: Path, frames: list[SampleFrame]) -> str:
+    packer, out = RecordingWriter(), io.BytesIO()
     for one in frames:
         packer.add(one)
         if len(packer) == 30:
@@ -106,14 +106,14 @@ def test_whom_a_rule_would_have_evicted_is_among_the_evictions(run: Run, recordi
 
 @pytest.mark.parametrize("known", [True, False])
 def test_what_the_daemon_had_learned_of_workloads_is_known_to_the_replay(run: Run, tmp_path: Path, known: bool) -> None:
-    brain = Brain(learning())
+    brain = InterferenceEngine(learning())
     for one in lasting(1500):
         brain.at_once(one)
     seconds = list(lasting(60, 1500))
-    packer = Packer()
+    packer = RecordingWriter()
     for one in seconds:
         packer.add(one)
-    head = begin(Learned(brain.remember().learned)) if known else HEAD
+    head = begin(LearnedState(brain.remember().learned)) if known else HEAD
     (tmp_path / "later.rec").write_bytes(head + packer.block())
     config = tmp_path / "cache.yaml"
     config.write_text(

@@ -6,7 +6,7 @@ import time
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from reconciler.daemon.status import IDENTITY, Show, distinct
+from reconciler.daemon.status import IDENTITY, StatusReport, distinct
 from reconciler.runtime.cooperative import all_steps
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
 from reconciler.telemetry.prometheus import OPENMETRICS, TEXT, SnapshotCollector, accepted, rendering
@@ -22,7 +22,7 @@ MOVING = {"at", "agent", "sources", "headroom"}
 
 async def test_the_documents_parts_are_the_document(live: LiveNode) -> None:
     with live.agent() as agent:
-        show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
         text = await Answers(show, HttpCounts()).state(list(show.sections), "json")
         whole = json.loads(text)
@@ -35,7 +35,7 @@ async def test_the_documents_parts_are_the_document(live: LiveNode) -> None:
 
 async def test_long_lists_are_made_row_by_row_and_only_where_wanted(live: LiveNode) -> None:
     with live.agent() as agent:
-        show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
         parts = dict((await show.parts(show.sections))[0])
         for name in ("pods", "settings", "files", "history"):
@@ -45,7 +45,7 @@ async def test_long_lists_are_made_row_by_row_and_only_where_wanted(live: LiveNo
 
 async def test_the_metrics_have_a_step_for_every_pod_and_group(live: LiveNode) -> None:
     with live.agent() as agent:
-        show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
         steps = sum(1 for _ in show.metrics_steps())
         assert steps >= len(agent.knowledge.pods) + len(agent.judge.standings.by_group)

@@ -9,34 +9,34 @@ from msgspec.structs import replace
 
 from reconciler.cli.exits import Exit
 from reconciler.detectors.rule import SHIPPED, RuleMode
-from reconciler.interference.engine import Judgement
-from reconciler.interference.monitor import Observer
+from reconciler.interference.engine import Evaluation
+from reconciler.interference.monitor import InterferenceMonitor
 from reconciler.interference.recorder import Recorder
 from reconciler.interference.status import facts
-from reconciler.responses.ladder import Climb, LadderMemory
-from reconciler.responses.steps import Step, What
-from state.evidence import Finding, Resource, Suspect, Verdict
-from state.measures import Measures, Response, Squeeze
+from reconciler.responses.ladder import EscalationMemory, EscalationState
+from reconciler.responses.steps import Dimension, ResponseStep
+from state.evidence import ContendedResource, RuleVerdict, Suspect, Verdict
+from state.measures import Response, Restrictions, SqueezeLimit
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 from tests.reconciler.cli.livenode import BATCH, WEB, LiveNode
 
 BLAME = Suspect(uid=BATCH, title="ci/batch-7", score=0.94, reason="used 2410 milli-CPU")
 OTHER = Suspect(uid="dddd", title="ci/other", score=0.31, reason="used 200 milli-CPU")
-SUFFERS = Finding(
+SUFFERS = RuleVerdict(
     rule="cpu",
     victim=f"pod:{WEB}",
     title="shop/web-0",
     verdict=Verdict.INTERFERED,
     since_s=86.0,
     evidence=("waits 31 % of the time that it could run",),
-    resource=Resource.CPU,
+    resource=ContendedResource.CPU,
     severity=4.81,
     suspects=(BLAME, OTHER),
 )
-SQUEEZED = Step(
+SQUEEZED = ResponseStep(
     response=Response.SQUEEZE,
-    what=What.CPU,
+    what=Dimension.CPU,
     amount=1790,
     before=2410,
     at_s=88.0,
@@ -45,9 +45,9 @@ SQUEEZED = Step(
     title="ci/batch-7",
     judged=True,
 )
-EVICTED = Step(
+EVICTED = ResponseStep(
     response=Response.EVICT,
-    what=What.RUN,
+    what=Dimension.RUN,
     amount=0,
     before=0,
     at_s=90.0,
@@ -55,19 +55,19 @@ EVICTED = Step(
     suspect=BATCH,
     title="ci/batch-7",
 )
-HELD = Step(response=Response.HOLD, what=What.BUDGET, amount=2460, before=3000, at_s=97.0, severity=4.8)
+HELD = ResponseStep(response=Response.HOLD, what=Dimension.BUDGET, amount=2460, before=3000, at_s=97.0, severity=4.8)
 
 
-def watched(*findings: Finding, steps: tuple[Step, ...] = (), shadow: bool = False) -> dict[str, Any]:
+def watched(*findings: RuleVerdict, steps: tuple[ResponseStep, ...] = (), shadow: bool = False) -> dict[str, Any]:
     """The section as a daemon shows it at the moment 100."""
-    climb = Climb(rule="cpu", victim=f"pod:{WEB}", title="shop/web-0", shadow=shadow, steps=steps)
-    squeeze = Squeeze(cpu_milli=1790, reason="shop/web-0 suffers (cpu)")
-    measures = Measures(squeezed={BATCH: squeeze}) if SQUEEZED in steps and not shadow else Measures()
+    climb = EscalationState(rule="cpu", victim=f"pod:{WEB}", title="shop/web-0", shadow=shadow, steps=steps)
+    squeeze = SqueezeLimit(cpu_milli=1790, reason="shop/web-0 suffers (cpu)")
+    measures = Restrictions(squeezed={BATCH: squeeze}) if SQUEEZED in steps and not shadow else Restrictions()
     observer = SimpleNamespace(
-        judgement=Judgement(at_s=100.0, findings=findings, measures=measures),
+        judgement=Evaluation(at_s=100.0, findings=findings, measures=measures),
         brain=SimpleNamespace(
             rules={name: replace(rule, mode=RuleMode.ENFORCE) for name, rule in SHIPPED.items()},
-            ladder=LadderMemory(climbs={"one": climb} if steps else {}),
+            ladder=EscalationMemory(climbs={"one": climb} if steps else {}),
         ),
         problems=dict,
         costs=dict,
@@ -75,7 +75,7 @@ def watched(*findings: Finding, steps: tuple[Step, ...] = (), shadow: bool = Fal
         pass_s=0.01,
         recorder=Recorder(),
     )
-    plain: dict[str, Any] = json.loads(json.dumps(facts(cast("Observer", observer))))
+    plain: dict[str, Any] = json.loads(json.dumps(facts(cast("InterferenceMonitor", observer))))
     return plain
 
 
@@ -134,7 +134,7 @@ def test_what_a_rule_in_shadow_would_do_is_told_as_such(run: Run, watching: Fake
     ],
 )
 def test_an_eviction_is_shown_as_asked_for_and_a_dry_run_as_what_it_would_do(
-    run: Run, watching: FakeDaemon, step: Step, told: str, listed: str, counted: str
+    run: Run, watching: FakeDaemon, step: ResponseStep, told: str, listed: str, counted: str
 ) -> None:
     watching.document["interference"] = watched(SUFFERS, steps=(step,))
     lines = section_of(run("explain", BATCH, "--socket", watching.socket).out)

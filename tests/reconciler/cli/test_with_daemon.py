@@ -12,8 +12,8 @@ from reconciler.cli.document import fetch
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.cli.options import parser
-from reconciler.config.model import Http
-from reconciler.daemon.status import Show
+from reconciler.config.model import HttpSection
+from reconciler.daemon.status import StatusReport
 from reconciler.web.components import components
 from tests.fakes.web import FakePulse
 from tests.reconciler.cli.livenode import BATCH, LiveNode
@@ -22,7 +22,7 @@ from tests.reconciler.cli.livenode import BATCH, LiveNode
 async def test_look_hold_release_restore_and_reload(live: LiveNode, capsys: pytest.CaptureFixture[str]) -> None:
     with tempfile.TemporaryDirectory() as directory, live.agent() as agent:
         socket = f"{directory}/s"
-        show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
 
         async def run(*words: str) -> tuple[int, str]:
@@ -30,7 +30,7 @@ async def test_look_hold_release_restore_and_reload(live: LiveNode, capsys: pyte
             return code, capsys.readouterr().out
 
         async with trio.open_nursery() as nursery:
-            (web,) = components(Http(enabled=False, socket=socket), show, show)
+            (web,) = components(HttpSection(enabled=False, socket=socket), show, show)
             await nursery.start(web.run)
             assert (await run("status"))[0] == Exit.OK
             assert (await run("diff"))[0] == Exit.OK
@@ -58,10 +58,10 @@ async def test_look_hold_release_restore_and_reload(live: LiveNode, capsys: pyte
 async def test_every_section_that_is_asked_for_exists(live: LiveNode) -> None:
     with tempfile.TemporaryDirectory() as directory, live.agent() as agent:
         socket = f"{directory}/s"
-        show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
         async with trio.open_nursery() as nursery:
-            (web,) = components(Http(enabled=False, socket=socket), show, show)
+            (web,) = components(HttpSection(enabled=False, socket=socket), show, show)
             await nursery.start(web.run)
             options = parser().parse_args(["dump", "--socket", socket])
             found = await trio.to_thread.run_sync(fetch, options)
@@ -69,7 +69,7 @@ async def test_every_section_that_is_asked_for_exists(live: LiveNode) -> None:
             text = (Path(__file__).parents[3] / "docs/state.md").read_text()
             for key in (*found.body, *found.body["agent"], *found.body["budget"], *found.body["pods"][0]):
                 assert f"`{key}`" in text, key
-            with pytest.raises(client.Refused, match="section"):
+            with pytest.raises(client.DaemonRefused, match="section"):
                 await trio.to_thread.run_sync(client.ask, socket, "GET", "/state?section=nonsense")
             nursery.cancel_scope.cancel()
     assert not os.path.exists(socket)

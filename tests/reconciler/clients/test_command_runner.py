@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from reconciler.clients import command
-from reconciler.clients.command import MOST_WORDS, Program
+from reconciler.clients.command import MOST_WORDS, Command
 
 ROOT = os.geteuid() == 0
 PROJECT = Path(__file__).parents[3]
@@ -28,7 +28,7 @@ def script(directory: Path, text: str) -> str:
 
 
 async def output_of(*argv: str, user: str | None = None, given: bytes = b"") -> str:
-    done = await Program(argv, user=user, most_output=4096).run(10, given)
+    done = await Command(argv, user=user, most_output=4096).run(10, given)
     assert done.problem == ""
     return done.output.decode()
 
@@ -70,40 +70,40 @@ async def test_input_is_read_to_its_end() -> None:
 
 @pytest.mark.parametrize("text", ["exit 0", "exec <&-; sleep 0.2", "head -c 1 >/dev/null"])
 async def test_input_that_it_does_not_read_blocks_nobody(tmp_path: Path, text: str) -> None:
-    done = await Program([script(tmp_path, text)]).run(10, b"x" * 1_000_000)
+    done = await Command([script(tmp_path, text)]).run(10, b"x" * 1_000_000)
     assert (done.status, done.problem) == (0, "")
 
 
 async def test_output_up_to_the_bound_is_whole_and_one_byte_more_ends_the_program(tmp_path: Path) -> None:
     argv = [script(tmp_path, "head -c $1 /dev/zero; exec sleep $2")]
-    done = await Program([*argv, "2048", "0"], most_output=2048).run(10)
+    done = await Command([*argv, "2048", "0"], most_output=2048).run(10)
     assert (len(done.output), done.truncated, done.problem) == (2048, False, "")
     began = time.monotonic()
-    done = await Program([*argv, "2049", "300"], most_output=2048).run(60)
+    done = await Command([*argv, "2049", "300"], most_output=2048).run(60)
     assert time.monotonic() - began < 10
     assert (len(done.output), done.truncated, done.timed_out) == (2049, True, False)
     assert done.problem == "it printed more than 2 KiB and was killed"
 
 
 async def test_endless_output_is_kept_to_the_bound() -> None:
-    done = await Program(["/usr/bin/yes"], most_output=1000).run(30)
+    done = await Command(["/usr/bin/yes"], most_output=1000).run(30)
     assert (done.truncated, len(done.output), done.status) == (True, 1001, -signal.SIGKILL)
 
 
 async def test_output_that_nobody_asked_for_and_endless_errors_are_dropped(tmp_path: Path) -> None:
-    done = await Program([script(tmp_path, "head -c 3000000 /dev/zero; yes é | head -c 3000000 >&2; exit 3")]).run(20)
+    done = await Command([script(tmp_path, "head -c 3000000 /dev/zero; yes é | head -c 3000000 >&2; exit 3")]).run(20)
     assert (done.output, done.status) == (b"", 3)
     assert len(done.words) == MOST_WORDS - 1  # the last of so many characters was a blank
     assert done.problem == f"ended with exit code 3: {done.words}"
 
 
 async def test_a_death_by_signal_is_told_by_its_name(tmp_path: Path) -> None:
-    done = await Program([script(tmp_path, "echo ' a\nb' >&2; kill -SEGV $$")]).run(10)
+    done = await Command([script(tmp_path, "echo ' a\nb' >&2; kill -SEGV $$")]).run(10)
     assert (done.status, done.words, done.problem) == (-signal.SIGSEGV, "a b", "ended with SIGSEGV: a b")
 
 
 async def test_one_program_runs_several_times_side_by_side(tmp_path: Path) -> None:
-    one = Program([script(tmp_path, 'read x; sleep 0.5; echo "$x"')], most_output=100)
+    one = Command([script(tmp_path, 'read x; sleep 0.5; echo "$x"')], most_output=100)
     found: list[bytes] = []
 
     async def run(given: bytes) -> None:
@@ -123,7 +123,7 @@ async def test_one_program_runs_several_times_side_by_side(tmp_path: Path) -> No
 async def test_one_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     path = script(tmp_path, f"sleep 300 & echo $! > {tmp_path}/child; echo 1; trap '' TERM; wait; sleep 300")
     began = time.monotonic()
-    done = await Program([path], most_output=100).run(0.5)
+    done = await Command([path], most_output=100).run(0.5)
     assert time.monotonic() - began < 5
     assert (done.status, done.output, done.timed_out) == (-signal.SIGKILL, b"1\n", True)
     assert done.problem == "it did not end within 0.5 s and was killed"
@@ -134,7 +134,7 @@ async def test_with_a_grace_it_may_end_by_itself_and_its_children_are_killed(tmp
     text = f"(trap '' TERM; echo $$ >/dev/null; exec sleep 300) & echo $! > {tmp_path}/child\n"
     text += f"trap 'echo bye >&2; echo bye > {tmp_path}/bye; exit 5' TERM; wait"
     began = time.monotonic()
-    done = await Program([script(tmp_path, text)], grace_s=20).run(0.5)
+    done = await Command([script(tmp_path, text)], grace_s=20).run(0.5)
     assert time.monotonic() - began < 10
     assert (done.status, done.timed_out, (tmp_path / "bye").read_text()) == (5, True, "bye\n")
     await gone(await pid_in(tmp_path / "child"))
@@ -150,14 +150,14 @@ async def test_what_it_leaves_behind_is_not_waited_for_and_is_killed(tmp_path: P
 
 
 async def test_one_that_closes_its_output_and_hangs_is_killed(tmp_path: Path) -> None:
-    done = await Program([script(tmp_path, "echo 1; exec >&- 2>&-; sleep 300")], most_output=100).run(0.3)
+    done = await Command([script(tmp_path, "echo 1; exec >&- 2>&-; sleep 300")], most_output=100).run(0.3)
     assert done.timed_out
 
 
 async def test_cancelling_kills_it(tmp_path: Path) -> None:
     path = script(tmp_path, f"echo $$ > {tmp_path}/pid; sleep 300")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Program([path]).run, 60)
+        nursery.start_soon(Command([path]).run, 60)
         pid = await pid_in(tmp_path / "pid")
         nursery.cancel_scope.cancel()
     assert not Path(f"/proc/{pid}").exists()  # reaped, too
@@ -168,7 +168,7 @@ async def test_one_that_cannot_be_killed_is_told_and_not_started_again(monkeypat
     spared: list[int] = []
     monkeypatch.setattr(command, "_KILL_S", 0.2)
     monkeypatch.setattr(os, "killpg", lambda group, _: spared.append(group))
-    one = Program(["/bin/sleep", "300"])
+    one = Command(["/bin/sleep", "300"])
     done = await one.run(0.2)
     assert (done.status, done.problem) == (None, "it did not end within 0.2 s and could not be killed")
     with pytest.raises(OSError, match=rf"the last one \(pid {spared[0]}\) cannot even be killed"):
@@ -198,7 +198,7 @@ async def test_one_that_cannot_be_run_is_told(tmp_path: Path, name: str, mode: i
         (tmp_path / name).touch()
         (tmp_path / name).chmod(mode)
     with pytest.raises(OSError, match=words) as caught:
-        await Program([str(tmp_path / name)]).run(5)
+        await Command([str(tmp_path / name)]).run(5)
     assert caught.value.strerror == words
 
 
@@ -208,16 +208,16 @@ async def test_one_that_starts_too_late_is_not_waited_for_and_is_killed(
 ) -> None:
     # As from a file system that hangs and comes back.
     late, answers, started = threading.Event(), threading.Event(), list[subprocess.Popen[bytes]]()
-    real = command.Launch._popen
+    real = command.ProcessSpawn._popen
 
-    def slow(self: command.Launch) -> "subprocess.Popen[bytes]":
+    def slow(self: command.ProcessSpawn) -> "subprocess.Popen[bytes]":
         late.wait(10)
         started.append(real(self))
         answers.set()
         return started[0]
 
-    monkeypatch.setattr(command.Launch, "_popen", slow)
-    one = Program(["/bin/sleep", "300"])
+    monkeypatch.setattr(command.ProcessSpawn, "_popen", slow)
+    one = Command(["/bin/sleep", "300"])
     began = time.monotonic()
     if by_cancelling:
         with trio.move_on_after(0.2):
@@ -289,11 +289,11 @@ async def test_it_is_treated_by_the_oom_killer_like_any_other(monkeypatch: pytes
         ignored = await output_of("/bin/sh", "-c", "exec grep ^SigIgn /proc/self/status")
         assert not int(ignored.split()[1], 16) & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
         # Of an own group all the same.
-        assert (await Program(["/bin/sleep", "300"]).run(0.3)).status == -signal.SIGKILL
+        assert (await Command(["/bin/sleep", "300"]).run(0.3)).status == -signal.SIGKILL
     finally:
         Path(SCORE).write_text(before)
     with pytest.raises(FileNotFoundError):
-        await Program(["/none"]).run(5)
+        await Command(["/none"]).run(5)
 
 
 @pytest.mark.skipif(not ROOT, reason="NOT RUN: only root runs programs as others")
@@ -304,7 +304,7 @@ async def test_it_runs_as_we_are_as_a_user_or_as_a_number(monkeypatch: pytest.Mo
     assert await output_of("/usr/bin/id", "-u", user="daemon") == "1\n"
     assert await output_of("/usr/bin/id", "-G", user="4711") == "4711\n"
     with pytest.raises(OSError, match="there is no user 'no-such-user' on this machine"):
-        await Program(["/usr/bin/id"], user="no-such-user").run(5)
+        await Command(["/usr/bin/id"], user="no-such-user").run(5)
 
     def nobody_at_all(name: str) -> None:
         raise KeyError(name)
@@ -321,5 +321,5 @@ async def test_another_users_program_that_hangs_is_killed_too(tmp_path: Path) ->
         if parent != Path("/tmp") and not parent.stat().st_mode & stat.S_IXOTH:
             parent.chmod(parent.stat().st_mode | stat.S_IXOTH)
     path = script(tmp_path, f"sleep 300 & echo $! > {tmp_path}/pid; wait")
-    assert (await Program([path], user="4711").run(0.5)).timed_out
+    assert (await Command([path], user="4711").run(0.5)).timed_out
     await gone(await pid_in(tmp_path / "pid"))

@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 
 from cgroupfs.errors import SourceError
 from reconciler.clients import grpc
-from reconciler.clients.grpc import Code, Question, RefusedError, UnaryChannel
+from reconciler.clients.grpc import Code, GrpcStatusError, UnaryCall, UnaryChannel
 from tests.fakes.http2_peer import OK, Behaviour, Peer, Peers, framed
 
-ASK = Question("/some.Service/Ask", b"question")
+ASK = UnaryCall("/some.Service/Ask", b"question")
 
 
 class Pair:
@@ -44,7 +44,7 @@ class Pair:
         await self._nursery.start(peers.run)
         return peers
 
-    async def ask(self, question: Question = ASK, timeout_s: float = 5.0) -> bytes:
+    async def ask(self, question: UnaryCall = ASK, timeout_s: float = 5.0) -> bytes:
         (answer,) = await self.channel.ask(question, timeout_s=timeout_s)
         return answer
 
@@ -90,9 +90,9 @@ async def test_questions_share_one_connection_and_answers_keep_their_order(pair:
         await peer.serve()
 
     peers = await pair.meet(backwards)
-    answers = await pair.channel.ask(*(Question("/s/M", bytes([n])) for n in range(3)), timeout_s=5)
+    answers = await pair.channel.ask(*(UnaryCall("/s/M", bytes([n])) for n in range(3)), timeout_s=5)
     assert answers == [b"\0", b"\1", b"\2"]
-    assert await pair.ask(Question("/s/M", b"")) == b""
+    assert await pair.ask(UnaryCall("/s/M", b"")) == b""
     assert len(peers.met) == 1
 
 
@@ -114,7 +114,7 @@ async def test_many_tasks_ask_at_once_within_what_the_peer_takes(pair: Pair) -> 
     answers: dict[int, bytes] = {}
 
     async def ask(number: int) -> None:
-        answers[number] = await pair.ask(Question("/s/M", str(number).encode()), 20)
+        answers[number] = await pair.ask(UnaryCall("/s/M", str(number).encode()), 20)
 
     await ask(0)  # so that the peer's settings are known
     async with trio.open_nursery() as nursery:
@@ -147,7 +147,7 @@ async def test_a_status_other_than_ok_is_a_refusal_in_the_peers_words(
         await peer.serve()
 
     peers = await pair.meet(refuse)
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(GrpcStatusError) as caught:
         await pair.ask()
     assert (caught.value.code, str(caught.value)) == (code, f"t: {message}")
     assert await pair.ask() == b"question"
@@ -165,7 +165,7 @@ async def test_an_answer_of_trailers_only_is_understood(pair: Pair) -> None:
         await peer.serve()
 
     await pair.meet(refuse)
-    with pytest.raises(RefusedError, match=r"UNIMPLEMENTED: no$"):
+    with pytest.raises(GrpcStatusError, match=r"UNIMPLEMENTED: no$"):
         await pair.ask()
     assert await pair.ask() == b"question"
 
@@ -354,7 +354,7 @@ async def test_a_cancelled_question_does_not_poison_the_connection(pair: Pair) -
         await pair.ask()
     assert scope.cancelled_caught
     may_answer.set()
-    answers = [await pair.ask(Question("/s/M", bytes(n))) for n in range(20)]
+    answers = [await pair.ask(UnaryCall("/s/M", bytes(n))) for n in range(20)]
     assert answers == [bytes(n) for n in range(20)]
     assert len(peers.met) == 1
 
@@ -381,7 +381,7 @@ async def test_a_cancelled_question_makes_room_for_one_that_waits(pair: Pair) ->
         await trio.testing.wait_all_tasks_blocked(0.02)
         with trio.fail_after(4):
             async with trio.open_nursery() as third:
-                third.start_soon(pair.ask, Question("/s/M", b"third"))
+                third.start_soon(pair.ask, UnaryCall("/s/M", b"third"))
                 await trio.testing.wait_all_tasks_blocked(0.02)
                 second.cancel()
         nursery.cancel_scope.cancel()
@@ -402,7 +402,7 @@ async def test_when_the_task_that_reads_for_all_is_cancelled_another_reads_on(pa
 
     async def ask(scope: trio.CancelScope, number: int) -> None:
         with scope:
-            answers.append(await pair.ask(Question("/s/M", bytes([number]))))
+            answers.append(await pair.ask(UnaryCall("/s/M", bytes([number]))))
 
     scopes = [trio.CancelScope() for _ in range(3)]
     with trio.fail_after(4):
@@ -420,7 +420,7 @@ async def test_long_answers_and_questions_flow_through_the_windows(pair: Pair, s
     await pair.meet(serve, INITIAL_WINDOW_SIZE=window)
     await pair.ask()  # so that the peer's settings are known
     message = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    assert await pair.ask(Question("/s/M", message), 20) == message
+    assert await pair.ask(UnaryCall("/s/M", message), 20) == message
 
 
 async def test_a_peer_that_does_not_read_for_a_while_loses_nothing(pair: Pair) -> None:
@@ -436,7 +436,7 @@ async def test_a_peer_that_does_not_read_for_a_while_loses_nothing(pair: Pair) -
     answers: list[bytes] = []
 
     async def ask(message: bytes) -> None:
-        answers.append(await pair.ask(Question("/s/M", message), 20))
+        answers.append(await pair.ask(UnaryCall("/s/M", message), 20))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask, b"first")
@@ -551,7 +551,7 @@ async def test_a_connection_lost_between_two_questions_that_travel_together_is_r
 
     peers = await pair.meet(one_of_two, serve, MAX_CONCURRENT_STREAMS=1)
     await pair.ask()
-    questions = [Question("/s/M", b"one"), Question("/s/M", b"two")]
+    questions = [UnaryCall("/s/M", b"one"), UnaryCall("/s/M", b"two")]
     assert await pair.channel.ask(*questions, timeout_s=5) == [b"one", b"two"]
     assert [len(peer.requests) for peer in peers.met] == [2, 2]
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
 from reconciler import __version__
-from reconciler.clients.http import HttpSession, Inline, Peer, _address, retry_after_s
+from reconciler.clients.http import HttpEndpoint, HttpSession, InlineCredentials, _address, retry_after_s
 from tests.fakes.http_peer import HttpPeer, Reply
 
 
@@ -21,7 +21,7 @@ async def test_an_exchange_gives_status_headers_and_body_and_keeps_the_connectio
         [Reply(b"slow down", status="429 Too Many", headers=("Retry-After: 7",)), Reply(status="201 Created")]
     )
     port = await nursery.start(server.serve)
-    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}")) as session:
+    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
         first = await session.exchange("POST", "/a", b'{"b":1}', {"Content-Type": "application/json"})
         second = await session.exchange("PATCH", "/b", b"{}")
     assert (first.status, first.good, first.headers["retry-after"], first.words) == (429, False, "7", "slow down")
@@ -34,7 +34,7 @@ async def test_an_exchange_gives_status_headers_and_body_and_keeps_the_connectio
 async def test_of_a_long_answer_the_beginning_is_kept_and_the_connection_too(nursery: trio.Nursery) -> None:
     server = HttpPeer([Reply(b"x" * 300_000)])
     port = await nursery.start(server.serve)
-    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}")) as session:
+    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
         answers = [await session.exchange("GET", "/", most=100) for _ in range(2)]
     assert [len(one.body) for one in answers] == [100, 100]
     assert server.connections == 1
@@ -51,7 +51,7 @@ async def test_what_is_done_with_the_parts_of_an_answer_does_not_count_as_waitin
             await trio.sleep(1)
         taken += len(part)
 
-    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}", timeout_s=0.4)) as session:
+    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}", timeout_s=0.4)) as session:
         await session.read("/", take)
     assert taken == 1_000_000
     nursery.cancel_scope.cancel()
@@ -80,7 +80,7 @@ async def test_an_answer_that_does_not_end_is_not_waited_for(
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     nursery.start_soon(trio.serve_listeners, drip, [listener])
     port = listener.socket.getsockname()[1]
-    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}", timeout_s=0.3)) as session:
+    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}", timeout_s=0.3)) as session:
         with pytest.raises(SourceError) as caught:
             await session.read("/", take)
     assert str(caught.value) == f"x: http://127.0.0.1:{port}: /: {message}"
@@ -90,7 +90,7 @@ async def test_an_answer_that_does_not_end_is_not_waited_for(
 async def test_a_path_that_holds_a_secret_is_in_no_message(nursery: trio.Nursery) -> None:
     server = HttpPeer([Reply(hang_s=60)])
     port = await nursery.start(server.serve)
-    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}", timeout_s=0.1)) as session:
+    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}", timeout_s=0.1)) as session:
         with pytest.raises(SourceError) as caught:
             await session.exchange("POST", "/key-of-mine", b"", shown="")
     assert str(caught.value) == f"x: http://127.0.0.1:{port}: POST: no answer within 0.1 s"
@@ -100,7 +100,7 @@ async def test_a_path_that_holds_a_secret_is_in_no_message(nursery: trio.Nursery
 async def test_an_exchange_is_timed_apart_from_the_making_of_its_connection(nursery: trio.Nursery) -> None:
     server = HttpPeer([Reply(b"1", hang_s=0.05), Reply(b"2")])
     port = await nursery.start(server.serve)
-    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}")) as session:
+    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
         began = trio.current_time()
         first = await session.exchange("GET", "/")
         took_s = trio.current_time() - began
@@ -115,7 +115,7 @@ async def test_an_exchange_is_timed_apart_from_the_making_of_its_connection(nurs
 async def test_what_is_asked_of_a_server_below_a_path_of_its_url(nursery: trio.Nursery) -> None:
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
-    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}/k8s/c-1/")) as session:
+    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}/k8s/c-1/")) as session:
         await session.exchange("GET", "/api/v1/pods?fieldSelector=a%3Db&limit=5")
         await session.exchange("GET", "/with blank/ä", None, {"accept": "text/plain", "User-Agent": "other"})
     first, second = server.requests
@@ -147,7 +147,7 @@ def test_the_host_field_is_the_urls_own(url: str, host: str) -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:port", "ftp://127.0.0.1", "http://", "http://a b"])
 async def test_an_address_that_is_none_is_an_error_of_its_asker(url: str) -> None:
-    async with HttpSession(Peer(name="x", url=url)) as session:
+    async with HttpSession(HttpEndpoint(name="x", url=url)) as session:
         with pytest.raises(SourceError, match=r"x: .*expected http://HOST"):
             await session.exchange("GET", "/")
 
@@ -156,7 +156,7 @@ async def test_an_address_that_is_none_is_an_error_of_its_asker(url: str) -> Non
 async def test_what_no_header_can_hold_is_an_error_of_its_asker(nursery: trio.Nursery, headers: dict[str, str]) -> None:
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
-    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}")) as session:
+    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
         with pytest.raises(SourceError):
             await session.exchange("GET", "/", None, headers)
         assert (await session.exchange("GET", "/")).good
@@ -167,7 +167,7 @@ async def test_what_no_header_can_hold_is_an_error_of_its_asker(nursery: trio.Nu
 async def test_a_field_that_comes_twice_is_one_with_both_values(nursery: trio.Nursery) -> None:
     server = HttpPeer([Reply(headers=("Warning: one", "WARNING: two"))])
     port = await nursery.start(server.serve)
-    async with HttpSession(Peer(name="x", url=f"http://127.0.0.1:{port}")) as session:
+    async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
         answer = await session.exchange("GET", "/")
     assert answer.headers["warning"] == "one, two"
     nursery.cancel_scope.cancel()
@@ -184,7 +184,9 @@ async def test_sessions_that_trust_the_same_share_one_context(tmp_path: Path, mo
     monkeypatch.setattr(ssl, "create_default_context", counted)
     ca = tmp_path / "ca.pem"
     trustme.CA().cert_pem.write_to_path(str(ca))
-    peers = [Peer(name="x", url=f"https://127.0.0.1:{port}", ca_file=str(ca), timeout_s=1) for port in (1, 2, 1)]
+    peers = [
+        HttpEndpoint(name="x", url=f"https://127.0.0.1:{port}", ca_file=str(ca), timeout_s=1) for port in (1, 2, 1)
+    ]
     sessions = [HttpSession(peer) for peer in peers]
     for session in sessions:
         with pytest.raises(SourceError, match="refused"):
@@ -235,12 +237,12 @@ async def test_no_token_and_no_certificate_goes_to_a_server_that_is_not_verified
     mine.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "client.pem"))
     (tmp_path / "token").write_text("hush")
     pem = str(tmp_path / "client.pem")
-    plain = Peer(name="x", url=f"http{'s' if secure else ''}://127.0.0.1:{port}", insecure=secure)
+    plain = HttpEndpoint(name="x", url=f"http{'s' if secure else ''}://127.0.0.1:{port}", insecure=secure)
     shown: list[dict[str, Any]] = [
         {"token_file": str(tmp_path / "token")},
-        {"inline": Inline(token="hush")},
+        {"inline": InlineCredentials(token="hush")},
         {"cert_file": pem, "key_file": pem},
-        {"inline": Inline(cert=(tmp_path / "client.pem").read_text())},
+        {"inline": InlineCredentials(cert=(tmp_path / "client.pem").read_text())},
     ]
     for credentials in shown:
         async with HttpSession(replace(plain, **credentials)) as session:
@@ -257,11 +259,11 @@ async def test_a_token_is_not_sent_before_the_server_is_verified(nursery: trio.N
     server = HttpPeer([Reply(b"{}")])
     port = await nursery.start(server.serve, tls(trustme.CA()))
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    peer = Peer(
+    peer = HttpEndpoint(
         name="x",
         url=f"https://127.0.0.1:{port}",
         ca_file=str(tmp_path / "ca.pem"),
-        inline=Inline(token="hush"),
+        inline=InlineCredentials(token="hush"),
     )
     async with HttpSession(peer) as session:
         with pytest.raises(SourceError, match="certificate is not trusted"):
@@ -278,7 +280,9 @@ async def test_a_redirect_takes_nothing_to_another_server(nursery: trio.Nursery,
     reply = Reply(status="307 Temporary Redirect", headers=(f"Location: http://127.0.0.1:{elsewhere}/",))
     port = await nursery.start(HttpPeer([reply]).serve, tls(authority))
     url, ca = f"https://127.0.0.1:{port}", str(tmp_path / "ca.pem")
-    async with HttpSession(Peer(name="x", url=url, ca_file=ca, inline=Inline(token="hush"))) as session:
+    async with HttpSession(
+        HttpEndpoint(name="x", url=url, ca_file=ca, inline=InlineCredentials(token="hush"))
+    ) as session:
         assert (await session.exchange("GET", "/")).status == 307
         with pytest.raises(SourceError, match="307"):
             await session.get("/")
@@ -296,7 +300,7 @@ async def test_a_file_that_is_no_token_is_not_sent_and_not_shown(
     port = await nursery.start(server.serve, tls(authority))
     token = tmp_path / "token"
     token.write_text(content)
-    peer = Peer(
+    peer = HttpEndpoint(
         name="x", url=f"https://127.0.0.1:{port}", ca_file=str(tmp_path / "ca.pem"), token_file=str(tmp_path / "token")
     )
     async with HttpSession(peer) as session:
@@ -316,7 +320,7 @@ async def test_files_that_another_component_named_are_root_s(tmp_path: Path) -> 
         (tmp_path / name).write_text("x")
     for field in ("token_file", "ca_file", "cert_file"):
         path = str(tmp_path / field.removesuffix("_file"))
-        peer = Peer(name="x", url="https://127.0.0.1:9", root_only=(path,))
+        peer = HttpEndpoint(name="x", url="https://127.0.0.1:9", root_only=(path,))
         async with HttpSession(replace(peer, **{field: path})) as session:
             with pytest.raises(SourceError, match="can be written by everybody"):
                 await session.get("/")
@@ -351,7 +355,7 @@ async def test_a_token_that_no_header_can_hold_is_refused_and_in_no_message(
     (tmp_path / "token").write_text(text)
     server = HttpPeer([Reply()])
     url, ca = await verified(nursery, server)
-    peer = Peer(name="x", url=url, token_file=f"{tmp_path}/token", inline=Inline(ca=ca))
+    peer = HttpEndpoint(name="x", url=url, token_file=f"{tmp_path}/token", inline=InlineCredentials(ca=ca))
     async with HttpSession(peer) as session:
         with pytest.raises(SourceError, match="token: one line of printable ASCII") as caught:
             await session.exchange("GET", "/")
@@ -365,7 +369,7 @@ async def test_a_tokens_line_end_is_not_sent(tmp_path: Path, nursery: trio.Nurse
     (tmp_path / "token").write_bytes(f"{SECRET}{end}".encode())
     server = HttpPeer([Reply()])
     url, ca = await verified(nursery, server)
-    peer = Peer(name="x", url=url, token_file=f"{tmp_path}/token", inline=Inline(ca=ca))
+    peer = HttpEndpoint(name="x", url=url, token_file=f"{tmp_path}/token", inline=InlineCredentials(ca=ca))
     async with HttpSession(peer) as session:
         await session.exchange("GET", "/")
     assert server.requests[0]["authorization"] == f"Bearer {SECRET}"
@@ -374,7 +378,9 @@ async def test_a_tokens_line_end_is_not_sent(tmp_path: Path, nursery: trio.Nurse
 
 async def test_a_token_that_is_no_text_is_in_no_message(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(SECRET.encode() + b"\xff")
-    async with HttpSession(Peer(name="x", url="https://127.0.0.1:1", token_file=f"{tmp_path}/token")) as session:
+    async with HttpSession(
+        HttpEndpoint(name="x", url="https://127.0.0.1:1", token_file=f"{tmp_path}/token")
+    ) as session:
         with pytest.raises(SourceError, match="token") as caught:
             await session.exchange("GET", "/")
     assert SECRET not in everything(caught.value)
@@ -384,7 +390,7 @@ async def test_a_token_that_is_no_text_is_in_no_message(tmp_path: Path) -> None:
 async def test_a_header_that_cannot_be_sent_is_in_no_message(nursery: trio.Nursery, bad: str) -> None:
     server = HttpPeer([Reply()])
     url, ca = await verified(nursery, server)
-    peer = Peer(name="x", url=url, inline=Inline(ca=ca, token=f"{SECRET}{bad}{SECRET}"))
+    peer = HttpEndpoint(name="x", url=url, inline=InlineCredentials(ca=ca, token=f"{SECRET}{bad}{SECRET}"))
     async with HttpSession(peer) as session:
         for headers in ({}, {"Authorization": f"Basic {SECRET}{bad}{SECRET}"}):
             with pytest.raises(SourceError) as caught:
@@ -395,7 +401,7 @@ async def test_a_header_that_cannot_be_sent_is_in_no_message(nursery: trio.Nurse
 
 @pytest.mark.parametrize("path", ["", "/base", "/base?key=s3cr3tT0ken"])
 async def test_a_password_in_a_servers_url_is_in_no_message(path: str) -> None:
-    peer = Peer(name="x", url=f"http://admin:{SECRET}@127.0.0.1:1{path}")
+    peer = HttpEndpoint(name="x", url=f"http://admin:{SECRET}@127.0.0.1:1{path}")
     async with HttpSession(peer) as session:
         with pytest.raises(SourceError, match=r"x: http://127\.0\.0\.1:1") as caught:
             await session.get("/pods")
@@ -406,7 +412,7 @@ async def test_a_password_in_a_servers_url_is_in_no_message(path: str) -> None:
 async def test_a_server_that_quotes_the_token_in_its_refusal_does_not_get_it_shown(nursery: trio.Nursery) -> None:
     server = HttpPeer([Reply(f"unknown token {SECRET}".encode(), status="400 Bad Request")])
     url, ca = await verified(nursery, server)
-    peer = Peer(name="x", url=url, inline=Inline(ca=ca, token=SECRET))
+    peer = HttpEndpoint(name="x", url=url, inline=InlineCredentials(ca=ca, token=SECRET))
     async with HttpSession(peer) as session:
         with pytest.raises(SourceError, match=r"400 unknown token \*\*\*") as caught:
             await session.get("/")

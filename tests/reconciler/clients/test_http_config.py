@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.alerts.config import Webhook
-from reconciler.clients.http import Peer
-from reconciler.clients.http_config import Trust, check_headers, read_line
+from reconciler.alerts.config import WebhookSinkConfig
+from reconciler.clients.http import HttpEndpoint
+from reconciler.clients.http_config import TlsTrust, check_headers, read_line
 from reconciler.signals.probe_config import HttpProbe
 
 
-@pytest.mark.parametrize("make", [Webhook, HttpProbe])
+@pytest.mark.parametrize("make", [WebhookSinkConfig, HttpProbe])
 @pytest.mark.parametrize(
     ("headers", "files", "words"),
     [
@@ -24,7 +24,7 @@ from reconciler.signals.probe_config import HttpProbe
     ],
 )
 def test_headers_are_held_to_the_same_everywhere(
-    make: type[Webhook | HttpProbe], headers: dict[str, str], files: dict[str, str], words: str
+    make: type[WebhookSinkConfig | HttpProbe], headers: dict[str, str], files: dict[str, str], words: str
 ) -> None:
     for check in (check_headers, lambda one, two: make(url="http://h", headers=one, header_files=two)):
         with pytest.raises(ValueError, match=words):
@@ -49,8 +49,8 @@ def test_a_file_that_is_not_one_line_is_an_error_without_what_is_in_it(
 
 
 def test_a_peer_has_all_of_the_trust() -> None:
-    trust = Trust(token_file="/t", ca_file="/c", cert_file="/d", key_file="/k", server_name="n")
-    assert trust.peer("p", "https://h", 3.0) == Peer(
+    trust = TlsTrust(token_file="/t", ca_file="/c", cert_file="/d", key_file="/k", server_name="n")
+    assert trust.peer("p", "https://h", 3.0) == HttpEndpoint(
         name="p",
         url="https://h",
         token_file="/t",
@@ -60,4 +60,4 @@ def test_a_peer_has_all_of_the_trust() -> None:
         server_name="n",
         timeout_s=3.0,
     )
-    assert Trust(insecure_skip_verify=True).peer("p", "https://h", 3.0).insecure
+    assert TlsTrust(insecure_skip_verify=True).peer("p", "https://h", 3.0).insecure

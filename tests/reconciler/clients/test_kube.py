@@ -13,8 +13,16 @@ import trustme
 
 from cgroupfs.errors import InputError, SourceError
 from reconciler.clients import kubeconfig
-from reconciler.clients.http import Answer
-from reconciler.clients.kube import SERVICE_ACCOUNT, Details, KubeApi, Status, find_peer, status_of, wait_s_of
+from reconciler.clients.http import HttpResponse
+from reconciler.clients.kube import (
+    SERVICE_ACCOUNT,
+    ApiStatus,
+    ApiStatusDetails,
+    KubeApi,
+    find_peer,
+    status_of,
+    wait_s_of,
+)
 from reconciler.clients.kube_config import ApiServer
 from reconciler.clients.kubeconfig import read_kubeconfig
 from tests.fakes.http_peer import HttpPeer, Reply
@@ -204,17 +212,17 @@ async def test_one_that_hangs_is_an_error_after_the_deadline_and_is_asked_again(
 
 def test_a_refusals_own_account_is_read_and_anything_else_is_none() -> None:
     body = {
-        "kind": "Status",
+        "kind": "ApiStatus",
         "reason": "TooManyRequests",
         "details": {"retryAfterSeconds": 9, "causes": [{"reason": "DisruptionBudget", "message": "m"}]},
     }
-    status = status_of(Answer(status=429, body=json.dumps(body).encode()))
+    status = status_of(HttpResponse(status=429, body=json.dumps(body).encode()))
     assert status.details is not None
     assert (status.reason, status.details.retry_after_s) == ("TooManyRequests", 9)
     assert status.has_cause("DisruptionBudget")
     assert not status.has_cause("other")
     for text in (b"<html>", b"", b'{"kind":"Pod"}', b"[]", b"\xff"):
-        assert status_of(Answer(status=500, body=text)) == Status()
+        assert status_of(HttpResponse(status=500, body=text)) == ApiStatus()
 
 
 def test_a_settings_mistake_is_one_message() -> None:
@@ -245,8 +253,8 @@ def test_a_settings_mistake_is_one_message() -> None:
 def test_how_long_it_wants_not_to_be_asked_is_in_the_header_else_in_its_own_account(
     header: str | None, told: int, wait_s: float | None
 ) -> None:
-    answer = Answer(status=429, headers={} if header is None else {"retry-after": header})
-    assert wait_s_of(answer, Status(details=Details(retry_after_s=told)), 1000.0) == wait_s
+    answer = HttpResponse(status=429, headers={} if header is None else {"retry-after": header})
+    assert wait_s_of(answer, ApiStatus(details=ApiStatusDetails(retry_after_s=told)), 1000.0) == wait_s
 
 
 @pytest.mark.parametrize("kind", ["a user's", "a link", "a pipe"])

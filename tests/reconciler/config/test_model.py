@@ -7,9 +7,17 @@ from msgspec.structs import replace
 
 from reconciler.config.docs import CLASSES_EXAMPLE, example, explain, markdown, shown
 from reconciler.config.load import Loaded, changed, load, reload, value_at
-from reconciler.config.model import Config, Endpoint, Http, Kubelet, Mode, Node, Writes
+from reconciler.config.model import (
+    AgentMode,
+    Config,
+    EndpointSection,
+    HttpSection,
+    KubeletSection,
+    NodeSection,
+    WritesSection,
+)
 from reconciler.settings.binder import ConfigError, Text, bind
-from reconciler.settings.schema import Section, Table, section_of, settings
+from reconciler.settings.schema import MapSchema, StructSchema, section_of, settings
 from state.model import PodClass
 
 PROJECT = Path(__file__).parents[3]
@@ -33,7 +41,7 @@ def refused(path: str, *, required: bool = False) -> list[str]:
 
 def test_the_installed_default_observes_and_listens_on_loopback_only() -> None:
     config = Config()
-    assert config.mode is Mode.OBSERVE
+    assert config.mode is AgentMode.OBSERVE
     assert (config.http.address, config.http.port) == ("127.0.0.1", 9470)
 
 
@@ -56,9 +64,9 @@ def test_parts_of_conf_d_win_in_name_order_and_dot_files_are_left_out(tmp_path: 
     (tmp_path / "conf.d" / "c.yaml~").write_text("mode: [")
     loaded = load(path)
     assert loaded.config == Config(
-        mode=Mode.ENFORCE,
-        node=Node(resync_s=60.0, sample_s=2.0),
-        kubelet=Kubelet(endpoint=Endpoint.OFF, timeout_s=0.5),
+        mode=AgentMode.ENFORCE,
+        node=NodeSection(resync_s=60.0, sample_s=2.0),
+        kubelet=KubeletSection(endpoint=EndpointSection.OFF, timeout_s=0.5),
     )
     assert [os.path.basename(file) for file in loaded.files] == ["config.yaml", "a.yaml", "b.yaml"]
     assert str(loaded.origins["node.resync_s"]) == f"{tmp_path}/conf.d/b.yaml:1:18"
@@ -170,7 +178,7 @@ def test_a_reload_takes_what_can_change_and_names_what_needs_a_restart(tmp_path:
     place(tmp_path, main="mode: enforce\nhttp: {port: 9999, pod_metrics: false}\nstore: {path: /b}\n")
     new, restart = reload(old)
     assert restart == ("store.path", "http.port")
-    assert new.config == replace(old.config, mode=Mode.ENFORCE, http=replace(old.config.http, pod_metrics=False))
+    assert new.config == replace(old.config, mode=AgentMode.ENFORCE, http=replace(old.config.http, pod_metrics=False))
     assert changed(old.config, new.config) == ("mode", "http.pod_metrics")
 
 
@@ -180,7 +188,7 @@ def test_a_bad_reload_raises_and_leaves_the_old_value_alone(tmp_path: Path) -> N
     place(tmp_path, main="mode: 3\n")
     with pytest.raises(ConfigError, match=r"config\.yaml:1:7: mode: expected one of observe, enforce; got '3'"):
         reload(old)
-    assert old.config.mode is Mode.ENFORCE
+    assert old.config.mode is AgentMode.ENFORCE
 
 
 def test_a_main_file_that_vanished_is_no_wish_for_the_defaults(tmp_path: Path) -> None:
@@ -206,8 +214,8 @@ def test_the_example_with_every_setting_uncommented_still_is_the_default() -> No
     assert bound.value == Config()
     fields = dict(settings(section_of(Config)))
     # A table's keys are the operator's: what is written in it is found under the keys, and an empty one nowhere.
-    tables = tuple(f"{path}." for path, field in fields.items() if isinstance(field.schema, Table))
-    leaves = {path for path, field in fields.items() if not isinstance(field.schema, Section | Table)}
+    tables = tuple(f"{path}." for path, field in fields.items() if isinstance(field.schema, MapSchema))
+    leaves = {path for path, field in fields.items() if not isinstance(field.schema, StructSchema | MapSchema)}
     # So are a list's items, which have places of their own.
     assert {path for path in bound.origins if not path.startswith(tables) and not path.endswith("]")} == leaves
 
@@ -229,7 +237,7 @@ def test_every_setting_with_a_number_or_a_switch_is_described() -> None:
     bare = [
         path
         for path, field in settings(section_of(Config))
-        if not field.description and not isinstance(field.schema, Section) and not path.startswith("classes.")
+        if not field.description and not isinstance(field.schema, StructSchema) and not path.startswith("classes.")
     ]
     assert bare == []
 
@@ -250,7 +258,7 @@ def test_explain_shows_value_source_and_words(tmp_path: Path) -> None:
 
 
 def test_a_dotted_name_finds_its_value() -> None:
-    config = Config(writes=Writes(verify_s=3.0))
+    config = Config(writes=WritesSection(verify_s=3.0))
     assert value_at(config, "writes.verify_s") == 3.0
     for wrong in ("writes.verify", "writes.verify_s.x", "", "mode.name"):
         with pytest.raises(AttributeError):
@@ -265,6 +273,6 @@ def test_values_are_shown_as_they_can_be_written() -> None:
 
 def test_the_sections_check_themselves_without_a_file_too() -> None:
     with pytest.raises(ValueError, match="not loopback"):
-        Http(address="0.0.0.0")
+        HttpSection(address="0.0.0.0")
     with pytest.raises(ValueError, match="go together"):
-        Kubelet(client_key_file="/k")
+        KubeletSection(client_key_file="/k")

@@ -13,7 +13,7 @@ from reconciler.config.docs import explain
 from reconciler.config.model import Config
 from reconciler.daemon import main
 from reconciler.settings.binder import ConfigError
-from reconciler.settings.schema import Field, Rows, Schema, Section, Table, section_of
+from reconciler.settings.schema import FieldSchema, ListSchema, MapSchema, Schema, StructSchema, section_of
 
 SECRET = "hunter2"
 TEXTS = (
@@ -50,17 +50,17 @@ BESIDE: dict[str, dict[str, Any]] = {
 """What else a section needs so that its own checks are reached."""
 
 
-def secrets(schema: Schema, *path: str) -> Iterator[tuple[tuple[str, ...], Field]]:
+def secrets(schema: Schema, *path: str) -> Iterator[tuple[tuple[str, ...], FieldSchema]]:
     """Every setting that is marked, with its place."""
     match schema:
-        case Section():
+        case StructSchema():
             for name, field in schema.fields.items():
                 if field.secret:
                     yield (*path, name), field
                 yield from secrets(field.schema, *path, name)
-        case Table():
+        case MapSchema():
             yield from secrets(schema.item, *path, "NAME")
-        case Rows():
+        case ListSchema():
             yield from secrets(schema.item, *path, "[]")
         case _:
             return

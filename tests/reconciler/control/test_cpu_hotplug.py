@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.files import REAL
-from reconciler.config.model import Mode
+from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
 from reconciler.sources.hotplug import CpuChange
 from state.model import Hold
@@ -38,7 +38,7 @@ class Node:
         return f"{group(uid)}/{container_id(uid)}"
 
     @contextmanager
-    def agent(self, mode: Mode = Mode.ENFORCE) -> Iterator[Agent]:
+    def agent(self, mode: AgentMode = AgentMode.ENFORCE) -> Iterator[Agent]:
         with self.live.agent(replace(self.live.config, mode=mode)) as agent:
             yield agent
 
@@ -174,10 +174,10 @@ async def test_on_v2_the_kernel_keeps_the_sets_and_nothing_is_given_back(tmp_pat
         assert agent.knowledge.topology.online == read_topology(node.live.root).online
 
 
-@pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.ENFORCE], ids=["observe", "hold on the node"])
-async def test_where_nothing_may_be_written_nothing_is_given_back(node: Node, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [AgentMode.OBSERVE, AgentMode.ENFORCE], ids=["observe", "hold on the node"])
+async def test_where_nothing_may_be_written_nothing_is_given_back(node: Node, mode: AgentMode) -> None:
     with node.agent(mode) as agent:
-        if mode is Mode.ENFORCE:
+        if mode is AgentMode.ENFORCE:
             agent.holds.all["node"] = Hold(target="node", reason="kernel upgrade", by="ana")
             agent.holds.refresh()
         await node.live.look(agent)

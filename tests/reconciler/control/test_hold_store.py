@@ -9,13 +9,13 @@ import pytest
 
 from cgroupfs.errors import InputError
 from reconciler.actuators.holds import LONGEST_S, MOST
-from reconciler.control.hold_store import HoldBook
+from reconciler.control.hold_store import HoldManager
 from reconciler.control.persistence import encoded, read_holds
-from reconciler.daemon.status import Show
+from reconciler.daemon.status import StatusReport
 from reconciler.web.interface import HoldRequest, RestoreRequest
 from state.model import Hold
 from state.schema import HOLDS
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 from tests.fakes.web import FakePulse
 from tests.reconciler.cli.livenode import BATCH, LiveNode
 
@@ -48,9 +48,9 @@ class World:
         self.in_force: Mapping[str, Hold] = {}
         self.book = self.start()
 
-    def start(self) -> HoldBook:
+    def start(self) -> HoldManager:
         """As the daemon does when it starts."""
-        book = HoldBook(
+        book = HoldManager(
             dict(self.store.rows),
             lambda now: setattr(self, "in_force", now),
             boot_id=self.boot_id,
@@ -163,13 +163,13 @@ async def test_a_stored_hold_without_an_end_stays_one(world: World) -> None:
 
 async def test_a_stored_row_that_is_no_hold_does_not_take_the_others_with_it(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "state.db"))
-    batch = Batch()
+    batch = StoreBatch()
     batch.put(HOLDS, "node", encoded(Hold(target="pod:other", reason="r", by="b")))
     batch.put(HOLDS, "pod:x", msgspec.msgpack.encode({"target": "pod:x", "reason": 5}))
     batch.put(HOLDS, "nonsense", encoded(Hold(target="nonsense", reason="r", by="b")))
     batch.put(HOLDS, "pod:y", encoded(Hold(target="pod:y", reason="r", by="b")))
     store.apply(batch)
-    assert set(HoldBook(read_holds(store), lambda _: None).all) == {"pod:y"}
+    assert set(HoldManager(read_holds(store), lambda _: None).all) == {"pod:y"}
     store.close()
 
 
@@ -220,7 +220,7 @@ async def test_holds_in_the_store_beyond_the_bound_are_not_in_force(world: World
 )
 async def test_an_order_without_sense_is_refused(live: LiveNode, asked: dict[str, object]) -> None:
     with live.agent() as agent:
-        show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         request = {"target": "node", "reason": "r", "by": "ana", **asked}
         with pytest.raises(InputError):
             await show.hold(msgspec.convert(request, HoldRequest))
@@ -229,7 +229,7 @@ async def test_an_order_without_sense_is_refused(live: LiveNode, asked: dict[str
 
 async def test_restoring_a_pod_leaves_a_persons_hold_as_it_is(live: LiveNode) -> None:
     with live.agent() as agent:
-        show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
         made = await show.hold(HoldRequest(target=f"pod:{BATCH}", reason="INC-42 debugging", by="ana", seconds=600.0))
         answer = await show.restore(RestoreRequest(pod_uid=BATCH, by="ben"))
@@ -239,7 +239,7 @@ async def test_restoring_a_pod_leaves_a_persons_hold_as_it_is(live: LiveNode) ->
 
 async def test_restoring_a_pod_that_is_not_held_holds_it_for_a_while(live: LiveNode) -> None:
     with live.agent() as agent:
-        show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
         answer = await show.restore(RestoreRequest(pod_uid=BATCH, by="ben"))
         (hold,) = agent.holds.all.values()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cgroupfs.usage import MemoryUse
-from reconciler.control.memory_sampler import MemoryWatch
+from cgroupfs.usage import MemoryUsage
+from reconciler.control.memory_sampler import MemorySampler
 from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.signals.memory import Shortage
 
@@ -18,7 +18,7 @@ class Machine:
         self.root = root
         self.used: int | None = 60 * GIGA
         (root / "proc").mkdir()
-        self.watch = MemoryWatch(used=lambda: self.used, root=str(root))
+        self.watch = MemorySampler(used=lambda: self.used, root=str(root))
 
     def available(self, gigas: int) -> None:
         text = f"MemTotal: {100 << 20} kB\nMemAvailable: {gigas << 20} kB\n"
@@ -68,7 +68,7 @@ def test_an_unreadable_machine_is_told_once_grows_older_and_raises_nothing(machi
 def test_off_or_blind_it_does_not_speak(machine: Machine) -> None:
     assert machine.look(100.0, config=BeMemoryConfig()) is None
     (machine.root / "proc/meminfo").unlink()
-    blind = MemoryWatch(used=lambda: None, root=str(machine.root))
+    blind = MemorySampler(used=lambda: None, root=str(machine.root))
     blind.second(1.0)
     assert (blind.node, blind.bound(CONFIG, None, 1.0)) == (None, None)
 
@@ -82,22 +82,22 @@ def test_short_numa_nodes_are_told(machine: Machine) -> None:
 
 
 def test_a_limit_of_all_pods_ends_before_the_machines_memory_does(machine: Machine) -> None:
-    pods = MemoryUse(limit_bytes=50 * GIGA, used_bytes=30 * GIGA, droppable_bytes=5 * GIGA)
-    machine.watch = MemoryWatch(used=lambda: machine.used, pods=lambda _enough: pods, root=str(machine.root))
+    pods = MemoryUsage(limit_bytes=50 * GIGA, used_bytes=30 * GIGA, droppable_bytes=5 * GIGA)
+    machine.watch = MemorySampler(used=lambda: machine.used, pods=lambda _enough: pods, root=str(machine.root))
     assert machine.look(100.0) == 45, "the reserve is a tenth of what pods have"
     assert machine.watch.node is not None
     assert (machine.watch.node.for_pods_bytes, machine.watch.node.left_for_pods_bytes) == (50 * GIGA, 25 * GIGA)
     # 97 available in the machine, 3 for pods: less than the reserve.
     machine.available(97)
-    pods = MemoryUse(limit_bytes=50 * GIGA, used_bytes=48 * GIGA, droppable_bytes=GIGA)
+    pods = MemoryUsage(limit_bytes=50 * GIGA, used_bytes=48 * GIGA, droppable_bytes=GIGA)
     machine.used = 40 * GIGA
     assert machine.look(105.0) == 35
 
 
 @pytest.mark.parametrize("limit", [None, 200 * GIGA])
 def test_a_limit_that_binds_nobody_says_nothing(machine: Machine, limit: int | None) -> None:
-    pods = MemoryUse(limit_bytes=limit, used_bytes=GIGA)
-    machine.watch = MemoryWatch(used=lambda: machine.used, pods=lambda _enough: pods, root=str(machine.root))
+    pods = MemoryUsage(limit_bytes=limit, used_bytes=GIGA)
+    machine.watch = MemorySampler(used=lambda: machine.used, pods=lambda _enough: pods, root=str(machine.root))
     assert machine.look(100.0) == 90
     assert machine.watch.node is not None
     assert machine.watch.node.left_for_pods_bytes == 40 * GIGA

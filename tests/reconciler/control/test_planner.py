@@ -12,7 +12,7 @@ from reconciler.control.planner import plan, plan_parents, plan_pod, plan_pools
 from reconciler.policies.base import Policy
 from reconciler.policies.budget import BudgetConfig
 from reconciler.policies.pick import choose
-from reconciler.policies.reclaimed import Form, ReclaimedConfig
+from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
 from reconciler.policies.reserve import ReserveConfig
 from reconciler.policies.table import POLICIES, PoliciesConfig
 from state.model import (
@@ -198,7 +198,7 @@ configs = st.builds(
     PoliciesConfig,
     reclaimed=st.builds(
         ReclaimedConfig,
-        form=st.sampled_from(list(Form)),
+        form=st.sampled_from(list(ReclaimedForm)),
         budget=st.builds(BudgetConfig, limit_percent=st.integers(1, 100)),
         share_reserved=st.booleans(),
         besteffort_cpuset=st.booleans(),

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from cgroupfs.files import FileOps
 from cgroupfs.usage import UsageReader
-from reconciler.control.sampler import Ticker
+from reconciler.control.sampler import Sampler
 from reconciler.daemon.agent import Agent
 from reconciler.policies.quota_burst import QuotaBurstConfig
 from reconciler.policies.quota_turbo import QuotaTurboConfig
 from reconciler.policies.table import PoliciesConfig
-from reconciler.runtime.workqueue import Batch
+from reconciler.runtime.workqueue import DirtyBatch
 from tests.fakes.kernel import Mode as KernelMode
 from tests.reconciler.cli.livenode import BATCH, WEB, LiveNode, container_id, group
 
@@ -68,7 +68,7 @@ class Seconds:
         self._node = node
         self.now = 1000.0
         usage = UsageReader(agent.place.hierarchy, ops=files, clock=lambda: self.now)
-        self.ticker = Ticker(agent.reconciler, usage, root=node.root, files=files)
+        self.ticker = Sampler(agent.reconciler, usage, root=node.root, files=files)
 
     async def look(self) -> None:
         await self.agent.reconciler.look(self.agent.dirty.take_nowait())
@@ -102,7 +102,7 @@ async def looking(node: LiveNode, policies: PoliciesConfig) -> AsyncIterator[Sec
     files = Counting(node.kernel)
     agent = Agent(replace(node.config, policies=policies), node.place(), files=files)
     try:
-        await agent.reconciler.look(Batch(frozenset(), ("test",)))
+        await agent.reconciler.look(DirtyBatch(frozenset(), ("test",)))
         agent.reconciler.ready.set()
         yield Seconds(node, agent, files)
     finally:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import trio
 
-from reconciler.daemon.status import Show
+from reconciler.daemon.status import StatusReport
 from reconciler.runtime.counters import CounterValues
-from reconciler.runtime.workqueue import NODE, TICK, Batch
+from reconciler.runtime.workqueue import NODE, TICK, DirtyBatch
 from state.kubelet import render_cpu_manager_state
 from tests.fakes.web import FakePulse
 from tests.reconciler.cli.livenode import PINNED, LiveNode
@@ -16,12 +16,12 @@ def test_cpus_that_change_pools_are_counted_by_event(tmp_path: Path) -> None:
     async def scenario() -> list[CounterValues]:
         node = LiveNode(tmp_path)
         with node.agent() as agent:
-            show = Show(agent, FakePulse(), statuses=list, reload=tuple)
+            show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
             seen = []
             await node.look(agent)
             seen.append(show.metrics().counters)
-            await agent.reconciler.look(Batch(frozenset({TICK}), ()))
-            await agent.reconciler.look(Batch(frozenset(), ("periodic",)))
+            await agent.reconciler.look(DirtyBatch(frozenset({TICK}), ()))
+            await agent.reconciler.look(DirtyBatch(frozenset(), ("periodic",)))
             seen.append(show.metrics().counters)
             assert agent.reconciler.pools is not None
             assert len(agent.reconciler.pools.dedicated_cpus) == 1
@@ -29,7 +29,7 @@ def test_cpus_that_change_pools_are_counted_by_event(tmp_path: Path) -> None:
             state = render_cpu_manager_state("static", "0-5", {PINNED: {"main": "6-7"}})
             node.put("var/lib/kubelet/cpu_manager_state", state)
             agent.checkpoints.read_all()
-            await agent.reconciler.look(Batch(frozenset({NODE}), ()))
+            await agent.reconciler.look(DirtyBatch(frozenset({NODE}), ()))
             seen.append(show.metrics().counters)
             document = show.state(("agent",))["agent"]
             assert isinstance(document, dict)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from reconciler.actuators.base import ByGroup, OnDemand, SideActuator, Situation
-from reconciler.actuators.cgroup.status import Standing
+from reconciler.actuators.base import AuxiliaryActuator, GroupOutcomes, LazyActuator, PlanSnapshot
+from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.core_sched import tasks
 from reconciler.actuators.files import oom_score, watermarks
 from reconciler.actuators.network import undo as network_undo
@@ -17,8 +17,8 @@ from reconciler.actuators.resctrl import undo as resctrl_undo
 from reconciler.control.planner import plan_pools
 from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
-from state.cache import CacheUse
-from state.undo import Undo, Undone
+from state.cache import CacheUsage
+from state.undo import RestoreOutcome, RestoreResult
 from tests.reconciler.nodes import node
 
 PROJECT = Path(__file__).parents[3]
@@ -30,10 +30,10 @@ class Noting:
     name = "noting"
 
     def __init__(self) -> None:
-        self.situations: list[Situation] = []
+        self.situations: list[PlanSnapshot] = []
         self.ran = trio.Event()
 
-    def planned(self, situation: Situation) -> None:
+    def planned(self, situation: PlanSnapshot) -> None:
         self.situations.append(situation)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -41,36 +41,36 @@ class Noting:
         self.ran.set()
         await trio.sleep_forever()
 
-    async def restore(self, only: str | None = None) -> list[Undone]:
-        return [Undone(path=only or "all", file=self.name, undo=Undo.RESTORED)]
+    async def restore(self, only: str | None = None) -> list[RestoreResult]:
+        return [RestoreResult(path=only or "all", file=self.name, undo=RestoreOutcome.RESTORED)]
 
     def facts(self) -> dict[str, object]:
         return {"seen": len(self.situations)}
 
-    def measured(self) -> CacheUse:
-        return CacheUse(at_s=float(len(self.situations)))
+    def measured(self) -> CacheUsage:
+        return CacheUsage(at_s=float(len(self.situations)))
 
     @property
-    def standings(self) -> dict[str, dict[str, Standing]]:
+    def standings(self) -> dict[str, dict[str, SettingStatus]]:
         return {"/group": {}}
 
     def problems(self) -> list[str]:
         return ["one"]
 
 
-def situation(*, enforce: bool) -> Situation:
+def situation(*, enforce: bool) -> PlanSnapshot:
     view = node()
-    return Situation(view=view, pools=plan_pools(view, None, PoliciesConfig()), enforce=enforce)
+    return PlanSnapshot(view=view, pools=plan_pools(view, None, PoliciesConfig()), enforce=enforce)
 
 
 async def test_it_is_made_when_it_is_wanted_for_the_first_time_and_stays(nursery: trio.Nursery) -> None:
     made: list[Noting] = []
 
-    def make() -> SideActuator:
+    def make() -> AuxiliaryActuator:
         made.append(Noting())
         return made[-1]
 
-    side = OnDemand("noting", make, lambda now: now.enforce)
+    side = LazyActuator("noting", make, lambda now: now.enforce)
     await nursery.start(side.run)
     side.planned(situation(enforce=False))
     assert (made, side.facts(), side.problems(), await side.restore()) == ([], {}, (), ())
@@ -82,17 +82,19 @@ async def test_it_is_made_when_it_is_wanted_for_the_first_time_and_stays(nursery
     await real.ran.wait()
     assert (side.facts(), side.problems()) == ({"seen": 2}, ["one"])
     # What is shown and counted of the real one must not end at what loads it.
-    assert isinstance(side, ByGroup)
+    assert isinstance(side, GroupOutcomes)
     assert side.standings == {"/group": {}}
     assert (
-        side.measured() == CacheUse(at_s=2.0) == side_actuators.cache_use([OnDemand("no", make, lambda _: False), side])
+        side.measured()
+        == CacheUsage(at_s=2.0)
+        == side_actuators.cache_use([LazyActuator("no", make, lambda _: False), side])
     )
     assert [one.path for one in await side.restore("uid")] == ["uid"]
 
 
 async def test_what_an_earlier_run_left_is_taken_care_of_at_once(nursery: trio.Nursery) -> None:
     real = Noting()
-    side = OnDemand("noting", lambda: real, lambda _now: False, leftover=True)
+    side = LazyActuator("noting", lambda: real, lambda _now: False, leftover=True)
     await nursery.start(side.run)
     await real.ran.wait()
     side.planned(situation(enforce=False))

@@ -3,21 +3,21 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from reconciler.detectors.base import AnyDetector, Sight
+from reconciler.detectors.base import AnyDetector, VictimView
 from reconciler.signals.history import STALE_S, History
-from state.evidence import NODE, Frame, Opinion, PodFacts, Sample, Verdict
+from state.evidence import NODE, DetectorVerdict, PodSnapshot, Sample, SampleFrame, Verdict
 from state.model import PodClass
 
 VICTIM: Final = "pod:v"
 Values = Sequence[float | None] | Callable[[int], float | None] | float
 
 
-def facts(uid: str, pod_class: PodClass = PodClass.SHARED, **more: Any) -> PodFacts:
+def facts(uid: str, pod_class: PodClass = PodClass.SHARED, **more: Any) -> PodSnapshot:
     defaults: dict[str, Any] = {"title": f"ns/{uid}", "group": f"/kubepods/pod{uid}", "pool": "shared", "cpus": "0-3"}
-    return PodFacts(uid=uid, pod_class=pod_class, **{**defaults, **more})
+    return PodSnapshot(uid=uid, pod_class=pod_class, **{**defaults, **more})
 
 
-def be(uid: str, **more: Any) -> PodFacts:
+def be(uid: str, **more: Any) -> PodSnapshot:
     return facts(uid, PodClass.RECLAIMED, **more)
 
 
@@ -35,7 +35,7 @@ class Scene:
     def __init__(
         self,
         signals: Mapping[str, Mapping[str, Values]],
-        pods: Iterable[PodFacts] = (),
+        pods: Iterable[PodSnapshot] = (),
         *,
         every_s: float = 1.0,
         start_s: float = 1000.0,
@@ -49,7 +49,7 @@ class Scene:
         self.history = History()
         self.index = 0
 
-    def step(self, subject: str = VICTIM) -> Sight:
+    def step(self, subject: str = VICTIM) -> VictimView:
         samples: dict[str, dict[str, Sample]] = {name: {} for name in (NODE, *(f"pod:{uid}" for uid in self.pods))}
         for name, signals in self.signals.items():
             for signal, values in signals.items():
@@ -57,13 +57,13 @@ class Scene:
                 if value is not None:
                     samples.setdefault(name, {})[signal] = Sample(value, 0.0, self.confidence)
         at = self.start_s + self.index * self.every_s
-        frame = Frame(at_s=at, wall_s=1_800_000_000.0 + at, pods=self.pods, samples=samples)
+        frame = SampleFrame(at_s=at, wall_s=1_800_000_000.0 + at, pods=self.pods, samples=samples)
         self.history.add(frame)
         self.index += 1
         pod = self.pods.get(subject.removeprefix("pod:"))
-        return Sight(subject=subject, pod=pod, frame=frame, history=self.history, fresh_s=STALE_S * self.every_s)
+        return VictimView(subject=subject, pod=pod, frame=frame, history=self.history, fresh_s=STALE_S * self.every_s)
 
-    def play(self, steps: int, subject: str = VICTIM) -> Sight:
+    def play(self, steps: int, subject: str = VICTIM) -> VictimView:
         sight = self.step(subject)
         for _ in range(steps - 1):
             sight = self.step(subject)
@@ -72,7 +72,7 @@ class Scene:
 
 def judged(
     detector: AnyDetector, config: Any, scene: Scene, steps: int, memory: Any = None, subject: str = VICTIM
-) -> list[Opinion]:
+) -> list[DetectorVerdict]:
     """Every opinion of ``steps`` frames."""
     opinions = []
     for _ in range(steps):
@@ -83,7 +83,7 @@ def judged(
     return opinions
 
 
-def verdicts(opinions: Iterable[Opinion]) -> str:
+def verdicts(opinions: Iterable[DetectorVerdict]) -> str:
     """One letter a frame: o(k), s(uspect), i(nterfered), u(nknown)."""
     letters = {Verdict.OK: "o", Verdict.SUSPECT: "s", Verdict.INTERFERED: "i", Verdict.UNKNOWN: "u"}
     return "".join(letters[opinion.verdict] for opinion in opinions)

@@ -2,20 +2,22 @@ from typing import Any
 
 import pytest
 
-from reconciler.detectors.bandwidth import DETECTOR, BandwidthConfig
-from state.evidence import NODE, Opinion, Resource
+from reconciler.detectors.bandwidth import DETECTOR, BandwidthDetectorConfig
+from state.evidence import NODE, ContendedResource, DetectorVerdict
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values, be, judged, verdicts
 
 GB = 1e9
 
 
-def run(node: Values, own: Values, be_bytes: Values, steps: int, use: Values = 1000, **config: Any) -> list[Opinion]:
+def run(
+    node: Values, own: Values, be_bytes: Values, steps: int, use: Values = 1000, **config: Any
+) -> list[DetectorVerdict]:
     signals: dict[str, dict[str, Values]] = {
         NODE: {"memory.bandwidth": node},
         VICTIM: {"memory.bandwidth": own, "cpu.use": use},
         "pod:b": {"memory.bandwidth": be_bytes},
     }
-    made = BandwidthConfig(**{"for_s": 3, "clear_s": 3, **config})
+    made = BandwidthDetectorConfig(**{"for_s": 3, "clear_s": 3, **config})
     return judged(DETECTOR, made, Scene(signals, [be("b")]), steps)
 
 
@@ -23,7 +25,7 @@ def test_near_the_peak() -> None:
     opinions = run([45 * GB] * 5 + [95 * GB] * 6 + [45 * GB] * 6, 10 * GB, 60 * GB, 17, peak_bps=100_000_000_000)
     assert verdicts(opinions) == "ooooosssiiiiiiooo"
     assert opinions[9].evidence == "the node moves 88.5 GiB/s of 93.1 GiB/s, BE work 63.2 % of all"
-    assert opinions[9].resource is Resource.CACHE
+    assert opinions[9].resource is ContendedResource.CACHE
     assert opinions[9].severity == pytest.approx(95 / 90)
 
 

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from reconciler.detectors.cache import DETECTOR, CacheConfig
-from state.evidence import Opinion, Resource
+from reconciler.detectors.cache import DETECTOR, CacheDetectorConfig
+from state.evidence import ContendedResource, DetectorVerdict
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values, be, judged, verdicts
 
 MIB = 1 << 20
@@ -15,12 +15,12 @@ def step(before: float, after: float) -> Values:
 
 def run(
     misses: Values, held: Values, be_held: Values, steps: int = 80, use: Values = 1000, **config: Any
-) -> list[Opinion]:
+) -> list[DetectorVerdict]:
     signals: dict[str, dict[str, Values]] = {
         VICTIM: {"llc.misses": misses, "llc.occupancy": held, "cpu.use": use},
         "pod:b": {"llc.occupancy": be_held},
     }
-    made = CacheConfig(**{"for_s": 3, "clear_s": 3, **config})
+    made = CacheDetectorConfig(**{"for_s": 3, "clear_s": 3, **config})
     return judged(DETECTOR, made, Scene(signals, [be("b")], every_s=45), steps)
 
 
@@ -53,7 +53,7 @@ def test_a_pod_with_less_to_do_loses_cache_to_nobody() -> None:
 def test_evidence() -> None:
     last = run(step(4, 9), FALLS, GROWS, 60)[-1]
     assert last.evidence == ("misses 9 of 1000, usually 4, holds 4 MiB of the cache, usually 20 MiB; BE work 20 MiB")
-    assert (last.resource, last.severity) == (Resource.CACHE, 1.5)
+    assert (last.resource, last.severity) == (ContendedResource.CACHE, 1.5)
 
 
 def test_too_short_a_past_is_unknown() -> None:

@@ -4,21 +4,21 @@ from typing import Any
 
 import pytest
 
-from reconciler.detectors.cpi import DETECTOR, CpiConfig, CpiMemory, Learned
+from reconciler.detectors.cpi import DETECTOR, CpiBaseline, CpiConfig, CpiMemory
 from reconciler.detectors.moments import Moments
-from state.evidence import Opinion, Resource
+from state.evidence import ContendedResource, DetectorVerdict
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values, be, facts, judged, verdicts
 
 KNOWN = Moments(1000, 1.0, 0.01)
 
 
 def memory(name: str = "cpi", moments: Moments = KNOWN, wall_s: float = 1_800_001_000.0) -> CpiMemory:
-    return CpiMemory(clock_s=1_800_000_000.0, learned={name: Learned(moments, wall_s)})
+    return CpiMemory(clock_s=1_800_000_000.0, learned={name: CpiBaseline(moments, wall_s)})
 
 
 def run(
     cpi: Values, minutes: int, known: CpiMemory | None = None, config: Mapping[str, Any] | None = None, **more: Values
-) -> list[Opinion]:
+) -> list[DetectorVerdict]:
     """One frame each ten seconds."""
     signals: dict[str, Values] = {"cpi": cpi, "cpu.use": 1000, **{key.replace("__", "."): more[key] for key in more}}
     scene = Scene({VICTIM: signals}, every_s=10)
@@ -152,14 +152,14 @@ def test_another_boot_forgets_the_minutes_but_not_the_workload() -> None:
 @pytest.mark.parametrize(
     ("signals", "proxy", "resource", "gap"),
     [
-        ({"cpu.wait": 30, "cpu.throttled": 0, "cpu.wait_milli": 400}, "cpu.wait", Resource.CPU, 400),
-        ({"cpu.pressure": 30}, "cpu.pressure", Resource.CPU, None),
+        ({"cpu.wait": 30, "cpu.throttled": 0, "cpu.wait_milli": 400}, "cpu.wait", ContendedResource.CPU, 400),
+        ({"cpu.pressure": 30}, "cpu.pressure", ContendedResource.CPU, None),
         # Without a word about throttling the wait may be its own quota.
-        ({"cpu.wait": 30, "cpu.pressure": 30}, "cpu.pressure", Resource.CPU, None),
+        ({"cpu.wait": 30, "cpu.pressure": 30}, "cpu.pressure", ContendedResource.CPU, None),
     ],
 )
 def test_without_a_pmu_a_proxy_is_judged_and_named(
-    signals: dict[str, Values], proxy: str, resource: Resource, gap: float | None
+    signals: dict[str, Values], proxy: str, resource: ContendedResource, gap: float | None
 ) -> None:
     scene = Scene({VICTIM: {"cpu.use": 1000, **signals}}, every_s=60)
     last = judged(DETECTOR, CpiConfig(), scene, 10, memory(proxy))[-1]

@@ -4,11 +4,11 @@ from typing import Any
 import pytest
 
 from reconciler.detectors.ewma import DETECTOR, EwmaConfig, expected
-from state.evidence import NODE, Opinion, Resource
+from state.evidence import NODE, ContendedResource, DetectorVerdict
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values, judged, verdicts
 
 
-def run(values: Values, steps: int, **config: Any) -> list[Opinion]:
+def run(values: Values, steps: int, **config: Any) -> list[DetectorVerdict]:
     made = EwmaConfig(**{"signal": "cpu.wait", **config})
     return judged(DETECTOR, made, Scene({VICTIM: {"cpu.wait": values}}), steps)
 
@@ -97,7 +97,7 @@ def test_evidence_and_gap() -> None:
     scene = Scene({NODE: {"memory.available": lambda at: float((100 if at < 20 else 40) << 20)}})
     last = judged(DETECTOR, config, scene, 21)[-1]
     assert last.evidence == "memory.available 40 MiB, usually 100 MiB ± 10 MiB"
-    assert (last.resource, last.gap, last.severity) == (Resource.MEMORY, 30 << 20, 2.0)
+    assert (last.resource, last.gap, last.severity) == (ContendedResource.MEMORY, 30 << 20, 2.0)
 
 
 def test_mean_follows_and_deviation_is_around_it() -> None:

@@ -6,7 +6,7 @@ from msgspec import Struct
 from reconciler.detectors.expression import DETECTOR, ExpressionConfig
 from reconciler.detectors.table import DetectorEntry
 from reconciler.settings.binder import ConfigError, Text, bind
-from state.evidence import NODE, Resource
+from state.evidence import NODE, ContendedResource
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values, judged, verdicts
 
 
@@ -42,7 +42,7 @@ def test_evidence_names_every_signal_with_its_number() -> None:
     assert opinion.evidence == (
         "node.memory.available 1 GiB, memory.use 3 MiB; bad when node.memory.available < 2Gi and memory.use > 1"
     )
-    assert (opinion.resource, opinion.severity) == (Resource.MEMORY, 2.0)
+    assert (opinion.resource, opinion.severity) == (ContendedResource.MEMORY, 2.0)
     lost = judged(DETECTOR, config, Scene({VICTIM: {"memory.use": 3 << 20}}), 1)[0]
     assert lost.evidence.startswith("no fresh node.memory.available (node.memory.available unknown, memory.use 3 MiB)")
 

@@ -3,15 +3,15 @@ from typing import Any
 import pytest
 
 from reconciler.detectors.idle_cores import DETECTOR, IdleCoresConfig
-from state.evidence import NODE, Opinion, PodFacts
+from state.evidence import NODE, DetectorVerdict, PodSnapshot
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values, be, facts, judged, verdicts
 
 POOL = "pool:shared"
 
 
 def run(
-    idle: Values, be_use: Values, steps: int, pods: tuple[PodFacts, ...] = (be("b"),), **config: Any
-) -> list[Opinion]:
+    idle: Values, be_use: Values, steps: int, pods: tuple[PodSnapshot, ...] = (be("b"),), **config: Any
+) -> list[DetectorVerdict]:
     signals: dict[str, dict[str, Values]] = {POOL: {"cpu.idle": idle, "cpu.use": 3800}, "pod:b": {"cpu.use": be_use}}
     return judged(DETECTOR, IdleCoresConfig(**config), Scene(signals, pods), steps)
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from reconciler.detectors.memory_events import DETECTOR, MemoryEventsConfig
-from state.evidence import NODE, Opinion, Resource
+from state.evidence import NODE, ContendedResource, DetectorVerdict
 from state.model import Resources
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values, facts, judged, verdicts
 
@@ -17,7 +17,7 @@ SHORT: dict[str, Values] = {
 WELL: dict[str, Values] = {"memory.kswapd": 0, "memory.direct": 0}
 
 
-def run(victim: dict[str, Values], node: dict[str, Values], steps: int = 10, **config: Any) -> list[Opinion]:
+def run(victim: dict[str, Values], node: dict[str, Values], steps: int = 10, **config: Any) -> list[DetectorVerdict]:
     made = MemoryEventsConfig(**{"for_s": 3, "clear_s": 3, **config})
     scene = Scene({VICTIM: {"memory.use": 50.0 * MIB, "memory.limit": 100.0 * MIB, **victim}, NODE: node})
     return judged(DETECTOR, made, scene, steps)
@@ -46,7 +46,7 @@ def test_reading_back(victim: dict[str, Values], node: dict[str, Values], expect
 
 def test_gap_is_what_the_node_lacks_to_its_low_watermark() -> None:
     last = run({"memory.refaults": 900}, SHORT)[-1]
-    assert (last.resource, last.gap, last.severity) == (Resource.MEMORY, 100 * MIB, 4.5)
+    assert (last.resource, last.gap, last.severity) == (ContendedResource.MEMORY, 100 * MIB, 4.5)
     assert last.evidence == (
         "reads back 900 pages/s, bad above 200, the node takes back by kswapd 5000 and by tasks themselves 10 pages/s"
     )

@@ -2,13 +2,13 @@ from typing import Any
 
 import pytest
 
-from reconciler.detectors.pressure import DETECTOR, PressureConfig
-from state.evidence import NODE, Opinion, Resource
+from reconciler.detectors.pressure import DETECTOR, PressureDetectorConfig
+from state.evidence import NODE, ContendedResource, DetectorVerdict
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values, judged, verdicts
 
 
-def run(values: Values, steps: int, **config: Any) -> list[Opinion]:
-    made = PressureConfig(**{"resource": "memory", "above_percent": 10, "for_s": 5, "clear_s": 5, **config})
+def run(values: Values, steps: int, **config: Any) -> list[DetectorVerdict]:
+    made = PressureDetectorConfig(**{"resource": "memory", "above_percent": 10, "for_s": 5, "clear_s": 5, **config})
     return judged(DETECTOR, made, Scene({VICTIM: {made.signal: values}}), steps)
 
 
@@ -77,26 +77,26 @@ def test_rising_names_both_averages_and_the_fall() -> None:
 
 def test_cpu_gap_is_the_waiting_time_and_memory_has_none() -> None:
     scene = Scene({VICTIM: {"cpu.pressure": 40, "cpu.wait_milli": 700}})
-    last = judged(DETECTOR, PressureConfig(), scene, 30)[-1]
-    assert (last.resource, last.gap, last.severity) == (Resource.CPU, 700, 4.0)
+    last = judged(DETECTOR, PressureDetectorConfig(), scene, 30)[-1]
+    assert (last.resource, last.gap, last.severity) == (ContendedResource.CPU, 700, 4.0)
     assert run(40, 30)[-1].gap is None
 
 
 def test_of_the_node() -> None:
-    config = PressureConfig(resource="io", of="node", full=True)
+    config = PressureDetectorConfig(resource="io", of="node", full=True)
     last = judged(DETECTOR, config, Scene({NODE: {"io.pressure_full": 40}}), 30)[-1]
     assert verdicts([last]) == "i"
     assert last.evidence == "io.pressure_full of the node 40 % over 10 s, bad above 10 %"
 
 
 def test_samples_further_apart_than_the_window() -> None:
-    config = PressureConfig(for_s=0)
+    config = PressureDetectorConfig(for_s=0)
     scene = Scene({VICTIM: {"cpu.pressure": 40}}, every_s=15)
     assert verdicts(judged(DETECTOR, config, scene, 3)) == "iii"
 
 
 def test_wrong_configs_are_refused() -> None:
     with pytest.raises(ValueError, match="clear_percent 20 is above above_percent 10"):
-        PressureConfig(clear_percent=20)
+        PressureDetectorConfig(clear_percent=20)
     with pytest.raises(ValueError, match="the kernel tells no such time"):
-        PressureConfig(full=True, of="node")
+        PressureDetectorConfig(full=True, of="node")

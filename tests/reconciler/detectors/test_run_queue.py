@@ -4,13 +4,13 @@ from typing import Any
 import pytest
 
 from reconciler.detectors.run_queue import DETECTOR, RunQueueConfig, RunQueueMemory
-from state.evidence import Opinion
+from state.evidence import DetectorVerdict
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values, judged, verdicts
 
 
 def run(
     wait: Values, steps: int, *, every_s: float = 1.0, config: dict[str, Any] | None = None, **more: Values
-) -> list[Opinion]:
+) -> list[DetectorVerdict]:
     signals: dict[str, Values] = {"cpu.wait": wait, "cpu.delay": 4000, "cpu.throttled": 0, "cpu.wait_milli": 300}
     for name, values in more.items():
         signals[name.replace("__", ".")] = values

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.detectors.rhythm import Levels, correlation, pearson
+from reconciler.detectors.rhythm import CorrelationLevels, correlation, pearson
 from reconciler.detectors.suspects import MOST, SIGNALS, rank
-from reconciler.detectors.uses import Uses
+from reconciler.detectors.uses import ResourceUses
 from reconciler.signals import catalog
-from state.evidence import NODE, PodFacts, Resource, Suspect
+from state.evidence import NODE, ContendedResource, PodSnapshot, Suspect
 from state.model import PodClass, Resources
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values, be, facts
 
@@ -20,9 +20,9 @@ MIB = 1 << 20
 
 
 def ranked(
-    pods: list[PodFacts],
+    pods: list[PodSnapshot],
     uses: dict[str, dict[str, Values]],
-    resource: Resource = Resource.CPU,
+    resource: ContendedResource = ContendedResource.CPU,
     victim: dict[str, Values] | None = None,
     subject: str = VICTIM,
     **more: Any,
@@ -31,7 +31,7 @@ def ranked(
         victim = {"cpu.wait": lambda at: 20 if at >= 70 else 0.3}
     scene = Scene({subject: victim, **{f"pod:{uid}": signals for uid, signals in uses.items()}}, pods, **more)
     sight = scene.play(STEPS, subject)
-    return done(rank(sight, resource, 30, Uses(sight.frame, sight.history, sight.fresh_s)))
+    return done(rank(sight, resource, 30, ResourceUses(sight.frame, sight.history, sight.fresh_s)))
 
 
 def done(work: Generator[None, None, tuple[Suspect, ...]]) -> tuple[Suspect, ...]:
@@ -136,7 +136,7 @@ def test_cpus_that_the_victim_does_not_run_on_do_not_count() -> None:
         "used 500 milli-CPU (20 % of what others did) on the 50 % of its CPUs that are the victim's"
     )
     # Caches and disks know nothing of CPUs.
-    assert names(ranked([be("apart", cpus="4-7")], {"apart": {"disk.read": 1e8}}, Resource.IO)) == ["apart"]
+    assert names(ranked([be("apart", cpus="4-7")], {"apart": {"disk.read": 1e8}}, ContendedResource.IO)) == ["apart"]
 
 
 def test_online_pods_are_told_as_such_and_the_victim_never() -> None:
@@ -160,7 +160,7 @@ def test_the_victim_at_its_own_limit_lowers_all() -> None:
     assert found[0].reason.endswith("; but the victim is at its own limit (990 of 1000 milli-CPU)")
     assert found[0].score < 0.5
     own: dict[str, Values] = {"memory.pressure": 30, "memory.use": 99.0 * MIB, "memory.limit": 100.0 * MIB}
-    memory = ranked([be("b")], {"b": {"memory.use": 500.0 * MIB}}, Resource.MEMORY, own)
+    memory = ranked([be("b")], {"b": {"memory.use": 500.0 * MIB}}, ContendedResource.MEMORY, own)
     assert memory[0].reason.endswith("; but the victim is at its own limit (99 MiB of 100 MiB)")
 
 
@@ -172,7 +172,7 @@ def test_memory_by_growth_before_size() -> None:
         "thrashes": {"memory.use": 300.0 * MIB, "memory.refaults": 500},
     }
     victim: dict[str, Values] = {"memory.pressure": lambda at: 30 if at >= 75 else 0}
-    found = ranked([be(uid) for uid in uses], uses, Resource.MEMORY, victim)
+    found = ranked([be(uid) for uid in uses], uses, ContendedResource.MEMORY, victim)
     assert names(found)[0] == "grows"
     assert found[0].reason.startswith("grew by 870 MiB (100 % of what others did), held ")
     assert any("read back 500 pages/s" in suspect.reason for suspect in found if suspect.uid == "thrashes")
@@ -184,7 +184,7 @@ def test_disks_by_bytes_and_requests() -> None:
         "small": {"disk.read": 4e6, "disk.ops": 1000},
         "idle": {"disk.read": 10e3, "disk.ops": 1},
     }
-    found = ranked([be(uid) for uid in uses], uses, Resource.IO, {"io.pressure": 40})
+    found = ranked([be(uid) for uid in uses], uses, ContendedResource.IO, {"io.pressure": 40})
     assert names(found) == ["stream", "small"]
     assert found[0].reason.startswith("moved 95.4 MiB/s (96.1 % of what others did), made requests: 100 per s (9.08 %")
 
@@ -195,8 +195,8 @@ def test_cache_and_network() -> None:
         "b": {"llc.occupancy": 2.0 * MIB, "memory.bandwidth": 1e8, "net.receive": 9e7},
     }
     pods = [be("a"), be("b")]
-    assert names(ranked(pods, uses, Resource.CACHE, {"cpi": 3})) == ["a", "b"]
-    assert names(ranked(pods, uses, Resource.NETWORK, {"service.latency": 30})) == ["b", "a"]
+    assert names(ranked(pods, uses, ContendedResource.CACHE, {"cpi": 3})) == ["a", "b"]
+    assert names(ranked(pods, uses, ContendedResource.NETWORK, {"service.latency": 30})) == ["b", "a"]
 
 
 def test_without_any_symptom_use_alone_counts_and_for_the_node_as_well() -> None:
@@ -232,8 +232,8 @@ def test_its_signals_are_in_the_catalog() -> None:
 PAIRS = st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), max_size=40)
 
 
-def apart(pairs: Sequence[tuple[float, float]], limit: float) -> tuple[Levels, list[float]]:
-    return Levels([level for level, _ in pairs], limit), [use for _, use in pairs]
+def apart(pairs: Sequence[tuple[float, float]], limit: float) -> tuple[CorrelationLevels, list[float]]:
+    return CorrelationLevels([level for level, _ in pairs], limit), [use for _, use in pairs]
 
 
 @given(PAIRS, st.floats(0, 1e5))

@@ -3,11 +3,13 @@ from typing import Any
 import pytest
 
 from reconciler.detectors.threshold import DETECTOR, ThresholdConfig, severity
-from state.evidence import NODE, Opinion, Resource
+from state.evidence import NODE, ContendedResource, DetectorVerdict
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values, facts, judged, verdicts
 
 
-def run(values: Values, steps: int, signal: str = "cpu.wait", subject: str = VICTIM, **config: Any) -> list[Opinion]:
+def run(
+    values: Values, steps: int, signal: str = "cpu.wait", subject: str = VICTIM, **config: Any
+) -> list[DetectorVerdict]:
     made = ThresholdConfig(**{"signal": signal, "above": 5.0, "for_s": 2, "clear_s": 3, **config})
     return judged(DETECTOR, made, Scene({subject: {signal: values}}), steps)
 
@@ -45,8 +47,8 @@ def test_gap_is_told_in_the_resource_s_unit_only() -> None:
     assert run(700, 1, "cpu.wait_milli", above=500.0)[0].gap == 200
     assert run(700, 1, "cpu.wait", above=500.0)[0].gap is None
     found = run(3e9, 1, "memory.available", NODE, above=None, below=4e9)[0]
-    assert (found.gap, found.resource) == (1e9, Resource.MEMORY)
-    assert run(3e9, 1, "memory.available", NODE, above=None, below=4e9, resource=Resource.IO)[0].gap is None
+    assert (found.gap, found.resource) == (1e9, ContendedResource.MEMORY)
+    assert run(3e9, 1, "memory.available", NODE, above=None, below=4e9, resource=ContendedResource.IO)[0].gap is None
 
 
 def test_an_estimate_counts_only_if_it_is_sure_enough() -> None:

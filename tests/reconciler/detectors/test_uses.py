@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from reconciler.detectors.uses import Meanwhile, Uses, nearest
+from reconciler.detectors.uses import ResourceUses, UsesInWindow, nearest
 from reconciler.signals.history import History
-from state.evidence import Frame, Sample
+from state.evidence import Sample, SampleFrame
 
 
 def closest(base: list[float], times: list[float], within_s: float) -> list[int | None]:
@@ -39,12 +39,12 @@ def test_the_use_at_bad_moments_is_the_same_for_whoever_asks_first(seed: int) ->
             samples[f"pod:{number}"] = {"cpu.use": Sample(made.random(), age)}
             known.setdefault(f"pod:{number}", []).append((second - age, samples[f"pod:{number}"]["cpu.use"].value))
         missing = {f"pod:{number}": dict[str, Sample]() for number in range(7)}
-        frame = Frame(at_s=second, wall_s=0.0, samples={**missing, **samples})
+        frame = SampleFrame(at_s=second, wall_s=0.0, samples={**missing, **samples})
         history.add(frame)
-    lately = Uses(frame, history, 3.0)
+    lately = ResourceUses(frame, history, 3.0)
     for _ in range(3):
         bad = sorted(made.sample(range(20, 50), made.randint(0, 10)))
-        meanwhile, read = Meanwhile([float(at) for at in bad]), lately.of("cpu.use", 30.0)
+        meanwhile, read = UsesInWindow([float(at) for at in bad]), lately.of("cpu.use", 30.0)
         assert read("pod:6") is None
         for subject, points in known.items():
             use = read(subject)

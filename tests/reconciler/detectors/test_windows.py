@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from reconciler.detectors.base import Sight
+from reconciler.detectors.base import VictimView
 from reconciler.detectors.run_queue import RunQueueConfig, _seen
 from reconciler.detectors.windows import COVERED, mean, over, weighed
-from reconciler.signals.history import STALE_S, History, Series
-from state.evidence import Frame
+from reconciler.signals.history import STALE_S, History, SampleSeries
+from state.evidence import SampleFrame
 
 Points = Sequence[tuple[float, float]]
 
@@ -24,8 +24,8 @@ def stood(points: Points, start: float, end: float, fresh_s: float) -> list[tupl
     return found
 
 
-def a_series(made: random.Random, every_s: float) -> Series:
-    series, at = Series(60), 1000.0
+def a_series(made: random.Random, every_s: float) -> SampleSeries:
+    series, at = SampleSeries(60), 1000.0
     for _ in range(made.randint(1, 150)):
         at += every_s * made.choice([1.0, 1.0, 1.0, made.uniform(0.9, 1.1), 2.0, 9.0])
         series.add(at, made.choice([0.0, made.random(), 50 * made.random()]))
@@ -65,8 +65,8 @@ def test_windows_of_waiting_are_each_what_lies_in_them(seed: int) -> None:
     points = list(series)
     now = points[-1][0] + made.choice([0.0, 0.2, 1.0])
     fresh_s = STALE_S * every_s
-    frame = Frame(at_s=now, wall_s=0.0)
-    sight = Sight(subject="node", pod=None, frame=frame, history=History(), fresh_s=fresh_s)
+    frame = SampleFrame(at_s=now, wall_s=0.0)
+    sight = VictimView(subject="node", pod=None, frame=frame, history=History(), fresh_s=fresh_s)
     length = max(config.window_s, every_s)
     expected: list[float | None] = []
     for index in range(config.windows):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.headroom.cpu import HeadroomConfig, Sample, take
-from reconciler.headroom.smoothing import Promise, restored, step
+from reconciler.headroom.cpu import HeadroomConfig, HeadroomSample, take
+from reconciler.headroom.smoothing import SmoothedAmount, restored, step
 from state.model import NodeCpu, Pools
 from state.topology import Topology, uniform
 from tests.reconciler.nodes import EMPTY, cpu, cpus
@@ -30,19 +30,21 @@ def pools(reclaimed: str, budget: int = 100_000, *, confined: bool = True, share
     )
 
 
-def sample(*supply: int | None, count: int = 8, budget: int = 1_000_000) -> Sample:
+def sample(*supply: int | None, count: int = 8, budget: int = 1_000_000) -> HeadroomSample:
     """By node; every node has ``count`` CPUs. One None: unknown."""
     known = {node: milli for node, milli in enumerate(supply) if milli is not None}
-    return Sample(
+    return HeadroomSample(
         cpus={node: CpuSet.span(count) for node in range(len(supply))},
         supply=known if len(known) == len(supply) else None,
         budget=budget,
     )
 
 
-def run(samples: Sequence[Sample], state: Promise | None = None, config: HeadroomConfig = CONFIG) -> list[Promise]:
+def run(
+    samples: Sequence[HeadroomSample], state: SmoothedAmount | None = None, config: HeadroomConfig = CONFIG
+) -> list[SmoothedAmount]:
     """One sample each 10 s, from second 10 on or from where the state was."""
-    state = state or Promise()
+    state = state or SmoothedAmount()
     start = state.known_at or 0.0
     found = []
     for index, one in enumerate(samples, 1):
@@ -51,7 +53,9 @@ def run(samples: Sequence[Sample], state: Promise | None = None, config: Headroo
     return found
 
 
-def reports(samples: Sequence[Sample], state: Promise | None = None, config: HeadroomConfig = CONFIG) -> list[int]:
+def reports(
+    samples: Sequence[HeadroomSample], state: SmoothedAmount | None = None, config: HeadroomConfig = CONFIG
+) -> list[int]:
     """The sums promised, each once as long as it lasts."""
     sums = [one.total for one in run(samples, state, config)]
     return [value for index, value in enumerate(sums) if index == 0 or value != sums[index - 1]]
@@ -152,7 +156,7 @@ def test_one_bad_second_costs_a_mean_of_the_window_only() -> None:
 def test_cpus_that_leave_the_pools_leave_the_promise_at_once() -> None:
     state = run([sample(4000, 4000)] * 20)[-1]
     assert state.amounts == {0: 4000, 1: 4000}
-    gone = Sample(cpus={0: CpuSet.span(1), 1: CpuSet()}, supply={0: 900, 1: 0}, budget=10_000)
+    gone = HeadroomSample(cpus={0: CpuSet.span(1), 1: CpuSet()}, supply={0: 900, 1: 0}, budget=10_000)
     assert step(state, gone, 201.0, CONFIG.law).amounts == {0: 1000, 1: 0}
 
 
@@ -183,7 +187,7 @@ def test_unknown_holds_then_falls_to_nothing_and_says_so() -> None:
 
 def test_after_a_gap_it_grows_again_from_nothing() -> None:
     lost = run([*[sample(6000)] * 20, *[sample(None)] * 30])[-1]
-    assert reports([sample(6000)] * 20, Promise(amounts=lost.amounts, known_at=1.0)) == [0, 4000, 6000]
+    assert reports([sample(6000)] * 20, SmoothedAmount(amounts=lost.amounts, known_at=1.0)) == [0, 4000, 6000]
 
 
 def test_readings_around_a_gap_are_no_mean() -> None:
@@ -207,7 +211,7 @@ def test_a_restart_changes_nothing_until_it_is_measured() -> None:
 
 @pytest.mark.parametrize("age", [241.0, -1.0, float("nan")])
 def test_what_was_promised_too_long_ago_is_nothing(age: float) -> None:
-    assert restored({0: 3000}, age, 5.0, CONFIG.law) == Promise()
+    assert restored({0: 3000}, age, 5.0, CONFIG.law) == SmoothedAmount()
 
 
 def test_a_reboots_clock_loses_the_window_and_not_the_promise() -> None:
@@ -223,7 +227,7 @@ _MILLI = st.integers(0, 8000)
 _READING = st.none() | st.tuples(_MILLI, _MILLI, st.integers(-100, 20_000), st.integers(0, 8))
 
 
-def _as_sample(reading: tuple[int, int, int, int] | None) -> Sample:
+def _as_sample(reading: tuple[int, int, int, int] | None) -> HeadroomSample:
     if reading is None:
         return sample(None, None)
     first, second, budget, count = reading
@@ -248,7 +252,7 @@ def test_never_above_what_was_there_in_the_window_nor_above_the_pools(
 @given(st.lists(_READING, max_size=60))
 def test_steps_up_are_bounded_and_none_is_taken_on_an_unknown(readings: list[tuple[int, int, int, int]]) -> None:
     samples = [_as_sample(one) for one in readings]
-    before = Promise()
+    before = SmoothedAmount()
     for index, state in enumerate(run(samples)):
         for node, milli in state.amounts.items():
             grown = milli - before.amounts.get(node, 0)

@@ -8,24 +8,24 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.headroom.cpu import HeadroomConfig, MemoryHeadroomConfig
 from reconciler.headroom.memory import WHOLE, law, take
-from reconciler.headroom.smoothing import Promise, step
-from state.memory import MemoryPlan, NodeMemory
+from reconciler.headroom.smoothing import SmoothedAmount, step
+from state.memory import MemoryPlan, NodeMemoryReading
 from state.model import Pools
 
 GIGA = 1 << 30
 CONFIG = HeadroomConfig(report_s=30, window_s=120)
-NODE = NodeMemory(total_bytes=100 * GIGA, available_bytes=60 * GIGA, age_s=0.0)
+NODE = NodeMemoryReading(total_bytes=100 * GIGA, available_bytes=60 * GIGA, age_s=0.0)
 OPEN = Pools(online_cpus=CpuSet.span(2), reserved=EMPTY, dedicated={}, shared=EMPTY, reclaimed=EMPTY, budget_milli=0)
 
 
-def supply(node: NodeMemory | None, be_kept: int | None, **own: int) -> float | None:
+def supply(node: NodeMemoryReading | None, be_kept: int | None, **own: int) -> float | None:
     """In GiB."""
     config = replace(CONFIG, memory=MemoryHeadroomConfig(**own))
     found = take(node, be_kept, OPEN, config, stale_after_s=10.0).supply
     return None if found is None else found[WHOLE] / GIGA
 
 
-def pods_limited(limit: int, left: int) -> NodeMemory:
+def pods_limited(limit: int, left: int) -> NodeMemoryReading:
     return replace(NODE, pods_bytes=limit * GIGA, pods_available_bytes=left * GIGA)
 
 
@@ -47,13 +47,15 @@ def pods_limited(limit: int, left: int) -> NodeMemory:
         pytest.param(None, 20, {}, None, id="no reading"),
     ],
 )
-def test_a_reading(node: NodeMemory | None, be_kept: int | None, own: dict[str, int], found: float | None) -> None:
+def test_a_reading(
+    node: NodeMemoryReading | None, be_kept: int | None, own: dict[str, int], found: float | None
+) -> None:
     assert supply(node, None if be_kept is None else be_kept * GIGA, **own) == found
 
 
-def promised(*readings: tuple[NodeMemory | None, int | None], pools: Pools = OPEN) -> list[float]:
+def promised(*readings: tuple[NodeMemoryReading | None, int | None], pools: Pools = OPEN) -> list[float]:
     """One reading each 10 s; the promises in GiB, each once as long as it lasts."""
-    state, found = Promise(), list[float]()
+    state, found = SmoothedAmount(), list[float]()
     for index, (node, be_kept) in enumerate(readings, 1):
         reading = take(node, be_kept, pools, CONFIG, stale_after_s=10.0)
         state = step(state, reading, 10.0 * index, law(CONFIG))

@@ -11,7 +11,7 @@ from cgroupfs.usage import UsageReader
 from reconciler.headroom.cpu import HeadroomConfig
 from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.report import HeadroomReport
-from state.memory import NodeMemory
+from state.memory import NodeMemoryReading
 from state.model import Pod, PodClass, Pools
 from tests.fakes.kernel import FakeKernel
 from tests.reconciler.nodes import pod
@@ -24,7 +24,9 @@ POOLS = Pools(online_cpus=CpuSet.span(2), reserved=EMPTY, dedicated={}, shared=E
 class Known(Struct):
     """What is known of the node."""
 
-    node_memory: NodeMemory | None = NodeMemory(total_bytes=100 * GIGA, available_bytes=60 * GIGA, age_s=0.0)
+    node_memory: NodeMemoryReading | None = NodeMemoryReading(
+        total_bytes=100 * GIGA, available_bytes=60 * GIGA, age_s=0.0
+    )
     besteffort: str = BESTEFFORT
     pods: dict[str, Pod] = {}
 

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.control.persistence import encoded
 from reconciler.headroom.cpu import HeadroomConfig
-from reconciler.headroom.report import HEADROOM, HeadroomReport, Kept, read_kept, replace_file
+from reconciler.headroom.report import HEADROOM, HeadroomReport, HeadroomState, read_kept, replace_file
 from reconciler.telemetry.metrics import MetricsSnapshot
 from reconciler.telemetry.prometheus import render
 from state.model import Pools
 from state.schema import ASSIGNMENTS
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 from state.topology import uniform
 from tests.reconciler.nodes import cpu, cpus
 
@@ -49,7 +49,7 @@ def pools(reclaimed: str = "2-5") -> Pools:
     )
 
 
-def report(clock: Clock, kept: Kept | None = None, **config: Any) -> HeadroomReport:
+def report(clock: Clock, kept: HeadroomState | None = None, **config: Any) -> HeadroomReport:
     return HeadroomReport(HeadroomConfig(**config), kept, node="n1", clock=clock, wall=clock.wall)
 
 
@@ -121,14 +121,14 @@ def test_a_restart_keeps_the_promise_and_a_long_absence_does_not() -> None:
 
 
 def test_the_store_gives_back_what_it_took(tmp_path: Path) -> None:
-    kept = Kept(milli={"0": 2000, "1": 0}, at=1_700_000_000.0)
+    kept = HeadroomState(milli={"0": 2000, "1": 0}, at=1_700_000_000.0)
     with closing(Store(str(tmp_path / "state.db"), boot="b", version="1", node="n1", history_limit=100)) as store:
         assert read_kept(store) is None
-        batch = Batch()
+        batch = StoreBatch()
         batch.put(ASSIGNMENTS, HEADROOM, encoded(kept))
         store.apply(batch)
         assert read_kept(store) == kept
-        batch = Batch()
+        batch = StoreBatch()
         batch.put(ASSIGNMENTS, HEADROOM, encoded("nonsense"))
         store.apply(batch)
         assert read_kept(store) is None

@@ -9,23 +9,23 @@ from msgspec.structs import replace
 
 from reconciler.config.model import Config
 from reconciler.detectors.config import InterferenceConfig
-from reconciler.detectors.rule import SHIPPED, Rule, RuleMode, Victims, effective
+from reconciler.detectors.rule import SHIPPED, RuleConfig, RuleMode, VictimSelector, effective
 from reconciler.detectors.run_queue import RunQueueConfig
 from reconciler.detectors.table import DetectorEntry
 from reconciler.detectors.threshold import ThresholdConfig
-from reconciler.interference.engine import Brain, Judgement, Remembered
-from reconciler.interference.recording import HEAD, Packer, frames
-from reconciler.responses.config import ResponseConfig
+from reconciler.interference.engine import EngineState, Evaluation, InterferenceEngine
+from reconciler.interference.recording import HEAD, RecordingWriter, frames
+from reconciler.responses.config import LadderConfig
 from reconciler.settings.binder import Text, bind
-from state.evidence import NODE, Frame, PodFacts, Resource, Sample, Verdict
-from state.measures import Measures, Response
+from state.evidence import NODE, ContendedResource, PodSnapshot, Sample, SampleFrame, Verdict
+from state.measures import Response, Restrictions
 from state.model import PodClass
 
-ENFORCED = Rule(mode=RuleMode.ENFORCE)
+ENFORCED = RuleConfig(mode=RuleMode.ENFORCE)
 
 
-def facts(uid: str, cls: PodClass) -> PodFacts:
-    return PodFacts(
+def facts(uid: str, cls: PodClass) -> PodSnapshot:
+    return PodSnapshot(
         uid=uid,
         title=f"ns/{uid}",
         pod_class=cls,
@@ -44,13 +44,13 @@ PODS = {
 }
 
 
-def frame(second: float, *, hog_milli: float, wait: float, throttled: float = 0.0, enforce: bool = True) -> Frame:
+def frame(second: float, *, hog_milli: float, wait: float, throttled: float = 0.0, enforce: bool = True) -> SampleFrame:
     """One second: the victim waits as told; the hog uses as told."""
 
     def milli(value: float) -> dict[str, Sample]:
         return {"cpu.use": Sample(value), "cpu.throttled": Sample(0.0), "cpu.throttled_milli": Sample(0.0)}
 
-    return Frame(
+    return SampleFrame(
         at_s=1000.0 + second,
         wall_s=1.7e9 + second,
         pods=PODS,
@@ -72,27 +72,27 @@ def frame(second: float, *, hog_milli: float, wait: float, throttled: float = 0.
     )
 
 
-def trouble(seconds: int = 90, begin: int = 40) -> Iterator[Frame]:
+def trouble(seconds: int = 90, begin: int = 40) -> Iterator[SampleFrame]:
     """Quiet, then a hog that makes the victim wait."""
     for second in range(seconds):
         bad = second >= begin
         yield frame(second, hog_milli=2500.0 if bad else 100.0, wait=40.0 if bad else 0.5)
 
 
-def config(**rules: Rule) -> InterferenceConfig:
-    return InterferenceConfig(enabled=True, rules=rules, settle_s=10, responses=ResponseConfig(effect_s=5))
+def config(**rules: RuleConfig) -> InterferenceConfig:
+    return InterferenceConfig(enabled=True, rules=rules, settle_s=10, responses=LadderConfig(effect_s=5))
 
 
-def judged(brain: Brain, scene: Iterator[Frame]) -> list[Judgement]:
+def judged(brain: InterferenceEngine, scene: Iterator[SampleFrame]) -> list[Evaluation]:
     return [brain.at_once(one) for one in scene]
 
 
-def words(judgements: list[Judgement]) -> list[str]:
+def words(judgements: list[Evaluation]) -> list[str]:
     return [f"{change.turn}: {change.words}" for one in judgements for change in one.changes]
 
 
 def test_a_hog_is_found_named_and_squeezed() -> None:
-    brain = Brain(config(cpu=ENFORCED))
+    brain = InterferenceEngine(config(cpu=ENFORCED))
     judgements = judged(brain, trouble())
     (begun,) = [finding for one in judgements for finding in one.begun]
     assert (begun.rule, begun.title, begun.suspects[0].title) == ("cpu", "ns/web", "ns/hog")
@@ -107,16 +107,18 @@ def test_a_hog_is_found_named_and_squeezed() -> None:
 
 
 def test_well_again_it_is_over_and_everything_is_given_back() -> None:
-    brain = Brain(replace(config(cpu=ENFORCED), responses=ResponseConfig(effect_s=5, recover_s=5, recover_percent=50)))
+    brain = InterferenceEngine(
+        replace(config(cpu=ENFORCED), responses=LadderConfig(effect_s=5, recover_s=5, recover_percent=50))
+    )
     judged(brain, trouble())
     calm = judged(brain, (frame(90 + second, hog_milli=300.0, wait=0.5) for second in range(120)))
     assert [finding.title for one in calm for finding in one.over] == ["ns/web"]
-    assert calm[-1].measures == Measures()
+    assert calm[-1].measures == Restrictions()
     assert {finding.verdict for finding in calm[-1].findings if finding.rule == "cpu"} == {Verdict.OK}
 
 
 def test_numbers_are_told_of_everyone_but_who_is_well_and_was_before() -> None:
-    brain = Brain(config(cpu=ENFORCED))
+    brain = InterferenceEngine(config(cpu=ENFORCED))
     judgements = judged(brain, trouble(60))
     judgements += judged(brain, (frame(60 + second, hog_milli=50.0, wait=0.5) for second in range(60)))
     ours = [finding for one in judgements for finding in one.findings if finding.rule == "cpu"]
@@ -135,10 +137,10 @@ def test_judging_lets_others_run_and_at_once_gives_the_same() -> None:
     pods = PODS | {f"p{number}": facts(f"p{number}", PodClass.RECLAIMED) for number in range(200)}
     busy = {f"pod:p{number}": {"cpu.use": Sample(100.0 + number)} for number in range(200)}
     scene = [replace(one, pods=pods, samples={**one.samples, **busy}) for one in trouble(60)]
-    one, other = Brain(config()), Brain(config())
+    one, other = InterferenceEngine(config()), InterferenceEngine(config())
     for frame_of in scene:
         looking, yields = one.look(frame_of), 0
-        judgement: Judgement | None = None
+        judgement: Evaluation | None = None
         while judgement is None:
             try:
                 next(looking)
@@ -152,7 +154,7 @@ def test_judging_lets_others_run_and_at_once_gives_the_same() -> None:
 
 
 def test_its_own_quota_is_nobodys_fault() -> None:
-    brain = Brain(config(cpu=ENFORCED))
+    brain = InterferenceEngine(config(cpu=ENFORCED))
     own = (
         frame(second, hog_milli=2500.0, wait=40.0, throttled=60.0 if second > 40 else 0.0)
         if second > 40
@@ -161,7 +163,7 @@ def test_its_own_quota_is_nobodys_fault() -> None:
     )
     judgements = judged(brain, own)
     assert not [finding for one in judgements for finding in one.begun]
-    assert judgements[-1].measures == Measures()
+    assert judgements[-1].measures == Restrictions()
 
 
 def test_whom_no_pod_can_have_disturbed_is_no_victim_of_one() -> None:
@@ -169,17 +171,17 @@ def test_whom_no_pod_can_have_disturbed_is_no_victim_of_one() -> None:
         replace(one, pods={"web": PODS["web"]}, samples={key: one.samples[key] for key in (NODE, "pod:web")})
         for one in trouble()
     )
-    judgements = judged(Brain(config(cpu=ENFORCED)), alone)
+    judgements = judged(InterferenceEngine(config(cpu=ENFORCED)), alone)
     assert not [finding for one in judgements for finding in one.begun]
     (last,) = [finding for finding in judgements[-1].findings if finding.rule == "cpu"]
     assert last.verdict is Verdict.SUSPECT
     assert last.evidence[-1] == "no pod is likely to be the cause"
-    told = Rule(mode=RuleMode.ENFORCE, needs_suspect=False)
+    told = RuleConfig(mode=RuleMode.ENFORCE, needs_suspect=False)
     alone = (
         replace(one, pods={"web": PODS["web"]}, samples={key: one.samples[key] for key in (NODE, "pod:web")})
         for one in trouble()
     )
-    assert [one for one in judged(Brain(config(cpu=told)), alone) if one.begun]
+    assert [one for one in judged(InterferenceEngine(config(cpu=told)), alone) if one.begun]
 
 
 def test_who_used_far_less_than_the_victim_lacks_is_not_why() -> None:
@@ -189,13 +191,13 @@ def test_who_used_far_less_than_the_victim_lacks_is_not_why() -> None:
         replace(one, samples={**one.samples, "pod:web": {**one.samples["pod:web"], "cpu.wait_milli": Sample(2000.0)}})
         for one in busy
     )
-    judgements = judged(Brain(config(cpu=ENFORCED)), strong)
+    judgements = judged(InterferenceEngine(config(cpu=ENFORCED)), strong)
     assert not [finding for one in judgements for finding in one.begun]
 
 
 @pytest.mark.parametrize(("own", "found"), [(1e6, True), (5e9, False)])
 def test_who_moves_far_less_than_the_victim_itself_is_not_why_its_disk_is_slow(own: float, found: bool) -> None:
-    def disk(second: int) -> Frame:
+    def disk(second: int) -> SampleFrame:
         bad = second > 40
         plain = frame(second, hog_milli=100.0, wait=0.2)
         moved = {"pod:web": own, "pod:hog": 2e8 if bad else 0.0, "pod:calm": 0.0}
@@ -215,50 +217,50 @@ def test_who_moves_far_less_than_the_victim_itself_is_not_why_its_disk_is_slow(o
             },
         )
 
-    judgements = judged(Brain(config(io=ENFORCED)), (disk(second) for second in range(90)))
+    judgements = judged(InterferenceEngine(config(io=ENFORCED)), (disk(second) for second in range(90)))
     assert [one.rule for judgement in judgements for one in judgement.begun] == (["io"] if found else [])
 
 
 def test_shadow_is_the_default_and_touches_nothing() -> None:
-    brain = Brain(config())
+    brain = InterferenceEngine(config())
     judgements = judged(brain, trouble())
     assert [finding.rule for one in judgements for finding in one.begun] == ["cpu"]
     assert any(change.shadow for one in judgements for change in one.changes)
-    assert all(one.measures == Measures() for one in judgements)
+    assert all(one.measures == Restrictions() for one in judgements)
 
 
 def test_on_a_node_that_only_observes_every_rule_is_in_shadow() -> None:
-    brain = Brain(config(cpu=ENFORCED))
+    brain = InterferenceEngine(config(cpu=ENFORCED))
     judgements = judged(brain, (replace(one, enforce=False) for one in trouble()))
     assert [finding.rule for one in judgements for finding in one.begun] == ["cpu"]
     assert any(change.shadow for one in judgements for change in one.changes)
-    assert all(one.measures == Measures() for one in judgements)
+    assert all(one.measures == Restrictions() for one in judgements)
     assert brain.ladder.useless == {}
 
 
 def test_nothing_is_done_before_there_is_a_past() -> None:
-    brain = Brain(replace(config(cpu=ENFORCED), settle_s=80))
+    brain = InterferenceEngine(replace(config(cpu=ENFORCED), settle_s=80))
     judgements = judged(brain, trouble())
     assert [one for one in judgements if one.begun]
     assert not [one for one in judgements if one.changes and one.at_s < 1080]
 
 
 def test_off_and_disabled_watch_nothing() -> None:
-    off = Brain(config(**{name: Rule(mode=RuleMode.OFF) for name in SHIPPED}))
+    off = InterferenceEngine(config(**{name: RuleConfig(mode=RuleMode.OFF) for name in SHIPPED}))
     assert off.wanted() == frozenset()
-    disabled = Brain(InterferenceConfig(rules={"cpu": ENFORCED}))
+    disabled = InterferenceEngine(InterferenceConfig(rules={"cpu": ENFORCED}))
     assert disabled.wanted() == frozenset()
     assert judged(disabled, trouble())[-1].findings == ()
 
 
 def test_only_the_signals_that_somebody_goes_by_are_asked_for() -> None:
-    brain = Brain(config(**{name: Rule(mode=RuleMode.OFF) for name in SHIPPED if name != "cpu"}))
+    brain = InterferenceEngine(config(**{name: RuleConfig(mode=RuleMode.OFF) for name in SHIPPED if name != "cpu"}))
     assert {"cpu.wait", "cpu.delay", "cpu.use", "be.budget"} <= brain.wanted()
     assert "memory.pressure" not in brain.wanted()
 
 
 def test_a_rule_of_a_shipped_name_changes_only_what_it_says() -> None:
-    rules = effective({"cpu": Rule(mode=RuleMode.ENFORCE, responses=(Response.FREEZE,))})
+    rules = effective({"cpu": RuleConfig(mode=RuleMode.ENFORCE, responses=(Response.FREEZE,))})
     assert rules["cpu"].when == SHIPPED["cpu"].when
     assert rules["cpu"].responses == (Response.FREEZE,)
     assert rules["memory"] == SHIPPED["memory"]
@@ -279,11 +281,15 @@ def test_what_a_shipped_rule_says_stays_where_nothing_is_written() -> None:
     text = "interference: {rules: {cache: {mode: enforce}, io: {clear_s: 9s, responses: [squeeze]}}}"
     rules = effective(bind(Config, [Text("a.yaml", text)]).value.interference.rules)
     assert rules["cache"].allowed == (Response.HOLD, Response.PARTITION, Response.SQUEEZE)
-    assert (rules["io"].clear_s, rules["io"].allowed, rules["io"].resource) == (9.0, (Response.SQUEEZE,), Resource.IO)
+    assert (rules["io"].clear_s, rules["io"].allowed, rules["io"].resource) == (
+        9.0,
+        (Response.SQUEEZE,),
+        ContendedResource.IO,
+    )
 
 
 def test_shipped_rules_set_only_what_can_be_left_unwritten() -> None:
-    plain = Rule()
+    plain = RuleConfig()
     for name, rule in SHIPPED.items():
         differing = {field for field in rule.__struct_fields__ if getattr(rule, field) != getattr(plain, field)}
         assert differing <= {"when", "resource", "responses"}, name
@@ -291,32 +297,32 @@ def test_shipped_rules_set_only_what_can_be_left_unwritten() -> None:
 
 def test_a_rule_without_detectors_and_without_a_shipped_name_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rules\.mine: it has no detectors"):
-        InterferenceConfig(rules={"mine": Rule()})
+        InterferenceConfig(rules={"mine": RuleConfig()})
     with pytest.raises(ValueError, match="is no name of a rule"):
-        InterferenceConfig(rules={"my rule": Rule(when=SHIPPED["cpu"].when)})
+        InterferenceConfig(rules={"my rule": RuleConfig(when=SHIPPED["cpu"].when)})
 
 
-def both(entry: DetectorEntry) -> Rule:
-    return Rule(mode=RuleMode.ENFORCE, when=((DetectorEntry(run_queue=RunQueueConfig()), entry),))
+def both(entry: DetectorEntry) -> RuleConfig:
+    return RuleConfig(mode=RuleMode.ENFORCE, when=((DetectorEntry(run_queue=RunQueueConfig()), entry),))
 
 
 def test_in_a_group_all_must_agree() -> None:
     busy = DetectorEntry(threshold=ThresholdConfig(signal="cpu.use", above=10_000.0))
-    brain = Brain(config(mine=both(busy), cpu=Rule(mode=RuleMode.OFF)))
+    brain = InterferenceEngine(config(mine=both(busy), cpu=RuleConfig(mode=RuleMode.OFF)))
     assert not [one for one in judged(brain, trouble()) if one.begun]
 
 
 def test_between_groups_one_is_enough_and_one_that_cannot_answer_takes_no_part() -> None:
     missing = DetectorEntry(threshold=ThresholdConfig(signal="service.latency", above=10.0))
-    rule = Rule(mode=RuleMode.ENFORCE, when=((missing,), (DetectorEntry(run_queue=RunQueueConfig()),)))
-    judgements = judged(Brain(config(mine=rule, cpu=Rule(mode=RuleMode.OFF))), trouble())
+    rule = RuleConfig(mode=RuleMode.ENFORCE, when=((missing,), (DetectorEntry(run_queue=RunQueueConfig()),)))
+    judgements = judged(InterferenceEngine(config(mine=rule, cpu=RuleConfig(mode=RuleMode.OFF))), trouble())
     assert [finding.rule for one in judgements for finding in one.begun] == ["mine"]
-    alone = Brain(config(mine=Rule(when=((missing,),)), cpu=Rule(mode=RuleMode.OFF)))
+    alone = InterferenceEngine(config(mine=RuleConfig(when=((missing,),)), cpu=RuleConfig(mode=RuleMode.OFF)))
     verdicts = {finding.verdict for finding in judged(alone, trouble())[-1].findings if finding.rule == "mine"}
     assert verdicts == {Verdict.UNKNOWN}
 
 
-def slow(second: int, latency: float | None, wait: float) -> Frame:
+def slow(second: int, latency: float | None, wait: float) -> SampleFrame:
     plain = frame(second, hog_milli=2500.0, wait=wait)
     more = {} if latency is None else {"service.latency": Sample(latency)}
     return replace(plain, samples={**plain.samples, "pod:web": {**plain.samples["pod:web"], **more}})
@@ -324,45 +330,49 @@ def slow(second: int, latency: float | None, wait: float) -> Frame:
 
 def test_what_one_group_found_is_not_over_because_another_is_well_while_the_first_is_blind() -> None:
     late = DetectorEntry(threshold=ThresholdConfig(signal="service.latency", above=100.0, for_s=5, clear_s=5))
-    rule = Rule(mode=RuleMode.ENFORCE, when=((late,), (DetectorEntry(run_queue=RunQueueConfig()),)))
-    brain = Brain(config(mine=rule, **{name: Rule(mode=RuleMode.OFF) for name in SHIPPED}))
+    rule = RuleConfig(mode=RuleMode.ENFORCE, when=((late,), (DetectorEntry(run_queue=RunQueueConfig()),)))
+    brain = InterferenceEngine(config(mine=rule, **{name: RuleConfig(mode=RuleMode.OFF) for name in SHIPPED}))
     found = judged(brain, (slow(second, 400.0, 0.5) for second in range(60)))
     assert found[-1].findings[0].verdict is Verdict.INTERFERED
     blind = judged(brain, (slow(60 + second, None, 0.5) for second in range(300)))
     assert {one.findings[0].verdict for one in blind[60:]} == {Verdict.UNKNOWN}
     assert not [finding for one in blind for finding in one.over]
     assert "service.latency" in blind[-1].findings[0].evidence[0]
-    assert blind[-1].measures != Measures(), "nothing is given back"
+    assert blind[-1].measures != Restrictions(), "nothing is given back"
     well = judged(brain, (slow(360 + second, 20.0, 0.5) for second in range(60)))
     assert [finding.title for one in well for finding in one.over] == ["ns/web"]
 
 
 def test_a_group_that_never_found_anything_may_be_blind() -> None:
     late = DetectorEntry(threshold=ThresholdConfig(signal="service.latency", above=100.0))
-    rule = Rule(mode=RuleMode.ENFORCE, when=((late,), (DetectorEntry(run_queue=RunQueueConfig()),)))
-    brain = Brain(config(mine=rule, **{name: Rule(mode=RuleMode.OFF) for name in SHIPPED}))
+    rule = RuleConfig(mode=RuleMode.ENFORCE, when=((late,), (DetectorEntry(run_queue=RunQueueConfig()),)))
+    brain = InterferenceEngine(config(mine=rule, **{name: RuleConfig(mode=RuleMode.OFF) for name in SHIPPED}))
     found = judged(brain, trouble())
     assert [one for one in found if one.begun]
     assert [one for one in judged(brain, (slow(90 + second, None, 0.5) for second in range(60))) if one.over]
 
 
 def test_who_is_watched_can_be_chosen() -> None:
-    none = Rule(victims=Victims(namespaces=("other-*",)), when=SHIPPED["cpu"].when)
-    assert not [one for one in judged(Brain(config(mine=none)), trouble()) if "mine" in {f.rule for f in one.findings}]
+    none = RuleConfig(victims=VictimSelector(namespaces=("other-*",)), when=SHIPPED["cpu"].when)
+    assert not [
+        one
+        for one in judged(InterferenceEngine(config(mine=none)), trouble())
+        if "mine" in {f.rule for f in one.findings}
+    ]
 
 
 def test_a_reload_ends_what_was_in_force_by_a_rule_that_is_gone() -> None:
-    brain = Brain(config(cpu=ENFORCED))
+    brain = InterferenceEngine(config(cpu=ENFORCED))
     judged(brain, trouble())
-    brain.configure(config(cpu=Rule(mode=RuleMode.OFF)))
+    brain.configure(config(cpu=RuleConfig(mode=RuleMode.OFF)))
     after = brain.at_once(frame(91, hog_milli=2500.0, wait=40.0))
-    assert after.measures == Measures()
+    assert after.measures == Restrictions()
     assert after.changes
 
 
 def test_a_recording_gives_the_same_judgements() -> None:
     scene = list(trouble())
-    packer, file = Packer(), io.BytesIO()
+    packer, file = RecordingWriter(), io.BytesIO()
     file.write(HEAD)
     for number, one in enumerate(scene):
         packer.add(one)
@@ -372,11 +382,14 @@ def test_a_recording_gives_the_same_judgements() -> None:
     file.seek(0)
     back = list(frames(file, "x.rec"))
     assert back == scene
-    live, again = judged(Brain(config(cpu=ENFORCED)), iter(scene)), judged(Brain(config(cpu=ENFORCED)), iter(back))
+    live, again = (
+        judged(InterferenceEngine(config(cpu=ENFORCED)), iter(scene)),
+        judged(InterferenceEngine(config(cpu=ENFORCED)), iter(back)),
+    )
     assert live == again
 
 
-def lasting(seconds: int, begin: int = 0) -> Iterator[Frame]:
+def lasting(seconds: int, begin: int = 0) -> Iterator[SampleFrame]:
     """CPI of the victim once in ten seconds, and enough CPU use for it to count."""
     for second in range(begin, begin + seconds):
         plain = frame(second, hog_milli=100.0, wait=0.2)
@@ -385,24 +398,24 @@ def lasting(seconds: int, begin: int = 0) -> Iterator[Frame]:
         )
 
 
-def learning(**rules: Rule) -> InterferenceConfig:
-    others = {name: Rule(mode=RuleMode.OFF) for name in SHIPPED if name != "cache"}
+def learning(**rules: RuleConfig) -> InterferenceConfig:
+    others = {name: RuleConfig(mode=RuleMode.OFF) for name in SHIPPED if name != "cache"}
     return config(**{**others, **rules})
 
 
-def learned_of(brain: Brain) -> set[str]:
+def learned_of(brain: InterferenceEngine) -> set[str]:
     return {key for memories in brain.remember().learned.values() for key in memories}
 
 
-@pytest.mark.parametrize("off", [InterferenceConfig(enabled=False), learning(cache=Rule(mode=RuleMode.OFF))])
+@pytest.mark.parametrize("off", [InterferenceConfig(enabled=False), learning(cache=RuleConfig(mode=RuleMode.OFF))])
 def test_what_was_learned_is_kept_while_its_rule_is_off_and_forgotten_when_that_lasts(off: InterferenceConfig) -> None:
-    brain = Brain(learning())
+    brain = InterferenceEngine(learning())
     judged(brain, lasting(400))
     learned = learned_of(brain)
     assert learned
     brain.configure(off)
     judged(brain, lasting(10, 400))
-    again = Brain(off, brain.remember())
+    again = InterferenceEngine(off, brain.remember())
     judged(again, lasting(10, 6 * 86400))
     assert learned_of(again) == learned
     again.configure(learning())
@@ -415,19 +428,25 @@ def test_what_was_learned_is_kept_while_its_rule_is_off_and_forgotten_when_that_
 
 def test_whom_a_shadow_wants_gone_is_told_apart_from_who_is_to_go() -> None:
     responses = (Response.EVICT,)
-    rules = {"cpu": Rule(mode=RuleMode.ENFORCE, responses=responses)}
-    wanted = [[(len(one.named), len(one.would)) for one in judged(Brain(config(**rules)), trouble()) if one.changes]]
+    rules = {"cpu": RuleConfig(mode=RuleMode.ENFORCE, responses=responses)}
+    wanted = [
+        [
+            (len(one.named), len(one.would))
+            for one in judged(InterferenceEngine(config(**rules)), trouble())
+            if one.changes
+        ]
+    ]
     wanted.append(
         [
             (len(one.named), len(one.would))
-            for one in judged(Brain(config(**rules)), (replace(one, enforce=False) for one in trouble()))
+            for one in judged(InterferenceEngine(config(**rules)), (replace(one, enforce=False) for one in trouble()))
             if one.changes
         ]
     )
     wanted.append(
         [
             (len(one.named), len(one.would))
-            for one in judged(Brain(config(**rules), evicts=False), trouble())
+            for one in judged(InterferenceEngine(config(**rules), evicts=False), trouble())
             if one.named
         ]
     )
@@ -435,9 +454,9 @@ def test_whom_a_shadow_wants_gone_is_told_apart_from_who_is_to_go() -> None:
 
 
 def test_what_was_useless_is_remembered_over_a_restart() -> None:
-    brain = Brain(config(cpu=ENFORCED))
+    brain = InterferenceEngine(config(cpu=ENFORCED))
     judged(brain, trouble(200))
     kept = brain.remember()
     assert kept.useless, "the squeeze of the hog changed nothing in these frames"
-    back = msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=Remembered)
-    assert Brain(config(cpu=ENFORCED), back).ladder.useless == kept.useless
+    back = msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=EngineState)
+    assert InterferenceEngine(config(cpu=ENFORCED), back).ladder.useless == kept.useless

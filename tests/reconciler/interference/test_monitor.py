@@ -10,20 +10,20 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.alerts.alert import Alert, Kind
-from reconciler.config.model import Config, Mode
+from reconciler.alerts.alert import Alert, AlertKind
+from reconciler.config.model import AgentMode, Config
 from reconciler.daemon.agent import Agent
 from reconciler.detectors.config import InterferenceConfig
-from reconciler.detectors.rule import SHIPPED, Rule, RuleMode
-from reconciler.interference.monitor import ROW, Observer
-from reconciler.responses.config import FreezeConfig, ResponseConfig
+from reconciler.detectors.rule import SHIPPED, RuleConfig, RuleMode
+from reconciler.interference.monitor import ROW, InterferenceMonitor
+from reconciler.responses.config import FreezeConfig, LadderConfig
 from reconciler.responses.eviction.config import EvictionConfig, LimitsConfig
-from reconciler.responses.eviction.exemptions import SparedConfig
-from reconciler.signals.readers import Scene, Sheet
-from reconciler.signals.reading import Means, Metered, Shared
-from state.eviction import Case, Order, Step
-from state.evidence import NODE, PodFacts, pod_subject
-from state.measures import Measures, Response
+from reconciler.responses.eviction.exemptions import ExemptionsConfig
+from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.reading import MeteredReader, ReaderContext, SharedReaders
+from state.eviction import EvictionCase, EvictionOrder, EvictionStep
+from state.evidence import NODE, PodSnapshot, pod_subject
+from state.measures import Response, Restrictions
 from state.model import Hold
 from state.schema import META
 from tests.reconciler.cli.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
@@ -39,7 +39,7 @@ class Script:
         self.bad = False
         self.closed = 0
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         del now
         assert "cpu.wait" in scene.wanted
         for uid, use in ((WEB, 500.0), (PINNED, 100.0), (BATCH, 1500.0 if self.bad else 50.0)):
@@ -64,19 +64,19 @@ class Orders:
     """`Evictor`: writes down what it is asked for."""
 
     def __init__(self) -> None:
-        self.submitted: list[Order] = []
+        self.submitted: list[EvictionOrder] = []
         self.withdrawn: dict[str, str] = {}
         self.leaving: frozenset[str] = frozenset()
-        self.step = Step.PLANNED
+        self.step = EvictionStep.PLANNED
 
-    def submit(self, order: Order) -> None:
+    def submit(self, order: EvictionOrder) -> None:
         self.submitted.append(order)
 
     def withdraw(self, order: str, why: str) -> None:
         self.withdrawn[order] = why
 
-    def cases(self) -> Sequence[Case]:
-        return tuple(Case(order=order, step=self.step) for order in self.submitted)
+    def cases(self) -> Sequence[EvictionCase]:
+        return tuple(EvictionCase(order=order, step=self.step) for order in self.submitted)
 
     def ending(self) -> frozenset[str]:
         return self.leaving
@@ -92,13 +92,13 @@ class Stage:
         self.told: list[Alert] = []
         self.observer = self.another()
 
-    def another(self) -> Observer:
-        return Observer(
+    def another(self) -> InterferenceMonitor:
+        return InterferenceMonitor(
             self.agent,
-            lambda _: Means(hierarchy=self.agent.place.hierarchy),
+            lambda _: ReaderContext(hierarchy=self.agent.place.hierarchy),
             tell=self.told.append,
             evictor=self.orders,
-            building=lambda _, means, before: tuple(before) or (Metered(self.script, Shared(means)),),
+            building=lambda _, means, before: tuple(before) or (MeteredReader(self.script, SharedReaders(means)),),
             clock=lambda: self.now,
             wall=lambda: 1.7e9 + self.now,
         )
@@ -114,21 +114,21 @@ class Stage:
 
 
 def configured(live: LiveNode, *responses: Response, eviction: bool = False) -> Config:
-    off = {name: Rule(mode=RuleMode.OFF) for name in SHIPPED if name != "cpu"}
-    rule = Rule(mode=RuleMode.ENFORCE, responses=responses or (Response.SQUEEZE,))
+    off = {name: RuleConfig(mode=RuleMode.OFF) for name in SHIPPED if name != "cpu"}
+    rule = RuleConfig(mode=RuleMode.ENFORCE, responses=responses or (Response.SQUEEZE,))
     return replace(
         live.config,
         interference=InterferenceConfig(
             enabled=True,
             settle_s=5,
             rules={"cpu": rule, **off},
-            responses=ResponseConfig(effect_s=5, recover_s=5, recover_percent=100, freeze=FreezeConfig(max_s=20)),
+            responses=LadderConfig(effect_s=5, recover_s=5, recover_percent=100, freeze=FreezeConfig(max_s=20)),
         ),
         eviction=EvictionConfig(
             enabled=eviction,
             dry_run=False,
             limits=LimitsConfig(quiet_s=0),
-            spared=SparedConfig(young_s=0),
+            spared=ExemptionsConfig(young_s=0),
         ),
     )
 
@@ -148,7 +148,7 @@ def live(tmp_path: Path) -> LiveNode:
 def still_told(scene: Stage) -> list[str]:
     """Keys of what lasts, by all that was told."""
     kinds = {alert.kind for alert in scene.told}
-    assert kinds >= {Kind.INTERFERENCE, Kind.RESPONSE}, "there was something to end"
+    assert kinds >= {AlertKind.INTERFERENCE, AlertKind.RESPONSE}, "there was something to end"
     last = {(alert.kind.began, alert.key): alert for alert in scene.told}
     return [alert.key for alert in last.values() if alert.kind.lasts and not alert.over]
 
@@ -178,23 +178,23 @@ async def test_a_suspect_is_squeezed_in_the_kernel_and_let_go_when_the_victim_is
         assert int(scene.quota()) == 100 * milli
         scene.script.bad = False
         await scene.seconds(60)
-        assert scene.agent.knowledge.measures == Measures()
+        assert scene.agent.knowledge.measures == Restrictions()
         await scene.agent.reconciler.look(scene.agent.dirty.take_nowait())
         assert scene.quota() == before
     kinds = [(alert.kind, alert.resolved) for alert in scene.told]
-    assert kinds[0] == (Kind.INTERFERENCE, False)
-    assert (Kind.CLEARED, True) in kinds
-    assert {Kind.RESPONSE, Kind.UNDONE} <= {kind for kind, _ in kinds}
+    assert kinds[0] == (AlertKind.INTERFERENCE, False)
+    assert (AlertKind.CLEARED, True) in kinds
+    assert {AlertKind.RESPONSE, AlertKind.UNDONE} <= {kind for kind, _ in kinds}
     assert "shop/web-0 suffers (cpu)" in scene.told[0].summary
     assert "suspect ci/batch-7" in scene.told[0].summary
 
 
 async def test_observing_nothing_is_asked_of_the_plan_but_all_of_it_is_told(live: LiveNode) -> None:
-    with stage(live, replace(configured(live), mode=Mode.OBSERVE)) as scene:
+    with stage(live, replace(configured(live), mode=AgentMode.OBSERVE)) as scene:
         await certain(scene)
         scene.script.bad = True
         await scene.seconds(20)
-        assert scene.agent.knowledge.measures == Measures()
+        assert scene.agent.knowledge.measures == Restrictions()
         assert any("would do: squeeze ci/batch-7" in alert.summary for alert in scene.told)
 
 
@@ -204,14 +204,14 @@ async def test_a_held_pod_is_nobodys_to_squeeze(live: LiveNode) -> None:
         await scene.agent.holds.put(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
         scene.script.bad = True
         await scene.seconds(20)
-        assert scene.agent.knowledge.measures == Measures()
+        assert scene.agent.knowledge.measures == Restrictions()
 
 
 async def test_facts_that_have_not_changed_are_the_same_and_those_that_have_are_told_at_once(live: LiveNode) -> None:
     with stage(live, configured(live)) as scene:
         await certain(scene)
 
-        async def facts() -> Mapping[str, PodFacts]:
+        async def facts() -> Mapping[str, PodSnapshot]:
             await scene.seconds(1)
             assert scene.observer.frame is not None
             return scene.observer.frame.pods
@@ -272,9 +272,9 @@ async def test_a_hold_on_a_pods_directory_is_one_on_the_pod(live: LiveNode, insi
         assert {uid for uid, one in scene.observer.frame.pods.items() if one.held} == {BATCH}
 
 
-@pytest.mark.parametrize(("step", "useless"), [(Step.ASK, 0), (Step.STOP, 1)])
+@pytest.mark.parametrize(("step", "useless"), [(EvictionStep.ASK, 0), (EvictionStep.STOP, 1)])
 async def test_an_eviction_that_is_refused_says_nothing_and_one_under_way_is_judged(
-    live: LiveNode, step: Step, useless: int
+    live: LiveNode, step: EvictionStep, useless: int
 ) -> None:
     with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
         await certain(scene)
@@ -337,7 +337,7 @@ async def test_stopped_it_takes_back_what_it_asked_for_and_gives_back_what_it_ho
             await nursery.start(scene.observer.run)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        assert scene.agent.knowledge.measures == Measures()
+        assert scene.agent.knowledge.measures == Restrictions()
         assert scene.script.closed == 1
         assert still_told(scene) == []
 
@@ -350,7 +350,7 @@ async def test_a_restore_takes_back_all_of_it_until_the_configuration_is_read_ag
         scene.agent.watching.observer = scene.observer
         assert scene.agent.knowledge.measures.squeezed
         await scene.agent.restore()
-        assert scene.agent.knowledge.measures == Measures()
+        assert scene.agent.knowledge.measures == Restrictions()
         assert scene.script.closed == 1
         assert scene.observer.brain.ladder.climbs == {}
         assert still_told(scene) == []

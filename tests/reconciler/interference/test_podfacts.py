@@ -3,7 +3,7 @@ from msgspec.structs import replace
 from cgroupfs.naming import QosClass
 from reconciler.interference.monitor import facts_of
 from reconciler.pods.assemble import PodInput, assemble
-from reconciler.pods.selectors import Rules
+from reconciler.pods.selectors import ClassRules
 from reconciler.responses.eviction.resources import cpu_request, memory_request
 from reconciler.signals.besteffort import asked
 from state.model import ContainerKind, ContainerMeta, GroupRef, PodClass, PodMeta, Pools, Resources
@@ -95,6 +95,6 @@ def test_the_strongest_source_tells_the_grace_and_any_source_that_it_ends() -> N
             ),
         ),
     )
-    facts = facts_of(assemble(known, Rules()), None, created_s=1000.0, held=True)
+    facts = facts_of(assemble(known, ClassRules()), None, created_s=1000.0, held=True)
     assert (facts.terminating, facts.grace_s, facts.owner) == (True, 7.0, "DaemonSet/web")
     assert (facts.created_s, facts.held, facts.certain, facts.title) == (1000.0, True, True, "ns/web")

@@ -17,8 +17,8 @@ from cgroupfs.errors import InputError
 from reconciler.detectors.config import RecordConfig
 from reconciler.interference import recording
 from reconciler.interference.recorder import Recorder
-from reconciler.interference.recording import HEAD, Learned, Packer, begin, frames, pack
-from state.evidence import Frame, PodFacts, Sample
+from reconciler.interference.recording import HEAD, LearnedState, RecordingWriter, begin, frames, pack
+from state.evidence import PodSnapshot, Sample, SampleFrame
 from state.model import PodClass, Resources
 
 number = st.floats(allow_nan=False, allow_infinity=False)
@@ -29,7 +29,7 @@ samples = st.dictionaries(
 pods = st.dictionaries(
     names,
     st.builds(
-        PodFacts,
+        PodSnapshot,
         uid=st.just(""),
         title=names,
         pod_class=st.sampled_from(PodClass),
@@ -41,7 +41,7 @@ pods = st.dictionaries(
     max_size=3,
 ).map(lambda found: {uid: replace(one, uid=uid) for uid, one in found.items()})
 a_frame = st.builds(
-    Frame,
+    SampleFrame,
     at_s=number,
     wall_s=number,
     pods=pods,
@@ -52,8 +52,8 @@ a_frame = st.builds(
 )
 
 
-def recorded(parts: list[list[Frame]]) -> bytes:
-    packer, blocks = Packer(), [HEAD]
+def recorded(parts: list[list[SampleFrame]]) -> bytes:
+    packer, blocks = RecordingWriter(), [HEAD]
     for part in parts:
         for one in part:
             packer.add(one)
@@ -61,17 +61,17 @@ def recorded(parts: list[list[Frame]]) -> bytes:
     return b"".join(blocks)
 
 
-def read(data: bytes) -> list[Frame]:
+def read(data: bytes) -> list[SampleFrame]:
     return list(frames(io.BytesIO(data), "x.rec"))
 
 
 @given(st.lists(st.lists(a_frame, max_size=4), max_size=3))
-def test_what_is_read_is_what_was_written(parts: list[list[Frame]]) -> None:
+def test_what_is_read_is_what_was_written(parts: list[list[SampleFrame]]) -> None:
     assert read(recorded(parts)) == [one for part in parts for one in part]
 
 
 @given(st.lists(st.lists(a_frame, min_size=1, max_size=3), min_size=1, max_size=3), st.data())
-def test_a_torn_file_ends_with_its_last_whole_block(parts: list[list[Frame]], data: st.DataObject) -> None:
+def test_a_torn_file_ends_with_its_last_whole_block(parts: list[list[SampleFrame]], data: st.DataObject) -> None:
     whole = recorded(parts)
     cut = data.draw(st.integers(len(HEAD), len(whole)))
     told = read(whole[:cut])
@@ -85,10 +85,10 @@ def test_a_torn_file_ends_with_its_last_whole_block(parts: list[list[Frame]], da
 
 def test_what_was_learned_stands_before_the_frames_and_an_older_file_has_none() -> None:
     one = a_second(1.0)
-    packer = Packer()
+    packer = RecordingWriter()
     packer.add(one)
     block = packer.block()
-    learned = Learned({"cpi": {"cache 0.0 shop/web": msgspec.Raw(msgspec.msgpack.encode([1, 2]))}})
+    learned = LearnedState({"cpi": {"cache 0.0 shop/web": msgspec.Raw(msgspec.msgpack.encode([1, 2]))}})
     assert list(recording.read(io.BytesIO(begin(learned) + block), "x.rec")) == [learned, one]
     assert list(frames(io.BytesIO(begin(learned) + block), "x.rec")) == [one]
     assert list(recording.read(io.BytesIO(HEAD + block), "x.rec")) == [one]
@@ -101,7 +101,7 @@ async def test_each_file_begins_with_what_was_learned_by_then(tmp_path: Path) ->
     config, recorder = RecordConfig(directory=str(tmp_path), file_s=100), Recorder()
     for second in range(150):
         raw = msgspec.Raw(msgspec.msgpack.encode(second))
-        recorder.add(config, a_second(second), lambda raw=raw: Learned({"cpi": {"a": raw}}))  # type: ignore[misc]
+        recorder.add(config, a_second(second), lambda raw=raw: LearnedState({"cpi": {"a": raw}}))  # type: ignore[misc]
         if second % 50 == 0:
             with trio.fail_after(60):
                 while recorder.waiting:
@@ -109,14 +109,14 @@ async def test_each_file_begins_with_what_was_learned_by_then(tmp_path: Path) ->
                     recorder.settle()
     await recorder.aclose()
     heads = [next(recording.read(io.BytesIO(path.read_bytes()), path.name)) for path in sorted(tmp_path.iterdir())]
-    assert heads == [Learned({"cpi": {"a": msgspec.Raw(msgspec.msgpack.encode(second))}}) for second in (0, 100)]
+    assert heads == [LearnedState({"cpi": {"a": msgspec.Raw(msgspec.msgpack.encode(second))}}) for second in (0, 100)]
 
 
 def test_each_block_can_be_read_alone() -> None:
-    pod = PodFacts(uid="a", title="ns/a", pod_class=PodClass.SHARED, group="/a")
-    first = Frame(at_s=1.0, wall_s=1.0, pods={"a": pod}, knobs=("freeze",))
+    pod = PodSnapshot(uid="a", title="ns/a", pod_class=PodClass.SHARED, group="/a")
+    first = SampleFrame(at_s=1.0, wall_s=1.0, pods={"a": pod}, knobs=("freeze",))
     second = replace(first, at_s=2.0)
-    packer = Packer()
+    packer = RecordingWriter()
     packer.add(first)
     packer.block()
     packer.add(second)
@@ -124,10 +124,10 @@ def test_each_block_can_be_read_alone() -> None:
 
 
 def test_a_pod_that_does_not_change_stands_once_in_a_block() -> None:
-    pod = PodFacts(uid="a", title="ns/a", pod_class=PodClass.SHARED, group="/a", labels={"l": "x" * 50})
-    packer = Packer()
+    pod = PodSnapshot(uid="a", title="ns/a", pod_class=PodClass.SHARED, group="/a", labels={"l": "x" * 50})
+    packer = RecordingWriter()
     for second in range(30):
-        packer.add(Frame(at_s=second, wall_s=second, pods={"a": pod}))
+        packer.add(SampleFrame(at_s=second, wall_s=second, pods={"a": pod}))
     body = zlib.decompress(packer.block()[8:])
     assert body.count(b"x" * 50) == 1
 
@@ -160,8 +160,8 @@ def test_samples_that_do_not_fit_their_names_are_an_error(samples: list[object])
 # The recorder
 
 
-def a_second(second: float) -> Frame:
-    return Frame(at_s=second, wall_s=1.7e9 + second, samples={"node": {"load.1": Sample(second)}})
+def a_second(second: float) -> SampleFrame:
+    return SampleFrame(at_s=second, wall_s=1.7e9 + second, samples={"node": {"load.1": Sample(second)}})
 
 
 async def test_a_night_in_files_of_an_hour_reads_back_in_order(tmp_path: Path) -> None:

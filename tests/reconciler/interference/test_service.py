@@ -11,16 +11,16 @@ from msgspec.structs import replace
 from reconciler.config.model import Config
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.interference.service import watched
-from reconciler.policies.cache import CacheConfig
+from reconciler.policies.cache import CachePolicyConfig
 from reconciler.responses.eviction.config import EvictionConfig
-from reconciler.signals.readers import Scene, Sheet
-from state.cache import CacheMode, LevelLaw
+from reconciler.signals.readers import SampleContext, SampleSheet
+from state.cache import CacheMode, LevelControl
 from state.evidence import pod_subject
 from tests.reconciler.actuators.resctrl_world import BATCH, World
 from tests.reconciler.cli.livenode import WEB, LiveNode
 from tests.reconciler.nodes import online
 
-MOVING = CacheConfig(enabled=True, mode=CacheMode.DYNAMIC, monitor=False, law=LevelLaw(calm_s=2.0))
+MOVING = CachePolicyConfig(enabled=True, mode=CacheMode.DYNAMIC, monitor=False, law=LevelControl(calm_s=2.0))
 
 
 class Counted:
@@ -29,7 +29,7 @@ class Counted:
     name = "perf"
     signals: Collection[str] = ("cpi", "llc.misses")
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         del now
         assert set(scene.wanted) == {"llc.misses"}
         for uid, pod in scene.view.pods.items():
@@ -43,7 +43,7 @@ class Counted:
         """Nothing is held."""
 
 
-def with_cache(config: Config, cache: CacheConfig) -> Config:
+def with_cache(config: Config, cache: CachePolicyConfig) -> Config:
     return replace(config, policies=replace(config.policies, cache=cache))
 
 

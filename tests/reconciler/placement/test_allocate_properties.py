@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.allocate import allocate
 from reconciler.placement.demand import Allocation, CpuDemand
-from state.cpu import Apart
+from state.cpu import AntiAffinity
 from state.model import PodClass
 from state.topology import Topology
 from tests.reconciler.placement.shapes import demand, shape, with_efficiency, without
@@ -49,7 +49,7 @@ def demands_on(topology: Topology) -> st.SearchStrategy[list[CpuDemand]]:
         prefer_l3=st.booleans(),
         spread_cores=st.booleans(),
         strict_cores=st.booleans(),
-        apart=st.sampled_from([None, *Apart]),
+        apart=st.sampled_from([None, *AntiAffinity]),
         held=sets | st.just(EMPTY),
         explicit=st.none() | st.none() | sets,
         priority=st.integers(-1, 1),

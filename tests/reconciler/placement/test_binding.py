@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.binding import Bound, bind
+from reconciler.placement.binding import NodeBinding, bind
 from reconciler.placement.demand import CpuDemand
-from reconciler.placement.free_capacity import NodeMemory
-from state.cpu import Apart, CpuWish, TopologyPolicy
+from reconciler.placement.free_capacity import NumaFreeMemory
+from state.cpu import AntiAffinity, CpuPreferences, TopologyPolicy
 from state.topology import Topology, uniform
 from tests.reconciler.placement.shapes import demand
 
@@ -18,17 +18,17 @@ TWO = uniform(sockets=2, nodes=2, cores=8, threads=2)
 FOUR = uniform(sockets=2, nodes=4, cores=16, threads=1)
 GIB = 2**30
 BEST = TopologyPolicy.BEST_EFFORT
-ALONE = CpuWish(numa_binding=True, numa_share=False)
-BOUND = CpuWish(numa_binding=True)
-APART = CpuWish(apart=Apart.NODE)
+ALONE = CpuPreferences(numa_binding=True, numa_share=False)
+BOUND = CpuPreferences(numa_binding=True)
+APART = CpuPreferences(apart=AntiAffinity.NODE)
 
 
-def bound(topology: Topology, *demands: CpuDemand, free: str | None = None, **more: Any) -> Bound:
+def bound(topology: Topology, *demands: CpuDemand, free: str | None = None, **more: Any) -> NodeBinding:
     settings: dict[str, Any] = {"policy": BEST, "prefer_cpu": True, "wishes": {}, "affinity": {}} | more
     return bind(demands, topology.online if free is None else CpuSet.parse(free), topology, **settings)
 
 
-def nodes(found: Bound) -> dict[str, str]:
+def nodes(found: NodeBinding) -> dict[str, str]:
     return {one.uid: str(CpuSet(one.nodes)) for one in found.demands}
 
 
@@ -56,7 +56,7 @@ def test_without_a_policy_only_who_asks_is_bound() -> None:
     assert nodes(found) == {"a": "", "b": "0", "c": ""}
 
 
-COMPANY: dict[str, tuple[CpuDemand, CpuWish, CpuDemand, CpuWish, str, str]] = {
+COMPANY: dict[str, tuple[CpuDemand, CpuPreferences, CpuDemand, CpuPreferences, str, str]] = {
     "an exclusive node takes nobody": (
         demand("a", 2, "0,8", numa_exclusive=True),
         BOUND,
@@ -83,10 +83,10 @@ COMPANY: dict[str, tuple[CpuDemand, CpuWish, CpuDemand, CpuWish, str, str]] = {
         "0-1",
         "the others have too few CPUs: not off node 0",
     ),
-    "unshared with bound ones only": (demand("a", 2, "0,8"), ALONE, demand("b", 2), CpuWish(), "0", ""),
+    "unshared with bound ones only": (demand("a", 2, "0,8"), ALONE, demand("b", 2), CpuPreferences(), "0", ""),
     "unshared means nothing without binding": (
         demand("a", 2, "0,8"),
-        CpuWish(numa_share=False),
+        CpuPreferences(numa_share=False),
         demand("b", 2),
         BOUND,
         "0",
@@ -96,7 +96,7 @@ COMPANY: dict[str, tuple[CpuDemand, CpuWish, CpuDemand, CpuWish, str, str]] = {
         demand("a", 2, "0,8"),
         ALONE,
         demand("b", 2),
-        CpuWish(nodes=(0,)),
+        CpuPreferences(nodes=(0,)),
         "0",
         "named by the pod's annotations",
     ),
@@ -109,12 +109,12 @@ COMPANY: dict[str, tuple[CpuDemand, CpuWish, CpuDemand, CpuWish, str, str]] = {
         "0-1",
         "not apart from the pods on node 1: that would cost more nodes",
     ),
-    "apart from the same wish only": (demand("a", 2, "0,8"), APART, demand("b", 2), CpuWish(), "0", ""),
+    "apart from the same wish only": (demand("a", 2, "0,8"), APART, demand("b", 2), CpuPreferences(), "0", ""),
     "apart on cores is no matter of nodes": (
         demand("a", 2, "0,8"),
-        CpuWish(apart=Apart.CORE),
+        CpuPreferences(apart=AntiAffinity.CORE),
         demand("b", 2),
-        CpuWish(apart=Apart.CORE),
+        CpuPreferences(apart=AntiAffinity.CORE),
         "0",
         "",
     ),
@@ -125,7 +125,7 @@ COMPANY: dict[str, tuple[CpuDemand, CpuWish, CpuDemand, CpuWish, str, str]] = {
     ("old", "old_wish", "new", "new_wish", "expected", "reason"), COMPANY.values(), ids=COMPANY.keys()
 )
 def test_company(
-    old: CpuDemand, old_wish: CpuWish, new: CpuDemand, new_wish: CpuWish, expected: str, reason: str
+    old: CpuDemand, old_wish: CpuPreferences, new: CpuDemand, new_wish: CpuPreferences, expected: str, reason: str
 ) -> None:
     found = bound(TWO, old, new, wishes={"a": old_wish, "b": new_wish})
     assert nodes(found) == {"a": "", "b": expected}
@@ -150,7 +150,7 @@ def test_containers_of_one_pod_keep_each_other_company() -> None:
 @pytest.mark.parametrize(("count", "expected"), [(1, False), (2, True), (4, True), (5, False)])
 def test_a_number_of_nodes_means_cpus_on_each_of_them(count: int, expected: bool) -> None:
     """A number that the machine does not have is nobody's."""
-    found = bound(FOUR, demand("a", 4), wishes={"a": CpuWish(node_count=count)})
+    found = bound(FOUR, demand("a", 4), wishes={"a": CpuPreferences(node_count=count)})
     assert found.demands[0].every_node is expected
     assert len(found.demands[0].nodes) == (count if count < 5 else 1)
 
@@ -171,15 +171,15 @@ def test_whole_cores_and_single_threads_are_counted_where_they_are_asked_for() -
     assert nodes(bound(TWO, demand("a", 4, spread_cores=True), free="0-1,8-9,4-7")) == {"a": "0"}
 
 
-def memory(*free: int, total: int = 64, **requests: int) -> NodeMemory:
-    return NodeMemory(
+def memory(*free: int, total: int = 64, **requests: int) -> NumaFreeMemory:
+    return NumaFreeMemory(
         total=dict.fromkeys(range(len(free)), total * GIB),
         free={node: gib * GIB for node, gib in enumerate(free)},
         requests={f"{uid}/c": gib * GIB for uid, gib in requests.items()},
     )
 
 
-MEMORY: dict[str, tuple[NodeMemory | None, tuple[CpuDemand, ...], dict[str, str]]] = {
+MEMORY: dict[str, tuple[NumaFreeMemory | None, tuple[CpuDemand, ...], dict[str, str]]] = {
     "nothing known": (None, (demand("a", 2),), {"a": "0"}),
     "no request": (memory(1, 60), (demand("a", 2),), {"a": "0"}),
     "room enough": (memory(30, 60, a=20), (demand("a", 2),), {"a": "0"}),
@@ -205,7 +205,7 @@ MEMORY: dict[str, tuple[NodeMemory | None, tuple[CpuDemand, ...], dict[str, str]
 
 
 @pytest.mark.parametrize(("known", "demands", "expected"), MEMORY.values(), ids=MEMORY.keys())
-def test_memory(known: NodeMemory | None, demands: tuple[CpuDemand, ...], expected: dict[str, str]) -> None:
+def test_memory(known: NumaFreeMemory | None, demands: tuple[CpuDemand, ...], expected: dict[str, str]) -> None:
     assert nodes(bound(TWO, *demands, memory=known)) == expected
 
 

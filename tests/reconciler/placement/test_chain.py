@@ -11,7 +11,7 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import InputError
 from reconciler.config import docs
 from reconciler.placement.allocate import allocate
-from reconciler.placement.chain import POINTS, PlacementContext, Plugin, Question, Scored, load
+from reconciler.placement.chain import POINTS, PlacementContext, Plugin, PluginRequest, Scored, load
 from reconciler.placement.config import BUILT_IN, PlacementConfig
 from reconciler.placement.demand import Allocation, CpuDemand
 from reconciler.settings.schema import section_of
@@ -27,7 +27,7 @@ class OddFirst(Plugin):
     def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
         return [(CpuSet(cpu for cpu in cpus if cpu % 2), 1.0)]
 
-    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+    def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         return sum(cpu % 2 for cpu in cpus) / len(cpus)
 
 
@@ -38,7 +38,7 @@ class CpuByCpu(Plugin):
         for cpu in context.topology.online:
             yield CpuSet([cpu]), cpu / 8192
 
-    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+    def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         return sum(cpus) / 8192 / len(cpus)
 
 
@@ -65,11 +65,11 @@ class LastNameFirst(Plugin):
 class Ends(Plugin):
     """The lowest and the highest candidate."""
 
-    def select(self, question: Question, context: PlacementContext) -> Iterable[CpuSet]:
+    def select(self, question: PluginRequest, context: PlacementContext) -> Iterable[CpuSet]:
         if question.count == 2:
             yield CpuSet([min(question.candidates), max(question.candidates)])
 
-    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+    def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         return float(cpus == CpuSet([min(cpus | question.candidates), max(cpus | question.candidates)]))
 
 
@@ -104,10 +104,10 @@ class RaisesForB(Plugin):
 
 
 class OutOfRange(Plugin):
-    def select(self, question: Question, context: PlacementContext) -> Iterable[CpuSet]:
+    def select(self, question: PluginRequest, context: PlacementContext) -> Iterable[CpuSet]:
         return [question.candidates - question.candidates.lowest(len(question.candidates) - question.count)]
 
-    def score(self, question: Question, context: PlacementContext, cpus: CpuSet) -> float:
+    def score(self, question: PluginRequest, context: PlacementContext, cpus: CpuSet) -> float:
         return 100.0
 
 
@@ -117,12 +117,12 @@ class NotANumber(Plugin):
 
 
 class Outside(Plugin):
-    def select(self, question: Question, context: PlacementContext) -> Iterable[CpuSet]:
+    def select(self, question: PluginRequest, context: PlacementContext) -> Iterable[CpuSet]:
         return [CpuSet.span(9).lowest(question.count + 4) - CpuSet.span(4)]
 
 
 class TooMany(Plugin):
-    def select(self, question: Question, context: PlacementContext) -> Iterable[CpuSet]:
+    def select(self, question: PluginRequest, context: PlacementContext) -> Iterable[CpuSet]:
         return [question.candidates]
 
 
@@ -135,7 +135,7 @@ class WrongType(Plugin):
 class Endless(Plugin):
     """Never stops selecting: only the first few are looked at."""
 
-    def select(self, question: Question, context: PlacementContext) -> Iterator[CpuSet]:
+    def select(self, question: PluginRequest, context: PlacementContext) -> Iterator[CpuSet]:
         while True:
             yield question.candidates.lowest(question.count)
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.allocate import default_chain
-from reconciler.placement.binding import ROUNDS, Choice, choose
+from reconciler.placement.binding import ROUNDS, NodeBindingChoice, choose
 from reconciler.placement.demand import CpuDemand
-from state.cpu import Apart, CpuWish, TopologyPolicy
+from state.cpu import AntiAffinity, CpuPreferences, TopologyPolicy
 from state.topology import Topology, uniform
 from tests.reconciler.placement.shapes import demand
 
@@ -19,7 +19,9 @@ TWO = uniform(sockets=2, nodes=2, cores=8, threads=2)
 FOUR = uniform(sockets=2, nodes=4, cores=16, threads=1)
 
 
-def chosen(topology: Topology, demands: list[CpuDemand], free: CpuSet, wishes: Mapping[str, CpuWish]) -> Choice:
+def chosen(
+    topology: Topology, demands: list[CpuDemand], free: CpuSet, wishes: Mapping[str, CpuPreferences]
+) -> NodeBindingChoice:
     return choose(
         demands,
         free,
@@ -49,18 +51,18 @@ def test_what_cannot_be_had_is_told_once() -> None:
 
 flags = st.sampled_from([False, False, True])
 wishes = st.builds(
-    CpuWish,
+    CpuPreferences,
     numa_binding=st.booleans(),
     numa_share=st.sampled_from([None, True, False]),
-    apart=st.sampled_from([None, *Apart]),
+    apart=st.sampled_from([None, *AntiAffinity]),
     nodes=st.sampled_from([(), (), (1,), (7,)]),
 )
 
 
 @st.composite
-def newcomers(draw: st.DrawFn) -> tuple[list[CpuDemand], Mapping[str, CpuWish]]:
+def newcomers(draw: st.DrawFn) -> tuple[list[CpuDemand], Mapping[str, CpuPreferences]]:
     made: list[CpuDemand] = []
-    asked: dict[str, CpuWish] = {}
+    asked: dict[str, CpuPreferences] = {}
     for uid in "abcd"[: draw(st.integers(1, 4))]:
         asked[uid] = wish = draw(wishes)
         more: dict[str, Any] = draw(st.sampled_from([{}, {"full_cores": True}, {"spread_cores": True}]))
@@ -78,7 +80,7 @@ def newcomers(draw: st.DrawFn) -> tuple[list[CpuDemand], Mapping[str, CpuWish]]:
     return made, asked
 
 
-def would_fit(one: CpuDemand, free: CpuSet, topology: Topology, got: Choice) -> bool:
+def would_fit(one: CpuDemand, free: CpuSet, topology: Topology, got: NodeBindingChoice) -> bool:
     closed = CpuSet.union(topology.node_cpus(node) for node in got.allocation.closed)
     if one.numa_exclusive:
         closed |= CpuSet.union(topology.node_cpus(topology.node_of(cpu)) for cpu in got.allocation.owned)
@@ -92,7 +94,7 @@ def would_fit(one: CpuDemand, free: CpuSet, topology: Topology, got: Choice) -> 
 
 @given(newcomers(), st.sampled_from([TWO, FOUR]), st.data())
 def test_nobody_is_refused_what_is_left(
-    drawn: tuple[list[CpuDemand], Mapping[str, CpuWish]], topology: Topology, data: st.DataObject
+    drawn: tuple[list[CpuDemand], Mapping[str, CpuPreferences]], topology: Topology, data: st.DataObject
 ) -> None:
     demands, asked = drawn
     assert len(demands) <= ROUNDS

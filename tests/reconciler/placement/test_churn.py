@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.churn import NONE, Movement, moved
+from reconciler.placement.churn import NONE, CpuChurn, moved
 from state.model import Pools
 from tests.reconciler.nodes import cpus
 
@@ -24,34 +24,34 @@ BEFORE = Pools(
     [
         pytest.param(BEFORE, NONE, id="the same"),
         pytest.param(replace(BEFORE, budget_milli=1, reasons={"shared": "x"}), NONE, id="no CPU"),
-        pytest.param(replace(BEFORE, reclaimed=cpus("8-9,15")), Movement(cpus=1, pools_changed=1), id="one pool loses"),
+        pytest.param(replace(BEFORE, reclaimed=cpus("8-9,15")), CpuChurn(cpus=1, pools_changed=1), id="one pool loses"),
         pytest.param(
             replace(BEFORE, shared=cpus("3-8"), reclaimed=cpus("8,14-15")),
-            Movement(cpus=1, pools_changed=2),
+            CpuChurn(cpus=1, pools_changed=2),
             id="a CPU of two pools counts once",
         ),
         pytest.param(
             replace(BEFORE, shared=cpus("4-9"), named={"shared/db": cpus("3,10-13")}),
-            Movement(cpus=1, pools_changed=2),
+            CpuChurn(cpus=1, pools_changed=2),
             id="from pool to pool",
         ),
         pytest.param(
-            replace(BEFORE, dedicated={}, shared=cpus("1-9")), Movement(cpus=2, pools_changed=2), id="a pool goes"
+            replace(BEFORE, dedicated={}, shared=cpus("1-9")), CpuChurn(cpus=2, pools_changed=2), id="a pool goes"
         ),
         pytest.param(
             replace(BEFORE, named={"shared/db": cpus("10-11"), "shared/web": cpus("12-13")}),
-            Movement(cpus=2, pools_changed=2),
+            CpuChurn(cpus=2, pools_changed=2),
             id="a pool comes",
         ),
         pytest.param(
             replace(BEFORE, shared=cpus("6-9,12-13"), named={"shared/db": cpus("3-5,10-11")}),
-            Movement(cpus=5, pools_changed=2),
+            CpuChurn(cpus=5, pools_changed=2),
             id="an exchange counts each CPU",
         ),
-        pytest.param(replace(BEFORE, interrupt=cpus("0")), Movement(cpus=1, pools_changed=1), id="interrupts"),
+        pytest.param(replace(BEFORE, interrupt=cpus("0")), CpuChurn(cpus=1, pools_changed=1), id="interrupts"),
     ],
 )
-def test_what_moves(after: Pools, expected: Movement) -> None:
+def test_what_moves(after: Pools, expected: CpuChurn) -> None:
     assert moved(BEFORE, after) == expected
     assert moved(after, BEFORE) == expected
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.placement.estimate import Estimate, EstimateConfig, estimate, of_group, remembered, used_now
+from reconciler.placement.estimate import DemandEstimate, EstimateConfig, estimate, of_group, remembered, used_now
 from state.cpu import GroupUse
 from state.model import ContainerKind, Pod, Resources
 from tests.reconciler.nodes import container, online
@@ -26,26 +26,30 @@ def web(request: int | None = None, limit: int | None = None) -> Pod:
 @pytest.mark.parametrize(
     ("of", "request_milli", "limit", "wanted"),
     [
-        pytest.param(use(1000), 4000, None, Estimate(1250, used=1), id="use with a quarter on top"),
-        pytest.param(use(1000, load_milli=3000), None, None, Estimate(3000, used=1), id="more threads wait than ran"),
-        pytest.param(use(1000, load_milli=500), None, None, Estimate(1250, used=1), id="less load than use"),
-        pytest.param(use(1000, peak_milli=2000.0), None, None, Estimate(2500, used=1), id="its peak of late"),
-        pytest.param(use(1900), None, 2000, Estimate(2000, used=1), id="no margin beyond a limit"),
-        pytest.param(use(2600), None, 2000, Estimate(2600, used=1), id="a lent burst counts as used"),
-        pytest.param(use(0), 4000, None, Estimate(0, used=1), id="idle needs nothing, whatever it asked for"),
-        pytest.param(use(100, known_s=29.9), 4000, None, Estimate(4000, young=1), id="young: its request"),
-        pytest.param(use(6000, known_s=5.0), 4000, None, Estimate(7500, young=1), id="young but busier than asked"),
-        pytest.param(use(100, known_s=30.0), 4000, None, Estimate(125, used=1), id="no longer young"),
-        pytest.param(use(100, known_s=None), 4000, None, Estimate(125, used=1), id="older than the agent"),
-        pytest.param(use(100, age_s=16.0), 4000, None, Estimate(4000, asked=1), id="old reading: the request"),
-        pytest.param(use(6000, age_s=16.0), 4000, None, Estimate(7500, asked=1), id="old reading never lowers"),
-        pytest.param(None, 4000, None, Estimate(4000, asked=1), id="unknown: the request"),
-        pytest.param(None, 4000, 2000, Estimate(2000, asked=1), id="a request above the limit"),
-        pytest.param(None, None, None, Estimate(1000, guessed=1), id="nothing known: one CPU"),
-        pytest.param(None, None, 200, Estimate(200, guessed=1), id="nothing known but a small limit"),
+        pytest.param(use(1000), 4000, None, DemandEstimate(1250, used=1), id="use with a quarter on top"),
+        pytest.param(
+            use(1000, load_milli=3000), None, None, DemandEstimate(3000, used=1), id="more threads wait than ran"
+        ),
+        pytest.param(use(1000, load_milli=500), None, None, DemandEstimate(1250, used=1), id="less load than use"),
+        pytest.param(use(1000, peak_milli=2000.0), None, None, DemandEstimate(2500, used=1), id="its peak of late"),
+        pytest.param(use(1900), None, 2000, DemandEstimate(2000, used=1), id="no margin beyond a limit"),
+        pytest.param(use(2600), None, 2000, DemandEstimate(2600, used=1), id="a lent burst counts as used"),
+        pytest.param(use(0), 4000, None, DemandEstimate(0, used=1), id="idle needs nothing, whatever it asked for"),
+        pytest.param(use(100, known_s=29.9), 4000, None, DemandEstimate(4000, young=1), id="young: its request"),
+        pytest.param(
+            use(6000, known_s=5.0), 4000, None, DemandEstimate(7500, young=1), id="young but busier than asked"
+        ),
+        pytest.param(use(100, known_s=30.0), 4000, None, DemandEstimate(125, used=1), id="no longer young"),
+        pytest.param(use(100, known_s=None), 4000, None, DemandEstimate(125, used=1), id="older than the agent"),
+        pytest.param(use(100, age_s=16.0), 4000, None, DemandEstimate(4000, asked=1), id="old reading: the request"),
+        pytest.param(use(6000, age_s=16.0), 4000, None, DemandEstimate(7500, asked=1), id="old reading never lowers"),
+        pytest.param(None, 4000, None, DemandEstimate(4000, asked=1), id="unknown: the request"),
+        pytest.param(None, 4000, 2000, DemandEstimate(2000, asked=1), id="a request above the limit"),
+        pytest.param(None, None, None, DemandEstimate(1000, guessed=1), id="nothing known: one CPU"),
+        pytest.param(None, None, 200, DemandEstimate(200, guessed=1), id="nothing known but a small limit"),
     ],
 )
-def test_one_group(of: GroupUse | None, request_milli: int | None, limit: int | None, wanted: Estimate) -> None:
+def test_one_group(of: GroupUse | None, request_milli: int | None, limit: int | None, wanted: DemandEstimate) -> None:
     assert of_group(of, request_milli, limit, CONFIG) == wanted
 
 
@@ -57,14 +61,14 @@ def test_a_pod_is_told_by_its_containers_else_its_directory_else_its_requests() 
         container("b", requests=Resources(cpu_milli=3000)),
     )
     a = pod.containers[1].group.path
-    assert estimate([pod], {a: use(200)}, CONFIG) == Estimate(3250, used=1, asked=1)
-    assert estimate([pod], {pod.group.path: use(400)}, CONFIG) == Estimate(500, used=1)
-    assert estimate([pod], {pod.group.path: use(400, known_s=1.0)}, CONFIG) == Estimate(4000, young=1)
-    assert estimate([pod], {a: use(200), pod.group.path: use(400)}, CONFIG) == Estimate(500, used=1)
+    assert estimate([pod], {a: use(200)}, CONFIG) == DemandEstimate(3250, used=1, asked=1)
+    assert estimate([pod], {pod.group.path: use(400)}, CONFIG) == DemandEstimate(500, used=1)
+    assert estimate([pod], {pod.group.path: use(400, known_s=1.0)}, CONFIG) == DemandEstimate(4000, young=1)
+    assert estimate([pod], {a: use(200), pod.group.path: use(400)}, CONFIG) == DemandEstimate(500, used=1)
     b = pod.containers[2].group.path
     both = {a: use(200), b: use(200, known_s=1.0), pod.group.path: use(400)}
-    assert estimate([pod], both, CONFIG) == Estimate(3250, used=1, young=1)
-    assert estimate([pod], {}, CONFIG) == Estimate(4000, asked=2)
+    assert estimate([pod], both, CONFIG) == DemandEstimate(3250, used=1, young=1)
+    assert estimate([pod], {}, CONFIG) == DemandEstimate(4000, asked=2)
 
 
 def test_a_pods_limit_holds_only_when_every_container_has_one() -> None:

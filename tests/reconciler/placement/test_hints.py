@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.hints import CHAINS, EXACT, KEPT, Hint, Hints, Merged, merge
-from reconciler.placement.masks import Options, Ranker, reachable
+from reconciler.placement.hints import CHAINS, EXACT, KEPT, MergedHint, ResourceHints, TopologyHint, merge
+from reconciler.placement.masks import NodeMaskOptions, NodeMaskRanker, reachable
 from state.cpu import TopologyPolicy
 from state.topology import Cpu, NumaNode, Topology
 
@@ -18,16 +18,16 @@ NONE, BEST, RESTRICTED, SINGLE, NUMERIC = TopologyPolicy
 FOUR = CpuSet.span(4)
 
 
-def hints(name: str, text: str | None) -> Hints:
+def hints(name: str, text: str | None) -> ResourceHints:
     """``"0* 0-1 2-3*"``: one hint a word, preferred with a star. None: does not care; "": cannot be had."""
     if text is None:
-        return Hints(name=name)
+        return ResourceHints(name=name)
     words = text.split()
-    found = tuple(Hint(nodes=CpuSet.parse(word.rstrip("*")), preferred=word.endswith("*")) for word in words)
-    return Hints(name=name, hints=found)
+    found = tuple(TopologyHint(nodes=CpuSet.parse(word.rstrip("*")), preferred=word.endswith("*")) for word in words)
+    return ResourceHints(name=name, hints=found)
 
 
-def brief(merged: Merged) -> str:
+def brief(merged: MergedHint) -> str:
     return f"{merged.nodes}{'*' * merged.preferred}{'' if merged.admitted else ' refused'}"
 
 
@@ -88,10 +88,10 @@ def test_the_reason_names_what_each_resource_prefers() -> None:
 
 
 def test_the_higher_score_wins_between_equals_and_never_against_fewer_nodes() -> None:
-    def scored(*found: tuple[str, int]) -> Hints:
-        return Hints(
+    def scored(*found: tuple[str, int]) -> ResourceHints:
+        return ResourceHints(
             name="cpu",
-            hints=tuple(Hint(nodes=CpuSet.parse(nodes), preferred=True, score=score) for nodes, score in found),
+            hints=tuple(TopologyHint(nodes=CpuSet.parse(nodes), preferred=True, score=score) for nodes, score in found),
         )
 
     assert brief(merge([scored(("0", 1), ("2", 5), ("0-1", 9))], BEST, FOUR)) == "2*"
@@ -159,7 +159,9 @@ def better(best: tuple[int, bool] | None, new: tuple[int, bool], size: int, topo
     return narrower(new[0], best[0], topology)
 
 
-def exhaustive(resources: Sequence[Hints], policy: TopologyPolicy, nodes: CpuSet, topology: Topology | None) -> str:
+def exhaustive(
+    resources: Sequence[ResourceHints], policy: TopologyPolicy, nodes: CpuSet, topology: Topology | None
+) -> str:
     lists: list[list[Plain]] = []
     for one in resources:
         if one.hints is None:
@@ -186,21 +188,21 @@ def exhaustive(resources: Sequence[Hints], policy: TopologyPolicy, nodes: CpuSet
     return f"{CpuSet.from_mask(mask)}{'*' * preferred}" if admitted or policy is not SINGLE else "refused"
 
 
-def one_hint(nodes: int) -> st.SearchStrategy[Hint]:
-    return st.builds(Hint, nodes=st.integers(1, 2**nodes - 1).map(CpuSet.from_mask), preferred=st.booleans())
+def one_hint(nodes: int) -> st.SearchStrategy[TopologyHint]:
+    return st.builds(TopologyHint, nodes=st.integers(1, 2**nodes - 1).map(CpuSet.from_mask), preferred=st.booleans())
 
 
 @st.composite
-def several(draw: st.DrawFn) -> tuple[CpuSet, list[Hints]]:
+def several(draw: st.DrawFn) -> tuple[CpuSet, list[ResourceHints]]:
     count = draw(st.integers(1, 4))
     lists = st.none() | st.lists(one_hint(count), max_size=6).map(tuple)
     drawn = draw(st.lists(lists, max_size=4))
-    return CpuSet.span(count), [Hints(name=f"r{number}", hints=each) for number, each in enumerate(drawn)]
+    return CpuSet.span(count), [ResourceHints(name=f"r{number}", hints=each) for number, each in enumerate(drawn)]
 
 
 @given(several(), st.sampled_from((BEST, RESTRICTED, SINGLE)), st.booleans())
 def test_on_four_nodes_the_merge_is_the_kubelets(
-    given_: tuple[CpuSet, list[Hints]], policy: TopologyPolicy, near: bool
+    given_: tuple[CpuSet, list[ResourceHints]], policy: TopologyPolicy, near: bool
 ) -> None:
     nodes, resources = given_
     topology = RING if near else None
@@ -208,7 +210,7 @@ def test_on_four_nodes_the_merge_is_the_kubelets(
     found = f"{merged.nodes}{'*' * merged.preferred}" if merged.admitted or policy is not SINGLE else "refused"
     assert found == exhaustive(resources, policy, nodes, topology)
     assert merged.admitted is (merged.preferred or policy is BEST)
-    shuffled = [Hints(name=one.name, hints=one.hints and one.hints[::-1]) for one in resources[::-1]]
+    shuffled = [ResourceHints(name=one.name, hints=one.hints and one.hints[::-1]) for one in resources[::-1]]
     again = merge(shuffled, policy, nodes, closest=topology)
     assert (again.nodes, again.preferred) == (merged.nodes, merged.preferred)
 
@@ -219,16 +221,19 @@ many = st.lists(st.integers(1, 255), min_size=1, max_size=12)
 @given(st.lists(many, min_size=2, max_size=4), st.sampled_from([0, 3]))
 def test_counted_intersections_are_those_that_trying_finds(lists: list[list[int]], shift: int) -> None:
     """Also with nodes that are not numbered from 0."""
-    options = [Options((mask << shift, False, 0) for mask in each) for each in lists]
+    options = [NodeMaskOptions((mask << shift, False, 0) for mask in each) for each in lists]
     expected = {functools.reduce(int.__and__, one) << shift for one in itertools.product(*lists)} - {0}
-    rank = Ranker()
+    rank = NodeMaskRanker()
     assert reachable(options, 255 << shift, rank, size=1, limit=None) == dict.fromkeys(sorted(expected), 0)
     assert rank.steps == (len(lists) + 1) * 8 * 256
 
 
 def test_scores_of_intersections_are_still_added_up() -> None:
-    options = [Options([(0b01, False, 2), (0b11, False, 1)]), Options([(0b11, False, 5), (0b01, False, 3)])]
-    assert reachable(options, 0b11, Ranker(), size=1, limit=None) == {0b01: 7, 0b11: 6}
+    options = [
+        NodeMaskOptions([(0b01, False, 2), (0b11, False, 1)]),
+        NodeMaskOptions([(0b11, False, 5), (0b01, False, 3)]),
+    ]
+    assert reachable(options, 0b11, NodeMaskRanker(), size=1, limit=None) == {0b01: 7, 0b11: 6}
 
 
 # --- numeric ----------------------------------------------------------------------------------------------------------
@@ -262,7 +267,7 @@ def test_numeric_aligns_cpu_and_memory_and_nests_the_rest(
     assert (found if merged.admitted else "refused") == expected
 
 
-def every_chain(resources: Sequence[Hints]) -> tuple[int, int] | None:
+def every_chain(resources: Sequence[ResourceHints]) -> tuple[int, int] | None:
     """More preferred resources, then fewer nodes in the widest: the best of every combination; None: refused."""
     cared = [one for one in resources if one.hints is not None]
     best: tuple[int, int] | None = None
@@ -280,9 +285,9 @@ def every_chain(resources: Sequence[Hints]) -> tuple[int, int] | None:
 
 
 @given(st.tuples(*(st.none() | st.lists(one_hint(4), max_size=6).map(tuple) for _ in range(4))))
-def test_numeric_finds_a_chain_as_good_as_trying_everything(drawn: tuple[tuple[Hint, ...] | None, ...]) -> None:
+def test_numeric_finds_a_chain_as_good_as_trying_everything(drawn: tuple[tuple[TopologyHint, ...] | None, ...]) -> None:
     names = ("cpu", "memory", "gpu", "nic")
-    resources = [Hints(name=name, hints=each) for name, each in zip(names, drawn, strict=True)]
+    resources = [ResourceHints(name=name, hints=each) for name, each in zip(names, drawn, strict=True)]
     merged = merge(resources, NUMERIC, FOUR)
     expected = every_chain(resources)
     assert merged.admitted is (expected is not None)
@@ -305,8 +310,8 @@ def test_the_steps_of_the_worst_lists_stay_within_the_bound(count: int, policy: 
     """Long lists of large overlapping masks that nobody prefers: nothing ends early."""
     nodes = CpuSet.span(count)
     masks = [nodes.mask & ~(1 << first) & ~(1 << second) for first in range(count) for second in range(count)]
-    lists = tuple(Hint(nodes=CpuSet.from_mask(mask)) for mask in sorted(set(masks)) if mask)
-    resources = [Hints(name=name, hints=lists) for name in ("cpu", "memory", "gpu", "nic")]
+    lists = tuple(TopologyHint(nodes=CpuSet.from_mask(mask)) for mask in sorted(set(masks)) if mask)
+    resources = [ResourceHints(name=name, hints=lists) for name in ("cpu", "memory", "gpu", "nic")]
     merged = merge(resources, policy, nodes)
     given_hints = len(resources) * len(lists)
     every = 2**count - 1
@@ -319,8 +324,8 @@ def test_the_steps_of_the_worst_lists_stay_within_the_bound(count: int, policy: 
 @pytest.mark.parametrize("count", [8, 16, 32, 64])
 def test_the_steps_of_numeric_stay_within_the_bound(count: int) -> None:
     nodes = CpuSet.span(count)
-    lists = tuple(Hint(nodes=CpuSet.span(width), preferred=True) for width in range(1, count + 1))
-    resources = [Hints(name=name, hints=lists) for name in ("cpu", "memory", "gpu", "nic")]
+    lists = tuple(TopologyHint(nodes=CpuSet.span(width), preferred=True) for width in range(1, count + 1))
+    resources = [ResourceHints(name=name, hints=lists) for name in ("cpu", "memory", "gpu", "nic")]
     merged = merge(resources, NUMERIC, nodes)
     assert merged.by_resource == dict.fromkeys(("cpu", "memory", "gpu", "nic"), CpuSet.span(1))
     assert merged.steps <= 3 * CHAINS * 2 * count

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.nodes import NodeChoice, choose_nodes
-from reconciler.placement.resource_hints import Supply, cpus, fixed
-from state.cpu import CpuWish, TopologyPolicy
+from reconciler.placement.resource_hints import ResourceCapacity, cpus, fixed
+from state.cpu import CpuPreferences, TopologyPolicy
 from state.topology import Cpu, NumaNode, Topology, uniform
 
 NONE, BEST, RESTRICTED, SINGLE, NUMERIC = TopologyPolicy
@@ -18,17 +18,17 @@ def free(*counts: int) -> CpuSet:
     return CpuSet(cpu for node, count in enumerate(counts) for cpu in MACHINE.node_cpus(node).lowest(count))
 
 
-def gpu(nodes: str) -> Supply:
+def gpu(nodes: str) -> ResourceCapacity:
     return fixed("vendor/gpu", CpuSet.parse(nodes), MACHINE.nodes())
 
 
-def mem(request: int, *amounts: int) -> Supply:
+def mem(request: int, *amounts: int) -> ResourceCapacity:
     there = dict(enumerate(amounts))
-    return Supply(name="memory", request=request, free=there, total=dict.fromkeys(there, 64))
+    return ResourceCapacity(name="memory", request=request, free=there, total=dict.fromkeys(there, 64))
 
 
 def choose(
-    count: int, counts: tuple[int, ...], *others: Supply, policy: TopologyPolicy = BEST, **more: object
+    count: int, counts: tuple[int, ...], *others: ResourceCapacity, policy: TopologyPolicy = BEST, **more: object
 ) -> NodeChoice:
     return choose_nodes(cpus(MACHINE, free(*counts), count), others, MACHINE, policy=policy, **more)  # type: ignore[arg-type]
 
@@ -50,7 +50,7 @@ def choose(
 def test_nodes_by_policy(
     count: int,
     counts: tuple[int, ...],
-    others: tuple[Supply, ...],
+    others: tuple[ResourceCapacity, ...],
     policy: TopologyPolicy,
     nodes: tuple[int, ...],
     admitted: bool,
@@ -63,16 +63,26 @@ def test_nodes_by_policy(
 @pytest.mark.parametrize(
     ("wish", "nodes", "reason"),
     [
-        (CpuWish(nodes=(3,)), (3,), "named by the pod's annotations"),
-        (CpuWish(nodes=(0,)), (), "NUMA nodes 0 of the pod's annotations have 2 of 4 CPUs; policy none: any NUMA node"),
-        (CpuWish(nodes=(9,)), (), "the pod's annotations name NUMA nodes 9, which are not all there; policy none"),
-        (CpuWish(numa_binding=True), (1,), "cpu on NUMA node 1"),
-        (CpuWish(node_count=2), (0, 1), "cpu on NUMA nodes 0-1"),
-        (CpuWish(node_count=9), (1,), "no 9 NUMA nodes have the CPUs together; cpu on NUMA node 1"),
-        (CpuWish(topology_policy=SINGLE), (1,), "cpu on NUMA node 1"),
+        (CpuPreferences(nodes=(3,)), (3,), "named by the pod's annotations"),
+        (
+            CpuPreferences(nodes=(0,)),
+            (),
+            "NUMA nodes 0 of the pod's annotations have 2 of 4 CPUs; policy none: any NUMA node",
+        ),
+        (
+            CpuPreferences(nodes=(9,)),
+            (),
+            "the pod's annotations name NUMA nodes 9, which are not all there; policy none",
+        ),
+        (CpuPreferences(numa_binding=True), (1,), "cpu on NUMA node 1"),
+        (CpuPreferences(node_count=2), (0, 1), "cpu on NUMA nodes 0-1"),
+        (CpuPreferences(node_count=9), (1,), "no 9 NUMA nodes have the CPUs together; cpu on NUMA node 1"),
+        (CpuPreferences(topology_policy=SINGLE), (1,), "cpu on NUMA node 1"),
     ],
 )
-def test_the_pods_wishes_come_before_the_nodes_policy(wish: CpuWish, nodes: tuple[int, ...], reason: str) -> None:
+def test_the_pods_wishes_come_before_the_nodes_policy(
+    wish: CpuPreferences, nodes: tuple[int, ...], reason: str
+) -> None:
     choice = choose(4, (2, 8, 8, 8), policy=NONE, wish=wish)
     assert choice.nodes == nodes
     assert choice.reason.startswith(reason)
@@ -100,7 +110,7 @@ def test_resources_without_a_common_node_leave_the_cpus_their_own_best() -> None
     far = NumaNode(id=4, distances=(20, 20, 20, 20, 10), memory_bytes=2**40)
     near = tuple(NumaNode(id=node, distances=(20, 20, 20, 20, 20)) for node in range(4))
     machine = Topology(online=MACHINE.online, cpus=MACHINE.cpus, numa=(*near, far))
-    only_far = Supply(name="memory", request=1, free={4: 64}, total={4: 64})
+    only_far = ResourceCapacity(name="memory", request=1, free={4: 64}, total={4: 64})
     choice = choose_nodes(cpus(machine, free(2, 8, 8, 8), 4), [only_far], machine, policy=BEST)
     assert (choice.nodes, choice.mems) == ((1,), ())
     assert choice.reason.endswith("nothing in common: the CPUs' own best is 1")
@@ -125,7 +135,7 @@ def test_missing_cpus_come_from_the_nearest_node() -> None:
     st.booleans(),
 )
 def test_chosen_nodes_always_have_the_cpus(
-    counts: list[int], count: int, policy: TopologyPolicy, others: list[Supply], prefer: bool
+    counts: list[int], count: int, policy: TopologyPolicy, others: list[ResourceCapacity], prefer: bool
 ) -> None:
     choice = choose(count, tuple(counts), *others, policy=policy, prefer_cpu=prefer)
     assert choice == choose(count, tuple(counts), *others, policy=policy, prefer_cpu=prefer)
@@ -144,7 +154,7 @@ def test_the_steps_of_a_whole_choice_grow_with_the_square_of_the_nodes(count: in
         cpus=tuple(Cpu(id=cpu, core=cpu, node=cpu // 4) for cpu in range(count * 4)),
     )
     there = {node: (node * 5) % 7 for node in range(count)}
-    memory = Supply(name="memory", request=12, free=there, total=dict.fromkeys(there, 7))
+    memory = ResourceCapacity(name="memory", request=12, free=there, total=dict.fromkeys(there, 7))
     free_now = CpuSet(cpu for cpu in machine.online if (cpu * 3) % 5)
     for policy in (BEST, RESTRICTED, SINGLE, NUMERIC):
         choice = choose_nodes(cpus(machine, free_now, 10), [memory], machine, policy=policy)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.pack import Cost, cost, pack
+from reconciler.placement.pack import PackCost, cost, pack
 from reconciler.placement.quotas import attainable, cells
 from state.topology import Topology, uniform
 from tests.reconciler.nodes import cpus
@@ -23,12 +23,12 @@ def named(**sets: str) -> dict[str, CpuSet]:
 
 def test_from_nothing_pools_get_whole_cores_and_one_node_each() -> None:
     packed = pack({"a": 10, "b": 16, "c": 7, "d": 2}, {}, BIG.online, BIG)
-    assert cost(packed, {}, BIG.online, BIG) == Cost(moved=35, split=1, nodes=4, caches=4)
+    assert cost(packed, {}, BIG.online, BIG) == PackCost(moved=35, split=1, nodes=4, caches=4)
 
 
 def test_a_pool_that_fits_no_node_fills_as_few_as_it_can() -> None:
     packed = pack({"a": 40, "b": 8}, {}, BIG.online, BIG)
-    assert cost(packed, {}, BIG.online, BIG) == Cost(moved=48, split=0, nodes=4, caches=4)
+    assert cost(packed, {}, BIG.online, BIG) == PackCost(moved=48, split=0, nodes=4, caches=4)
 
 
 def test_what_is_held_and_wanted_again_is_the_answer() -> None:

@@ -7,22 +7,22 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.allocate import allocate
-from reconciler.placement.chain import PlacementContext, Plugin, Question, load
+from reconciler.placement.chain import PlacementContext, Plugin, PluginRequest, load
 from reconciler.placement.config import PlacementConfig
-from reconciler.placement.cpu_accumulator import Fitter
+from reconciler.placement.cpu_accumulator import CpuAccumulator
 from reconciler.placement.plugins import (
-    CoreKind,
     Interrupts,
     KeepApart,
     LeastMovement,
     NearNodes,
     OneSocket,
     OneThread,
+    PreferCoreKind,
     Spread,
     WholeCores,
     WholeL3,
 )
-from state.cpu import Apart
+from state.cpu import AntiAffinity
 from state.model import PodClass
 from state.topology import NumaNode, Topology, uniform
 from tests.reconciler.placement.shapes import demand, shape, with_efficiency
@@ -36,16 +36,16 @@ HYBRID = with_efficiency(uniform(sockets=2, nodes=2, cores=8, threads=1), lambda
 EFFICIENT_FIRST = with_efficiency(uniform(sockets=2, nodes=2, cores=8, threads=1), lambda cpu: cpu.core % 4 < 2)
 
 
-def question(candidates: str, kept: str = "", **more: Any) -> Question:
+def question(candidates: str, kept: str = "", **more: Any) -> PluginRequest:
     cpus = CpuSet.parse(candidates)
-    return Question(
+    return PluginRequest(
         demand=demand("pod", 2, **more), count=2, candidates=cpus, kept=CpuSet.parse(kept), tiers=(cpus,), pools=(cpus,)
     )
 
 
 SCORES: dict[str, tuple[Plugin, Topology, dict[str, Any], str, float]] = {
-    "performance cores": (CoreKind(), HYBRID, {}, "0-2,4", 0.75),
-    "efficiency cores for BE": (CoreKind(), HYBRID, {"pod_class": PodClass.RECLAIMED}, "0-2,4", 0.25),
+    "performance cores": (PreferCoreKind(), HYBRID, {}, "0-2,4", 0.75),
+    "efficiency cores for BE": (PreferCoreKind(), HYBRID, {"pod_class": PodClass.RECLAIMED}, "0-2,4", 0.25),
     "interrupts": (Interrupts(), BIG, {}, "2-5", 0.5),
     "one L3": (WholeL3(), BIG, {}, "0-3", 1.0),
     "three L3": (WholeL3(), BIG, {}, "0,4,8", 1 / 3),
@@ -60,7 +60,7 @@ SCORES: dict[str, tuple[Plugin, Topology, dict[str, Any], str, float]] = {
     "threads of their own cores": (OneThread(), BIG, {"spread_cores": True}, "0-3", 1.0),
     "two of four on one core": (OneThread(), BIG, {"spread_cores": True}, "0-2,32", 0.75),
     "two on one core for one who does not care": (OneThread(), BIG, {}, "0,32", 1.0),
-    "nobody to be apart from": (KeepApart(), BIG, {"apart": Apart.CORE}, "0,32", 1.0),
+    "nobody to be apart from": (KeepApart(), BIG, {"apart": AntiAffinity.CORE}, "0,32", 1.0),
     "even": (Spread(), BIG, {"distribute": True}, "0-1,8-9", 1.0),
     "on both of its nodes": (Spread(), BIG, {"every_node": True, "nodes": (0, 1)}, "0-1,8-9", 1.0),
     "on one of its nodes": (Spread(), BIG, {"every_node": True, "nodes": (0, 1)}, "0-1", 0.0),
@@ -81,7 +81,7 @@ SCORES: dict[str, tuple[Plugin, Topology, dict[str, Any], str, float]] = {
 def test_scores(plugin: Plugin, topology: Topology, more: dict[str, Any], cpus: str, expected: float) -> None:
     context = PlacementContext(
         topology=topology,
-        fitter=Fitter(topology),
+        fitter=CpuAccumulator(topology),
         interrupts=CpuSet.parse("4-7"),
         remembered=CpuSet.parse("30,62"),
     )
@@ -90,7 +90,7 @@ def test_scores(plugin: Plugin, topology: Topology, more: dict[str, Any], cpus: 
 
 
 def test_a_lone_thread_is_half_as_bad_as_breaking_a_free_core() -> None:
-    context = PlacementContext(topology=BIG, fitter=Fitter(BIG))
+    context = PlacementContext(topology=BIG, fitter=CpuAccumulator(BIG))
     lone = WholeCores().score(question("0-63", kept=""), context, CpuSet([0]))
     beside = WholeCores().score(question("0-31,33-63"), context, CpuSet([0]))
     assert (lone, beside) == (0.0, 0.5)
@@ -166,13 +166,18 @@ def test_a_bound_one_stays_on_one_node_longer(bound: bool, nodes: set[int]) -> N
 
 
 APART: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
-    "another core": ({"apart": Apart.CORE}, {"apart": Apart.CORE}, "0-31,33-63", "1"),
-    "another node": ({"apart": Apart.NODE}, {"apart": Apart.NODE}, "0-63", "8"),
-    "beside one who does not mind": ({}, {"apart": Apart.CORE}, "0-31,33-63", "32"),
-    "beside one who minds other things": ({"apart": Apart.NODE}, {"apart": Apart.CORE}, "0-31,33-63", "32"),
-    "not minding": ({"apart": Apart.CORE}, {}, "0-63", "32"),
-    "no other core": ({"apart": Apart.CORE}, {"apart": Apart.CORE}, "0,32", "32"),
-    "no other node": ({"apart": Apart.NODE}, {"apart": Apart.NODE}, "0-2,32", "32"),
+    "another core": ({"apart": AntiAffinity.CORE}, {"apart": AntiAffinity.CORE}, "0-31,33-63", "1"),
+    "another node": ({"apart": AntiAffinity.NODE}, {"apart": AntiAffinity.NODE}, "0-63", "8"),
+    "beside one who does not mind": ({}, {"apart": AntiAffinity.CORE}, "0-31,33-63", "32"),
+    "beside one who minds other things": (
+        {"apart": AntiAffinity.NODE},
+        {"apart": AntiAffinity.CORE},
+        "0-31,33-63",
+        "32",
+    ),
+    "not minding": ({"apart": AntiAffinity.CORE}, {}, "0-63", "32"),
+    "no other core": ({"apart": AntiAffinity.CORE}, {"apart": AntiAffinity.CORE}, "0,32", "32"),
+    "no other node": ({"apart": AntiAffinity.NODE}, {"apart": AntiAffinity.NODE}, "0-2,32", "32"),
 }
 
 
@@ -191,7 +196,7 @@ def test_apart_from_pods_of_the_same_wish(held: dict[str, Any], new: dict[str, A
 
 
 def test_apart_concerns_other_pods_only() -> None:
-    first, second = demand("pod", 1, "0", apart=Apart.CORE), demand("pod", 1, apart=Apart.CORE)
+    first, second = demand("pod", 1, "0", apart=AntiAffinity.CORE), demand("pod", 1, apart=AntiAffinity.CORE)
     got = allocate([first, replace(second, key="pod/d")], BIG.online, BIG)
     assert got.cpus["pod/d"] == CpuSet([32])
 
@@ -199,7 +204,7 @@ def test_apart_concerns_other_pods_only() -> None:
 def test_where_apart_cannot_be_had_the_fewest_shared_cores_are() -> None:
     # Cores 0 and 1 are with the first pod; three threads are left beside it, two elsewhere.
     got = allocate(
-        [demand("old", 2, "0-1", apart=Apart.CORE), demand("new", 3, apart=Apart.CORE)],
+        [demand("old", 2, "0-1", apart=AntiAffinity.CORE), demand("new", 3, apart=AntiAffinity.CORE)],
         CpuSet.parse("0-1,32-33,4,36"),
         BIG,
     )
@@ -208,5 +213,5 @@ def test_where_apart_cannot_be_had_the_fewest_shared_cores_are() -> None:
 
 def test_switched_off_nobody_is_kept_apart() -> None:
     chain = load(PlacementConfig(plugins={"apart": 0}))
-    demands = [demand("old", 1, "0", apart=Apart.CORE), demand("new", 1, apart=Apart.CORE)]
+    demands = [demand("old", 1, "0", apart=AntiAffinity.CORE), demand("new", 1, apart=AntiAffinity.CORE)]
     assert allocate(demands, BIG.online, BIG, chain).cpus["new/c"] == CpuSet([32])

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.pool_members import DEFAULT, bound_nodes, container_milli, members, request_milli
-from state.cpu import CpuWish
+from state.cpu import CpuPreferences
 from state.model import ContainerKind, Pod, PodClass, Resources, RuntimeSpec
 from state.topology import uniform
 from tests.reconciler.nodes import container, cpus, pod
@@ -18,7 +18,7 @@ ALL = CpuSet.span(8)
 
 def asking(uid: str, milli: int = 1000, cls: PodClass = PodClass.SHARED, **wish: object) -> Pod:
     one = pod(uid, container("main", requests=Resources(cpu_milli=milli)), cls=cls)
-    return replace(one, wish=CpuWish(**wish))  # type: ignore[arg-type]
+    return replace(one, wish=CpuPreferences(**wish))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from cgroupfs.cpuset import CpuSet
 from reconciler.placement.provision import (
     USAGE,
     CpiGains,
-    Indicator,
     PidConfig,
+    PidIndicator,
     ProvisionConfig,
     ProvisionPolicy,
     demand,
@@ -47,7 +47,7 @@ def ask(
     pods: list[Pod],
     uses: Uses,
     previous: PoolSize | None = None,
-    indicators: Mapping[str, Indicator] | None = None,
+    indicators: Mapping[str, PidIndicator] | None = None,
     **more: Any,
 ) -> int:
     config = ProvisionConfig(policy=policy)
@@ -115,38 +115,42 @@ def test_dynamic_quota_and_the_budget_law_are_one_formula() -> None:
 @pytest.mark.parametrize(
     ("indicators", "wanted"),
     [
-        pytest.param({USAGE: Indicator(0.60, 0.6)}, 10000, id="at the target"),
-        pytest.param({USAGE: Indicator(0.604, 0.6)}, 10000, id="in the dead band above"),
-        pytest.param({USAGE: Indicator(0.57, 0.6)}, 10000, id="in the dead band below"),
-        pytest.param({USAGE: Indicator(0.90, 0.6)}, 14055, id="half too full: ln 1.5 of its size more"),
-        pytest.param({USAGE: Indicator(0.50, 0.6)}, 9271, id="too empty: slower down than up"),
-        pytest.param({USAGE: Indicator(0.001, 0.6)}, 8000, id="never more than 2 CPUs down"),
-        pytest.param({"cpi": Indicator(100.0, 1.0)}, 20000, id="never more than 10 CPUs up"),
-        pytest.param({USAGE: Indicator(0.0, 0.6)}, 8000, id="nothing has no logarithm"),
-        pytest.param({USAGE: Indicator(0.3, 0.6), "cpi": Indicator(1.2, 1.0)}, 11823, id="the largest wins"),
-        pytest.param({USAGE: Indicator(None, 0.6)}, 10000, id="unknown: no change"),
-        pytest.param({USAGE: Indicator(0.1, 0.6, 16.0)}, 10000, id="old: no change"),
-        pytest.param({USAGE: Indicator(0.1, 0.6, None)}, 10000, id="of unknown age: no change"),
-        pytest.param({USAGE: Indicator(0.1, 0.6), "cpi": Indicator(None, 1.0)}, 10000, id="one unknown: never down"),
-        pytest.param({USAGE: Indicator(0.9, 0.6), "cpi": Indicator(None, 1.0)}, 14055, id="one unknown: still up"),
-        pytest.param({USAGE: Indicator(0.9, 0.0)}, 10000, id="no target to divide by"),
-        pytest.param({"stale_after_s": Indicator(9.0, 1.0)}, 10000, id="a setting is no indicator"),
-        pytest.param({"rainfall": Indicator(9.0, 1.0)}, 10000, id="nobody has gains for it"),
+        pytest.param({USAGE: PidIndicator(0.60, 0.6)}, 10000, id="at the target"),
+        pytest.param({USAGE: PidIndicator(0.604, 0.6)}, 10000, id="in the dead band above"),
+        pytest.param({USAGE: PidIndicator(0.57, 0.6)}, 10000, id="in the dead band below"),
+        pytest.param({USAGE: PidIndicator(0.90, 0.6)}, 14055, id="half too full: ln 1.5 of its size more"),
+        pytest.param({USAGE: PidIndicator(0.50, 0.6)}, 9271, id="too empty: slower down than up"),
+        pytest.param({USAGE: PidIndicator(0.001, 0.6)}, 8000, id="never more than 2 CPUs down"),
+        pytest.param({"cpi": PidIndicator(100.0, 1.0)}, 20000, id="never more than 10 CPUs up"),
+        pytest.param({USAGE: PidIndicator(0.0, 0.6)}, 8000, id="nothing has no logarithm"),
+        pytest.param({USAGE: PidIndicator(0.3, 0.6), "cpi": PidIndicator(1.2, 1.0)}, 11823, id="the largest wins"),
+        pytest.param({USAGE: PidIndicator(None, 0.6)}, 10000, id="unknown: no change"),
+        pytest.param({USAGE: PidIndicator(0.1, 0.6, 16.0)}, 10000, id="old: no change"),
+        pytest.param({USAGE: PidIndicator(0.1, 0.6, None)}, 10000, id="of unknown age: no change"),
+        pytest.param(
+            {USAGE: PidIndicator(0.1, 0.6), "cpi": PidIndicator(None, 1.0)}, 10000, id="one unknown: never down"
+        ),
+        pytest.param(
+            {USAGE: PidIndicator(0.9, 0.6), "cpi": PidIndicator(None, 1.0)}, 14055, id="one unknown: still up"
+        ),
+        pytest.param({USAGE: PidIndicator(0.9, 0.0)}, 10000, id="no target to divide by"),
+        pytest.param({"stale_after_s": PidIndicator(9.0, 1.0)}, 10000, id="a setting is no indicator"),
+        pytest.param({"rainfall": PidIndicator(9.0, 1.0)}, 10000, id="nobody has gains for it"),
         pytest.param({}, 10000, id="nothing at all"),
     ],
 )
-def test_a_pid_step(indicators: Mapping[str, Indicator], wanted: int) -> None:
+def test_a_pid_step(indicators: Mapping[str, PidIndicator], wanted: int) -> None:
     assert pid_step(indicators, size(10), NOW, PID)[0] == wanted
 
 
 def test_gains_are_settings() -> None:
     config = replace(PID, cpi=CpiGains(up=2.0, above=0.5))
-    assert pid_step({"cpi": Indicator(1.4, 1.0)}, size(10), NOW, config)[0] == 10000
-    assert pid_step({"cpi": Indicator(1.6, 1.0)}, size(10), NOW, config)[0] == 19400
+    assert pid_step({"cpi": PidIndicator(1.4, 1.0)}, size(10), NOW, config)[0] == 10000
+    assert pid_step({"cpi": PidIndicator(1.6, 1.0)}, size(10), NOW, config)[0] == 19400
 
 
 def test_asking_often_adds_nothing_up() -> None:
-    told = {pid_step({USAGE: Indicator(0.9, 0.6)}, size(10), NOW + index / 10, PID) for index in range(20)}
+    told = {pid_step({USAGE: PidIndicator(0.9, 0.6)}, size(10), NOW + index / 10, PID) for index in range(20)}
     assert len(told) == 1
 
 
@@ -160,12 +164,12 @@ def test_asking_often_adds_nothing_up() -> None:
     ],
 )
 def test_a_change_shows_before_the_next_one(now: float, age: float, wanted: int) -> None:
-    assert pid_step({USAGE: Indicator(0.9, 0.6, age)}, size(10, changed_at=1000.0), now, PID)[0] == wanted
+    assert pid_step({USAGE: PidIndicator(0.9, 0.6, age)}, size(10, changed_at=1000.0), now, PID)[0] == wanted
 
 
 def test_a_size_that_is_cut_does_not_wind_up() -> None:
     cut = size(4, 50_000)
-    assert pid_step({USAGE: Indicator(0.9, 0.6)}, cut, NOW, PID)[0] == 4000 + 1622
+    assert pid_step({USAGE: PidIndicator(0.9, 0.6)}, cut, NOW, PID)[0] == 4000 + 1622
 
 
 def test_no_indicator_at_all_is_the_estimate_and_never_down() -> None:
@@ -205,13 +209,13 @@ def test_with_the_regulator_a_steady_load_comes_to_rest(cpus: int, used: int) ->
 
 
 _INDICATOR = st.builds(
-    Indicator, st.none() | st.floats(0, 100), st.floats(0.01, 100), st.none() | st.sampled_from([0.0, 5.0, 16.0])
+    PidIndicator, st.none() | st.floats(0, 100), st.floats(0.01, 100), st.none() | st.sampled_from([0.0, 5.0, 16.0])
 )
 _NAMES = st.sampled_from([USAGE, "cpi", "cpu_sched_wait", "other"])
 
 
 @given(st.dictionaries(_NAMES, _INDICATOR), st.integers(0, 256), st.integers(0, 300_000), st.floats(0, 2000))
-def test_steps_are_bounded(told: dict[str, Indicator], cpus: int, wanted: int, changed_at: float) -> None:
+def test_steps_are_bounded(told: dict[str, PidIndicator], cpus: int, wanted: int, changed_at: float) -> None:
     before = size(cpus, wanted, changed_at)
     found, _ = pid_step(told, before, NOW, PID)
     start = min(wanted, cpus * 1000)
@@ -219,8 +223,8 @@ def test_steps_are_bounded(told: dict[str, Indicator], cpus: int, wanted: int, c
 
 
 @given(st.dictionaries(_NAMES, _INDICATOR, min_size=1), _NAMES.filter(lambda name: name != "other"))
-def test_a_missing_indicator_never_lowers(told: dict[str, Indicator], name: str) -> None:
-    hidden = {**told, name: Indicator(None, 1.0)}
+def test_a_missing_indicator_never_lowers(told: dict[str, PidIndicator], name: str) -> None:
+    hidden = {**told, name: PidIndicator(None, 1.0)}
     assert pid_step(hidden, size(10), NOW, PID)[0] >= 10_000
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.hints import CPU, EXACT, Hints, merge
-from reconciler.placement.resource_hints import Supply, cpus, fewest, fixed, hints_of, memory
+from reconciler.placement.hints import CPU, EXACT, ResourceHints, merge
+from reconciler.placement.resource_hints import ResourceCapacity, cpus, fewest, fixed, hints_of, memory
 from state.cpu import TopologyPolicy
 from state.kubelet import MemoryManagerState, MemoryNode, MemoryTable
 from state.topology import uniform
@@ -14,12 +14,12 @@ from state.topology import uniform
 GIB = 2**30
 
 
-def supply(name: str, request: int, free: Sequence[int], total: Sequence[int] | int) -> Supply:
+def supply(name: str, request: int, free: Sequence[int], total: Sequence[int] | int) -> ResourceCapacity:
     every = [total] * len(free) if isinstance(total, int) else total
-    return Supply(name=name, request=request, free=dict(enumerate(free)), total=dict(enumerate(every)))
+    return ResourceCapacity(name=name, request=request, free=dict(enumerate(free)), total=dict(enumerate(every)))
 
 
-def shown(hints: Hints) -> str | None:
+def shown(hints: ResourceHints) -> str | None:
     if hints.hints is None:
         return None
     return " ".join(f"{hint.nodes}{'*' * hint.preferred}" for hint in hints.hints)
@@ -59,7 +59,7 @@ def test_aligned_by_socket_all_sets_within_as_few_sockets_are_preferred() -> Non
 
 def test_a_leaning_supply_scores_what_is_left() -> None:
     machine = uniform(nodes=2, cores=4)
-    packed = Supply(name="cpu", request=1, total={0: 4, 1: 4}, free={0: 4, 1: 2}, lean=-1)
+    packed = ResourceCapacity(name="cpu", request=1, total={0: 4, 1: 4}, free={0: 4, 1: 2}, lean=-1)
     (hints,), _ = hints_of([packed], machine)
     assert [(str(hint.nodes), hint.score) for hint in hints.hints or ()] == [("0", -3), ("1", -1), ("0-1", -5)]
     assert merge([hints], TopologyPolicy.BEST_EFFORT, CpuSet.span(2)).nodes == CpuSet((1,))
@@ -174,7 +174,7 @@ def test_the_sets_and_the_steps_on_large_machines_are_bounded(count: int, resour
 def test_a_resource_that_is_short_everywhere_says_so_on_a_large_machine() -> None:
     machine = uniform(nodes=16, cores=32)
     (hints,), _ = hints_of([cpus(machine, CpuSet(), 1)], machine)
-    assert hints == Hints(name=CPU, hints=())
+    assert hints == ResourceHints(name=CPU, hints=())
 
 
 asked = st.tuples(st.integers(0, 20), amounts(6), amounts(6), st.integers(-1, 1))
@@ -187,7 +187,7 @@ def test_the_fewest_hints_merge_as_all_do(
     drawn: list[tuple[int, list[int], list[int], int]], policy: TopologyPolicy
 ) -> None:
     supplies = [
-        Supply(
+        ResourceCapacity(
             name=f"r{place}",
             request=request_,
             free=dict(enumerate(free)),
@@ -228,6 +228,6 @@ def test_the_fewest_hints_merge_as_all_do(
     ],
     ids=["both", "cpu decides", "two nodes", "nowhere", "unlike needs", "no request", "wide on many", "one of many"],
 )
-def test_the_fewest_hints_are_those_that_all_prefer(supplies: list[Supply], found: str | None) -> None:
+def test_the_fewest_hints_are_those_that_all_prefer(supplies: list[ResourceCapacity], found: str | None) -> None:
     few = fewest(supplies)
     assert (None if few is None else shown(few.hints[0])) == found

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from reconciler.placement.sizes import Fitted, SizeConfig, fit, granted, regulate
+from reconciler.placement.sizes import FittedSizes, SizeConfig, fit, granted, regulate
 from state.cpu import PoolSize
 
 PLAIN = SizeConfig(headroom_percent=0, headroom_milli=0, minimum_cpus=1)
@@ -148,15 +148,15 @@ def test_what_the_cut_leaves_is_remembered_once() -> None:
 )
 def test_the_cut(sizes: dict[str, int], available: int, minimums: dict[str, int], expected: dict[str, int]) -> None:
     found = fit(sizes, available, minimums)
-    assert found == Fitted(sizes=expected)
+    assert found == FittedSizes(sizes=expected)
     assert list(found.sizes) == sorted(sizes)
 
 
 def test_fewer_cpus_than_pools_are_shared_by_those_that_ask_for_least() -> None:
     sizes = {"a": 1, "b": 9, "c": 1, "d": 4}
-    assert fit(sizes, 3, {}) == Fitted(sizes={"b": 1, "d": 1}, shared=("a", "c"), shared_cpus=1)
-    assert fit(sizes, 1, {}) == Fitted(sizes={}, shared=("a", "b", "c", "d"), shared_cpus=1)
-    assert fit(sizes, 0, {}) == Fitted(sizes={}, shared=("a", "b", "c", "d"), shared_cpus=0)
+    assert fit(sizes, 3, {}) == FittedSizes(sizes={"b": 1, "d": 1}, shared=("a", "c"), shared_cpus=1)
+    assert fit(sizes, 1, {}) == FittedSizes(sizes={}, shared=("a", "b", "c", "d"), shared_cpus=1)
+    assert fit(sizes, 0, {}) == FittedSizes(sizes={}, shared=("a", "b", "c", "d"), shared_cpus=0)
     assert fit(sizes, -1, {}) == fit(sizes, 0, {})
 
 

@@ -1,6 +1,6 @@
 from cgroupfs.naming import QosClass
-from reconciler.pods.assemble import ContainerFacts, PodInput, assemble, merge_metas
-from reconciler.pods.selectors import Rules
+from reconciler.pods.assemble import ContainerInput, PodInput, assemble, merge_metas
+from reconciler.pods.selectors import ClassRules
 from state.model import (
     ContainerKind,
     ContainerMeta,
@@ -16,7 +16,7 @@ UID = "11111111-1111-4111-8111-111111111111"
 GROUP = GroupRef(path=f"/kubepods/besteffort/pod{UID}", inode=7)
 
 
-def known(*metas: PodMeta, facts: dict[str, ContainerFacts] | None = None, exclusive: bool = False) -> PodInput:
+def known(*metas: PodMeta, facts: dict[str, ContainerInput] | None = None, exclusive: bool = False) -> PodInput:
     return PodInput(
         uid=UID,
         qos=QosClass.BESTEFFORT,
@@ -29,7 +29,7 @@ def known(*metas: PodMeta, facts: dict[str, ContainerFacts] | None = None, exclu
 
 
 def test_a_pod_known_by_its_directory_alone_has_the_class_of_its_qos() -> None:
-    pod = assemble(known(), Rules())
+    pod = assemble(known(), ClassRules())
     assert pod.pod_class is PodClass.RECLAIMED
     assert pod.title == UID
     assert pod.meta_source == "cgroup"
@@ -48,7 +48,7 @@ def test_each_field_comes_from_the_strongest_source_that_tells_it() -> None:
         {},
         "10.0.0.7",
     )
-    assert assemble(known(bundle, cri), Rules()).ip == "10.0.0.7"
+    assert assemble(known(bundle, cri), ClassRules()).ip == "10.0.0.7"
     stronger = merge_metas(UID, [cri, PodMeta(uid=UID, source="kubelet", ip="10.0.0.8")])
     assert stronger is not None
     assert stronger.ip == "10.0.0.8"
@@ -70,7 +70,7 @@ def test_the_ids_of_one_source_meet_the_requests_of_another() -> None:
         source="cri",
         containers=(ContainerMeta(name="main", id="aa"), ContainerMeta(name="setup", id="bb")),
     )
-    pod = assemble(known(cri, kubelet), Rules())
+    pod = assemble(known(cri, kubelet), ClassRules())
     assert [(one.name, one.kind, one.requests.batch_cpu_milli) for one in pod.containers] == [
         ("main", ContainerKind.APP, 500),
         ("setup", ContainerKind.INIT, None),
@@ -80,10 +80,10 @@ def test_the_ids_of_one_source_meet_the_requests_of_another() -> None:
 def test_a_bundle_tells_the_sandbox_and_that_the_runtime_is_not_done() -> None:
     spec = RuntimeSpec(shares=2)
     facts = {
-        "aa": ContainerFacts(kind=ContainerKind.SANDBOX),
-        "bb": ContainerFacts(kind=ContainerKind.APP, name="main", spec=spec, settled=False),
+        "aa": ContainerInput(kind=ContainerKind.SANDBOX),
+        "bb": ContainerInput(kind=ContainerKind.APP, name="main", spec=spec, settled=False),
     }
-    sandbox, main = assemble(known(facts=facts), Rules()).containers
+    sandbox, main = assemble(known(facts=facts), ClassRules()).containers
     assert (sandbox.kind, sandbox.phase) == (ContainerKind.SANDBOX, Phase.SETTLED)
     assert (main.kind, main.phase, main.name, main.spec) == (
         ContainerKind.APP,
@@ -94,4 +94,4 @@ def test_a_bundle_tells_the_sandbox_and_that_the_runtime_is_not_done() -> None:
 
 
 def test_exclusive_cpus_make_a_pod_dedicated() -> None:
-    assert assemble(known(PodMeta(uid=UID, source="cri"), exclusive=True), Rules()).pod_class is PodClass.DEDICATED
+    assert assemble(known(PodMeta(uid=UID, source="cri"), exclusive=True), ClassRules()).pod_class is PodClass.DEDICATED

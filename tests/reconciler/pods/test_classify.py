@@ -4,14 +4,14 @@ import msgspec
 import pytest
 
 from cgroupfs.naming import QosClass
-from reconciler.pods.classify import PodFacts, classify, facts_of, merge_rules
+from reconciler.pods.classify import ClassificationInput, classify, facts_of, merge_rules
 from reconciler.pods.selectors import (
+    ClassOverride,
+    ClassRules,
     ClassSelector,
     LabelSelector,
-    Operator,
-    Override,
-    Requirement,
-    Rules,
+    SelectorOperator,
+    SelectorRequirement,
     any_glob,
     pod_glob,
 )
@@ -21,7 +21,7 @@ KATALYST = "katalyst.kubewharf.io/qos_level"
 KOORDINATOR = "koordinator.sh/qosClass"
 QOS_LEVEL = "volcano.sh/qos-level"
 PREEMPTABLE = "volcano.sh/preemptable"
-NONE = Rules()
+NONE = ClassRules()
 
 
 def pod(
@@ -36,8 +36,8 @@ def pod(
     static: bool = False,
     exclusive: bool = False,
     problems: tuple[str, ...] = (),
-) -> PodFacts:
-    return PodFacts(
+) -> ClassificationInput:
+    return ClassificationInput(
         uid="u-1",
         qos=QosClass(qos),
         labels=labels,
@@ -91,13 +91,13 @@ def pod(
         (pod(qos="BestEffort"), "reclaimed", "kubernetes QoS: BestEffort"),
     ],
 )
-def test_each_source_alone_gives_its_class(facts: PodFacts, pod_class: str, source: str) -> None:
+def test_each_source_alone_gives_its_class(facts: ClassificationInput, pod_class: str, source: str) -> None:
     result = classify(facts, NONE)
     assert (str(result.pod_class), result.source, result.problems, result.certain) == (pod_class, source, (), True)
 
 
 def test_precedence_runs_from_override_down_to_qos() -> None:
-    override = Override(pod_class=PodClass.SYSTEM, uid="u-1")
+    override = ClassOverride(pod_class=PodClass.SYSTEM, uid="u-1")
     selector = ClassSelector(pod_class=PodClass.RECLAIMED, namespaces=("default",))
     everything = pod(
         qos="BestEffort",
@@ -106,9 +106,9 @@ def test_precedence_runs_from_override_down_to_qos() -> None:
         priority_class="system-node-critical",
         exclusive=True,
     )
-    rules = Rules(overrides=(override,), selectors=(selector,))
+    rules = ClassRules(overrides=(override,), selectors=(selector,))
     order: list[str] = [classify(everything, rules).source]
-    rules = Rules(selectors=(selector,))
+    rules = ClassRules(selectors=(selector,))
     order.append(classify(everything, rules).source)
     weaker = msgspec.structs.replace(everything, annotations={QOS_LEVEL: "BE"})
     order.append(classify(weaker, rules).source)
@@ -168,10 +168,10 @@ def test_a_system_pod_with_cpus_of_its_own_is_no_contradiction() -> None:
 
 def test_an_override_contradicts_marks_on_purpose_but_not_another_override() -> None:
     facts = pod(labels={KOORDINATOR: "BE"})
-    one = Override(pod_class=PodClass.SHARED, pod="default/web-*", origin="classes.yaml:3:3")
-    two = Override(pod_class=PodClass.DEDICATED, uid="u-1")
-    assert classify(facts, Rules(overrides=(one,))).problems == ()
-    result = classify(facts, Rules(overrides=(one, two)))
+    one = ClassOverride(pod_class=PodClass.SHARED, pod="default/web-*", origin="classes.yaml:3:3")
+    two = ClassOverride(pod_class=PodClass.DEDICATED, uid="u-1")
+    assert classify(facts, ClassRules(overrides=(one,))).problems == ()
+    result = classify(facts, ClassRules(overrides=(one, two)))
     assert result.pod_class is PodClass.SHARED
     assert result.source == "override: default/web-* (classes.yaml:3:3)"
     assert result.problems == (
@@ -201,7 +201,7 @@ def test_an_override_contradicts_marks_on_purpose_but_not_another_override() -> 
         ),
     ],
 )
-def test_a_broken_mark_is_one_message_and_the_pod_still_gets_a_class(facts: PodFacts, message: str) -> None:
+def test_a_broken_mark_is_one_message_and_the_pod_still_gets_a_class(facts: ClassificationInput, message: str) -> None:
     result = classify(facts, NONE)
     assert result.problems == (message,)
     assert (result.pod_class, result.source) == (PodClass.SHARED, "kubernetes QoS: Burstable")
@@ -236,20 +236,20 @@ def test_facts_take_the_qos_of_the_path_not_of_the_list() -> None:
 @pytest.mark.parametrize(
     ("first", "certain"),
     [
-        (Override(pod_class=PodClass.SYSTEM, labels=LabelSelector(match_labels={"a": "b"})), False),
-        (Override(pod_class=PodClass.SYSTEM, pod="x/*"), False),
-        (Override(pod_class=PodClass.SYSTEM, uid="other"), True),
+        (ClassOverride(pod_class=PodClass.SYSTEM, labels=LabelSelector(match_labels={"a": "b"})), False),
+        (ClassOverride(pod_class=PodClass.SYSTEM, pod="x/*"), False),
+        (ClassOverride(pod_class=PodClass.SYSTEM, uid="other"), True),
     ],
 )
-def test_an_override_by_uid_is_certain_unless_an_earlier_one_may_yet_fit(first: Override, certain: bool) -> None:
-    by_uid = Override(pod_class=PodClass.SHARED, uid="u-1")
-    after = Override(pod_class=PodClass.SYSTEM, pod="y/*")
-    result = classify(facts_of("u-1", QosClass.BESTEFFORT), Rules(overrides=(first, by_uid, after)))
+def test_an_override_by_uid_is_certain_unless_an_earlier_one_may_yet_fit(first: ClassOverride, certain: bool) -> None:
+    by_uid = ClassOverride(pod_class=PodClass.SHARED, uid="u-1")
+    after = ClassOverride(pod_class=PodClass.SYSTEM, pod="y/*")
+    result = classify(facts_of("u-1", QosClass.BESTEFFORT), ClassRules(overrides=(first, by_uid, after)))
     assert (result.pod_class, result.certain) == (PodClass.SHARED, certain)
 
 
-def selects(selector: ClassSelector, facts: PodFacts) -> bool:
-    return classify(facts, Rules(selectors=(selector,))).pod_class is selector.pod_class
+def selects(selector: ClassSelector, facts: ClassificationInput) -> bool:
+    return classify(facts, ClassRules(selectors=(selector,))).pod_class is selector.pod_class
 
 
 SYSTEM = PodClass.SYSTEM
@@ -270,28 +270,28 @@ SYSTEM = PodClass.SYSTEM
         (ClassSelector(pod_class=SYSTEM, labels=LabelSelector(match_labels={"a": "1"})), pod(labels=None), False),
     ],
 )
-def test_a_selector_needs_all_its_parts(selector: ClassSelector, facts: PodFacts, expected: bool) -> None:
+def test_a_selector_needs_all_its_parts(selector: ClassSelector, facts: ClassificationInput, expected: bool) -> None:
     assert selects(selector, facts) is expected
 
 
 @pytest.mark.parametrize(
     ("operator", "values", "labels", "expected"),
     [
-        (Operator.IN, ("1", "2"), {"k": "2"}, True),
-        (Operator.IN, ("1", "2"), {}, False),
-        (Operator.NOT_IN, ("1",), {"k": "2"}, True),
-        (Operator.NOT_IN, ("1",), {"k": "1"}, False),
-        (Operator.NOT_IN, ("1",), {}, True),
-        (Operator.EXISTS, (), {"k": ""}, True),
-        (Operator.EXISTS, (), {}, False),
-        (Operator.DOES_NOT_EXIST, (), {}, True),
-        (Operator.DOES_NOT_EXIST, (), {"k": ""}, False),
+        (SelectorOperator.IN, ("1", "2"), {"k": "2"}, True),
+        (SelectorOperator.IN, ("1", "2"), {}, False),
+        (SelectorOperator.NOT_IN, ("1",), {"k": "2"}, True),
+        (SelectorOperator.NOT_IN, ("1",), {"k": "1"}, False),
+        (SelectorOperator.NOT_IN, ("1",), {}, True),
+        (SelectorOperator.EXISTS, (), {"k": ""}, True),
+        (SelectorOperator.EXISTS, (), {}, False),
+        (SelectorOperator.DOES_NOT_EXIST, (), {}, True),
+        (SelectorOperator.DOES_NOT_EXIST, (), {"k": ""}, False),
     ],
 )
 def test_expressions_mean_what_they_mean_in_kubernetes(
-    operator: Operator, values: tuple[str, ...], labels: dict[str, str], expected: bool
+    operator: SelectorOperator, values: tuple[str, ...], labels: dict[str, str], expected: bool
 ) -> None:
-    requirement = Requirement(key="k", operator=operator, values=values)
+    requirement = SelectorRequirement(key="k", operator=operator, values=values)
     assert requirement.matches(labels) is expected
     selector = LabelSelector(match_expressions=(requirement,))
     assert selects(ClassSelector(pod_class=SYSTEM, labels=selector), pod(labels=labels)) is expected
@@ -300,7 +300,7 @@ def test_expressions_mean_what_they_mean_in_kubernetes(
 def test_the_first_selector_that_fits_wins_without_complaint() -> None:
     first = ClassSelector(pod_class=PodClass.SHARED, namespaces=("default",), name="web first")
     second = ClassSelector(pod_class=PodClass.RECLAIMED, namespaces=("*",))
-    result = classify(pod(), Rules(selectors=(first, second)))
+    result = classify(pod(), ClassRules(selectors=(first, second)))
     assert (result.pod_class, result.source, result.problems) == (PodClass.SHARED, "selector: web first", ())
 
 
@@ -317,7 +317,7 @@ def test_rules_read_from_plain_data_with_the_words_of_kubernetes() -> None:
                 }
             ],
         },
-        Rules,
+        ClassRules,
     )
     assert rules.selectors[0].title == "batch low a=b k Exists"
     assert rules.overrides[0].pod_class is PodClass.SYSTEM
@@ -326,16 +326,16 @@ def test_rules_read_from_plain_data_with_the_words_of_kubernetes() -> None:
 @pytest.mark.parametrize(
     ("entry", "kind", "message"),
     [
-        ({"class": "online", "uid": "1"}, Override, "online"),
-        ({"class": "shared"}, Override, "needs uid, pod or labels"),
-        ({"class": "shared", "pod": "web"}, Override, "namespace/name"),
-        ({"class": "shared", "pod": "a/b", "x": 1}, Override, "unknown field `x`"),
-        ({"class": "shared", "labels": {"match_labels": {}}}, Override, "unknown field `match_labels`"),
+        ({"class": "online", "uid": "1"}, ClassOverride, "online"),
+        ({"class": "shared"}, ClassOverride, "needs uid, pod or labels"),
+        ({"class": "shared", "pod": "web"}, ClassOverride, "namespace/name"),
+        ({"class": "shared", "pod": "a/b", "x": 1}, ClassOverride, "unknown field `x`"),
+        ({"class": "shared", "labels": {"match_labels": {}}}, ClassOverride, "unknown field `match_labels`"),
         ({"class": "shared"}, ClassSelector, "needs namespaces"),
         ({"class": "shared", "namespaces": "batch"}, ClassSelector, "Expected `array`"),
-        ({"key": "k", "operator": "In"}, Requirement, "needs values"),
-        ({"key": "k", "operator": "Exists", "values": ["1"]}, Requirement, "takes no values"),
-        ({"key": "k", "operator": "Gt"}, Requirement, "Gt"),
+        ({"key": "k", "operator": "In"}, SelectorRequirement, "needs values"),
+        ({"key": "k", "operator": "Exists", "values": ["1"]}, SelectorRequirement, "takes no values"),
+        ({"key": "k", "operator": "Gt"}, SelectorRequirement, "Gt"),
     ],
 )
 def test_rules_that_cannot_be_meant_are_refused(entry: object, kind: type, message: str) -> None:
@@ -353,8 +353,8 @@ def test_globs_do_not_reach_over_the_slash_and_unknown_names_fit_none() -> None:
 
 
 def test_the_configurations_overrides_come_before_the_files() -> None:
-    one, two = Override(pod_class=PodClass.SHARED, uid="1"), Override(pod_class=PodClass.SYSTEM, uid="1")
-    assert merge_rules(Rules(overrides=(one,)), (two,)).overrides == (one, two)
+    one, two = ClassOverride(pod_class=PodClass.SHARED, uid="1"), ClassOverride(pod_class=PodClass.SYSTEM, uid="1")
+    assert merge_rules(ClassRules(overrides=(one,)), (two,)).overrides == (one, two)
 
 
 LAST = LastClass(pod_class=PodClass.RECLAIMED, source="label x=BE")
@@ -371,7 +371,7 @@ def test_a_pod_whose_labels_cannot_be_read_keeps_its_last_class(
     assert (found.pod_class, found.certain, found.last) == (PodClass.RECLAIMED, False, LAST)
     assert found.source.startswith(LAST.source)
     assert len(found.problems) == 1
-    override = Rules(overrides=(Override(uid="u-1", pod_class=PodClass.SHARED),))
+    override = ClassRules(overrides=(ClassOverride(uid="u-1", pod_class=PodClass.SHARED),))
     assert (classify(facts, override).pod_class, classify(facts, override).last) == (PodClass.SHARED, LAST)
 
 
@@ -380,7 +380,7 @@ def test_what_is_read_now_counts_more_than_the_last_class_and_becomes_it() -> No
     found = classify(facts, NONE)
     assert (found.pod_class, found.certain) == (PodClass.SHARED, True)
     assert found.last == LastClass(pod_class=PodClass.SHARED, source=found.source)
-    override = Rules(overrides=(Override(uid="u-1", pod_class=PodClass.SYSTEM),))
+    override = ClassRules(overrides=(ClassOverride(uid="u-1", pod_class=PodClass.SYSTEM),))
     assert classify(facts, override).last == found.last, "an override is no reading"
 
 

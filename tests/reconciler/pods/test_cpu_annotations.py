@@ -20,8 +20,8 @@ from reconciler.pods.cpu_annotations import (
     RESOURCE_STATUS,
     wish_of,
 )
-from reconciler.pods.selectors import Rules
-from state.cpu import Apart, Burst, CpuWish, TopologyPolicy
+from reconciler.pods.selectors import ClassRules
+from state.cpu import AntiAffinity, BurstLimit, CpuPreferences, TopologyPolicy
 from state.model import GroupRef, PodClass, PodMeta
 
 JSON_NAMES = (CPU_ENHANCEMENT, MEMORY_ENHANCEMENT, RESOURCE_STATUS, RESOURCE_SPEC, NUMA_TOPOLOGY_SPEC, CPU_BURST)
@@ -38,40 +38,40 @@ FIELDS = (
 @pytest.mark.parametrize(
     ("annotations", "wish"),
     [
-        ({}, CpuWish()),
-        ({"some.one/else": "{"}, CpuWish()),
-        ({CPU_ENHANCEMENT: '{"cpuset_pool":"batch"}'}, CpuWish(pool="batch")),
-        ({CPU_ENHANCEMENT: '{"cpuset_pool":"share"}'}, CpuWish(pool="share")),
-        ({CPU_ENHANCEMENT: '{"suppression_tolerance_rate":"x","cpuset_pool":null}'}, CpuWish()),
-        ({CPU_ENHANCEMENT: '{"numa_share":"false"}'}, CpuWish(numa_share=False)),
-        ({CPU_ENHANCEMENT: '{"cpu_burst_policy":"default"}'}, CpuWish()),
-        ({CPU_ENHANCEMENT: '{"cpu_burst_policy":"closed"}'}, CpuWish(burst_policy=Burst.CLOSED)),
+        ({}, CpuPreferences()),
+        ({"some.one/else": "{"}, CpuPreferences()),
+        ({CPU_ENHANCEMENT: '{"cpuset_pool":"batch"}'}, CpuPreferences(pool="batch")),
+        ({CPU_ENHANCEMENT: '{"cpuset_pool":"share"}'}, CpuPreferences(pool="share")),
+        ({CPU_ENHANCEMENT: '{"suppression_tolerance_rate":"x","cpuset_pool":null}'}, CpuPreferences()),
+        ({CPU_ENHANCEMENT: '{"numa_share":"false"}'}, CpuPreferences(numa_share=False)),
+        ({CPU_ENHANCEMENT: '{"cpu_burst_policy":"default"}'}, CpuPreferences()),
+        ({CPU_ENHANCEMENT: '{"cpu_burst_policy":"closed"}'}, CpuPreferences(burst_policy=BurstLimit.CLOSED)),
         (
             {CPU_ENHANCEMENT: '{"cpu_burst_policy":"static","cpu_burst_percent":"50.9"}'},
-            CpuWish(burst_policy=Burst.STATIC, burst_percent=50),
+            CpuPreferences(burst_policy=BurstLimit.STATIC, burst_percent=50),
         ),
-        ({CPU_ENHANCEMENT: '{"cpu_burst_policy":"dynamic"}'}, CpuWish(burst_policy=Burst.AUTO)),
-        ({CPU_ENHANCEMENT: '{"cpu_burst_percent":"150"}'}, CpuWish(burst_percent=100)),
-        ({CPU_ENHANCEMENT: '{"cpu_burst_percent":"0"}'}, CpuWish(burst_percent=0)),
+        ({CPU_ENHANCEMENT: '{"cpu_burst_policy":"dynamic"}'}, CpuPreferences(burst_policy=BurstLimit.AUTO)),
+        ({CPU_ENHANCEMENT: '{"cpu_burst_percent":"150"}'}, CpuPreferences(burst_percent=100)),
+        ({CPU_ENHANCEMENT: '{"cpu_burst_percent":"0"}'}, CpuPreferences(burst_percent=0)),
         (
             {
                 CPU_ENHANCEMENT: (
                     '{"align_by_socket":"true","distribute_evenly_across_numa":"true","full_pcpus_pairing":"false"}'
                 )
             },
-            CpuWish(align_socket=True, distribute=True, full_cores=False),
+            CpuPreferences(align_socket=True, distribute=True, full_cores=False),
         ),
         (
             {MEMORY_ENHANCEMENT: '{"numa_binding":"true","numa_exclusive":"true","oom_priority":"3"}'},
-            CpuWish(numa_binding=True, numa_exclusive=True),
+            CpuPreferences(numa_binding=True, numa_exclusive=True),
         ),
-        ({NUMA_NUMBER: "2"}, CpuWish(node_count=2)),
-        ({NUMA_IDS: "0,2-3"}, CpuWish(nodes=(0, 2, 3))),
-        ({NUMA_BIND_RESULT: "-1"}, CpuWish()),
-        ({NUMA_BIND_RESULT: "1", NUMA_IDS: "0-3"}, CpuWish(nodes=(1,))),
-        ({NUMA_BIND_RESULT: "1,3"}, CpuWish(nodes=(1, 3))),
-        ({RESOURCE_STATUS: '{"cpuset":"4-5"}'}, CpuWish(cpus=CpuSet.parse("4-5"))),
-        ({RESOURCE_STATUS: '{"cpuset":""}'}, CpuWish()),
+        ({NUMA_NUMBER: "2"}, CpuPreferences(node_count=2)),
+        ({NUMA_IDS: "0,2-3"}, CpuPreferences(nodes=(0, 2, 3))),
+        ({NUMA_BIND_RESULT: "-1"}, CpuPreferences()),
+        ({NUMA_BIND_RESULT: "1", NUMA_IDS: "0-3"}, CpuPreferences(nodes=(1,))),
+        ({NUMA_BIND_RESULT: "1,3"}, CpuPreferences(nodes=(1, 3))),
+        ({RESOURCE_STATUS: '{"cpuset":"4-5"}'}, CpuPreferences(cpus=CpuSet.parse("4-5"))),
+        ({RESOURCE_STATUS: '{"cpuset":""}'}, CpuPreferences()),
         (
             {
                 RESOURCE_STATUS: json.dumps(
@@ -85,45 +85,48 @@ FIELDS = (
                     }
                 )
             },
-            CpuWish(nodes=(0, 2)),
+            CpuPreferences(nodes=(0, 2)),
         ),
         (
             {RESOURCE_SPEC: '{"requiredCPUBindPolicy":"FullPCPUs","preferredCPUBindPolicy":"SpreadByPCPUs"}'},
-            CpuWish(full_cores=True, strict_cores=True),
+            CpuPreferences(full_cores=True, strict_cores=True),
         ),
-        ({RESOURCE_SPEC: '{"preferredCPUBindPolicy":"FullPCPUs"}'}, CpuWish(full_cores=True)),
-        ({RESOURCE_SPEC: '{"preferredCPUBindPolicy":"SpreadByPCPUs"}'}, CpuWish(full_cores=False, spread_cores=True)),
-        ({RESOURCE_SPEC: '{"preferredCPUBindPolicy":"Default"}'}, CpuWish()),
-        ({RESOURCE_SPEC: '{"preferredCPUExclusivePolicy":"PCPULevel"}'}, CpuWish(apart=Apart.CORE)),
-        ({RESOURCE_SPEC: '{"preferredCPUExclusivePolicy":"NUMANodeLevel"}'}, CpuWish(apart=Apart.NODE)),
-        ({RESOURCE_SPEC: '{"preferredCPUExclusivePolicy":"None"}'}, CpuWish()),
+        ({RESOURCE_SPEC: '{"preferredCPUBindPolicy":"FullPCPUs"}'}, CpuPreferences(full_cores=True)),
+        (
+            {RESOURCE_SPEC: '{"preferredCPUBindPolicy":"SpreadByPCPUs"}'},
+            CpuPreferences(full_cores=False, spread_cores=True),
+        ),
+        ({RESOURCE_SPEC: '{"preferredCPUBindPolicy":"Default"}'}, CpuPreferences()),
+        ({RESOURCE_SPEC: '{"preferredCPUExclusivePolicy":"PCPULevel"}'}, CpuPreferences(apart=AntiAffinity.CORE)),
+        ({RESOURCE_SPEC: '{"preferredCPUExclusivePolicy":"NUMANodeLevel"}'}, CpuPreferences(apart=AntiAffinity.NODE)),
+        ({RESOURCE_SPEC: '{"preferredCPUExclusivePolicy":"None"}'}, CpuPreferences()),
         (
             {NUMA_TOPOLOGY_SPEC: '{"numaTopologyPolicy":"SingleNUMANode","singleNUMANodeExclusive":"Required"}'},
-            CpuWish(topology_policy=TopologyPolicy.SINGLE_NUMA_NODE),
+            CpuPreferences(topology_policy=TopologyPolicy.SINGLE_NUMA_NODE),
         ),
         (
             {NUMA_TOPOLOGY_SPEC: '{"numaTopologyPolicy":"Restricted"}'},
-            CpuWish(topology_policy=TopologyPolicy.RESTRICTED),
+            CpuPreferences(topology_policy=TopologyPolicy.RESTRICTED),
         ),
-        ({CPU_BURST: '{"policy":"none"}'}, CpuWish(burst_policy=Burst.CLOSED)),
+        ({CPU_BURST: '{"policy":"none"}'}, CpuPreferences(burst_policy=BurstLimit.CLOSED)),
         (
             {CPU_BURST: '{"policy":"cpuBurstOnly","cpuBurstPercent":1000}'},
-            CpuWish(burst_policy=Burst.STATIC, burst_percent=1000),
+            CpuPreferences(burst_policy=BurstLimit.STATIC, burst_percent=1000),
         ),
         (
             {CPU_BURST: '{"policy":"cfsQuotaBurstOnly","cfsQuotaBurstPercent":300,"cfsQuotaBurstPeriodSeconds":-1}'},
-            CpuWish(burst_policy=Burst.QUOTA, quota_burst_percent=300, quota_burst_s=-1),
+            CpuPreferences(burst_policy=BurstLimit.QUOTA, quota_burst_percent=300, quota_burst_s=-1),
         ),
-        ({CPU_BURST: '{"policy":"auto"}'}, CpuWish(burst_policy=Burst.AUTO)),
+        ({CPU_BURST: '{"policy":"auto"}'}, CpuPreferences(burst_policy=BurstLimit.AUTO)),
     ],
 )
-def test_what_an_annotation_asks(annotations: dict[str, str], wish: CpuWish) -> None:
+def test_what_an_annotation_asks(annotations: dict[str, str], wish: CpuPreferences) -> None:
     assert wish_of({}, annotations) == (wish, ())
 
 
 @pytest.mark.parametrize(("qos", "lends"), [("LSE", False), ("LSR", True), ("LS", None), ("nonsense", None)])
 def test_koordinators_class_tells_whether_be_may_use_the_cpus(qos: str, lends: bool | None) -> None:
-    assert wish_of({QOS_CLASS: qos}, {}) == (CpuWish(lends=lends), ())
+    assert wish_of({QOS_CLASS: qos}, {}) == (CpuPreferences(lends=lends), ())
 
 
 @pytest.mark.parametrize(
@@ -173,14 +176,14 @@ def test_koordinators_class_tells_whether_be_may_use_the_cpus(qos: str, lends: b
 )
 def test_a_broken_value_is_one_message_and_no_opinion(annotations: dict[str, str], message: str) -> None:
     wish, problems = wish_of({}, annotations)
-    assert wish == CpuWish()
+    assert wish == CpuPreferences()
     assert len(problems) == 1
     assert message in problems[0]
 
 
 def test_a_broken_field_leaves_the_others_of_its_annotation() -> None:
     wish, problems = wish_of({}, {CPU_ENHANCEMENT: '{"cpuset_pool":"reserve","full_pcpus_pairing":"true"}'})
-    assert wish == CpuWish(full_cores=True)
+    assert wish == CpuPreferences(full_cores=True)
     assert len(problems) == 1
 
 
@@ -194,7 +197,7 @@ def test_katalyst_is_stronger_and_a_disagreement_is_told() -> None:
             RESOURCE_SPEC: '{"preferredCPUBindPolicy":"FullPCPUs"}',
         },
     )
-    assert wish == CpuWish(nodes=(1,), cpus=CpuSet.parse("8-9"), full_cores=True)
+    assert wish == CpuPreferences(nodes=(1,), cpus=CpuSet.parse("8-9"), full_cores=True)
     assert problems == ("Katalyst's annotations say nodes 1, Koordinator's say 0: the first is stronger",)
 
 
@@ -238,7 +241,7 @@ def test_an_assembled_pod_has_its_wish_and_the_messages_among_its_problems() -> 
     )
     group = GroupRef(path=f"/kubepods/burstable/pod{uid}")
     known = PodInput(uid=uid, qos=QosClass.BURSTABLE, group=group, containers={}, metas=[meta])
-    pod = assemble(known, Rules())
+    pod = assemble(known, ClassRules())
     assert pod.pod_class is PodClass.DEDICATED
-    assert pod.wish == CpuWish(nodes=(1,), lends=True)
+    assert pod.wish == CpuPreferences(nodes=(1,), lends=True)
     assert [message for message in pod.classification.problems if "cpuset_pool" in message]

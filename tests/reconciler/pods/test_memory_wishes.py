@@ -1,26 +1,26 @@
 import pytest
 
 from reconciler.pods.cpu_annotations import MEMORY_ENHANCEMENT, MEMORY_QOS, OOM_SCORE_ADJ, memory_wish_of
-from state.memory import MemoryWish
+from state.memory import MemoryPreferences
 
 
 @pytest.mark.parametrize(
     ("annotations", "wish"),
     [
-        ({}, MemoryWish()),
-        ({"some.one/else": "{"}, MemoryWish()),
-        ({MEMORY_QOS: '{"policy":"auto","wmarkRatio":95}'}, MemoryWish()),
-        ({MEMORY_QOS: '{"policy":"none"}'}, MemoryWish(off=True)),
+        ({}, MemoryPreferences()),
+        ({"some.one/else": "{"}, MemoryPreferences()),
+        ({MEMORY_QOS: '{"policy":"auto","wmarkRatio":95}'}, MemoryPreferences()),
+        ({MEMORY_QOS: '{"policy":"none"}'}, MemoryPreferences(off=True)),
         (
             {MEMORY_QOS: '{"minLimitPercent":10,"lowLimitPercent":20,"throttlingPercent":80,"oomKillGroup":1}'},
-            MemoryWish(min_percent=10, low_percent=20, throttling_percent=80, oom_group=True),
+            MemoryPreferences(min_percent=10, low_percent=20, throttling_percent=80, oom_group=True),
         ),
-        ({MEMORY_ENHANCEMENT: '{"oom_priority":"-50","numa_binding":"true"}'}, MemoryWish(oom_priority=-50)),
-        ({MEMORY_ENHANCEMENT: '{"oom_priority":"300"}'}, MemoryWish(oom_priority=300)),
-        ({OOM_SCORE_ADJ: "-999"}, MemoryWish(oom_score_adj=-999)),
+        ({MEMORY_ENHANCEMENT: '{"oom_priority":"-50","numa_binding":"true"}'}, MemoryPreferences(oom_priority=-50)),
+        ({MEMORY_ENHANCEMENT: '{"oom_priority":"300"}'}, MemoryPreferences(oom_priority=300)),
+        ({OOM_SCORE_ADJ: "-999"}, MemoryPreferences(oom_score_adj=-999)),
     ],
 )
-def test_what_a_pod_asks(annotations: dict[str, str], wish: MemoryWish) -> None:
+def test_what_a_pod_asks(annotations: dict[str, str], wish: MemoryPreferences) -> None:
     assert memory_wish_of(annotations) == (wish, ())
 
 
@@ -41,6 +41,6 @@ def test_what_a_pod_asks(annotations: dict[str, str], wish: MemoryWish) -> None:
 )
 def test_what_cannot_be_used_is_one_message_and_no_opinion(annotations: dict[str, str], field: str) -> None:
     wish, problems = memory_wish_of(annotations)
-    assert wish == MemoryWish()
+    assert wish == MemoryPreferences()
     assert len(problems) == 1
     assert field in problems[0]

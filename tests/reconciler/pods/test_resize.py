@@ -3,12 +3,12 @@ import json
 import pytest
 
 from cgroupfs.naming import QosClass
-from reconciler.pods.assemble import ContainerFacts, PodInput, assemble
-from reconciler.pods.resize import Condition, effective, granted, state_of
-from reconciler.pods.selectors import Rules
+from reconciler.pods.assemble import ContainerInput, PodInput, assemble
+from reconciler.pods.resize import ResizeCondition, effective, granted, state_of
+from reconciler.pods.selectors import ClassRules
 from reconciler.sources.kubelet_api import decode_pods
 from state.allocated import AllocatedTexts, AllocationState
-from state.checkpoint import CheckpointError, Fault
+from state.checkpoint import CheckpointError, CheckpointFault
 from state.model import ContainerKind, GroupRef, PodMeta, Resize, Resources
 
 UID = "11111111-1111-4111-8111-111111111111"
@@ -28,20 +28,20 @@ def amounts(cpu: int | None = None, memory: int | None = None) -> Resources:
         ("InProgress", (), ("in progress", "")),
         ("Deferred", (), ("deferred", "")),
         ("Infeasible", (), ("infeasible", "")),
-        (None, (Condition("Ready", "", ""),), (None, "")),
-        (None, (Condition("PodResizePending", "Deferred", "no room"),), ("deferred", "no room")),
-        (None, (Condition("PodResizePending", "Infeasible", "too big"),), ("infeasible", "too big")),
-        (None, (Condition("PodResizeInProgress", "", "busy"),), ("in progress", "")),
-        (None, (Condition("PodResizeInProgress", "Error", "no memory"),), ("in progress", "no memory")),
+        (None, (ResizeCondition("Ready", "", ""),), (None, "")),
+        (None, (ResizeCondition("PodResizePending", "Deferred", "no room"),), ("deferred", "no room")),
+        (None, (ResizeCondition("PodResizePending", "Infeasible", "too big"),), ("infeasible", "too big")),
+        (None, (ResizeCondition("PodResizeInProgress", "", "busy"),), ("in progress", "")),
+        (None, (ResizeCondition("PodResizeInProgress", "Error", "no memory"),), ("in progress", "no memory")),
         (
             None,
-            (Condition("PodResizeInProgress", "", ""), Condition("PodResizePending", "Deferred", "")),
+            (ResizeCondition("PodResizeInProgress", "", ""), ResizeCondition("PodResizePending", "Deferred", "")),
             ("deferred", ""),
         ),
     ],
 )
 def test_the_state_in_old_and_new_words(
-    old: str | None, conditions: tuple[Condition, ...], expected: tuple[str | None, str]
+    old: str | None, conditions: tuple[ResizeCondition, ...], expected: tuple[str | None, str]
 ) -> None:
     assert state_of(old, conditions) == expected
 
@@ -142,7 +142,7 @@ def test_the_checkpoints_become_what_is_granted() -> None:
         actual_limits=Resources(),
         state="deferred",
     )
-    assert granted(CheckpointError(Fault.MISSING, "f", "", "")) == {}
+    assert granted(CheckpointError(CheckpointFault.MISSING, "f", "", "")) == {}
     assert granted(None) == {}
 
 
@@ -169,10 +169,10 @@ def seen(meta: PodMeta | None, **granted_: Resize) -> tuple[int | None, int | No
             group=group,
             containers={"aa": GroupRef(path=f"{group.path}/aa")},
             metas=[meta] if meta is not None else [],
-            facts={"aa": ContainerFacts(name="main", kind=ContainerKind.APP)},
+            facts={"aa": ContainerInput(name="main", kind=ContainerKind.APP)},
             granted=granted_,
         ),
-        Rules(),
+        ClassRules(),
     )
     (container,) = pod.containers
     return container.requests.cpu_milli, container.limits.cpu_milli, container.resize

@@ -12,9 +12,9 @@ from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from cgroupfs.naming import QosClass
-from cgroupfs.plan import Change, Plan, order_changes
+from cgroupfs.plan import KnobChange, WritePlan, order_changes
 from cgroupfs.probe import offered
-from cgroupfs.writer import Writer
+from cgroupfs.writer import KernelWriter
 from reconciler.control.planner import plan
 from reconciler.policies.burst import BurstConfig
 from reconciler.policies.idle_class import IdleClassConfig
@@ -68,7 +68,7 @@ class Real:
     def _container() -> Container:
         return container("main", spec=RuntimeSpec(quota_us=LIMIT, period_us=100_000, shares=512))
 
-    async def bring(self, view: NodeView, config: PoliciesConfig, undo: Mapping[tuple[str, str], Value]) -> Plan:
+    async def bring(self, view: NodeView, config: PoliciesConfig, undo: Mapping[tuple[str, str], Value]) -> WritePlan:
         """Write what is wanted of the pod, and for what is not what ``undo`` says, as the actuator does."""
         desired = plan(view, None, config)
         knobs = [(path, knob) for path, knob in {**desired.settings, **undo} if path.startswith(self.pod)]
@@ -77,10 +77,10 @@ class Real:
             if CATALOG[knob].controller == "cpu":
                 setting = desired.settings.get((path, knob))
                 want = setting.value if setting is not None else undo[path, knob]
-                changes.append(Change(path=path, knob=knob, want=want, have=self.get(path, knob)))
+                changes.append(KnobChange(path=path, knob=knob, want=want, have=self.get(path, knob)))
         ordered = order_changes(changes, {}, self.versions)
         assert not ordered.blocked
-        for step, outcome in zip(ordered.steps, await Writer(self.hierarchy).perform(ordered.steps), strict=True):
+        for step, outcome in zip(ordered.steps, await KernelWriter(self.hierarchy).perform(ordered.steps), strict=True):
             assert outcome.ok, (step, outcome.error)
         return ordered
 
@@ -162,11 +162,11 @@ async def test_an_idle_pod_gets_its_weight_back(real: Real) -> None:
     # What the weight was is asked for again, as the actuator does: the file itself tells nothing now.
     left = order_changes(
         [
-            Change(path=real.pod, knob="cpu.idle", want=0, have=1),
-            Change(path=real.pod, knob="cpu.weight", want=2, have=real.get(real.pod, "cpu.weight")),
+            KnobChange(path=real.pod, knob="cpu.idle", want=0, have=1),
+            KnobChange(path=real.pod, knob="cpu.weight", want=2, have=real.get(real.pod, "cpu.weight")),
         ],
         {},
         real.versions,
     )
-    assert all(outcome.ok for outcome in await Writer(real.hierarchy).perform(left.steps))
+    assert all(outcome.ok for outcome in await KernelWriter(real.hierarchy).perform(left.steps))
     assert (real.get(real.pod, "cpu.idle"), real.get(real.pod, "cpu.weight")) == (0, 2)

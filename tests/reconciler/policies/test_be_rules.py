@@ -16,7 +16,7 @@ from reconciler.placement.demand import CpuDemand
 from reconciler.policies.budget import BudgetConfig
 from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.pick import by_rules, choose
-from reconciler.policies.reclaimed import Form, ReclaimedConfig
+from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
 from reconciler.policies.table import PoliciesConfig
 from state.model import CpuPolicy, NodeView, Pod, PodClass
 from state.topology import CpuKind, Topology, uniform
@@ -59,7 +59,7 @@ class Broken(Plugin):
         raise RuntimeError("no idea")
 
 
-def rules(*names: str, form: Form = Form.BOTH, per_node: int = 0) -> PoliciesConfig:
+def rules(*names: str, form: ReclaimedForm = ReclaimedForm.BOTH, per_node: int = 0) -> PoliciesConfig:
     placement = PlacementConfig(plugins={f"{HERE}:{name}": 5 for name in names})
     return PoliciesConfig(reclaimed=ReclaimedConfig(placement=placement, form=form, minimum_per_node=per_node))
 
@@ -102,8 +102,8 @@ def test_a_rule_that_fails_is_passed_over_and_told() -> None:
 
 def test_without_a_cpu_set_there_is_nothing_to_order() -> None:
     view = node(pod("be"), cpu=cpu())
-    quota = PoliciesConfig(reclaimed=ReclaimedConfig(form=Form.QUOTA))
-    ruled = plan_pools(view, None, rules("NotThree", form=Form.QUOTA))
+    quota = PoliciesConfig(reclaimed=ReclaimedConfig(form=ReclaimedForm.QUOTA))
+    ruled = plan_pools(view, None, rules("NotThree", form=ReclaimedForm.QUOTA))
     assert (ruled.budget_milli, ruled.reasons) == (
         plan_pools(view, None, quota).budget_milli,
         plan_pools(view, None, quota).reasons,

@@ -7,13 +7,13 @@ from msgspec.structs import replace
 
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import QosClass
-from cgroupfs.plan import Change, order_changes
-from cgroupfs.writer import Writer
+from cgroupfs.plan import KnobChange, order_changes
+from cgroupfs.writer import KernelWriter
 from reconciler.control.planner import plan
 from reconciler.policies.burst import BurstConfig, percent_of
 from reconciler.policies.normalise import NormaliseConfig
 from reconciler.policies.table import PoliciesConfig
-from state.cpu import Burst, CpuWish
+from state.cpu import BurstLimit, CpuPreferences
 from state.model import Container, ContainerKind, Desired, NodeView, Pod, PodClass, RuntimeSpec
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.reconciler.nodes import MAINLINE, container, kubelet, node, online, pod
@@ -27,7 +27,7 @@ def limited(name: str = "main", quota: int | None = 100_000) -> Container:
     return container(name, spec=RuntimeSpec(quota_us=quota, period_us=100_000))
 
 
-def web(*containers: Container, wish: CpuWish = CpuWish()) -> Pod:  # noqa: B008  # frozen
+def web(*containers: Container, wish: CpuPreferences = CpuPreferences()) -> Pod:  # noqa: B008  # frozen
     return replace(online("web", *(containers or (limited(),))), wish=wish)
 
 
@@ -42,19 +42,19 @@ def view(*pods: Pod, pod_quota: int | None = 250_000, knobs: frozenset[str] = MA
 @pytest.mark.parametrize(
     ("wish", "percent", "expected"),
     [
-        pytest.param(CpuWish(), 100, 100, id="the config's"),
-        pytest.param(CpuWish(), 30, 30, id="a smaller one"),
-        pytest.param(CpuWish(), 0, 0, id="only who asks"),
-        pytest.param(CpuWish(burst_policy=Burst.STATIC), 0, 100, id="who asks"),
-        pytest.param(CpuWish(burst_policy=Burst.AUTO), 30, 30, id="auto"),
-        pytest.param(CpuWish(burst_policy=Burst.CLOSED, burst_percent=50), 100, 0, id="closed"),
-        pytest.param(CpuWish(burst_policy=Burst.QUOTA), 100, 0, id="a raised quota only"),
-        pytest.param(CpuWish(burst_percent=50), 100, 50, id="its own number"),
-        pytest.param(CpuWish(burst_percent=0), 100, 0, id="0 switches off"),
-        pytest.param(CpuWish(burst_percent=1000), 30, 100, id="Koordinator's default: never above the quota"),
+        pytest.param(CpuPreferences(), 100, 100, id="the config's"),
+        pytest.param(CpuPreferences(), 30, 30, id="a smaller one"),
+        pytest.param(CpuPreferences(), 0, 0, id="only who asks"),
+        pytest.param(CpuPreferences(burst_policy=BurstLimit.STATIC), 0, 100, id="who asks"),
+        pytest.param(CpuPreferences(burst_policy=BurstLimit.AUTO), 30, 30, id="auto"),
+        pytest.param(CpuPreferences(burst_policy=BurstLimit.CLOSED, burst_percent=50), 100, 0, id="closed"),
+        pytest.param(CpuPreferences(burst_policy=BurstLimit.QUOTA), 100, 0, id="a raised quota only"),
+        pytest.param(CpuPreferences(burst_percent=50), 100, 50, id="its own number"),
+        pytest.param(CpuPreferences(burst_percent=0), 100, 0, id="0 switches off"),
+        pytest.param(CpuPreferences(burst_percent=1000), 30, 100, id="Koordinator's default: never above the quota"),
     ],
 )
-def test_the_pods_wish_goes_before_the_config(wish: CpuWish, percent: int, expected: int) -> None:
+def test_the_pods_wish_goes_before_the_config(wish: CpuPreferences, percent: int, expected: int) -> None:
     config = BurstConfig(enabled=True, percent=percent)
     assert percent_of(web(wish=wish), config) == expected
     assert percent_of(replace(pod("be"), wish=wish), config) == 0
@@ -84,9 +84,14 @@ def test_it_is_off_by_default() -> None:
             id="no pause container",
         ),
         pytest.param(
-            web(limited(), wish=CpuWish(burst_policy=Burst.CLOSED)), 100_000, {POD: 0, MAIN: 0}, id="closed is written"
+            web(limited(), wish=CpuPreferences(burst_policy=BurstLimit.CLOSED)),
+            100_000,
+            {POD: 0, MAIN: 0},
+            id="closed is written",
         ),
-        pytest.param(web(limited(quota=1_001), wish=CpuWish(burst_percent=50)), None, {MAIN: 500}, id="rounded down"),
+        pytest.param(
+            web(limited(quota=1_001), wish=CpuPreferences(burst_percent=50)), None, {MAIN: 500}, id="rounded down"
+        ),
     ],
 )
 def test_bursts_are_within_quotas(one: Pod, pod_quota: int | None, expected: dict[str, int]) -> None:
@@ -135,14 +140,14 @@ async def test_no_burst_ever_stands_above_its_quota(tmp_path: Path, mode: Mode) 
         kernel.write(hierarchy.directory("cpu", path), quota, "100000")
     known: dict[tuple[str, str], int] = {(path, "cpu.quota"): 100_000 for path in (POD, MAIN)}
     known |= {(path, "cpu.burst"): 0 for path in (POD, MAIN)}
-    writer = Writer(hierarchy, files=kernel)
+    writer = KernelWriter(hierarchy, files=kernel)
     lines: list[list[str]] = []
     for config in (ON, PoliciesConfig(burst=BurstConfig(enabled=True), normalise=NormaliseConfig(ratio=2.0)), ON):
         seen = node(web(), versions=versions, actual=dict(known))
         wanted = {key: one.value for key, one in plan(seen, None, config).settings.items() if key in known}
         # What the plan no longer has goes back to what it was.
         changes = [
-            Change(path=path, knob=knob, want=wanted.get((path, knob), 100_000 if knob == "cpu.quota" else 0))
+            KnobChange(path=path, knob=knob, want=wanted.get((path, knob), 100_000 if knob == "cpu.quota" else 0))
             for path, knob in known
         ]
         ordered = order_changes(changes, known, versions)

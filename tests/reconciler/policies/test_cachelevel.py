@@ -2,13 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.policies.cachelevel import LevelState, Strain, begin, step
-from state.cache import Level, LevelLaw, Levels
+from reconciler.policies.cachelevel import Contention, LevelState, begin, step
+from state.cache import LevelControl, ShareLevel, ShareLevels
 from state.evidence import Sample
 
-LAW, LEVELS = LevelLaw(), Levels()
-MIDDLE = LevelState(level=Level(cache_percent=35, mba_percent=35))
-CALM = Strain(bandwidth={0: 10.0})
+LAW, LEVELS = LevelControl(), ShareLevels()
+MIDDLE = LevelState(level=ShareLevel(cache_percent=35, mba_percent=35))
+CALM = Contention(bandwidth={0: 10.0})
 
 
 def missing(age_s: float = 1.0, **pods: float) -> dict[str, Sample]:
@@ -19,65 +19,71 @@ def missing(age_s: float = 1.0, **pods: float) -> dict[str, Sample]:
 @pytest.mark.parametrize(
     ("strain", "cache", "memory", "words"),
     [
-        pytest.param(Strain(misses=missing(a=15.0, b=12.0)), 20, 10, "a misses the cache 15.0", id="misses take both"),
         pytest.param(
-            Strain(bandwidth={0: 95.0, 1: 20.0}), 35, 10, "domain 0 is 95 % used", id="a full bus takes bandwidth only"
+            Contention(misses=missing(a=15.0, b=12.0)), 20, 10, "a misses the cache 15.0", id="misses take both"
         ),
         pytest.param(
-            Strain(bandwidth={0: 95.0}, reclaimed={0: 1.0}), 35, 35, "above", id="a bus full of online work is left"
-        ),
-        pytest.param(Strain(bandwidth={0: 95.0}, online=0), 35, 35, "waiting", id="nobody is there to suffer"),
-        pytest.param(
-            Strain(misses=missing(a=7.0), bandwidth={0: 10.0}), 35, 35, "above the lower marks", id="the dead band"
-        ),
-        pytest.param(Strain(), 35, 35, "nothing grows", id="unknown"),
-        pytest.param(Strain(bandwidth={0: 95.0}, age_s=60.0), 35, 35, "nothing grows", id="stale bandwidth"),
-        pytest.param(Strain(misses=missing(500.0, a=90.0)), 35, 35, "nothing grows", id="stale misses"),
-        pytest.param(
-            Strain(bandwidth={0: 10.0}, blind=True), 35, 35, "nothing grows", id="one domain of two is not known"
+            Contention(bandwidth={0: 95.0, 1: 20.0}),
+            35,
+            10,
+            "domain 0 is 95 % used",
+            id="a full bus takes bandwidth only",
         ),
         pytest.param(
-            Strain(misses=missing(a=1.0), online=2), 35, 35, "nothing grows", id="one online pod of two is counted"
+            Contention(bandwidth={0: 95.0}, reclaimed={0: 1.0}), 35, 35, "above", id="a bus full of online work is left"
         ),
-        pytest.param(Strain(misses=missing(a=1.0)), 35, 35, "waiting", id="all are counted, and calm"),
+        pytest.param(Contention(bandwidth={0: 95.0}, online=0), 35, 35, "waiting", id="nobody is there to suffer"),
         pytest.param(
-            Strain(misses=missing(a=1.0), bandwidth={0: 95.0}, age_s=60.0),
+            Contention(misses=missing(a=7.0), bandwidth={0: 10.0}), 35, 35, "above the lower marks", id="the dead band"
+        ),
+        pytest.param(Contention(), 35, 35, "nothing grows", id="unknown"),
+        pytest.param(Contention(bandwidth={0: 95.0}, age_s=60.0), 35, 35, "nothing grows", id="stale bandwidth"),
+        pytest.param(Contention(misses=missing(500.0, a=90.0)), 35, 35, "nothing grows", id="stale misses"),
+        pytest.param(
+            Contention(bandwidth={0: 10.0}, blind=True), 35, 35, "nothing grows", id="one domain of two is not known"
+        ),
+        pytest.param(
+            Contention(misses=missing(a=1.0), online=2), 35, 35, "nothing grows", id="one online pod of two is counted"
+        ),
+        pytest.param(Contention(misses=missing(a=1.0)), 35, 35, "waiting", id="all are counted, and calm"),
+        pytest.param(
+            Contention(misses=missing(a=1.0), bandwidth={0: 95.0}, age_s=60.0),
             *(35, 35, "waiting"),
             id="all are counted, and bandwidth is not known",
         ),
         pytest.param(CALM, 35, 35, "waiting", id="calm, not for long enough"),
     ],
 )
-def test_one_step(strain: Strain, cache: int, memory: int, words: str) -> None:
+def test_one_step(strain: Contention, cache: int, memory: int, words: str) -> None:
     after = step(MIDDLE, strain, 100.0, LAW, LEVELS)
-    assert after.level == Level(cache_percent=cache, mba_percent=memory)
+    assert after.level == ShareLevel(cache_percent=cache, mba_percent=memory)
     assert words in after.reason
 
 
 def test_a_count_moves_the_ways_once_and_keeps_them_low_while_it_is_high() -> None:
-    law = LevelLaw(step_down_percent=5, calm_s=0.0)
+    law = LevelControl(step_down_percent=5, calm_s=0.0)
     state, log = MIDDLE, []
     for now in range(100, 106):
         # Counted at 99 and again at 103.5, while the bus is calm.
-        strain = Strain(misses=missing(now - (99.0 if now < 104 else 103.5), a=30.0), bandwidth={0: 10.0})
+        strain = Contention(misses=missing(now - (99.0 if now < 104 else 103.5), a=30.0), bandwidth={0: 10.0})
         state = step(state, strain, float(now), law, LEVELS)
         log.append(state.level.cache_percent)
     assert log == [30, 30, 30, 30, 25, 25]
 
 
 def test_a_full_bus_does_not_make_a_count_of_misses_old() -> None:
-    state = step(MIDDLE, Strain(bandwidth={0: 95.0}), 100.0, LAW, LEVELS)
+    state = step(MIDDLE, Contention(bandwidth={0: 95.0}), 100.0, LAW, LEVELS)
     assert state.level.cache_percent == 35
-    late = Strain(bandwidth={0: 95.0}, misses=missing(3.0, a=30.0))
+    late = Contention(bandwidth={0: 95.0}, misses=missing(3.0, a=30.0))
     assert step(state, late, 102.0, LAW, LEVELS).level.cache_percent == 20
 
 
 def test_each_step_up_waits_for_counts_from_after_the_last() -> None:
-    law = LevelLaw(calm_s=0.0)
+    law = LevelControl(calm_s=0.0)
     state, log = begin(LEVELS), []
     for now in range(9):
         # Each pod is counted for a while, in turns: both anew every four seconds.
-        strain = Strain(misses=missing(now % 4 + 0.5, a=1.0) | missing((now + 2) % 4 + 0.5, b=1.0), online=2)
+        strain = Contention(misses=missing(now % 4 + 0.5, a=1.0) | missing((now + 2) % 4 + 0.5, b=1.0), online=2)
         state = step(state, strain, float(now), law, LEVELS)
         log.append(state.level.cache_percent)
     assert log == [25, 25, 25, 25, 30, 30, 30, 30, 35]
@@ -87,7 +93,7 @@ def test_growth_is_slow_and_starts_over_after_every_worry() -> None:
     state = begin(LEVELS)
     log = []
     for now in range(26):
-        strain = Strain(bandwidth={0: 70.0}) if now == 12 else CALM
+        strain = Contention(bandwidth={0: 70.0}) if now == 12 else CALM
         state = step(state, strain, float(now), LAW, LEVELS)
         log.append(state.level.cache_percent)
     assert log[:6] == [20, 20, 20, 20, 20, 25]
@@ -97,7 +103,7 @@ def test_growth_is_slow_and_starts_over_after_every_worry() -> None:
 
 
 def test_a_level_that_the_configuration_no_longer_allows_is_left_at_once() -> None:
-    narrow = Levels(
+    narrow = ShareLevels(
         low_cache_percent=5,
         low_mba_percent=5,
         middle_cache_percent=5,
@@ -109,7 +115,7 @@ def test_a_level_that_the_configuration_no_longer_allows_is_left_at_once() -> No
 
 
 STRAINS = st.builds(
-    Strain,
+    Contention,
     misses=st.dictionaries(st.sampled_from("abc"), st.builds(Sample, st.floats(0, 100), st.floats(0, 300))),
     blind=st.booleans(),
     bandwidth=st.none() | st.dictionaries(st.integers(0, 3), st.floats(0, 150)),
@@ -120,7 +126,7 @@ STRAINS = st.builds(
 
 
 @given(st.lists(STRAINS, max_size=40))
-def test_the_level_stays_within_its_bounds_and_never_grows_on_what_is_unknown(strains: list[Strain]) -> None:
+def test_the_level_stays_within_its_bounds_and_never_grows_on_what_is_unknown(strains: list[Contention]) -> None:
     state = begin(LEVELS)
     for now, strain in enumerate(strains):
         after = step(state, strain, float(now), LAW, LEVELS)

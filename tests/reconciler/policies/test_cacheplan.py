@@ -8,15 +8,15 @@ from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
 from reconciler.policies.cacheplan import CachePlan, plan_cache
-from reconciler.policies.cachewish import CACHE_LIMIT, RESCTRL, LevelName, PodShare, pod_share
-from resctrl.capability import Bandwidth, Cache, Capability, Status
+from reconciler.policies.cachewish import CACHE_LIMIT, RESCTRL, CacheLevelName, PodCacheShare, pod_share
+from resctrl.capability import BandwidthCapability, CacheCapability, Capability, ResctrlStatus
 from resctrl.schemata import check_schemata
-from state.cache import CacheLayout, CacheMode, CacheWish, ClassShare, Level, Levels
+from state.cache import CacheLayout, CacheMode, CacheRequest, ClassShare, ShareLevel, ShareLevels
 from state.model import Pod, PodClass
 from tests.reconciler.nodes import pod
 from tests.resctrl.machines import AMD, AMD_L3, CDP, INTEL, INTEL_L3, INTEL_WITH_L2, MBPS, MONITOR_ONLY, ready
 
-LOW = Levels().low
+LOW = ShareLevels().low
 BE, LS, LSR = "bypassd-be", "bypassd-ls", "bypassd-lsr"
 
 
@@ -47,7 +47,7 @@ def held(plan: CachePlan) -> dict[str, dict[str, dict[int, int]]]:
 
 
 def planned(
-    wish: CacheWish, *pods: Pod, machine: Capability = INTEL, level: Level = LOW, foreign: int = 0
+    wish: CacheRequest, *pods: Pod, machine: Capability = INTEL, level: ShareLevel = LOW, foreign: int = 0
 ) -> CachePlan:
     return plan_cache(wish, pods, machine, level=level, foreign=foreign)
 
@@ -56,7 +56,7 @@ ALL = (be("b"), online("s"), online("d", PodClass.DEDICATED))
 
 
 def test_by_default_only_be_leaves_the_default_group() -> None:
-    plan = planned(CacheWish(), be("b"), online("s"), online("d", PodClass.DEDICATED), online("y", PodClass.SYSTEM))
+    plan = planned(CacheRequest(), be("b"), online("s"), online("d", PodClass.DEDICATED), online("y", PodClass.SYSTEM))
     assert held(plan) == {BE: {"L3": {0: 0xF, 1: 0xF}, "MB": {0: 100, 1: 100}}}
     assert plan.members == {"b": BE, "s": "", "d": "", "y": ""}
     assert plan.default is None
@@ -73,7 +73,7 @@ def test_by_default_only_be_leaves_the_default_group() -> None:
     ],
 )
 def test_every_machine_gets_its_own_numbers(machine: Capability, expected: dict[str, int]) -> None:
-    wish = CacheWish(reclaimed=ClassShare(cat_range_end_percent=30, mba_percent=50))
+    wish = CacheRequest(reclaimed=ClassShare(cat_range_end_percent=30, mba_percent=50))
     group = planned(wish, be("b"), machine=machine).groups[0]
     assert {name: set(values.values()) for name, values in group.schemata.items()} == {
         name: {value} for name, value in expected.items()
@@ -81,42 +81,42 @@ def test_every_machine_gets_its_own_numbers(machine: Capability, expected: dict[
 
 
 def test_slow_memory_and_the_l2_are_divided_when_asked() -> None:
-    wish = CacheWish(reclaimed=ClassShare(cat_range_end_percent=50, mba_percent=50), slow_bandwidth_mbps=4000)
+    wish = CacheRequest(reclaimed=ClassShare(cat_range_end_percent=50, mba_percent=50), slow_bandwidth_mbps=4000)
     assert planned(wish, be("b"), machine=AMD).groups[0].schemata["SMBA"] == dict.fromkeys(range(4), 16)
     both = replace(wish, caches=("L2", "L3"))
     assert planned(both, be("b"), machine=INTEL_WITH_L2).groups[0].schemata["L2"] == dict.fromkeys(range(4), 0xF)
 
 
 def test_online_classes_leave_shared_ways_by_choice() -> None:
-    plan = planned(CacheWish(avoid_shared=True), *ALL)
+    plan = planned(CacheRequest(avoid_shared=True), *ALL)
     assert held(plan)[LS]["L3"] == held(plan)[LSR]["L3"] == {0: 0x3FF, 1: 0x3FF}
     assert held(plan)[BE]["L3"] == {0: 0xF, 1: 0xF}
 
 
 def test_exclusive_classes_share_no_way_or_say_why_they_do() -> None:
-    wish = CacheWish(
+    wish = CacheRequest(
         layout=CacheLayout.EXCLUSIVE,
         dedicated=ClassShare(cat_range_start_percent=70),
         shared=ClassShare(cat_range_start_percent=30, cat_range_end_percent=70),
     )
     plan = planned(wish, *ALL)
     assert {name: values["L3"][0] for name, values in held(plan).items()} == {BE: 0x7, LS: 0x1F8, LSR: 0xE00}
-    plan = planned(CacheWish(layout=CacheLayout.EXCLUSIVE), *ALL)
+    plan = planned(CacheRequest(layout=CacheLayout.EXCLUSIVE), *ALL)
     assert len(plan.problems) == 1
     assert plan.problems[0].startswith("L3 is not divided exclusively: cache partitions: ")
     assert held(plan)[BE]["L3"][0] == 0xF
 
 
 def test_a_moving_share_follows_the_level_inside_its_place() -> None:
-    wish = CacheWish(mode=CacheMode.DYNAMIC)
-    plan = planned(wish, be("b"), level=Level(cache_percent=25, mba_percent=35))
+    wish = CacheRequest(mode=CacheMode.DYNAMIC)
+    plan = planned(wish, be("b"), level=ShareLevel(cache_percent=25, mba_percent=35))
     assert held(plan)[BE] == {"L3": {0: 0x7, 1: 0x7}, "MB": {0: 40, 1: 40}}
     moved = replace(wish, reclaimed=ClassShare(cat_range_start_percent=50))
-    assert held(planned(moved, be("b"), level=Level(cache_percent=25, mba_percent=35)))[BE]["L3"][0] == 0x1C0
+    assert held(planned(moved, be("b"), level=ShareLevel(cache_percent=25, mba_percent=35)))[BE]["L3"][0] == 0x1C0
 
 
 def test_the_default_group_is_touched_only_when_it_has_a_share() -> None:
-    wish = CacheWish(system=ClassShare(cat_range_start_percent=50))
+    wish = CacheRequest(system=ClassShare(cat_range_start_percent=50))
     plan = planned(wish, online("s"), be("b"))
     assert plan.default == {"L3": {0: 0xFC0, 1: 0xFC0}, "MB": {0: 100, 1: 100}}
     assert plan.members == {"s": LS, "b": BE}
@@ -125,7 +125,7 @@ def test_the_default_group_is_touched_only_when_it_has_a_share() -> None:
 
 def test_an_online_pod_has_what_it_asks_for_and_equals_share_one_group() -> None:
     asking = llc(50, 100)
-    plan = planned(CacheWish(), online("a", resctrl=asking), online("b", resctrl=asking), online("c"))
+    plan = planned(CacheRequest(), online("a", resctrl=asking), online("b", resctrl=asking), online("c"))
     own = plan.members["a"]
     assert own.startswith("bypassd-own-")
     assert plan.members == {"a": own, "b": own, "c": ""}
@@ -137,13 +137,13 @@ def test_single_domains_differ_and_unknown_ones_are_named() -> None:
         "llc": {"schemata": {"range": [0, 50]}, "schemataPerCache": [{"cacheID": 1, "range": [50, 100]}]},
         "mb": {"schemataPerCache": [{"percent": 20}, {"cacheID": 7, "percent": 30}]},
     }
-    plan = planned(CacheWish(), online("a", resctrl=asking))
+    plan = planned(CacheRequest(), online("a", resctrl=asking))
     assert held(plan)[plan.members["a"]] == {"L3": {0: 0x3F, 1: 0xFC0}, "MB": {0: 20, 1: 100}}
     assert plan.problems == ("ns/a: cache 7 of its annotation is not on this machine",)
 
 
 def test_a_be_pod_never_gets_more_than_its_class() -> None:
-    wish = CacheWish(reclaimed=ClassShare(cat_range_end_percent=50, mba_percent=40))
+    wish = CacheRequest(reclaimed=ClassShare(cat_range_end_percent=50, mba_percent=40))
     wide = {"llc": {"schemata": {"range": [25, 100]}}, "mb": {"schemata": {"percent": 90}}}
     plan = planned(wish, be("wide", resctrl=wide), be("off", resctrl=llc(60, 100)), be("less", resctrl=llc(0, 10)))
     assert held(plan)[plan.members["wide"]] == {"L3": {0: 0x38, 1: 0x38}, "MB": {0: 40, 1: 40}}
@@ -153,7 +153,7 @@ def test_a_be_pod_never_gets_more_than_its_class() -> None:
 
 def test_levels_of_be_pods() -> None:
     pods = [be(name, limit=name) for name in ("low", "middle", "high", "max", "dynamic")]
-    plan = planned(CacheWish(), *pods, level=Level(cache_percent=42, mba_percent=22))
+    plan = planned(CacheRequest(), *pods, level=ShareLevel(cache_percent=42, mba_percent=22))
     assert plan.members == {
         **{name: f"bypassd-be-{name}" for name in ("low", "middle", "high", "dynamic")},
         "max": BE,
@@ -172,22 +172,22 @@ def shown(plan: CachePlan) -> dict[str, tuple[int, int]]:
 
 
 def test_no_level_lifts_a_pod_above_its_class() -> None:
-    few = CacheWish(reclaimed=ClassShare(cat_range_end_percent=30, mba_percent=20))
+    few = CacheRequest(reclaimed=ClassShare(cat_range_end_percent=30, mba_percent=20))
     plan = planned(few, be("b"), be("high", limit="high"), be("low", limit="low"))
     assert shown(plan) == {BE: (0xF, 20), "bypassd-be-low": (0x3, 10)}
     assert plan.members["high"] == BE
-    moving = CacheWish(mode=CacheMode.DYNAMIC)
+    moving = CacheRequest(mode=CacheMode.DYNAMIC)
     pods = [be("b"), be("high", limit="high"), be("middle", limit="middle")]
-    squeezed = planned(moving, *pods, level=Level(cache_percent=20, mba_percent=10))
+    squeezed = planned(moving, *pods, level=ShareLevel(cache_percent=20, mba_percent=10))
     assert shown(squeezed) == {BE: (0x3, 10)}
     assert set(squeezed.members.values()) == {BE}
-    grown = planned(moving, *pods, level=Level(cache_percent=42, mba_percent=30))
+    grown = planned(moving, *pods, level=ShareLevel(cache_percent=42, mba_percent=30))
     assert shown(grown) == {BE: (0x1F, 30), "bypassd-be-middle": (0x7, 30)}
 
 
 def test_when_groups_run_out_pods_share_by_class_and_it_shows() -> None:
     pods = [online(f"p{number}", resctrl=llc(0, 20 + 10 * number)) for number in range(5)]
-    plan = planned(CacheWish(), *pods, be("b"), foreign=3)
+    plan = planned(CacheRequest(), *pods, be("b"), foreign=3)
     assert len(plan.groups) == 4
     assert len(plan.crowded) == 2
     for uid in plan.crowded:
@@ -197,24 +197,24 @@ def test_when_groups_run_out_pods_share_by_class_and_it_shows() -> None:
 
 def test_a_class_without_pods_keeps_its_group_until_somebody_needs_the_place() -> None:
     having = frozenset({BE})
-    assert [one.name for one in plan_cache(CacheWish(), [], INTEL, level=LOW, having=having).groups] == [BE]
+    assert [one.name for one in plan_cache(CacheRequest(), [], INTEL, level=LOW, having=having).groups] == [BE]
     asking = [online(f"p{number}", resctrl=llc(0, 20 + 10 * number)) for number in range(7)]
-    full = plan_cache(CacheWish(), asking, INTEL, level=LOW, having=having)
+    full = plan_cache(CacheRequest(), asking, INTEL, level=LOW, having=having)
     assert len(full.groups) == 7
     assert BE not in {group.name for group in full.groups}
-    assert plan_cache(CacheWish(), [], INTEL, level=LOW).groups == ()
+    assert plan_cache(CacheRequest(), [], INTEL, level=LOW).groups == ()
 
 
 def test_who_has_a_group_keeps_it() -> None:
     pods = [online(f"p{number}", resctrl=llc(0, 20 + 10 * number)) for number in range(6)]
-    first = plan_cache(CacheWish(), pods[:2], INTEL, level=LOW, foreign=5)
+    first = plan_cache(CacheRequest(), pods[:2], INTEL, level=LOW, foreign=5)
     having = frozenset(group.name for group in first.groups)
-    then = plan_cache(CacheWish(), pods, INTEL, level=LOW, foreign=5, having=having)
+    then = plan_cache(CacheRequest(), pods, INTEL, level=LOW, foreign=5, having=having)
     assert {uid: then.members[uid] for uid in ("p0", "p1")} == {uid: first.members[uid] for uid in ("p0", "p1")}
 
 
 def test_without_any_group_left_everybody_stays_and_it_shows() -> None:
-    plan = planned(CacheWish(), be("b"), foreign=7)
+    plan = planned(CacheRequest(), be("b"), foreign=7)
     assert plan.members == {"b": ""}
     assert plan.problems == ("no control group is left for class reclaimed: its pods stay in the default group",)
 
@@ -222,16 +222,16 @@ def test_without_any_group_left_everybody_stays_and_it_shows() -> None:
 @pytest.mark.parametrize(
     ("machine", "words"),
     [
-        (Capability(status=Status.NOT_MOUNTED, reason="not mounted"), "not mounted"),
+        (Capability(status=ResctrlStatus.NOT_MOUNTED, reason="not mounted"), "not mounted"),
         (MONITOR_ONLY, "nothing can be divided here"),
     ],
 )
 def test_a_machine_that_cannot_says_so(machine: Capability, words: str) -> None:
-    assert planned(CacheWish(), be("b"), machine=machine) == CachePlan(problems=(words,))
+    assert planned(CacheRequest(), be("b"), machine=machine) == CachePlan(problems=(words,))
 
 
 def test_annotations_of_pods_count_only_where_the_operator_lets_them() -> None:
-    plan = planned(CacheWish(pods=False), online("a", resctrl=llc(50, 100)), be("b", limit="low"))
+    plan = planned(CacheRequest(pods=False), online("a", resctrl=llc(50, 100)), be("b", limit="low"))
     assert plan.members == {"a": "", "b": BE}
 
 
@@ -254,7 +254,7 @@ def test_annotations_of_pods_count_only_where_the_operator_lets_them() -> None:
 )
 def test_a_broken_annotation_is_one_message_and_no_opinion(annotation: object, words: str | None) -> None:
     share, problems = pod_share(online("a", resctrl=annotation))
-    assert share == PodShare()
+    assert share == PodCacheShare()
     assert len(problems) == (0 if words is None else 1)
     assert words is None or re.search(words, problems[0])
     assert all(f"annotation {RESCTRL}" in problem for problem in problems)
@@ -267,13 +267,13 @@ def test_levels_are_for_be_pods_and_come_second() -> None:
     assert pod_share(be("b", limit="tiny"))[1] == (
         f"annotation {CACHE_LIMIT}: 'tiny': expected one of low, middle, high, max, dynamic",
     )
-    assert pod_share(be("b", limit="low"))[0].level is LevelName.LOW
-    assert pod_share(be("b", limit="low", resctrl=llc(0, 10)))[0] == PodShare(range=(0, 10))
+    assert pod_share(be("b", limit="low"))[0].level is CacheLevelName.LOW
+    assert pod_share(be("b", limit="low", resctrl=llc(0, 10)))[0] == PodCacheShare(range=(0, 10))
 
 
 @st.composite
 def machines(draw: st.DrawFn) -> Capability:
-    parts: list[Cache | Bandwidth] = [
+    parts: list[CacheCapability | BandwidthCapability] = [
         draw(st.sampled_from([INTEL_L3, AMD_L3, replace(INTEL_L3, full=0x7FF, min_ways=2)]))
     ]
     base = draw(st.sampled_from([INTEL, AMD, MBPS]))
@@ -293,7 +293,7 @@ def shares(draw: st.DrawFn) -> ClassShare:
 @given(
     machines(),
     st.builds(
-        CacheWish,
+        CacheRequest,
         dedicated=shares(),
         shared=shares(),
         reclaimed=shares(),
@@ -314,7 +314,7 @@ def shares(draw: st.DrawFn) -> ClassShare:
     st.integers(0, 16),
 )
 def test_every_plan_is_legal_within_the_budget_and_the_same_again(
-    machine: Capability, wish: CacheWish, asking: list[tuple[PodClass, int, int]], foreign: int
+    machine: Capability, wish: CacheRequest, asking: list[tuple[PodClass, int, int]], foreign: int
 ) -> None:
     pods = [
         (be if cls is PodClass.RECLAIMED else online)(

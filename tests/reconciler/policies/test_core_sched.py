@@ -13,12 +13,12 @@ from reconciler.policies.core_sched import (
     core_group,
 )
 from reconciler.policies.table import PoliciesConfig
-from state.cpu import CoreGroups, CoreWish
+from state.cpu import CookieGroups, CoreSchedRequest
 from state.model import PodClass
 from state.topology import uniform
 from tests.reconciler.nodes import node, pod
 
-ALL = tuple(CoreGroups)
+ALL = tuple(CookieGroups)
 
 
 @pytest.mark.parametrize(
@@ -47,17 +47,17 @@ def test_the_group_of_a_pod(
 
 
 def test_a_label_that_means_nothing_is_told_and_does_no_harm() -> None:
-    found = core_group(replace(pod("p"), labels={POLICY_LABEL: "Exclusive"}), CoreGroups.RECLAIMED)
+    found = core_group(replace(pod("p"), labels={POLICY_LABEL: "Exclusive"}), CookieGroups.RECLAIMED)
     assert found is not None
     assert found.name == "reclaimed"
     assert found.reason == f"the pod is BE; {POLICY_LABEL}: 'Exclusive' is none of '', 'none', 'exclusive'"
 
 
 def test_it_is_wanted_where_cores_have_two_threads_and_somebody_asks() -> None:
-    on = PoliciesConfig(core_sched=CoreSchedConfig(enabled=True, groups=CoreGroups.POD, sweep_s=9, dry_run=True))
+    on = PoliciesConfig(core_sched=CoreSchedConfig(enabled=True, groups=CookieGroups.POD, sweep_s=9, dry_run=True))
     smt, single = node(topology=uniform(cores=2, threads=2)), node(topology=2)
     pools = plan_pools(smt, None, on)
-    assert pools.cores == CoreWish(groups=CoreGroups.POD, sweep_s=9, dry_run=True)
+    assert pools.cores == CoreSchedRequest(groups=CookieGroups.POD, sweep_s=9, dry_run=True)
     assert pools.reasons[NAME] == "BE pods share cores with each other only, online pods with nobody"
     pools = plan_pools(single, None, on)
     assert pools.cores is None

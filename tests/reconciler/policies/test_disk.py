@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan
-from reconciler.policies.disk import DiskConfig, Share
+from reconciler.policies.disk import DiskPolicyConfig, DiskShare
 from reconciler.policies.diskrules import LEAST_BPS, DiskRule
 from reconciler.policies.table import PoliciesConfig
 from state.disk import Disk
@@ -26,7 +26,7 @@ MEGA = 1 << 20
 SIDECAR = container("side"), container("main"), container("pause", kind=ContainerKind.SANDBOX)
 
 
-def wanted(view: NodeView, config: DiskConfig) -> dict[tuple[str, str], str]:
+def wanted(view: NodeView, config: DiskPolicyConfig) -> dict[tuple[str, str], str]:
     """What the disk policy alone gets through, as texts; nothing of it may be refused."""
     desired = plan(view, None, PoliciesConfig(disk=config))
     assert [one for one in desired.refusals if one.setting.policy == "disk"] == []
@@ -35,10 +35,10 @@ def wanted(view: NodeView, config: DiskConfig) -> dict[tuple[str, str], str]:
 
 
 def config(
-    *, share: Share = Share.NODE, be: int | None = None, on: int | None = None, **limits: int | str
-) -> DiskConfig:
+    *, share: DiskShare = DiskShare.NODE, be: int | None = None, on: int | None = None, **limits: int | str
+) -> DiskPolicyConfig:
     rule = DiskRule(name="/data", **limits)  # type: ignore[arg-type]  # the keys differ in type
-    return DiskConfig(enabled=True, share=share, weight_be=be, weight_online=on, devices=(rule,))
+    return DiskPolicyConfig(enabled=True, share=share, weight_be=be, weight_online=on, devices=(rule,))
 
 
 def here(versions: Mapping[str, int], *pods: Pod, **more: Any) -> NodeView:
@@ -61,7 +61,7 @@ CASES = {
     ),
     "v1: each pod's own, split among its containers": (
         here(V1, pod("a", *SIDECAR), pod("b")),
-        config(share=Share.POD, write_bps=4 * MEGA),
+        config(share=DiskShare.POD, write_bps=4 * MEGA),
         {
             ("besteffort/poda/id-side", "blkio.write_bps"): f"254:0 wbps={2 * MEGA}",
             ("besteffort/poda/id-main", "blkio.write_bps"): f"254:0 wbps={2 * MEGA}",
@@ -92,7 +92,7 @@ CASES = {
     ),
     "v2: each pod's own": (
         here(V2, pod("a"), pod("b")),
-        config(share=Share.POD, write_bps=8 * MEGA),
+        config(share=DiskShare.POD, write_bps=8 * MEGA),
         {(f"besteffort/pod{name}", "io.max"): f"254:0 wbps={8 * MEGA}" for name in "ab"},
     ),
     "v2: neighbours of besteffort have a target": (
@@ -130,7 +130,9 @@ CASES = {
 
 
 @pytest.mark.parametrize(("view", "settings", "expected"), CASES.values(), ids=CASES)
-def test_who_gets_which_part(view: NodeView, settings: DiskConfig, expected: Mapping[tuple[str, str], str]) -> None:
+def test_who_gets_which_part(
+    view: NodeView, settings: DiskPolicyConfig, expected: Mapping[tuple[str, str], str]
+) -> None:
     assert wanted(view, settings) == expected
 
 
@@ -188,7 +190,7 @@ MODEL = "rbps={} rseqiops=2 rrandiops=3 wbps=4 wseqiops=5 wrandiops=6"
 def test_two_names_of_one_disk_are_one_rule(
     rules: list[dict[str, Any]], expected: Mapping[tuple[str, str], str], told: list[str]
 ) -> None:
-    settings = DiskConfig(enabled=True, weight_be=None, devices=tuple(DiskRule(**rule) for rule in rules))
+    settings = DiskPolicyConfig(enabled=True, weight_be=None, devices=tuple(DiskRule(**rule) for rule in rules))
     view = here(V2, pod("a"), disks=TWO_NAMES)
     assert wanted(view, settings) == expected
     reason = plan(view, None, PoliciesConfig(disk=settings)).pools.reasons["disk"]
@@ -204,7 +206,7 @@ def test_nothing_is_wanted_unless_it_is_enabled() -> None:
     ("view", "settings", "words"),
     [
         (here(V1, pod("a")), config(read_bps=MEGA), "1 BE containers share the limits"),
-        (here(V2, pod("a")), config(share=Share.POD, read_bps=MEGA), "each BE pod has the limits"),
+        (here(V2, pod("a")), config(share=DiskShare.POD, read_bps=MEGA), "each BE pod has the limits"),
         (here(V1, pod("a"), knobs=frozenset({"cpu.set"})), config(read_bps=MEGA), "this kernel has no blkio.write_bps"),
         (here({"cpu": 1}, pod("a")), config(read_bps=MEGA), "no blkio controller is mounted"),
         (
@@ -216,7 +218,7 @@ def test_nothing_is_wanted_unless_it_is_enabled() -> None:
     ],
     ids=["v1", "pod", "no throttling", "no controller", "scheduler", "no disk"],
 )
-def test_what_comes_of_it_is_told(view: NodeView, settings: DiskConfig, words: str) -> None:
+def test_what_comes_of_it_is_told(view: NodeView, settings: DiskPolicyConfig, words: str) -> None:
     assert words in plan(view, None, PoliciesConfig(disk=settings)).pools.reasons["disk"]
 
 
@@ -251,4 +253,4 @@ def test_the_parts_never_exceed_the_whole_by_more_than_the_least(
 )
 def test_a_wrong_section_says_what_was_expected(text: str, words: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=words):
-        msgspec.json.decode(text, type=DiskConfig)
+        msgspec.json.decode(text, type=DiskPolicyConfig)

@@ -14,15 +14,15 @@ from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.probe import offered
-from cgroupfs.writer import Writer
+from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.conflict import ForeignRules, ForeignWrites
-from reconciler.actuators.cgroup.decide import Judge
-from reconciler.actuators.cgroup.fastpath import HotLane
+from reconciler.actuators.cgroup.decide import ChangeDetector
+from reconciler.actuators.cgroup.fastpath import FastPath
 from reconciler.actuators.cgroup.restore import restore_all
-from reconciler.actuators.cgroup.work import Target
+from reconciler.actuators.cgroup.work import GroupTarget
 from reconciler.control.planner import plan
-from reconciler.policies.disk import DiskConfig, Share
+from reconciler.policies.disk import DiskPolicyConfig, DiskShare
 from reconciler.policies.diskrules import DiskRule
 from reconciler.policies.table import PoliciesConfig
 from reconciler.sources.disks import find_disk
@@ -30,7 +30,7 @@ from state.disk import Disk
 from state.ledger import Ledger
 from state.model import GroupRef, NodeView, Setting
 from state.store import Store
-from state.undo import Undo
+from state.undo import RestoreOutcome
 from tests.cgroupfs.kernelgroup import kernel_groups
 from tests.reconciler.actuators.acting import Followed
 from tests.reconciler.nodes import node, pod
@@ -66,8 +66,8 @@ class Real:
                 os.mkdir(directory)
         self.store = Store(str(path / "state.db"))
         self.ledger = Ledger(self.store)
-        self.writer = Writer(hierarchy)
-        judge = Judge(
+        self.writer = KernelWriter(hierarchy)
+        judge = ChangeDetector(
             hierarchy=hierarchy,
             ledger=self.ledger,
             foreign=ForeignWrites(ForeignRules()),
@@ -78,7 +78,7 @@ class Real:
             judge=judge,
             ledger=self.ledger,
             writer=self.writer,
-            lane=HotLane(lambda _result: None),
+            lane=FastPath(lambda _result: None),
             store_lane=trio.CapacityLimiter(1),
             watched=Followed(),
         )
@@ -100,7 +100,7 @@ class Real:
             disks={"/data": self.disk},
         )
 
-    async def bring(self, config: DiskConfig) -> Mapping[tuple[str, str], Setting]:
+    async def bring(self, config: DiskPolicyConfig) -> Mapping[tuple[str, str], Setting]:
         """Bring the groups to what the policy wants, through the actuator and its ledger."""
         desired = plan(self.view(), None, PoliciesConfig(disk=config))
         assert [one for one in desired.refusals if one.setting.policy == "disk"] == []
@@ -108,7 +108,7 @@ class Real:
         for path in (f"{self.root}/besteffort", self.pod, self.container):
             inode = os.stat(self.hierarchy.trigger_directory(path)).st_ino
             here = {knob: setting for (group, knob), setting in ours.items() if group == path}
-            await self.actuator.apply([Target(group=GroupRef(path=path, inode=inode), settings=here)])
+            await self.actuator.apply([GroupTarget(group=GroupRef(path=path, inode=inode), settings=here)])
         return ours
 
     def read(self, path: str, file: str) -> str:
@@ -161,7 +161,7 @@ async def test_limits_read_back_as_wanted_and_restore_leaves_the_files_as_they_w
         REAL.write(directory, "blkio.throttle.read_bps_device", f"{other.device} 5000000")
         before["blkio.throttle.read_bps_device"] = f"{other.device} 5000000\n"
     rule = DiskRule(name="/data", read_bps=8 * MEGA, write_bps=4 * MEGA, read_iops=300, write_iops=200)
-    config = DiskConfig(enabled=True, weight_be=20, devices=(rule,))
+    config = DiskPolicyConfig(enabled=True, weight_be=20, devices=(rule,))
     wanted = await real.bring(config)
     numbers = {"read_bps": 8 * MEGA, "write_bps": 4 * MEGA, "read_iops": 300, "write_iops": 200}
     for which, number in numbers.items():
@@ -171,7 +171,7 @@ async def test_limits_read_back_as_wanted_and_restore_leaves_the_files_as_they_w
     if weighed:
         assert real.read(f"{real.root}/besteffort", "blkio.bfq.weight") == "20\n"
     done = await restore_all(real.hierarchy, real.ledger, real.writer)
-    assert {one.undo for one in done} == {Undo.RESTORED}
+    assert {one.undo for one in done} == {RestoreOutcome.RESTORED}
     assert {file: real.read(real.container, file) for file in FILES.values()} == before
     if weighed:
         assert real.read(f"{real.root}/besteffort", "blkio.bfq.weight") == "100\n"
@@ -181,9 +181,9 @@ async def test_limits_read_back_as_wanted_and_restore_leaves_the_files_as_they_w
 @pytest.mark.kernel
 async def test_a_real_writer_is_held_to_its_limit_and_let_go(real: Real, tmp_path: Path) -> None:
     rule = DiskRule(name="/data", write_bps=2 * MEGA)
-    await real.bring(DiskConfig(enabled=True, share=Share.POD, weight_be=None, devices=(rule,)))
+    await real.bring(DiskPolicyConfig(enabled=True, share=DiskShare.POD, weight_be=None, devices=(rule,)))
     # 3 MiB at 2 MiB a second: the kernel lets the first slice through at once.
     assert await real.write_s(tmp_path / "data", 3) > 0.9
-    await real.bring(DiskConfig(enabled=True, weight_be=None))
+    await real.bring(DiskPolicyConfig(enabled=True, weight_be=None))
     assert real.read(real.container, "blkio.throttle.write_bps_device") == ""
     assert len(real.ledger) == 0

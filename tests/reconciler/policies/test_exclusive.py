@@ -9,7 +9,7 @@ from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan, plan_pools
 from reconciler.policies.exclusive import ExclusiveConfig, whole_cpus
 from reconciler.policies.table import PoliciesConfig
-from state.cpu import Apart, CpuWish
+from state.cpu import AntiAffinity, CpuPreferences
 from state.model import (
     Container,
     ContainerKind,
@@ -35,7 +35,7 @@ def app(name: str, milli: int, kind: ContainerKind = ContainerKind.APP) -> Conta
 
 def dedicated(uid: str, *containers: Container, **wish: Any) -> Pod:
     one = pod(uid, *(containers or (app("main", 2000),)), cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED)
-    return replace(one, wish=CpuWish(**wish))
+    return replace(one, wish=CpuPreferences(**wish))
 
 
 def sets(view: NodeView, previous: Pools | None = None, config: PoliciesConfig = CONFIG) -> dict[str, str]:
@@ -178,7 +178,9 @@ def test_a_pod_whose_labels_nobody_has_told_yet_keeps_what_it_had() -> None:
     known = dedicated("d")
     first = plan_pools(node(known), None, CONFIG)
     untold = replace(
-        known, classification=replace(known.classification, pod_class=PodClass.SHARED, certain=False), wish=CpuWish()
+        known,
+        classification=replace(known.classification, pod_class=PodClass.SHARED, certain=False),
+        wish=CpuPreferences(),
     )
     assert plan_pools(node(untold), first, CONFIG).dedicated == first.dedicated
     told = replace(untold, classification=replace(untold.classification, certain=True))
@@ -241,13 +243,13 @@ WISHES: dict[str, tuple[dict[str, object], dict[str, object], str]] = {
         {"numa_binding": True},
         "0,8 | 4,12",
     ),
-    "apart on nodes": ({"apart": Apart.NODE}, {"apart": Apart.NODE}, "0,8 | 4,12"),
-    "apart on cores": ({"apart": Apart.CORE}, {"apart": Apart.CORE}, "0,8 | 1,9"),
+    "apart on nodes": ({"apart": AntiAffinity.NODE}, {"apart": AntiAffinity.NODE}, "0,8 | 4,12"),
+    "apart on cores": ({"apart": AntiAffinity.CORE}, {"apart": AntiAffinity.CORE}, "0,8 | 1,9"),
     "single threads": ({"spread_cores": True}, {}, "0-1 | 2,10"),
     "single threads, required": ({"spread_cores": True, "strict_cores": True}, {"spread_cores": True}, "0-1 | 2-3"),
     "single threads and apart on cores": (
-        {"spread_cores": True, "apart": Apart.CORE},
-        {"apart": Apart.CORE},
+        {"spread_cores": True, "apart": AntiAffinity.CORE},
+        {"apart": AntiAffinity.CORE},
         "0-1 | 2,10",
     ),
     "two nodes": ({"node_count": 2}, {}, "0,7 | 1,9"),
@@ -278,13 +280,13 @@ def test_a_required_wish_that_cannot_be_had_is_told() -> None:
 
 
 def test_a_bound_pod_of_the_shared_pool_is_company() -> None:
-    bound = replace(online("s"), wish=CpuWish(numa_binding=True, nodes=(0,)))
+    bound = replace(online("s"), wish=CpuPreferences(numa_binding=True, nodes=(0,)))
     first = plan_pools(node(bound, topology=SMT), None, CONFIG)
     assert first.bound == {"s": "shared/share-NUMA0"}
     alone = dedicated("d", numa_binding=True, numa_share=False)
     second = plan_pools(node(bound, alone, topology=SMT), first, CONFIG)
     assert second.dedicated_cpus <= SMT.node_cpus(1)
-    late = replace(online("t"), wish=CpuWish(numa_binding=True))
+    late = replace(online("t"), wish=CpuPreferences(numa_binding=True))
     third = plan_pools(node(bound, alone, late, topology=SMT), second, CONFIG)
     assert third.bound["t"] == "shared/share-NUMA0"
 

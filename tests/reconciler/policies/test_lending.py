@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.policies.lending import Borrower, ceiling_us, pod_quota_us, rationed
+from reconciler.policies.lending import QuotaBorrower, ceiling_us, pod_quota_us, rationed
 
 
-def borrower(limit_us: int, period_us: int = 100_000) -> Borrower:
-    return Borrower(path="/c", inode=1, container_id="c", limit_us=limit_us, period_us=period_us)
+def borrower(limit_us: int, period_us: int = 100_000) -> QuotaBorrower:
+    return QuotaBorrower(path="/c", inode=1, container_id="c", limit_us=limit_us, period_us=period_us)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from cgroupfs.files import REAL, Directory, RealFiles
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from cgroupfs.naming import QosClass
-from cgroupfs.plan import Change, order_changes
+from cgroupfs.plan import KnobChange, order_changes
 from cgroupfs.probe import offered
-from cgroupfs.writer import Outcome, Writer
-from reconciler.actuators.base import Situation
+from cgroupfs.writer import KernelWriter, StepOutcome
+from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.memory_reclaim.actuator import Reclaimer
 from reconciler.control.planner import plan, plan_pools
 from reconciler.policies.be_memory import BeMemoryConfig
@@ -80,17 +80,17 @@ class Tree:
         )
         return replace(one, group=GroupRef(path=path), containers=containers)
 
-    async def bring(self, *, reclaim: bool = True) -> dict[tuple[str, str], Outcome]:
+    async def bring(self, *, reclaim: bool = True) -> dict[tuple[str, str], StepOutcome]:
         """Write every memory setting that is wanted, as the actuator does."""
         desired = plan(self.view(), None, CONFIG)
         changes = []
         for (path, knob), setting in desired.settings.items():
             if CATALOG[knob].controller == "memory":
                 have = CATALOG[knob].decode(self.read(path, CATALOG[knob].file(1) or ""), 1)
-                changes.append(Change(path=path, knob=knob, want=setting.value, have=have, reclaim=reclaim))
+                changes.append(KnobChange(path=path, knob=knob, want=setting.value, have=have, reclaim=reclaim))
         ordered = order_changes(changes, {}, self.hierarchy.versions())
         assert not ordered.blocked
-        outcomes = await Writer(self.hierarchy).perform(ordered.steps)
+        outcomes = await KernelWriter(self.hierarchy).perform(ordered.steps)
         return {(one.step.path, one.step.knob): one for one in outcomes}
 
     def read(self, path: str, file: str) -> str:
@@ -197,7 +197,7 @@ async def test_a_short_node_empties_the_page_cache_of_a_be_container_that_is_ove
         # Without its page cache it would have less than what each may keep: first it is left alone.
         assert not reclaimer.counts
         pools = plan_pools(view, None, PoliciesConfig(memory_reclaim=config))
-        reclaimer.planned(Situation(view=view, pools=pools, enforce=True))
+        reclaimer.planned(PlanSnapshot(view=view, pools=pools, enforce=True))
         assert pools.memory.reclaim is not None
         await reclaimer.look(pools.memory.reclaim)
     assert reclaimer.counts["relief reclaimed"] == 1

@@ -6,16 +6,16 @@ from msgspec.structs import replace
 from cgroupfs.codecs import PAGE
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan
-from reconciler.policies.memory_qos import Amounts, ClassMemory, MemoryQosConfig, amounts
+from reconciler.policies.memory_qos import ClassMemory, MemoryAmounts, MemoryQosConfig, amounts
 from reconciler.policies.table import PoliciesConfig
-from state.memory import MemoryWish, NodeMemory
+from state.memory import MemoryPreferences, NodeMemoryReading
 from state.model import Container, ContainerKind, Desired, PodClass, Resources
 from tests.reconciler.nodes import V1, V2, container, node, pod
 
 MEGA = 1 << 20
 GIGA = 1 << 30
 ON = PoliciesConfig(memory_qos=MemoryQosConfig(enabled=True))
-MEMORY = NodeMemory(total_bytes=64 * GIGA, available_bytes=60 * GIGA)
+MEMORY = NodeMemoryReading(total_bytes=64 * GIGA, available_bytes=60 * GIGA)
 
 
 def sized(request: int | None, limit: int | None, name: str = "main", *, batch: bool = False) -> Container:
@@ -30,19 +30,23 @@ def of(desired: Desired, path: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("request_", "limit", "percents", "expected"),
     [
-        pytest.param(GIGA, 2 * GIGA, (0, 0, 0), Amounts(), id="all percentages 0"),
-        pytest.param(GIGA, 2 * GIGA, (50, 100, 0), Amounts(min_bytes=GIGA // 2, low_bytes=GIGA), id="protections"),
-        pytest.param(GIGA, None, (60, 20, 0), Amounts(min_bytes=644243456, low_bytes=644243456), id="low up to min"),
-        pytest.param(GIGA, None, (60, 0, 0), Amounts(min_bytes=644243456), id="no low at all"),
-        pytest.param(GIGA, 2 * GIGA, (0, 0, 50), Amounts(high_bytes=3 * GIGA // 2), id="half way to the limit"),
-        pytest.param(0, 10000, (0, 0, 90), Amounts(high_bytes=8192), id="whole pages"),
-        pytest.param(0, None, (0, 0, 50), Amounts(high_bytes=32 * GIGA), id="without a limit: the node's memory"),
-        pytest.param(GIGA, GIGA, (0, 0, 50), Amounts(), id="no way between request and limit"),
-        pytest.param(GIGA, 2 * GIGA, (0, 0, 100), Amounts(), id="at the limit it bounds nothing"),
-        pytest.param(0, 4096, (0, 0, 50), Amounts(), id="less than a page"),
+        pytest.param(GIGA, 2 * GIGA, (0, 0, 0), MemoryAmounts(), id="all percentages 0"),
+        pytest.param(
+            GIGA, 2 * GIGA, (50, 100, 0), MemoryAmounts(min_bytes=GIGA // 2, low_bytes=GIGA), id="protections"
+        ),
+        pytest.param(
+            GIGA, None, (60, 20, 0), MemoryAmounts(min_bytes=644243456, low_bytes=644243456), id="low up to min"
+        ),
+        pytest.param(GIGA, None, (60, 0, 0), MemoryAmounts(min_bytes=644243456), id="no low at all"),
+        pytest.param(GIGA, 2 * GIGA, (0, 0, 50), MemoryAmounts(high_bytes=3 * GIGA // 2), id="half way to the limit"),
+        pytest.param(0, 10000, (0, 0, 90), MemoryAmounts(high_bytes=8192), id="whole pages"),
+        pytest.param(0, None, (0, 0, 50), MemoryAmounts(high_bytes=32 * GIGA), id="without a limit: the node's memory"),
+        pytest.param(GIGA, GIGA, (0, 0, 50), MemoryAmounts(), id="no way between request and limit"),
+        pytest.param(GIGA, 2 * GIGA, (0, 0, 100), MemoryAmounts(), id="at the limit it bounds nothing"),
+        pytest.param(0, 4096, (0, 0, 50), MemoryAmounts(), id="less than a page"),
     ],
 )
-def test_the_formula(request_: int, limit: int | None, percents: tuple[int, int, int], expected: Amounts) -> None:
+def test_the_formula(request_: int, limit: int | None, percents: tuple[int, int, int], expected: MemoryAmounts) -> None:
     of_class = ClassMemory(min_percent=percents[0], low_percent=percents[1], throttling_percent=percents[2])
     assert amounts(request_, limit, 64 * GIGA, of_class) == expected
 
@@ -88,14 +92,14 @@ def test_on_v1_there_are_soft_limits_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("wish", "wanted"),
     [
-        (MemoryWish(off=True), {}),
-        (MemoryWish(low_percent=0), {}),
-        (MemoryWish(min_percent=100), {"memory.min": GIGA, "memory.low": GIGA}),
-        (MemoryWish(low_percent=0, throttling_percent=50), {"memory.high": 3 * GIGA // 2}),
-        (MemoryWish(low_percent=0, oom_group=True), {"memory.oom_group": 1}),
+        (MemoryPreferences(off=True), {}),
+        (MemoryPreferences(low_percent=0), {}),
+        (MemoryPreferences(min_percent=100), {"memory.min": GIGA, "memory.low": GIGA}),
+        (MemoryPreferences(low_percent=0, throttling_percent=50), {"memory.high": 3 * GIGA // 2}),
+        (MemoryPreferences(low_percent=0, oom_group=True), {"memory.oom_group": 1}),
     ],
 )
-def test_a_pods_own_percentages_go_before_its_classes(wish: MemoryWish, wanted: dict[str, int]) -> None:
+def test_a_pods_own_percentages_go_before_its_classes(wish: MemoryPreferences, wanted: dict[str, int]) -> None:
     web = replace(pod("web", sized(GIGA, 2 * GIGA), cls=PodClass.SHARED, qos=QosClass.BURSTABLE), memory=wish)
     assert of(plan(node(web, versions=V2, node_memory=MEMORY), None, ON), f"{web.group.path}/id-main") == wanted
 

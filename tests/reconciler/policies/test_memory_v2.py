@@ -9,14 +9,14 @@ from cgroupfs.codecs import PAGE
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from cgroupfs.naming import QosClass
-from cgroupfs.plan import Change, order_changes
+from cgroupfs.plan import KnobChange, order_changes
 from cgroupfs.probe import offered
-from cgroupfs.writer import Writer
+from cgroupfs.writer import KernelWriter
 from reconciler.control.planner import plan
 from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.policies.memory_qos import MemoryQosConfig, ReclaimedMemory
 from reconciler.policies.table import PoliciesConfig
-from state.memory import NodeMemory
+from state.memory import NodeMemoryReading
 from state.model import NodeView, PodClass, Resources
 from tests.fakes.kernel import FakeKernel
 from tests.reconciler.nodes import container, node, pod
@@ -55,7 +55,7 @@ class Node:
         self.versions = self.hierarchy.versions()
 
     def view(self) -> NodeView:
-        memory = NodeMemory(total_bytes=4000 * MEGA, available_bytes=1000 * MEGA)
+        memory = NodeMemoryReading(total_bytes=4000 * MEGA, available_bytes=1000 * MEGA)
         knobs = offered(self.hierarchy, "/kubepods", self.kernel)
         view = node(WEB, BE, versions=self.versions, node_memory=memory, knobs=knobs)
         return replace(view, reclaimed_memory_bytes=500 * MEGA)
@@ -78,10 +78,10 @@ class Node:
             changes += self._changes(path, settings)
         ordered = order_changes(changes, {}, self.versions)
         assert not ordered.blocked
-        outcomes = await Writer(self.hierarchy, files=self.kernel).perform(ordered.steps)
+        outcomes = await KernelWriter(self.hierarchy, files=self.kernel).perform(ordered.steps)
         return {(one.step.path, one.step.knob): one.ok for one in outcomes}
 
-    def _changes(self, path: str, settings: object) -> list[Change]:
+    def _changes(self, path: str, settings: object) -> list[KnobChange]:
         assert isinstance(settings, dict)
         found = []
         for knob in CATALOG.values():
@@ -90,7 +90,7 @@ class Node:
             have = knob.decode(self.read(path, knob.file(2) or ""), 2)
             setting = settings.get((path, knob.name))
             want = setting.value if setting is not None else knob.decode(knob.default(2), 2)
-            found.append(Change(path=path, knob=knob.name, want=want, have=have, reclaim=True))
+            found.append(KnobChange(path=path, knob=knob.name, want=want, have=have, reclaim=True))
         return found
 
 

@@ -8,7 +8,7 @@ from reconciler.control.planner import plan
 from reconciler.policies.network import InterfaceRule, NetworkConfig
 from reconciler.policies.table import PoliciesConfig
 from state.model import ContainerKind
-from state.network import BE_CLASS, InterfaceWish, NetworkWish
+from state.network import BE_CLASS, InterfaceRequest, NetworkRequest
 from tests.reconciler.nodes import MAINLINE, V1, V2, container, node, online, pod
 
 ON = PoliciesConfig(network=NetworkConfig(enabled=True, interfaces=(InterfaceRule(name="eth0", link_mbit=100),)))
@@ -21,7 +21,9 @@ def test_a_be_pods_directory_and_containers_have_its_class_and_nobody_else() -> 
     ours = {path: one.value for (path, knob), one in desired.settings.items() if knob == "net.classid"}
     assert ours == {"/kubepods/besteffort/poda": BE_CLASS, "/kubepods/besteffort/poda/id-main": BE_CLASS}
     assert [one for one in desired.refusals if one.setting.knob == "net.classid"] == []
-    assert desired.pools.network == NetworkWish(interfaces=(InterfaceWish(name="eth0", link_mbit=100),), pods_by="eth0")
+    assert desired.pools.network == NetworkRequest(
+        interfaces=(InterfaceRequest(name="eth0", link_mbit=100),), pods_by="eth0"
+    )
 
 
 NO_PODS = PoliciesConfig(network=replace(ON.network, pods=False))

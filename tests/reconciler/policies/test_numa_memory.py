@@ -4,22 +4,22 @@ from msgspec.structs import replace
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY
 from cgroupfs.naming import QosClass
-from cgroupfs.plan import Change, order_changes
+from cgroupfs.plan import KnobChange, order_changes
 from reconciler.control.planner import plan, plan_pod, plan_pools
 from reconciler.policies.exclusive import ExclusiveConfig
-from reconciler.policies.numa_memory import NumaMemoryConfig, nodes_with_memory
+from reconciler.policies.numa_memory import NumaMemoryPolicyConfig, nodes_with_memory
 from reconciler.policies.table import PoliciesConfig
-from state.cpu import CpuWish
+from state.cpu import CpuPreferences
 from state.machine import parse
 from state.model import Phase, Pod, PodClass, Resources, RuntimeSpec, Setting
 from tests.reconciler.nodes import NONE, container, cpus, kubelet, node, pod
 
-ON = PoliciesConfig(numa_memory=NumaMemoryConfig(enabled=True), exclusive=ExclusiveConfig())
+ON = PoliciesConfig(numa_memory=NumaMemoryPolicyConfig(enabled=True), exclusive=ExclusiveConfig())
 TWO = parse("2 sockets x 4 cores x 2 threads")
 ASKED = Resources(cpu_milli=4000)
 
 
-def dedicated(wish: CpuWish, spec: RuntimeSpec | None = None) -> Pod:
+def dedicated(wish: CpuPreferences, spec: RuntimeSpec | None = None) -> Pod:
     main = container("main", requests=ASKED, limits=ASKED, spec=spec)
     return replace(pod("db", main, cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED), wish=wish)
 
@@ -31,7 +31,7 @@ def mems(one: Pod, **more: object) -> list[Setting]:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_bound_dedicated_container_takes_memory_where_its_cpus_are(number: int) -> None:
-    one = dedicated(CpuWish(numa_binding=True, nodes=(number,)))
+    one = dedicated(CpuPreferences(numa_binding=True, nodes=(number,)))
     (found,) = mems(one)
     assert (found.path, str(found.value)) == (f"{one.group.path}/id-main", str(number))
 
@@ -39,17 +39,17 @@ def test_a_bound_dedicated_container_takes_memory_where_its_cpus_are(number: int
 @pytest.mark.parametrize(
     ("one", "more"),
     [
-        pytest.param(dedicated(CpuWish()), {}, id="not bound"),
+        pytest.param(dedicated(CpuPreferences()), {}, id="not bound"),
         pytest.param(
-            dedicated(CpuWish(numa_binding=True, nodes=(1,)), RuntimeSpec(mems="1")), {}, id="the kubelet's spec"
+            dedicated(CpuPreferences(numa_binding=True, nodes=(1,)), RuntimeSpec(mems="1")), {}, id="the kubelet's spec"
         ),
         pytest.param(
-            dedicated(CpuWish(numa_binding=True, nodes=(1,))),
+            dedicated(CpuPreferences(numa_binding=True, nodes=(1,))),
             {"kubelet": replace(NONE, affinity={"db/main": {"memory": cpus("1")}})},
             id="the kubelet's memory manager",
         ),
         pytest.param(
-            dedicated(CpuWish(numa_binding=True)),
+            dedicated(CpuPreferences(numa_binding=True)),
             {"kubelet": kubelet(default="0-7", exclusive={"db/main": "8-11"})},
             id="the kubelet's own CPUs",
         ),
@@ -61,13 +61,13 @@ def test_everybody_else_is_left_alone(one: Pod, more: dict[str, object]) -> None
 
 
 def test_devices_of_a_node_are_no_choice_of_memory() -> None:
-    one = dedicated(CpuWish(numa_binding=True, nodes=(1,)))
+    one = dedicated(CpuPreferences(numa_binding=True, nodes=(1,)))
     (found,) = mems(one, kubelet=replace(NONE, affinity={"db/main": {"vendor/gpu": cpus("1")}}))
     assert str(found.value) == "1"
 
 
 def test_a_be_pod_that_asks_for_a_node_takes_its_memory_there() -> None:
-    one = replace(pod("be"), wish=CpuWish(numa_binding=True, nodes=(1,)))
+    one = replace(pod("be"), wish=CpuPreferences(numa_binding=True, nodes=(1,)))
     (found,) = mems(one)
     assert str(found.value) == "1"
 
@@ -98,7 +98,7 @@ def test_a_node_without_memory_means_the_nearest_that_has_some() -> None:
     ids=["v2 moves pages", "v1 does not", "what it had is not known"],
 )
 def test_moving_pages_is_never_done_in_the_loop(have: str, version: int, slow: bool) -> None:
-    change = Change(path="/kubepods/a", knob="cpu.mems", want=cpus("1"), have=cpus(have) if have else EMPTY)
+    change = KnobChange(path="/kubepods/a", knob="cpu.mems", want=cpus("1"), have=cpus(have) if have else EMPTY)
     known = {("/kubepods", "cpu.mems"): cpus("0-1")}
     steps = order_changes([change], known, {"cpuset": version}).steps
     assert [step.slow for step in steps] == [slow]
@@ -106,9 +106,9 @@ def test_moving_pages_is_never_done_in_the_loop(have: str, version: int, slow: b
 
 def migrating(phase: Phase = Phase.SETTLED, version: int = 1, *, migrate: bool = True) -> dict[str, object]:
     """What is wanted of a bound container, by knob."""
-    one = dedicated(CpuWish(numa_binding=True, nodes=(1,)))
+    one = dedicated(CpuPreferences(numa_binding=True, nodes=(1,)))
     one = replace(one, containers=tuple(replace(box, phase=phase) for box in one.containers))
-    on = replace(ON, numa_memory=NumaMemoryConfig(enabled=True, migrate=migrate))
+    on = replace(ON, numa_memory=NumaMemoryPolicyConfig(enabled=True, migrate=migrate))
     knobs = frozenset({"cpu.mems", "cpu.mems_migrate"} if version == 1 else {"cpu.mems"})
     view = node(one, topology=TWO, kubelet=NONE, versions={"cpuset": version, "cpu": version}, knobs=knobs)
     found = plan(view, None, on).settings.values()
@@ -123,7 +123,7 @@ def test_pages_of_running_containers_follow_where_that_is_asked_for_and_possible
     assert migrating(version=2).keys() == {"cpu.mems"}
 
 
-def moves(*changes: Change, flag: int | None = None) -> list[tuple[str, str, bool]]:
+def moves(*changes: KnobChange, flag: int | None = None) -> list[tuple[str, str, bool]]:
     known: dict[tuple[str, str], Value] = {("/kubepods", "cpu.mems"): cpus("0-1")}
     if flag is not None:
         known["/kubepods/a", "cpu.mems_migrate"] = flag
@@ -132,8 +132,8 @@ def moves(*changes: Change, flag: int | None = None) -> list[tuple[str, str, boo
 
 
 def test_the_flag_is_written_before_the_nodes_and_makes_them_slow() -> None:
-    nodes = Change(path="/kubepods/a", knob="cpu.mems", want=cpus("1"), have=cpus("0-1"))
-    flag = Change(path="/kubepods/a", knob="cpu.mems_migrate", want=1, have=0)
+    nodes = KnobChange(path="/kubepods/a", knob="cpu.mems", want=cpus("1"), have=cpus("0-1"))
+    flag = KnobChange(path="/kubepods/a", knob="cpu.mems_migrate", want=1, have=0)
     assert moves(nodes, flag) == [
         ("/kubepods/a", "cpuset.memory_migrate", False),
         ("/kubepods/a", "cpuset.mems", True),
@@ -143,8 +143,8 @@ def test_the_flag_is_written_before_the_nodes_and_makes_them_slow() -> None:
 
 
 def test_taking_both_back_moves_nothing() -> None:
-    back = Change(path="/kubepods/a", knob="cpu.mems", want=cpus("0"), have=cpus("1"))
-    off = Change(path="/kubepods/a", knob="cpu.mems_migrate", want=0, have=1)
+    back = KnobChange(path="/kubepods/a", knob="cpu.mems", want=cpus("0"), have=cpus("1"))
+    off = KnobChange(path="/kubepods/a", knob="cpu.mems_migrate", want=0, have=1)
     assert moves(back, off) == [
         ("/kubepods/a", "cpuset.memory_migrate", False),
         ("/kubepods/a", "cpuset.mems", False),
@@ -152,9 +152,9 @@ def test_taking_both_back_moves_nothing() -> None:
 
 
 def test_what_comes_after_a_slow_step_in_the_tree_waits_for_it() -> None:
-    child = Change(path="/kubepods/a/b", knob="cpu.mems", want=cpus("1"), have=cpus("0-1"))
-    above = Change(path="/kubepods/a", knob="cpu.mems", want=cpus("1"), have=cpus("0-1"))
-    flag = Change(path="/kubepods/a/b", knob="cpu.mems_migrate", want=1, have=0)
+    child = KnobChange(path="/kubepods/a/b", knob="cpu.mems", want=cpus("1"), have=cpus("0-1"))
+    above = KnobChange(path="/kubepods/a", knob="cpu.mems", want=cpus("1"), have=cpus("0-1"))
+    flag = KnobChange(path="/kubepods/a/b", knob="cpu.mems_migrate", want=1, have=0)
     assert moves(above, child, flag) == [
         ("/kubepods/a/b", "cpuset.memory_migrate", False),
         ("/kubepods/a/b", "cpuset.mems", True),

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import QosClass
-from cgroupfs.plan import Change, order_changes
-from cgroupfs.writer import Writer
+from cgroupfs.plan import KnobChange, order_changes
+from cgroupfs.writer import KernelWriter
 from reconciler.control.planner import plan, plan_pod, plan_pools
 from reconciler.policies.pinned import PinnedConfig, is_pinned, lifts_pod
 from reconciler.policies.table import PoliciesConfig
@@ -120,14 +120,16 @@ async def test_the_pod_is_lifted_before_its_container_and_bounded_before_it(
     one = guaranteed(limited("main"))
     wanted = plan(node(one, kubelet=OWNS, versions=versions), None, CONFIG).settings
     have = {(path, "cpu.quota"): quota for path, quota in limits.items()}
-    changes = [Change(path=path, knob=knob, want=each.value) for (path, knob), each in wanted.items() if path in limits]
+    changes = [
+        KnobChange(path=path, knob=knob, want=each.value) for (path, knob), each in wanted.items() if path in limits
+    ]
     there = order_changes([change for change in changes if change.knob == "cpu.quota"], have, versions)
     assert [f"{step.path} {step.file} {step.text}" for step in there.steps] == [
         lift[0].format(path) for path in (POD, MAIN)
     ]
-    writer = Writer(hierarchy, files=kernel)
+    writer = KernelWriter(hierarchy, files=kernel)
     assert all(outcome.ok for outcome in await writer.perform(there.steps))
-    undone = [Change(path=path, knob="cpu.quota", want=quota) for path, quota in reversed(limits.items())]
+    undone = [KnobChange(path=path, knob="cpu.quota", want=quota) for path, quota in reversed(limits.items())]
     home = order_changes(undone, dict.fromkeys(have), versions)
     assert [f"{step.path} {step.file} {step.text}" for step in home.steps] == [
         back[0].format(path, limits[path]) for path in (POD, MAIN)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan, plan_pools
 from reconciler.policies.dedicated import DedicatedConfig
-from reconciler.policies.reserve import ReserveConfig, Strict
+from reconciler.policies.reserve import ReserveConfig, StrictReserve
 from reconciler.policies.table import PoliciesConfig
 from state.model import ContainerKind, CpuPolicy, NodeView, Pools, RuntimeSpec
 from state.topology import Topology, uniform
@@ -157,14 +157,14 @@ def test_a_list_stands_above_a_number() -> None:
 @pytest.mark.parametrize(
     ("strict", "kubelets", "lenient"),
     [
-        (Strict.KUBELET, False, "0-1"),
-        (Strict.KUBELET, True, ""),
-        (Strict.ALWAYS, False, ""),
-        (Strict.NEVER, True, "0-1"),
+        (StrictReserve.KUBELET, False, "0-1"),
+        (StrictReserve.KUBELET, True, ""),
+        (StrictReserve.ALWAYS, False, ""),
+        (StrictReserve.NEVER, True, "0-1"),
     ],
 )
 def test_online_pods_may_use_reserved_cpus_unless_the_reservation_is_strict(
-    strict: Strict, kubelets: bool, lenient: str
+    strict: StrictReserve, kubelets: bool, lenient: str
 ) -> None:
     config = PoliciesConfig(reserve=ReserveConfig(strict=strict))
     view = node(kubelet=kubelet(default="0-7", reserved="0-1", strict_reserved=kubelets))

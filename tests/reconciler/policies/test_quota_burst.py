@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from reconciler.control.planner import plan_pod, plan_pools
-from reconciler.policies.lending import Borrower, borrowers
+from reconciler.policies.lending import QuotaBorrower, borrowers
 from reconciler.policies.normalise import NormaliseConfig
 from reconciler.policies.quota_burst import (
     FRESH_S,
+    BurstGuard,
     BurstSample,
     BurstState,
-    Guard,
-    NodeState,
+    NodeCpuState,
     QuotaBurstConfig,
     first_tokens,
     guard,
@@ -23,14 +23,14 @@ from reconciler.policies.quota_burst import (
     takes_part,
 )
 from reconciler.policies.table import PoliciesConfig
-from state.cpu import Burst, CpuWish
+from state.cpu import BurstLimit, CpuPreferences
 from state.model import Container, ContainerKind, Phase, Pod, PodClass, Pools, RuntimeSpec
 from tests.reconciler.nodes import V2, container, cpu, kubelet, node, online, pod
 
 CONFIG = QuotaBurstConfig(enabled=True)
 ON = PoliciesConfig(quota_burst=CONFIG)
 LIMIT = 100_000
-ONE = Borrower(path="/c", inode=1, container_id="c", limit_us=LIMIT, period_us=100_000)
+ONE = QuotaBorrower(path="/c", inode=1, container_id="c", limit_us=LIMIT, period_us=100_000)
 """One CPU."""
 
 
@@ -46,30 +46,32 @@ def holding(quota_us: int, **more: Any) -> BurstState:
 @pytest.mark.parametrize(
     ("held", "look", "state", "after"),
     [
-        pytest.param(LIMIT, sample(), NodeState.IDLE, 120_000, id="throttled: a fifth up"),
-        pytest.param(120_000, sample(), NodeState.IDLE, 144_000, id="and again"),
-        pytest.param(290_000, sample(), NodeState.IDLE, 300_000, id="up to the ceiling"),
-        pytest.param(290_000, sample(percent=100), NodeState.IDLE, LIMIT, id="a ceiling of 100 percent is the limit"),
-        pytest.param(150_000, sample(cpus=1), NodeState.IDLE, LIMIT, id="no more than the node has CPUs"),
-        pytest.param(150_000, sample(throttled=0.0), NodeState.IDLE, 150_000, id="not throttled: kept"),
-        pytest.param(150_000, sample(throttled=None), NodeState.IDLE, 150_000, id="throttling unknown: kept"),
-        pytest.param(150_000, sample(use=None), NodeState.IDLE, 150_000, id="use unknown: never up"),
-        pytest.param(150_000, sample(), NodeState.COOLING, 150_000, id="cooling: never up"),
-        pytest.param(150_000, sample(), NodeState.UNKNOWN, 150_000, id="node unknown: never up"),
-        pytest.param(150_000, sample(), NodeState.OVERLOAD, 120_000, id="overload: a fifth down, throttled or not"),
-        pytest.param(150_000, sample(throttled=0.0), NodeState.OVERLOAD, 120_000, id="overload: kept becomes down"),
-        pytest.param(110_000, sample(), NodeState.OVERLOAD, LIMIT, id="never below the limit"),
-        pytest.param(150_000, sample(budget_s=0), NodeState.IDLE, 120_000, id="no budget: down"),
+        pytest.param(LIMIT, sample(), NodeCpuState.IDLE, 120_000, id="throttled: a fifth up"),
+        pytest.param(120_000, sample(), NodeCpuState.IDLE, 144_000, id="and again"),
+        pytest.param(290_000, sample(), NodeCpuState.IDLE, 300_000, id="up to the ceiling"),
+        pytest.param(
+            290_000, sample(percent=100), NodeCpuState.IDLE, LIMIT, id="a ceiling of 100 percent is the limit"
+        ),
+        pytest.param(150_000, sample(cpus=1), NodeCpuState.IDLE, LIMIT, id="no more than the node has CPUs"),
+        pytest.param(150_000, sample(throttled=0.0), NodeCpuState.IDLE, 150_000, id="not throttled: kept"),
+        pytest.param(150_000, sample(throttled=None), NodeCpuState.IDLE, 150_000, id="throttling unknown: kept"),
+        pytest.param(150_000, sample(use=None), NodeCpuState.IDLE, 150_000, id="use unknown: never up"),
+        pytest.param(150_000, sample(), NodeCpuState.COOLING, 150_000, id="cooling: never up"),
+        pytest.param(150_000, sample(), NodeCpuState.UNKNOWN, 150_000, id="node unknown: never up"),
+        pytest.param(150_000, sample(), NodeCpuState.OVERLOAD, 120_000, id="overload: a fifth down, throttled or not"),
+        pytest.param(150_000, sample(throttled=0.0), NodeCpuState.OVERLOAD, 120_000, id="overload: kept becomes down"),
+        pytest.param(110_000, sample(), NodeCpuState.OVERLOAD, LIMIT, id="never below the limit"),
+        pytest.param(150_000, sample(budget_s=0), NodeCpuState.IDLE, 120_000, id="no budget: down"),
     ],
 )
-def test_one_step(held: int, look: BurstSample, state: NodeState, after: int) -> None:
+def test_one_step(held: int, look: BurstSample, state: NodeCpuState, after: int) -> None:
     assert step(holding(held), look, state, 1.0, CONFIG).quota_us == after
 
 
 def test_a_tiny_quota_rises_too() -> None:
-    tiny = Borrower(path="/c", inode=1, container_id="c", limit_us=1000, period_us=1000)
+    tiny = QuotaBorrower(path="/c", inode=1, container_id="c", limit_us=1000, period_us=1000)
     state = BurstState(quota_us=1000, limit_us=1000)
-    assert step(state, sample(borrower=tiny), NodeState.IDLE, 1.0, CONFIG).quota_us == 1200
+    assert step(state, sample(borrower=tiny), NodeCpuState.IDLE, 1.0, CONFIG).quota_us == 1200
 
 
 def test_a_loan_that_nobody_needs_goes_back_by_itself() -> None:
@@ -77,7 +79,7 @@ def test_a_loan_that_nobody_needs_goes_back_by_itself() -> None:
     state = holding(300_000)
     quotas = []
     for second in range(1, 70):
-        state = step(state, sample(use=500, throttled=0.0), NodeState.IDLE, float(second), CONFIG)
+        state = step(state, sample(use=500, throttled=0.0), NodeCpuState.IDLE, float(second), CONFIG)
         quotas.append(state.quota_us)
     assert (quotas[58], quotas[59], quotas[-1]) == (300_000, 240_000, LIMIT)
 
@@ -85,21 +87,21 @@ def test_a_loan_that_nobody_needs_goes_back_by_itself() -> None:
 def test_a_loan_in_use_stays() -> None:
     state = holding(300_000)
     for second in range(1, 200):
-        state = step(state, sample(use=2500, throttled=0.0), NodeState.IDLE, float(second), CONFIG)
+        state = step(state, sample(use=2500, throttled=0.0), NodeCpuState.IDLE, float(second), CONFIG)
     assert state.quota_us == 300_000
 
 
 def test_after_ten_unknown_seconds_a_loan_goes_back() -> None:
     state, quotas = holding(300_000), []
     for second in range(13):
-        state = step(state, sample(use=None, throttled=None), NodeState.IDLE, float(second), CONFIG)
+        state = step(state, sample(use=None, throttled=None), NodeCpuState.IDLE, float(second), CONFIG)
         quotas.append(state.quota_us)
     assert quotas[10:13] == [300_000, 240_000, 192_000]
 
 
 def test_a_resize_ends_the_loan_on_the_old_limit() -> None:
     larger = replace(ONE, limit_us=200_000)
-    after = step(holding(300_000), sample(borrower=larger, throttled=0.0), NodeState.IDLE, 1.0, CONFIG)
+    after = step(holding(300_000), sample(borrower=larger, throttled=0.0), NodeCpuState.IDLE, 1.0, CONFIG)
     assert (after.quota_us, after.limit_us) == (200_000, 200_000)
 
 
@@ -107,19 +109,19 @@ def test_the_bucket_spends_above_the_limit_and_saves_below_sixty_percent() -> No
     """Ten seconds at three times the limit are a capacity of 2000."""
     state = holding(LIMIT, tokens=100.0)
     look = sample(use=1500, budget_s=10)
-    state = step(state, look, NodeState.IDLE, 1.0, CONFIG)
+    state = step(state, look, NodeCpuState.IDLE, 1.0, CONFIG)
     assert (state.tokens, state.quota_us) == (50.0, 120_000)
-    state = step(state, look, NodeState.IDLE, 2.0, CONFIG)
+    state = step(state, look, NodeCpuState.IDLE, 2.0, CONFIG)
     assert (state.tokens, state.quota_us) == (0.0, LIMIT)
     for second in range(3, 6):
-        state = step(state, sample(use=590, throttled=0.0, budget_s=10), NodeState.IDLE, float(second), CONFIG)
+        state = step(state, sample(use=590, throttled=0.0, budget_s=10), NodeCpuState.IDLE, float(second), CONFIG)
     assert state.tokens == pytest.approx(123.0)
-    assert step(state, sample(use=800, budget_s=10), NodeState.IDLE, 6.0, CONFIG).tokens == state.tokens
+    assert step(state, sample(use=800, budget_s=10), NodeCpuState.IDLE, 6.0, CONFIG).tokens == state.tokens
 
 
 @pytest.mark.parametrize(("use", "tokens"), [(9000, -2000.0), (0, 2000.0)])
 def test_the_bucket_is_as_deep_as_it_is_high(use: int, tokens: float) -> None:
-    state = step(holding(LIMIT, tokens=0.0), sample(use=use, budget_s=10), NodeState.IDLE, 1000.0, CONFIG)
+    state = step(holding(LIMIT, tokens=0.0), sample(use=use, budget_s=10), NodeCpuState.IDLE, 1000.0, CONFIG)
     assert state.tokens == tokens
 
 
@@ -144,15 +146,15 @@ def idle(share: float, cpus: int = 8) -> dict[int, float]:
 @pytest.mark.parametrize(
     ("idle_share", "reclaimed", "state", "room"),
     [
-        pytest.param(0.9, 0, NodeState.IDLE, 3200, id="idle"),
-        pytest.param(0.54, 0, NodeState.COOLING, 320, id="within a tenth of the threshold"),
-        pytest.param(0.5, 0, NodeState.OVERLOAD, 0, id="at the threshold"),
-        pytest.param(0.1, 6000, NodeState.IDLE, 2800, id="BE's use is room"),
+        pytest.param(0.9, 0, NodeCpuState.IDLE, 3200, id="idle"),
+        pytest.param(0.54, 0, NodeCpuState.COOLING, 320, id="within a tenth of the threshold"),
+        pytest.param(0.5, 0, NodeCpuState.OVERLOAD, 0, id="at the threshold"),
+        pytest.param(0.1, 6000, NodeCpuState.IDLE, 2800, id="BE's use is room"),
     ],
 )
-def test_the_guard(idle_share: float, reclaimed: int, state: NodeState, room: int) -> None:
+def test_the_guard(idle_share: float, reclaimed: int, state: NodeCpuState, room: int) -> None:
     use = cpu(reclaimed=reclaimed, idle=idle(idle_share))
-    found = guard(Guard(), use, pools(), 1.0, 50)
+    found = guard(BurstGuard(), use, pools(), 1.0, 50)
     assert found.state is state
     assert found.room_milli == pytest.approx(room, abs=9)
 
@@ -160,31 +162,31 @@ def test_the_guard(idle_share: float, reclaimed: int, state: NodeState, room: in
 def test_the_guard_leaves_out_cpus_that_somebody_owns() -> None:
     owned = pools(kubelet=kubelet(default="0-3", exclusive={"g/main": "4-7"}))
     busy = idle(0.9, 4) | dict.fromkeys(range(4, 8), 0.0)
-    assert guard(Guard(), cpu(idle=busy), owned, 1.0, 50).state is NodeState.IDLE
-    assert guard(Guard(), cpu(idle=busy), pools(), 1.0, 50).state is NodeState.OVERLOAD
+    assert guard(BurstGuard(), cpu(idle=busy), owned, 1.0, 50).state is NodeCpuState.IDLE
+    assert guard(BurstGuard(), cpu(idle=busy), pools(), 1.0, 50).state is NodeCpuState.OVERLOAD
 
 
 def test_the_guard_takes_the_mean_of_five_looks() -> None:
-    found = Guard()
+    found = BurstGuard()
     for second in range(5):
         found = guard(found, cpu(idle=idle(0.9)), pools(), float(second), 50)
     found = guard(found, cpu(idle=idle(0.0)), pools(), 5.0, 50)
-    assert found.state is NodeState.IDLE, "one look of five is 28 percent on average"
+    assert found.state is NodeCpuState.IDLE, "one look of five is 28 percent on average"
     for second in range(6, 9):
         found = guard(found, cpu(idle=idle(0.0)), pools(), float(second), 50)
-    assert found.state is NodeState.OVERLOAD
+    assert found.state is NodeCpuState.OVERLOAD
 
 
 @pytest.mark.parametrize("use", [None, cpu(age=None), cpu(age=9.0)], ids=["never read", "no age", "old"])
 def test_the_guard_knows_nothing_without_a_fresh_reading(use: Any) -> None:
-    assert guard(Guard(), use, pools(), 1.0, 50).state is NodeState.UNKNOWN
-    before = guard(Guard(), cpu(idle=idle(0.9)), pools(), 1.0, 50)
-    assert guard(before, use, pools(), 2.0, 50).state is NodeState.COOLING, "one missed look lends nothing"
-    assert guard(before, use, pools(), 1.0 + FRESH_S + 0.1, 50).state is NodeState.UNKNOWN
+    assert guard(BurstGuard(), use, pools(), 1.0, 50).state is NodeCpuState.UNKNOWN
+    before = guard(BurstGuard(), cpu(idle=idle(0.9)), pools(), 1.0, 50)
+    assert guard(before, use, pools(), 2.0, 50).state is NodeCpuState.COOLING, "one missed look lends nothing"
+    assert guard(before, use, pools(), 1.0 + FRESH_S + 0.1, 50).state is NodeCpuState.UNKNOWN
 
 
 def test_a_cpu_that_cannot_be_told_is_busy() -> None:
-    assert guard(Guard(), cpu(idle={0: 1.0}), pools(), 1.0, 50).state is NodeState.OVERLOAD
+    assert guard(BurstGuard(), cpu(idle={0: 1.0}), pools(), 1.0, 50).state is NodeCpuState.OVERLOAD
 
 
 # All containers together
@@ -196,13 +198,13 @@ def many(count: int, throttled: float = 1.0) -> dict[str, BurstSample]:
 
 def test_all_steps_of_one_second_together_fit_below_the_threshold() -> None:
     """Koordinator raises every one by a fifth, however many there are."""
-    room = Guard(state=NodeState.IDLE, room_milli=500)
+    room = BurstGuard(state=NodeCpuState.IDLE, room_milli=500)
     after = step_all({}, many(50), room, 1.0, CONFIG)
     assert {one.quota_us for one in after.values()} == {101_000}
 
 
 def test_a_container_that_is_gone_is_forgotten() -> None:
-    room = Guard(state=NodeState.IDLE, room_milli=9000)
+    room = BurstGuard(state=NodeCpuState.IDLE, room_milli=9000)
     assert step_all({"/gone": holding(200_000)}, many(1), room, 1.0, CONFIG).keys() == {"/c0"}
 
 
@@ -213,7 +215,7 @@ looks = st.builds(
     percent=st.integers(100, 1000),
     budget_s=st.integers(-1, 30),
     borrower=st.builds(
-        Borrower,
+        QuotaBorrower,
         path=st.just("/c"),
         inode=st.just(1),
         container_id=st.text(max_size=3),
@@ -225,17 +227,17 @@ looks = st.builds(
 
 @given(
     st.lists(
-        st.tuples(st.lists(looks, max_size=4), st.sampled_from(NodeState), st.integers(0, 8000), st.floats(-1, 20)),
+        st.tuples(st.lists(looks, max_size=4), st.sampled_from(NodeCpuState), st.integers(0, 8000), st.floats(-1, 20)),
         max_size=20,
     )
 )
-def test_no_sequence_breaks_the_law(seconds: list[tuple[list[BurstSample], NodeState, int, float]]) -> None:
+def test_no_sequence_breaks_the_law(seconds: list[tuple[list[BurstSample], NodeCpuState, int, float]]) -> None:
     states: dict[str, BurstState] = {}
     now = 100.0
     for found, state, room, passed in seconds:
         now += passed
         samples = {f"/c{n}": one for n, one in enumerate(found)}
-        after = step_all(states, samples, Guard(state=state, room_milli=room), now, CONFIG)
+        after = step_all(states, samples, BurstGuard(state=state, room_milli=room), now, CONFIG)
         grown = 0.0
         for path, one in samples.items():
             limit, held = one.borrower.limit_us, states.get(path)
@@ -247,7 +249,7 @@ def test_no_sequence_breaks_the_law(seconds: list[tuple[list[BurstSample], NodeS
             if quota > base:
                 assert one.use_milli is not None
                 assert one.throttled
-                assert state is NodeState.IDLE
+                assert state is NodeCpuState.IDLE
                 grown += (quota - base) * 1000 / one.borrower.period_us
         assert grown <= room + 1e-6
         states = after
@@ -277,14 +279,14 @@ def test_only_settled_containers_of_online_pods_with_a_known_quota_borrow() -> N
     ("asked", "every", "only_asked"),
     [
         (None, True, False),
-        (Burst.CLOSED, False, False),
-        (Burst.STATIC, False, False),
-        (Burst.QUOTA, True, True),
-        (Burst.AUTO, True, True),
+        (BurstLimit.CLOSED, False, False),
+        (BurstLimit.STATIC, False, False),
+        (BurstLimit.QUOTA, True, True),
+        (BurstLimit.AUTO, True, True),
     ],
 )
-def test_who_takes_part(asked: Burst | None, every: bool, only_asked: bool) -> None:
-    one = replace(online("a", bounded()), wish=CpuWish(burst_policy=asked))
+def test_who_takes_part(asked: BurstLimit | None, every: bool, only_asked: bool) -> None:
+    one = replace(online("a", bounded()), wish=CpuPreferences(burst_policy=asked))
     assert takes_part(one, CONFIG) is every
     assert takes_part(one, QuotaBurstConfig(enabled=True, only_asked=True)) is only_asked
 
@@ -335,12 +337,12 @@ def test_nothing_is_wanted_where_the_policy_is_off_or_the_kubelet_rewrites_quota
     assert planned(one, lent, PoliciesConfig()) == {}
     assert planned(one, lent, kubelet=kubelet(reasserts_s=10.0)) == {}
     assert planned(one, lent, actual={(f"{one.group.path}/id-main", "cpu.period"): 50_000}) == {}
-    assert planned(replace(one, wish=CpuWish(burst_policy=Burst.CLOSED)), lent) == {}
+    assert planned(replace(one, wish=CpuPreferences(burst_policy=BurstLimit.CLOSED)), lent) == {}
     assert planned(one, lent) != {}
 
 
 def test_a_pods_own_percentage_is_its_ceiling() -> None:
-    one = replace(online("a", bounded()), wish=CpuWish(quota_burst_percent=110))
+    one = replace(online("a", bounded()), wish=CpuPreferences(quota_burst_percent=110))
     assert planned(one, {f"{one.group.path}/id-main": 300_000}) == {("id-main", "cpu.quota"): 110_000}
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from reconciler.control.planner import plan_pod, plan_pools
-from reconciler.policies.lending import Borrower
+from reconciler.policies.lending import QuotaBorrower
 from reconciler.policies.quota_turbo import (
     ANNOTATION,
     QuotaTurboConfig,
@@ -23,7 +23,7 @@ from tests.reconciler.nodes import container, node, online
 
 CONFIG = QuotaTurboConfig(enabled=True)
 LIMIT = 100_000
-ONE = Borrower(path="/c", inode=1, container_id="c", limit_us=LIMIT, period_us=100_000)
+ONE = QuotaBorrower(path="/c", inode=1, container_id="c", limit_us=LIMIT, period_us=100_000)
 """One CPU of 16: a look may lend 160 thousandths in all."""
 CALM = TurboNode(cpus=16, load_percent=20.0, swing=1.0)
 SAVED = (1000,) * 59
@@ -170,7 +170,7 @@ def test_a_loan_becomes_a_setting_of_marked_pods_only() -> None:
 samples = st.builds(
     TurboSample,
     borrower=st.builds(
-        Borrower,
+        QuotaBorrower,
         path=st.just("/c"),
         inode=st.just(1),
         container_id=st.just("c"),

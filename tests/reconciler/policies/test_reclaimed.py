@@ -4,7 +4,7 @@ from msgspec.structs import replace
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan, plan_pod, plan_pools
 from reconciler.policies.budget import BudgetConfig
-from reconciler.policies.reclaimed import Form, ReclaimedConfig
+from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
 from reconciler.policies.table import PoliciesConfig
 from state.model import (
     ContainerKind,
@@ -20,8 +20,8 @@ from state.topology import uniform
 from tests.reconciler.nodes import NONE, V2, container, cpu, cpus, kubelet, node, online, pod
 
 BOTH = PoliciesConfig()
-CPUSET = PoliciesConfig(reclaimed=ReclaimedConfig(form=Form.CPUSET))
-QUOTA = PoliciesConfig(reclaimed=ReclaimedConfig(form=Form.QUOTA))
+CPUSET = PoliciesConfig(reclaimed=ReclaimedConfig(form=ReclaimedForm.CPUSET))
+QUOTA = PoliciesConfig(reclaimed=ReclaimedConfig(form=ReclaimedForm.QUOTA))
 DIRECTORY = "/kubepods/besteffort"
 
 

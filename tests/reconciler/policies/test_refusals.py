@@ -5,7 +5,7 @@ import pytest
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan_pools
-from reconciler.policies.refusals import Scene, check
+from reconciler.policies.refusals import RefusalContext, check
 from reconciler.policies.table import PoliciesConfig
 from state.model import (
     ContainerKind,
@@ -34,7 +34,7 @@ def refused(view: NodeView, one: Pod | None, *settings: Setting) -> list[str]:
 
 
 def judge(view: NodeView, one: Pod | None, *settings: Setting) -> list[Refusal]:
-    scene = Scene(
+    scene = RefusalContext(
         view=view,
         pools=plan_pools(view, None, CONFIG),
         wanted={setting.key: setting for setting in settings},

@@ -5,10 +5,10 @@ from msgspec.structs import replace
 
 from cgroupfs.devices import DeviceLimits
 from reconciler.control.planner import plan
-from reconciler.policies.cache import CacheConfig, reduced
+from reconciler.policies.cache import CachePolicyConfig, reduced
 from reconciler.policies.responses import ResponsesConfig
 from reconciler.policies.table import PoliciesConfig
-from state.measures import Measures, Squeeze
+from state.measures import Restrictions, SqueezeLimit
 from state.model import Desired, NodeView, Pod, Resources, RuntimeSpec
 from tests.reconciler.nodes import MAINLINE, V1, V2, container, node, online, pod
 
@@ -19,39 +19,39 @@ YIELDS = (BE, "cpu.weight")
 """With a quota goes the least weight."""
 
 
-def wanted(view: NodeView, measures: Measures) -> dict[tuple[str, str], object]:
+def wanted(view: NodeView, measures: Restrictions) -> dict[tuple[str, str], object]:
     desired = planned(view, measures)
     assert not [one for one in desired.refusals if one.setting.policy == "responses"]
     return {key: one.value for key, one in desired.settings.items() if one.policy == "responses"}
 
 
-def planned(view: NodeView, measures: Measures) -> Desired:
+def planned(view: NodeView, measures: Restrictions) -> Desired:
     return plan(replace(view, measures=measures), None, PoliciesConfig())
 
 
 def test_without_measures_nothing_is_asked_for() -> None:
-    assert wanted(node(pod("be"), online("web"), versions=ALL_V1), Measures()) == {}
+    assert wanted(node(pod("be"), online("web"), versions=ALL_V1), Restrictions()) == {}
 
 
 def test_a_held_budget_is_a_ceiling_and_says_why() -> None:
     view = node(pod("be"), online("web"))
-    free = planned(view, Measures()).pools.budget_milli
-    held = planned(view, Measures(budget_milli=700, budget_reason="ns/web suffers")).pools
+    free = planned(view, Restrictions()).pools.budget_milli
+    held = planned(view, Restrictions(budget_milli=700, budget_reason="ns/web suffers")).pools
     assert held.budget_milli <= 700 < free
     assert held.reasons["responses"] == "BE has at most 700 milli-CPU: ns/web suffers"
-    assert planned(view, Measures(budget_milli=10**6)).pools.budget_milli == free, "it never raises anything"
+    assert planned(view, Restrictions(budget_milli=10**6)).pools.budget_milli == free, "it never raises anything"
 
 
 @pytest.mark.parametrize("versions", [ALL_V1, ALL_V2], ids=["v1", "v2"])
 def test_a_squeezed_pod_of_one_container_has_its_quota_there(versions: dict[str, int]) -> None:
-    squeeze = Measures(squeezed={"be": Squeeze(cpu_milli=250, reason="for ns/web")})
+    squeeze = Restrictions(squeezed={"be": SqueezeLimit(cpu_milli=250, reason="for ns/web")})
     found = wanted(node(pod("be"), online("web"), versions=versions), squeeze)
     assert found == {(f"{BE}/id-main", "cpu.quota"): 25_000, YIELDS: 2}
 
 
 def test_several_containers_without_quotas_of_their_own_share_the_pods() -> None:
     two = pod("be", container("a"), container("b"))
-    assert wanted(node(two, versions=ALL_V1), Measures(squeezed={"be": Squeeze(cpu_milli=250)})) == {
+    assert wanted(node(two, versions=ALL_V1), Restrictions(squeezed={"be": SqueezeLimit(cpu_milli=250)})) == {
         (BE, "cpu.quota"): 25_000,
         YIELDS: 2,
     }
@@ -68,7 +68,7 @@ def test_containers_that_the_runtime_gives_quotas_are_bounded_each_by_what_they_
 
     found = wanted(
         node(asks("big", 300), versions=ALL_V1),
-        Measures(squeezed={"be": Squeeze(cpu_milli=200)}),
+        Restrictions(squeezed={"be": SqueezeLimit(cpu_milli=200)}),
     )
     assert found == {(f"{BE}/id-big", "cpu.quota"): 15_000, (f"{BE}/id-small", "cpu.quota"): 5_000, YIELDS: 2}
 
@@ -76,25 +76,25 @@ def test_containers_that_the_runtime_gives_quotas_are_bounded_each_by_what_they_
 def test_a_weight_that_it_has_asked_for_waits_until_it_is_squeezed_no_more() -> None:
     asks = pod("be", container("main", requests=Resources(batch_cpu_milli=4000)))
     view = node(asks, versions=ALL_V1)
-    squeezed = planned(view, Measures(squeezed={"be": Squeeze(cpu_milli=250)})).settings[YIELDS]
+    squeezed = planned(view, Restrictions(squeezed={"be": SqueezeLimit(cpu_milli=250)})).settings[YIELDS]
     assert (squeezed.value, squeezed.policy) == (2, "responses")
-    free = planned(view, Measures()).settings[YIELDS]
+    free = planned(view, Restrictions()).settings[YIELDS]
     assert (free.value, free.policy) == (4096, "batch")
 
 
 def test_a_quota_is_never_below_what_the_kernel_takes() -> None:
-    found = wanted(node(pod("be"), versions=ALL_V1), Measures(squeezed={"be": Squeeze(cpu_milli=1)}))
+    found = wanted(node(pod("be"), versions=ALL_V1), Restrictions(squeezed={"be": SqueezeLimit(cpu_milli=1)}))
     assert found == {(f"{BE}/id-main", "cpu.quota"): 1_000, YIELDS: 2}
 
 
 def test_memory_is_squeezed_where_the_kernel_has_a_bound_that_does_not_kill() -> None:
-    squeeze = Measures(squeezed={"be": Squeeze(memory_high_bytes=64 << 20)})
+    squeeze = Restrictions(squeezed={"be": SqueezeLimit(memory_high_bytes=64 << 20)})
     assert wanted(node(pod("be"), versions=ALL_V2), squeeze) == {(BE, "memory.high"): 64 << 20}
     assert wanted(node(pod("be"), versions=ALL_V1, knobs=MAINLINE - {"memory.high"}), squeeze) == {}
 
 
 def test_disks_are_squeezed_where_a_limit_binds() -> None:
-    squeeze = Measures(squeezed={"be": Squeeze(disk_bps=2_000_000, disks=("8:0", "254:0"))})
+    squeeze = Restrictions(squeezed={"be": SqueezeLimit(disk_bps=2_000_000, disks=("8:0", "254:0"))})
     two = pod("be", container("a"), container("b"))
     both = {"8:0": {"rbps": 2_000_000, "wbps": 2_000_000}, "254:0": {"rbps": 2_000_000, "wbps": 2_000_000}}
     assert wanted(node(two, versions=ALL_V2), squeeze) == {(BE, "io.max"): DeviceLimits(both)}
@@ -110,28 +110,28 @@ def test_disks_are_squeezed_where_a_limit_binds() -> None:
 
 @pytest.mark.parametrize("versions", [ALL_V1, ALL_V2], ids=["v1", "v2"])
 def test_a_frozen_pod_is_frozen_as_a_whole(versions: dict[str, int]) -> None:
-    found = wanted(node(pod("be"), versions=versions), Measures(frozen={"be": "for ns/web, at most 30 s"}))
+    found = wanted(node(pod("be"), versions=versions), Restrictions(frozen={"be": "for ns/web, at most 30 s"}))
     assert found == {(BE, "freeze"): 1}
 
 
 def test_an_online_pod_is_left_alone_whatever_is_asked() -> None:
-    everything = Measures(
-        squeezed={"web": Squeeze(cpu_milli=10, memory_high_bytes=1 << 20, disk_bps=1, disks=("8:0",))},
+    everything = Restrictions(
+        squeezed={"web": SqueezeLimit(cpu_milli=10, memory_high_bytes=1 << 20, disk_bps=1, disks=("8:0",))},
         frozen={"web": "a mistake"},
     )
     assert wanted(node(online("web"), versions=ALL_V1), everything) == {}
 
 
 def test_switched_off_responses_reach_nobody() -> None:
-    view = replace(node(pod("be"), versions=ALL_V1), measures=Measures(frozen={"be": "x"}, budget_milli=1))
+    view = replace(node(pod("be"), versions=ALL_V1), measures=Restrictions(frozen={"be": "x"}, budget_milli=1))
     desired = plan(view, None, PoliciesConfig(responses=ResponsesConfig(enabled=False)))
     assert not [one for one in desired.settings.values() if one.policy == "responses"]
     assert desired.pools.budget_milli > 1
 
 
 def test_partitioning_leaves_be_a_part_of_its_share_of_the_caches_in_every_mode() -> None:
-    on = PoliciesConfig(cache=CacheConfig(enabled=True))
-    view = replace(node(pod("be")), measures=Measures(cache_percent=50, cache_reason="ns/web suffers (cache)"))
+    on = PoliciesConfig(cache=CachePolicyConfig(enabled=True))
+    view = replace(node(pod("be")), measures=Restrictions(cache_percent=50, cache_reason="ns/web suffers (cache)"))
     pools = plan(view, None, on).pools
     assert pools.cache is not None
     assert (pools.cache.reclaimed.cat_range_end_percent, pools.cache.reclaimed.mba_percent) == (15, 50)

@@ -9,9 +9,9 @@ from reconciler.control.planner import plan, plan_pools
 from reconciler.placement.pool_members import DEFAULT
 from reconciler.policies.reclaimed import ReclaimedConfig
 from reconciler.policies.reserve import ReserveConfig
-from reconciler.policies.shared import Confine, Mode, SharedConfig, Sizing
+from reconciler.policies.shared import ConfineMode, PoolSizing, SharedConfig, SharedPoolMode
 from reconciler.policies.table import PoliciesConfig
-from state.cpu import CpuWish, GroupUse
+from state.cpu import CpuPreferences, GroupUse
 from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Resources
 from state.topology import uniform
 from tests.reconciler.nodes import container, cpu, cpus, kubelet, node, pod
@@ -26,7 +26,7 @@ def asking(uid: str, milli: int = 1000, cls: PodClass = PodClass.SHARED, **wish:
         container("main", requests=Resources(cpu_milli=milli)),
         cls=cls,
     )
-    return replace(one, wish=CpuWish(**wish))
+    return replace(one, wish=CpuPreferences(**wish))
 
 
 def config(**shared: Any) -> PoliciesConfig:
@@ -112,10 +112,10 @@ def test_who_comes_later_moves_nobody_that_need_not() -> None:
     ("given", "confined"),
     [
         (config(), False),
-        (config(confine=Confine.ALWAYS), True),
-        (config(confine=Confine.NEVER), False),
-        (config(mode=Mode.SEPARATE), True),
-        (config(mode=Mode.SEPARATE, confine=Confine.NEVER), False),
+        (config(confine=ConfineMode.ALWAYS), True),
+        (config(confine=ConfineMode.NEVER), False),
+        (config(mode=SharedPoolMode.SEPARATE), True),
+        (config(mode=SharedPoolMode.SEPARATE, confine=ConfineMode.NEVER), False),
         (PoliciesConfig(reserve=ReserveConfig(interrupt_cpus="7")), True),
     ],
     ids=["auto", "always", "never", "separate", "separate, but never", "interrupt CPUs"],
@@ -128,14 +128,14 @@ def test_when_online_pods_get_a_cpu_set(given: PoliciesConfig, confined: bool) -
 
 def test_never_means_no_named_pools_either() -> None:
     view = node(asking("a", pool="batch"))
-    pools = plan_pools(view, None, config(confine=Confine.NEVER))
+    pools = plan_pools(view, None, config(confine=ConfineMode.NEVER))
     assert (pools.named, pools.bound, pools.shared) == ({}, {}, cpus("0-7"))
     assert "confine: never" in pools.reasons["shared"]
 
 
 def test_a_kubelet_that_rewrites_for_ever_is_not_fought() -> None:
     view = node(asking("a", pool="batch"), kubelet=kubelet(default="0-7", reasserts_s=10.0))
-    assert sets(view, config(confine=Confine.ALWAYS)) == {}
+    assert sets(view, config(confine=ConfineMode.ALWAYS)) == {}
 
 
 def test_under_the_static_policy_named_pools_leave_exclusive_cpus_alone() -> None:
@@ -161,7 +161,7 @@ def test_reserved_cpus_are_open_to_online_pods_unless_strict() -> None:
 
 def test_separate_be_work_has_what_is_left_and_no_cpu_of_theirs() -> None:
     view = node(asking("a", 3000), asking("b", 1000, pool="x"), pod("be"))
-    pools = plan_pools(view, None, config(mode=Mode.SEPARATE))
+    pools = plan_pools(view, None, config(mode=SharedPoolMode.SEPARATE))
     assert (len(pools.shared), len(pools.named["shared/x"]), len(pools.reclaimed)) == (3, 1, 4)
     assert not pools.reclaimed & (pools.shared | pools.named["shared/x"])
     assert pools.budget_milli == 4000
@@ -169,7 +169,7 @@ def test_separate_be_work_has_what_is_left_and_no_cpu_of_theirs() -> None:
 
 def test_separate_leaves_be_work_something_whatever_online_pods_ask() -> None:
     view = node(asking("a", 30_000), pod("be"))
-    pools = plan_pools(view, None, config(mode=Mode.SEPARATE, leave_cpus=2))
+    pools = plan_pools(view, None, config(mode=SharedPoolMode.SEPARATE, leave_cpus=2))
     assert (len(pools.shared), len(pools.reclaimed)) == (6, 2)
 
 
@@ -181,7 +181,7 @@ def test_a_fixed_size_stands_whatever_is_asked() -> None:
 
 
 def test_a_measured_pool_grows_at_once_and_shrinks_slowly() -> None:
-    given = config(mode=Mode.SEPARATE, sizing=Sizing.MEASURED)
+    given = config(mode=SharedPoolMode.SEPARATE, sizing=PoolSizing.MEASURED)
     view = node(asking("a", 1000), topology=uniform(cores=32, threads=1), cpu=cpu(online=1000))
 
     def using(milli: int, at: float, previous: Pools | None) -> Pools:
@@ -199,7 +199,7 @@ def test_a_measured_pool_grows_at_once_and_shrinks_slowly() -> None:
 
 
 def test_be_work_bound_to_a_node_gets_the_pools_part_there() -> None:
-    be = replace(pod("be"), wish=CpuWish(numa_binding=True, nodes=(1,)))
+    be = replace(pod("be"), wish=CpuPreferences(numa_binding=True, nodes=(1,)))
     view = node(be, topology=TWO, cpu=cpu(online=13_000))
     given = PoliciesConfig(reclaimed=ReclaimedConfig(minimum_per_node=1))
     pools = plan_pools(view, None, given)
@@ -211,8 +211,8 @@ def test_be_work_bound_to_a_node_gets_the_pools_part_there() -> None:
 
 def test_sizes_of_one_plan_are_where_the_next_begins() -> None:
     view = node(asking("a", 3000), asking("b", pool="x"))
-    once = plan_pools(view, None, config(mode=Mode.SEPARATE))
-    assert plan_pools(view, once, config(mode=Mode.SEPARATE)) == once
+    once = plan_pools(view, None, config(mode=SharedPoolMode.SEPARATE))
+    assert plan_pools(view, once, config(mode=SharedPoolMode.SEPARATE)) == once
     assert set(once.sizes) == {DEFAULT, "shared/x"}
 
 

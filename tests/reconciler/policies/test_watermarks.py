@@ -4,25 +4,25 @@ import msgspec
 import pytest
 
 from reconciler.policies.watermarks import MIN_FREE, SCALE, WatermarksConfig, has_room, taken_bytes, wanted
-from state.memory import NodeMemory, WatermarkWish
+from state.memory import NodeMemoryReading, WatermarkRequest
 
 GIGA = 1 << 30
 
 
-def machine(available: float, age: float | None = 0.0) -> NodeMemory:
-    return NodeMemory(total_bytes=100 * GIGA, available_bytes=int(available * GIGA), age_s=age)
+def machine(available: float, age: float | None = 0.0) -> NodeMemoryReading:
+    return NodeMemoryReading(total_bytes=100 * GIGA, available_bytes=int(available * GIGA), age_s=age)
 
 
 @pytest.mark.parametrize(
     ("wish", "found"),
     [
-        (WatermarkWish(scale_factor=50), {SCALE: 50}),
-        (WatermarkWish(min_free_factor=100), {MIN_FREE: 1 << 20}),
-        (WatermarkWish(scale_factor=10, min_free_factor=300), {MIN_FREE: 3 * (100 << 20) // 100, SCALE: 10}),
-        (WatermarkWish(), {}),
+        (WatermarkRequest(scale_factor=50), {SCALE: 50}),
+        (WatermarkRequest(min_free_factor=100), {MIN_FREE: 1 << 20}),
+        (WatermarkRequest(scale_factor=10, min_free_factor=300), {MIN_FREE: 3 * (100 << 20) // 100, SCALE: 10}),
+        (WatermarkRequest(), {}),
     ],
 )
-def test_values_follow_the_memory(wish: WatermarkWish, found: dict[str, int]) -> None:
+def test_values_follow_the_memory(wish: WatermarkRequest, found: dict[str, int]) -> None:
     assert wanted(100 * GIGA, wish) == found
 
 
@@ -44,6 +44,6 @@ def test_what_a_raise_takes() -> None:
     [(machine(2.0), True), (machine(1.9), False), (machine(50, age=None), False), (machine(50, age=11.0), False)],
     ids=["twice over", "not twice over", "of unknown age", "old"],
 )
-def test_a_mark_goes_up_only_where_there_is_room(node: NodeMemory, may: bool) -> None:
+def test_a_mark_goes_up_only_where_there_is_room(node: NodeMemoryReading, may: bool) -> None:
     assert has_room(SCALE, 10, 60, node) is may
     assert has_room(SCALE, 60, 10, machine(0.0, age=None)), "down it always goes"

@@ -7,16 +7,16 @@ from typing import Any
 
 import trio
 
-from reconciler.alerts.alert import Alert, Kind
+from reconciler.alerts.alert import Alert, AlertKind
 from reconciler.clients.kube import KubeApi
 from reconciler.clients.kube_config import ApiServer
 from reconciler.responses.eviction.executor import Evictor
 from reconciler.responses.eviction.journal import cases_of, row_of
-from reconciler.responses.means.base import Way
+from reconciler.responses.means.base import EvictionMethod
 from reconciler.responses.means.config import EvictionMeans, RestartRules
-from state.eviction import Case, Order, Step, Target
+from state.eviction import EvictionCase, EvictionOrder, EvictionStep, EvictionTarget
 from state.schema import EVICTIONS
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 from tests.fakes.plainpod import PlainNode, PlainPod, order_for
 
 CONFIG = EvictionMeans(margin_s=1.0, restarts=RestartRules(watch_s=0.0), at_once=2)
@@ -38,11 +38,11 @@ class Bench:
     def open_store(self, boot: str = "boot-1") -> None:
         self.store = Store(self.path, boot=boot, retry_s=0.0)
 
-    async def stage(self, batch: Batch, alert: Alert) -> Callable[[], None]:
+    async def stage(self, batch: StoreBatch, alert: Alert) -> Callable[[], None]:
         assert EVICTIONS in batch.rows
         return lambda: self.told.append(alert)
 
-    def evictor(self, *ways: Way, config: EvictionMeans = CONFIG, **more: Any) -> Evictor:
+    def evictor(self, *ways: EvictionMethod, config: EvictionMeans = CONFIG, **more: Any) -> Evictor:
         return Evictor(
             config,
             hierarchy=self.node.hierarchy,
@@ -58,16 +58,16 @@ class Bench:
             **more,
         )
 
-    def rows(self) -> list[Case]:
+    def rows(self) -> list[EvictionCase]:
         return cases_of(self.store.rows(EVICTIONS))
 
-    def leave(self, case: Case) -> None:
+    def leave(self, case: EvictionCase) -> None:
         """As an earlier run would have left it."""
-        batch = Batch()
+        batch = StoreBatch()
         batch.put(EVICTIONS, case.order.id, row_of(case))
         self.store.apply(batch)
 
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[AlertKind]:
         return [alert.kind for alert in self.told]
 
 
@@ -79,7 +79,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await trio.sleep(0.01)
 
 
-async def carried_out(evictor: Evictor, *orders: Order) -> tuple[Case, ...]:
+async def carried_out(evictor: Evictor, *orders: EvictionOrder) -> tuple[EvictionCase, ...]:
     """Run until every case has ended."""
     async with trio.open_nursery() as nursery:
         await nursery.start(evictor.run)
@@ -90,9 +90,9 @@ async def carried_out(evictor: Evictor, *orders: Order) -> tuple[Case, ...]:
     return evictor.cases()
 
 
-def left_at(pod: PlainPod, step: Step, **more: Any) -> Case:
+def left_at(pod: PlainPod, step: EvictionStep, **more: Any) -> EvictionCase:
     inode = pod.directory.stat().st_ino
     uid = pod.directory.name.removeprefix("pod")
-    target = Target(group=f"/{pod.directory.name}", inodes={str(pod.directory.parent): inode}, grace_s=0.2)
+    target = EvictionTarget(group=f"/{pod.directory.name}", inodes={str(pod.directory.parent): inode}, grace_s=0.2)
     now = time.time()
-    return Case(order=order_for(uid), target=target, boot="boot-1", step=step, step_s=now, begun_s=now, **more)
+    return EvictionCase(order=order_for(uid), target=target, boot="boot-1", step=step, step_s=now, begun_s=now, **more)

@@ -2,22 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 
-from reconciler.responses.config import ResponseConfig
-from reconciler.responses.ladder import Ascent, Change, LadderMemory, advance
+from reconciler.responses.config import LadderConfig
+from reconciler.responses.ladder import EscalationChange, EscalationMemory, RuleFindings, advance
 from reconciler.responses.measure import measures_of
 from reconciler.signals.history import History
-from state.evidence import NODE, Finding, Frame, PodFacts, Resource, Sample, Suspect, Verdict
-from state.measures import Measures, Response
+from state.evidence import NODE, ContendedResource, PodSnapshot, RuleVerdict, Sample, SampleFrame, Suspect, Verdict
+from state.measures import Response, Restrictions
 from state.model import PodClass
 
 BAD, WELL, UNSURE, LOST = Verdict.INTERFERED, Verdict.OK, Verdict.SUSPECT, Verdict.UNKNOWN
 HOLD, SQUEEZE, PARTITION, FREEZE, EVICT = Response
-EFFECT = ResponseConfig().effect_s
+EFFECT = LadderConfig().effect_s
 KNOBS = ("cpu.quota", "memory.high", "io.max", "freeze")
 
 
-def facts(uid: str, cls: PodClass = PodClass.RECLAIMED, *, certain: bool = True, terminating: bool = False) -> PodFacts:
-    return PodFacts(
+def facts(
+    uid: str, cls: PodClass = PodClass.RECLAIMED, *, certain: bool = True, terminating: bool = False
+) -> PodSnapshot:
+    return PodSnapshot(
         uid=uid,
         title=f"ns/{uid}",
         pod_class=cls,
@@ -35,18 +37,18 @@ class World:
     def __init__(
         self,
         *responses: Response,
-        config: ResponseConfig | None = None,
-        resource: Resource = Resource.CPU,
+        config: LadderConfig | None = None,
+        resource: ContendedResource = ContendedResource.CPU,
         knobs: Sequence[str] = KNOBS,
         shadow: bool = False,
     ) -> None:
-        self.config = config or ResponseConfig()
+        self.config = config or LadderConfig()
         self.responses = responses
         self.resource = resource
         self.knobs = tuple(knobs)
         self.shadow = shadow
         self.now = 100.0
-        self.memory = LadderMemory()
+        self.memory = EscalationMemory()
         self.history = History()
         self.pods = {"web": facts("web", PodClass.SHARED), "hog": facts("hog"), "calm": facts("calm")}
         self.uses: dict[str, dict[str, float]] = {
@@ -66,12 +68,12 @@ class World:
         seconds: float = 1.0,
         gap: float | None = 600.0,
         victim: str = "web",
-    ) -> tuple[Change, ...]:
+    ) -> tuple[EscalationChange, ...]:
         """One moment further; what happened, also in the log as ``turn: words``."""
         self.now += seconds
         frame = self.frame()
         self.history.add(frame)
-        finding = Finding(
+        finding = RuleVerdict(
             rule="cpu",
             victim=f"pod:{victim}",
             title=f"ns/{victim}",
@@ -83,18 +85,18 @@ class World:
             suspects=tuple(Suspect(uid=uid, title=f"ns/{uid}", score=score, reason="") for uid, score in self.suspects),
         )
         findings = (finding,) if victim in self.pods else ()
-        ascent = Ascent(rule="cpu", shadow=self.shadow, responses=self.responses, findings=findings)
+        ascent = RuleFindings(rule="cpu", shadow=self.shadow, responses=self.responses, findings=findings)
         self.memory, changes = advance(
             self.memory, [ascent], (frame, self.history), self.config, fresh_s=3.0, evicts=self.evicts
         )
         self.log += [f"{change.turn}: {change.words}" for change in changes]
         return changes
 
-    def frame(self) -> Frame:
+    def frame(self) -> SampleFrame:
         samples: Mapping[str, Mapping[str, Sample]] = {
             subject: {name: Sample(value) for name, value in here.items()} for subject, here in self.uses.items()
         }
-        return Frame(
+        return SampleFrame(
             at_s=self.now,
             wall_s=1e9 + self.now,
             pods=self.pods,
@@ -104,5 +106,5 @@ class World:
         )
 
     @property
-    def measures(self) -> Measures:
+    def measures(self) -> Restrictions:
         return measures_of(self.memory, self.frame())

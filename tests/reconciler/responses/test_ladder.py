@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.responses.config import FreezeConfig, ResponseConfig, SqueezeConfig
-from reconciler.responses.ladder import Ascent, Turn, advance, in_force
-from reconciler.responses.steps import What
-from state.evidence import NODE, Finding, Resource, Suspect, Verdict
-from state.measures import Measures, Squeeze
+from reconciler.responses.config import FreezeConfig, LadderConfig, SqueezeConfig
+from reconciler.responses.ladder import RuleFindings, Transition, advance, in_force
+from reconciler.responses.steps import Dimension
+from state.evidence import NODE, ContendedResource, RuleVerdict, Suspect, Verdict
+from state.measures import Restrictions, SqueezeLimit
 from state.model import PodClass
 from tests.reconciler.responses.scenes import (
     BAD,
@@ -30,16 +30,16 @@ def test_a_victim_that_is_well_costs_nobody_anything() -> None:
     world = World(HOLD, SQUEEZE)
     for verdict in (WELL, UNSURE, LOST):
         assert world.go(verdict) == ()
-    assert world.measures == Measures()
+    assert world.measures == Restrictions()
     assert world.memory.climbs == {}
 
 
 def test_first_be_work_stops_growing_then_the_likeliest_suspect_gives_what_the_victim_lacks() -> None:
     world = World(HOLD, SQUEEZE)
     world.go(BAD, 4.0)
-    assert world.measures == Measures(budget_milli=2000, budget_reason="ns/web suffers (cpu)")
+    assert world.measures == Restrictions(budget_milli=2000, budget_reason="ns/web suffers (cpu)")
     world.go(BAD, 4.0)
-    assert world.measures.squeezed == {"hog": Squeeze(cpu_milli=1200, reason="ns/web suffers (cpu)")}
+    assert world.measures.squeezed == {"hog": SqueezeLimit(cpu_milli=1200, reason="ns/web suffers (cpu)")}
     assert world.log == [
         "applied: hold: BE stays at 2000 milli-CPU",
         "applied: squeeze ns/hog: CPU 1800 -> 1200 milli-CPU",
@@ -58,7 +58,7 @@ def test_what_helped_is_kept_and_the_next_step_is_as_large_as_the_gap_is_then() 
     world.go(BAD, 4.0)
     world.uses["pod:hog"]["cpu.use"] = 1200.0
     changes = world.go(BAD, 2.0, seconds=EFFECT, gap=300.0)
-    assert [change.turn for change in changes] == [Turn.HELPED, Turn.APPLIED]
+    assert [change.turn for change in changes] == [Transition.HELPED, Transition.APPLIED]
     assert world.measures.squeezed["hog"].cpu_milli == 900
 
 
@@ -68,8 +68,8 @@ def test_what_did_not_help_is_undone_remembered_and_the_next_suspect_tried() -> 
     world.go(BAD, 3.9, seconds=EFFECT)
     changes = world.go(BAD, 3.9, seconds=EFFECT)
     assert [(change.turn, change.step.suspect) for change in changes if change.step is not None] == [
-        (Turn.UNDONE, "hog"),
-        (Turn.APPLIED, "calm"),
+        (Transition.UNDONE, "hog"),
+        (Transition.APPLIED, "calm"),
     ]
     assert "did not help (severity 4.00 -> 3.90)" in changes[0].words
     assert set(world.measures.squeezed) == {"calm"}
@@ -89,13 +89,13 @@ def test_a_small_squeeze_without_effect_proves_nothing_and_is_enlarged_once() ->
     assert world.go(BAD, 3.9, seconds=EFFECT - 1) == ()
     (change,) = world.go(BAD, 3.9)
     assert (change.turn, change.words) == (
-        Turn.APPLIED,
+        Transition.APPLIED,
         "squeeze ns/hog: CPU 1800 -> 900 milli-CPU (severity 4.00 -> 3.90)",
     )
     assert world.measures.squeezed["hog"].cpu_milli == 900
     assert not world.memory.useless
     assert world.go(BAD, 3.9, seconds=EFFECT - 1) == (), "it has its time, too"
-    assert [change.turn for change in world.go(BAD, 3.9)] == [Turn.UNDONE, Turn.EXHAUSTED]
+    assert [change.turn for change in world.go(BAD, 3.9)] == [Transition.UNDONE, Transition.EXHAUSTED]
     assert world.measures.squeezed == {}
 
 
@@ -107,7 +107,7 @@ def test_what_an_enlarged_squeeze_brought_is_measured_against_what_was_before_th
     world.uses["pod:hog"]["cpu.use"] = 900.0
     changes = world.go(BAD, 3.5, seconds=EFFECT, gap=20.0)
     assert (changes[0].turn, changes[0].words) == (
-        Turn.HELPED,
+        Transition.HELPED,
         "squeeze ns/hog: CPU 1800 -> 900 milli-CPU: severity 4.00 -> 3.50",
     )
     assert world.measures.squeezed["hog"].cpu_milli == 810, "and the next is small again"
@@ -117,12 +117,12 @@ def test_a_shadow_takes_nothing_so_it_enlarges_nothing() -> None:
     world = World(SQUEEZE, shadow=True)
     world.suspects = (("hog", 0.9),)
     world.go(BAD, 4.0, gap=20.0)
-    assert [change.turn for change in world.go(BAD, 4.0, seconds=EFFECT, gap=20.0)] == [Turn.EXHAUSTED]
+    assert [change.turn for change in world.go(BAD, 4.0, seconds=EFFECT, gap=20.0)] == [Transition.EXHAUSTED]
     assert world.log[0] == "applied: squeeze ns/hog: CPU 1800 -> 1620 milli-CPU"
 
 
 def test_a_useless_squeeze_is_tried_again_when_it_has_been_forgotten_and_for_the_same_workloads_only() -> None:
-    world = World(SQUEEZE, config=ResponseConfig(remember_s=100))
+    world = World(SQUEEZE, config=LadderConfig(remember_s=100))
     world.suspects = (("hog-1", 0.9),)
     world.pods["hog-1"] = facts("hog-1")
     world.uses["pod:hog-1"] = {"cpu.use": 1800.0}
@@ -132,7 +132,7 @@ def test_a_useless_squeeze_is_tried_again_when_it_has_been_forgotten_and_for_the
     world.uses["pod:hog-2"] = {"cpu.use": 1800.0}
     world.suspects = (("hog-2", 0.9),)
     assert world.go(BAD, 4.0) == (), "another pod of the same owner is no other workload"
-    assert [change.turn for change in world.go(BAD, 4.0, seconds=101)] == [Turn.APPLIED]
+    assert [change.turn for change in world.go(BAD, 4.0, seconds=101)] == [Transition.APPLIED]
 
 
 def test_a_second_squeeze_without_effect_leaves_the_first_which_helped() -> None:
@@ -149,7 +149,7 @@ def test_a_second_squeeze_without_effect_leaves_the_first_which_helped() -> None
 
 
 def test_a_suspect_at_the_bottom_is_left_with_what_it_may_keep() -> None:
-    world = World(SQUEEZE, config=ResponseConfig(squeeze=SqueezeConfig(min_cpu_milli=100)))
+    world = World(SQUEEZE, config=LadderConfig(squeeze=SqueezeConfig(min_cpu_milli=100)))
     world.suspects = (("hog", 0.9),)
     world.go(BAD, 4.0, gap=10_000.0)
     assert world.measures.squeezed["hog"].cpu_milli == 100
@@ -162,20 +162,20 @@ def test_a_suspect_at_the_bottom_is_left_with_what_it_may_keep() -> None:
 @pytest.mark.parametrize(
     ("resource", "knobs", "expected"),
     [
-        (Resource.MEMORY, ("memory.high",), Squeeze(memory_high_bytes=(8 << 30) - (2 << 30))),
-        (Resource.MEMORY, ("cpu.quota",), Squeeze(cpu_milli=900)),
-        (Resource.IO, ("io.max",), Squeeze(disk_bps=45_000_000, disks=("8:0",))),
-        (Resource.IO, ("blkio.read_bps",), Squeeze(disk_bps=45_000_000, disks=("8:0",))),
-        (Resource.IO, (), Squeeze(cpu_milli=900)),
-        (Resource.CACHE, (), Squeeze(cpu_milli=900)),
-        (Resource.NETWORK, (), Squeeze(cpu_milli=900)),
+        (ContendedResource.MEMORY, ("memory.high",), SqueezeLimit(memory_high_bytes=(8 << 30) - (2 << 30))),
+        (ContendedResource.MEMORY, ("cpu.quota",), SqueezeLimit(cpu_milli=900)),
+        (ContendedResource.IO, ("io.max",), SqueezeLimit(disk_bps=45_000_000, disks=("8:0",))),
+        (ContendedResource.IO, ("blkio.read_bps",), SqueezeLimit(disk_bps=45_000_000, disks=("8:0",))),
+        (ContendedResource.IO, (), SqueezeLimit(cpu_milli=900)),
+        (ContendedResource.CACHE, (), SqueezeLimit(cpu_milli=900)),
+        (ContendedResource.NETWORK, (), SqueezeLimit(cpu_milli=900)),
     ],
 )
 def test_each_shortage_has_its_squeeze_and_cpu_where_the_kernel_has_none(
-    resource: Resource, knobs: tuple[str, ...], expected: Squeeze
+    resource: ContendedResource, knobs: tuple[str, ...], expected: SqueezeLimit
 ) -> None:
     world = World(SQUEEZE, resource=resource, knobs=knobs)
-    world.go(BAD, 4.0, gap=float(2 << 30) if resource is Resource.MEMORY else 5.0)
+    world.go(BAD, 4.0, gap=float(2 << 30) if resource is ContendedResource.MEMORY else 5.0)
     found = world.measures.squeezed["hog"]
     assert (found.cpu_milli, found.memory_high_bytes, found.disk_bps, found.disks) == (
         expected.cpu_milli,
@@ -186,12 +186,12 @@ def test_each_shortage_has_its_squeeze_and_cpu_where_the_kernel_has_none(
 
 
 def test_where_memory_high_did_not_help_its_cpu_is_tried_before_another_pod() -> None:
-    world = World(SQUEEZE, resource=Resource.MEMORY)
+    world = World(SQUEEZE, resource=ContendedResource.MEMORY)
     world.go(BAD, 4.0)
     world.go(BAD, 4.0, seconds=EFFECT)
     world.go(BAD, 4.0, seconds=EFFECT)
     (step,) = [step for _, step in in_force(world.memory)]
-    assert (step.suspect, step.what) == ("hog", What.CPU)
+    assert (step.suspect, step.what) == ("hog", Dimension.CPU)
 
 
 @pytest.mark.parametrize(
@@ -215,12 +215,12 @@ def test_who_may_not_be_touched_is_not(why: str) -> None:
             world.responses = (SQUEEZE,)
             del world.uses["pod:hog"]
     world.go(BAD, 4.0)
-    assert world.measures == Measures()
+    assert world.measures == Restrictions()
     assert world.log == ["exhausted: nothing is left to try"]
 
 
 def test_a_well_victim_gives_back_in_small_steps_the_last_taken_first() -> None:
-    config = ResponseConfig(recover_s=10, recover_percent=50)
+    config = LadderConfig(recover_s=10, recover_percent=50)
     world = World(HOLD, SQUEEZE, config=config)
     world.go(BAD, 4.0)
     world.go(BAD, 4.0)
@@ -239,7 +239,7 @@ def test_a_well_victim_gives_back_in_small_steps_the_last_taken_first() -> None:
 
 
 def test_of_two_squeezes_each_step_back_gives_something_and_the_lower_ones_stay_what_they_are() -> None:
-    world = World(SQUEEZE, config=ResponseConfig(recover_s=10))
+    world = World(SQUEEZE, config=LadderConfig(recover_s=10))
     world.suspects = (("hog", 0.9),)
     world.go(BAD, 4.0)
     world.uses["pod:hog"]["cpu.use"] = 1200.0
@@ -249,7 +249,7 @@ def test_of_two_squeezes_each_step_back_gives_something_and_the_lower_ones_stay_
     world.go(WELL)
     while world.memory.climbs:
         changes = world.go(WELL, seconds=10)
-        if not changes or changes[0].turn is Turn.HELPED:
+        if not changes or changes[0].turn is Transition.HELPED:
             continue
         (change,) = changes
         now = world.measures.squeezed["hog"].cpu_milli if world.measures.squeezed else 1800
@@ -257,17 +257,17 @@ def test_of_two_squeezes_each_step_back_gives_something_and_the_lower_ones_stay_
         assert now is not None
         assert now > before, change.words
         assert change.step is not None
-        assert change.turn is Turn.ENDED or now == int(change.step.amount), "what is told is what is given"
+        assert change.turn is Transition.ENDED or now == int(change.step.amount), "what is told is what is given"
         before = now
     assert before == 1800
 
 
 def test_each_relapse_makes_the_way_back_slower() -> None:
-    world = World(SQUEEZE, config=ResponseConfig(recover_s=10, effect_s=5))
+    world = World(SQUEEZE, config=LadderConfig(recover_s=10, effect_s=5))
 
     def seconds_to_ease() -> int:
         for second in range(1, 500):
-            if any(change.turn in {Turn.EASED, Turn.ENDED} for change in world.go(WELL)):
+            if any(change.turn in {Transition.EASED, Transition.ENDED} for change in world.go(WELL)):
                 return second
         raise AssertionError
 
@@ -282,7 +282,7 @@ def test_each_relapse_makes_the_way_back_slower() -> None:
 
 @pytest.mark.parametrize("verdict", [LOST, UNSURE])
 def test_unknown_is_not_well_nothing_is_given_back_and_nothing_is_taken(verdict: Verdict) -> None:
-    world = World(SQUEEZE, config=ResponseConfig(recover_s=5, effect_s=5))
+    world = World(SQUEEZE, config=LadderConfig(recover_s=5, effect_s=5))
     world.go(BAD, 4.0)
     before = world.measures
     for _ in range(100):
@@ -291,13 +291,13 @@ def test_unknown_is_not_well_nothing_is_given_back_and_nothing_is_taken(verdict:
 
 
 def test_wellness_is_counted_anew_after_something_unknown() -> None:
-    world = World(SQUEEZE, config=ResponseConfig(recover_s=10))
+    world = World(SQUEEZE, config=LadderConfig(recover_s=10))
     world.go(BAD, 4.0)
     for _ in range(9):
         world.go(WELL)
     world.go(LOST)
     for _ in range(10):
-        assert not [change for change in world.go(WELL) if change.turn is Turn.EASED]
+        assert not [change for change in world.go(WELL) if change.turn is Transition.EASED]
 
 
 def test_what_was_done_to_a_pod_ends_with_it() -> None:
@@ -306,7 +306,7 @@ def test_what_was_done_to_a_pod_ends_with_it() -> None:
     del world.pods["hog"]
     world.suspects = ()
     world.go(BAD, 4.0)
-    assert world.measures == Measures()
+    assert world.measures == Restrictions()
     assert "ended: squeeze ns/hog: CPU 1800 -> 1200 milli-CPU: it is gone" in world.log
 
 
@@ -316,8 +316,8 @@ def test_what_was_done_for_a_victim_ends_with_it() -> None:
     world.go(BAD, 4.0)
     del world.pods["web"]
     changes = world.go(BAD, 4.0)
-    assert [change.turn for change in changes] == [Turn.ENDED, Turn.ENDED]
-    assert world.measures == Measures()
+    assert [change.turn for change in changes] == [Transition.ENDED, Transition.ENDED]
+    assert world.measures == Restrictions()
     assert world.memory.climbs == {}
 
 
@@ -328,7 +328,7 @@ def test_a_rule_in_shadow_shows_the_same_steps_and_takes_none() -> None:
         changes = shadow.go(BAD, 4.0)
         assert all(change.shadow for change in changes)
     assert shadow.log == real.log
-    assert shadow.measures == Measures()
+    assert shadow.measures == Restrictions()
 
 
 def test_a_shadow_step_is_never_called_useless_because_it_could_not_help() -> None:
@@ -356,7 +356,7 @@ def test_a_suspect_that_one_victim_waits_for_is_not_squeezed_for_another() -> No
     # Both findings in one moment: the second victim's turn comes while the first waits.
     frame = world.frame()
     findings = tuple(
-        Finding(
+        RuleVerdict(
             rule="cpu",
             victim=f"pod:{uid}",
             title=f"ns/{uid}",
@@ -368,13 +368,13 @@ def test_a_suspect_that_one_victim_waits_for_is_not_squeezed_for_another() -> No
         )
         for uid in ("web", "api")
     )
-    ascent = Ascent(rule="cpu", shadow=False, responses=(SQUEEZE,), findings=findings)
+    ascent = RuleFindings(rule="cpu", shadow=False, responses=(SQUEEZE,), findings=findings)
     memory, _ = advance(world.memory, [ascent], (frame, world.history), world.config, fresh_s=3.0)
     assert len([step for _, step in in_force(memory)]) == 1
 
 
 def test_of_two_who_bound_the_same_pod_the_tighter_counts_and_both_are_named() -> None:
-    world = World(SQUEEZE, config=ResponseConfig(effect_s=2))
+    world = World(SQUEEZE, config=LadderConfig(effect_s=2))
     world.pods["api"] = facts("api", PodClass.SHARED)
     world.go(BAD, 4.0, gap=600.0)
     saved = world.memory.climbs
@@ -390,8 +390,8 @@ def test_of_two_who_bound_the_same_pod_the_tighter_counts_and_both_are_named() -
     st.lists(st.tuples(st.sampled_from([BAD, WELL, UNSURE, LOST]), st.floats(0, 10), st.sampled_from([1.0, 7.0, 40.0])))
 )
 def test_whatever_happens_bounds_hold(life: list[tuple[Verdict, float, float]]) -> None:
-    config = ResponseConfig(effect_s=5, recover_s=5, freeze=FreezeConfig(max_s=10, rest_s=20))
-    world = World(HOLD, SQUEEZE, PARTITION, FREEZE, EVICT, config=config, resource=Resource.CACHE)
+    config = LadderConfig(effect_s=5, recover_s=5, freeze=FreezeConfig(max_s=10, rest_s=20))
+    world = World(HOLD, SQUEEZE, PARTITION, FREEZE, EVICT, config=config, resource=ContendedResource.CACHE)
     frozen: dict[str, float] = {}
     for verdict, severity, seconds in life:
         world.go(verdict, severity, seconds=seconds, gap=None)

@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from reconciler.responses.config import FreezeConfig, ResponseConfig
-from reconciler.responses.ladder import Ascent, Turn, advance, in_force
-from state.evidence import Finding, Suspect
-from state.measures import Measures, Response
+from reconciler.responses.config import FreezeConfig, LadderConfig
+from reconciler.responses.ladder import RuleFindings, Transition, advance, in_force
+from state.evidence import RuleVerdict, Suspect
+from state.measures import Response, Restrictions
 from state.model import PodClass
 from tests.reconciler.responses.scenes import (
     BAD,
@@ -21,7 +21,7 @@ from tests.reconciler.responses.scenes import (
 
 
 def test_a_freeze_ends_in_time_whatever_happens_and_the_pod_rests() -> None:
-    world = World(FREEZE, config=ResponseConfig(effect_s=5, freeze=FreezeConfig(max_s=20, rest_s=60)))
+    world = World(FREEZE, config=LadderConfig(effect_s=5, freeze=FreezeConfig(max_s=20, rest_s=60)))
     world.suspects = (("hog", 0.9),)
     world.go(BAD, 4.0)
     assert world.measures.frozen == {"hog": "ns/web suffers (cpu), at most 20 s"}
@@ -38,7 +38,7 @@ def test_a_freeze_ends_in_time_whatever_happens_and_the_pod_rests() -> None:
 
 
 def test_a_freeze_that_ends_early_is_followed_by_a_rest_as_well() -> None:
-    config = ResponseConfig(effect_s=5, recover_s=5, freeze=FreezeConfig(max_s=20, rest_s=60))
+    config = LadderConfig(effect_s=5, recover_s=5, freeze=FreezeConfig(max_s=20, rest_s=60))
     for verdict in (BAD, WELL):
         world = World(FREEZE, config=config)
         world.suspects = (("hog", 0.9),)
@@ -64,7 +64,7 @@ def test_a_victim_that_goes_leaves_the_pod_that_was_frozen_for_it_a_rest() -> No
 
 
 def test_a_pod_is_frozen_for_one_victim_at_a_time_so_that_its_bound_holds_for_all_of_them() -> None:
-    config = ResponseConfig(effect_s=5, freeze=FreezeConfig(max_s=20, rest_s=60))
+    config = LadderConfig(effect_s=5, freeze=FreezeConfig(max_s=20, rest_s=60))
     world = World(FREEZE, config=config)
     names = ("web", "api", "db", "mq")
     world.pods |= {uid: facts(uid, PodClass.SHARED) for uid in names}
@@ -75,7 +75,7 @@ def test_a_pod_is_frozen_for_one_victim_at_a_time_so_that_its_bound_holds_for_al
         world.history.add(frame)
         # Each is helped, so that its step is kept, and the next one's turn comes.
         findings = tuple(
-            Finding(
+            RuleVerdict(
                 rule="cpu",
                 victim=f"pod:{uid}",
                 title=f"ns/{uid}",
@@ -87,7 +87,7 @@ def test_a_pod_is_frozen_for_one_victim_at_a_time_so_that_its_bound_holds_for_al
             )
             for uid in names
         )
-        ascent = Ascent(rule="cpu", shadow=False, responses=(FREEZE,), findings=findings)
+        ascent = RuleFindings(rule="cpu", shadow=False, responses=(FREEZE,), findings=findings)
         world.memory, _ = advance(world.memory, [ascent], (frame, world.history), config, fresh_s=3.0)
         frozen.append("hog" in world.measures.frozen)
     assert sum(frozen) == 20
@@ -115,22 +115,22 @@ def test_nobody_is_stopped_who_could_not_give_most_of_what_is_lacking(response: 
 
 
 def test_an_eviction_is_asked_for_once_and_waited_for_longer() -> None:
-    world = World(EVICT, config=ResponseConfig(effect_s=5, evict_effect_s=60))
+    world = World(EVICT, config=LadderConfig(effect_s=5, evict_effect_s=60))
     changes = world.go(BAD, 4.0)
-    assert [(change.turn, change.words) for change in changes] == [(Turn.ASKED, "evict ns/hog")]
+    assert [(change.turn, change.words) for change in changes] == [(Transition.ASKED, "evict ns/hog")]
     for _ in range(59):
         assert world.go(BAD, 4.0) == ()
-    assert world.measures == Measures(), "the plan has no part in it"
+    assert world.measures == Restrictions(), "the plan has no part in it"
 
 
 def test_an_eviction_that_nobody_carries_out_says_nothing_of_the_suspect_and_the_next_is_asked_for() -> None:
-    world = World(EVICT, config=ResponseConfig(evict_effect_s=60))
+    world = World(EVICT, config=LadderConfig(evict_effect_s=60))
     world.uses["pod:calm"]["cpu.use"] = 400.0
     world.go(BAD, 4.0)
     changes = world.go(BAD, 4.0, seconds=60)
     assert [(change.turn, change.words) for change in changes] == [
-        (Turn.ENDED, "evict ns/hog: it was not carried out"),
-        (Turn.ASKED, "evict ns/calm"),
+        (Transition.ENDED, "evict ns/hog: it was not carried out"),
+        (Transition.ASKED, "evict ns/calm"),
     ]
     assert world.memory.useless == {}
     world.go(BAD, 4.0, seconds=60)
@@ -149,7 +149,7 @@ def test_a_victim_that_gets_well_before_anybody_is_evicted_was_not_helped_by_tha
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_an_eviction_is_judged_when_its_pod_has_been_ending_long_enough(gone: bool) -> None:
-    world = World(EVICT, config=ResponseConfig(evict_effect_s=60))
+    world = World(EVICT, config=LadderConfig(evict_effect_s=60))
     world.go(BAD, 4.0)
     world.go(BAD, 4.0, seconds=50)
     world.pods["hog"] = facts("hog", terminating=True)
@@ -164,7 +164,7 @@ def test_an_eviction_is_judged_when_its_pod_has_been_ending_long_enough(gone: bo
     assert world.go(BAD, 4.0, seconds=59) == ()
     changes = world.go(BAD, 4.0)
     assert changes[0].words == "evict ns/hog: it did not help (severity 4.00 -> 4.00)"
-    assert changes[0].turn is Turn.ENDED, "there is nothing to undo"
+    assert changes[0].turn is Transition.ENDED, "there is nothing to undo"
     assert len(world.memory.useless) == 1
     assert not [change for change in changes[1:] if "ns/hog" in change.words], "of this workload nobody else goes"
 
@@ -185,11 +185,11 @@ def test_where_evictions_are_a_dry_run_it_is_told_whom_it_would_evict_and_nothin
     world.evicts = False
     changes = world.go(BAD, 4.0)
     assert [(change.turn, change.shadow, change.words) for change in changes] == [
-        (Turn.ASKED, True, "evict ns/hog"),
-        (Turn.APPLIED, False, "squeeze ns/hog: CPU 1800 -> 1200 milli-CPU"),
+        (Transition.ASKED, True, "evict ns/hog"),
+        (Transition.APPLIED, False, "squeeze ns/hog: CPU 1800 -> 1200 milli-CPU"),
     ]
     assert [step.response for _, step in in_force(world.memory)] == [SQUEEZE]
-    world.go(BAD, 4.0, seconds=ResponseConfig().evict_effect_s)
+    world.go(BAD, 4.0, seconds=LadderConfig().evict_effect_s)
     assert not [key for key in world.memory.useless if "evict" in key]
     assert len([line for line in world.log if line.startswith("asked")]) == 1
     world.go(WELL)
@@ -197,7 +197,7 @@ def test_where_evictions_are_a_dry_run_it_is_told_whom_it_would_evict_and_nothin
 
 
 def test_whom_a_dry_run_would_evict_may_still_be_frozen() -> None:
-    world = World(FREEZE, EVICT, config=ResponseConfig(freeze=FreezeConfig(max_s=10, rest_s=60)))
+    world = World(FREEZE, EVICT, config=LadderConfig(freeze=FreezeConfig(max_s=10, rest_s=60)))
     world.suspects, world.evicts = (("hog", 0.9),), False
     world.go(BAD, 4.0)
     world.go(BAD, 4.0, seconds=10)
@@ -210,6 +210,6 @@ def test_whom_a_dry_run_would_evict_may_still_be_frozen() -> None:
 def test_switched_on_the_eviction_that_was_only_told_is_asked_for() -> None:
     world = World(EVICT)
     world.evicts = False
-    assert [change.shadow for change in world.go(BAD, 4.0) if change.turn is Turn.ASKED] == [True]
+    assert [change.shadow for change in world.go(BAD, 4.0) if change.turn is Transition.ASKED] == [True]
     world.evicts = True
-    assert [change.shadow for change in world.go(BAD, 4.0) if change.turn is Turn.ASKED] == [False]
+    assert [change.shadow for change in world.go(BAD, 4.0) if change.turn is Transition.ASKED] == [False]

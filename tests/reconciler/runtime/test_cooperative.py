@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from reconciler.runtime.cooperative import Slices, share_interpreter
+from reconciler.runtime.cooperative import TimeSlice, share_interpreter
 from tests.lag import Lag
 
 
@@ -48,7 +48,7 @@ async def test_long_work_on_the_loop_lets_others_run() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(other)
-        slices = Slices()
+        slices = TimeSlice()
         for _ in range(20):
             compute(0.0015)
             await slices.checkpoint()

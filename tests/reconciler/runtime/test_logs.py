@@ -10,7 +10,7 @@ from reconciler.runtime import logs
 from reconciler.runtime.logs import LogFormat, LogLevel
 
 
-def written(form: LogFormat, level: LogLevel = LogLevel.INFO) -> tuple[io.StringIO, logs.Log]:
+def written(form: LogFormat, level: LogLevel = LogLevel.INFO) -> tuple[io.StringIO, logs.BoundLog]:
     stream = io.StringIO()
     logs.setup(level, form, stream=stream, environ={})
     return stream, logs.get("loop", node="n1")

@@ -6,7 +6,14 @@ import trio
 import trio.testing
 
 from cgroupfs.errors import AgentError
-from reconciler.runtime.supervisor import Component, ComponentStatus, EssentialError, Health, Run, Supervisor
+from reconciler.runtime.supervisor import (
+    Component,
+    ComponentHealth,
+    ComponentStatus,
+    ComponentTask,
+    EssentialError,
+    Supervisor,
+)
 
 Log = list[tuple[float, str]]
 
@@ -34,7 +41,7 @@ async def test_layers_start_from_outside_and_end_from_inside(
     supervisor = Supervisor([[component("store", log)], [component("loop", log)], [component("web", log)]])
     await nursery.start(supervisor.run)
     assert {name: status.health for name, status in supervisor.statuses.items()} == dict.fromkeys(
-        ("store", "loop", "web"), Health.RUNNING
+        ("store", "loop", "web"), ComponentHealth.RUNNING
     )
     await trio.sleep(5)
     supervisor.stop("SIGTERM")
@@ -49,7 +56,7 @@ async def test_layers_start_from_outside_and_end_from_inside(
         (5, "store ends"),
     ]
     assert supervisor.stopping == "SIGTERM"
-    assert {status.health for status in supervisor.statuses.values()} == {Health.STOPPED}
+    assert {status.health for status in supervisor.statuses.values()} == {ComponentHealth.STOPPED}
 
 
 async def test_an_inner_layers_clean_up_may_still_use_the_outer_one(
@@ -93,13 +100,13 @@ async def test_a_failed_component_starts_again_after_growing_waits_and_alone(
     ]
     assert [entry for entry in log if entry[1].startswith("loop")] == [(0, "loop starts")]
     assert supervisor.statuses["web"] == ComponentStatus(
-        name="web", health=Health.RUNNING, failures=4, error="ConnectionError: lost"
+        name="web", health=ComponentHealth.RUNNING, failures=4, error="ConnectionError: lost"
     )
     assert [report.health for report in reports if report.name == "web"][:4] == [
-        Health.RUNNING,
-        Health.WAITING,
-        Health.STARTING,
-        Health.RUNNING,
+        ComponentHealth.RUNNING,
+        ComponentHealth.WAITING,
+        ComponentHealth.STARTING,
+        ComponentHealth.RUNNING,
     ]
     nursery.cancel_scope.cancel()
 
@@ -160,7 +167,7 @@ async def test_what_the_node_refuses_an_essential_component_does_not_end_the_pro
     await nursery.start(supervisor.run)
     await trio.sleep(100)
     assert supervisor.stopping is None
-    assert supervisor.statuses["web"].health is Health.RUNNING
+    assert supervisor.statuses["web"].health is ComponentHealth.RUNNING
     # Again and again, after a growing wait: 2 s of life and 0.5, 1, 2, 4 ... seconds in between.
     assert 4 <= supervisor.statuses["loop"].failures <= 8
     supervisor.stop("test")
@@ -207,7 +214,7 @@ async def test_a_stop_during_the_start_ends_at_once(
     await trio.sleep(1)
     supervisor.stop("SIGTERM")
     await trio.testing.wait_all_tasks_blocked()
-    assert supervisor.statuses["cri"].health is Health.STOPPED
+    assert supervisor.statuses["cri"].health is ComponentHealth.STOPPED
     assert trio.current_time() == 1
 
 
@@ -260,5 +267,5 @@ def test_a_bound_method_of_a_component_is_a_run() -> None:
         async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
             task_status.started()
 
-    run: Run = Ticker().run
+    run: ComponentTask = Ticker().run
     assert Component(name="ticker", run=run).run is run

@@ -1,7 +1,7 @@
 import trio
 import trio.testing
 
-from reconciler.runtime.workqueue import Batch, DirtyKeys, container_key, pod_key
+from reconciler.runtime.workqueue import DirtyBatch, DirtyKeys, container_key, pod_key
 
 
 async def test_a_thousand_marks_of_one_key_are_one_look() -> None:
@@ -9,14 +9,14 @@ async def test_a_thousand_marks_of_one_key_are_one_look() -> None:
     for _ in range(1000):
         dirty.mark(pod_key("u"))
     dirty.mark(container_key("c"))
-    assert await dirty.take() == Batch(frozenset({"pod:u", "container:c"}), ())
+    assert await dirty.take() == DirtyBatch(frozenset({"pod:u", "container:c"}), ())
     assert not dirty
     assert dirty.marks == 1001
 
 
 async def test_take_waits_for_the_first_mark(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
     dirty = DirtyKeys()
-    got: list[tuple[float, Batch]] = []
+    got: list[tuple[float, DirtyBatch]] = []
 
     async def taker() -> None:
         while True:
@@ -30,7 +30,7 @@ async def test_take_waits_for_the_first_mark(nursery: trio.Nursery, autojump_clo
     dirty.mark("node")
     await trio.sleep(1)
     nursery.cancel_scope.cancel()
-    assert got == [(5.0, Batch(frozenset({"node"}), ("overflow",)))]
+    assert got == [(5.0, DirtyBatch(frozenset({"node"}), ("overflow",)))]
     assert dirty.resyncs == {"overflow": 2}
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import trio
 
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.hierarchy import UNIFIED, Hierarchy, Mode, Mount
+from cgroupfs.hierarchy import UNIFIED, Hierarchy, HierarchyMode, Mount
 from cgroupfs.naming import QosClass
 from reconciler.signals.catalog import SIGNALS
-from reconciler.signals.readers import Reader, Scene, Sheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet
 from state.model import Classification, Container, ContainerKind, GroupRef, NodeView, Pod, PodClass, Pools, Resources
 from state.topology import Topology
 
@@ -34,7 +34,7 @@ class Tree:
             names = V2 if version == 2 else (UNIFIED,)
             mount = Mount(directory=str(tmp_path / "cgroup" / "unified"), version=2, controllers=names)
             mounts |= dict.fromkeys(names, mount)
-        mode = Mode.V2 if version == 2 else Mode.HYBRID if unified else Mode.V1
+        mode = HierarchyMode.V2 if version == 2 else HierarchyMode.HYBRID if unified else HierarchyMode.V1
         self.hierarchy = Hierarchy(root="/", mode=mode, controllers=mounts)
         (tmp_path / "proc").mkdir()
 
@@ -89,7 +89,9 @@ class Tree:
         return GroupRef(path=path, inode=os.stat(self.hierarchy.trigger_directory(path)).st_ino)
 
 
-def scene(tree: Tree, *pods: Pod, pools: Pools | None = None, wanted: Sequence[str] = (), cpus: int = 4) -> Scene:
+def scene(
+    tree: Tree, *pods: Pod, pools: Pools | None = None, wanted: Sequence[str] = (), cpus: int = 4
+) -> SampleContext:
     """What there is to measure; by default everything is wanted."""
     view = NodeView(
         topology=Topology(online=CpuSet(range(cpus))),
@@ -99,16 +101,16 @@ def scene(tree: Tree, *pods: Pod, pools: Pools | None = None, wanted: Sequence[s
         burstable=f"{KUBEPODS}/burstable",
         pods={pod.uid: pod for pod in pods},
     )
-    return Scene(view=view, pools=pools, wanted=tuple(wanted or SIGNALS))
+    return SampleContext(view=view, pools=pools, wanted=tuple(wanted or SIGNALS))
 
 
-def read(reader: Reader, here: Scene, now: float = 100.0, sheet: Sheet | None = None) -> Sheet:
+def read(reader: Reader, here: SampleContext, now: float = 100.0, sheet: SampleSheet | None = None) -> SampleSheet:
     """One pass of one reader."""
-    filled = sheet or Sheet()
+    filled = sheet or SampleSheet()
     trio.run(reader.read, here, filled, now)
     return filled
 
 
-def values(sheet: Sheet, subject: str = "pod:a") -> dict[str, float]:
+def values(sheet: SampleSheet, subject: str = "pod:a") -> dict[str, float]:
     """The samples of one subject."""
     return {signal: sample.value for signal, sample in sheet.samples.get(subject, {}).items()}

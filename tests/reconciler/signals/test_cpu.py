@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconciler.signals.cpu import (
+    CpuReading,
     CpuSampler,
     CpuTicks,
-    Reading,
     idle_sample,
     idle_shares,
     node_cpu,
@@ -26,12 +26,12 @@ S = 1_000_000_000
 CLASSES = {"on": PodClass.SHARED, "be": PodClass.RECLAIMED, "sys": PodClass.SYSTEM}
 
 
-def reading(at_s: float, busy: list[int], idle: list[int], **pods: int) -> Reading:
+def reading(at_s: float, busy: list[int], idle: list[int], **pods: int) -> CpuReading:
     ticks = {cpu: CpuTicks(busy[cpu], idle[cpu]) for cpu in range(len(busy))}
-    return Reading(at_s=at_s, cpus=ticks, pods=pods)
+    return CpuReading(at_s=at_s, cpus=ticks, pods=pods)
 
 
-def two(**pods: tuple[int | None, int | None]) -> tuple[Reading, Reading]:
+def two(**pods: tuple[int | None, int | None]) -> tuple[CpuReading, CpuReading]:
     """One second of two CPUs, one three quarters busy, one idle; pods as (before, after), None for absent."""
     before = {uid: then for uid, (then, _) in pods.items() if then is not None}
     after = {uid: now for uid, (_, now) in pods.items() if now is not None}
@@ -121,7 +121,7 @@ def test_readings_too_close_or_in_the_wrong_order_say_nothing(later: float) -> N
 
 ticks = st.builds(CpuTicks, st.integers(0, 10_000), st.integers(0, 10_000))
 readings = st.builds(
-    Reading,
+    CpuReading,
     at_s=st.floats(0, 10),
     cpus=st.dictionaries(st.integers(0, 5), ticks, min_size=1),
     pods=st.dictionaries(st.sampled_from(["on", "be", "x"]), st.integers(0, 10**12)),
@@ -129,7 +129,7 @@ readings = st.builds(
 
 
 @given(before=readings, after=readings)
-def test_no_pair_of_readings_gives_an_impossible_number(before: Reading, after: Reading) -> None:
+def test_no_pair_of_readings_gives_an_impossible_number(before: CpuReading, after: CpuReading) -> None:
     use = node_cpu(before, after, CLASSES)
     if use is not None:
         top = 1000 * len(after.cpus)
@@ -142,7 +142,7 @@ def test_no_pair_of_readings_gives_an_impossible_number(before: Reading, after: 
 # --- over time -----------------------------------------------------------------------------------------------------
 
 
-def at(at_s: float, busy: int, idle: int) -> Reading:
+def at(at_s: float, busy: int, idle: int) -> CpuReading:
     return reading(at_s, [busy], [idle])
 
 

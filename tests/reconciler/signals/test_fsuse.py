@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from reconciler.signals.fsuse import FsUse, parse_du, run_du, upper_directory
+from reconciler.signals.fsuse import DirectoryUsageReader, parse_du, run_du, upper_directory
 from reconciler.signals.processes import PodProcesses
-from reconciler.signals.readers import Sheet
+from reconciler.signals.readers import SampleSheet
 from tests.reconciler.signals.podtree import Tree, scene, values
 
 OVERLAY = (
@@ -49,11 +49,11 @@ def _node(tmp_path: Path) -> tuple[Tree, list[str]]:
     return tree, [str(layer), str(volume), str(logs)]
 
 
-def _reader(tree: Tree, du: Callable[[Sequence[str], Sequence[str]], str] = run_du) -> FsUse:
-    return FsUse(PodProcesses(tree.hierarchy), "/var/lib/kubelet", root=str(tree.root), du=du)
+def _reader(tree: Tree, du: Callable[[Sequence[str], Sequence[str]], str] = run_du) -> DirectoryUsageReader:
+    return DirectoryUsageReader(PodProcesses(tree.hierarchy), "/var/lib/kubelet", root=str(tree.root), du=du)
 
 
-async def _until_told(reader: FsUse, tree: Tree, *uids: str, name: str = "web") -> Sheet:
+async def _until_told(reader: DirectoryUsageReader, tree: Tree, *uids: str, name: str = "web") -> SampleSheet:
     pods = []
     for uid in uids:
         pod = tree.pod(uid)
@@ -61,7 +61,7 @@ async def _until_told(reader: FsUse, tree: Tree, *uids: str, name: str = "web") 
         pods.append(replace(pod, namespace="ns", name=name))
     with trio.fail_after(20):
         while True:
-            sheet = Sheet()
+            sheet = SampleSheet()
             await reader.read(scene(tree, *pods), sheet, tree.now)
             if sheet.samples or reader.problems():
                 return sheet
@@ -98,7 +98,7 @@ async def test_layers_on_a_file_system_of_the_images_are_told_apart(
     def du(options: Sequence[str], paths: Sequence[str]) -> str:
         return "".join(f"{100 if path == layer else 7}\t{path}\n" for path in paths)
 
-    reader = FsUse(
+    reader = DirectoryUsageReader(
         PodProcesses(tree.hierarchy), "/var/lib/kubelet", images="var/lib/containerd", root=str(tree.root), du=du
     )
     sheet = await _until_told(reader, tree, "a", "b")
@@ -115,7 +115,7 @@ async def test_layers_on_a_file_system_of_the_images_are_told_apart(
 @pytest.mark.parametrize("images", ["/var/lib/containerd", "/nowhere"])
 async def test_images_on_the_same_file_system_are_not_counted_twice(tmp_path: Path, images: str) -> None:
     tree, _ = _node(tmp_path)
-    reader = FsUse(PodProcesses(tree.hierarchy), "/var/lib/kubelet", images=images, root=str(tree.root))
+    reader = DirectoryUsageReader(PodProcesses(tree.hierarchy), "/var/lib/kubelet", images=images, root=str(tree.root))
     sheet = await _until_told(reader, tree, "a")
     assert sheet.samples.keys() == {"pod:a"}
     assert sheet.samples["pod:a"]["fs.use"].value >= 120_000

@@ -10,7 +10,7 @@ from cgroupfs.usage import UsageReader
 from reconciler.control.planner import plan_pools
 from reconciler.policies.quota_burst import QuotaBurstConfig
 from reconciler.policies.quota_turbo import QuotaTurboConfig
-from reconciler.policies.shared import SharedConfig, Sizing
+from reconciler.policies.shared import PoolSizing, SharedConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.signals.groups import GroupSampler, sampled
 from state.cpu import GroupUse
@@ -125,7 +125,7 @@ BOUNDED = container("main", spec=RuntimeSpec(shares=2, quota_us=10_000))
     [
         pytest.param(PoliciesConfig(), [], id="nothing is read that no policy needs"),
         pytest.param(
-            PoliciesConfig(shared=SharedConfig(sizing=Sizing.MEASURED)),
+            PoliciesConfig(shared=SharedConfig(sizing=PoolSizing.MEASURED)),
             ["/kubepods/burstable/poda", "/kubepods/burstable/podb", "/kubepods/podd"],
             id="demand: online pods",
         ),

@@ -2,14 +2,14 @@ import random
 
 import pytest
 
-from reconciler.signals.history import History, Series
-from state.evidence import Frame, Sample
+from reconciler.signals.history import History, SampleSeries
+from state.evidence import Sample, SampleFrame
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_tail_is_what_came_after_and_the_one_before(seed: int) -> None:
     made = random.Random(seed)
-    series = Series(made.randint(1, 8))
+    series = SampleSeries(made.randint(1, 8))
     kept: list[tuple[float, float]] = []
     at = 0.0
     for value in range(made.randint(0, 30)):
@@ -44,7 +44,7 @@ def test_signals_that_share_their_times_are_told_as_if_each_had_its_own(seed: in
             kept = model.setdefault(name, [])
             if not kept or now - age > kept[-1][0]:
                 model[name] = [*kept, (now - age, sample.value, sample.confidence)][-length:]
-        history.add(Frame(at_s=now, wall_s=0, samples={"pod:a": samples, "node": {}}))
+        history.add(SampleFrame(at_s=now, wall_s=0, samples={"pod:a": samples, "node": {}}))
         assert history.of("pod:a").keys() == model.keys()
         for name, kept in model.items():
             series = history.series("pod:a", name)
@@ -62,7 +62,7 @@ def test_times_are_kept_once_for_all_signals_of_every_frame_and_again_after_a_ga
     history = History(10)
     for second in range(60):
         samples = {name: Sample(1.0) for name in ("a", "b") if (name, second) != ("b", 20)}
-        history.add(Frame(at_s=second, wall_s=0, samples={"node": samples}))
+        history.add(SampleFrame(at_s=second, wall_s=0, samples={"node": samples}))
         first, second_one = (history.series("node", name) for name in ("a", "b"))
         assert first is not None
         assert second_one is not None
@@ -73,18 +73,18 @@ def test_times_are_kept_once_for_all_signals_of_every_frame_and_again_after_a_ga
 
 
 def test_of_an_empty_ring_there_is_no_tail() -> None:
-    assert Series().tail(0) == []
-    assert Series().last is None
+    assert SampleSeries().tail(0) == []
+    assert SampleSeries().last is None
 
 
 def test_a_reading_told_twice_counts_once_and_who_is_gone_is_forgotten() -> None:
     history = History()
-    history.add(Frame(at_s=10, wall_s=0, samples={"pod:a": {"cpi": Sample(1.0, 0.0)}}))
-    history.add(Frame(at_s=11, wall_s=0, samples={"pod:a": {"cpi": Sample(1.0, 1.0)}}))
+    history.add(SampleFrame(at_s=10, wall_s=0, samples={"pod:a": {"cpi": Sample(1.0, 0.0)}}))
+    history.add(SampleFrame(at_s=11, wall_s=0, samples={"pod:a": {"cpi": Sample(1.0, 1.0)}}))
     series = history.series("pod:a", "cpi")
     assert series is not None
     assert list(series) == [(10, 1.0)]
     assert history.fresh("pod:a", "cpi", 12, 3) == 1.0
     assert history.fresh("pod:a", "cpi", 14, 3) is None
-    history.add(Frame(at_s=12, wall_s=0, samples={}))
+    history.add(SampleFrame(at_s=12, wall_s=0, samples={}))
     assert history.series("pod:a", "cpi") is None

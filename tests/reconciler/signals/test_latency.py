@@ -11,14 +11,14 @@ from trio.testing import MockClock
 from cgroupfs.errors import SourceError
 from reconciler.signals.latency import SIGNAL, LatencyReader, source_of, wait_s
 from reconciler.signals.probe_config import CommandProbe, HttpProbe, Probe, PrometheusProbe
-from reconciler.signals.probe_source import Measured, ProbeSource
-from reconciler.signals.probe_targets import Target, TargetKey
-from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.probe_source import ProbeResult, ProbeSource
+from reconciler.signals.probe_targets import ProbeTarget, ProbeTargetKey
+from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import Sample
 from state.model import Pod
 from tests.reconciler.nodes import node, online
 
-Script = Callable[[Target], Awaitable[Measured]]
+Script = Callable[[ProbeTarget], Awaitable[ProbeResult]]
 
 
 def probe(url: str = "http://{ip}/", *, interval_s: float = 10.0, **more: float) -> Probe:
@@ -38,7 +38,7 @@ class Fake:
         self.open: set[str] = set()
         self.made = 0
 
-    def make(self, target: Target, _: trio.CapacityLimiter) -> ProbeSource:
+    def make(self, target: ProbeTarget, _: trio.CapacityLimiter) -> ProbeSource:
         return _Source(self, target)
 
     def times(self, url: str) -> list[float]:
@@ -47,12 +47,12 @@ class Fake:
 
 
 class _Source:
-    def __init__(self, fake: Fake, target: Target) -> None:
+    def __init__(self, fake: Fake, target: ProbeTarget) -> None:
         self.fake, self.target = fake, target
         fake.made += 1
         fake.open.add(target.url)
 
-    async def measure(self) -> Measured:
+    async def measure(self) -> ProbeResult:
         self.fake.asked.append((trio.current_time(), self.target.url))
         return await self.fake.script(self.target)
 
@@ -68,8 +68,8 @@ class Bench:
         self.pods = list(pods)
 
     async def look(self, *wanted: str) -> dict[str, Sample]:
-        sheet = Sheet()
-        scene = Scene(view=node(*self.pods), pools=None, wanted=wanted or (SIGNAL,))
+        sheet = SampleSheet()
+        scene = SampleContext(view=node(*self.pods), pools=None, wanted=wanted or (SIGNAL,))
         await self.reader.read(scene, sheet, trio.current_time())
         return {subject.removeprefix("pod:"): samples[SIGNAL] for subject, samples in sheet.samples.items()}
 
@@ -81,8 +81,8 @@ class Bench:
         return found
 
 
-async def ten(target: Target) -> Measured:
-    return Measured(10.0)
+async def ten(target: ProbeTarget) -> ProbeResult:
+    return ProbeResult(10.0)
 
 
 async def test_each_target_is_asked_at_its_own_pace_and_its_answer_grows_old(
@@ -102,10 +102,10 @@ async def test_each_target_is_asked_at_its_own_pace_and_its_answer_grows_old(
 
 
 async def test_a_hanging_target_delays_no_other(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
-    async def script(target: Target) -> Measured:
+    async def script(target: ProbeTarget) -> ProbeResult:
         if target.url == "http://10.0.0.1/":
             await trio.sleep_forever()
-        return Measured(5.0)
+        return ProbeResult(5.0)
 
     fake = Fake(script)
     bench = Bench(fake, {"p": probe(interval_s=1.0)}, web(1), web(2))
@@ -122,10 +122,10 @@ async def test_a_failing_target_is_unknown_at_once_is_asked_ever_less_and_recove
 ) -> None:
     broken = False
 
-    async def script(target: Target) -> Measured:
+    async def script(target: ProbeTarget) -> ProbeResult:
         if broken:
             raise SourceError(target.title, "it answered 503")
-        return Measured(5.0)
+        return ProbeResult(5.0)
 
     fake = Fake(script)
     bench = Bench(fake, {"p": probe(interval_s=5.0)}, web(1))
@@ -149,8 +149,8 @@ async def test_nothing_to_tell_is_no_failure_and_the_last_answer_grows_old_until
 ) -> None:
     quiet = False
 
-    async def script(target: Target) -> Measured:
-        return Measured(None if quiet else 5.0)
+    async def script(target: ProbeTarget) -> ProbeResult:
+        return ProbeResult(None if quiet else 5.0)
 
     bench = Bench(Fake(script), {"p": probe(interval_s=2.0, timeout_s=1.0)}, web(1))
     await nursery.start(bench.reader.run)
@@ -216,7 +216,7 @@ async def test_nobody_is_asked_while_nobody_wants_to_know(nursery: trio.Nursery,
 
 
 async def test_problems_are_few_whoever_has_them(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
-    async def script(target: Target) -> Measured:
+    async def script(target: ProbeTarget) -> ProbeResult:
         raise SourceError(target.title, "no")
 
     pods = [web(number) for number in range(1, 7)]
@@ -256,7 +256,7 @@ def test_failures_double_the_wait_within_bounds() -> None:
 )
 async def test_each_kind_has_its_source(kind: dict[str, CommandProbe], name: str) -> None:
     one = Probe(pods=("x",), **kind)  # type: ignore[arg-type]  # one of three
-    target = Target(key=TargetKey("p", ""), title="t", probe=one, uids=(), argv=("/a",), url="http://h/")
+    target = ProbeTarget(key=ProbeTargetKey("p", ""), title="t", probe=one, uids=(), argv=("/a",), url="http://h/")
     source = source_of(target, trio.CapacityLimiter(1))
     assert type(source).__name__ == name
     await source.aclose()
@@ -266,10 +266,12 @@ async def test_a_real_program_feeds_a_real_sheet(nursery: trio.Nursery, tmp_path
     one = Probe(pods=("web-*",), interval_s=0.2, command=CommandProbe(argv=("/bin/echo", "7.5")))
     reader = LatencyReader({"p": one}, clock=trio.current_time)
     await nursery.start(reader.run)
-    sheet = Sheet()
+    sheet = SampleSheet()
     with trio.fail_after(10):
         while not sheet.samples:
-            await reader.read(Scene(view=node(web(1)), pools=None, wanted=(SIGNAL,)), sheet, trio.current_time())
+            await reader.read(
+                SampleContext(view=node(web(1)), pools=None, wanted=(SIGNAL,)), sheet, trio.current_time()
+            )
             await trio.sleep(0.02)
     assert sheet.samples["pod:web-1"][SIGNAL].value == 7.5
     nursery.cancel_scope.cancel()

@@ -1,6 +1,6 @@
 import pytest
 
-from reconciler.signals.cpu import CpuTicks, Reading
+from reconciler.signals.cpu import CpuReading, CpuTicks
 from reconciler.signals.load import LoadMeter
 
 Answer = tuple[float | None, float | None]
@@ -12,7 +12,7 @@ def run(meter: LoadMeter, busy: list[int], *, window_s: float = 2.0, start: floa
     done, idle = 0, 0
     for turn, share in enumerate(busy):
         done, idle = done + share, idle + 100 - share
-        reading = Reading(at_s=start + turn / 10, cpus={0: CpuTicks(done, idle)})
+        reading = CpuReading(at_s=start + turn / 10, cpus={0: CpuTicks(done, idle)})
         answers.append(meter.add(reading, window_s))
     return answers
 
@@ -48,6 +48,6 @@ def test_a_gap_and_a_step_back_start_anew() -> None:
 
 def test_a_cpu_that_cannot_be_told_is_busy() -> None:
     meter = LoadMeter()
-    meter.add(Reading(at_s=0.0, cpus={0: CpuTicks(0, 0)}), 1.0)
-    load, _ = meter.add(Reading(at_s=1.0, cpus={0: CpuTicks(0, 100), 1: CpuTicks(0, 100)}), 1.0)
+    meter.add(CpuReading(at_s=0.0, cpus={0: CpuTicks(0, 0)}), 1.0)
+    load, _ = meter.add(CpuReading(at_s=1.0, cpus={0: CpuTicks(0, 100), 1: CpuTicks(0, 100)}), 1.0)
     assert load == 50.0

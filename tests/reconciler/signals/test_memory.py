@@ -16,7 +16,7 @@ from reconciler.signals.memory import (
     shortage,
     shortages,
 )
-from state.memory import NodeMemory
+from state.memory import NodeMemoryReading
 
 MEMINFO = (
     "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 400 kB\nSwapTotal: 50 kB\nSwapFree: 20 kB\nHugePages_Total: 0\n"
@@ -66,7 +66,7 @@ Node 1, zone   Normal
 
 
 def test_the_nodes_memory() -> None:
-    assert parse_meminfo(MEMINFO) == NodeMemory(
+    assert parse_meminfo(MEMINFO) == NodeMemoryReading(
         total_bytes=1000 << 10, available_bytes=400 << 10, swap_bytes=50 << 10, swap_free_bytes=20 << 10
     )
 

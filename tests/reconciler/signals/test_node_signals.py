@@ -10,15 +10,15 @@ from msgspec.structs import replace
 
 from cgroupfs.codecs import PAGE
 from cgroupfs.cpuset import CpuSet
-from reconciler.signals.besteffort import BestEffort, limit_milli
+from reconciler.signals.besteffort import BestEffortReader, limit_milli
 from reconciler.signals.extent import pod_cpus
-from reconciler.signals.filesystems import FileSystems, Room, ask
+from reconciler.signals.filesystems import FileSystems, FreeSpace, ask
 from reconciler.signals.nodeload import NodeLoad, parse_loadavg
 from reconciler.signals.nodememory import NodeMemoryReader
 from reconciler.signals.pools import PoolReader, parse_schedstat
-from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.readers import SampleContext, SampleSheet
 from reconciler.signals.vmstat import VmStat, refaulted, scanned, taken_back
-from state.memory import MemoryPlan, NodeMemory
+from state.memory import MemoryPlan, NodeMemoryReading
 from state.model import ContainerKind, NodeCpu, NodeView, PodClass, Pools, Resources
 from tests.reconciler.nodes import container, online
 from tests.reconciler.signals.podtree import KUBEPODS, Tree, read, scene, values
@@ -135,7 +135,7 @@ def test_load_disks_and_cpu_of_the_node(tmp_path: Path) -> None:
     tree.proc("diskstats", disks.format(30, 500, 2500))
     here = scene(tree)
     cpu = NodeCpu(busy_milli=1500, online_milli=1, reclaimed_milli=1, idle={0: 0.25, 1: 0.5}, age_s=0.4)
-    sheet = read(reader, Scene(view=_with(here, cpu=cpu), pools=None, wanted=here.wanted))
+    sheet = read(reader, SampleContext(view=_with(here, cpu=cpu), pools=None, wanted=here.wanted))
     assert values(sheet, "node") == {
         "cpu.use": 1500,
         "cpu.idle": 750.0,
@@ -150,7 +150,7 @@ def test_load_disks_and_cpu_of_the_node(tmp_path: Path) -> None:
     assert sheet.samples["node"]["cpu.use"].age_s == 0.4
 
 
-def _with(here: Scene, **fields: object) -> NodeView:
+def _with(here: SampleContext, **fields: object) -> NodeView:
     return replace(here.view, **fields)
 
 
@@ -163,7 +163,7 @@ async def test_a_file_system_that_hangs_delays_nobody_and_is_told(tmp_path: Path
     release = threading.Event()
     asked = []
 
-    def ask_slowly(path: str) -> Room:
+    def ask_slowly(path: str) -> FreeSpace:
         asked.append(path)
         if path == "/hangs":
             release.wait(20)
@@ -171,9 +171,9 @@ async def test_a_file_system_that_hangs_delays_nobody_and_is_told(tmp_path: Path
 
     now = [1000.0]
     reader = FileSystems({"nodefs": "/hangs", "imagefs": "/fine"}, asks=ask_slowly, clock=lambda: now[0])
-    here = Scene(view=scene(Tree(tmp_path)).view, pools=None, wanted=())
+    here = SampleContext(view=scene(Tree(tmp_path)).view, pools=None, wanted=())
     began = time.monotonic()
-    sheet = Sheet()
+    sheet = SampleSheet()
     deadline = began + 10
     while "fs:imagefs" not in sheet.samples and time.monotonic() < deadline:
         await reader.read(here, sheet, 0.0)
@@ -182,7 +182,7 @@ async def test_a_file_system_that_hangs_delays_nobody_and_is_told(tmp_path: Path
     assert sheet.samples["fs:imagefs"]["fs.size"].value > 0
     now[0] += 60.0
     for _ in range(3):
-        await reader.read(here, Sheet(), 0.0)
+        await reader.read(here, SampleSheet(), 0.0)
     # No second thread beside the one that hangs.
     assert asked.count("/hangs") == 1
     release.set()
@@ -191,10 +191,10 @@ async def test_a_file_system_that_hangs_delays_nobody_and_is_told(tmp_path: Path
 
 async def test_a_directory_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
     reader = FileSystems({"nodefs": str(tmp_path / "missing")})
-    here = Scene(view=scene(Tree(tmp_path)).view, pools=None, wanted=())
+    here = SampleContext(view=scene(Tree(tmp_path)).view, pools=None, wanted=())
     with trio.fail_after(10):
         while not reader.problems():
-            await reader.read(here, Sheet(), 0.0)
+            await reader.read(here, SampleSheet(), 0.0)
             await trio.sleep(0.01)
     assert "No such file" in reader.problems()["fs.available"]
 
@@ -228,14 +228,14 @@ def test_pools_by_cpu_without_throttling(tmp_path: Path) -> None:
     reader = PoolReader(root=str(tmp_path), clock=tree.clock)
     here = scene(tree, pod, pools=POOLS)
     cpu = NodeCpu(busy_milli=1, online_milli=1, reclaimed_milli=1, idle={2: 0.5, 3: 0.25}, age_s=0.0)
-    here = Scene(view=_with(here, cpu=cpu), pools=POOLS, wanted=here.wanted)
+    here = SampleContext(view=_with(here, cpu=cpu), pools=POOLS, wanted=here.wanted)
     tree.proc("schedstat", _schedstat(cpu0=(0, 0), cpu1=(0, 0), cpu2=(0, 0), cpu3=(0, 0)))
     read(reader, here)
     tree.now += 2.0
     tree.proc(
         "schedstat", _schedstat(cpu0=(0, 0), cpu1=(0, 0), cpu2=(1_000_000_000, 0), cpu3=(2_000_000_000, 2_000_000_000))
     )
-    sheet = Sheet()
+    sheet = SampleSheet()
     sheet.put("pod:a", "cpu.wait_own", 500.0)
     sheet.put("pod:a", "memory.use", 77.0)
     found = values(read(reader, here, 102.0, sheet), "pool:shared")
@@ -254,7 +254,7 @@ def test_pools_by_cpu_without_throttling(tmp_path: Path) -> None:
 def test_without_schedstat_a_pool_is_the_sum_of_its_pods_and_half_as_sure(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     reader = PoolReader(root=str(tmp_path), clock=tree.clock)
-    sheet = Sheet()
+    sheet = SampleSheet()
     for uid, use, wait in (("a", 900.0, 100.0), ("b", 0.0, 0.0), ("c", 5.0, 5.0)):
         sheet.put(f"pod:{uid}", "cpu.use", use)
         sheet.put(f"pod:{uid}", "cpu.wait_milli", wait)
@@ -281,9 +281,9 @@ def test_be_work_as_a_whole(tmp_path: Path) -> None:
     view = _with(
         here,
         cpu=NodeCpu(busy_milli=1, online_milli=1, reclaimed_milli=333, age_s=0.2),
-        node_memory=NodeMemory(total_bytes=10, available_bytes=5, reclaimed_bytes=4, age_s=0.1),
+        node_memory=NodeMemoryReading(total_bytes=10, available_bytes=5, reclaimed_bytes=4, age_s=0.1),
     )
-    sheet = read(BestEffort(), Scene(view=view, pools=POOLS, wanted=()))
+    sheet = read(BestEffortReader(), SampleContext(view=view, pools=POOLS, wanted=()))
     assert values(sheet, "node") == {
         "be.request": 3000,
         "be.memory_request": 200,

@@ -17,12 +17,12 @@ from msgspec.structs import replace
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.hierarchy import UNIFIED, Hierarchy, Mode, Mount
+from cgroupfs.hierarchy import UNIFIED, Hierarchy, HierarchyMode, Mount
 from reconciler.signals.perf import PerfReader
-from reconciler.signals.perf_abi import CYCLES, SOFTWARE, Event, RealPerf, attributes
+from reconciler.signals.perf_abi import CYCLES, SOFTWARE, PerfEvent, RealPerf, attributes
 from reconciler.signals.perf_config import PerfConfig
 from reconciler.signals.perf_rota import TICK_S, due, stretched_s
-from reconciler.signals.readers import Scene, Sheet
+from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import Sample
 from state.model import ContainerKind, GroupRef, NodeView, Pod
 from tests.fakes.perf import FakePerf
@@ -33,11 +33,11 @@ LAW = PerfConfig()
 
 def hierarchy(directory: Path) -> Hierarchy:
     mount = Mount(directory=str(directory), version=2, controllers=(UNIFIED,))
-    return Hierarchy(root=str(directory), mode=Mode.HYBRID, controllers={UNIFIED: mount})
+    return Hierarchy(root=str(directory), mode=HierarchyMode.HYBRID, controllers={UNIFIED: mount})
 
 
-def scene(view: NodeView, *wanted: str) -> Scene:
-    return Scene(view=view, pools=None, wanted=wanted or ("cpi", "llc.misses"))
+def scene(view: NodeView, *wanted: str) -> SampleContext:
+    return SampleContext(view=view, pools=None, wanted=wanted or ("cpi", "llc.misses"))
 
 
 class Machine:
@@ -66,7 +66,7 @@ class Machine:
         return Path(f"{self.directory}{self.pods[uid].group.path}")
 
     async def look(self, *wanted: str) -> dict[str, dict[str, Sample]]:
-        sheet = Sheet()
+        sheet = SampleSheet()
         await self.reader.read(
             scene(node(*self.pods.values(), topology=self.cpus, actual=self.actual), *wanted),
             sheet,
@@ -370,10 +370,12 @@ async def test_the_reader_counts_real_pods_by_software_events(nursery: trio.Nurs
     root = Path("/sys/fs/cgroup/unified")
     name = f"/bypassd-test-perf-reader-{os.getpid()}"
     group = Path(f"{root}{name}")
-    events = tuple(Event(name=word, type=SOFTWARE, config=config) for word, config in (("a", 1), ("b", 0), ("c", 3)))
+    events = tuple(
+        PerfEvent(name=word, type=SOFTWARE, config=config) for word, config in (("a", 1), ("b", 0), ("c", 3))
+    )
     try:
         group.mkdir()
-        os.close(RealPerf().open(attributes(Event(name="x", type=SOFTWARE, config=1), leader=True), -1, 0, -1, 8))
+        os.close(RealPerf().open(attributes(PerfEvent(name="x", type=SOFTWARE, config=1), leader=True), -1, 0, -1, 8))
     except OSError as exc:
         pytest.skip(f"REAL KERNEL TEST NOT RUN: no counters for groups below {root}: {exc}")
     hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # noqa: ASYNC220  # made at once
@@ -382,9 +384,9 @@ async def test_the_reader_counts_real_pods_by_software_events(nursery: trio.Nurs
     reader = PerfReader(hierarchy(root), PerfConfig(window_s=0.5, period_s=1), events=(events[0], events[1], events[2]))
     try:
         (group / "cgroup.procs").write_text(str(hog.pid))
-        await reader.read(scene(view), Sheet(), time.monotonic())
+        await reader.read(scene(view), SampleSheet(), time.monotonic())
         await nursery.start(reader.run)
-        sheet = Sheet()
+        sheet = SampleSheet()
         with trio.fail_after(20):
             while not sheet.samples:
                 await trio.sleep(0.1)

@@ -16,18 +16,18 @@ from reconciler.signals.perf_abi import (
     CYCLES,
     INSTRUCTIONS,
     SOFTWARE,
-    Event,
     PerfCalls,
+    PerfEvent,
     RealPerf,
     attributes,
     decode,
 )
-from reconciler.signals.perf_window import Begin, Key, Window, probe, turn, why
+from reconciler.signals.perf_window import PerfKey, PerfStart, PerfWindow, probe, turn, why
 from tests.fakes.perf import FakePerf
 
-TASK_CLOCK = Event(name="task clock", type=SOFTWARE, config=1)
-CPU_CLOCK = Event(name="CPU clock", type=SOFTWARE, config=0)
-SWITCHES = Event(name="switches", type=SOFTWARE, config=3)
+TASK_CLOCK = PerfEvent(name="task clock", type=SOFTWARE, config=1)
+CPU_CLOCK = PerfEvent(name="CPU clock", type=SOFTWARE, config=0)
+SWITCHES = PerfEvent(name="switches", type=SOFTWARE, config=3)
 ALL = (CYCLES, INSTRUCTIONS, CACHE_MISSES)
 UNIFIED = Path("/sys/fs/cgroup/unified")
 
@@ -43,10 +43,12 @@ def group(tmp_path: Path) -> Path:
     return made
 
 
-def window(fake: PerfCalls, path: Path, events: tuple[Event, ...] = ALL, cpus: tuple[int, ...] = (0, 1)) -> Window:
+def window(
+    fake: PerfCalls, path: Path, events: tuple[PerfEvent, ...] = ALL, cpus: tuple[int, ...] = (0, 1)
+) -> PerfWindow:
     number = opened(path)
     try:
-        return Window(fake, events, number, cpus)
+        return PerfWindow(fake, events, number, cpus)
     finally:
         os.close(number)
 
@@ -95,7 +97,7 @@ def test_the_kernel_refuses_what_the_fake_refuses(kernel: tuple[PerfCalls, Path]
     assert error_of(lambda: calls.open(text, number, 0, 987_654, 12)) == errno.EBADF
     assert error_of(lambda: calls.open(text, number, 0, -1, 12 | 1 << 20)) == errno.EINVAL
     assert error_of(lambda: calls.open(text, other, 0, -1, 12)) == errno.EBADF
-    none = Event(name="none", type=SOFTWARE, config=999)
+    none = PerfEvent(name="none", type=SOFTWARE, config=999)
     assert error_of(lambda: calls.open(attributes(none, leader=True), number, 0, -1, 12)) == errno.ENOENT
     sibling = calls.open(text, number, 0, leader, 12)
     assert error_of(lambda: calls.read(leader, 8)) == errno.ENOSPC
@@ -116,7 +118,7 @@ def test_a_group_that_is_gone_is_enoent_and_an_open_window_outlives_it(kernel: t
         calls.remove(group)
     else:
         group.rmdir()
-    assert error_of(lambda: Window(calls, (TASK_CLOCK,), number, (0,))) == errno.ENOENT
+    assert error_of(lambda: PerfWindow(calls, (TASK_CLOCK,), number, (0,))) == errno.ENOENT
     assert one.count() is None
     one.close()
     os.close(number)
@@ -236,10 +238,10 @@ def test_an_answer_of_a_group_that_was_taken_apart_is_none(answer: bytes, events
 
 def test_a_turn_counts_what_has_ended_drops_what_is_lost_and_goes_on_after_a_refusal(group: Path) -> None:
     fake = FakePerf(group.parents[1])
-    old, lost, bad, new = (Key(name, 1) for name in ("old", "lost", "bad", "new"))
+    old, lost, bad, new = (PerfKey(name, 1) for name in ("old", "lost", "bad", "new"))
     finish = {old: window(fake, group), lost: window(fake, group)}
     fake.run(group, 0, 1.0, {0: 2e9, 1: 1e9})
-    begin = [Begin(bad, f"{group}/none", CpuSet([0])), Begin(new, str(group), CpuSet([0]))]
+    begin = [PerfStart(bad, f"{group}/none", CpuSet([0])), PerfStart(new, str(group), CpuSet([0]))]
     done = turn(fake, ALL, finish, [old], begin)
     assert {key: counts.values["cycles"] for key, counts in done.counted.items() if counts} == {old: pytest.approx(2e9)}
     assert {key: exc.errno for key, exc in done.failed.items()} == {bad: errno.ENOENT}

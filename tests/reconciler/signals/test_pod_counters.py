@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.signals.devicestats import Devices, Io, blkio, parse_diskstats, parse_io_stat, whole_disks
+from reconciler.signals.devicestats import DiskDevices, IoCounters, blkio, parse_diskstats, parse_io_stat, whole_disks
 from reconciler.signals.poddisk import PodDisk
 from reconciler.signals.podmemory import PodMemory, parse_memory_stat
 from reconciler.signals.podnet import PodNet, parse_net_dev, summed
@@ -140,9 +140,9 @@ V1_OPS = "8:0 Read 1\n8:0 Write 2\n8:0 Total 3\nTotal 3\n"
 
 
 def test_texts_about_disks() -> None:
-    assert parse_io_stat(IO_STAT)["8:0"] == Io(4096, 8192, 3)
-    assert parse_io_stat("8:0\n") == {"8:0": Io()}
-    assert blkio(V1_BYTES, V1_OPS) == {"8:0": Io(4096, 8192, 3)}
+    assert parse_io_stat(IO_STAT)["8:0"] == IoCounters(4096, 8192, 3)
+    assert parse_io_stat("8:0\n") == {"8:0": IoCounters()}
+    assert blkio(V1_BYTES, V1_OPS) == {"8:0": IoCounters(4096, 8192, 3)}
     lines = (
         "   8       0 sda 906627 77640 15882538 769430 1859648 2617949 70395608 1211912 63 366520 2271379 1 2 3 4 5 6\n"
         "   8      16 sdb 1 0 8 2 3 0 16 4 0 5 6\n"
@@ -152,7 +152,7 @@ def test_texts_about_disks() -> None:
     found = parse_diskstats(lines)
     assert found.keys() == {"sda", "sdb"}
     device, times = found["sdb"]
-    assert (device, times.io, times.busy_ms, times.waited_ms) == ("8:16", Io(4096, 8192, 4), 5, 6)
+    assert (device, times.io, times.busy_ms, times.waited_ms) == ("8:16", IoCounters(4096, 8192, 4), 5, 6)
 
 
 @given(st.text(max_size=200))
@@ -176,7 +176,7 @@ def _disks(tmp_path: Path) -> None:
 
 def test_stacked_devices_are_not_counted_twice(tmp_path: Path) -> None:
     _disks(tmp_path)
-    devices = Devices(str(tmp_path))
+    devices = DiskDevices(str(tmp_path))
     assert [devices.counts(one) for one in ("8:0", "253:0", "7:0", "9:9")] == [True, False, False, True]
     assert whole_disks(str(tmp_path)) == ("8:0",)
     tree = Tree(tmp_path, 2)

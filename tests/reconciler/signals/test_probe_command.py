@@ -15,8 +15,8 @@ from cgroupfs.errors import SourceError
 from reconciler.clients import command as program_runner
 from reconciler.signals.probe_command import MOST_OUTPUT, CommandSource
 from reconciler.signals.probe_config import CommandProbe, LatencyUnit, Probe
-from reconciler.signals.probe_source import Measured, number_in
-from reconciler.signals.probe_targets import Target, TargetKey
+from reconciler.signals.probe_source import ProbeResult, number_in
+from reconciler.signals.probe_targets import ProbeTarget, ProbeTargetKey
 
 ROOT = os.geteuid() == 0
 
@@ -38,7 +38,7 @@ def source(argv: list[str], *, timeout_s: float = 5.0, slots: int = 4, **more: o
     assert unit is None or isinstance(unit, LatencyUnit)
     command = CommandProbe(argv=tuple(argv), **more)  # type: ignore[arg-type]  # as the test gives them
     probe = Probe(pods=("x",), timeout_s=timeout_s, unit=unit, command=command)
-    target = Target(key=TargetKey("p", ""), title="probe p", probe=probe, uids=("u",), argv=tuple(argv))
+    target = ProbeTarget(key=ProbeTargetKey("p", ""), title="probe p", probe=probe, uids=("u",), argv=tuple(argv))
     return CommandSource(target, trio.CapacityLimiter(slots))
 
 
@@ -50,9 +50,11 @@ async def words_of(one: CommandSource) -> str:
 
 async def test_a_number_is_read_in_its_unit(tmp_path: Path) -> None:
     path = program(tmp_path, 'echo "  $1  "; echo noise >&2')
-    assert await source([path, "12.5"]).measure() == Measured(12.5)
-    assert await source([path, "1e3"], unit=LatencyUnit.US).measure() == Measured(1.0)
-    assert await source([path, '{"a": [{"p99": "7"}]}'], field="a.0.p99", unit=LatencyUnit.S).measure() == Measured(7e3)
+    assert await source([path, "12.5"]).measure() == ProbeResult(12.5)
+    assert await source([path, "1e3"], unit=LatencyUnit.US).measure() == ProbeResult(1.0)
+    assert await source([path, '{"a": [{"p99": "7"}]}'], field="a.0.p99", unit=LatencyUnit.S).measure() == ProbeResult(
+        7e3
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ async def test_only_so_many_run_at_once_and_waiting_takes_nothing_of_the_time(tm
     path = program(tmp_path, "sleep 0.4; echo 1")
     slots = trio.CapacityLimiter(1)
     ones = [source([path], timeout_s=1.5) for _ in range(3)]
-    found: list[Measured] = []
+    found: list[ProbeResult] = []
 
     async def one(of: CommandSource) -> None:
         of._slots = slots
@@ -110,7 +112,7 @@ async def test_only_so_many_run_at_once_and_waiting_takes_nothing_of_the_time(tm
         for each in ones:
             nursery.start_soon(one, each)
     assert time.monotonic() - began >= 1.2
-    assert found == [Measured(1.0)] * 3
+    assert found == [ProbeResult(1.0)] * 3
 
 
 async def test_one_that_hangs_is_killed_and_one_that_cannot_be_killed_is_told_and_not_started_again(
@@ -137,12 +139,12 @@ async def test_one_that_hangs_is_killed_and_one_that_cannot_be_killed_is_told_an
 @pytest.mark.skipif(not ROOT, reason="NOT RUN: only root runs programs as others")
 async def test_it_runs_as_nobody_as_a_user_or_as_a_number() -> None:
     who = ["/bin/sh", "-c", "id -u"]
-    assert await source(who).measure() == Measured(65534.0)
-    assert await source(who, user="daemon").measure() == Measured(1.0)
-    assert await source(who, user="4711").measure() == Measured(4711.0)
-    assert await source(who, user="root").measure() == Measured(0.0)
+    assert await source(who).measure() == ProbeResult(65534.0)
+    assert await source(who, user="daemon").measure() == ProbeResult(1.0)
+    assert await source(who, user="4711").measure() == ProbeResult(4711.0)
+    assert await source(who, user="root").measure() == ProbeResult(0.0)
     groups = ["/bin/sh", "-c", "id -G | wc -w"]
-    assert await source(groups, user="4711").measure() == Measured(1.0)
+    assert await source(groups, user="4711").measure() == ProbeResult(1.0)
     assert "there is no user 'no-such-user' on this machine" in await words_of(source(who, user="no-such-user"))
 
 

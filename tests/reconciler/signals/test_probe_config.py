@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from reconciler.clients.http_config import Trust
+from reconciler.clients.http_config import TlsTrust
 from reconciler.config.model import Config
 from reconciler.pods.selectors import LabelSelector
 from reconciler.settings.binder import ConfigError, Text, bind
@@ -143,7 +143,7 @@ def test_nothing_secret_is_shown() -> None:
     text = repr(Probe(pods=("x",), http=one)) + repr(CommandProbe(argv=("/a", "hush")))
     assert "hush" not in text
     assert "X-Team" in text
-    assert isinstance(one, Trust)
+    assert isinstance(one, TlsTrust)
 
 
 def test_a_probes_name_can_be_shown() -> None:

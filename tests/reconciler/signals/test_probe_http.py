@@ -15,8 +15,8 @@ from cgroupfs.errors import SourceError
 from reconciler.signals.probe_config import HttpProbe, LatencyUnit, Probe, PrometheusProbe
 from reconciler.signals.probe_http import HttpSource
 from reconciler.signals.probe_prometheus import PrometheusSource
-from reconciler.signals.probe_source import Measured
-from reconciler.signals.probe_targets import Target, TargetKey
+from reconciler.signals.probe_source import ProbeResult
+from reconciler.signals.probe_targets import ProbeTarget, ProbeTargetKey
 from tests.fakes.http_peer import HttpPeer, Reply
 
 MADE: list[HttpSource | PrometheusSource] = []
@@ -30,8 +30,8 @@ async def _closed() -> AsyncIterator[None]:
         await MADE.pop().aclose()
 
 
-def target(probe: Probe, url: str) -> Target:
-    return Target(key=TargetKey("p", ""), title="probe p", probe=probe, uids=("u",), url=url)
+def target(probe: Probe, url: str) -> ProbeTarget:
+    return ProbeTarget(key=ProbeTargetKey("p", ""), title="probe p", probe=probe, uids=("u",), url=url)
 
 
 def http(
@@ -124,7 +124,7 @@ async def test_a_refused_connection_is_said(nursery: trio.Nursery) -> None:
 async def test_a_late_answer_counts_where_that_is_asked_for_and_a_refused_one_never(nursery: trio.Nursery) -> None:
     server = await peer(nursery, Reply(hang_s=60))
     one = http(server, count_late=True)
-    assert await one.measure() == Measured(500.0, 0.5)
+    assert await one.measure() == ProbeResult(500.0, 0.5)
     nursery.cancel_scope.cancel()
 
 
@@ -141,8 +141,8 @@ async def test_only_the_statuses_that_count_count(nursery: trio.Nursery) -> None
 
 async def test_a_number_is_read_from_the_answer(nursery: trio.Nursery) -> None:
     server = await peer(nursery, Reply(b" 12.5\n"), Reply(b'{"a":{"p99":0.25}}'), Reply(b"{}"), Reply(b"1" * 70_000))
-    assert await http(server, measure="value").measure() == Measured(12.5)
-    assert await http(server, measure="value", field="a.p99", unit=LatencyUnit.S).measure() == Measured(250.0)
+    assert await http(server, measure="value").measure() == ProbeResult(12.5)
+    assert await http(server, measure="value", field="a.p99", unit=LatencyUnit.S).measure() == ProbeResult(250.0)
     url = f"probe p: http://127.0.0.1:{server.port}/x"
     one = http(server, path="/x", measure="value", field="a")
     assert await words_of(one) == f"{url}: its JSON has no 'a': there is no 'a'"
@@ -265,7 +265,7 @@ async def test_few_requests_and_the_last_bucket_are_believed_less(nursery: trio.
     assert found.confidence == pytest.approx(0.2)
     service.observe("/a", *[5.0] * 1000)
     service.publish()
-    assert await one.measure() == Measured(800.0, 0.5)
+    assert await one.measure() == ProbeResult(800.0, 0.5)
     nursery.cancel_scope.cancel()
 
 
@@ -296,7 +296,7 @@ async def test_of_gauges_the_highest_counts_and_one_without_a_value_does_not(
     service.gauge.labels("/b").set(0.25)
     service.gauge.labels("/c").set(math.nan)
     service.publish()
-    assert await one.measure() == Measured(250.0)
+    assert await one.measure() == ProbeResult(250.0)
     service.gauge.clear()
     service.gauge.labels("/c").set(math.nan)
     service.publish()
@@ -310,8 +310,8 @@ async def test_of_gauges_the_highest_counts_and_one_without_a_value_does_not(
 async def test_a_summarys_own_quantile_is_taken(nursery: trio.Nursery) -> None:
     body = b's{quantile="0.5"} 1\ns{quantile="0.99",path="/a"} 0.5\ns{quantile="0.990",path="/b"} 0.75\ns_count 4\n'
     server = await peer(nursery, Reply(body))
-    assert await metrics(server, "s").measure() == Measured(750.0)
-    assert await metrics(server, 's{path="/a"}').measure() == Measured(500.0)
+    assert await metrics(server, "s").measure() == ProbeResult(750.0)
+    assert await metrics(server, 's{path="/a"}').measure() == ProbeResult(500.0)
     said = await words_of(metrics(server, "s", quantile=0.9))
     assert said.endswith("s is neither a histogram nor a summary with the quantile 0.9")
     nursery.cancel_scope.cancel()
@@ -343,5 +343,5 @@ async def test_a_histogram_without_its_last_bucket_is_told(nursery: trio.Nursery
 
 async def test_a_long_text_is_read_in_a_thread(nursery: trio.Nursery) -> None:
     server = await peer(nursery, Reply(b'noise{a="b"} 1\n' * 10_000 + b"m 0.5\n"))
-    assert await metrics(server, "m", read="gauge").measure() == Measured(500.0)
+    assert await metrics(server, "m", read="gauge").measure() == ProbeResult(500.0)
     nursery.cancel_scope.cancel()

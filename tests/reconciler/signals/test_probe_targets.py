@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from reconciler.pods.selectors import LabelSelector
 from reconciler.signals.probe_config import CommandProbe, HttpProbe, Probe, url_parts
-from reconciler.signals.probe_targets import Target, TargetKey, filled, selected, targets_of
+from reconciler.signals.probe_targets import ProbeTarget, ProbeTargetKey, filled, selected, targets_of
 from state.model import Pod
 from tests.reconciler.nodes import node, online
 
@@ -22,13 +22,13 @@ def http(url: str) -> Probe:
 
 
 def url_of(url: str, pod: Pod) -> str:
-    target = Target(key=TargetKey("p", pod.uid), title="t", probe=http(url), uids=(pod.uid,))
+    target = ProbeTarget(key=ProbeTargetKey("p", pod.uid), title="t", probe=http(url), uids=(pod.uid,))
     return filled(target, pod).url
 
 
 def argv_of(pod: Pod, *argv: str) -> tuple[str, ...]:
     probe = Probe(pods=("web-*",), command=CommandProbe(argv=("/ask", *argv)))
-    return filled(Target(key=TargetKey("p", pod.uid), title="t", probe=probe, uids=(pod.uid,)), pod).argv[1:]
+    return filled(ProbeTarget(key=ProbeTargetKey("p", pod.uid), title="t", probe=probe, uids=(pod.uid,)), pod).argv[1:]
 
 
 def test_a_pod_is_selected_by_namespace_name_and_labels_together() -> None:
@@ -85,11 +85,11 @@ def test_pods_are_asked_each_on_its_own_where_the_question_names_them_and_togeth
     both = {"each": http("http://{ip}/"), "all": http("http://svc/"), "none": replace(http("http://x/"), pods=("q",))}
     found = targets_of(both, view)
     assert {key: target.uids for key, target in found.targets.items()} == {
-        TargetKey("each", "web-1"): ("web-1",),
-        TargetKey("all", ""): ("web-1", "web-2"),
+        ProbeTargetKey("each", "web-1"): ("web-1",),
+        ProbeTargetKey("all", ""): ("web-1", "web-2"),
     }
-    assert list(found.problems) == [TargetKey("each", "web-2")]
-    assert found.problems[TargetKey("each", "web-2")].startswith("probe each, pod ns/web-2: {ip} has no value")
+    assert list(found.problems) == [ProbeTargetKey("each", "web-2")]
+    assert found.problems[ProbeTargetKey("each", "web-2")].startswith("probe each, pod ns/web-2: {ip} has no value")
 
 
 def test_a_url_is_split_where_a_placeholders_slash_does_not_count() -> None:

@@ -9,8 +9,8 @@ import trio.testing
 
 from reconciler.signals import reading
 from reconciler.signals.catalog import SIGNALS
-from reconciler.signals.readers import Scene, Sheet
-from reconciler.signals.reading import Means, Metered, Shared, build, costs
+from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.reading import MeteredReader, ReaderContext, SharedReaders, build, costs
 from tests.reconciler.signals.podtree import Tree, scene
 
 MODULES = {
@@ -29,8 +29,8 @@ MODULES = {
 }
 
 
-def _means(tmp_path: Path) -> Means:
-    return Means(hierarchy=Tree(tmp_path).hierarchy, root=str(tmp_path), filesystems={"nodefs": "/proc"})
+def _means(tmp_path: Path) -> ReaderContext:
+    return ReaderContext(hierarchy=Tree(tmp_path).hierarchy, root=str(tmp_path), filesystems={"nodefs": "/proc"})
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -62,8 +62,8 @@ def test_whoever_is_still_wanted_keeps_its_past_unless_the_means_are_others(tmp_
     assert other[0] is not kept["cpu"]
 
 
-def _again(means: Means, *, private_cgroup2: bool = False) -> Means:
-    return Means(
+def _again(means: ReaderContext, *, private_cgroup2: bool = False) -> ReaderContext:
+    return ReaderContext(
         hierarchy=means.hierarchy,
         root=means.root,
         filesystems=dict(means.filesystems),
@@ -81,7 +81,7 @@ class Busy:
         self.wait, self.error = wait, error
         self.cancelled = False
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None:
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         _burn(0.02)
         try:
             if self.wait is not None:
@@ -108,11 +108,11 @@ def _burn(seconds: float) -> None:
 
 async def test_a_reader_pays_for_its_own_steps_only(tmp_path: Path) -> None:
     woken = trio.Event()
-    reader = Metered(Busy(woken), Shared(_means(tmp_path)))
+    reader = MeteredReader(Busy(woken), SharedReaders(_means(tmp_path)))
     (tmp_path / "other").mkdir()
     here = scene(Tree(tmp_path / "other"))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(reader.read, here, Sheet(), 1.0)
+        nursery.start_soon(reader.read, here, SampleSheet(), 1.0)
         await trio.testing.wait_all_tasks_blocked()
         _burn(0.2)
         woken.set()
@@ -121,15 +121,15 @@ async def test_a_reader_pays_for_its_own_steps_only(tmp_path: Path) -> None:
 
 
 async def test_errors_and_cancellation_pass_through(tmp_path: Path) -> None:
-    shared = Shared(_means(tmp_path))
+    shared = SharedReaders(_means(tmp_path))
     (tmp_path / "other").mkdir()
     here = scene(Tree(tmp_path / "other"))
     with pytest.raises(ValueError, match="broken"):
-        await Metered(Busy(error=ValueError("broken")), shared).read(here, Sheet(), 1.0)
+        await MeteredReader(Busy(error=ValueError("broken")), shared).read(here, SampleSheet(), 1.0)
     busy = Busy(trio.Event())
-    reader = Metered(busy, shared)
+    reader = MeteredReader(busy, shared)
     with trio.move_on_after(0.05) as scope:
-        await reader.read(here, Sheet(), 1.0)
+        await reader.read(here, SampleSheet(), 1.0)
     assert scope.cancelled_caught
     assert busy.cancelled
     assert reader.cost.passes == 1

@@ -1,5 +1,5 @@
-from reconciler.signals.resctrl import Sampler, Usage, strain
-from resctrl.monitor import Monitors, Rate
+from reconciler.signals.resctrl import ResctrlSampler, ResctrlUsage, strain
+from resctrl.monitor import BandwidthRate, MonitorGroups
 from state.evidence import Sample
 from tests.fakes.resctrl_model import ResctrlModel
 
@@ -8,12 +8,12 @@ GIGA = 1e9
 UNIT = 65_536
 
 
-def sample(**groups: dict[int, float | None]) -> Usage:
-    return Usage(
+def sample(**groups: dict[int, float | None]) -> ResctrlUsage:
+    return ResctrlUsage(
         at_s=10.0,
         groups={
             name.replace("_", "-") if name != "default" else "": {
-                domain: Rate(total_s=rate) for domain, rate in rates.items()
+                domain: BandwidthRate(total_s=rate) for domain, rate in rates.items()
             }
             for name, rates in groups.items()
         },
@@ -53,7 +53,7 @@ def test_a_young_monitoring_group_may_hold_the_last_tenants_lines() -> None:
     model = ResctrlModel()
     model.mkdir(f"{MOUNT}/mon_groups/bypassd-web")
     model.occupancy(f"{MOUNT}/mon_groups/bypassd-web", 0, 1 << 20)
-    sampler, watched = Sampler(Monitors(MOUNT, model)), {"web": ("", "bypassd-web")}
+    sampler, watched = ResctrlSampler(MonitorGroups(MOUNT, model)), {"web": ("", "bypassd-web")}
     assert sampler.sample([""], watched, 0.0).pods["web"][0].occupancy is None
     assert sampler.sample([""], watched, 4.0).pods["web"][0].occupancy is None
     assert sampler.sample([""], watched, 6.0).pods["web"][0].occupancy == 1 << 20
@@ -67,7 +67,7 @@ def test_a_sum_whose_parts_are_not_all_known_is_not_known() -> None:
     model = ResctrlModel()
     path = f"{MOUNT}/mon_groups/bypassd-web"
     model.mkdir(path)
-    sampler, watched = Sampler(Monitors(MOUNT, model)), {"web": ("", "bypassd-web")}
+    sampler, watched = ResctrlSampler(MonitorGroups(MOUNT, model)), {"web": ("", "bypassd-web")}
     sampler.sample([""], watched, 0.0)
     model.traffic(path, 0, 1000)
     assert sampler.sample([""], watched, 1.0).groups[""][0].total_s is not None
@@ -81,7 +81,7 @@ def test_a_monitoring_group_that_goes_takes_no_bandwidth_from_its_control_group(
     model = ResctrlModel()
     path = f"{MOUNT}/mon_groups/bypassd-web"
     model.mkdir(path)
-    sampler, watched = Sampler(Monitors(MOUNT, model)), {"web": ("", "bypassd-web")}
+    sampler, watched = ResctrlSampler(MonitorGroups(MOUNT, model)), {"web": ("", "bypassd-web")}
 
     def moved(now: float) -> float | None:
         return sampler.sample([""], watched, now).groups[""][0].total_s
@@ -111,7 +111,7 @@ def test_where_nobody_has_read_what_went_the_interval_is_unknown() -> None:
     model = ResctrlModel()
     path = f"{MOUNT}/mon_groups/theirs"
     model.mkdir(path)
-    sampler = Sampler(Monitors(MOUNT, model))
+    sampler = ResctrlSampler(MonitorGroups(MOUNT, model))
 
     def moved(now: float) -> float | None:
         return sampler.sample([""], {}, now).groups[""][0].total_s

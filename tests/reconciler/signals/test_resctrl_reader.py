@@ -3,32 +3,34 @@
 from msgspec.structs import replace
 
 from reconciler.signals.catalog import SIGNALS
-from reconciler.signals.readers import Reader, Scene, Sheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet
 from reconciler.signals.resctrl_reader import ResctrlReader, misses_of
-from state.cache import CacheUse, Use
-from state.evidence import Frame, PodFacts, Sample
+from state.cache import CacheConsumption, CacheUsage
+from state.evidence import PodSnapshot, Sample, SampleFrame
 from state.model import PodClass
 from tests.reconciler.nodes import node, online, pod
 
-USE = CacheUse(
+USE = CacheUsage(
     at_s=95.0,
     pods={
-        "batch": Use(occupancy_bytes=1 << 20, total_bytes_s=3e9),
-        "web": Use(total_bytes_s=1e9),
-        "gone": Use(occupancy_bytes=5, total_bytes_s=5.0),
+        "batch": CacheConsumption(occupancy_bytes=1 << 20, total_bytes_s=3e9),
+        "web": CacheConsumption(total_bytes_s=1e9),
+        "gone": CacheConsumption(occupancy_bytes=5, total_bytes_s=5.0),
     },
     groups={
-        "(default)": {0: Use(total_bytes_s=2e9), 1: Use(total_bytes_s=1e9)},
-        "bypassd-be": {0: Use(total_bytes_s=3e9), 1: Use(total_bytes_s=0.0)},
+        "(default)": {0: CacheConsumption(total_bytes_s=2e9), 1: CacheConsumption(total_bytes_s=1e9)},
+        "bypassd-be": {0: CacheConsumption(total_bytes_s=3e9), 1: CacheConsumption(total_bytes_s=0.0)},
     },
     lacks={"llc.occupancy": "not counted"},
 )
 
 
-async def read(use: CacheUse | None) -> dict[str, dict[str, Sample]]:
+async def read(use: CacheUsage | None) -> dict[str, dict[str, Sample]]:
     reader: Reader = ResctrlReader(lambda: use)
-    sheet = Sheet()
-    await reader.read(Scene(view=node(pod("batch"), online("web")), pools=None, wanted=reader.signals), sheet, 100.0)
+    sheet = SampleSheet()
+    await reader.read(
+        SampleContext(view=node(pod("batch"), online("web")), pools=None, wanted=reader.signals), sheet, 100.0
+    )
     await reader.aclose()
     return sheet.samples
 
@@ -42,7 +44,7 @@ async def test_each_pod_has_what_is_known_of_it_with_its_age() -> None:
 
 
 async def test_a_machine_with_one_unknown_part_is_unknown() -> None:
-    partly = {**USE.groups, "bypassd-be": {0: Use(total_bytes_s=3e9), 1: Use()}}
+    partly = {**USE.groups, "bypassd-be": {0: CacheConsumption(total_bytes_s=3e9), 1: CacheConsumption()}}
     assert "node" not in await read(replace(USE, groups=partly))
     assert "node" not in await read(replace(USE, groups={}))
 
@@ -63,9 +65,10 @@ def test_why_is_told_by_signal() -> None:
 
 def test_misses_of_a_frame_grow_old_with_it_and_those_of_another_level_are_none() -> None:
     facts = {
-        uid: PodFacts(uid=uid, title=uid, pod_class=PodClass.SHARED, group=f"/{uid}") for uid in ("web", "shop", "amd")
+        uid: PodSnapshot(uid=uid, title=uid, pod_class=PodClass.SHARED, group=f"/{uid}")
+        for uid in ("web", "shop", "amd")
     }
-    frame = Frame(
+    frame = SampleFrame(
         at_s=90.0,
         wall_s=0.0,
         pods=facts,

@@ -22,13 +22,13 @@ from reconciler.signals.podcpu import PodCpu
 from reconciler.signals.privatepsi import PrivateGroups, restore_groups
 from reconciler.signals.processes import PodProcesses
 from reconciler.signals.psi import Psi
-from reconciler.signals.readers import Reader, Scene, Sheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet
 from reconciler.signals.runqueue import RunQueue
 from reconciler.signals.taskstats import Taskstats
 from state.evidence import Sample
 from state.model import Classification, Container, GroupRef, NodeView, Pod, PodClass
 from state.topology import Topology
-from state.undo import Undo
+from state.undo import RestoreOutcome
 from tests.cgroupfs.kernelgroup import kernel_groups
 
 pytestmark = pytest.mark.kernel
@@ -87,7 +87,7 @@ class Machine:
         process.stdin.flush()
         return process.pid
 
-    def scene(self) -> Scene:
+    def scene(self) -> SampleContext:
         view = NodeView(
             topology=Topology(online=CpuSet(range(os.cpu_count() or 1))),
             versions=self.hierarchy.versions(),
@@ -96,7 +96,7 @@ class Machine:
             burstable=f"{self.top}/burstable",
             pods=dict(self.pods),
         )
-        return Scene(view=view, pools=None, wanted=("cpu.pressure", "cpu.pressure_full", "memory.pressure"))
+        return SampleContext(view=view, pools=None, wanted=("cpu.pressure", "cpu.pressure_full", "memory.pressure"))
 
     def close(self) -> None:
         for pod in self.pods.values():
@@ -118,13 +118,13 @@ def machine(name: str) -> Iterator[Machine]:
         yield made
 
 
-def observe(made: Machine, *readers: Reader, passes: int = 2, pause_s: float = WAIT_S) -> Sheet:
-    async def passes_of() -> Sheet:
-        sheet = Sheet()
+def observe(made: Machine, *readers: Reader, passes: int = 2, pause_s: float = WAIT_S) -> SampleSheet:
+    async def passes_of() -> SampleSheet:
+        sheet = SampleSheet()
         for number in range(passes):
             if number:
                 await trio.sleep(pause_s)
-            sheet, now = Sheet(), time.monotonic()
+            sheet, now = SampleSheet(), time.monotonic()
             for reader in readers:
                 await reader.read(made.scene(), sheet, now)
         for reader in readers:
@@ -134,7 +134,7 @@ def observe(made: Machine, *readers: Reader, passes: int = 2, pause_s: float = W
     return trio.run(passes_of)
 
 
-def sample(sheet: Sheet, uid: str, signal: str) -> Sample:
+def sample(sheet: SampleSheet, uid: str, signal: str) -> Sample:
     return sheet.samples[f"pod:{uid}"][signal]
 
 
@@ -170,7 +170,7 @@ def test_two_groups_on_one_cpu_wait_for_each_other_and_both_ways_of_asking_agree
             raise SourceError("taskstats", "not now")
 
         asked, by_thread = RunQueue(processes, cpu), RunQueue(processes, cpu, taskstats=refuse)
-        sheets: dict[str, Sheet] = {}
+        sheets: dict[str, SampleSheet] = {}
         psi = Psi(made.hierarchy, cpu)
 
         async def both() -> None:
@@ -178,7 +178,7 @@ def test_two_groups_on_one_cpu_wait_for_each_other_and_both_ways_of_asking_agree
                 if number:
                     await trio.sleep(WAIT_S)
                 for name, reader in (("asked", asked), ("by thread", by_thread)):
-                    sheets[name] = Sheet()
+                    sheets[name] = SampleSheet()
                     now = time.monotonic()
                     await cpu.read(made.scene(), sheets[name], now)
                     await reader.read(made.scene(), sheets[name], now)
@@ -237,12 +237,12 @@ def private(name: str) -> Iterator[PrivateTree]:
         tree.clear()
 
 
-def _until(made: Machine, reader: Psi, done: Callable[[], bool]) -> Sheet:
-    async def look() -> Sheet:
-        sheet = Sheet()
+def _until(made: Machine, reader: Psi, done: Callable[[], bool]) -> SampleSheet:
+    async def look() -> SampleSheet:
+        sheet = SampleSheet()
         with trio.fail_after(15):
             while not done():
-                sheet = Sheet()
+                sheet = SampleSheet()
                 await reader.read(made.scene(), sheet, time.monotonic())
                 await trio.sleep(0.1)
         return sheet
@@ -311,7 +311,7 @@ def test_restore_without_a_daemon_gives_one_pods_processes_back() -> None:
         tree.attach(uid, [pid], pod.group.path)
         assert _place(pid) == f"/bypassd-psi-{uid}"
         done = restore_groups(made.hierarchy, uid)
-        assert [(one.path, one.undo) for one in done] == [(tree.directory(uid), Undo.RESTORED)]
+        assert [(one.path, one.undo) for one in done] == [(tree.directory(uid), RestoreOutcome.RESTORED)]
         assert _place(pid) == "/"
         assert restore_groups(made.hierarchy, uid) == []
 

@@ -8,7 +8,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from reconciler.signals.latency import LatencyReader
 from reconciler.signals.perf import PerfReader
-from reconciler.signals.readers import Scene, Sheet, TaskReader
+from reconciler.signals.readers import SampleContext, SampleSheet, TaskReader
 from reconciler.signals.tasks import ReaderTasks
 from tests.fakes.perf import FakePerf
 from tests.reconciler.signals.test_perf import hierarchy
@@ -20,7 +20,7 @@ class Plain:
     name = "plain"
     signals: Collection[str] = ()
 
-    async def read(self, scene: Scene, sheet: Sheet, now: float) -> None: ...
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None: ...
 
     def problems(self) -> Mapping[str, str]:
         return {}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.signals.growth import Growth, needles, numbers, pick
+from reconciler.signals.growth import CounterDelta, needles, numbers, pick
 from reconciler.signals.taskstats import Delays, parse_answer
 
 HEAD = struct.Struct("=IHHII")
@@ -73,7 +73,7 @@ def test_picking_numbers_finds_what_reading_all_of_them_does(table: dict[str, in
 
 @given(st.lists(st.tuples(st.floats(0.0, 5.0), st.one_of(st.none(), st.integers(0, 1000))), max_size=20))
 def test_growth_is_never_negative_and_never_of_no_time(readings: list[tuple[float, int | None]]) -> None:
-    growth, now = Growth(), 0.0
+    growth, now = CounterDelta(), 0.0
     for step, count in readings:
         now += step
         growth.turn()
@@ -84,7 +84,7 @@ def test_growth_is_never_negative_and_never_of_no_time(readings: list[tuple[floa
 
 
 def test_a_key_that_a_pass_leaves_out_is_forgotten_and_quick_readings_add_up() -> None:
-    growth = Growth()
+    growth = CounterDelta()
     for at_s, count, expected in ((1.0, 10, None), (1.01, 20, None), (1.2, 30, 20)):
         growth.turn()
         found = growth.grown("key", at_s, (count,))

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 
 import pytest
 
-from reconciler.signals.uses import UseMemory
+from reconciler.signals.uses import UsageHistory
 from state.cpu import GroupUse
 
 
-def told(memory: UseMemory, now: float, **milli: int) -> Mapping[str, GroupUse]:
+def told(memory: UsageHistory, now: float, **milli: int) -> Mapping[str, GroupUse]:
     return memory.add({f"/{name}": GroupUse(cpu_milli=value) for name, value in milli.items()}, now, 10.0)
 
 
 def test_what_was_there_before_the_agent_is_not_young_and_what_comes_later_is() -> None:
-    memory = UseMemory()
+    memory = UsageHistory()
     told(memory, 1.0)
     assert told(memory, 2.0, old=100)["/old"].known_s is None
     assert told(memory, 3.0, old=100, new=100)["/new"].known_s == 0.0
@@ -22,14 +22,14 @@ def test_what_was_there_before_the_agent_is_not_young_and_what_comes_later_is() 
 
 
 def test_on_a_node_that_starts_empty_the_first_pod_is_young() -> None:
-    memory = UseMemory()
+    memory = UsageHistory()
     for second in range(3):
         told(memory, float(second))
     assert told(memory, 3.0, first=100)["/first"].known_s == 0.0
 
 
 def test_peaks_fade_by_the_time_between_readings() -> None:
-    memory = UseMemory()
+    memory = UsageHistory()
     told(memory, 1.0)
     told(memory, 2.0, a=4000)
     assert told(memory, 3.0, a=0)["/a"].peak_milli == pytest.approx(4000 * 0.5**0.1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
 from reconciler.sources.allocations import Allocations
-from state.kubelet import CheckpointError, CpuManagerState, Fault, parse_cpu_manager_state
+from state.kubelet import CheckpointError, CheckpointFault, CpuManagerState, parse_cpu_manager_state
 from state.model import Classification, Container, CpuPolicy, GroupRef, Pod, PodClass
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kubelet"
@@ -47,7 +47,7 @@ def pods(*uids: str) -> dict[str, Pod]:
     }
 
 
-def broken(fault: Fault) -> CheckpointError:
+def broken(fault: CheckpointFault) -> CheckpointError:
     return CheckpointError(fault, "/var/lib/kubelet/cpu_manager_state", "…", "better")
 
 
@@ -69,15 +69,15 @@ def test_a_good_file_is_believed_at_once() -> None:
 def test_nothing_read_yet_is_unknown_and_says_why() -> None:
     known = Allocations()
     assert known.view({}, 0).policy is CpuPolicy.UNKNOWN
-    known.read(broken(Fault.MISSING), 1)
+    known.read(broken(CheckpointFault.MISSING), 1)
     view = known.view({}, 1)
     assert (view.policy, view.held) == (CpuPolicy.UNKNOWN, False)
     assert view.problem is not None
     assert "cpu_manager_state" in view.problem
 
 
-@pytest.mark.parametrize("fault", Fault)
-def test_no_file_that_is_no_use_shrinks_protection_while_the_pod_exists(fault: Fault) -> None:
+@pytest.mark.parametrize("fault", CheckpointFault)
+def test_no_file_that_is_no_use_shrinks_protection_while_the_pod_exists(fault: CheckpointFault) -> None:
     known = Allocations()
     known.read(state("0", a="1"), 0)
     known.view(pods("a"), 0)
@@ -94,7 +94,7 @@ def test_under_a_file_that_is_no_use_the_cgroups_still_tell_who_is_gone() -> Non
     known = Allocations()
     known.read(state("0", a="1", b="2"), 0)
     known.view(pods("a", "b"), 0)
-    known.read(broken(Fault.TORN), 1)
+    known.read(broken(CheckpointFault.TORN), 1)
     assert owners(known, ["b"], 2) == {"b": "2"}
 
 
@@ -254,7 +254,7 @@ def test_the_recorded_life_of_an_exclusive_pod_is_followed_without_a_gap() -> No
 
 CPUS = st.sets(st.integers(0, 7)).map(CpuSet)
 READINGS = st.one_of(
-    st.sampled_from(Fault).map(broken),
+    st.sampled_from(CheckpointFault).map(broken),
     st.builds(
         lambda default, a, b, policy: CpuManagerState(
             policy=policy,

@@ -13,7 +13,7 @@ from cgroupfs.naming import QosClass
 from reconciler.sources.allocations import Allocations
 from reconciler.sources.checkpoints import CheckpointSource
 from state import checksum
-from state.kubelet import CheckpointError, Fault, render_cpu_manager_state
+from state.kubelet import CheckpointError, CheckpointFault, render_cpu_manager_state
 from state.model import Classification, Container, CpuPolicy, GroupRef, Pod, PodClass, Resources
 
 KUBELET = "var/lib/kubelet"
@@ -64,7 +64,7 @@ def test_without_a_loop_the_files_are_read_once(tmp_path: Path) -> None:
     assert (view.policy, view.exclusive) == (CpuPolicy.STATIC, {"u": {"main": CpuSet([1])}})
     assert source.status().ok
     assert isinstance(source.memory, CheckpointError)
-    assert source.memory.fault is Fault.MISSING
+    assert source.memory.fault is CheckpointFault.MISSING
 
 
 def test_a_node_without_a_kubelet_is_a_status_and_no_error(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import trustme
 from trio.testing import MockClock
 
 from cgroupfs.errors import SourceError
-from reconciler.clients.http import HttpSession, Peer
+from reconciler.clients.http import HttpEndpoint, HttpSession
 from reconciler.sources.kubelet_api import KubeletAccess, KubeletPods, choose_peer
 from reconciler.sources.kubelet_config import KubeletConfig
 from tests.fakes.http_peer import HttpPeer, Reply
@@ -22,7 +22,7 @@ from tests.reconciler.sources.podlists import EMPTY, FIXTURES, pod_json, pod_lis
 
 async def ask(nursery: trio.Nursery, reply: Reply, timeout_s: float = 5.0) -> tuple[KubeletPods, SourceError | None]:
     port = await nursery.start(HttpPeer([reply]).serve)
-    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=timeout_s), gap_s=0)
+    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=timeout_s), gap_s=0)
     await nursery.start(pods.run)
     try:
         await pods.refresh()
@@ -68,7 +68,7 @@ async def test_each_failure_is_one_clear_error(nursery: trio.Nursery, reply: Rep
 
 
 async def test_nobody_listening_is_one_clear_error(nursery: trio.Nursery) -> None:
-    pods = KubeletPods(Peer(name="kubelet", url="http://127.0.0.1:9"))
+    pods = KubeletPods(HttpEndpoint(name="kubelet", url="http://127.0.0.1:9"))
     await nursery.start(pods.run)
     assert pods.status(0).detail.startswith("kubelet: http://127.0.0.1:9: /pods: ")
     assert "refused" in pods.status(0).detail.lower()
@@ -86,7 +86,7 @@ async def test_no_failure_and_no_empty_list_shrinks_what_is_known(nursery: trio.
     )
     port = await nursery.start(server.serve)
     changes: list[frozenset[str]] = []
-    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}"), on_change=changes.append, gap_s=0)
+    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), on_change=changes.append, gap_s=0)
     await nursery.start(pods.run)
     assert set(pods.known) == {"a", "b"}
     await pods.refresh()
@@ -128,7 +128,7 @@ async def test_what_cannot_be_read_of_a_pod_this_time_stays_as_it_was_and_is_sai
     whole = {**pod_json("a", labels=BE), "spec": {"containers": [{"name": "main"}]}}
     first = Reply(pod_list(whole, pod_json("b")))
     port = await nursery.start(HttpPeer([first, second]).serve)
-    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
+    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
     await nursery.start(pods.run)
     known = await pods.refresh()
     assert known["a"].labels == BE
@@ -143,7 +143,7 @@ async def test_what_cannot_be_read_of_a_pod_this_time_stays_as_it_was_and_is_sai
 async def test_the_pods_before_a_break_are_known(nursery: trio.Nursery) -> None:
     body = pod_list(pod_json("a", labels=BE), pod_json("b"))
     port = await nursery.start(HttpPeer([Reply(body[:-20])]).serve)
-    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
+    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
     await nursery.start(pods.run)
     with pytest.raises(SourceError, match="not a pod list"):
         await pods.refresh()
@@ -158,7 +158,7 @@ async def test_a_list_of_any_length_is_known_and_the_loop_goes_on(nursery: trio.
     body = pod_list(*items)
     assert len(body) > 64 << 20
     port = await nursery.start(HttpPeer([Reply(body)]).serve)
-    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=120), gap_s=0)
+    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=120), gap_s=0)
     await nursery.start(pods.run)
     assert {meta.labels["koordinator.sh/qosClass"] for meta in pods.known.values() if meta.labels} == {"BE"}
     assert len(pods.known) == 70
@@ -191,7 +191,7 @@ async def test_no_pod_of_a_list_holds_the_loop(nursery: trio.Nursery) -> None:
     ]
     body = pod_list(*items)[:-2] + b"," + deep + b"]}"
     port = await nursery.start(HttpPeer([Reply(body)]).serve)
-    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=60), gap_s=0)
+    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=60), gap_s=0)
     await nursery.start(pods.run)
     for _ in range(3):
         steps = Steps("KubeletPods.run")
@@ -208,7 +208,7 @@ async def test_no_pod_of_a_list_holds_the_loop(nursery: trio.Nursery) -> None:
 async def test_questions_that_come_together_are_one_question(nursery: trio.Nursery) -> None:
     server = HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=0.1), Reply(pod_list(pod_json("a")))])
     port = await nursery.start(server.serve)
-    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0.05)
+    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0.05)
     await nursery.start(pods.run)
     async with trio.open_nursery() as askers:
         for _ in range(20):
@@ -226,7 +226,7 @@ async def test_it_is_asked_again_after_the_period(nursery: trio.Nursery, autojum
     autojump_clock.autojump_threshold = 0.05
     server = HttpPeer([Reply(EMPTY)])
     port = await nursery.start(server.serve)
-    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=1000), period_s=30)
+    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=1000), period_s=30)
     await nursery.start(pods.run)
     await trio.sleep(95)
     assert len(server.requests) == 4
@@ -254,7 +254,7 @@ async def test_the_more_a_list_costs_the_later_comes_the_next(
     autojump_clock.autojump_threshold = 0.05
     server = HttpPeer([Reply(EMPTY)])
     port = await nursery.start(server.serve)
-    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=1000))
+    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=1000))
     clock = itertools.count(0.0, 0.7)
     monkeypatch.setattr(time, "thread_time", lambda: next(clock))
     await nursery.start(pods.run)
@@ -268,7 +268,7 @@ async def test_the_more_a_list_costs_the_later_comes_the_next(
 
 async def test_who_waits_when_it_stops_is_told(nursery: trio.Nursery) -> None:
     port = await nursery.start(HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=60)]).serve)
-    pods = KubeletPods(Peer(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
+    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
     told: list[str] = []
 
     async def wait() -> None:
@@ -313,7 +313,7 @@ async def test_a_token_is_sent_and_read_again_when_its_file_changes(
     token.write_text("first\n")
     server = HttpPeer([Reply(EMPTY)])
     port = await nursery.start(server.serve, server_tls(authority, "node1"))
-    peer = Peer(
+    peer = HttpEndpoint(
         name="kubelet",
         url=f"https://127.0.0.1:{port}",
         ca_file=str(tmp_path / "ca.crt"),
@@ -340,7 +340,7 @@ async def test_a_refused_token_is_named_by_its_file_never_by_its_value(
     (tmp_path / "token").write_text("very-secret")
     authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
     port = await nursery.start(HttpPeer([Reply(status=status)]).serve, server_tls(authority, "127.0.0.1"))
-    peer = Peer(
+    peer = HttpEndpoint(
         name="kubelet",
         url=f"https://127.0.0.1:{port}",
         ca_file=str(tmp_path / "ca.crt"),
@@ -359,7 +359,7 @@ async def test_a_client_certificate_is_shown(nursery: trio.Nursery, tmp_path: Pa
     mine.cert_chain_pems[0].write_to_path(str(tmp_path / "client.crt"))
     mine.private_key_pem.write_to_path(str(tmp_path / "client.key"))
     port = await nursery.start(HttpPeer([Reply(EMPTY)]).serve, server_tls(authority, "127.0.0.1", ask_client=True))
-    peer = Peer(
+    peer = HttpEndpoint(
         name="kubelet",
         url=f"https://127.0.0.1:{port}",
         ca_file=str(tmp_path / "ca.crt"),
@@ -376,7 +376,7 @@ async def test_an_unknown_certificate_is_refused_unless_the_operator_says_otherw
     nursery: trio.Nursery, authority: trustme.CA, insecure: bool, good: bool
 ) -> None:
     port = await nursery.start(HttpPeer([Reply(EMPTY)]).serve, server_tls(authority, "127.0.0.1"))
-    async with HttpSession(Peer(name="kubelet", url=f"https://127.0.0.1:{port}", insecure=insecure)) as session:
+    async with HttpSession(HttpEndpoint(name="kubelet", url=f"https://127.0.0.1:{port}", insecure=insecure)) as session:
         if good:
             assert await session.get("/pods") == EMPTY
         else:
@@ -390,7 +390,9 @@ async def test_a_certificate_of_another_name_is_refused(
 ) -> None:
     authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
     port = await nursery.start(HttpPeer([Reply(EMPTY)]).serve, server_tls(authority, "node2"))
-    peer = Peer(name="k", url=f"https://127.0.0.1:{port}", ca_file=str(tmp_path / "ca.crt"), server_name="node1")
+    peer = HttpEndpoint(
+        name="k", url=f"https://127.0.0.1:{port}", ca_file=str(tmp_path / "ca.crt"), server_name="node1"
+    )
     async with HttpSession(peer) as session:
         with pytest.raises(SourceError, match="Hostname mismatch"):
             await session.get("/pods")
@@ -403,7 +405,7 @@ async def test_a_renewed_authority_opens_a_new_connection(nursery: trio.Nursery,
     server = HttpPeer([Reply(EMPTY)])
     port = await nursery.start(server.serve, server_tls(new, "127.0.0.1"))
     async with HttpSession(
-        Peer(name="k", url=f"https://127.0.0.1:{port}", ca_file=str(tmp_path / "ca.crt"))
+        HttpEndpoint(name="k", url=f"https://127.0.0.1:{port}", ca_file=str(tmp_path / "ca.crt"))
     ) as session:
         with pytest.raises(SourceError, match="not trusted"):
             await session.get("/pods")
@@ -414,7 +416,9 @@ async def test_a_renewed_authority_opens_a_new_connection(nursery: trio.Nursery,
 
 
 async def test_certificate_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
-    async with HttpSession(Peer(name="k", url="https://127.0.0.1:1", ca_file=f"{tmp_path}/none.crt")) as session:
+    async with HttpSession(
+        HttpEndpoint(name="k", url="https://127.0.0.1:1", ca_file=f"{tmp_path}/none.crt")
+    ) as session:
         with pytest.raises(SourceError, match=r"cannot use .*/none\.crt: No such file"):
             await session.get("/pods")
 
@@ -460,5 +464,5 @@ def test_whom_to_ask_follows_from_the_kubelets_own_configuration(
 
 
 def test_messages_name_the_credentials_by_file() -> None:
-    assert Peer(name="k", url="u", token_file="/t").credentials == "the token of /t"
-    assert Peer(name="k", url="u", cert_file="/c").credentials == "the certificate /c"
+    assert HttpEndpoint(name="k", url="u", token_file="/t").credentials == "the token of /t"
+    assert HttpEndpoint(name="k", url="u", cert_file="/c").credentials == "the certificate /c"

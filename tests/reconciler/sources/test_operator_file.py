@@ -6,7 +6,7 @@ import pytest
 from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
 from reconciler.pods.classify import classify, facts_of, merge_rules
-from reconciler.pods.selectors import Rules
+from reconciler.pods.selectors import ClassRules
 from reconciler.sources.operator_file import OperatorFile, read_overrides
 from state.model import PodClass, PodMeta
 
@@ -36,7 +36,7 @@ def test_all_three_ways_to_name_pods_become_overrides_that_know_their_line() -> 
 
 
 def test_the_file_decides_over_every_mark_of_the_pod() -> None:
-    rules = merge_rules(Rules(), read_overrides(GOOD, "/etc/bypassd/classes.yaml").overrides)
+    rules = merge_rules(ClassRules(), read_overrides(GOOD, "/etc/bypassd/classes.yaml").overrides)
     meta = PodMeta(
         uid="1",
         source="cri",

@@ -13,10 +13,10 @@ import trio
 import trio.testing
 
 from reconciler.sources.runtime_roots import RuntimeDirs, find_runtime_dirs
-from reconciler.sources.runtime_signal import RuntimeSignal, Signal
+from reconciler.sources.runtime_signal import RuntimeEvent, RuntimeEvents
 
 TIMELINES: Final = Path(__file__).parents[2] / "fixtures" / "timeline"
-STATE, INIT_PID, FOUND = Signal.STATE, Signal.INIT_PID, Signal.FOUND
+STATE, INIT_PID, FOUND = RuntimeEvent.STATE, RuntimeEvent.INIT_PID, RuntimeEvent.FOUND
 
 
 class Runtime:
@@ -51,10 +51,10 @@ class Handler:
     """Takes signals; ``times`` are those of the settled ones."""
 
     def __init__(self) -> None:
-        self.log: list[tuple[str, Signal | None]] = []
+        self.log: list[tuple[str, RuntimeEvent | None]] = []
         self.times: list[float] = []
 
-    def settled(self, container_id: str, at: float, which: Signal, /) -> None:
+    def settled(self, container_id: str, at: float, which: RuntimeEvent, /) -> None:
         self.log.append((container_id, which))
         self.times.append(at)
 
@@ -67,7 +67,7 @@ class Handler:
     def lost(self, name: str) -> bool:
         return (name, None) in self.log
 
-    def take(self) -> list[tuple[str, Signal | None]]:
+    def take(self) -> list[tuple[str, RuntimeEvent | None]]:
         taken, self.log = self.log, []
         return taken
 
@@ -78,9 +78,9 @@ def runtime(tmp_path: Path) -> Runtime:
     return Runtime(tmp_path)
 
 
-def make(runtime: Runtime, tmp_path: Path) -> tuple[RuntimeSignal, Handler]:
+def make(runtime: Runtime, tmp_path: Path) -> tuple[RuntimeEvents, Handler]:
     handler = Handler()
-    return RuntimeSignal(runtime.dirs, handler, root=str(tmp_path)), handler
+    return RuntimeEvents(runtime.dirs, handler, root=str(tmp_path)), handler
 
 
 async def until(check: Callable[[], bool], seconds: float = 5) -> None:
@@ -176,7 +176,7 @@ async def test_one_runtimes_root_inside_another_is_not_taken_for_a_container(
     (tmp_path / "run/runc/k8s.io/x").mkdir(parents=True)
     (tmp_path / "run/runc/state.json").touch()
     handler = Handler()
-    source = RuntimeSignal(dirs, handler, root=str(tmp_path))
+    source = RuntimeEvents(dirs, handler, root=str(tmp_path))
     await nursery.start(source.run)
     assert source.covers("x")
     assert not source.covers("k8s.io")
@@ -302,7 +302,7 @@ async def test_the_recorded_signals_of_a_node_are_all_told_in_order(
     """Replays runc's and the shim's renames of a traced node, in order, as fast as they are taken."""
     source, handler = make(runtime, tmp_path)
     await nursery.start(source.run)
-    expected: list[tuple[str, Signal | None]] = []
+    expected: list[tuple[str, RuntimeEvent | None]] = []
     for line in (TIMELINES / "runtime.static-1.22.jsonl").read_text().splitlines():
         row = json.loads(line)
         name = row["path"].rsplit("/", 1)[-1] if row["op"] != "renameto" else row["path"].split("/")[-2]
@@ -314,7 +314,7 @@ async def test_the_recorded_signals_of_a_node_are_all_told_in_order(
             runtime.remove(name)
             expected.append((name, None))
         elif row["op"] == "renameto":
-            which = Signal(row["path"].rsplit("/", 1)[-1])
+            which = RuntimeEvent(row["path"].rsplit("/", 1)[-1])
             runtime.rename(runtime.state(name) if which is STATE else runtime.bundle(name), which.value)
             expected.append((name, which))
         await until(lambda: len(handler.log) == len(expected))

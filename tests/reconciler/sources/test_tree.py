@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from cgroupfs.errors import SourceError
-from cgroupfs.naming import Driver, Layout, NameKind, QosClass
+from cgroupfs.naming import Driver, GroupKind, Layout, QosClass
 from reconciler.runtime.workqueue import DirtyKeys
 from reconciler.sources.tree import TreeSource
 from tests.real_cgroups import make_root, remove_tree
@@ -339,7 +339,7 @@ async def test_the_recorded_life_of_a_node_is_followed(tree: Tree, nursery: trio
             os.mkdir(tree.trigger_directory(path))
         else:
             os.rmdir(tree.trigger_directory(path))
-        if name.kind is NameKind.POD:
+        if name.kind is GroupKind.POD:
             (alive.add if row["mask"][0] == "CREATE" else alive.remove)(path)
         await trio.lowlevel.checkpoint()
     assert len(expected) == 30, "8 pods and 22 containers are in the recording"

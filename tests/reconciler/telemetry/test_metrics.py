@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from reconciler.interference.service import WatchNumbers
-from reconciler.runtime.counters import LATENCY_S, Counters, CounterValues, Histogram
-from reconciler.runtime.supervisor import ComponentStatus, Health
+from reconciler.interference.service import InterferenceCounters
+from reconciler.runtime.counters import LATENCY_S, AgentCounters, CounterValues, Histogram
+from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics, rss_bytes
 from reconciler.telemetry.prometheus import render
-from state.cache import CacheUse, Level, Use
+from state.cache import CacheConsumption, CacheUsage, ShareLevel
 from state.model import SourceStatus
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -29,7 +29,7 @@ def scraped(snapshot: MetricsSnapshot) -> Samples:
 
 
 def full() -> MetricsSnapshot:
-    counters = Counters()
+    counters = AgentCounters()
     counters.event()
     counters.event()
     counters.moved(3, 2)
@@ -64,7 +64,7 @@ def full() -> MetricsSnapshot:
         yielded=1,
         ledger_files=9,
         sources=(SourceStatus(name="cri", ok=True, age_s=1.5), SourceStatus(name="kubelet", ok=False)),
-        components=(ComponentStatus(name="web", health=Health.WAITING, failures=2, error="x"),),
+        components=(ComponentStatus(name="web", health=ComponentHealth.WAITING, failures=2, error="x"),),
         store_ok=False,
         watches=440,
         rss_bytes=42,
@@ -147,14 +147,17 @@ def test_a_pod_costs_six_series_and_its_name_cannot_break_the_text() -> None:
 
 
 def test_what_is_known_of_cache_and_bandwidth_is_shown_and_what_is_not_has_no_series() -> None:
-    cache = CacheUse(
+    cache = CacheUsage(
         at_s=1.0,
         groups={
-            "(default)": {0: Use(occupancy_bytes=4096, total_bytes_s=2e9), 1: Use()},
-            "bypassd-be": {0: Use(total_bytes_s=1e9), 1: Use(occupancy_bytes=0, total_bytes_s=0.0)},
+            "(default)": {0: CacheConsumption(occupancy_bytes=4096, total_bytes_s=2e9), 1: CacheConsumption()},
+            "bypassd-be": {
+                0: CacheConsumption(total_bytes_s=1e9),
+                1: CacheConsumption(occupancy_bytes=0, total_bytes_s=0.0),
+            },
         },
         classes={"bypassd-be": "reclaimed"},
-        level=Level(cache_percent=25, mba_percent=15),
+        level=ShareLevel(cache_percent=25, mba_percent=15),
     )
     known = replace(full().pods[0], llc_bytes=512)
     seen = scraped(
@@ -196,7 +199,7 @@ def test_open_metrics_is_given_to_who_asks_for_it() -> None:
 
 
 def test_the_values_are_a_copy() -> None:
-    counters = Counters()
+    counters = AgentCounters()
     before = counters.values
     counters.started(0.1, before_exec=False)
     assert before == CounterValues(starts={"true": 0, "false": 0, "unknown": 0})
@@ -223,7 +226,7 @@ def test_resident_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
 def test_what_is_watched_has_series_only_where_something_is() -> None:
     nothing = scraped(full())
     assert not [name for name, _ in nothing if "interference" in name or "response" in name or "eviction" in name]
-    watched = WatchNumbers(
+    watched = InterferenceCounters(
         verdicts={("cpu", "interfered"): 1, ("cpu", "ok"): 11},
         steps={"squeeze": 1},
         changes={("squeeze", "applied"): 3, ("squeeze", "would-applied"): 2},

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import trio
 
-from reconciler.config.model import Http
+from reconciler.config.model import HttpSection
 from reconciler.web.components import components
 from tests.fakes.web import FakeControl, FakeShown
 
@@ -52,7 +52,7 @@ async def serving(
     directory: Path, max_connections: int = 32, shown: FakeShown | None = None, **more: Any
 ) -> AsyncIterator[Site]:
     site = Site(str(directory / "s"), free_port(), shown)
-    config = Http(port=site.port, socket=site.path, max_connections=max_connections, **more)
+    config = HttpSection(port=site.port, socket=site.path, max_connections=max_connections, **more)
     async with trio.open_nursery() as nursery:
         for component in components(config, site.shown, site.control, names=["node-7"]):
             await nursery.start(partial(component.run))

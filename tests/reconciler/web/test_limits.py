@@ -15,8 +15,8 @@ import pytest
 import trio
 import trio.testing
 
-from reconciler.config.model import Http
-from reconciler.runtime.supervisor import Health, Supervisor
+from reconciler.config.model import HttpSection
+from reconciler.runtime.supervisor import ComponentHealth, Supervisor
 from reconciler.web import server
 from reconciler.web.answers import SHARE, Answers
 from reconciler.web.app import read_app
@@ -369,7 +369,7 @@ async def test_readers_read_everything_and_command_nothing(tmp_path: Path) -> No
 
 
 async def test_a_group_that_does_not_exist_stops_its_own_socket_only(tmp_path: Path) -> None:
-    config = Http(
+    config = HttpSection(
         port=free_port(), socket=str(tmp_path / "s"), reader_group="no-such-group", reader_socket=str(tmp_path / "r")
     )
     supervisor = Supervisor([components(config, FakeShown(), FakeControl())])
@@ -377,11 +377,14 @@ async def test_a_group_that_does_not_exist_stops_its_own_socket_only(tmp_path: P
         await nursery.start(supervisor.run)
         statuses = supervisor.statuses
         assert statuses["web readers"].error == "there is no group 'no-such-group'"
-        assert [statuses[name].health for name in ("web", "web socket")] == [Health.RUNNING, Health.RUNNING]
+        assert [statuses[name].health for name in ("web", "web socket")] == [
+            ComponentHealth.RUNNING,
+            ComponentHealth.RUNNING,
+        ]
         assert sorted(os.listdir(tmp_path)) == ["s"]
         supervisor.stop("enough")
 
 
 def test_the_two_unix_sockets_are_two() -> None:
     with pytest.raises(ValueError, match="the same"):
-        Http(reader_group="ops", reader_socket="/run/bypassd/bypassd.sock")
+        HttpSection(reader_group="ops", reader_socket="/run/bypassd/bypassd.sock")

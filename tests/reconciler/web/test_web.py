@@ -17,7 +17,7 @@ import trio
 import yaml
 
 from cgroupfs.errors import StoreError
-from reconciler.config.model import Http
+from reconciler.config.model import HttpSection
 from reconciler.runtime.supervisor import Supervisor
 from reconciler.web import connection
 from reconciler.web.answers import Answers
@@ -325,7 +325,7 @@ def test_a_socket_that_cannot_be_had_is_one_message(
 
 async def test_a_port_in_use_is_taken_when_it_gets_free_and_the_controls_never_stop(tmp_path: Path) -> None:
     shown, control, port = FakeShown(), FakeControl(), free_port()
-    config = Http(port=port, socket=str(tmp_path / "s"))
+    config = HttpSection(port=port, socket=str(tmp_path / "s"))
     supervisor = Supervisor([components(config, shown, control)])
     with listen_tcp("127.0.0.1", port):
         async with trio.open_nursery() as nursery:
@@ -344,9 +344,9 @@ async def test_a_port_in_use_is_taken_when_it_gets_free_and_the_controls_never_s
 
 def test_what_is_not_asked_for_is_not_served() -> None:
     shown, control = FakeShown(), FakeControl()
-    assert components(Http(enabled=False, socket=None), shown, control) == []
-    assert [one.name for one in components(Http(enabled=False), shown, control)] == ["web socket"]
-    assert [one.name for one in components(Http(socket=None), shown, control)] == ["web"]
+    assert components(HttpSection(enabled=False, socket=None), shown, control) == []
+    assert [one.name for one in components(HttpSection(enabled=False), shown, control)] == ["web socket"]
+    assert [one.name for one in components(HttpSection(socket=None), shown, control)] == ["web"]
 
 
 def test_the_controls_are_routes_of_roots_socket_only_and_the_state_of_unix_sockets() -> None:

@@ -12,8 +12,8 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from reconciler.responses.eviction.config import TriggerConfig
-from reconciler.responses.eviction.resources import Good
-from reconciler.responses.eviction.samples import Scene
+from reconciler.responses.eviction.resources import EvictedResource
+from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.signals.catalog import SIGNALS
 from state.evidence import NODE
 from state.model import PodClass
@@ -25,7 +25,7 @@ RECLAIMED: Final = (PodClass.RECLAIMED,)
 EVERY: Final = (PodClass.RECLAIMED, PodClass.SHARED, PodClass.DEDICATED)
 
 
-class Pressure(Struct, frozen=True, kw_only=True):
+class Shortage(Struct, frozen=True, kw_only=True):
     """Something is lacking. ``subject``: where (`state.evidence`), and the place whose goods count.
 
     ``need``: how much has to come back, in the good's unit; None: that cannot be told, one pod goes and the effect is
@@ -35,7 +35,7 @@ class Pressure(Struct, frozen=True, kw_only=True):
     """
 
     trigger: str
-    good: Good
+    good: EvictedResource
     evidence: str
     subject: str = NODE
     need: float | None = None
@@ -51,26 +51,26 @@ class Pressure(Struct, frozen=True, kw_only=True):
         return self.trigger, self.subject, self.good, ",".join(sorted(self.only)) if self.named and self.only else ""
 
 
-class Reading(Struct, frozen=True, kw_only=True):
+class TriggerResult(Struct, frozen=True, kw_only=True):
     """What a trigger says at one moment. ``words``: how it stands, for a person. ``known``: False where it is blind."""
 
     words: str
-    pressures: tuple[Pressure, ...] = ()
+    pressures: tuple[Shortage, ...] = ()
     known: bool = True
 
 
-class Nothing(Struct, frozen=True):
+class NoState(Struct, frozen=True):
     """The memory of a trigger that needs none."""
 
 
-class Since(Struct, frozen=True):
+class DurationTracker(Struct, frozen=True):
     """Since when (monotonic seconds) something has been so without a break, by subject or uid."""
 
     at: Mapping[str, float] = {}
 
-    def seen(self, now: float, present: Iterable[str]) -> "Since":
+    def seen(self, now: float, present: Iterable[str]) -> "DurationTracker":
         """With ``present`` true now; all others are forgotten."""
-        return Since({key: self.at.get(key, now) for key in present})
+        return DurationTracker({key: self.at.get(key, now) for key in present})
 
     def lasted(self, key: str, now: float) -> float | None:
         """For how long; None: it is not so."""
@@ -85,7 +85,7 @@ class Trigger(Struct, Generic[C, M], frozen=True, kw_only=True):
     config_type: type[C]
     memory_type: type[M]
     signals: tuple[str, ...]
-    judge: Callable[[C, Scene, M | None], tuple[Reading, M]]
+    judge: Callable[[C, EvictionContext, M | None], tuple[TriggerResult, M]]
     features: tuple[str, ...] = ()
 
 
@@ -93,9 +93,9 @@ class Trigger(Struct, Generic[C, M], frozen=True, kw_only=True):
 AnyTrigger = Trigger[Any, Any]
 
 
-def blind(*lacking: str) -> Reading:
+def blind(*lacking: str) -> TriggerResult:
     """The reading where something is not measured."""
-    return Reading(words=f"unknown: {', '.join(lacking)} not measured", known=False)
+    return TriggerResult(words=f"unknown: {', '.join(lacking)} not measured", known=False)
 
 
 def registered(section: type[Struct], triggers: Iterable[AnyTrigger], named: str) -> tuple[AnyTrigger, ...]:

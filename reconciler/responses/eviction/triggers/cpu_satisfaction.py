@@ -12,9 +12,9 @@ Source: Koordinator, qosmanager cpuevict (BE satisfaction).
 from typing import Final
 
 from reconciler.responses.eviction.config import CpuSatisfactionConfig
-from reconciler.responses.eviction.resources import Good
-from reconciler.responses.eviction.samples import Scene
-from reconciler.responses.eviction.triggers.base import Nothing, Pressure, Reading, Trigger, blind
+from reconciler.responses.eviction.resources import EvictedResource
+from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.triggers.base import NoState, Shortage, Trigger, TriggerResult, blind
 from state.evidence import NODE
 
 _SIGNALS: Final = ("be.use", "be.limit", "be.request")
@@ -36,15 +36,17 @@ def release_milli(config: CpuSatisfactionConfig, use: float, limit: float, reque
     return request * (config.upper_percent - satisfied) / 100
 
 
-def _judge(config: CpuSatisfactionConfig, scene: Scene, _memory: Nothing | None) -> tuple[Reading, Nothing]:
+def _judge(
+    config: CpuSatisfactionConfig, scene: EvictionContext, _memory: NoState | None
+) -> tuple[TriggerResult, NoState]:
     last = [scene.value(NODE, signal) for signal in _SIGNALS]
     mean = [scene.mean(NODE, signal, config.window_s, _SEEN) for signal in _SIGNALS]
     lacking = [signal for signal, value in zip(_SIGNALS, last, strict=True) if value is None]
     if lacking:
-        return blind(*lacking), Nothing()
+        return blind(*lacking), NoState()
     use, limit, request = (value or 0.0 for value in last)
     if None in mean:
-        return Reading(words=f"unknown: too few samples in {config.window_s:g} s", known=False), Nothing()
+        return TriggerResult(words=f"unknown: too few samples in {config.window_s:g} s", known=False), NoState()
     over = [value or 0.0 for value in mean]
     need = min(release_milli(config, use, limit, request), release_milli(config, over[0], over[1], over[2]))
     share = over[1] / over[2] * 100 if over[2] > 0 else 100.0
@@ -53,16 +55,16 @@ def _judge(config: CpuSatisfactionConfig, scene: Scene, _memory: Nothing | None)
         f"short at {config.lower_percent:g} %) and uses {over[0] / 1000:.2f}, over {config.window_s:g} s"
     )
     if need <= 0:
-        return Reading(words=words), Nothing()
-    pressure = Pressure(trigger=TRIGGER.name, good=Good.CPU_REQUEST, need=need, evidence=words)
-    return Reading(words=words, pressures=(pressure,)), Nothing()
+        return TriggerResult(words=words), NoState()
+    pressure = Shortage(trigger=TRIGGER.name, good=EvictedResource.CPU_REQUEST, need=need, evidence=words)
+    return TriggerResult(words=words, pressures=(pressure,)), NoState()
 
 
 TRIGGER: Final = Trigger(
     name="cpu_satisfaction",
     summary="BE work gets too little of the CPU that it has requested",
     config_type=CpuSatisfactionConfig,
-    memory_type=Nothing,
+    memory_type=NoState,
     signals=_SIGNALS,
     judge=_judge,
     features=("BECPUEvict",),

@@ -8,15 +8,17 @@ Source: Kubernetes, node-pressure eviction; Katalyst, rootfs pressure plugin (it
 
 from typing import Final
 
-from reconciler.responses.eviction.config import DiskConfig, FsMinimum
-from reconciler.responses.eviction.resources import Good, say, size
-from reconciler.responses.eviction.samples import Scene
-from reconciler.responses.eviction.triggers.base import Pressure, Reading, Since, Trigger, blind
+from reconciler.responses.eviction.config import DiskTriggerConfig, FsMinimum
+from reconciler.responses.eviction.resources import EvictedResource, say, size
+from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.triggers.base import DurationTracker, Shortage, Trigger, TriggerResult, blind
 
 _ALIKE: Final = 0.01
 
 
-def _bytes(config: DiskConfig, minimum: FsMinimum, scene: Scene, subject: str) -> tuple[str, float] | None:
+def _bytes(
+    config: DiskTriggerConfig, minimum: FsMinimum, scene: EvictionContext, subject: str
+) -> tuple[str, float] | None:
     """How full it is in words, and how much has to become free (0: nothing); None: not known, or not judged."""
     free, total = scene.value(subject, "fs.available"), scene.value(subject, "fs.size")
     if free is None or not total or total < config.smallest_bytes:
@@ -27,7 +29,9 @@ def _bytes(config: DiskConfig, minimum: FsMinimum, scene: Scene, subject: str) -
     return words, wanted + total * config.margin_percent / 100 - free if free < wanted else 0.0
 
 
-def _inodes(config: DiskConfig, minimum: FsMinimum, scene: Scene, subject: str) -> tuple[str, float] | None:
+def _inodes(
+    config: DiskTriggerConfig, minimum: FsMinimum, scene: EvictionContext, subject: str
+) -> tuple[str, float] | None:
     """The same of inodes. Some file systems (btrfs) have none to run out of and tell 0."""
     free, total = scene.value(subject, "fs.inodes_free"), scene.value(subject, "fs.inodes")
     if free is None or not total:
@@ -37,7 +41,7 @@ def _inodes(config: DiskConfig, minimum: FsMinimum, scene: Scene, subject: str) 
     return words, wanted + total * config.margin_percent / 100 - free if free < wanted else 0.0
 
 
-def _same(scene: Scene) -> bool:
+def _same(scene: EvictionContext) -> bool:
     """Whether the two names mean one file system: of one size, and as full (asked a few seconds apart)."""
     nodefs, imagefs = (
         [scene.value(f"fs:{name}", signal) for signal in ("fs.size", "fs.inodes", "fs.available")]
@@ -49,25 +53,27 @@ def _same(scene: Scene) -> bool:
     return nodefs[:2] == imagefs[:2] and abs(free - other) <= _ALIKE * size
 
 
-def _judge(config: DiskConfig, scene: Scene, memory: Since | None) -> tuple[Reading, Since]:
-    lacking: dict[str, tuple[str, Good, float, str]] = {}
+def _judge(
+    config: DiskTriggerConfig, scene: EvictionContext, memory: DurationTracker | None
+) -> tuple[TriggerResult, DurationTracker]:
+    lacking: dict[str, tuple[str, EvictedResource, float, str]] = {}
     words: list[str] = []
     judged: list[tuple[str, FsMinimum]] = [("fs:nodefs", config.nodefs)]
     if not _same(scene):
         judged.append(("fs:imagefs", config.imagefs))
     for subject, minimum in judged:
-        for good, judge in ((Good.DISK, _bytes), (Good.INODES, _inodes)):
+        for good, judge in ((EvictedResource.DISK, _bytes), (EvictedResource.INODES, _inodes)):
             found = judge(config, minimum, scene, subject)
             if found is None:
                 continue
             words.append(found[0])
             if found[1] > 0:
                 lacking[f"{subject} {good}"] = (subject, good, found[1], found[0])
-    since = (memory or Since()).seen(scene.now, lacking)
+    since = (memory or DurationTracker()).seen(scene.now, lacking)
     if not words:
         return blind("fs.available", "fs.inodes_free"), since
     pressures = tuple(
-        Pressure(
+        Shortage(
             trigger=TRIGGER.name,
             subject=subject,
             good=good,
@@ -78,14 +84,14 @@ def _judge(config: DiskConfig, scene: Scene, memory: Since | None) -> tuple[Read
         for key, (subject, good, need, told) in lacking.items()
         if (since.lasted(key, scene.now) or 0.0) >= config.for_s
     )
-    return Reading(words="; ".join(words), pressures=pressures), since
+    return TriggerResult(words="; ".join(words), pressures=pressures), since
 
 
 TRIGGER: Final = Trigger(
     name="disk",
     summary="a file system of the node is nearly full, or out of inodes",
-    config_type=DiskConfig,
-    memory_type=Since,
+    config_type=DiskTriggerConfig,
+    memory_type=DurationTracker,
     signals=("fs.available", "fs.size", "fs.inodes_free", "fs.inodes", "fs.use", "fs.inodes_use"),
     judge=_judge,
 )

@@ -10,9 +10,17 @@ Source: Katalyst, memory eviction plugin, system memory pressure; its kswapd rul
 from typing import Final
 
 from reconciler.responses.eviction.config import MemoryPressureConfig
-from reconciler.responses.eviction.resources import Good, size
-from reconciler.responses.eviction.samples import Scene
-from reconciler.responses.eviction.triggers.base import EVERY, RECLAIMED, Pressure, Reading, Since, Trigger, blind
+from reconciler.responses.eviction.resources import EvictedResource, size
+from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.triggers.base import (
+    EVERY,
+    RECLAIMED,
+    DurationTracker,
+    Shortage,
+    Trigger,
+    TriggerResult,
+    blind,
+)
 from state.evidence import NODE
 from state.model import PodClass
 
@@ -22,7 +30,7 @@ _LEAST_PART: Final = 0.001
 _STALL: Final = "stall"
 
 
-def _free(config: MemoryPressureConfig, scene: Scene) -> tuple[str, Pressure | None] | None:
+def _free(config: MemoryPressureConfig, scene: EvictionContext) -> tuple[str, Shortage | None] | None:
     """The first condition; None: not known."""
     free, total = scene.value(NODE, "memory.free"), scene.value(NODE, "memory.total")
     if free is None or not total:
@@ -32,9 +40,9 @@ def _free(config: MemoryPressureConfig, scene: Scene) -> tuple[str, Pressure | N
     words = f"{size(free)} of {size(total)} free, too little below {size(bound)}"
     if free >= bound or (cache is not None and cache >= config.droppable_percent / 100 * total):
         return words, None
-    return words, Pressure(
+    return words, Shortage(
         trigger=TRIGGER.name,
-        good=Good.MEMORY,
+        good=EvictedResource.MEMORY,
         need=bound - free,
         least=_LEAST_PART * total,
         hard=True,
@@ -42,7 +50,7 @@ def _free(config: MemoryPressureConfig, scene: Scene) -> tuple[str, Pressure | N
     )
 
 
-def _stalled(config: MemoryPressureConfig, scene: Scene) -> tuple[str, bool] | None:
+def _stalled(config: MemoryPressureConfig, scene: EvictionContext) -> tuple[str, bool] | None:
     """The second condition as it is now, with the numbers; None: not known."""
     node = scene.mean(NODE, "memory.pressure", _WINDOW_S, _SEEN)
     if node is None:
@@ -56,33 +64,35 @@ def _stalled(config: MemoryPressureConfig, scene: Scene) -> tuple[str, bool] | N
     return words, node >= config.node_percent and suffering >= config.pods and mean >= config.mean_percent
 
 
-def _judge(config: MemoryPressureConfig, scene: Scene, memory: Since | None) -> tuple[Reading, Since]:
+def _judge(
+    config: MemoryPressureConfig, scene: EvictionContext, memory: DurationTracker | None
+) -> tuple[TriggerResult, DurationTracker]:
     free, stalled = _free(config, scene), _stalled(config, scene)
     if free is None and stalled is None:
-        return blind("memory.free", "memory.pressure"), Since()
+        return blind("memory.free", "memory.pressure"), DurationTracker()
     words = [told[0] for told in (free, stalled) if told is not None]
     pressures = [free[1]] if free is not None and free[1] is not None else []
-    since = (memory or Since()).seen(scene.now, (_STALL,) if stalled is not None and stalled[1] else ())
+    since = (memory or DurationTracker()).seen(scene.now, (_STALL,) if stalled is not None and stalled[1] else ())
     lasted = since.lasted(_STALL, scene.now)
     if stalled is not None and lasted is not None and lasted >= config.reclaimed_s:
         pressures.append(
-            Pressure(
+            Shortage(
                 trigger=TRIGGER.name,
-                good=Good.MEMORY,
+                good=EvictedResource.MEMORY,
                 least=_LEAST_PART * (scene.value(NODE, "memory.total") or 0.0),
                 hard=True,
                 classes=EVERY if lasted >= config.all_s else RECLAIMED,
                 evidence=f"{stalled[0]}, for {lasted:.0f} s",
             )
         )
-    return Reading(words="; ".join(words), pressures=tuple(pressures)), since
+    return TriggerResult(words="; ".join(words), pressures=tuple(pressures)), since
 
 
 TRIGGER: Final = Trigger(
     name="memory_pressure",
     summary="the node has no free memory, or its pods stand still for lack of it",
     config_type=MemoryPressureConfig,
-    memory_type=Since,
+    memory_type=DurationTracker,
     signals=("memory.free", "memory.total", "memory.low", "memory.inactive_file", "memory.pressure"),
     judge=_judge,
     features=("BEMemoryEvict", "MemoryEvict"),

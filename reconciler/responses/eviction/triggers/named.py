@@ -5,25 +5,25 @@ from typing import Final
 from msgspec import Struct
 
 from reconciler.responses.eviction.resources import OF_RESOURCE
-from reconciler.responses.eviction.triggers.base import EVERY, Pressure
-from state.evidence import Resource
+from reconciler.responses.eviction.triggers.base import EVERY, Shortage
+from state.evidence import ContendedResource
 
 NAME: Final = "interference"
 
 
-class Named(Struct, frozen=True, kw_only=True):
+class RequestedVictim(Struct, frozen=True, kw_only=True):
     """A suspect that should go. ``rule``, ``victim`` (its title) and ``evidence`` tell people for whom and why."""
 
     uid: str
     rule: str
     victim: str
     evidence: str
-    resource: Resource = Resource.CPU
+    resource: ContendedResource = ContendedResource.CPU
 
 
-def pressure_of(named: Named) -> Pressure:
+def pressure_of(named: RequestedVictim) -> Shortage:
     """The same as a pressure: soft, for this pod alone, and as bound by exclusions and limits as any other."""
-    return Pressure(
+    return Shortage(
         trigger=NAME,
         good=OF_RESOURCE[named.resource],
         evidence=f"rule {named.rule}: {named.victim} suffers: {named.evidence}",

@@ -9,9 +9,9 @@ Source: Koordinator, qosmanager cpuevict (node usage).
 from typing import Final
 
 from reconciler.responses.eviction.config import NodeCpuConfig
-from reconciler.responses.eviction.resources import Good
-from reconciler.responses.eviction.samples import Scene
-from reconciler.responses.eviction.triggers.base import Nothing, Pressure, Reading, Trigger, blind
+from reconciler.responses.eviction.resources import EvictedResource
+from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.triggers.base import NoState, Shortage, Trigger, TriggerResult, blind
 from state.evidence import NODE
 
 _SEEN: Final = 0.5
@@ -25,29 +25,29 @@ def release_milli(config: NodeCpuConfig, use: float, idle: float) -> float:
     return use - there * config.left_percent / 100
 
 
-def _judge(config: NodeCpuConfig, scene: Scene, _memory: Nothing | None) -> tuple[Reading, Nothing]:
+def _judge(config: NodeCpuConfig, scene: EvictionContext, _memory: NoState | None) -> tuple[TriggerResult, NoState]:
     use, idle = (scene.value(NODE, signal) for signal in TRIGGER.signals)
     if use is None or idle is None:
-        return blind(*TRIGGER.signals), Nothing()
+        return blind(*TRIGGER.signals), NoState()
     mean_use, mean_idle = (scene.mean(NODE, signal, config.window_s, _SEEN) for signal in TRIGGER.signals)
     if mean_use is None or mean_idle is None:
-        return Reading(words=f"unknown: too few samples in {config.window_s:g} s", known=False), Nothing()
+        return TriggerResult(words=f"unknown: too few samples in {config.window_s:g} s", known=False), NoState()
     need = min(release_milli(config, use, idle), release_milli(config, mean_use, mean_idle))
     percent = mean_use / max(1.0, mean_use + mean_idle) * 100
     words = f"{percent:.1f} % of all CPU time is used over {config.window_s:g} s, too much at "
     words += f"{config.threshold_percent:g} %"
     if need <= 0:
-        return Reading(words=words), Nothing()
-    return Reading(
-        words=words, pressures=(Pressure(trigger=TRIGGER.name, good=Good.CPU, need=need, evidence=words),)
-    ), Nothing()
+        return TriggerResult(words=words), NoState()
+    return TriggerResult(
+        words=words, pressures=(Shortage(trigger=TRIGGER.name, good=EvictedResource.CPU, need=need, evidence=words),)
+    ), NoState()
 
 
 TRIGGER: Final = Trigger(
     name="node_cpu",
     summary="the node uses nearly all of its CPU time",
     config_type=NodeCpuConfig,
-    memory_type=Nothing,
+    memory_type=NoState,
     signals=("cpu.use", "cpu.idle"),
     judge=_judge,
     features=("CPUEvict",),

@@ -9,36 +9,36 @@ Source: Koordinator, qosmanager memoryevict.
 from typing import Final
 
 from reconciler.responses.eviction.config import NodeMemoryConfig
-from reconciler.responses.eviction.resources import Good, size
-from reconciler.responses.eviction.samples import Scene
-from reconciler.responses.eviction.triggers.base import Nothing, Pressure, Reading, Trigger, blind
+from reconciler.responses.eviction.resources import EvictedResource, size
+from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.triggers.base import NoState, Shortage, Trigger, TriggerResult, blind
 from state.evidence import NODE
 
 
-def _judge(config: NodeMemoryConfig, scene: Scene, _memory: Nothing | None) -> tuple[Reading, Nothing]:
+def _judge(config: NodeMemoryConfig, scene: EvictionContext, _memory: NoState | None) -> tuple[TriggerResult, NoState]:
     total, available = (scene.value(NODE, signal) for signal in TRIGGER.signals)
     if not total or available is None:
-        return blind(*TRIGGER.signals), Nothing()
+        return blind(*TRIGGER.signals), NoState()
     used = max(0.0, total - available)
     percent = used / total * 100
     words = f"{size(used)} of {size(total)} used, {percent:.1f} %, too much at {config.threshold_percent:g} %"
     if percent < config.threshold_percent:
-        return Reading(words=words), Nothing()
-    pressure = Pressure(
+        return TriggerResult(words=words), NoState()
+    pressure = Shortage(
         trigger=TRIGGER.name,
-        good=Good.MEMORY,
+        good=EvictedResource.MEMORY,
         need=used - total * config.left_percent / 100,
         evidence=words,
         hard=True,
     )
-    return Reading(words=words, pressures=(pressure,)), Nothing()
+    return TriggerResult(words=words, pressures=(pressure,)), NoState()
 
 
 TRIGGER: Final = Trigger(
     name="node_memory",
     summary="the node uses more of its memory than a threshold",
     config_type=NodeMemoryConfig,
-    memory_type=Nothing,
+    memory_type=NoState,
     signals=("memory.total", "memory.available"),
     judge=_judge,
     features=("BEMemoryEvict", "MemoryEvict"),

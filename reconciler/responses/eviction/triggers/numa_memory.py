@@ -16,10 +16,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from reconciler.responses.eviction.config import NumaMemoryConfig
-from reconciler.responses.eviction.resources import Good, size
-from reconciler.responses.eviction.samples import Scene
-from reconciler.responses.eviction.triggers.base import EVERY, RECLAIMED, Pressure, Reading, Trigger, blind
+from reconciler.responses.eviction.config import NumaMemoryTriggerConfig
+from reconciler.responses.eviction.resources import EvictedResource, size
+from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.triggers.base import EVERY, RECLAIMED, Shortage, Trigger, TriggerResult, blind
 
 _MARGIN_PART: Final = 0.05
 _CACHE_PART: Final = 0.10
@@ -27,13 +27,13 @@ _LEAST_PART: Final = 0.001
 """A pod that holds less than this of the node is no candidate."""
 
 
-class Counts(Struct, frozen=True):
+class ShortPasses(Struct, frozen=True):
     """How many passes each node has been short, less those in which it was not."""
 
     by_node: Mapping[str, int] = {}
 
 
-class Marks(Struct, frozen=True, kw_only=True):
+class NodeWatermarks(Struct, frozen=True, kw_only=True):
     """One node as it is now, in bytes. ``dropped``: so much page cache can be dropped that it is not short."""
 
     total: float
@@ -53,7 +53,7 @@ class Marks(Struct, frozen=True, kw_only=True):
         return self.short and self.urgent is not None and self.free < self.urgent
 
 
-def marks_of(config: NumaMemoryConfig, scene: Scene, subject: str) -> Marks | None:
+def marks_of(config: NumaMemoryTriggerConfig, scene: EvictionContext, subject: str) -> NodeWatermarks | None:
     """The marks of one node; None: not known."""
     free, total = scene.value(subject, "memory.free"), scene.value(subject, "memory.total")
     if free is None or not total:
@@ -66,7 +66,7 @@ def marks_of(config: NumaMemoryConfig, scene: Scene, subject: str) -> Marks | No
     cache = scene.value(subject, "memory.inactive_file")
     if cache is not None and cache < max(min(float(config.inactive_file_bytes), _CACHE_PART * total), low):
         low += urgent
-    return Marks(
+    return NodeWatermarks(
         total=total,
         free=free,
         low=low,
@@ -75,10 +75,12 @@ def marks_of(config: NumaMemoryConfig, scene: Scene, subject: str) -> Marks | No
     )
 
 
-def _judge(config: NumaMemoryConfig, scene: Scene, memory: Counts | None) -> tuple[Reading, Counts]:
+def _judge(
+    config: NumaMemoryTriggerConfig, scene: EvictionContext, memory: ShortPasses | None
+) -> tuple[TriggerResult, ShortPasses]:
     before = memory.by_node if memory is not None else {}
     counts: dict[str, int] = {}
-    pressures: list[Pressure] = []
+    pressures: list[Shortage] = []
     words: list[str] = []
     known = False
     for subject in scene.places("numa:"):
@@ -100,10 +102,10 @@ def _judge(config: NumaMemoryConfig, scene: Scene, memory: Counts | None) -> tup
         every = count >= config.all_passes
         if marks.short and (every or marks.critical or count >= config.reclaimed_passes):
             pressures.append(
-                Pressure(
+                Shortage(
                     trigger=TRIGGER.name,
                     subject=subject,
-                    good=Good.MEMORY,
+                    good=EvictedResource.MEMORY,
                     need=marks.low - marks.free,
                     least=_LEAST_PART * marks.total,
                     hard=True,
@@ -112,15 +114,15 @@ def _judge(config: NumaMemoryConfig, scene: Scene, memory: Counts | None) -> tup
                 )
             )
     if not known:
-        return blind("memory of NUMA nodes"), Counts(counts)
-    return Reading(words="; ".join(words), pressures=tuple(pressures)), Counts(counts)
+        return blind("memory of NUMA nodes"), ShortPasses(counts)
+    return TriggerResult(words="; ".join(words), pressures=tuple(pressures)), ShortPasses(counts)
 
 
 TRIGGER: Final = Trigger(
     name="numa_memory",
     summary="a NUMA node is short of free memory",
-    config_type=NumaMemoryConfig,
-    memory_type=Counts,
+    config_type=NumaMemoryTriggerConfig,
+    memory_type=ShortPasses,
     signals=("memory.free", "memory.total", "memory.low", "memory.min", "memory.inactive_file", "memory.numa_rss"),
     judge=_judge,
     features=("BEMemoryEvict", "MemoryEvict"),

@@ -13,9 +13,9 @@ from typing import Final
 from msgspec import Struct
 
 from reconciler.responses.eviction.config import PoolLoadConfig
-from reconciler.responses.eviction.resources import Good
-from reconciler.responses.eviction.samples import Scene
-from reconciler.responses.eviction.triggers.base import Pressure, Reading, Trigger, blind
+from reconciler.responses.eviction.resources import EvictedResource
+from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.triggers.base import Shortage, Trigger, TriggerResult, blind
 from state.model import PodClass
 
 _PREFIX: Final = "pool:"
@@ -23,17 +23,17 @@ _GAP: Final = 2.5
 """Sample times without a sample after which a ring is too old to go on with."""
 
 
-class Ring(Struct, frozen=True):
+class LoadRing(Struct, frozen=True):
     """Tasks per CPU, the oldest first; ``at_s``: when the newest was taken."""
 
     ratios: tuple[float, ...]
     at_s: float
 
 
-class Rings(Struct, frozen=True):
+class LoadRings(Struct, frozen=True):
     """By pool."""
 
-    by_pool: Mapping[str, Ring] = {}
+    by_pool: Mapping[str, LoadRing] = {}
 
 
 def judged(name: str) -> bool:
@@ -41,7 +41,7 @@ def judged(name: str) -> bool:
     return name == "shared" or name.startswith("shared/")
 
 
-def _ring(config: PoolLoadConfig, scene: Scene, subject: str, ring: Ring | None) -> Ring | None:
+def _ring(config: PoolLoadConfig, scene: EvictionContext, subject: str, ring: LoadRing | None) -> LoadRing | None:
     """The ring with a further sample when its time has come; None: nothing is known of this pool."""
     cpus = scene.value(subject, "pool.cpus")
     if not cpus:
@@ -54,13 +54,13 @@ def _ring(config: PoolLoadConfig, scene: Scene, subject: str, ring: Ring | None)
     if not points:
         return ring
     ratio = sum(value for _, value in points) / len(points) / cpus
-    return Ring((*(ring.ratios if ring is not None else ()), ratio)[-config.samples :], scene.now)
+    return LoadRing((*(ring.ratios if ring is not None else ()), ratio)[-config.samples :], scene.now)
 
 
-def _judge(config: PoolLoadConfig, scene: Scene, memory: Rings | None) -> tuple[Reading, Rings]:
+def _judge(config: PoolLoadConfig, scene: EvictionContext, memory: LoadRings | None) -> tuple[TriggerResult, LoadRings]:
     before = memory.by_pool if memory is not None else {}
-    rings: dict[str, Ring] = {}
-    pressures: list[Pressure] = []
+    rings: dict[str, LoadRing] = {}
+    pressures: list[Shortage] = []
     words: list[str] = []
     for subject in scene.places(_PREFIX):
         name = subject.removeprefix(_PREFIX)
@@ -82,10 +82,10 @@ def _judge(config: PoolLoadConfig, scene: Scene, memory: Rings | None) -> tuple[
         if need <= 0:
             continue
         pressures.append(
-            Pressure(
+            Shortage(
                 trigger=TRIGGER.name,
                 subject=subject,
-                good=Good.LOAD,
+                good=EvictedResource.LOAD,
                 need=need,
                 hard=ratio == config.hard_ratio,
                 evidence=f"{told}, above {ratio:g} in {above} of {config.samples} samples",
@@ -94,12 +94,12 @@ def _judge(config: PoolLoadConfig, scene: Scene, memory: Rings | None) -> tuple[
             )
         )
     if not rings:
-        return blind("load of online pools"), Rings()
+        return blind("load of online pools"), LoadRings()
     known = any(len(ring.ratios) >= config.samples for ring in rings.values())
-    return Reading(words="; ".join(words), pressures=tuple(pressures), known=known), Rings(rings)
+    return TriggerResult(words="; ".join(words), pressures=tuple(pressures), known=known), LoadRings(rings)
 
 
-def _reached(config: PoolLoadConfig, ring: Ring) -> tuple[float, int] | None:
+def _reached(config: PoolLoadConfig, ring: LoadRing) -> tuple[float, int] | None:
     """The harder bound that enough samples are above, and how many are."""
     for bound in (config.hard_ratio, config.soft_ratio):
         above = sum(ratio > bound for ratio in ring.ratios)
@@ -112,7 +112,7 @@ TRIGGER: Final = Trigger(
     name="pool_load",
     summary="an online pool has more runnable tasks than CPUs",
     config_type=PoolLoadConfig,
-    memory_type=Rings,
+    memory_type=LoadRings,
     signals=("load.runnable", "pool.cpus"),
     judge=_judge,
 )

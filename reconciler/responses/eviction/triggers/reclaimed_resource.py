@@ -10,15 +10,15 @@ Source: Katalyst, reclaimed resource eviction plugin; Koordinator, qosmanager (a
 from typing import Final
 
 from reconciler.responses.eviction.config import ReclaimedResourceConfig
-from reconciler.responses.eviction.resources import Good, cpu_request, memory_request, say
-from reconciler.responses.eviction.samples import Scene
-from reconciler.responses.eviction.triggers.base import RECLAIMED, Nothing, Pressure, Reading, Trigger, blind
+from reconciler.responses.eviction.resources import EvictedResource, cpu_request, memory_request, say
+from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.triggers.base import RECLAIMED, NoState, Shortage, Trigger, TriggerResult, blind
 from state.evidence import NODE
 
 _SEEN: Final = 0.5
 
 
-def _most(scene: Scene, signal: str, length_s: float) -> float | None:
+def _most(scene: EvictionContext, signal: str, length_s: float) -> float | None:
     """The most in the window; None where less than half of it has been seen."""
     if length_s <= 0:
         return scene.value(NODE, signal)
@@ -27,13 +27,20 @@ def _most(scene: Scene, signal: str, length_s: float) -> float | None:
     return max(value for _, value in scene.past(NODE, signal, length_s))
 
 
-def _judge(config: ReclaimedResourceConfig, scene: Scene, _memory: Nothing | None) -> tuple[Reading, Nothing]:
+def _judge(
+    config: ReclaimedResourceConfig, scene: EvictionContext, _memory: NoState | None
+) -> tuple[TriggerResult, NoState]:
     pods = list(scene.pods(*RECLAIMED))
-    pressures: list[Pressure] = []
+    pressures: list[Shortage] = []
     words: list[str] = []
     for good, ratio, signal, requested in (
-        (Good.CPU_REQUEST, config.cpu_ratio, "be.budget", sum(cpu_request(pod) or 0 for pod in pods)),
-        (Good.MEMORY_REQUEST, config.memory_ratio, "be.memory_bound", sum(memory_request(pod) or 0 for pod in pods)),
+        (EvictedResource.CPU_REQUEST, config.cpu_ratio, "be.budget", sum(cpu_request(pod) or 0 for pod in pods)),
+        (
+            EvictedResource.MEMORY_REQUEST,
+            config.memory_ratio,
+            "be.memory_bound",
+            sum(memory_request(pod) or 0 for pod in pods),
+        ),
     ):
         there = _most(scene, signal, config.for_s)
         if there is None:
@@ -43,18 +50,18 @@ def _judge(config: ReclaimedResourceConfig, scene: Scene, _memory: Nothing | Non
         words.append(told)
         if requested > ratio * there:
             pressures.append(
-                Pressure(trigger=TRIGGER.name, good=good, need=requested - ratio * there, hard=True, evidence=told)
+                Shortage(trigger=TRIGGER.name, good=good, need=requested - ratio * there, hard=True, evidence=told)
             )
     if not words:
-        return blind(*TRIGGER.signals), Nothing()
-    return Reading(words="; ".join(words), pressures=tuple(pressures)), Nothing()
+        return blind(*TRIGGER.signals), NoState()
+    return TriggerResult(words="; ".join(words), pressures=tuple(pressures)), NoState()
 
 
 TRIGGER: Final = Trigger(
     name="reclaimed_resource",
     summary="BE pods have been promised far more than there is for them",
     config_type=ReclaimedResourceConfig,
-    memory_type=Nothing,
+    memory_type=NoState,
     signals=("be.budget", "be.memory_bound"),
     judge=_judge,
     features=("CPUAllocatableEvict", "MemoryAllocatableEvict"),

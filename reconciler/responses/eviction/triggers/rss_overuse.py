@@ -13,14 +13,14 @@ from typing import Final
 from reconciler.pods.annotations import JsonAnnotation
 from reconciler.pods.cpu_annotations import MEMORY_ENHANCEMENT
 from reconciler.responses.eviction.config import RssOveruseConfig
-from reconciler.responses.eviction.resources import Good, memory_request, size
-from reconciler.responses.eviction.samples import Scene
-from reconciler.responses.eviction.triggers.base import EVERY, Pressure, Reading, Since, Trigger, blind
+from reconciler.responses.eviction.resources import EvictedResource, memory_request, size
+from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.triggers.base import EVERY, DurationTracker, Shortage, Trigger, TriggerResult, blind
 from reconciler.responses.eviction.triggers.suppression import positive
-from state.evidence import PodFacts
+from state.evidence import PodSnapshot
 
 
-def threshold(pod: PodFacts, ratio: float) -> float:
+def threshold(pod: PodSnapshot, ratio: float) -> float:
     """How many times its request this pod may hold; a broken annotation counts as none."""
     text = pod.annotations.get(MEMORY_ENHANCEMENT)
     own = None if text is None else _own(text)
@@ -33,14 +33,16 @@ def _own(text: str) -> float | None:
     return JsonAnnotation({MEMORY_ENHANCEMENT: text}, MEMORY_ENHANCEMENT, []).read("rss_overuse_threshold", positive)
 
 
-def _request(pod: PodFacts) -> int | None:
+def _request(pod: PodSnapshot) -> int | None:
     """The whole pod's request; None where it has none, or not for each of its containers."""
     field = "memory_bytes" if pod.requests.batch_memory_bytes is None else "batch_memory_bytes"
     return None if field in pod.partial else memory_request(pod)
 
 
-def _judge(config: RssOveruseConfig, scene: Scene, memory: Since | None) -> tuple[Reading, Since]:
-    over: dict[str, tuple[PodFacts, float, str]] = {}
+def _judge(
+    config: RssOveruseConfig, scene: EvictionContext, memory: DurationTracker | None
+) -> tuple[TriggerResult, DurationTracker]:
+    over: dict[str, tuple[PodSnapshot, float, str]] = {}
     judged = 0
     for pod in scene.pods(*EVERY):
         request, rss = _request(pod), scene.value(pod.subject, "memory.rss")
@@ -51,14 +53,14 @@ def _judge(config: RssOveruseConfig, scene: Scene, memory: Since | None) -> tupl
         if rss > most:
             words = f"{pod.title} holds {size(rss)}, more than {most / request:.2f} times its request {size(request)}"
             over[pod.uid] = (pod, rss - most, words)
-    since = (memory or Since()).seen(scene.now, over)
+    since = (memory or DurationTracker()).seen(scene.now, over)
     if not judged:
         return blind("memory.rss of pods with requests"), since
     pressures = tuple(
-        Pressure(
+        Shortage(
             trigger=TRIGGER.name,
             subject=pod.subject,
-            good=Good.MEMORY,
+            good=EvictedResource.MEMORY,
             need=excess,
             evidence=words,
             classes=EVERY,
@@ -68,14 +70,14 @@ def _judge(config: RssOveruseConfig, scene: Scene, memory: Since | None) -> tupl
         for uid, (pod, excess, words) in over.items()
         if (since.lasted(uid, scene.now) or 0.0) >= config.for_s
     )
-    return Reading(words=f"{len(over)} of {judged} pods hold too much", pressures=pressures), since
+    return TriggerResult(words=f"{len(over)} of {judged} pods hold too much", pressures=pressures), since
 
 
 TRIGGER: Final = Trigger(
     name="rss_overuse",
     summary="a pod holds more memory than it has requested",
     config_type=RssOveruseConfig,
-    memory_type=Since,
+    memory_type=DurationTracker,
     signals=("memory.rss",),
     judge=_judge,
 )

@@ -15,13 +15,20 @@ from typing import Final
 from reconciler.pods.annotations import JsonAnnotation, UnusableError
 from reconciler.pods.cpu_annotations import CPU_ENHANCEMENT
 from reconciler.responses.eviction.config import SuppressionConfig
-from reconciler.responses.eviction.resources import Good, cpu_request
-from reconciler.responses.eviction.samples import Scene
-from reconciler.responses.eviction.triggers.base import RECLAIMED, Pressure, Reading, Since, Trigger, blind
-from state.evidence import NODE, PodFacts
+from reconciler.responses.eviction.resources import EvictedResource, cpu_request
+from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.triggers.base import (
+    RECLAIMED,
+    DurationTracker,
+    Shortage,
+    Trigger,
+    TriggerResult,
+    blind,
+)
+from state.evidence import NODE, PodSnapshot
 
 
-def tolerance(pod: PodFacts, most: float) -> float:
+def tolerance(pod: PodSnapshot, most: float) -> float:
     """What this pod tolerates: its own ``suppression_tolerance_rate``, never more than ``most``; broken: ``most``."""
     text = pod.annotations.get(CPU_ENHANCEMENT)
     own = None if text is None else _own(text)
@@ -48,37 +55,39 @@ def positive(value: object) -> float:
     return number
 
 
-def _judge(config: SuppressionConfig, scene: Scene, memory: Since | None) -> tuple[Reading, Since]:
+def _judge(
+    config: SuppressionConfig, scene: EvictionContext, memory: DurationTracker | None
+) -> tuple[TriggerResult, DurationTracker]:
     supply = scene.value(NODE, "be.limit")
     if supply is None:
-        return blind("be.limit"), Since()
+        return blind("be.limit"), DurationTracker()
     asking = {pod.uid: pod for pod in scene.pods(*RECLAIMED) if cpu_request(pod)}
     total = sum(cpu_request(pod) or 0 for pod in asking.values())
     tolerated = {uid: tolerance(pod, config.tolerance_ratio) for uid, pod in asking.items()}
     suffering = [uid for uid, most in tolerated.items() if total > most * supply]
-    since = (memory or Since()).seen(scene.now, suffering)
+    since = (memory or DurationTracker()).seen(scene.now, suffering)
     overdue = [uid for uid in suffering if (since.lasted(uid, scene.now) or 0.0) >= config.for_s]
     relation = f"{total / supply:.1f} times" if supply > 0 else "all of"
     words = f"BE has requested {total / 1000:.2f} CPUs, {relation} the {supply / 1000:.2f} there are"
     if suffering:
         words += f"; {len(suffering)} pods tolerate less, {len(overdue)} of them for {config.for_s:g} s"
     if not overdue:
-        return Reading(words=words), since
-    pressure = Pressure(
+        return TriggerResult(words=words), since
+    pressure = Shortage(
         trigger=TRIGGER.name,
-        good=Good.CPU_REQUEST,
+        good=EvictedResource.CPU_REQUEST,
         need=total - min(tolerated[uid] for uid in overdue) * supply,
         evidence=words,
         only=frozenset(overdue),
     )
-    return Reading(words=words, pressures=(pressure,)), since
+    return TriggerResult(words=words, pressures=(pressure,)), since
 
 
 TRIGGER: Final = Trigger(
     name="suppression",
     summary="BE pods get less CPU for longer than they tolerate",
     config_type=SuppressionConfig,
-    memory_type=Since,
+    memory_type=DurationTracker,
     signals=("be.limit",),
     judge=_judge,
 )

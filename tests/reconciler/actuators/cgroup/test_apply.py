@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import Directory
 from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
-from state.entry import Entry
+from state.entry import LedgerEntry
 from state.model import Hold, RuntimeSpec
-from state.undo import Undo
+from state.undo import RestoreOutcome
 from tests.reconciler.actuators.acting import (
     BE,
     CID,
@@ -221,7 +221,7 @@ async def test_an_update_moves_what_is_restored_to(tmp_path: Path) -> None:
     await acting.actuator.apply([acting.target(GROUP, wanted)])
     acting.actuator.rebase(acting.target(GROUP, wanted, creating=RuntimeSpec(cpus="1-3")))
     (done,) = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
-    assert done.undo is Undo.RESTORED
+    assert done.undo is RestoreOutcome.RESTORED
     assert acting.read(GROUP, "cpu.set") == "1-3"
     acting.close()
 
@@ -284,8 +284,8 @@ async def test_restore_leaves_what_somebody_else_changed_and_says_so(tmp_path: P
     await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3, "cpu.set": CpuSet.parse("1")})])
     acting.write(GROUP, "cpu.weight", "77")
     done = {one.file: one for one in await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)}
-    assert done["cpu.shares"].undo is Undo.FOREIGN
-    assert done["cpuset.cpus"].undo is Undo.RESTORED
+    assert done["cpu.shares"].undo is RestoreOutcome.FOREIGN
+    assert done["cpuset.cpus"].undo is RestoreOutcome.RESTORED
     assert acting.read(GROUP, "cpu.weight") == "77"
     acting.close()
 
@@ -297,7 +297,7 @@ async def test_restore_of_a_group_that_was_made_anew_touches_nothing(tmp_path: P
     kernel.remove_group(GROUP)
     kernel.make_group(GROUP)
     (done,) = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
-    assert done.undo is Undo.GONE
+    assert done.undo is RestoreOutcome.GONE
     assert acting.read(GROUP, "cpu.weight") == "1024"
     acting.close()
 
@@ -327,7 +327,7 @@ async def test_nothing_is_given_back_over_what_its_owner_wrote_meanwhile(
     await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3})])
     record = acting.ledger.first_touches
 
-    def slowly(entries: Sequence[Entry]) -> None:
+    def slowly(entries: Sequence[LedgerEntry]) -> None:
         acting.write(GROUP, "cpu.weight", "256")
         record(entries)
 

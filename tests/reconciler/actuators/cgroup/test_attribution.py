@@ -3,9 +3,9 @@ from pathlib import Path
 
 import trio
 
-from cgroupfs.attribution import Write
-from cgroupfs.identity import Writer, WriterKind
-from reconciler.actuators.cgroup.attribution import Witness
+from cgroupfs.attribution import ObservedWrite
+from cgroupfs.identity import WriterKind, WriterProcess
+from reconciler.actuators.cgroup.attribution import WriteAttribution
 from reconciler.runtime.workqueue import DirtyKeys
 from tests.reconciler.actuators.acting import GROUP, UID, make_node
 
@@ -16,17 +16,17 @@ class Told:
     problem = None
 
     def __init__(self) -> None:
-        self.told: list[Write] = []
+        self.told: list[ObservedWrite] = []
 
     def follow(self, directory: str, group: str) -> None: ...
 
     def forget(self, directory: str, group: str) -> None: ...
 
-    async def next_batch(self) -> Sequence[Write]:
+    async def next_batch(self) -> Sequence[ObservedWrite]:
         await trio.sleep_forever()
         raise AssertionError
 
-    def take(self) -> Sequence[Write]:
+    def take(self) -> Sequence[ObservedWrite]:
         told, self.told = self.told, []
         return told
 
@@ -36,14 +36,14 @@ class Told:
 async def test_a_writer_is_known_as_soon_as_the_kernel_has_told_it(tmp_path: Path, nursery: trio.Nursery) -> None:
     _, hierarchy = make_node(tmp_path)
     watch, dirty = Told(), DirtyKeys()
-    witness = Witness(
+    witness = WriteAttribution(
         hierarchy, dirty, kubepods="/kubepods", owner=lambda _: UID, ours=lambda _: True, watch=lambda *_, **__: watch
     )
     directory = hierarchy.directory("cpu", GROUP)
     assert witness.last_writer(directory, "cpu.shares") is None
     await nursery.start(witness.run)
-    runc = Writer(kind=WriterKind.RUNTIME, pid=5, name="runc")
-    watch.told.append(Write(directory.removesuffix(GROUP), GROUP, "cpu.shares", runc))
+    runc = WriterProcess(kind=WriterKind.RUNTIME, pid=5, name="runc")
+    watch.told.append(ObservedWrite(directory.removesuffix(GROUP), GROUP, "cpu.shares", runc))
     assert witness.last_writer(directory, "cpu.shares") == ("runtime", str(runc))
     assert (witness.writes, set(dirty.take_nowait().keys)) == (1, {f"pod:{UID}"})
     assert witness.last_writer(directory, "cpu.shares") == ("runtime", str(runc))

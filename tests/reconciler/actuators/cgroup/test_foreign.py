@@ -1,58 +1,58 @@
-from reconciler.actuators.cgroup.conflict import Answer, ForeignRules, ForeignWrites
+from reconciler.actuators.cgroup.conflict import ConflictAction, ForeignRules, ForeignWrites
 
 KEY = ("/kubepods/besteffort/podx/c", "cpu.set")
 RULES = ForeignRules(rounds=3, window_s=120, backoff_s=1, backoff_max_s=30, retry_yielded_s=600, hold_person_s=300)
 
 
-def ask(book: ForeignWrites, now: float, *, person: bool = False, expected: bool = False) -> Answer:
+def ask(book: ForeignWrites, now: float, *, person: bool = False, expected: bool = False) -> ConflictAction:
     return book.decide(KEY, "someone", now, person=person, expected=expected).answer
 
 
 def test_the_first_foreign_write_is_corrected_at_once_and_the_next_wait_longer() -> None:
     book = ForeignWrites(RULES)
-    assert ask(book, 0) is Answer.REASSERT
+    assert ask(book, 0) is ConflictAction.REASSERT
     second = book.decide(KEY, "tuned", 1, person=False, expected=False)
-    assert (second.answer, second.again_at) == (Answer.WAIT, 2)
-    assert ask(book, 1.5) is Answer.WAIT
-    assert ask(book, 2) is Answer.REASSERT
+    assert (second.answer, second.again_at) == (ConflictAction.WAIT, 2)
+    assert ask(book, 1.5) is ConflictAction.WAIT
+    assert ask(book, 2) is ConflictAction.REASSERT
     third = book.decide(KEY, "tuned", 3, person=False, expected=False)
-    assert (third.answer, third.again_at) == (Answer.WAIT, 5)
+    assert (third.answer, third.again_at) == (ConflictAction.WAIT, 5)
 
 
 def test_after_the_rounds_of_one_window_the_file_is_left_to_the_other_writer() -> None:
     book = ForeignWrites(RULES)
     answers = [ask(book, 10.0 * tick, expected=True) for tick in range(4)]
-    assert answers == [Answer.REASSERT, Answer.REASSERT, Answer.REASSERT, Answer.YIELD]
-    assert book.state(KEY, 100) is Answer.YIELD
+    assert answers == [ConflictAction.REASSERT, ConflictAction.REASSERT, ConflictAction.REASSERT, ConflictAction.YIELD]
+    assert book.state(KEY, 100) is ConflictAction.YIELD
     assert book.pending(100) == 630
-    assert ask(book, 40) is Answer.YIELD
-    assert ask(book, 630) is Answer.REASSERT
-    assert ask(book, 640, expected=True) is Answer.REASSERT
+    assert ask(book, 40) is ConflictAction.YIELD
+    assert ask(book, 630) is ConflictAction.REASSERT
+    assert ask(book, 640, expected=True) is ConflictAction.REASSERT
 
 
 def test_rounds_outside_the_window_are_forgotten() -> None:
     book = ForeignWrites(RULES)
-    assert {ask(book, 200.0 * tick, expected=True) for tick in range(20)} == {Answer.REASSERT}
+    assert {ask(book, 200.0 * tick, expected=True) for tick in range(20)} == {ConflictAction.REASSERT}
 
 
 def test_a_persons_change_is_a_hold_and_not_reverted() -> None:
     book = ForeignWrites(RULES)
     verdict = book.decide(KEY, "bash (pid 7)", 10, person=True, expected=False)
-    assert verdict.answer is Answer.HOLD
+    assert verdict.answer is ConflictAction.HOLD
     assert "bash (pid 7) set it by hand" in verdict.words
     assert verdict.again_at == 310
     again = book.decide(KEY, "bash (pid 7)", 310, person=True, expected=False, fresh=False)
-    assert again.answer is Answer.REASSERT, "the hold is over: the value that stands is no new decision"
-    assert book.decide(KEY, "bash (pid 7)", 320, person=True, expected=False).answer is Answer.HOLD
+    assert again.answer is ConflictAction.REASSERT, "the hold is over: the value that stands is no new decision"
+    assert book.decide(KEY, "bash (pid 7)", 320, person=True, expected=False).answer is ConflictAction.HOLD
 
 
 def test_a_value_that_could_not_be_set_again_at_once_is_no_further_write() -> None:
     book = ForeignWrites(RULES)
-    assert ask(book, 0) is Answer.REASSERT
+    assert ask(book, 0) is ConflictAction.REASSERT
     for now in range(1, 10):
         stands = book.decide(KEY, "tuned", now, person=False, expected=False, fresh=False)
-        assert stands.answer is Answer.REASSERT
-    assert ask(book, 11) is Answer.WAIT, "the second write, not the eleventh"
+        assert stands.answer is ConflictAction.REASSERT
+    assert ask(book, 11) is ConflictAction.WAIT, "the second write, not the eleventh"
 
 
 def test_forgetting_a_group_ends_its_waits_and_leaves_others() -> None:
@@ -63,4 +63,4 @@ def test_forgetting_a_group_ends_its_waits_and_leaves_others() -> None:
         book.decide(other, "tuned", now, person=False, expected=False)
     book.forget(KEY[0])
     assert book.state(KEY, 1.5) is None
-    assert book.state(other, 1.5) is Answer.WAIT
+    assert book.state(other, 1.5) is ConflictAction.WAIT

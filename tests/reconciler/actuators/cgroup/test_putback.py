@@ -7,7 +7,7 @@ import pytest
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.cgroup.restore import restore_all
-from state.undo import Undo
+from state.undo import RestoreOutcome
 from tests.fakes.kernel import FakeKernel
 from tests.reconciler.actuators.acting import BE, GROUP, POD, Acting
 
@@ -30,7 +30,7 @@ async def test_restore_gives_a_set_that_was_empty_all_that_the_group_above_has(t
     with pytest.raises(OSError, match="No space left"):
         acting.write(GROUP, "cpu.set", "\n")
     (done,) = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
-    assert (done.undo, done.text) == (Undo.RESTORED, "0-3")
+    assert (done.undo, done.text) == (RestoreOutcome.RESTORED, "0-3")
     assert "cannot be again" in done.detail
     assert acting.read(GROUP, "cpu.set") == "0-3"
     assert len(acting.ledger) == 0
@@ -43,7 +43,7 @@ async def test_a_group_above_that_we_narrowed_too_is_passed_over(tmp_path: Path)
     narrow = CpuSet.parse("1")
     await acting.actuator.apply([acting.target(path, {"cpu.set": narrow}) for path in (GROUP, POD, BE)])
     done = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
-    assert [one.undo for one in done] == [Undo.RESTORED] * 3
+    assert [one.undo for one in done] == [RestoreOutcome.RESTORED] * 3
     assert [acting.read(path, "cpu.set") for path in (BE, POD, GROUP)] == ["0-3"] * 3
     acting.close()
 

@@ -16,7 +16,7 @@ from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import Directory, FileOps
 from cgroupfs.knobs import CATALOG
-from cgroupfs.writer import Writer
+from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.records import LARGEST_BYTES, Records
 from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
 from reconciler.sources.bundles import parse_state
@@ -25,7 +25,7 @@ from state.kubelet import render_cpu_manager_state
 from state.ledger import Ledger
 from state.model import Container, GroupRef, Phase, RuntimeSpec
 from state.store import Store
-from state.undo import Undo, Undone
+from state.undo import RestoreOutcome, RestoreResult
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.reconciler.actuators.acting import BE, CID, GROUP, POD, UID, Acting, Stopped, make_node
 
@@ -99,7 +99,7 @@ class Node:
     def agent(self, *, writes: int | None = None) -> "Life":
         return Life(self, writes)
 
-    def restore(self, files: FileOps | None = None) -> list[Undone]:
+    def restore(self, files: FileOps | None = None) -> list[RestoreResult]:
         """What ``bypassctl restore`` does after a kill."""
         store = Store(str(self.root / "state.db"), boot="one")
         try:
@@ -107,7 +107,7 @@ class Node:
             ops = files or self.kernel
             adopt_after_kill(self.hierarchy, ledger, files=ops)
             ledger.flush()
-            writer = Writer(self.hierarchy, files=ops)
+            writer = KernelWriter(self.hierarchy, files=ops)
             done = trio.run(_restore, self, ledger, writer, ops)
             ledger.flush()
             return done
@@ -115,7 +115,7 @@ class Node:
             store.close()
 
 
-async def _restore(node: Node, ledger: Ledger, writer: Writer, files: FileOps) -> list[Undone]:
+async def _restore(node: Node, ledger: Ledger, writer: KernelWriter, files: FileOps) -> list[RestoreResult]:
     return await restore_all(node.hierarchy, ledger, writer, files=files, records=node.records())
 
 
@@ -156,7 +156,7 @@ class Row(NamedTuple):
     knob: str
     original: str
     ours: Value
-    outcome: Undo
+    outcome: RestoreOutcome
     holds: str
     early: str = ""
     update: str = ""
@@ -165,23 +165,23 @@ class Row(NamedTuple):
 
 QUOTA, SHARES, SET, MEMORY = "cpu.quota", "cpu.weight", "cpu.set", "memory.max"
 CONTAINER = [
-    Row(SET, "0-3", CpuSet.parse("3"), Undo.RESTORED, "0-3"),
-    Row(SET, "0-3", CpuSet.parse("3"), Undo.ALREADY, "0-2", update="0-2"),
-    Row(SET, "0-3", CpuSet.parse("3"), Undo.RESTORED, "0-2", early="0-2"),
-    Row(SET, "0-3", CpuSet.parse("3"), Undo.FOREIGN, "1", by_hand="1"),
-    Row(SET, "0-3", CpuSet.parse("3"), Undo.ALREADY, "3", update="3"),
-    Row(SHARES, "512", 2, Undo.RESTORED, "512"),
-    Row(SHARES, "512", 2, Undo.ALREADY, "1024", update="1024"),
-    Row(SHARES, "512", 2, Undo.RESTORED, "1024", early="1024"),
-    Row(SHARES, "512", 2, Undo.FOREIGN, "7", by_hand="7"),
-    Row(QUOTA, "200000", 50_000, Undo.RESTORED, "200000"),
-    Row(QUOTA, "200000", 50_000, Undo.ALREADY, "150000", update="150000"),
-    Row(QUOTA, "200000", 50_000, Undo.RESTORED, "150000", early="150000"),
-    Row(QUOTA, "200000", 50_000, Undo.FOREIGN, "70000", by_hand="70000"),
-    Row(MEMORY, str(256 * MEGA), 64 * MEGA, Undo.RESTORED, str(256 * MEGA)),
-    Row(MEMORY, str(256 * MEGA), 64 * MEGA, Undo.ALREADY, str(512 * MEGA), update=str(512 * MEGA)),
-    Row(MEMORY, str(256 * MEGA), 64 * MEGA, Undo.RESTORED, str(512 * MEGA), early=str(512 * MEGA)),
-    Row(MEMORY, str(256 * MEGA), 64 * MEGA, Undo.FOREIGN, str(99 * MEGA), by_hand=str(99 * MEGA)),
+    Row(SET, "0-3", CpuSet.parse("3"), RestoreOutcome.RESTORED, "0-3"),
+    Row(SET, "0-3", CpuSet.parse("3"), RestoreOutcome.ALREADY, "0-2", update="0-2"),
+    Row(SET, "0-3", CpuSet.parse("3"), RestoreOutcome.RESTORED, "0-2", early="0-2"),
+    Row(SET, "0-3", CpuSet.parse("3"), RestoreOutcome.FOREIGN, "1", by_hand="1"),
+    Row(SET, "0-3", CpuSet.parse("3"), RestoreOutcome.ALREADY, "3", update="3"),
+    Row(SHARES, "512", 2, RestoreOutcome.RESTORED, "512"),
+    Row(SHARES, "512", 2, RestoreOutcome.ALREADY, "1024", update="1024"),
+    Row(SHARES, "512", 2, RestoreOutcome.RESTORED, "1024", early="1024"),
+    Row(SHARES, "512", 2, RestoreOutcome.FOREIGN, "7", by_hand="7"),
+    Row(QUOTA, "200000", 50_000, RestoreOutcome.RESTORED, "200000"),
+    Row(QUOTA, "200000", 50_000, RestoreOutcome.ALREADY, "150000", update="150000"),
+    Row(QUOTA, "200000", 50_000, RestoreOutcome.RESTORED, "150000", early="150000"),
+    Row(QUOTA, "200000", 50_000, RestoreOutcome.FOREIGN, "70000", by_hand="70000"),
+    Row(MEMORY, str(256 * MEGA), 64 * MEGA, RestoreOutcome.RESTORED, str(256 * MEGA)),
+    Row(MEMORY, str(256 * MEGA), 64 * MEGA, RestoreOutcome.ALREADY, str(512 * MEGA), update=str(512 * MEGA)),
+    Row(MEMORY, str(256 * MEGA), 64 * MEGA, RestoreOutcome.RESTORED, str(512 * MEGA), early=str(512 * MEGA)),
+    Row(MEMORY, str(256 * MEGA), 64 * MEGA, RestoreOutcome.FOREIGN, str(99 * MEGA), by_hand=str(99 * MEGA)),
 ]
 
 
@@ -204,7 +204,7 @@ def test_a_container_gets_what_its_record_says(tmp_path: Path, row: Row, flushed
     (done,) = node.restore()
     assert (done.undo, node.read(GROUP, row.knob)) == (row.outcome, row.holds)
     again = node.restore()
-    assert [one.undo for one in again] == ([Undo.FOREIGN] if row.outcome is Undo.FOREIGN else [])
+    assert [one.undo for one in again] == ([RestoreOutcome.FOREIGN] if row.outcome is RestoreOutcome.FOREIGN else [])
     assert node.read(GROUP, row.knob) == row.holds
 
 
@@ -243,9 +243,9 @@ def test_a_directory_without_record_is_left_when_it_was_changed_since(
         node.write(path, knob, theirs)
     (done,) = node.restore()
     if changed:
-        assert (done.undo, done.ok, node.read(path, knob)) == (Undo.FOREIGN, False, theirs)
+        assert (done.undo, done.ok, node.read(path, knob)) == (RestoreOutcome.FOREIGN, False, theirs)
     else:
-        assert (done.undo, node.read(path, knob)) == (Undo.RESTORED, original)
+        assert (done.undo, node.read(path, knob)) == (RestoreOutcome.RESTORED, original)
         assert node.restore() == []
 
 
@@ -259,7 +259,7 @@ def test_cpus_that_are_exclusive_by_now_are_not_given_back(tmp_path: Path) -> No
     life.kill()
     node.checkpoint("0,2-3", {"another": {"main": "1"}})
     (done,) = node.restore()
-    assert (done.undo, node.read(GROUP, SET)) == (Undo.RESTORED, "0,2-3")
+    assert (done.undo, node.read(GROUP, SET)) == (RestoreOutcome.RESTORED, "0,2-3")
 
 
 def test_the_owner_of_exclusive_cpus_gets_them(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_the_owner_of_exclusive_cpus_gets_them(tmp_path: Path) -> None:
     life.kill()
     node.checkpoint("0-1", {UID: {"main": "2-3"}})
     (done,) = node.restore()
-    assert (done.undo, node.read(GROUP, SET)) == (Undo.RESTORED, "2-3")
+    assert (done.undo, node.read(GROUP, SET)) == (RestoreOutcome.RESTORED, "2-3")
 
 
 @pytest.mark.parametrize("case", ["sandbox", "none", "damaged", "no name"])
@@ -288,7 +288,7 @@ def test_what_the_checkpoint_does_not_bound(tmp_path: Path, case: str) -> None:
     if case == "no name":
         os.unlink(f"{tmp_path}/bundles/{CID}/config.json")
     (done,) = node.restore()
-    assert (done.undo, node.read(GROUP, SET)) == (Undo.RESTORED, "1" if case == "no name" else "0-3")
+    assert (done.undo, node.read(GROUP, SET)) == (RestoreOutcome.RESTORED, "1" if case == "no name" else "0-3")
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_a_record_that_is_no_use_is_no_record(tmp_path: Path, text: bytes) -> No
     life.kill()
     Path(f"{tmp_path}/runc/{CID}/state.json").write_bytes(text)
     (done,) = node.restore()
-    assert (done.undo, node.read(GROUP, SHARES)) == (Undo.RESTORED, "512")
+    assert (done.undo, node.read(GROUP, SHARES)) == (RestoreOutcome.RESTORED, "512")
 
 
 def test_a_record_that_is_a_pipe_or_a_link_is_not_waited_for(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_record_that_is_a_pipe_or_a_link_is_not_waited_for(tmp_path: Path) -> 
     os.unlink(path)
     os.mkfifo(path)
     (done,) = node.restore()
-    assert (done.undo, node.read(GROUP, SHARES)) == (Undo.RESTORED, "512")
+    assert (done.undo, node.read(GROUP, SHARES)) == (RestoreOutcome.RESTORED, "512")
 
 
 class Meanwhile:
@@ -489,6 +489,6 @@ def test_every_file_holds_what_it_would_hold_had_the_agent_never_run(
         if place not in blurred:
             assert found[place] == text, (place, [(one.file, one.undo.value, one.text, one.detail) for one in done])
     for one in done:
-        assert one.ok or one.undo is Undo.FOREIGN, one
+        assert one.ok or one.undo is RestoreOutcome.FOREIGN, one
     node.restore()
     assert _tree(node) == found, "a second time does nothing"

@@ -9,18 +9,18 @@ from msgspec.structs import replace
 from cgroupfs.subtree import Subtree
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
-from reconciler.config.model import Mode
+from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
 from reconciler.responses.eviction.journal import row_of
-from state.eviction import Case, Order, Outcome, Step, Target
-from state.measures import Measures
+from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome, EvictionStep, EvictionTarget
+from state.measures import Restrictions
 from state.model import Hold
 from state.schema import EVICTIONS
-from state.store import Batch, Store, boot_id
+from state.store import Store, StoreBatch, boot_id
 from tests.fakes.kernel import Mode as KernelMode
 from tests.reconciler.cli.livenode import BATCH, LiveNode, container_id, group
 
-FROZEN = Measures(frozen={BATCH: "for shop/web-0, at most 30 s"})
+FROZEN = Restrictions(frozen={BATCH: "for shop/web-0, at most 30 s"})
 V1, V2 = "v1", "v2"
 
 
@@ -54,7 +54,7 @@ async def killed_while_frozen(live: LiveNode) -> None:
 async def test_it_ends_with_the_response_and_the_ledger_forgets_it(live: LiveNode) -> None:
     with live.agent() as agent:
         await freeze(live, agent)
-        agent.knowledge.measures = Measures()
+        agent.knowledge.measures = Restrictions()
         await live.look(agent)
         assert not frozen(live)
         await live.look(agent)
@@ -70,7 +70,7 @@ async def test_it_ends_with_the_daemon(live: LiveNode) -> None:
 async def test_it_ends_with_the_next_start_even_one_that_only_observes(live: LiveNode) -> None:
     await killed_while_frozen(live)
     assert frozen(live)
-    with live.agent(replace(live.config, mode=Mode.OBSERVE)):
+    with live.agent(replace(live.config, mode=AgentMode.OBSERVE)):
         assert not frozen(live), "before it looks at anything"
 
 
@@ -85,7 +85,7 @@ async def test_a_hold_keeps_every_value_but_this(live: LiveNode) -> None:
     with live.agent() as agent:
         await freeze(live, agent)
         await agent.holds.put(Hold(target=f"pod:{BATCH}", reason="look at it", by="ana"))
-        agent.knowledge.measures = Measures()
+        agent.knowledge.measures = Restrictions()
         await live.look(agent)
         assert not frozen(live)
 
@@ -114,17 +114,17 @@ def test_the_unit_thaws_a_pod_that_was_being_killed(
     store = Store(live.config.store.path, boot="of old" if at == "another boot" else boot_id(live.root))
     with Subtree.open(place.hierarchy, group(BATCH)) as tree:
         inodes = {mount: inode + (at == "another group") for mount, inode in tree.inodes.items()}
-    order = Order(
+    order = EvictionOrder(
         id="o", uid=BATCH, title="ci/batch-7", namespace="ci", name="batch-7", owner=None, cause="x", evidence="y"
     )
-    case = Case(
+    case = EvictionCase(
         order=order,
-        target=Target(group=group(BATCH), inodes=inodes),
+        target=EvictionTarget(group=group(BATCH), inodes=inodes),
         boot=store.boot,
-        step=Step.STOP if at == "another step" else Step.KILL,
-        outcome=Outcome.FAILED if at == "ended" else None,
+        step=EvictionStep.STOP if at == "another step" else EvictionStep.KILL,
+        outcome=EvictionOutcome.FAILED if at == "ended" else None,
     )
-    batch = Batch()
+    batch = StoreBatch()
     batch.put(EVICTIONS, order.id, row_of(case))
     store.apply(batch)
     store.close()
@@ -151,6 +151,6 @@ async def test_a_container_that_restarts_meanwhile_changes_nothing(live: LiveNod
         await live.look(agent)
         assert frozen(live)
         live.start(BATCH)
-        agent.knowledge.measures = Measures()
+        agent.knowledge.measures = Restrictions()
         await live.look(agent)
         assert not frozen(live)

@@ -13,7 +13,7 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
-from reconciler.actuators.base import SideRow, Situation
+from reconciler.actuators.base import PlanSnapshot, StateRow
 from reconciler.actuators.core_sched import actuator as module
 from reconciler.actuators.core_sched.actuator import CoreSched
 from reconciler.actuators.core_sched.plan import KNOB
@@ -21,12 +21,12 @@ from reconciler.actuators.core_sched.tasks import ROW, restore_cookies
 from reconciler.control.planner import plan_pools
 from reconciler.policies.core_sched import CoreSchedConfig
 from reconciler.policies.table import PoliciesConfig
-from state.cpu import CoreGroups
+from state.cpu import CookieGroups
 from state.ledger import Ledger
 from state.model import ContainerKind, Hold, Pod, PodClass
 from state.store import Store
 from state.topology import uniform
-from state.undo import Undo
+from state.undo import RestoreOutcome
 from tests.fakes.cores import FakeCores
 from tests.reconciler.nodes import container, node, online, pod
 
@@ -84,7 +84,7 @@ class World:
         """One look of the agent, and the sweep after it."""
         view = node(*pods, topology=SMT)
         pools = plan_pools(view, None, PoliciesConfig(core_sched=self.config))
-        self.side.planned(Situation(view=view, pools=pools, **({"enforce": True} | more)))
+        self.side.planned(PlanSnapshot(view=view, pools=pools, **({"enforce": True} | more)))
         await self.side.sweep()
 
     def one(self, *pods: Pod) -> int:
@@ -107,13 +107,13 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 @pytest.mark.parametrize(
     ("groups", "expected"),
     [
-        pytest.param(CoreGroups.RECLAIMED, (True, 0, 0), id="only BE has one"),
-        pytest.param(CoreGroups.CLASS, (True, 1, 1), id="online pods share another"),
-        pytest.param(CoreGroups.POD, (True, 1, 2), id="each online pod its own"),
+        pytest.param(CookieGroups.RECLAIMED, (True, 0, 0), id="only BE has one"),
+        pytest.param(CookieGroups.CLASS, (True, 1, 1), id="online pods share another"),
+        pytest.param(CookieGroups.POD, (True, 1, 2), id="each online pod its own"),
     ],
 )
 async def test_be_pods_never_share_a_cookie_with_online_pods(
-    world: World, groups: CoreGroups, expected: tuple[bool, int, int]
+    world: World, groups: CookieGroups, expected: tuple[bool, int, int]
 ) -> None:
     world.config = CoreSchedConfig(enabled=True, groups=groups)
     pods = (BATCH, CRUNCH, WEB, SHOP)
@@ -132,7 +132,7 @@ async def test_be_pods_never_share_a_cookie_with_online_pods(
 async def test_sandboxes_and_system_pods_have_none(world: World) -> None:
     sandboxed = pod("boxed", container("pause", kind=ContainerKind.SANDBOX), container("main"))
     system = pod("dns", cls=PodClass.SYSTEM)
-    world.config = CoreSchedConfig(enabled=True, groups=CoreGroups.POD)
+    world.config = CoreSchedConfig(enabled=True, groups=CookieGroups.POD)
     world.run(sandboxed, system)
     await world.look(sandboxed, system)
     assert world.cores.cookies(place(sandboxed, 0)) == {0}
@@ -249,7 +249,7 @@ async def test_a_cookie_of_a_programs_own_is_left(world: World) -> None:
 
 
 async def test_another_class_is_another_cookie(world: World) -> None:
-    world.config = CoreSchedConfig(enabled=True, groups=CoreGroups.CLASS)
+    world.config = CoreSchedConfig(enabled=True, groups=CookieGroups.CLASS)
     world.run(BATCH, CRUNCH, WEB)
     await world.look(BATCH, CRUNCH, WEB)
     be, web = world.one(BATCH, CRUNCH), world.one(WEB)
@@ -311,7 +311,7 @@ async def test_a_dry_run_writes_nothing(world: World) -> None:
 
 
 async def test_a_new_agent_goes_on_with_the_cookies_that_are_there(world: World) -> None:
-    world.config = CoreSchedConfig(enabled=True, groups=CoreGroups.POD)
+    world.config = CoreSchedConfig(enabled=True, groups=CookieGroups.POD)
     world.run(BATCH, CRUNCH, WEB)
     await world.look(BATCH, CRUNCH, WEB)
     before = (world.one(BATCH, CRUNCH), world.one(WEB))
@@ -345,7 +345,7 @@ async def test_what_cannot_be_recorded_is_not_given(world: World, monkeypatch: p
 
     world.run(BATCH)
     with monkeypatch.context() as patched:
-        patched.setattr(SideRow, "write", full)
+        patched.setattr(StateRow, "write", full)
         await world.look(BATCH)
         assert world.one(BATCH) == 0
         assert world.state(BATCH) == "not recorded"
@@ -362,7 +362,7 @@ async def test_restore_takes_them_from_every_thread_wherever_it_is(world: World)
     world.cores.move(world.cores.tids(place(BATCH))[0], "/elsewhere")
     done = await world.side.restore()
     assert world.cores.alive == set()
-    assert [(one.path, one.undo, one.detail) for one in done] == [("reclaimed", Undo.RESTORED, "4 threads")]
+    assert [(one.path, one.undo, one.detail) for one in done] == [("reclaimed", RestoreOutcome.RESTORED, "4 threads")]
     assert ROW.read(world.store).ours == {}
     # What was planned before is no reason to begin again; the next look says what holds now.
     await world.side.sweep()
@@ -398,7 +398,7 @@ async def test_another_boot_knows_nothing_of_them(world: World) -> None:
 
 
 async def test_a_cookie_that_nobody_has_any_more_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.config = CoreSchedConfig(enabled=True, groups=CoreGroups.POD)
+    world.config = CoreSchedConfig(enabled=True, groups=CookieGroups.POD)
     world.run(BATCH, WEB)
     await world.look(BATCH, WEB)
     monkeypatch.setattr(module, "_PRUNE_S", 0.0)
@@ -459,7 +459,7 @@ async def test_hyper_threads_that_go_offline_amid_a_sweep_end_it(world: World) -
     await world.side.sweep()
     assert ["two threads online" in problem for problem in world.side.problems()] == [True]
     [refused] = await world.side.restore()
-    assert refused.undo is Undo.REFUSED
+    assert refused.undo is RestoreOutcome.REFUSED
 
 
 async def test_threads_that_may_not_be_looked_at_are_told(world: World) -> None:
@@ -512,7 +512,7 @@ async def test_it_sweeps_after_looks_and_now_and_then(world: World) -> None:
         await nursery.start(world.side.run)
         view = node(BATCH, topology=SMT)
         pools = plan_pools(view, None, PoliciesConfig(core_sched=world.config))
-        world.side.planned(Situation(view=view, pools=pools, enforce=True))
+        world.side.planned(PlanSnapshot(view=view, pools=pools, enforce=True))
         with trio.fail_after(20):
             while not all(world.cores.cookies(place(BATCH))):  # noqa: ASYNC110  (nobody tells)
                 await trio.sleep(0.01)

@@ -13,15 +13,15 @@ from msgspec.structs import replace
 from cgroupfs.errors import StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.base import Situation
+from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.files.oom_score import ROW, OomScores, restore_scores
 from reconciler.control.planner import plan_pools
 from reconciler.policies.oom_score import OomScoreConfig
 from reconciler.policies.table import PoliciesConfig
-from state.memory import MemoryWish
+from state.memory import MemoryPreferences
 from state.model import GroupRef, Hold, PodClass
-from state.store import Batch, Store
-from state.undo import Undo
+from state.store import Store, StoreBatch
+from state.undo import RestoreOutcome
 from tests.cgroupfs.kernelgroup import kernel_groups
 from tests.reconciler.nodes import container, node, pod
 
@@ -85,16 +85,16 @@ class Live:
         *,
         enforce: bool = True,
         cls: PodClass = PodClass.RECLAIMED,
-        wish: MemoryWish | None = None,
+        wish: MemoryPreferences | None = None,
         holds: dict[str, Hold] | None = None,
     ) -> None:
         one = pod("be", container("main"), cls=cls)
         inode = REAL.inode(self.hierarchy.trigger_directory(self.main))
         main = replace(one.containers[0], group=GroupRef(path=self.main, inode=inode))
-        one = replace(one, group=GroupRef(path=self.pod), containers=(main,), memory=wish or MemoryWish())
+        one = replace(one, group=GroupRef(path=self.pod), containers=(main,), memory=wish or MemoryPreferences())
         view = node(one, versions=self.hierarchy.versions())
         pools = plan_pools(view, None, PoliciesConfig(oom_score=config))
-        self.actuator.planned(Situation(view=view, pools=pools, enforce=enforce, holds=holds or {}))
+        self.actuator.planned(PlanSnapshot(view=view, pools=pools, enforce=enforce, holds=holds or {}))
         await self.actuator.sweep()
 
     def end(self) -> None:
@@ -146,7 +146,7 @@ async def test_a_child_born_under_our_number_gets_its_containers_back(live: Live
     child = int(children.read_text().split()[0])
     assert score(child) == 1000
     (done,) = await live.actuator.restore()
-    assert (done.undo, score(child), score(parent)) == (Undo.RESTORED, 100, 100)
+    assert (done.undo, score(child), score(parent)) == (RestoreOutcome.RESTORED, 100, 100)
     os.kill(child, 9)
 
 
@@ -159,22 +159,22 @@ async def test_processes_in_groups_that_a_container_has_made_count_as_its_own(li
     assert [score(pid) for pid in (first, inner, moved)] == [1000, 1000, 1000]
     live.move(moved, "system.slice/one.service")
     done = await live.actuator.restore() if daemon else restore_scores(live.hierarchy, live.store)
-    assert [one.undo for one in done] == [Undo.RESTORED]
+    assert [one.undo for one in done] == [RestoreOutcome.RESTORED]
     assert [score(pid) for pid in (first, inner, moved)] == [100, 300, 100]
 
 
 @pytest.mark.kernel
 async def test_a_crash_loses_nothing_and_a_changed_wish_keeps_the_original(live: Live) -> None:
     pid, late = live.process(100), 0
-    await live.sweep(wish=MemoryWish(oom_priority=-1))
+    await live.sweep(wish=MemoryPreferences(oom_priority=-1))
     assert score(pid) == 901
     live.crash()
     late = live.process(200)
-    await live.sweep(wish=MemoryWish(oom_priority=-50))
+    await live.sweep(wish=MemoryPreferences(oom_priority=-50))
     assert (score(pid), score(late)) == (950, 950)
     live.crash()
     assert [one.undo for one in restore_scores(live.hierarchy, live.store, "another")] == []
-    assert [one.undo for one in restore_scores(live.hierarchy, live.store, "be")] == [Undo.RESTORED]
+    assert [one.undo for one in restore_scores(live.hierarchy, live.store, "be")] == [RestoreOutcome.RESTORED]
     assert (score(pid), score(late)) == (100, 200)
     assert restore_scores(live.hierarchy, live.store) == []
 
@@ -214,8 +214,8 @@ async def test_killed_at_any_step_each_process_gets_its_own_back(live: Live, dae
         )
         ended = True
         try:
-            await live.sweep(wish=MemoryWish(oom_priority=-1))
-            await live.sweep(wish=MemoryWish(oom_priority=-50))
+            await live.sweep(wish=MemoryPreferences(oom_priority=-1))
+            await live.sweep(wish=MemoryPreferences(oom_priority=-50))
         except Killed:
             ended = False
         live.crash()
@@ -232,10 +232,10 @@ async def test_killed_at_any_step_each_process_gets_its_own_back(live: Live, dae
 @pytest.mark.kernel
 async def test_a_number_that_is_not_ours_is_left_when_ours_is_taken_back(live: Live) -> None:
     pid = live.process(100)
-    await live.sweep(wish=MemoryWish(oom_priority=-1))
+    await live.sweep(wish=MemoryPreferences(oom_priority=-1))
     REAL.write(f"/proc/{pid}", "oom_score_adj", "950")
     (done,) = await live.actuator.restore("be")
-    assert (done.undo, score(pid)) == (Undo.ALREADY, 950)
+    assert (done.undo, score(pid)) == (RestoreOutcome.ALREADY, 950)
 
 
 @pytest.mark.kernel
@@ -245,7 +245,7 @@ async def test_a_number_that_is_not_ours_is_left_when_ours_is_taken_back(live: L
         pytest.param({"enforce": False}, id="observe mode"),
         pytest.param({"config": OomScoreConfig(enabled=True, dry_run=True)}, id="practised"),
         pytest.param({"cls": PodClass.SHARED}, id="an online pod"),
-        pytest.param({"wish": MemoryWish(oom_priority=-300)}, id="a pod to be left alone"),
+        pytest.param({"wish": MemoryPreferences(oom_priority=-300)}, id="a pod to be left alone"),
         pytest.param({"holds": {"node": Hold(target="node", reason="r", by="b")}}, id="a held node"),
     ],
 )
@@ -261,7 +261,7 @@ async def test_what_cannot_be_remembered_is_not_written(live: Live, monkeypatch:
     pid = live.process(100)
     apply = Store.apply
 
-    def full(store: Store, batch: Batch) -> None:
+    def full(store: Store, batch: StoreBatch) -> None:
         raise StoreError("no space")
 
     monkeypatch.setattr(Store, "apply", full)

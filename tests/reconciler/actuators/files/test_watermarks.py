@@ -12,20 +12,20 @@ import trio.testing
 from msgspec.structs import replace
 
 from cgroupfs.files import REAL, Directory, FileOps
-from reconciler.actuators.base import Situation
+from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.files.watermarks import ROW, Sysctls, Watermarks, restore_marks
 from reconciler.control.planner import plan_pools
 from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.watermarks import MIN_FREE, SCALE, WatermarksConfig
-from state.memory import NodeMemory
+from state.memory import NodeMemoryReading
 from state.model import Hold
 from state.store import Store
-from state.undo import Undo
+from state.undo import RestoreOutcome
 from tests.reconciler.nodes import node
 
 GIGA = 1 << 30
-RICH = NodeMemory(total_bytes=100 * GIGA, available_bytes=60 * GIGA, age_s=0.0)
+RICH = NodeMemoryReading(total_bytes=100 * GIGA, available_bytes=60 * GIGA, age_s=0.0)
 BEFORE = {MIN_FREE: 67584, SCALE: 10}
 """As many digits as what the tests write: a file on a disk is not cut by a shorter value, as the kernel's is."""
 ON = WatermarksConfig(enabled=True, scale_factor=50, min_free_factor=9)
@@ -111,16 +111,16 @@ def make(kernel: Kernel, store: Store) -> Make:
 def situation(
     config: WatermarksConfig = ON,
     *,
-    memory: NodeMemory | None = RICH,
+    memory: NodeMemoryReading | None = RICH,
     enforce: bool = True,
     holds: dict[str, Hold] | None = None,
-) -> Situation:
+) -> PlanSnapshot:
     view = replace(node(), node_memory=memory)
     pools = plan_pools(view, None, PoliciesConfig(watermarks=config))
-    return Situation(view=view, pools=pools, enforce=enforce, holds=holds or {})
+    return PlanSnapshot(view=view, pools=pools, enforce=enforce, holds=holds or {})
 
 
-async def turn(side: Watermarks, now: Situation) -> dict[str, str]:
+async def turn(side: Watermarks, now: PlanSnapshot) -> dict[str, str]:
     """One turn; how the values stand after it."""
     side.planned(now)
     await side.sweep()
@@ -161,7 +161,7 @@ async def test_what_an_administrator_has_set_higher_stays(kernel: Kernel, make: 
 
 
 @pytest.mark.parametrize("memory", [replace(RICH, available_bytes=GIGA // 100), replace(RICH, age_s=None)])
-async def test_without_room_or_knowledge_they_wait(kernel: Kernel, make: Make, memory: NodeMemory) -> None:
+async def test_without_room_or_knowledge_they_wait(kernel: Kernel, make: Make, memory: NodeMemoryReading) -> None:
     side = make()
     assert (await turn(side, situation(memory=memory)))[SCALE] == "waiting"
     assert await turn(side, situation(memory=None)) is not None
@@ -180,7 +180,7 @@ async def test_somebody_elses_value_is_left_and_told_and_not_given_back(kernel: 
     assert (await turn(side, situation()))[SCALE] == "yielded"
     kernel.set(SCALE, 77)
     undone = {one.file: one.undo for one in await side.restore()}
-    assert undone == {MIN_FREE: Undo.RESTORED, SCALE: Undo.FOREIGN}
+    assert undone == {MIN_FREE: RestoreOutcome.RESTORED, SCALE: RestoreOutcome.FOREIGN}
     assert kernel.values() == {MIN_FREE: BEFORE[MIN_FREE], SCALE: 77}
     assert await side.restore() == []
 
@@ -191,7 +191,7 @@ async def test_a_changed_wish_keeps_the_first_original(kernel: Kernel, make: Mak
     assert (await turn(side, situation(replace(ON, scale_factor=70))))[SCALE] == "written"
     assert kernel.values()[SCALE] == 70
     assert ROW.read(store).values[SCALE].original == BEFORE[SCALE]
-    assert [one.undo for one in await side.restore()] == [Undo.RESTORED] * 2
+    assert [one.undo for one in await side.restore()] == [RestoreOutcome.RESTORED] * 2
     assert kernel.values() == BEFORE
     assert await side.restore("a-pod") == ()
 
@@ -253,7 +253,7 @@ async def test_a_crash_at_any_step_is_gone_on_from(kernel: Kernel, make: Make, a
     side = make()
     assert set((await turn(side, situation())).values()) <= {"written", "in place"}
     assert kernel.values() == OURS
-    assert [one.undo for one in await side.restore()] == [Undo.RESTORED] * 2
+    assert [one.undo for one in await side.restore()] == [RestoreOutcome.RESTORED] * 2
     assert kernel.values() == BEFORE
 
 

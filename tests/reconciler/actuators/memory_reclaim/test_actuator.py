@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from cgroupfs.files import Directory
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.base import Situation
+from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.memory_reclaim.actuator import Reclaimer
 from reconciler.control.planner import plan_pools
 from reconciler.policies.memory_reclaim import MemoryReclaimConfig
@@ -104,7 +104,7 @@ class Machine:
         asked = Resources(batch_memory_bytes=request * MEGA)
         view = self.view(*(container(name, requests=asked) for name in names), cls=cls)
         pools = plan_pools(view, None, PoliciesConfig(memory_reclaim=config))
-        self.reclaimer.planned(Situation(view=view, pools=pools, enforce=enforce, holds=holds or {}))
+        self.reclaimer.planned(PlanSnapshot(view=view, pools=pools, enforce=enforce, holds=holds or {}))
 
     def view(self, *containers: Container, cls: PodClass) -> NodeView:
         one = pod("be", *containers, cls=cls)

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from reconciler.actuators.memory_reclaim.control import (
     GroupMemory,
-    Tried,
+    ReclaimHistory,
     has_swap,
     missing_bytes,
     pressure_percent,
@@ -13,13 +13,13 @@ from reconciler.actuators.memory_reclaim.control import (
     relieve,
 )
 from reconciler.signals.memory import Shortage, ZoneNode, rest_bytes, shortages
-from state.memory import NodeMemory, ReclaimWish
+from state.memory import NodeMemoryReading, ReclaimRequest
 
 MEGA = 1 << 20
 GIGA = 1 << 30
-WISH = ReclaimWish()
-PLAIN = NodeMemory(total_bytes=64 * GIGA, available_bytes=30 * GIGA)
-SWAP = NodeMemory(total_bytes=64 * GIGA, available_bytes=30 * GIGA, swap_bytes=100, swap_free_bytes=50)
+WISH = ReclaimRequest()
+PLAIN = NodeMemoryReading(total_bytes=64 * GIGA, available_bytes=30 * GIGA)
+SWAP = NodeMemoryReading(total_bytes=64 * GIGA, available_bytes=30 * GIGA, swap_bytes=100, swap_free_bytes=50)
 
 
 def group(
@@ -43,24 +43,24 @@ def group(
     )
 
 
-BEFORE = Tried(at_s=100.0, stalled_us=0)
+BEFORE = ReclaimHistory(at_s=100.0, stalled_us=0)
 
 
 @pytest.mark.parametrize(
     ("before", "stalled_us", "percent"),
     [
         (None, 0, None),
-        (Tried(at_s=100.0), 5, None),
+        (ReclaimHistory(at_s=100.0), 5, None),
         (BEFORE, None, None),
         (BEFORE, 0, 0.0),
         (BEFORE, 60_000, 1.0),
         (BEFORE, 99_000_000, 100.0),
-        (Tried(at_s=100.0, stalled_us=9), 5, None),
-        (Tried(at_s=106.0, stalled_us=0), 5, None),
+        (ReclaimHistory(at_s=100.0, stalled_us=9), 5, None),
+        (ReclaimHistory(at_s=106.0, stalled_us=0), 5, None),
     ],
 )
 def test_pressure_is_the_time_waited_between_two_looks(
-    before: Tried | None, stalled_us: int | None, percent: float | None
+    before: ReclaimHistory | None, stalled_us: int | None, percent: float | None
 ) -> None:
     assert pressure_percent(before, group(stalled_us)) == percent
 
@@ -70,7 +70,7 @@ def test_pressure_is_the_time_waited_between_two_looks(
     [(0, 0, False), (100, 100, True), (100, 21, True), (100, 20, False), (100, 0, False)],
 )
 def test_swap_is_room_while_it_is_less_full_than_its_threshold(swap: int, free: int, room: bool) -> None:
-    node = NodeMemory(total_bytes=GIGA, available_bytes=GIGA, swap_bytes=swap, swap_free_bytes=free)
+    node = NodeMemoryReading(total_bytes=GIGA, available_bytes=GIGA, swap_bytes=swap, swap_free_bytes=free)
     assert has_swap(node, WISH) is room
 
 
@@ -89,7 +89,7 @@ def test_swap_is_room_while_it_is_less_full_than_its_threshold(swap: int, free: 
         pytest.param(group(used=101 * MEGA, cache=90 * MEGA), PLAIN, None, id="what is left is too little"),
     ],
 )
-def test_a_probe(now: GroupMemory, node: NodeMemory, want: int | None) -> None:
+def test_a_probe(now: GroupMemory, node: NodeMemoryReading, want: int | None) -> None:
     action, _ = probe(BEFORE, now, node, WISH)
     assert (action.want_bytes if action is not None else None) == want
     assert action is None or action.cache_only is (node is PLAIN)
@@ -98,9 +98,9 @@ def test_a_probe(now: GroupMemory, node: NodeMemory, want: int | None) -> None:
 def test_who_waited_is_left_alone_for_a_while() -> None:
     action, tried = probe(BEFORE, group(6000), PLAIN, WISH)
     assert (action, tried.rest_until) == (None, 166.0)
-    calm = Tried(at_s=100.0, stalled_us=0, rest_until=106.1)
-    assert probe(calm, group(), PLAIN, WISH) == (None, Tried(at_s=106.0, stalled_us=0, rest_until=106.1))
-    over = Tried(at_s=100.0, stalled_us=0, rest_until=106.0)
+    calm = ReclaimHistory(at_s=100.0, stalled_us=0, rest_until=106.1)
+    assert probe(calm, group(), PLAIN, WISH) == (None, ReclaimHistory(at_s=106.0, stalled_us=0, rest_until=106.1))
+    over = ReclaimHistory(at_s=100.0, stalled_us=0, rest_until=106.0)
     assert probe(over, group(), PLAIN, WISH)[0] is not None
 
 
@@ -113,7 +113,7 @@ def test_who_waited_is_left_alone_for_a_while() -> None:
 def test_a_probe_is_small_and_never_where_somebody_waits(
     used: int, cache: int, stalled_us: int | None, free: int
 ) -> None:
-    node = NodeMemory(total_bytes=GIGA, available_bytes=GIGA, swap_bytes=100, swap_free_bytes=free)
+    node = NodeMemoryReading(total_bytes=GIGA, available_bytes=GIGA, swap_bytes=100, swap_free_bytes=free)
     action, _ = probe(BEFORE, group(stalled_us, used=used, cache=cache), node, WISH)
     if action is not None:
         assert stalled_us is not None
@@ -149,7 +149,10 @@ def test_a_short_node_lacks_what_brings_it_to_rest() -> None:
     ],
 )
 def test_whose_cache_goes(groups: list[GroupMemory], version: int, chosen: str | None, want: int) -> None:
-    tried = {"/old": Tried(at_s=100.0, relieved_until=106.1), "/a": Tried(at_s=100.0, rest_until=200.0)}
+    tried = {
+        "/old": ReclaimHistory(at_s=100.0, relieved_until=106.1),
+        "/a": ReclaimHistory(at_s=100.0, rest_until=200.0),
+    }
     action = relieve(groups, tried, {1: 150 * MEGA}, WISH, version=version)
     assert (action.path if action is not None else None) == chosen
     assert action is None or action.want_bytes == want

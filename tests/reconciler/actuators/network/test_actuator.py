@@ -9,15 +9,15 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY
 from cgroupfs.errors import SourceError
-from reconciler.actuators.base import Situation
-from reconciler.actuators.network.actuator import Network
+from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.network.actuator import NetworkActuator
 from reconciler.actuators.network.netlink import Link, link_mbit
-from reconciler.actuators.network.tc import Rates, Root
+from reconciler.actuators.network.tc import ClassRates, RootQdisc
 from reconciler.actuators.network.undo import ROW, restore_network
 from state.model import Hold, Pools
-from state.network import HANDLE, InterfaceWish, NetworkWish
+from state.network import HANDLE, InterfaceRequest, NetworkRequest
 from state.store import Store
-from state.undo import Undo, Undone
+from state.undo import RestoreOutcome, RestoreResult
 from tests.fakes.cables import FakePodTc, FakeSpaces
 from tests.reconciler.nodes import cpus, node
 
@@ -33,11 +33,11 @@ class FakeTc:
 
     def __init__(self, left: int | None = None, **kinds: str) -> None:
         self.roots = {
-            name: Root(index=number, kind=kind, handle=0x8001_0000 if kind == "cake" else 0)
+            name: RootQdisc(index=number, kind=kind, handle=0x8001_0000 if kind == "cake" else 0)
             for number, (name, kind) in enumerate(kinds.items(), 2)
         }
         self.kinds = {root.index: root.kind for root in self.roots.values()}
-        self.rates: dict[int, Rates] = {}
+        self.rates: dict[int, ClassRates] = {}
         self.sent = {root.index: [0, 0] for root in self.roots.values()}
         self.left = left
         self.calls = 0
@@ -50,23 +50,23 @@ class FakeTc:
     def _name(self, index: int) -> str:
         return next(name for name, root in self.roots.items() if root.index == index)
 
-    def root(self, name: str) -> Root | None:
+    def root(self, name: str) -> RootQdisc | None:
         return self.roots.get(name)
 
-    def names(self) -> dict[str, Root]:
+    def names(self) -> dict[str, RootQdisc]:
         return {name: root for name, root in self.roots.items() if root.ours}
 
-    def install(self, index: int, rates: Rates) -> None:
+    def install(self, index: int, rates: ClassRates) -> None:
         name = self._name(index)
         if not (self.roots[name].default or self.roots[name].ours):
             raise SourceError("network", "not ours to replace")
         self._change()
-        self.roots[name] = Root(index=index, kind="htb", handle=HANDLE)
+        self.roots[name] = RootQdisc(index=index, kind="htb", handle=HANDLE)
         self._change()
-        self.roots[name] = Root(index=index, kind="htb", handle=HANDLE, complete=True)
+        self.roots[name] = RootQdisc(index=index, kind="htb", handle=HANDLE, complete=True)
         self.rates[index] = rates
 
-    def change(self, index: int, rates: Rates) -> None:
+    def change(self, index: int, rates: ClassRates) -> None:
         self._change()
         self.rates[index] = rates
 
@@ -75,7 +75,7 @@ class FakeTc:
 
     def remove(self, index: int) -> None:
         self._change()
-        self.roots[self._name(index)] = Root(index=index, kind=self.kinds[index], handle=0)
+        self.roots[self._name(index)] = RootQdisc(index=index, kind=self.kinds[index], handle=0)
 
 
 class Clock:
@@ -87,21 +87,21 @@ class Clock:
         return self.now
 
 
-def situation(*names: str, enforce: bool = True, held: bool = False, dry_run: bool = False) -> Situation:
-    interfaces = tuple(InterfaceWish(name=name, link_mbit=100) for name in names)
-    wish = NetworkWish(interfaces=interfaces, dry_run=dry_run) if names else None
+def situation(*names: str, enforce: bool = True, held: bool = False, dry_run: bool = False) -> PlanSnapshot:
+    interfaces = tuple(InterfaceRequest(name=name, link_mbit=100) for name in names)
+    wish = NetworkRequest(interfaces=interfaces, dry_run=dry_run) if names else None
     pools = Pools(
         online_cpus=cpus("0-7"), reserved=EMPTY, dedicated={}, shared=cpus("0-7"), reclaimed=EMPTY, budget_milli=0
     )
     holds = {"node": Hold(target="node", reason="test", by="me")} if held else {}
-    return Situation(view=node(), pools=replace(pools, network=wish), enforce=enforce, holds=holds)
+    return PlanSnapshot(view=node(), pools=replace(pools, network=wish), enforce=enforce, holds=holds)
 
 
 def roots(store: Store) -> dict[str, str]:
     return dict(ROW.read(store).roots)
 
 
-def restore_trees(tc: FakeTc, store: Store) -> list[Undone]:
+def restore_trees(tc: FakeTc, store: Store) -> list[RestoreResult]:
     return restore_network(tc, FakePodTc(), store)
 
 
@@ -115,7 +115,7 @@ class Running:
         self.pods = FakePodTc()
         for number, name in enumerate(tc.roots, 2):
             self.pods.links[name] = Link(index=number, name=name)
-        self.network = Network(
+        self.network = NetworkActuator(
             tc,
             self.pods,
             lambda: FakeSpaces({}),
@@ -125,7 +125,7 @@ class Running:
             clock=self.clock,
         )
 
-    async def round(self, now: Situation, *, seconds: float = 1.0, online: float = 0, be: float = 0) -> None:
+    async def round(self, now: PlanSnapshot, *, seconds: float = 1.0, online: float = 0, be: float = 0) -> None:
         """One round after so many seconds of traffic (in megabits a second) on the first interface."""
         self.clock.now += seconds
         sent = self.tc.sent[2]
@@ -140,7 +140,7 @@ async def test_the_ceiling_follows_what_online_work_uses(tmp_path: Path) -> None
     now = situation("eth0")
     await one.round(now)
     assert tc.roots["eth0"].complete
-    assert tc.rates[2] == Rates(link=100 * MBIT, floor=10 * MBIT, ceiling=10 * MBIT)
+    assert tc.rates[2] == ClassRates(link=100 * MBIT, floor=10 * MBIT, ceiling=10 * MBIT)
     assert roots(one.store) == {"eth0": "mq"}
     for _ in range(12):
         await one.round(now)
@@ -169,7 +169,7 @@ async def test_the_ceiling_follows_what_online_work_uses(tmp_path: Path) -> None
     await one.round(now, online=95)
     assert tc.rates[2].ceiling == 10 * MBIT
     await one.round(situation())
-    assert tc.roots["eth0"] == Root(index=2, kind="mq", handle=0)
+    assert tc.roots["eth0"] == RootQdisc(index=2, kind="mq", handle=0)
     assert roots(one.store) == {}
     assert one.network.problems() == []
     one.store.close()
@@ -186,7 +186,7 @@ async def test_the_ceiling_follows_what_online_work_uses(tmp_path: Path) -> None
     ],
     ids=["observe", "dry run", "held", "somebody's", "missing"],
 )
-async def test_what_is_not_ours_to_change_is_left_alone(tmp_path: Path, now: Situation, state: str) -> None:
+async def test_what_is_not_ours_to_change_is_left_alone(tmp_path: Path, now: PlanSnapshot, state: str) -> None:
     tc = FakeTc(eth0="mq", eth1="cake")
     one = Running(tc, tmp_path)
     await one.round(now)
@@ -200,7 +200,7 @@ async def test_what_is_not_ours_to_change_is_left_alone(tmp_path: Path, now: Sit
 
 async def test_an_interface_without_a_speed_needs_one_in_the_configuration(tmp_path: Path) -> None:
     one = Running(FakeTc(eth0="mq"), tmp_path)
-    wish = NetworkWish(interfaces=(InterfaceWish(name="eth0"),))
+    wish = NetworkRequest(interfaces=(InterfaceRequest(name="eth0"),))
     now = situation("eth0")
     await one.round(replace(now, pools=replace(now.pools, network=wish)))
     assert one.network.problems() == ["eth0: its driver tells no speed; expected link_mbit in the configuration"]
@@ -211,12 +211,12 @@ async def test_a_tree_goes_where_the_links_speed_is_not_known_any_more(tmp_path:
     tc = FakeTc(eth0="mq")
     one = Running(tc, tmp_path)
     now = situation("eth0")
-    untold = replace(now.pools, network=NetworkWish(interfaces=(InterfaceWish(name="eth0"),)))
+    untold = replace(now.pools, network=NetworkRequest(interfaces=(InterfaceRequest(name="eth0"),)))
     await one.round(now)
     await one.round(replace(now, pools=untold, enforce=False))
     assert tc.roots["eth0"].complete
     await one.round(replace(now, pools=untold))
-    assert tc.roots["eth0"] == Root(index=2, kind="mq", handle=0)
+    assert tc.roots["eth0"] == RootQdisc(index=2, kind="mq", handle=0)
     assert roots(one.store) == {}
     one.store.close()
 
@@ -236,7 +236,7 @@ async def test_after_a_kill_at_any_step_restore_gives_the_default_back(tmp_path:
         done = restore_trees(tc, store)
         assert [one.path for one in done] == ["eth0"]
         assert all(one.ok for one in done)
-        assert tc.roots["eth0"] == Root(index=2, kind="mq", handle=0)
+        assert tc.roots["eth0"] == RootQdisc(index=2, kind="mq", handle=0)
         assert restore_trees(tc, store) == []
         store.close()
 
@@ -253,7 +253,7 @@ async def test_a_next_run_goes_on_with_the_tree_that_is_there(tmp_path: Path) ->
     await second.round(situation("eth0"))
     assert tc.rates[2].ceiling == 10 * MBIT, "nothing is known of online work yet"
     done = await second.network.restore()
-    assert [(one.path, one.undo, one.text) for one in done] == [("eth0", Undo.RESTORED, "mq")]
+    assert [(one.path, one.undo, one.text) for one in done] == [("eth0", RestoreOutcome.RESTORED, "mq")]
     second.store.close()
 
 
@@ -268,8 +268,8 @@ async def test_a_tree_that_a_lost_store_does_not_know_is_found_by_its_handle(tmp
     await second.round(situation("eth0"))
     assert roots(second.store) == {"eth0": ""}
     assert {one.path: one.undo for one in restore_trees(tc, second.store)} == {
-        "eth0": Undo.RESTORED,
-        "eth1": Undo.RESTORED,
+        "eth0": RestoreOutcome.RESTORED,
+        "eth1": RestoreOutcome.RESTORED,
     }
     assert not any(root.ours for root in tc.roots.values())
     second.store.close()
@@ -287,7 +287,7 @@ async def test_a_removed_tree_is_put_back_and_an_interface_that_goes_is_told(tmp
     await one.round(now)
     assert one.network.problems() == ["eth0: there is no such interface"]
     done = await one.network.restore()
-    assert [one.undo for one in done] == [Undo.GONE]
+    assert [one.undo for one in done] == [RestoreOutcome.GONE]
     one.store.close()
 
 

@@ -15,13 +15,13 @@ from msgspec.structs import replace
 from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL
 from cgroupfs.knobs import CATALOG
-from reconciler.actuators.base import Situation
-from reconciler.actuators.network.actuator import Network
-from reconciler.actuators.network.tc import Rates, RealTc, load_classifier
+from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.network.actuator import NetworkActuator
+from reconciler.actuators.network.tc import ClassRates, RealTc, load_classifier
 from reconciler.actuators.network.undo import ROW, restore_network
-from state.network import BE_CLASS, HANDLE, InterfaceWish, NetworkWish
+from state.network import BE_CLASS, HANDLE, InterfaceRequest, NetworkRequest
 from state.store import Store
-from state.undo import Undo
+from state.undo import RestoreOutcome
 from tests.fakes.cables import FakeSpaces
 from tests.real_cgroups import mount_of, remove_tree
 from tests.reconciler.actuators.netns import ip, library, namespace, pod_tc
@@ -78,7 +78,7 @@ class Cable:
         self.tc = RealTc(partial(library, left))
         self.store = Store(str(path / "state.db"))
         self.pod_tc = pod_tc(left)
-        self.network = Network(
+        self.network = NetworkActuator(
             self.tc,
             self.pod_tc,
             lambda: FakeSpaces({}),
@@ -157,10 +157,10 @@ def cable(tmp_path: Path) -> Iterator[Cable]:
         yield made
 
 
-def wanted() -> Situation:
-    interface = InterfaceWish(name="v0", link_mbit=LINK)
+def wanted() -> PlanSnapshot:
+    interface = InterfaceRequest(name="v0", link_mbit=LINK)
     now = situation("v0")
-    return replace(now, pools=replace(now.pools, network=NetworkWish(interfaces=(interface,), interval_s=0.2)))
+    return replace(now, pools=replace(now.pools, network=NetworkRequest(interfaces=(interface,), interval_s=0.2)))
 
 
 @pytest.mark.kernel
@@ -182,7 +182,7 @@ async def test_be_is_held_to_its_ceiling_and_gives_way_to_online_work(cable: Cab
         assert online_alone > 50, f"online may have it all: {online_alone:.1f}"
         nursery.cancel_scope.cancel()
     done = await network.restore()
-    assert [(one.path, one.undo, one.text) for one in done] == [("v0", Undo.RESTORED, "noqueue")]
+    assert [(one.path, one.undo, one.text) for one in done] == [("v0", RestoreOutcome.RESTORED, "noqueue")]
     root = cable.tc.root("v0")
     assert root is not None
     assert (root.kind, root.handle) == ("noqueue", 0)
@@ -204,10 +204,10 @@ async def test_a_tree_of_which_only_a_part_was_made_is_completed_and_removed_wit
     await cable.network._round(wanted())
     again = cable.tc.root("v0")
     assert again == root
-    cable.tc.change(root.index, Rates(link=80 * MBIT, floor=8 * MBIT, ceiling=20 * MBIT))
+    cable.tc.change(root.index, ClassRates(link=80 * MBIT, floor=8 * MBIT, ceiling=20 * MBIT))
     assert cable.tc.counted(root.index) is not None
     done = restore_network(cable.tc, cable.pod_tc, cable.store)
-    assert [(one.path, one.undo) for one in done] == [("v0", Undo.RESTORED)]
+    assert [(one.path, one.undo) for one in done] == [("v0", RestoreOutcome.RESTORED)]
     assert restore_network(cable.tc, cable.pod_tc, cable.store) == []
     assert cable.tc.root("nothing") is None
 
@@ -221,5 +221,5 @@ async def test_a_root_that_somebody_has_set_is_left_alone(cable: Cable) -> None:
     await cable.network._round(wanted())
     assert cable.network.problems() == ["v0: its root is tbf, which somebody has set: left alone"]
     with pytest.raises(SourceError, match="not ours to replace"):
-        cable.tc.install(root.index, Rates(link=1, floor=1, ceiling=1))
+        cable.tc.install(root.index, ClassRates(link=1, floor=1, ceiling=1))
     assert await cable.network.restore() == ()

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.actuators.network.control import Counted, Lane, Use, lane, split, step, use
+from reconciler.actuators.network.control import ByteCounters, LinkLimits, Throughput, lane, split, step, use
 
 LINK = lane(1_000, 10, 40, 80)
 MBIT = 125_000
 
 
 def test_percents_of_a_link_are_bytes_a_second() -> None:
-    assert Lane(link=1_000 * MBIT, floor=100 * MBIT, ceiling=400 * MBIT, waterline=800 * MBIT) == LINK
+    assert LinkLimits(link=1_000 * MBIT, floor=100 * MBIT, ceiling=400 * MBIT, waterline=800 * MBIT) == LINK
     assert lane(1, 1, 1, 50).floor == 1_250
-    assert lane(1, 0.5, 0.5, 50) == Lane(link=125_000, floor=1_000, ceiling=1_000, waterline=62_500)
+    assert lane(1, 0.5, 0.5, 50) == LinkLimits(link=125_000, floor=1_000, ceiling=1_000, waterline=62_500)
 
 
 @pytest.mark.parametrize(
@@ -43,24 +43,32 @@ def test_the_next_ceiling(ceiling: int, online: int | None, after: int) -> None:
 @pytest.mark.parametrize(
     ("before", "now", "found"),
     [
-        (None, Counted(at=2, online=10, be=0), None),
-        (Counted(at=1, online=0, be=0), Counted(at=3, online=10, be=4), Use(online=5, be=2, pods=0)),
-        (Counted(at=1, online=0, be=0), Counted(at=3, online=10, be=0, pods=6), Use(online=2, be=0, pods=3)),
-        (Counted(at=1, online=0, be=0), Counted(at=3, online=2, be=0, pods=6), Use(online=0, be=0, pods=3)),
-        (Counted(at=1, online=20, be=0), Counted(at=3, online=10, be=0), None),
-        (Counted(at=1, online=0, be=0, pods=9), Counted(at=3, online=10, be=0), None),
-        (Counted(at=3, online=0, be=0), Counted(at=3, online=10, be=0), None),
+        (None, ByteCounters(at=2, online=10, be=0), None),
+        (ByteCounters(at=1, online=0, be=0), ByteCounters(at=3, online=10, be=4), Throughput(online=5, be=2, pods=0)),
+        (
+            ByteCounters(at=1, online=0, be=0),
+            ByteCounters(at=3, online=10, be=0, pods=6),
+            Throughput(online=2, be=0, pods=3),
+        ),
+        (
+            ByteCounters(at=1, online=0, be=0),
+            ByteCounters(at=3, online=2, be=0, pods=6),
+            Throughput(online=0, be=0, pods=3),
+        ),
+        (ByteCounters(at=1, online=20, be=0), ByteCounters(at=3, online=10, be=0), None),
+        (ByteCounters(at=1, online=0, be=0, pods=9), ByteCounters(at=3, online=10, be=0), None),
+        (ByteCounters(at=3, online=0, be=0), ByteCounters(at=3, online=10, be=0), None),
     ],
     ids=["first", "rate", "with pods", "pods within the node", "made anew", "our device made anew", "no time"],
 )
-def test_what_is_used_of_a_link(before: Counted | None, now: Counted, found: Use | None) -> None:
+def test_what_is_used_of_a_link(before: ByteCounters | None, now: ByteCounters, found: Throughput | None) -> None:
     assert use(before, now) == found
 
 
 def test_what_pods_send_within_the_node_takes_nothing_from_online_work() -> None:
     """It looks like BE's on the wire, and makes online work look smaller by as much: together they are right."""
     online, be_within = 500 * MBIT, 200 * MBIT
-    seen = use(Counted(at=0, online=0, be=0), Counted(at=1, online=online, be=0, pods=be_within))
+    seen = use(ByteCounters(at=0, online=0, be=0), ByteCounters(at=1, online=online, be=0, pods=be_within))
     assert seen is not None
     on_the_wire = step(400 * MBIT, seen.online, LINK) - be_within
     assert online + on_the_wire <= LINK.waterline

@@ -9,19 +9,19 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
-from reconciler.actuators.network.actuator import Network
+from reconciler.actuators.network.actuator import NetworkActuator
 from reconciler.actuators.network.netlink import Link
 from reconciler.actuators.network.undo import ROW, restore_network
 from state.model import Hold, Pod
-from state.network import GATHER, SHARE, InterfaceWish, NetworkWish
+from state.network import GATHER, SHARE, InterfaceRequest, NetworkRequest
 from state.store import Store
-from state.undo import Undo
+from state.undo import RestoreOutcome
 from tests.fakes.cables import HOST, FakePodTc, FakeSpaces
 from tests.reconciler.actuators.network.test_actuator import MBIT, Clock, FakeTc, Killed, situation
 from tests.reconciler.nodes import node, online, pod
 
 BE, SECOND, MINE = pod("be"), pod("second"), online("mine")
-WISH = NetworkWish(interfaces=(InterfaceWish(name="eth0", link_mbit=100),), classes=False, pods_by="eth0")
+WISH = NetworkRequest(interfaces=(InterfaceRequest(name="eth0", link_mbit=100),), classes=False, pods_by="eth0")
 
 
 class Steps:
@@ -54,7 +54,7 @@ class World:
 
     def life(self) -> None:
         self.store = Store(str(self.path / "state.db"))
-        self.network = Network(
+        self.network = NetworkActuator(
             self.tc,
             self.pods,
             lambda: self.spaces,
@@ -65,7 +65,12 @@ class World:
         )
 
     async def round(
-        self, *pods: Pod, wish: NetworkWish | None = WISH, seconds: float = 1.0, online_mbit: float = 0, **more: object
+        self,
+        *pods: Pod,
+        wish: NetworkRequest | None = WISH,
+        seconds: float = 1.0,
+        online_mbit: float = 0,
+        **more: object,
     ) -> None:
         """One round after so many seconds in which online work has used the link."""
         self.clock.now += seconds
@@ -229,7 +234,7 @@ async def test_a_namespace_that_an_online_pod_has_too_is_left_alone(world: World
     assert set(world.pods.filters) == {"veth-second"}
 
 
-UNTOLD = replace(WISH, interfaces=(InterfaceWish(name="eth0"),))
+UNTOLD = replace(WISH, interfaces=(InterfaceRequest(name="eth0"),))
 NO_SPEED = "eth0: its driver tells no speed; expected link_mbit in the configuration"
 
 
@@ -328,11 +333,14 @@ async def test_pods_in_the_hosts_network_and_others_have_one_ceiling_together(wo
 async def test_one_pod_can_be_restored_and_then_all(world: World) -> None:
     await world.round()
     done = await world.network.restore("be")
-    assert [(one.path, one.undo) for one in done] == [("veth-be", Undo.RESTORED)]
+    assert [(one.path, one.undo) for one in done] == [("veth-be", RestoreOutcome.RESTORED)]
     assert set(world.pods.filters) == {"veth-second"}
     assert await world.network.restore("be") == ()
     done = await world.network.restore()
-    assert [(one.path, one.undo) for one in done] == [("veth-second", Undo.RESTORED), (GATHER, Undo.RESTORED)]
+    assert [(one.path, one.undo) for one in done] == [
+        ("veth-second", RestoreOutcome.RESTORED),
+        (GATHER, RestoreOutcome.RESTORED),
+    ]
     assert world.clean
     assert await world.network.restore() == ()
 

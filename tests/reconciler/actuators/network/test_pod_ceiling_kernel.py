@@ -16,16 +16,16 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.base import Situation
-from reconciler.actuators.network.actuator import Network
-from reconciler.actuators.network.namespaces import RealSpaces
+from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.network.actuator import NetworkActuator
+from reconciler.actuators.network.namespaces import RealNetworkNamespaces
 from reconciler.actuators.network.netlink import Links
-from reconciler.actuators.network.tc_pods import Entry, Gather, RealPodTc
+from reconciler.actuators.network.tc_pods import IfbState, IngressState, RealPodTc
 from reconciler.actuators.network.undo import ROW, restore_network
 from state.model import Container, ContainerKind, GroupRef, Phase
-from state.network import GATHER, SHARE, InterfaceWish, NetworkWish
+from state.network import GATHER, SHARE, InterfaceRequest, NetworkRequest
 from state.store import Store
-from state.undo import Undo
+from state.undo import RestoreOutcome
 from tests.fakes.cables import FakeSpaces
 from tests.real_cgroups import mount_of, remove_tree
 from tests.reconciler.actuators.netns import ip, library, namespace, plain, pod_tc
@@ -58,11 +58,11 @@ class World:
         self.end()
         self.store = Store(str(self.path / "state.db"))
 
-    def network(self, pods: RealPodTc | None = None) -> Network:
+    def network(self, pods: RealPodTc | None = None) -> NetworkActuator:
         # Its namespace's file is all that the kernel is asked with; the fake takes one number for both.
         spaces = FakeSpaces({"be": self.file})
         roots = FakeTc(eth0="noqueue")
-        return Network(roots, pods or self.tc, lambda: spaces, self.store, trio.CapacityLimiter(1))
+        return NetworkActuator(roots, pods or self.tc, lambda: spaces, self.store, trio.CapacityLimiter(1))
 
     def counting(self, left: list[int]) -> "Counting":
         return Counting(library(self.host), left)
@@ -99,7 +99,7 @@ class World:
         assert found is not None
         return found.index
 
-    def entry(self) -> Entry:
+    def entry(self) -> IngressState:
         return self.tc.entries([self.index])[self.index]
 
     @property
@@ -123,9 +123,9 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield made
 
 
-def wanted(*, on: bool = True) -> Situation:
+def wanted(*, on: bool = True) -> PlanSnapshot:
     now = situation("eth0")
-    wish = NetworkWish(interfaces=(InterfaceWish(name="eth0", link_mbit=100),), classes=False, pods_by="eth0")
+    wish = NetworkRequest(interfaces=(InterfaceRequest(name="eth0", link_mbit=100),), classes=False, pods_by="eth0")
     return replace(now, view=node(pod("be")), pools=replace(now.pools, network=wish if on else None))
 
 
@@ -141,8 +141,8 @@ async def test_a_cable_is_found_from_outside_and_its_packets_are_led(world: Worl
     await network._round(wanted())
     assert world.led
     assert (world.tc.gather(), world.entry()) == (
-        Gather(index=world.gather, complete=True),
-        Entry(kind="clsact", leads_to=world.gather),
+        IfbState(index=world.gather, complete=True),
+        IngressState(kind="clsact", leads_to=world.gather),
     )
     classes = world.tc_command("class", "show", "dev", GATHER)
     assert "4250:1 root rate 10Mbit ceil 10Mbit" in classes
@@ -243,7 +243,7 @@ async def test_a_lost_store_does_not_hide_what_stands(world: World) -> None:
     (world.path / "state.db").unlink()
     world.store = Store(str(world.path / "state.db"))
     done = restore_network(FakeTc(), world.tc, world.store)
-    assert {one.path: one.undo for one in done} == {"veth-be": Undo.RESTORED, GATHER: Undo.RESTORED}
+    assert {one.path: one.undo for one in done} == {"veth-be": RestoreOutcome.RESTORED, GATHER: RestoreOutcome.RESTORED}
     assert world.dump() == world.clean
 
 
@@ -315,7 +315,7 @@ def test_the_namespace_of_a_pod_is_that_of_its_pause_process(tmp_path: Path) -> 
         while os.stat(f"/proc/{started['pause']}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        with RealSpaces(hierarchy) as spaces:
+        with RealNetworkNamespaces(hierarchy) as spaces:
             found = spaces.of([one, early, pod("gone")])
             assert spaces.own == os.stat("/proc/self/ns/net").st_ino
             assert {uid: space.inode for uid, space in found.items()} == {

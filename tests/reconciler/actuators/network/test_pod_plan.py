@@ -5,33 +5,33 @@ from collections.abc import Mapping
 import pytest
 
 from reconciler.actuators.network.netlink import Link
-from reconciler.actuators.network.pod_plan import Place, Seen, decide
-from reconciler.actuators.network.tc_pods import Entry, Gather
-from reconciler.actuators.network.undo import Led
+from reconciler.actuators.network.pod_plan import ObservedLinks, PodEgress, decide
+from reconciler.actuators.network.tc_pods import IfbState, IngressState
+from reconciler.actuators.network.undo import Redirect
 from state.model import Hold
 from tests.reconciler.nodes import pod
 
 CABLE = Link(index=7, name="veth7", kind="veth")
-LED = Led(index=7, pod_uid="a", made=True)
-OURS = Entry(kind="clsact", leads_to=3)
+LED = Redirect(index=7, pod_uid="a", made=True)
+OURS = IngressState(kind="clsact", leads_to=3)
 THERE = {"veth7": LED}
-UP = Gather(index=3, complete=True)
+UP = IfbState(index=3, complete=True)
 HELD = {"pod:a": Hold(target="pod:a", reason="mine", by="me")}
 
 
 def steps(
-    place: Place | None,
-    entry: Entry = OURS,
-    cables: Mapping[str, Led] = THERE,
-    gather: Gather | None = UP,
+    place: PodEgress | None,
+    entry: IngressState = OURS,
+    cables: Mapping[str, Redirect] = THERE,
+    gather: IfbState | None = UP,
     holds: Mapping[str, Hold] | None = None,
     silent: frozenset[int] = frozenset(),
     *,
     there: bool = True,
     classes: bool = True,
-) -> tuple[dict[str, Led], dict[str, Led], set[str], tuple[str, str] | None]:
+) -> tuple[dict[str, Redirect], dict[str, Redirect], set[str], tuple[str, str] | None]:
     """Led, let go, forgotten; and how the pod stands. ``place`` None: it is no BE pod any more."""
-    seen = Seen(
+    seen = ObservedLinks(
         places={"a": place} if place is not None else {},
         entries={7: entry},
         there=frozenset(cables if there else ()),
@@ -41,36 +41,36 @@ def steps(
     return dict(found.lead), dict(found.let_go), set(found.forget), found.stands.get("a")
 
 
-AT = Place(cables=(CABLE,))
+AT = PodEgress(cables=(CABLE,))
 
 
 @pytest.mark.parametrize(
     ("entry", "cables", "made"),
     [
-        (Entry(), {}, True),
-        (Entry(kind="clsact"), {}, False),
-        (Entry(kind="clsact", leads_to=0), {}, True),
-        (Entry(kind="clsact"), THERE, True),
-        (Entry(kind="clsact"), {"veth7": Led(index=7, pod_uid="a", made=False)}, False),
-        (Entry(kind="clsact", leads_to=0), THERE, True),
-        (Entry(kind="clsact", leads_to=99), THERE, True),
-        (Entry(), {"veth7": Led(index=7, pod_uid="a", made=False)}, True),
-        (Entry(), {"veth7": Led(index=5, pod_uid="b", made=False)}, True),
-        (OURS, {"veth7": Led(index=7, pod_uid="b", made=True)}, True),
+        (IngressState(), {}, True),
+        (IngressState(kind="clsact"), {}, False),
+        (IngressState(kind="clsact", leads_to=0), {}, True),
+        (IngressState(kind="clsact"), THERE, True),
+        (IngressState(kind="clsact"), {"veth7": Redirect(index=7, pod_uid="a", made=False)}, False),
+        (IngressState(kind="clsact", leads_to=0), THERE, True),
+        (IngressState(kind="clsact", leads_to=99), THERE, True),
+        (IngressState(), {"veth7": Redirect(index=7, pod_uid="a", made=False)}, True),
+        (IngressState(), {"veth7": Redirect(index=5, pod_uid="b", made=False)}, True),
+        (OURS, {"veth7": Redirect(index=7, pod_uid="b", made=True)}, True),
     ],
     ids=[
         *("nothing there", "somebody's discipline", "a lost store", "killed before the filter", "the same, not ours"),
         *("our device is gone", "another device", "all removed", "another cable of the name", "another pod's before"),
     ],
 )
-def test_what_is_not_led_yet_is_led(entry: Entry, cables: Mapping[str, Led], made: bool) -> None:
+def test_what_is_not_led_yet_is_led(entry: IngressState, cables: Mapping[str, Redirect], made: bool) -> None:
     lead, let_go, forget, stands = steps(AT, entry, cables)
-    assert lead == {"veth7": Led(index=7, pod_uid="a", made=made)}
+    assert lead == {"veth7": Redirect(index=7, pod_uid="a", made=made)}
     assert (let_go, forget, stands) == ({}, set(), ("to do", "veth7"))
 
 
-@pytest.mark.parametrize("gather", [None, Gather(index=3)], ids=["gone", "half made"])
-def test_without_our_device_whole_everything_is_led_anew(gather: Gather | None) -> None:
+@pytest.mark.parametrize("gather", [None, IfbState(index=3)], ids=["gone", "half made"])
+def test_without_our_device_whole_everything_is_led_anew(gather: IfbState | None) -> None:
     assert steps(AT, gather=gather)[0] == THERE
 
 
@@ -81,14 +81,14 @@ def test_what_is_right_stays_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("place", "entry", "state"),
     [
-        (AT, Entry(kind="clsact", leads_to=3, others="a filter (bpf, pref 1)"), "veth7: a filter (bpf, pref 1)"),
-        (AT, Entry(kind="clsact", others="a filter (bpf, pref 1)"), "veth7: a filter (bpf, pref 1)"),
-        (Place(problem="its namespace is that of ns/b, too"), OURS, "its namespace is that of ns/b, too"),
-        (Place(), OURS, "no cable"),
+        (AT, IngressState(kind="clsact", leads_to=3, others="a filter (bpf, pref 1)"), "veth7: a filter (bpf, pref 1)"),
+        (AT, IngressState(kind="clsact", others="a filter (bpf, pref 1)"), "veth7: a filter (bpf, pref 1)"),
+        (PodEgress(problem="its namespace is that of ns/b, too"), OURS, "its namespace is that of ns/b, too"),
+        (PodEgress(), OURS, "no cable"),
     ],
     ids=["another's filter came", "another's filter is there", "an online pod's namespace", "no cable"],
 )
-def test_where_somebody_else_is_concerned_ours_goes(place: Place, entry: Entry, state: str) -> None:
+def test_where_somebody_else_is_concerned_ours_goes(place: PodEgress, entry: IngressState, state: str) -> None:
     lead, let_go, forget, stands = steps(place, entry)
     assert (lead, let_go, forget) == ({}, THERE, set())
     assert stands is not None
@@ -97,10 +97,10 @@ def test_where_somebody_else_is_concerned_ours_goes(place: Place, entry: Entry, 
 
 
 def test_one_cable_that_is_somebodys_does_not_free_the_other() -> None:
-    two = Place(cables=(CABLE, Link(index=8, name="net1", kind="veth")))
-    seen = Seen(
+    two = PodEgress(cables=(CABLE, Link(index=8, name="net1", kind="veth")))
+    seen = ObservedLinks(
         places={"a": two},
-        entries={7: Entry(), 8: Entry(kind="clsact", others="a filter (bpf, pref 1)")},
+        entries={7: IngressState(), 8: IngressState(kind="clsact", others="a filter (bpf, pref 1)")},
         there=frozenset(),
         gather=UP,
     )
@@ -112,22 +112,24 @@ def test_one_cable_that_is_somebodys_does_not_free_the_other() -> None:
 def test_a_pod_that_is_no_be_pod_any_more_is_let_go_and_one_whose_device_is_gone_forgotten() -> None:
     assert steps(None) == ({}, THERE, set(), None)
     assert steps(None, there=False) == ({}, {}, {"veth7"}, None)
-    assert steps(AT, Entry(), there=False)[::2] == ({"veth7": LED}, set())
+    assert steps(AT, IngressState(), there=False)[::2] == ({"veth7": LED}, set())
 
 
-@pytest.mark.parametrize("place", [AT, Place(waits=True), Place(problem="shared")], ids=["be", "waits", "shared"])
-def test_a_held_pod_is_left_as_it_is(place: Place) -> None:
-    assert steps(place, Entry(), holds=HELD) == ({}, {}, set(), ("held", "mine (by me)"))
+@pytest.mark.parametrize(
+    "place", [AT, PodEgress(waits=True), PodEgress(problem="shared")], ids=["be", "waits", "shared"]
+)
+def test_a_held_pod_is_left_as_it_is(place: PodEgress) -> None:
+    assert steps(place, IngressState(), holds=HELD) == ({}, {}, set(), ("held", "mine (by me)"))
     assert steps(None, holds=HELD) == ({}, {}, set(), None)
 
 
 def test_a_pod_without_a_process_yet_keeps_what_it_has() -> None:
-    assert steps(Place(waits=True)) == ({}, {}, set(), ("waiting", "it has no process yet"))
+    assert steps(PodEgress(waits=True)) == ({}, {}, set(), ("waiting", "it has no process yet"))
 
 
 def test_a_pod_in_the_hosts_network_is_held_by_its_class_or_said_not_to_be() -> None:
-    assert steps(Place(host=True), cables={}) == ({}, {}, set(), None)
-    assert steps(Place(host=True), cables={}, classes=False)[3] == (
+    assert steps(PodEgress(host=True), cables={}) == ({}, {}, set(), None)
+    assert steps(PodEgress(host=True), cables={}, classes=False)[3] == (
         "blocked",
         "it is in the host's network, where only net_cls tells its packets from others",
     )

@@ -7,8 +7,8 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from reconciler.actuators.base import ByGroup, SideActuator
-from reconciler.policies.cache import KNOB, CacheConfig
+from reconciler.actuators.base import AuxiliaryActuator, GroupOutcomes
+from reconciler.policies.cache import KNOB, CachePolicyConfig
 from state.cache import ClassShare
 from state.model import Hold
 from tests.fakes.resctrl_model import Deed
@@ -62,7 +62,7 @@ async def test_so_does_arms(tmp_path: Path, shape: Shape) -> None:
 
 
 async def taken(world: World) -> None:
-    world.config = CacheConfig(
+    world.config = CachePolicyConfig(
         enabled=True,
         l2=True,
         shared=ClassShare(cat_range_start_percent=20, mba_percent=70),
@@ -272,7 +272,7 @@ async def test_nothing_is_mounted_unasked(world: World) -> None:
 
 async def test_a_machine_without_any_says_so_and_does_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, NONE)
-    world.config = CacheConfig(enabled=True, mount=True)
+    world.config = CachePolicyConfig(enabled=True, mount=True)
     await world.sweep(BATCH)
     assert world.model.deeds == []
     assert world.side.facts()["status"] == "no-cpu"
@@ -290,7 +290,7 @@ async def test_values_that_somebody_changes_are_put_back_and_in_the_end_left(wor
     await world.sweep(BATCH)
     assert "L3:0=fff" in world.model.read(BE, "schemata")
     assert any("somebody else has changed its values 5 times" in problem for problem in world.side.problems())
-    world.config = CacheConfig(enabled=True, reclaimed=replace(world.config.reclaimed, cat_range_end_percent=50))
+    world.config = CachePolicyConfig(enabled=True, reclaimed=replace(world.config.reclaimed, cat_range_end_percent=50))
     await world.sweep(BATCH)
     assert "L3:0=03f" in world.model.read(BE, "schemata")
 
@@ -310,8 +310,8 @@ async def test_a_mount_that_goes_away_is_a_problem_and_comes_back(world: World) 
 
 
 async def test_it_runs_as_a_side_of_the_agent(world: World, nursery: trio.Nursery) -> None:
-    assert isinstance(world.side, ByGroup)
-    side: SideActuator = world.side
+    assert isinstance(world.side, GroupOutcomes)
+    side: AuxiliaryActuator = world.side
     batch = world.spawn(BATCH)
     await nursery.start(side.run)
     side.planned(world.situation(BATCH))

@@ -13,11 +13,11 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.base import Situation
-from reconciler.actuators.resctrl.actuator import Resctrl
-from reconciler.actuators.resctrl.undo import ROW, Kept, restore_resctrl
+from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.resctrl.actuator import ResctrlActuator
+from reconciler.actuators.resctrl.undo import ROW, ResctrlState, restore_resctrl
 from reconciler.control.planner import plan_pools
-from reconciler.policies.cache import CacheConfig
+from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.runtime.cooperative import share_interpreter
 from resctrl.capability import Capability, read_capability
@@ -26,7 +26,7 @@ from resctrl.tasks import members
 from state.ledger import Ledger
 from state.model import GroupRef, Pod
 from state.store import Store
-from state.undo import Undo
+from state.undo import RestoreOutcome
 from tests.cgroupfs.kernelgroup import kernel_groups
 from tests.fakes.resctrl_fuse import mounted
 from tests.fakes.resctrl_model import ResctrlModel
@@ -87,7 +87,9 @@ class Machine:
             def offered() -> Capability:
                 return found
 
-        self.side = Resctrl(hierarchy, self.store, Ledger(self.store), trio.CapacityLimiter(1), capability=offered)
+        self.side = ResctrlActuator(
+            hierarchy, self.store, Ledger(self.store), trio.CapacityLimiter(1), capability=offered
+        )
 
     def pod(self) -> Pod:
         one = pod("bomb")
@@ -132,8 +134,8 @@ class Machine:
 
     def plan(self, *pods: Pod) -> None:
         view = node(*pods)
-        pools = plan_pools(view, None, PoliciesConfig(cache=CacheConfig(enabled=True, mount=ours())))
-        self.side.planned(Situation(view=view, pools=pools, enforce=True))
+        pools = plan_pools(view, None, PoliciesConfig(cache=CachePolicyConfig(enabled=True, mount=ours())))
+        self.side.planned(PlanSnapshot(view=view, pools=pools, enforce=True))
 
 
 @pytest.fixture
@@ -244,9 +246,11 @@ def test_what_a_kill_right_after_mounting_left_is_taken_away_and_nobody_elses(tm
     try:
         assert os.path.ismount("/sys/fs/resctrl")
         undone = restore_resctrl("/", store, None)
-        assert [one.file for one in undone if one.undo is Undo.RESTORED] == (["mount"] if whose == "ours" else [])
+        assert [one.file for one in undone if one.undo is RestoreOutcome.RESTORED] == (
+            ["mount"] if whose == "ours" else []
+        )
         assert os.path.ismount("/sys/fs/resctrl") == (whose != "ours")
-        assert ROW.read(store) == Kept(boot="boot-1")
+        assert ROW.read(store) == ResctrlState(boot="boot-1")
     finally:
         store.close()
         subprocess.run(["umount", "/sys/fs/resctrl"], check=False, capture_output=True)

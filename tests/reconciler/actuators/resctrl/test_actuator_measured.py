@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from reconciler.actuators.base import MeasuresCache
-from reconciler.policies.cache import CacheConfig
+from reconciler.actuators.base import RestrictionsCache
+from reconciler.policies.cache import CachePolicyConfig
 from resctrl.schemata import parse_schemata
-from state.cache import CacheMode, Level, LevelLaw, Use
+from state.cache import CacheConsumption, CacheMode, LevelControl, ShareLevel
 from state.evidence import Sample
 from tests.fakes.resctrl_shapes import AMD, INTEL, L2_ONLY, MonitorShape, Shape
 from tests.reconciler.actuators.resctrl_world import (
@@ -50,9 +50,9 @@ async def test_use_of_cache_and_bandwidth_is_told_by_pod_or_not_known(world: Wor
 
 
 async def test_what_is_measured_is_told_to_signals_and_metrics(world: World) -> None:
-    assert isinstance(world.side, MeasuresCache)
+    assert isinstance(world.side, RestrictionsCache)
     assert world.side.measured() is None
-    world.config = CacheConfig(enabled=True, mode=CacheMode.DYNAMIC)
+    world.config = CachePolicyConfig(enabled=True, mode=CacheMode.DYNAMIC)
     world.spawn(BATCH)
     world.spawn(WEB)
     await world.sweep(BATCH, WEB)
@@ -69,13 +69,13 @@ async def test_what_is_measured_is_told_to_signals_and_metrics(world: World) -> 
     assert found.at_s == world.model.now()
     assert found.pods["batch"].occupancy_bytes == 1 << 20
     assert found.pods["batch"].total_bytes_s == pytest.approx(4e9, rel=0.01)
-    assert found.pods["web"] == Use()
+    assert found.pods["web"] == CacheConsumption()
     assert found.groups["bypassd-be"][1].total_bytes_s == pytest.approx(1e9, rel=0.01)
     assert found.groups["(default)"][1].total_bytes_s is None
     assert found.classes == {"bypassd-be": "reclaimed"}
-    assert found.level == Level(cache_percent=20, mba_percent=10)
+    assert found.level == ShareLevel(cache_percent=20, mba_percent=10)
     assert found.lacks == {}
-    world.config = CacheConfig()
+    world.config = CachePolicyConfig()
     await world.sweep(BATCH, WEB)
     assert world.side.measured() is None
 
@@ -111,7 +111,7 @@ async def test_why_something_is_not_measured_is_told(tmp_path: Path) -> None:
 async def test_where_ids_are_few_pods_are_watched_in_turns(tmp_path: Path) -> None:
     few = replace_monitor(INTEL, MonitorShape(rmids=10, domains=(0, 1), threshold=1 << 30, cache_bytes=16 << 20))
     world = World(tmp_path, few)
-    world.config = CacheConfig(enabled=True, dwell_s=10)
+    world.config = CachePolicyConfig(enabled=True, dwell_s=10)
     pods = [online(f"p{number}") for number in range(5)]
     for one in pods:
         world.spawn(one)
@@ -128,7 +128,7 @@ async def test_where_ids_are_few_pods_are_watched_in_turns(tmp_path: Path) -> No
 async def test_ids_that_are_still_busy_are_waited_for(tmp_path: Path) -> None:
     busy = replace_monitor(AMD, MonitorShape(rmids=17, domains=(0, 1, 2, 3), threshold=0, cache_bytes=16 << 20))
     world = World(tmp_path, busy)
-    world.config = CacheConfig(enabled=True, dwell_s=2)
+    world.config = CachePolicyConfig(enabled=True, dwell_s=2)
     pods = [online("p1"), online("p2")]
     for one in pods:
         world.spawn(one)
@@ -141,7 +141,7 @@ async def test_ids_that_are_still_busy_are_waited_for(tmp_path: Path) -> None:
 
 
 async def test_be_gives_way_to_bandwidth_and_gets_it_back_slowly(world: World) -> None:
-    world.config = CacheConfig(enabled=True, mode=CacheMode.DYNAMIC, law=LevelLaw(calm_s=2.0))
+    world.config = CachePolicyConfig(enabled=True, mode=CacheMode.DYNAMIC, law=LevelControl(calm_s=2.0))
     world.spawn(BATCH)
     world.spawn(WEB)
     for _ in range(12):
@@ -164,7 +164,7 @@ async def test_be_gives_way_to_bandwidth_and_gets_it_back_slowly(world: World) -
 
 async def test_bes_ways_shrink_at_a_victims_misses_and_grow_back_slowly(world: World) -> None:
     """Bandwidth is not counted on this machine: misses alone move BE's share, and only while they are counted."""
-    world.config = CacheConfig(enabled=True, monitor=False, mode=CacheMode.DYNAMIC, law=LevelLaw(calm_s=2.0))
+    world.config = CachePolicyConfig(enabled=True, monitor=False, mode=CacheMode.DYNAMIC, law=LevelControl(calm_s=2.0))
     world.spawn(BATCH)
     world.spawn(WEB)
 
@@ -195,7 +195,7 @@ def level(world: World) -> tuple[int, int]:
 
 
 async def test_counters_that_cannot_be_read_never_raise_be(world: World) -> None:
-    world.config = CacheConfig(enabled=True, mode=CacheMode.DYNAMIC, law=LevelLaw(calm_s=0.0))
+    world.config = CachePolicyConfig(enabled=True, mode=CacheMode.DYNAMIC, law=LevelControl(calm_s=0.0))
     world.spawn(BATCH)
     world.spawn(WEB)
     await world.sweep(BATCH, WEB)

@@ -7,14 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.errors import CgroupDeniedError, StoreError
-from reconciler.actuators.base import SideRow
-from reconciler.actuators.resctrl.undo import ROW, Kept, restore_resctrl
-from reconciler.policies.cache import CacheConfig
-from resctrl.capability import Capability, Status
+from reconciler.actuators.base import StateRow
+from reconciler.actuators.resctrl.undo import ROW, ResctrlState, restore_resctrl
+from reconciler.policies.cache import CachePolicyConfig
+from resctrl.capability import Capability, ResctrlStatus
 from state.cache import MountOption
 from state.schema import META
-from state.store import Batch, Store
-from state.undo import Undo
+from state.store import Store, StoreBatch
+from state.undo import RestoreOutcome
 from tests.reconciler.actuators.resctrl_world import BATCH, BE, CRUNCH, MOUNT, NO_MONITOR, SYSTEM, WEB, World
 
 
@@ -31,7 +31,7 @@ async def test_the_policy_switched_off_is_undone(world: World) -> None:
     batch = world.spawn(BATCH)
     before = world.state()
     await world.sweep(BATCH)
-    world.config = CacheConfig()
+    world.config = CachePolicyConfig()
     await world.sweep(BATCH)
     assert world.state() == before
     assert world.places(batch) == [MOUNT]
@@ -44,7 +44,7 @@ async def test_an_agent_that_was_off_when_it_started_undoes_what_is_left(world: 
     world.spawn(BATCH)
     before = world.state()
     await world.sweep(BATCH)
-    world.config = CacheConfig()
+    world.config = CachePolicyConfig()
     world.start()
     await world.sweep(BATCH)
     assert world.state() == before
@@ -62,7 +62,7 @@ async def test_restore_brings_everything_back_and_twice_does_nothing(world: Worl
     assert all(one.ok for one in done)
     assert {one.file for one in done} == {"group", "schemata"}
     assert world.state() == before
-    assert ROW.read(world.store) == Kept(boot="boot-1")
+    assert ROW.read(world.store) == ResctrlState(boot="boot-1")
     assert await world.side.restore() == []
 
 
@@ -76,7 +76,7 @@ class Killing:
         world.before = self.act
         apply = Store.apply
 
-        def applied(store: Store, batch: Batch) -> None:
+        def applied(store: Store, batch: StoreBatch) -> None:
             self.act("store")
             apply(store, batch)
             self.act("stored")
@@ -129,7 +129,7 @@ async def test_restore_after_a_kill_at_any_step_and_of_the_restore_too(
         assert (world.model.mountinfo() == "") == mount, step
         assert before is None or world.state() == before, step
         store = Store(str(here / "state.db"), boot="boot-1")
-        assert ROW.read(store) == Kept(boot="boot-1"), step
+        assert ROW.read(store) == ResctrlState(boot="boot-1"), step
         store.close()
         if died["nothing"]:
             break
@@ -152,7 +152,7 @@ async def test_a_mount_that_somebody_makes_after_a_kill_before_ours_is_theirs(
     done = restore_resctrl("/", world.store, None, files=world.model, capability=world.capability(), mounter=world)
     assert done == []
     assert world.model.mountinfo() != ""
-    assert ROW.read(world.store) == Kept(boot="boot-1")
+    assert ROW.read(world.store) == ResctrlState(boot="boot-1")
 
 
 def killed(*_: object) -> None:
@@ -164,13 +164,13 @@ async def test_what_is_remembered_outlives_a_mount_that_cannot_be_seen(world: Wo
     await world.sweep(BATCH)
     kept = ROW.read(world.store)
     assert kept.original is not None
-    lost = Capability(status=Status.NOT_MOUNTED, reason="another mount namespace")
+    lost = Capability(status=ResctrlStatus.NOT_MOUNTED, reason="another mount namespace")
     world.hidden = True
     assert restore_resctrl("/", world.store, None, files=world.model, capability=lost, mounter=world) == []
     assert ROW.read(world.store) == kept
     world.hidden = False
     assert restore_resctrl("/", world.store, None, files=world.model, capability=lost, mounter=world) == []
-    assert ROW.read(world.store) == Kept(boot="boot-1")
+    assert ROW.read(world.store) == ResctrlState(boot="boot-1")
 
 
 async def test_the_store_says_that_there_is_something_before_there_is(
@@ -184,7 +184,7 @@ async def test_the_store_says_that_there_is_something_before_there_is(
     assert rows
     assert all(rows)
     await world.side.restore()
-    assert ROW.read(world.store) == Kept(boot="boot-1")
+    assert ROW.read(world.store) == ResctrlState(boot="boot-1")
 
 
 async def test_the_default_groups_values_that_somebody_changed_since_are_left(world: World) -> None:
@@ -192,7 +192,7 @@ async def test_the_default_groups_values_that_somebody_changed_since_are_left(wo
     await world.sweep()
     world.model.write(MOUNT, "schemata", "L3:0=3f;1=3f\n")
     done = {one.file: one for one in await world.side.restore()}
-    assert done["schemata"].undo is Undo.FOREIGN
+    assert done["schemata"].undo is RestoreOutcome.FOREIGN
     assert "L3:0=03f;1=03f" in world.model.read(MOUNT, "schemata")
 
 
@@ -200,7 +200,7 @@ async def test_a_default_group_that_is_no_longer_wanted_different_is_put_back(wo
     before = world.model.read(MOUNT, "schemata")
     world.config = SYSTEM
     await world.sweep()
-    world.config = CacheConfig(enabled=True)
+    world.config = CachePolicyConfig(enabled=True)
     await world.sweep()
     assert world.model.read(MOUNT, "schemata") == before
     assert ROW.read(world.store).original is None
@@ -230,7 +230,7 @@ async def test_without_a_record_nothing_is_touched(world: World, monkeypatch: py
     def full(*_: object) -> None:
         raise StoreError("the disk is full")
 
-    monkeypatch.setattr(SideRow, "write", full)
+    monkeypatch.setattr(StateRow, "write", full)
     world.config = SYSTEM
     await world.sweep(BATCH)
     assert world.model.deeds == []
@@ -257,17 +257,17 @@ async def test_a_mount_of_ours_comes_and_goes_and_one_of_others_stays(world: Wor
 async def test_a_mount_that_is_refused_is_not_asked_for_at_each_sweep(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writes: list[Kept] = []
-    write = SideRow.write
+    writes: list[ResctrlState] = []
+    write = StateRow.write
 
-    def counted(row: SideRow[Kept], store: Store, kept: Kept) -> None:
+    def counted(row: StateRow[ResctrlState], store: Store, kept: ResctrlState) -> None:
         writes.append(kept)
         write(row, store, kept)
 
     def refused(place: str, options: object) -> None:
         raise CgroupDeniedError(place, "mount resctrl: EPERM")
 
-    monkeypatch.setattr(SideRow, "write", counted)
+    monkeypatch.setattr(StateRow, "write", counted)
     world.model.umount()
     world.config = replace(NO_MONITOR, mount=True)
     # The unit gives the daemon mounts of its own.
@@ -299,14 +299,14 @@ async def test_a_mount_of_ours_with_groups_of_others_stays(world: World) -> None
     await world.sweep(BATCH)
     world.model.mkdir(f"{MOUNT}/theirs")
     done = {one.file: one for one in await world.side.restore()}
-    assert done["mount"].undo is Undo.FOREIGN
+    assert done["mount"].undo is RestoreOutcome.FOREIGN
     assert "theirs" in done["mount"].detail
     assert world.controls() == ["theirs"]
     assert ROW.read(world.store).place == MOUNT
 
 
 def test_a_store_that_holds_something_else_is_no_record(world: World) -> None:
-    batch = Batch()
+    batch = StoreBatch()
     batch.put(META, ROW.key, b"\xc1")
     world.store.apply(batch)
-    assert ROW.read(world.store) == Kept(boot="boot-1")
+    assert ROW.read(world.store) == ResctrlState(boot="boot-1")

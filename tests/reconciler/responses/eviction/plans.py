@@ -10,8 +10,8 @@ from reconciler.responses.eviction.config import (
     NodeMemoryConfig,
     TriggersConfig,
 )
-from state.eviction import Case, Order, Outcome
-from state.evidence import PodFacts
+from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome
+from state.evidence import PodSnapshot
 from tests.reconciler.responses.eviction.world import GI, World
 
 QUIET = LimitsConfig(quiet_s=60)
@@ -31,7 +31,7 @@ def memory(**changes: Any) -> EvictionConfig:
     return only("node_memory", NodeMemoryConfig(enabled=True), **changes)
 
 
-def full(*pods: PodFacts, used: float = 80, **gib: float) -> World:
+def full(*pods: PodSnapshot, used: float = 80, **gib: float) -> World:
     """100 GiB, of which ``used`` are; 70 are too much, 68 are left. Pods hold what is given."""
     world = World(*pods)
     world.put(memory__total=100 * GI, memory__available=(100 - used) * GI)
@@ -40,5 +40,5 @@ def full(*pods: PodFacts, used: float = 80, **gib: float) -> World:
     return world
 
 
-def case(order: Order, outcome: Outcome | None = None, ended: float = 0.0) -> Case:
-    return Case(order=order, outcome=outcome, ended_s=ended)
+def case(order: EvictionOrder, outcome: EvictionOutcome | None = None, ended: float = 0.0) -> EvictionCase:
+    return EvictionCase(order=order, outcome=outcome, ended_s=ended)

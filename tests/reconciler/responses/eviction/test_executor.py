@@ -9,35 +9,35 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
-from reconciler.alerts.alert import Kind
+from reconciler.alerts.alert import AlertKind
 from reconciler.responses.eviction.executor import Evictor
-from reconciler.responses.means.base import Result, Work
+from reconciler.responses.means.base import EvictionResult, EvictionWork
 from reconciler.responses.means.config import RestartRules
-from reconciler.responses.means.processes import Processes
-from state.eviction import Case, Means, Outcome, Step
+from reconciler.responses.means.processes import PodTermination
+from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 from state.schema import EVICTIONS
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 from tests.fakes.plainpod import ScriptedWay, ends, fails, order_for
 from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, until
 
 
 async def test_each_act_stands_in_the_journal_before_it_and_the_end_is_told_once(bench: Bench) -> None:
     pod = bench.node.add("a")
-    seen: list[tuple[Step, Means | None, bool]] = []
+    seen: list[tuple[EvictionStep, EvictionMethodName | None, bool]] = []
 
     def act(work: Any) -> Any:
         seen.extend((case.step, case.means, pod.alive) for case in bench.rows())
         return ends(pod)(work)
 
-    api = ScriptedWay(Means.API, fails("no API server"), unusable="it is not reachable")
-    cri = ScriptedWay(Means.CRI, fails("the shim is dead"))
-    last = ScriptedWay(Means.SIGNAL, act)
+    api = ScriptedWay(EvictionMethodName.API, fails("no API server"), unusable="it is not reachable")
+    cri = ScriptedWay(EvictionMethodName.CRI, fails("the shim is dead"))
+    last = ScriptedWay(EvictionMethodName.SIGNAL, act)
     (case,) = await carried_out(bench.evictor(api, cri, last), order_for("a"))
-    assert seen == [(Step.STOP, Means.SIGNAL, True)]
-    assert (case.outcome, case.detail, case.step) == (Outcome.DONE, "it is over", Step.ENDED)
+    assert seen == [(EvictionStep.STOP, EvictionMethodName.SIGNAL, True)]
+    assert (case.outcome, case.detail, case.step) == (EvictionOutcome.DONE, "it is over", EvictionStep.ENDED)
     assert case.tried == ("api: it is not reachable", "cri: the shim is dead")
     assert bench.rows() == [case]
-    assert bench.kinds() == [Kind.EVICTION_PLANNED, Kind.EVICTION_DONE]
+    assert bench.kinds() == [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_DONE]
     assert {alert.key for alert in bench.told} == {"eviction:1-a"}
     assert all(alert.durable for alert in bench.told)
     planned, done = bench.told
@@ -58,21 +58,21 @@ async def test_each_act_stands_in_the_journal_before_it_and_the_end_is_told_once
 async def test_when_every_means_has_failed_it_says_so_and_the_pod_lives(bench: Bench) -> None:
     pod = bench.node.add("a")
     pod.freeze()
-    (case,) = await carried_out(bench.evictor(ScriptedWay(Means.CRI, fails("no"))), order_for("a"))
-    assert (case.outcome, case.detail, pod.alive, pod.frozen) == (Outcome.FAILED, "cri: no", True, False)
-    assert bench.kinds() == [Kind.EVICTION_PLANNED, Kind.EVICTION_FAILED]
+    (case,) = await carried_out(bench.evictor(ScriptedWay(EvictionMethodName.CRI, fails("no"))), order_for("a"))
+    assert (case.outcome, case.detail, pod.alive, pod.frozen) == (EvictionOutcome.FAILED, "cri: no", True, False)
+    assert bench.kinds() == [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_FAILED]
 
 
 async def test_a_pod_that_is_empty_already_is_gone_and_nothing_is_tried(bench: Bench) -> None:
     bench.node.add("a").end()
-    way = ScriptedWay(Means.CRI, fails("no"))
+    way = ScriptedWay(EvictionMethodName.CRI, fails("no"))
     (case,) = await carried_out(bench.evictor(way), order_for("a"))
-    assert (case.outcome, way.log) == (Outcome.GONE, [])
+    assert (case.outcome, way.log) == (EvictionOutcome.GONE, [])
 
 
 async def test_a_pod_that_nobody_knows_or_that_is_on_its_way_gets_no_second_case(bench: Bench) -> None:
     pod = bench.node.add("a")
-    way = ScriptedWay(Means.CRI, ends(pod))
+    way = ScriptedWay(EvictionMethodName.CRI, ends(pod))
     way.takes_s = 0.1
     again = replace(order_for("a"), id="2-a")
     cases = await carried_out(bench.evictor(way), order_for("a"), again, order_for("a"), order_for("unknown"))
@@ -83,10 +83,10 @@ async def test_a_pod_that_nobody_knows_or_that_is_on_its_way_gets_no_second_case
 async def test_so_many_at_once_and_no_more(bench: Bench) -> None:
     for uid in "abcd":
         bench.node.add(uid)
-    way = ScriptedWay(Means.CRI, fails("no"))
+    way = ScriptedWay(EvictionMethodName.CRI, fails("no"))
     way.takes_s = 0.05
     cases = await carried_out(bench.evictor(way), *map(order_for, "abcd"))
-    assert [case.outcome for case in cases] == [Outcome.FAILED] * 4
+    assert [case.outcome for case in cases] == [EvictionOutcome.FAILED] * 4
     assert way.most_at_once == 2
 
 
@@ -99,14 +99,14 @@ async def test_a_held_pod_is_given_up_before_the_next_act_and_does_not_stay_froz
         bench.why = "a person holds it"
         return fails("no")(work)
 
-    first, second = ScriptedWay(Means.CRI, held), ScriptedWay(Means.SIGNAL, ends(pod))
+    first, second = ScriptedWay(EvictionMethodName.CRI, held), ScriptedWay(EvictionMethodName.SIGNAL, ends(pod))
     bench.why = "a dry run" if when == "before" else None
     (case,) = await carried_out(bench.evictor(first, second), order_for("a"))
-    assert case.outcome is Outcome.ABANDONED
+    assert case.outcome is EvictionOutcome.ABANDONED
     assert case.detail == ("a dry run" if when == "before" else "a person holds it")
     # The second way begins, but does not get beyond the word that it is about to act.
     assert (pod.alive, pod.frozen, len(first.log)) == (True, False, int(when == "within"))
-    assert bench.kinds() == [Kind.EVICTION_PLANNED, Kind.EVICTION_REFUSED]
+    assert bench.kinds() == [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_REFUSED]
     assert bench.told[-1].labels["outcome"] == "abandoned"
 
 
@@ -119,12 +119,12 @@ async def test_a_withdrawn_order_is_given_up_only_while_nothing_has_been_done(be
         evictor.withdraw("1-b", "the pressure is over")
         return ends(pods[work.case.order.uid])(work)
 
-    evictor = bench.evictor(ScriptedWay(Means.CRI, withdrawn))
+    evictor = bench.evictor(ScriptedWay(EvictionMethodName.CRI, withdrawn))
     evictor.submit(order["a"])
     evictor.withdraw("1-a", "the pressure is over")
     evictor.withdraw("unknown", "x")
     cases = await carried_out(evictor, order["b"])
-    assert [case.outcome for case in cases] == [Outcome.ABANDONED, Outcome.DONE]
+    assert [case.outcome for case in cases] == [EvictionOutcome.ABANDONED, EvictionOutcome.DONE]
     assert [pods["a"].alive, pods["b"].alive] == [True, False]
 
 
@@ -133,19 +133,19 @@ async def test_one_that_waits_for_its_turn_ends_at_once_when_it_is_withdrawn(ben
     go = trio.Event()
 
     class Slow:
-        means = Means.CRI
+        means = EvictionMethodName.CRI
 
-        def unusable(self, _: Case) -> None:
+        def unusable(self, _: EvictionCase) -> None:
             return None
 
-        async def end(self, work: Work) -> Result:
-            await work.step(Step.STOP)
+        async def end(self, work: EvictionWork) -> EvictionResult:
+            await work.step(EvictionStep.STOP)
             await go.wait()
             return ends(pods[work.case.order.uid])(work)
 
     evictor = bench.evictor(Slow(), config=replace(CONFIG, at_once=1))
 
-    def outcome(uid: str) -> Outcome | None:
+    def outcome(uid: str) -> EvictionOutcome | None:
         return next(case.outcome for case in evictor.cases() if case.order.uid == uid)
 
     async with trio.open_nursery() as nursery:
@@ -155,11 +155,11 @@ async def test_one_that_waits_for_its_turn_ends_at_once_when_it_is_withdrawn(ben
             await until(lambda: len(bench.told) == len(evictor.cases()))
         evictor.withdraw("1-a", "the pressure is over")
         evictor.withdraw("1-b", "the pressure is over")
-        await until(lambda: outcome("b") is Outcome.ABANDONED)
+        await until(lambda: outcome("b") is EvictionOutcome.ABANDONED)
         assert (outcome("a"), outcome("c"), pods["b"].alive) == (None, None, True)
         go.set()
-        await until(lambda: outcome("c") is Outcome.DONE)
-        assert outcome("a") is Outcome.DONE, "what has begun to end goes on ending"
+        await until(lambda: outcome("c") is EvictionOutcome.DONE)
+        assert outcome("a") is EvictionOutcome.DONE, "what has begun to end goes on ending"
         nursery.cancel_scope.cancel()
 
 
@@ -169,20 +169,20 @@ async def test_a_store_that_takes_nothing_for_a_while_takes_nothing_off_the_pods
     bench.node.add("a")
     real, refused, elapsed = Store.apply, 0, []
 
-    def apply(store: Store, batch: Batch) -> None:
+    def apply(store: Store, batch: StoreBatch) -> None:
         nonlocal refused
-        if any(case.step is Step.PLANNED for case in bench.rows()) and refused < 3:
+        if any(case.step is EvictionStep.PLANNED for case in bench.rows()) and refused < 3:
             refused += 1
             raise StoreError("disk: ENOSPC")
         real(store, batch)
 
-    def act(work: Work) -> Result:
+    def act(work: EvictionWork) -> EvictionResult:
         elapsed.append(work.elapsed_s())
-        return Result(outcome=None, detail="no")
+        return EvictionResult(outcome=None, detail="no")
 
     monkeypatch.setattr(Store, "apply", apply)
     monkeypatch.setattr("reconciler.responses.eviction.journal._RETRY_S", 0.2)
-    await carried_out(bench.evictor(ScriptedWay(Means.CRI, act)), order_for("a"))
+    await carried_out(bench.evictor(ScriptedWay(EvictionMethodName.CRI, act)), order_for("a"))
     assert refused == 3
     assert elapsed[0] < 0.3
 
@@ -190,7 +190,7 @@ async def test_a_store_that_takes_nothing_for_a_while_takes_nothing_off_the_pods
 async def test_a_pod_that_the_kubelet_starts_again_is_ended_again_so_often(bench: Bench) -> None:
     pod = bench.node.add("a")
     config = replace(CONFIG, restarts=RestartRules(watch_s=0.3, times=2))
-    way = ScriptedWay(Means.CRI, ends(pod))
+    way = ScriptedWay(EvictionMethodName.CRI, ends(pod))
     async with trio.open_nursery() as nursery:
 
         async def kubelet() -> None:
@@ -202,14 +202,14 @@ async def test_a_pod_that_the_kubelet_starts_again_is_ended_again_so_often(bench
         nursery.start_soon(kubelet)
         (case,) = await carried_out(bench.evictor(way, config=config), order_for("a"))
         nursery.cancel_scope.cancel()
-    assert (case.outcome, case.rounds, len(way.log)) == (Outcome.FAILED, 3, 3)
+    assert (case.outcome, case.rounds, len(way.log)) == (EvictionOutcome.FAILED, 3, 3)
     assert case.detail == "the kubelet has started it again 3 times after it was ended"
 
 
 async def test_one_that_comes_back_once_and_then_stays_away_is_done(bench: Bench) -> None:
     pod = bench.node.add("a")
     config = replace(CONFIG, restarts=RestartRules(watch_s=0.2, times=2))
-    way = ScriptedWay(Means.CRI, ends(pod))
+    way = ScriptedWay(EvictionMethodName.CRI, ends(pod))
     async with trio.open_nursery() as nursery:
 
         async def kubelet() -> None:
@@ -218,26 +218,26 @@ async def test_one_that_comes_back_once_and_then_stays_away_is_done(bench: Bench
 
         nursery.start_soon(kubelet)
         (case,) = await carried_out(bench.evictor(way, config=config), order_for("a"))
-    assert (case.outcome, case.rounds, len(way.log)) == (Outcome.DONE, 1, 2)
+    assert (case.outcome, case.rounds, len(way.log)) == (EvictionOutcome.DONE, 1, 2)
 
 
 async def test_the_daemons_own_pod_is_refused(bench: Bench) -> None:
     pod = bench.node.add("a")
-    way = ScriptedWay(Means.SIGNAL, ends(pod))
-    evictor = bench.evictor(way, processes=Processes(ourselves=4_000_001))
+    way = ScriptedWay(EvictionMethodName.SIGNAL, ends(pod))
+    evictor = bench.evictor(way, processes=PodTermination(ourselves=4_000_001))
     (case,) = await carried_out(evictor, order_for("a"))
-    assert (case.outcome, way.log) == (Outcome.REFUSED, [])
+    assert (case.outcome, way.log) == (EvictionOutcome.REFUSED, [])
 
 
 async def test_nothing_is_done_while_the_journal_cannot_be_written(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pod = bench.node.add("a")
-    way = ScriptedWay(Means.CRI, ends(pod))
+    way = ScriptedWay(EvictionMethodName.CRI, ends(pod))
     evictor = bench.evictor(way)
     real, refused = Store.apply, 0
 
-    def apply(store: Store, batch: Batch) -> None:
+    def apply(store: Store, batch: StoreBatch) -> None:
         nonlocal refused
         if refused < 2 and EVICTIONS in batch.rows:
             refused += 1
@@ -249,13 +249,15 @@ async def test_nothing_is_done_while_the_journal_cannot_be_written(
     monkeypatch.setattr("reconciler.responses.eviction.journal._RETRY_S", 0.02)
     assert evictor.status().ok
     (case,) = await carried_out(evictor, order_for("a"))
-    assert (case.outcome, refused) == (Outcome.DONE, 2)
-    assert bench.kinds() == [Kind.EVICTION_PLANNED, Kind.EVICTION_DONE]  # staged once, told once
+    assert (case.outcome, refused) == (EvictionOutcome.DONE, 2)
+    assert bench.kinds() == [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_DONE]  # staged once, told once
 
 
 async def test_a_store_that_was_lost_gets_all_cases_again(bench: Bench) -> None:
     pods = [bench.node.add(uid) for uid in "ab"]
-    (case,) = await carried_out(evictor := bench.evictor(ScriptedWay(Means.CRI, ends(pods[0]))), order_for("a"))
+    (case,) = await carried_out(
+        evictor := bench.evictor(ScriptedWay(EvictionMethodName.CRI, ends(pods[0]))), order_for("a")
+    )
     Path(bench.path).unlink()
     pods[1].end()
     await carried_out(evictor, order_for("b"))

@@ -22,22 +22,22 @@ import trio
 
 from cgroupfs.subtree import Subtree
 from reconciler.alerts.alert import Alert
-from reconciler.clients.http import Answer
+from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import KubeApi
 from reconciler.clients.kube_config import ApiServer
 from reconciler.responses.eviction.executor import Evictor
 from reconciler.responses.eviction.journal import cases_of
-from reconciler.responses.means.api import ApiWay
+from reconciler.responses.means.api import ApiEviction
 from reconciler.responses.means.config import ApiMeans, EvictionMeans, NoticeConfig, NoticeKind, RestartRules
-from reconciler.responses.means.cri import CriWay
+from reconciler.responses.means.cri import CriEviction
 from reconciler.responses.means.notefile import NoteFile
-from reconciler.responses.means.processes import Processes
-from reconciler.responses.means.signal import SignalWay
-from state.eviction import Case, Means, Outcome, Step
-from state.evidence import PodFacts
+from reconciler.responses.means.processes import PodTermination
+from reconciler.responses.means.signal import SignalEviction
+from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
+from state.evidence import PodSnapshot
 from state.model import PodClass, PodMeta
 from state.schema import EVICTIONS
-from state.store import Batch, Store
+from state.store import Store, StoreBatch
 from tests.fakes.victims import IGNORES_TERM, Victim, a_victim, an_order
 
 pytestmark = pytest.mark.kernel
@@ -82,18 +82,18 @@ class Stubs:
     def unreachable(self) -> None:
         return None
 
-    async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Answer:
+    async def request(self, method: str, path: str, body: Any = None, **_: Any) -> HttpResponse:
         await trio.lowlevel.checkpoint()
         if method == "GET":
             listed = [{"name": "pods/eviction", "kind": "Eviction", "group": "policy", "version": "v1"}]
-            return Answer(status=200, body=json.dumps({"resources": listed}).encode())
+            return HttpResponse(status=200, body=json.dumps({"resources": listed}).encode())
         assert body["deleteOptions"]["preconditions"] == {"uid": an_order(self.world.victim).uid}
         if self.answers == "refuses":
-            return Answer(status=429, body=b'{"kind":"Status","message":"budget"}')
+            return HttpResponse(status=429, body=b'{"kind":"Status","message":"budget"}')
         if self.answers != "accepts":
-            return Answer(status=500, body=b"{}")
+            return HttpResponse(status=500, body=b"{}")
         self.world.end_from_outside()
-        return Answer(status=201, body=b"{}")
+        return HttpResponse(status=201, body=b"{}")
 
     async def pod(self, uid: str) -> PodMeta:
         await trio.lowlevel.checkpoint()
@@ -130,7 +130,7 @@ def armed(point: Callable[[], None]) -> None:
         (Store, "apply"),
         (Stubs, "request"),
         (Stubs, "stop_sandbox"),
-        (Processes, "signal"),
+        (PodTermination, "signal"),
         (Subtree, "kill"),
         (Subtree, "thawing"),
         (NoteFile, "write"),
@@ -142,9 +142,11 @@ async def one_life(world: World, stubs: Stubs) -> None:
     """The daemon: takes up what is left, or evicts the pod as the plan would want it again. Ends when all has ended."""
     victim = world.victim
     store = Store(world.store, boot="boot-1")
-    facts = PodFacts(uid=an_order(victim).uid, title="v", pod_class=PodClass.RECLAIMED, group=victim.group, grace_s=1.0)
+    facts = PodSnapshot(
+        uid=an_order(victim).uid, title="v", pod_class=PodClass.RECLAIMED, group=victim.group, grace_s=1.0
+    )
 
-    async def stage(batch: Batch, alert: Alert) -> Callable[[], None]:
+    async def stage(batch: StoreBatch, alert: Alert) -> Callable[[], None]:
         batch.append(msgspec.msgpack.encode({"kind": alert.kind, "key": alert.key}))
         return lambda: None
 
@@ -161,9 +163,9 @@ async def one_life(world: World, stubs: Stubs) -> None:
         pods={facts.uid: facts}.get,
         forbidden=lambda _: None,
         ways=[
-            ApiWay(config, standing_in(stubs)),
-            CriWay(config, lambda: standing_in(stubs)),
-            SignalWay(config),
+            ApiEviction(config, standing_in(stubs)),
+            CriEviction(config, lambda: standing_in(stubs)),
+            SignalEviction(config),
         ],
     )
     with trio.fail_after(30):
@@ -213,7 +215,7 @@ def live(world: World, answers: str, die_at: int) -> bool:
     return True
 
 
-def final(world: World) -> tuple[Case, Counter[str]]:
+def final(world: World) -> tuple[EvictionCase, Counter[str]]:
     store = Store(world.store, boot="boot-1")
     (case,) = cases_of(store.rows(EVICTIONS))
     told = Counter[str]()
@@ -232,7 +234,9 @@ def other() -> Iterator[Victim]:
         yield one
 
 
-def series(tmp_path: Path, other: Victim, answers: str, check: Callable[[World, Case, Counter[str]], None]) -> int:
+def series(
+    tmp_path: Path, other: Victim, answers: str, check: Callable[[World, EvictionCase, Counter[str]], None]
+) -> int:
     """Kill the first life at its first, second, ... point, until it is not reached; how many there were.
 
     All of them with BYPASSD_FULL, and then lives that are killed again; else a third, another one in each series.
@@ -253,7 +257,7 @@ def series(tmp_path: Path, other: Victim, answers: str, check: Callable[[World, 
             check(world, case, told)
             assert {victim.frozen(), victim.frozen("/c")} == {"THAWED"}, point
             assert len(other.pids()) == 1, point
-            assert case.step is Step.ENDED
+            assert case.step is EvictionStep.ENDED
             assert sum(told.values()) == 2, (point, told)
             assert told["eviction-planned"] == 1
         if whole:
@@ -261,13 +265,16 @@ def series(tmp_path: Path, other: Victim, answers: str, check: Callable[[World, 
     raise AssertionError("it never came to its own end")
 
 
-@pytest.mark.parametrize(("answers", "means"), [("accepts", Means.API), ("stops", Means.CRI), ("fails", Means.SIGNAL)])
+@pytest.mark.parametrize(
+    ("answers", "means"),
+    [("accepts", EvictionMethodName.API), ("stops", EvictionMethodName.CRI), ("fails", EvictionMethodName.SIGNAL)],
+)
 def test_killed_at_any_point_one_pod_ends_one_end_is_told_and_nothing_stays_frozen(
-    tmp_path: Path, other: Victim, answers: str, means: Means
+    tmp_path: Path, other: Victim, answers: str, means: EvictionMethodName
 ) -> None:
-    def check(world: World, case: Case, told: Counter[str]) -> None:
+    def check(world: World, case: EvictionCase, told: Counter[str]) -> None:
         assert world.victim.empty()
-        assert (case.outcome, case.means) == (Outcome.DONE, means)
+        assert (case.outcome, case.means) == (EvictionOutcome.DONE, means)
         assert told["eviction-done"] == 1
 
     begun = time.monotonic()
@@ -279,9 +286,9 @@ def test_killed_at_any_point_one_pod_ends_one_end_is_told_and_nothing_stays_froz
 def test_killed_at_any_point_a_refused_pod_lives_runs_and_its_notice_is_withdrawn(
     tmp_path: Path, other: Victim
 ) -> None:
-    def check(world: World, case: Case, told: Counter[str]) -> None:
+    def check(world: World, case: EvictionCase, told: Counter[str]) -> None:
         assert len(world.victim.pids()) == 2
-        assert (case.outcome, told["eviction-refused"]) == (Outcome.REFUSED, 1)
+        assert (case.outcome, told["eviction-refused"]) == (EvictionOutcome.REFUSED, 1)
         assert not world.notice.exists()
 
     assert series(tmp_path, other, "refuses", check) >= 8

@@ -9,7 +9,7 @@ import trio
 from msgspec.structs import replace
 
 from reconciler.responses.means.config import NoticeConfig, NoticeKind
-from state.eviction import Means, Outcome, Step
+from state.eviction import EvictionMethodName, EvictionOutcome, EvictionStep
 from tests.fakes.plainpod import ScriptedWay, ends, fails, order_for
 from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, left_at, until
 
@@ -36,13 +36,13 @@ async def test_the_pod_is_told_first_and_its_acknowledgement_ends_the_wait(bench
         words.update(msgspec.json.decode(note.read_bytes()))
         note.unlink()
 
-    way = ScriptedWay(Means.CRI, ends(pod))
+    way = ScriptedWay(EvictionMethodName.CRI, ends(pod))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(program)
         config = replace(NOTICE, notice=replace(NOTICE.notice, wait_s=60.0))
         (case,) = await carried_out(bench.evictor(way, config=config), order_for("a"))
     assert time.monotonic() - begun < 5
-    assert (case.outcome, case.tried) == (Outcome.DONE, ("notice: acknowledged",))
+    assert (case.outcome, case.tried) == (EvictionOutcome.DONE, ("notice: acknowledged",))
     assert (words["uid"], words["cause"], words["graceS"]) == ("a", "node_memory", 1.0)
 
 
@@ -55,17 +55,19 @@ async def test_without_an_answer_the_wait_is_bounded_and_a_pod_that_is_spared_is
         bench.why = "a person holds it"
         return fails("no")(work)
 
-    ways = ScriptedWay(Means.CRI, held), ScriptedWay(Means.SIGNAL, ends(pod))
+    ways = ScriptedWay(EvictionMethodName.CRI, held), ScriptedWay(EvictionMethodName.SIGNAL, ends(pod))
     (case,) = await carried_out(bench.evictor(*ways, config=NOTICE), order_for("a"))
-    assert (case.outcome, case.tried[0]) == (Outcome.ABANDONED, "notice: no answer within 0.6 s")
+    assert (case.outcome, case.tried[0]) == (EvictionOutcome.ABANDONED, "notice: no answer within 0.6 s")
     assert not note.exists()
 
 
 async def test_a_notice_that_cannot_be_given_holds_up_nothing(bench: Bench) -> None:
     pod = bench.node.add("a")
-    (case,) = await carried_out(bench.evictor(ScriptedWay(Means.CRI, ends(pod)), config=NOTICE), order_for("a"))
+    (case,) = await carried_out(
+        bench.evictor(ScriptedWay(EvictionMethodName.CRI, ends(pod)), config=NOTICE), order_for("a")
+    )
     assert case.tried == ("notice: the notice could not be given: No such file or directory",)
-    assert case.outcome is Outcome.DONE
+    assert case.outcome is EvictionOutcome.DONE
 
 
 async def test_a_pod_that_ends_after_the_notice_is_done_and_nothing_else_is_tried(bench: Bench) -> None:
@@ -76,12 +78,12 @@ async def test_a_pod_that_ends_after_the_notice_is_done_and_nothing_else_is_trie
         await until(note.exists)
         pod.end()
 
-    way = ScriptedWay(Means.CRI, fails("no"))
+    way = ScriptedWay(EvictionMethodName.CRI, fails("no"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(program)
         config = replace(NOTICE, notice=replace(NOTICE.notice, wait_s=60.0))
         (case,) = await carried_out(bench.evictor(way, config=config), order_for("a"))
-    assert (case.outcome, case.detail, way.log) == (Outcome.DONE, "it ended after the notice", [])
+    assert (case.outcome, case.detail, way.log) == (EvictionOutcome.DONE, "it ended after the notice", [])
 
 
 async def test_a_pods_own_annotation_chooses_how_it_is_told(bench: Bench) -> None:
@@ -96,7 +98,9 @@ async def test_a_pods_own_annotation_chooses_how_it_is_told(bench: Bench) -> Non
         return ends(pods[work.case.order.uid])(work)
 
     config = replace(NOTICE, notice=replace(NOTICE.notice, wait_s=0.1), at_once=3)
-    cases = await carried_out(bench.evictor(ScriptedWay(Means.CRI, act), config=config), *map(order_for, "abc"))
+    cases = await carried_out(
+        bench.evictor(ScriptedWay(EvictionMethodName.CRI, act), config=config), *map(order_for, "abc")
+    )
     assert [case.tried for case in cases[:2]] == [(), ("notice: no answer within 0.1 s",)]
     assert (mine / "notice.json").exists()
     assert (
@@ -111,9 +115,9 @@ async def test_a_pods_own_annotation_chooses_how_it_is_told(bench: Bench) -> Non
 async def test_the_wait_for_an_answer_goes_on_and_not_anew_after_a_restart(bench: Bench) -> None:
     pod = bench.node.add("a")
     volume(bench, "a")
-    bench.leave(replace(left_at(pod, Step.NOTICE), step_s=time.time() - 59.7))
+    bench.leave(replace(left_at(pod, EvictionStep.NOTICE), step_s=time.time() - 59.7))
     config = replace(NOTICE, notice=replace(NOTICE.notice, wait_s=60.0))
     begun = time.monotonic()
-    (case,) = await carried_out(bench.evictor(ScriptedWay(Means.CRI, ends(pod)), config=config))
+    (case,) = await carried_out(bench.evictor(ScriptedWay(EvictionMethodName.CRI, ends(pod)), config=config))
     assert 0.2 < time.monotonic() - begun < 5
-    assert case.outcome is Outcome.DONE
+    assert case.outcome is EvictionOutcome.DONE

@@ -5,8 +5,8 @@ import pytest
 
 from reconciler.responses.eviction.config import LimitsConfig
 from reconciler.responses.eviction.limits import (
-    Past,
-    Turn,
+    EvictionHistory,
+    EvictionRecord,
     absorb,
     cooling,
     kept,
@@ -16,13 +16,15 @@ from reconciler.responses.eviction.limits import (
     restored,
     room,
 )
-from state.eviction import Case, Order, Outcome
+from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome
 from tests.reconciler.responses.eviction.world import START, WALL, World, be
 
 
-def turn(at: float, outcome: Outcome | None = Outcome.DONE, *, uid: str = "a", ended: float | None = None) -> Turn:
+def turn(
+    at: float, outcome: EvictionOutcome | None = EvictionOutcome.DONE, *, uid: str = "a", ended: float | None = None
+) -> EvictionRecord:
     ended_s = 0.0 if outcome is None else at if ended is None else ended
-    return Turn(
+    return EvictionRecord(
         id=f"{at}-{uid}",
         uid=uid,
         owner=f"ci/ReplicaSet/{uid}",
@@ -33,8 +35,10 @@ def turn(at: float, outcome: Outcome | None = Outcome.DONE, *, uid: str = "a", e
     )
 
 
-def case(uid: str, outcome: Outcome | None, *, decided: float = WALL, ended: float = 0.0, id_: str = "") -> Case:
-    order = Order(
+def case(
+    uid: str, outcome: EvictionOutcome | None, *, decided: float = WALL, ended: float = 0.0, id_: str = ""
+) -> EvictionCase:
+    order = EvictionOrder(
         id=id_ or f"order-{uid}",
         uid=uid,
         title=f"ci/{uid}",
@@ -45,7 +49,7 @@ def case(uid: str, outcome: Outcome | None, *, decided: float = WALL, ended: flo
         evidence="",
         decided_s=decided,
     )
-    return Case(order=order, outcome=outcome, ended_s=ended)
+    return EvictionCase(order=order, outcome=outcome, ended_s=ended)
 
 
 LIMITS = LimitsConfig(per_pass=3, per_minute=2, per_10_minutes=4, per_owner=2, per_owner_percent=50)
@@ -62,26 +66,40 @@ LIMITS = LimitsConfig(per_pass=3, per_minute=2, per_10_minutes=4, per_owner=2, p
         # A long grace is no way round a cap: it counts until a minute after its end.
         ([turn(START - 300, ended=START - 10)], 1),
         ([turn(START - 3000, None)], 1),
-        ([turn(START - 10, Outcome.FAILED)], 1),
-        ([turn(START - 10, outcome) for outcome in (Outcome.REFUSED, Outcome.GONE, Outcome.ABANDONED)], 2),
+        ([turn(START - 10, EvictionOutcome.FAILED)], 1),
+        (
+            [
+                turn(START - 10, outcome)
+                for outcome in (EvictionOutcome.REFUSED, EvictionOutcome.GONE, EvictionOutcome.ABANDONED)
+            ],
+            2,
+        ),
     ],
 )
-def test_what_the_caps_leave(turns: list[Turn], count: int) -> None:
-    assert room(LIMITS, Past(turns=tuple(turns)), START).count == count
+def test_what_the_caps_leave(turns: list[EvictionRecord], count: int) -> None:
+    assert room(LIMITS, EvictionHistory(turns=tuple(turns)), START).count == count
 
 
 def test_the_reason_names_the_cap_that_binds() -> None:
-    assert room(LIMITS, Past(turns=(turn(START),)), START).reason == "1 in the last minute, at most 2"
-    assert room(LimitsConfig(per_pass=1), Past(), START).reason == "at most 1 in one pass"
+    assert room(LIMITS, EvictionHistory(turns=(turn(START),)), START).reason == "1 in the last minute, at most 2"
+    assert room(LimitsConfig(per_pass=1), EvictionHistory(), START).reason == "at most 1 in one pass"
 
 
 @pytest.mark.parametrize(
     ("outcome", "waits"),
-    [(Outcome.DONE, 10.0), (Outcome.FAILED, 0.0), (Outcome.REFUSED, 0.0), (Outcome.GONE, 0.0), (None, 0.0)],
+    [
+        (EvictionOutcome.DONE, 10.0),
+        (EvictionOutcome.FAILED, 0.0),
+        (EvictionOutcome.REFUSED, 0.0),
+        (EvictionOutcome.GONE, 0.0),
+        (None, 0.0),
+    ],
 )
-def test_only_a_success_starts_the_pause_and_it_starts_at_its_end(outcome: Outcome | None, waits: float) -> None:
+def test_only_a_success_starts_the_pause_and_it_starts_at_its_end(
+    outcome: EvictionOutcome | None, waits: float
+) -> None:
     """rubik pauses whenever it has looked."""
-    past = Past(turns=(turn(START - 100, outcome, ended=START - 20),))
+    past = EvictionHistory(turns=(turn(START - 100, outcome, ended=START - 20),))
     assert cooling(past, "node_memory", 30, START) == waits
     assert cooling(past, "disk", 30, START) == 0.0
 
@@ -90,38 +108,38 @@ def test_only_a_success_starts_the_pause_and_it_starts_at_its_end(outcome: Outco
     ("last", "words"),
     [
         (turn(START - 10, None), "is being evicted"),
-        (turn(START - 10, Outcome.REFUSED), "its eviction was refused 10 s ago"),
-        (turn(START - 10, Outcome.FAILED), "its eviction has failed 10 s ago"),
-        (turn(START - 10, Outcome.DONE), "was evicted 10 s ago and started again"),
-        (turn(START - 121, Outcome.REFUSED), None),
-        (turn(START - 301, Outcome.DONE), None),
-        (turn(START - 10, Outcome.GONE), None),
-        (turn(START - 10, Outcome.ABANDONED), None),
-        (turn(START - 10, Outcome.DONE, uid="b"), None),
+        (turn(START - 10, EvictionOutcome.REFUSED), "its eviction was refused 10 s ago"),
+        (turn(START - 10, EvictionOutcome.FAILED), "its eviction has failed 10 s ago"),
+        (turn(START - 10, EvictionOutcome.DONE), "was evicted 10 s ago and started again"),
+        (turn(START - 121, EvictionOutcome.REFUSED), None),
+        (turn(START - 301, EvictionOutcome.DONE), None),
+        (turn(START - 10, EvictionOutcome.GONE), None),
+        (turn(START - 10, EvictionOutcome.ABANDONED), None),
+        (turn(START - 10, EvictionOutcome.DONE, uid="b"), None),
     ],
 )
-def test_who_was_tried_is_left_alone_for_a_while(last: Turn, words: str | None) -> None:
-    assert resting(LimitsConfig(), Past(turns=(last,)), "a", START) == words
+def test_who_was_tried_is_left_alone_for_a_while(last: EvictionRecord, words: str | None) -> None:
+    assert resting(LimitsConfig(), EvictionHistory(turns=(last,)), "a", START) == words
 
 
 def test_of_an_owners_pods_a_number_and_a_share_may_go() -> None:
     world = World(*(be(f"web-{n}", owner="ReplicaSet/web") for n in range(5)), be("one"), be("bare", owner=None))
     web = "ci/ReplicaSet/web"
-    left = owner_room(LIMITS, Past(), world.frame())
+    left = owner_room(LIMITS, EvictionHistory(), world.frame())
     assert left == {web: 2, "ci/ReplicaSet/one": 1, "ci/ci/bare": 1}
     assert owner_of(world.pods["bare"]) == "ci/ci/bare"
     gone = msgspec.structs.replace(turn(START - 10, uid="web-9"), owner=web)
-    assert owner_room(LIMITS, Past(turns=(gone,)), world.frame())[web] == 1
+    assert owner_room(LIMITS, EvictionHistory(turns=(gone,)), world.frame())[web] == 1
     # Two there were, one has gone: of the half that may go nothing is left.
     world.pods = {"web-0": world.pods["web-0"]}
-    assert owner_room(LIMITS, Past(turns=(gone,)), world.frame())[web] == 0
-    refused = msgspec.structs.replace(gone, outcome=Outcome.REFUSED)
-    assert owner_room(LIMITS, Past(turns=(refused,)), world.frame())[web] == 1
+    assert owner_room(LIMITS, EvictionHistory(turns=(gone,)), world.frame())[web] == 0
+    refused = msgspec.structs.replace(gone, outcome=EvictionOutcome.REFUSED)
+    assert owner_room(LIMITS, EvictionHistory(turns=(refused,)), world.frame())[web] == 1
 
 
 def test_cases_tell_how_orders_ended_and_an_order_without_a_case_lapses() -> None:
     world = World()
-    past = Past(turns=(msgspec.structs.replace(turn(START, None), id="order-a"), turn(START, None, uid="b")))
+    past = EvictionHistory(turns=(msgspec.structs.replace(turn(START, None), id="order-a"), turn(START, None, uid="b")))
     world.at = START + 30
     past = absorb(past, [case("a", None)], world.frame())
     assert sorted(past.leaving(LIMITS, world.frame())) == ["a", "b"]
@@ -129,19 +147,19 @@ def test_cases_tell_how_orders_ended_and_an_order_without_a_case_lapses() -> Non
     past = absorb(past, [case("a", None)], world.frame())
     assert sorted(past.leaving(LIMITS, world.frame())) == ["a"]
     world.at = START + 70
-    past = absorb(past, [case("a", Outcome.DONE, ended=WALL + 65)], world.frame())
+    past = absorb(past, [case("a", EvictionOutcome.DONE, ended=WALL + 65)], world.frame())
     assert sorted((one.uid, one.outcome, one.ended_s) for one in past.turns) == [
-        ("a", Outcome.DONE, START + 65),
-        ("b", Outcome.ABANDONED, START + 61),
+        ("a", EvictionOutcome.DONE, START + 65),
+        ("b", EvictionOutcome.ABANDONED, START + 61),
     ]
     world.at = START + 4000
-    assert absorb(past, [case("a", Outcome.DONE, ended=WALL + 65)], world.frame()) == Past()
+    assert absorb(past, [case("a", EvictionOutcome.DONE, ended=WALL + 65)], world.frame()) == EvictionHistory()
 
 
 def test_cases_of_an_earlier_run_count_although_nothing_else_was_kept() -> None:
     world = World()
-    cases = [case("a", Outcome.DONE, decided=WALL - 40, ended=WALL - 20), case("b", None, decided=WALL + 999)]
-    past = absorb(Past(), cases, world.frame())
+    cases = [case("a", EvictionOutcome.DONE, decided=WALL - 40, ended=WALL - 20), case("b", None, decided=WALL + 999)]
+    past = absorb(EvictionHistory(), cases, world.frame())
     assert [(one.uid, one.at_s, one.open) for one in past.turns] == [("a", START - 40, False), ("b", START, True)]
     assert room(LIMITS, past, START).count == 0
     assert cooling(past, "node_memory", 30, START) == 10
@@ -149,9 +167,9 @@ def test_cases_of_an_earlier_run_count_although_nothing_else_was_kept() -> None:
 
 def test_the_past_survives_a_restart_and_a_clock_that_was_set_back_lifts_no_limit() -> None:
     world = World()
-    past = Past(turns=(turn(START - 30), turn(START - 5, None, uid="b")))
+    past = EvictionHistory(turns=(turn(START - 30), turn(START - 5, None, uid="b")))
     row = msgspec.msgpack.encode(kept(past, world.frame()))
-    stored = msgspec.msgpack.decode(row, type=Past)
+    stored = msgspec.msgpack.decode(row, type=EvictionHistory)
     again = restored(stored, at_s=50.0, wall_s=WALL + 10)
     assert [one.at_s for one in again.turns] == pytest.approx([10.0, 35.0])
     assert room(LIMITS, again, 50.0).count == 0

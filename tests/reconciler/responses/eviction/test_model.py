@@ -19,8 +19,8 @@ from reconciler.responses.eviction.config import (
     TriggersConfig,
 )
 from reconciler.responses.eviction.limits import kept, restored
-from reconciler.responses.eviction.plan import Memory, begun, decide
-from state.eviction import Case, Order, Outcome
+from reconciler.responses.eviction.plan import EvictionPlanState, begun, decide
+from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome
 from state.model import Hold, PodClass
 from tests.reconciler.responses.eviction.world import GI, START, WALL, World, batch, be
 
@@ -62,10 +62,10 @@ class Node(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
-        self.memory: Memory | None = None
-        self.cases: dict[str, Case] = {}
-        self.ordered: deque[tuple[float, Order, str]] = deque()
-        self.ended: dict[str, tuple[float, Outcome]] = {}
+        self.memory: EvictionPlanState | None = None
+        self.cases: dict[str, EvictionCase] = {}
+        self.ordered: deque[tuple[float, EvictionOrder, str]] = deque()
+        self.ended: dict[str, tuple[float, EvictionOutcome]] = {}
         self.passes: list[tuple[float, int]] = []
         self.serial = 0
         self.rest = 10 * GI
@@ -94,14 +94,14 @@ class Node(RuleBasedStateMachine):
         self.rest = other * GI
 
     @precondition(lambda self: any(case.open for case in self.cases.values()))
-    @rule(pick=st.integers(0, 99), outcome=st.sampled_from(list(Outcome)))
-    def a_case_ends(self, pick: int, outcome: Outcome) -> None:
+    @rule(pick=st.integers(0, 99), outcome=st.sampled_from(list(EvictionOutcome)))
+    def a_case_ends(self, pick: int, outcome: EvictionOutcome) -> None:
         still = [case for case in self.cases.values() if case.open]
         case = still[pick % len(still)]
         wall = self.world.wall
         self.cases[case.order.id] = replace(case, outcome=outcome, ended_s=wall)
         self.ended[case.order.id] = self.world.at, outcome
-        if outcome in {Outcome.DONE, Outcome.GONE}:
+        if outcome in {EvictionOutcome.DONE, EvictionOutcome.GONE}:
             self.world.pods.pop(case.order.uid, None)
             self.world.samples.pop(f"pod:{case.order.uid}", None)
 
@@ -147,20 +147,20 @@ class Node(RuleBasedStateMachine):
         for order in decision.orders:
             self.check(order, used, decision.orders)
         for order in decision.orders:
-            self.cases[order.id] = Case(order=order)
+            self.cases[order.id] = EvictionCase(order=order)
             self.ordered.append((self.world.at, order, self.world.pods[order.uid].owner or ""))
         self.passes.append((self.world.at, len(decision.orders)))
 
-    def check(self, order: Order, used: float, together: tuple[Order, ...]) -> None:
+    def check(self, order: EvictionOrder, used: float, together: tuple[EvictionOrder, ...]) -> None:
         now = self.world.at
         assert order.uid not in UNTOUCHABLE
         assert now - self.started >= LIMITS.quiet_s
         assert order.ranking
         assert not any(case.open and case.order.uid == order.uid for case in self.cases.values())
         for past in self.cases.values():
-            if past.order.uid == order.uid and past.outcome in {Outcome.REFUSED, Outcome.FAILED}:
+            if past.order.uid == order.uid and past.outcome in {EvictionOutcome.REFUSED, EvictionOutcome.FAILED}:
                 assert now - self.ended[past.order.id][0] >= LIMITS.retry_s - 0.01
-            if order.cause == past.order.cause and past.outcome is Outcome.DONE:
+            if order.cause == past.order.cause and past.outcome is EvictionOutcome.DONE:
                 pause = 10 if order.cause == "node_memory" else 5
                 assert now - self.ended[past.order.id][0] >= pause - 0.01
         if order.cause == "node_memory":
@@ -181,7 +181,8 @@ class Node(RuleBasedStateMachine):
         counted = [
             (at, owner)
             for at, order, owner in self.ordered
-            if self.ended.get(order.id, (0.0, Outcome.DONE))[1] in {Outcome.DONE, Outcome.FAILED}
+            if self.ended.get(order.id, (0.0, EvictionOutcome.DONE))[1]
+            in {EvictionOutcome.DONE, EvictionOutcome.FAILED}
         ]
         assert all(count <= LIMITS.per_pass for _, count in self.passes)
         now = self.world.at

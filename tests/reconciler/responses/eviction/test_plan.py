@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from reconciler.responses.eviction.config import (
-    DiskConfig,
+    DiskTriggerConfig,
     EvictionConfig,
     LimitsConfig,
     NodeCpuConfig,
     NodeMemoryConfig,
-    NumaMemoryConfig,
+    NumaMemoryTriggerConfig,
     ReclaimedResourceConfig,
     RssOveruseConfig,
     TriggersConfig,
@@ -19,11 +19,11 @@ from reconciler.responses.eviction.config import (
 from reconciler.responses.eviction.limits import kept, restored
 from reconciler.responses.eviction.plan import begun, decide, signals_of
 from reconciler.responses.eviction.triggers.base import Trigger, registered
-from reconciler.responses.eviction.triggers.named import NAME, Named
+from reconciler.responses.eviction.triggers.named import NAME, RequestedVictim
 from reconciler.responses.eviction.triggers.node_memory import TRIGGER as NODE_MEMORY
 from reconciler.responses.eviction.triggers.table import TRIGGERS
-from state.eviction import Outcome
-from state.evidence import Resource
+from state.eviction import EvictionOutcome
+from state.evidence import ContendedResource
 from state.model import Hold, PodClass
 from tests.reconciler.responses.eviction.plans import QUIET, case, full, memory, only
 from tests.reconciler.responses.eviction.world import GI, START, WALL, Planner, World, batch, be, reasons
@@ -62,9 +62,9 @@ def test_a_refused_and_a_failed_eviction_are_no_relief_and_the_next_one_goes() -
     world = full(be("a"), be("b"), be("c"), a=15, b=14, c=13)
     planner = Planner(world, memory())
     (first,) = planner.first().orders
-    planner.cases = [case(first, Outcome.REFUSED, WALL + world.at - START)]
+    planner.cases = [case(first, EvictionOutcome.REFUSED, WALL + world.at - START)]
     (second,) = planner.step().orders
-    planner.cases.append(case(second, Outcome.FAILED, WALL + world.at - START))
+    planner.cases.append(case(second, EvictionOutcome.FAILED, WALL + world.at - START))
     (third,) = planner.step().orders
     assert [first.uid, second.uid, third.uid] == ["a", "b", "c"]
     planner.cases.append(case(third))
@@ -80,7 +80,7 @@ def test_success_starts_the_pause_of_its_trigger_alone() -> None:
     (order,) = planner.first().orders
     del world.pods["a"]
     del world.samples["pod:a"]
-    planner.cases = [case(order, Outcome.DONE, WALL + world.at - START)]
+    planner.cases = [case(order, EvictionOutcome.DONE, WALL + world.at - START)]
     world.put("pod:c", memory__rss=2 * GI)
     assert [one.uid for one in planner.step().orders] == ["c"]
     assert planner.run(27) == []
@@ -109,7 +109,7 @@ def test_pods_that_hold_next_to_nothing_cannot_cure_it_either() -> None:
 
 
 def test_for_the_images_file_system_who_holds_some_of_it_goes_and_an_unknown_part_is_told_as_such() -> None:
-    config = only("disk", DiskConfig(enabled=True, for_s=0))
+    config = only("disk", DiskTriggerConfig(enabled=True, for_s=0))
     world = World(be("a"), be("b"))
     for place, free in (("fs:nodefs", 50), ("fs:imagefs", 5)):
         world.put(place, fs__size=100 * GI, fs__available=free * GI, fs__inodes=1e6, fs__inodes_free=9e5)
@@ -191,7 +191,7 @@ def test_a_soft_pressure_waits_while_somebody_goes_for_a_hard_one() -> None:
 
 
 def test_numa_pressure_takes_who_holds_memory_there() -> None:
-    config = only("numa_memory", NumaMemoryConfig(cooldown_s=0, droppable_percent=100))
+    config = only("numa_memory", NumaMemoryTriggerConfig(cooldown_s=0, droppable_percent=100))
     world = World(be("here"), be("there"))
     for node in ("numa:0", "numa:1"):
         world.put(node, memory__free=50 * GI, memory__total=100 * GI, memory__low=GI, memory__min=GI / 2)
@@ -216,11 +216,15 @@ def test_a_named_suspect_goes_when_exclusions_and_limits_allow_it() -> None:
     config = only("interference", TriggersConfig().interference)
     world = World(be("hog"), be("web", cls=PodClass.SHARED))
     planner = Planner(world, config)
-    planner.named = [Named(uid="hog", rule="latency", victim="shop/web", evidence="p99 40 ms", resource=Resource.CPU)]
+    planner.named = [
+        RequestedVictim(
+            uid="hog", rule="latency", victim="shop/web", evidence="p99 40 ms", resource=ContendedResource.CPU
+        )
+    ]
     (order,) = planner.step().orders
     assert (order.uid, order.cause, order.forced) == ("hog", NAME, False)
     assert order.evidence == "rule latency: shop/web suffers: p99 40 ms"
-    planner.cases = [case(order, Outcome.GONE, WALL + world.at - START)]
+    planner.cases = [case(order, EvictionOutcome.GONE, WALL + world.at - START)]
     planner.named = [replace(planner.named[0], uid="web")]
     assert planner.run(5) == []
     assert reasons(planner.decision)[NAME] == "nobody: nobody may go for this"
@@ -231,12 +235,12 @@ def test_a_wish_between_two_passes_is_served_in_the_next_one_and_lapses() -> Non
     world = World(be("hog", age_s=0.0))
     planner = Planner(world, config)
     planner.step()
-    planner.named = [Named(uid="hog", rule="latency", victim="shop/web", evidence="slow")]
+    planner.named = [RequestedVictim(uid="hog", rule="latency", victim="shop/web", evidence="slow")]
     assert planner.step().orders == ()
     planner.named = []
     assert planner.run(10) == ["hog"]
     young = Planner(World(be("new", age_s=-100.0)), config)
-    young.named = [Named(uid="new", rule="latency", victim="shop/web", evidence="slow")]
+    young.named = [RequestedVictim(uid="new", rule="latency", victim="shop/web", evidence="slow")]
     young.step()
     young.named = []
     assert young.run(50) == []
@@ -368,7 +372,7 @@ def test_a_pod_that_was_started_again_in_place_is_not_evicted_over_and_over() ->
     world = full(be("a", owner="Job/one"), be("b", owner="Job/one"), a=15, b=0)
     planner = Planner(world, memory(limits=LimitsConfig(again_s=300, per_owner_percent=100)))
     (order,) = planner.step().orders
-    planner.cases = [case(order, Outcome.DONE, WALL + world.at - START)]
+    planner.cases = [case(order, EvictionOutcome.DONE, WALL + world.at - START)]
     assert planner.run(299) == []
     assert planner.run(5) == ["a"]
 

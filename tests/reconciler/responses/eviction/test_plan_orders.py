@@ -8,16 +8,16 @@ from msgspec.structs import replace
 from reconciler.responses.eviction.config import (
     LimitsConfig,
     MemoryPressureConfig,
-    NumaMemoryConfig,
+    NumaMemoryTriggerConfig,
     PoolLoadConfig,
     RssOveruseConfig,
     TriggersConfig,
 )
 from reconciler.responses.eviction.limits import kept, restored
 from reconciler.responses.eviction.plan import begun
-from reconciler.responses.eviction.triggers.named import NAME, Named
-from state.eviction import Means, Outcome
-from state.evidence import Finding, Resource, Verdict
+from reconciler.responses.eviction.triggers.named import NAME, RequestedVictim
+from state.eviction import EvictionMethodName, EvictionOutcome
+from state.evidence import ContendedResource, RuleVerdict, Verdict
 from state.model import PodClass
 from tests.reconciler.responses.eviction.plans import case, full, memory, only
 from tests.reconciler.responses.eviction.world import GI, START, WALL, Planner, World, batch, be, reasons
@@ -70,7 +70,7 @@ def test_a_stall_without_an_amount_takes_one_and_waits_for_it() -> None:
     assert reasons(planner.decision)["memory_pressure"].startswith("coming: on its way: ci/a going")
     del world.pods["a"]
     assert planner.run(10) == []
-    planner.cases = [case(order, Outcome.GONE, WALL + world.at - START)]
+    planner.cases = [case(order, EvictionOutcome.GONE, WALL + world.at - START)]
     assert planner.run(1) == ["b"]
 
 
@@ -92,7 +92,7 @@ def test_what_was_hoped_of_a_pod_is_credited_until_its_case_has_ended() -> None:
 
 
 def test_what_was_hoped_for_one_place_is_not_credited_to_another() -> None:
-    config = only("numa_memory", NumaMemoryConfig(cooldown_s=0, droppable_percent=100, reclaimed_passes=1))
+    config = only("numa_memory", NumaMemoryTriggerConfig(cooldown_s=0, droppable_percent=100, reclaimed_passes=1))
     world = World(be("a"), be("b"))
     for node in ("numa:0", "numa:1"):
         world.put(node, memory__free=GI / 4, memory__total=100 * GI, memory__low=GI, memory__min=GI / 2)
@@ -112,7 +112,7 @@ def test_a_second_suspect_waits_for_the_end_of_the_first() -> None:
     config = only("interference", TriggersConfig().interference)
     planner = Planner(World(be("hog"), be("other")), config)
     planner.named = [
-        Named(uid=uid, rule="latency", victim="shop/web", evidence="slow", resource=Resource.CPU)
+        RequestedVictim(uid=uid, rule="latency", victim="shop/web", evidence="slow", resource=ContendedResource.CPU)
         for uid in ("hog", "other")
     ]
     (order,) = planner.step().orders
@@ -124,10 +124,19 @@ def test_a_second_suspect_waits_for_the_end_of_the_first() -> None:
 @pytest.mark.parametrize(
     ("more", "credited"),
     [
-        ({"means": Means.SIGNAL, "left": (Means.API, Means.CRI, Means.SIGNAL)}, True),
-        ({"means": Means.API, "left": (Means.API,), "accepted": True}, True),
-        ({"means": Means.API, "left": (Means.API,)}, False),
-        ({"means": Means.CRI, "left": (Means.API,)}, False),  # the kubelet has started it again
+        (
+            {
+                "means": EvictionMethodName.SIGNAL,
+                "left": (EvictionMethodName.API, EvictionMethodName.CRI, EvictionMethodName.SIGNAL),
+            },
+            True,
+        ),
+        ({"means": EvictionMethodName.API, "left": (EvictionMethodName.API,), "accepted": True}, True),
+        ({"means": EvictionMethodName.API, "left": (EvictionMethodName.API,)}, False),
+        (
+            {"means": EvictionMethodName.CRI, "left": (EvictionMethodName.API,)},
+            False,
+        ),  # the kubelet has started it again
         ({}, False),
     ],
 )
@@ -137,7 +146,7 @@ def test_a_half_dead_pod_is_credited_until_it_is_gone_or_may_be_tried_again(
     world = full(be("a"), be("b"), a=15, b=14)
     planner = Planner(world, memory(limits=LimitsConfig(retry_s=120)))
     (first,) = planner.first().orders
-    planner.cases = [replace(case(first, Outcome.FAILED, WALL + world.at - START), **more)]
+    planner.cases = [replace(case(first, EvictionOutcome.FAILED, WALL + world.at - START), **more)]
     world.put("pod:a", memory__rss=1 * GI)
     if not credited:
         assert planner.run(2) == ["b"]
@@ -154,15 +163,17 @@ def test_a_half_dead_pod_is_credited_until_it_is_gone_or_may_be_tried_again(
     assert again.run(70) == ["b"]
 
 
-def finding(verdict: Verdict, rule: str = "latency", title: str = "shop/web") -> Finding:
-    return Finding(rule=rule, victim="pod:web", title=title, verdict=verdict, resource=Resource.CPU, since_s=0.0)
+def finding(verdict: Verdict, rule: str = "latency", title: str = "shop/web") -> RuleVerdict:
+    return RuleVerdict(
+        rule=rule, victim="pod:web", title=title, verdict=verdict, resource=ContendedResource.CPU, since_s=0.0
+    )
 
 
 def test_a_wish_ends_with_the_suffering_and_not_before() -> None:
     config = only("interference", TriggersConfig().interference, limits=LimitsConfig(quiet_s=30))
     for verdict, ordered in ((Verdict.OK, []), (Verdict.UNKNOWN, ["hog"]), (Verdict.INTERFERED, ["hog"])):
         planner = Planner(World(be("hog")), config, started=False)
-        planner.named = [Named(uid="hog", rule="latency", victim="shop/web", evidence="slow")]
+        planner.named = [RequestedVictim(uid="hog", rule="latency", victim="shop/web", evidence="slow")]
         planner.findings = [finding(Verdict.INTERFERED), finding(Verdict.INTERFERED, "other")]
         planner.step()
         planner.named, planner.findings = [], [finding(verdict), finding(Verdict.INTERFERED, "other")]
@@ -189,14 +200,14 @@ def test_an_order_whose_pressure_is_over_is_withdrawn_after_a_while() -> None:
     world.put(memory__available=40 * GI)
     overs = watch(12)
     assert overs[0] == {order.id: "the pressure is over"}
-    planner.cases = [case(order, Outcome.ABANDONED, WALL + world.at - START)]
+    planner.cases = [case(order, EvictionOutcome.ABANDONED, WALL + world.at - START)]
     assert watch(5) == []
 
 
 def test_an_order_is_withdrawn_when_the_victim_of_the_rule_is_well_and_one_of_an_earlier_run_is_let_be() -> None:
     config = only("interference", TriggersConfig().interference)
     planner = Planner(World(be("hog")), config)
-    planner.named = [Named(uid="hog", rule="latency", victim="shop/web", evidence="slow")]
+    planner.named = [RequestedVictim(uid="hog", rule="latency", victim="shop/web", evidence="slow")]
     planner.findings = [finding(Verdict.INTERFERED)]
     (order,) = planner.first().orders
     planner.named, planner.cases = [], [case(order)]

@@ -8,7 +8,7 @@ from reconciler.responses.eviction.config import (
     PoolLoadConfig,
     SuppressionConfig,
 )
-from reconciler.responses.eviction.resources import Good
+from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.triggers import cpu_satisfaction, node_cpu, pool_load, suppression
 from state.model import PodClass
 from tests.reconciler.responses.eviction.world import Judge, World, batch, be, uids
@@ -38,7 +38,7 @@ def test_satisfaction_is_judged_over_the_window_and_by_the_last_sample_and_the_s
     world.put(be__use=2000, be__limit=2000, be__request=10000)
     judge = Judge(cpu_satisfaction.TRIGGER, world, SATISFACTION)
     (pressure,) = judge.after(60).pressures
-    assert (pressure.good, pressure.subject, pressure.hard) == (Good.CPU_REQUEST, "node", False)
+    assert (pressure.good, pressure.subject, pressure.hard) == (EvictedResource.CPU_REQUEST, "node", False)
     assert pressure.classes == (PodClass.RECLAIMED,)
     assert pressure.need == pytest.approx(4000)
     world.put(be__limit=3900, be__use=3900)
@@ -146,7 +146,7 @@ def test_a_pools_ring_must_be_full_before_it_is_judged() -> None:
     reading = judge.after(89)
     assert (reading.pressures, reading.known, reading.words) == ((), False, "shared: 9 of 10 samples")
     (pressure,) = judge.after(1).pressures
-    assert (pressure.subject, pressure.good, pressure.hard) == ("pool:shared", Good.LOAD, True)
+    assert (pressure.subject, pressure.good, pressure.hard) == ("pool:shared", EvictedResource.LOAD, True)
     assert pressure.need == pytest.approx(30 - 18)
     assert uids([pressure]) == ["web"]
 
@@ -209,7 +209,7 @@ def test_a_peak_that_is_over_frees_nothing() -> None:
     world.put(cpu__use=10000, cpu__idle=0)
     judge = Judge(node_cpu.TRIGGER, world)
     (pressure,) = judge.after(30).pressures
-    assert (pressure.good, pressure.hard) == (Good.CPU, False)
+    assert (pressure.good, pressure.hard) == (EvictedResource.CPU, False)
     assert pressure.need == pytest.approx(700)
     world.put(cpu__use=5000, cpu__idle=5000)
     assert not judge.after(1).pressures

@@ -3,15 +3,15 @@
 import pytest
 
 from reconciler.responses.eviction.config import (
-    DiskConfig,
+    DiskTriggerConfig,
     FsMinimum,
     MemoryPressureConfig,
     NodeMemoryConfig,
-    NumaMemoryConfig,
+    NumaMemoryTriggerConfig,
     ReclaimedResourceConfig,
     RssOveruseConfig,
 )
-from reconciler.responses.eviction.resources import Good
+from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.triggers import (
     disk,
     memory_pressure,
@@ -38,7 +38,7 @@ def test_node_memory_frees_exact_bytes_down_to_the_lower_bound(used: float, need
         assert pressures == ()
     else:
         assert pressures[0].need == pytest.approx(need * GI)
-        assert (pressures[0].good, pressures[0].classes, pressures[0].hard) == (Good.MEMORY, RECLAIMED, True)
+        assert (pressures[0].good, pressures[0].classes, pressures[0].hard) == (EvictedResource.MEMORY, RECLAIMED, True)
 
 
 def test_node_memory_has_a_lower_bound_of_its_own_where_one_is_set() -> None:
@@ -65,7 +65,7 @@ def numa(free: float, *, total: float = 128 * GI, cache: float | None = 5 * GI) 
 
 
 # Urgent marks would be above the low one otherwise: the counters are seen alone.
-COUNTING = NumaMemoryConfig(urgent_bytes=0)
+COUNTING = NumaMemoryTriggerConfig(urgent_bytes=0)
 
 
 def test_six_passes_below_low_and_margin_let_be_go_and_twelve_everybody() -> None:
@@ -113,13 +113,13 @@ def test_a_page_cache_that_has_filled_the_node_is_no_shortage() -> None:
     """Katalyst's urgent margin of 1 GiB is above where the kernel keeps free memory once the cache is full."""
     world = numa(300 * MI, cache=40 * GI)
     assert Judge(numa_memory.TRIGGER, world).after(100, 5).pressures == ()
-    assert Judge(numa_memory.TRIGGER, world, NumaMemoryConfig(droppable_percent=100)).after(100, 5).pressures
+    assert Judge(numa_memory.TRIGGER, world, NumaMemoryTriggerConfig(droppable_percent=100)).after(100, 5).pressures
 
 
 def test_margins_are_bounded_by_the_size_of_the_node() -> None:
     """Katalyst's are absolute: 1 GiB of a 4 GiB node would have to be free all the time."""
     small = numa(500 * MI, total=4 * GI, cache=420 * MI)
-    bare = NumaMemoryConfig(droppable_percent=100)
+    bare = NumaMemoryTriggerConfig(droppable_percent=100)
     assert Judge(numa_memory.TRIGGER, small, bare).after(100, 5).pressures == ()
     short = numa(390 * MI, total=4 * GI, cache=405 * MI)
     assert Judge(numa_memory.TRIGGER, short, bare).after(30, 5).pressures
@@ -256,22 +256,22 @@ def fs(available: float, inodes_free: float = 900, *, name: str = "nodefs", size
     return world
 
 
-DISK = DiskConfig(for_s=0)
+DISK = DiskTriggerConfig(for_s=0)
 
 
 @pytest.mark.parametrize(
     ("world", "good", "need"),
     [
         (fs(12 * GI), None, 0),
-        (fs(11.9 * GI), Good.DISK, 2.1 * GI),
-        (fs(16 * GI, name="imagefs"), Good.DISK, 3 * GI),
-        (fs(90 * GI, inodes_free=69), Good.INODES, 21),
+        (fs(11.9 * GI), EvictedResource.DISK, 2.1 * GI),
+        (fs(16 * GI, name="imagefs"), EvictedResource.DISK, 3 * GI),
+        (fs(90 * GI, inodes_free=69), EvictedResource.INODES, 21),
         (fs(90 * GI, inodes_free=70), None, 0),
         (fs(0.1 * GI, size=9 * GI), None, 0),  # smaller than is judged
         (fs(1 * GI, name="scratch"), None, 0),  # nobody told what it is for
     ],
 )
-def test_disk_minima_by_file_system(world: World, good: Good | None, need: float) -> None:
+def test_disk_minima_by_file_system(world: World, good: EvictedResource | None, need: float) -> None:
     reading = Judge(disk.TRIGGER, world, DISK).now()
     if good is None:
         assert reading.pressures == ()
@@ -292,7 +292,7 @@ def test_images_on_the_nodes_own_file_system_are_not_judged_apart(size: float, a
 def test_disk_minimum_in_bytes_and_a_file_system_without_inodes() -> None:
     world = fs(19 * GI)
     world.put("fs:nodefs", fs__inodes=0, fs__inodes_free=0)
-    config = DiskConfig(for_s=10, nodefs=FsMinimum(available_bytes=20 * GI))
+    config = DiskTriggerConfig(for_s=10, nodefs=FsMinimum(available_bytes=20 * GI))
     judge = Judge(disk.TRIGGER, world, config)
     assert not judge.after(9).pressures
     (pressure,) = judge.after(1).pressures
@@ -309,7 +309,7 @@ def promised(budget: float | None, *pods: object) -> World:
 def test_promises_above_five_times_what_there_is_are_too_much() -> None:
     world = promised(1000, be("a", requests=batch(3000)), be("b", requests=batch(2001)))
     (pressure,) = Judge(reclaimed_resource.TRIGGER, world).after(60).pressures
-    assert (pressure.good, pressure.hard) == (Good.CPU_REQUEST, True)
+    assert (pressure.good, pressure.hard) == (EvictedResource.CPU_REQUEST, True)
     assert pressure.need == pytest.approx(1)
     world = promised(1000, be("a", requests=batch(3000)), be("b", requests=batch(2000)))
     assert Judge(reclaimed_resource.TRIGGER, world).after(60).pressures == ()
@@ -319,7 +319,7 @@ def test_promised_memory_is_judged_alone_where_cpu_is_not_known() -> None:
     world = World(be("a", requests=batch(9000, 11 * GI)))
     world.put(be__memory_bound=2 * GI)
     (pressure,) = Judge(reclaimed_resource.TRIGGER, world).after(60).pressures
-    assert pressure.good is Good.MEMORY_REQUEST
+    assert pressure.good is EvictedResource.MEMORY_REQUEST
     assert pressure.need == pytest.approx(GI)
 
 
@@ -345,7 +345,7 @@ def test_a_figure_that_is_missing_is_not_zero_and_zero_is_zero() -> None:
 
 def test_bounds_of_the_sections_contradict_nobody() -> None:
     with pytest.raises(ValueError, match="all_passes is 3; expected at least reclaimed_passes"):
-        NumaMemoryConfig(all_passes=3)
+        NumaMemoryTriggerConfig(all_passes=3)
     with pytest.raises(ValueError, match="all_s is 3 s; expected at least reclaimed_s"):
         MemoryPressureConfig(all_s=3)
     assert ReclaimedResourceConfig().cpu_ratio == 5.0

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from reconciler.pods.selectors import LabelSelector, Operator, PodSelector, Requirement
+from reconciler.pods.selectors import LabelSelector, PodSelector, SelectorOperator, SelectorRequirement
 from reconciler.responses.eviction.config import EvictionConfig
-from reconciler.responses.eviction.exemptions import SparedConfig, accepts, name_of, why_spared
+from reconciler.responses.eviction.exemptions import ExemptionsConfig, accepts, name_of, why_spared
 from reconciler.responses.eviction.limits import owner_of
-from reconciler.responses.eviction.resources import Good, held, say
-from reconciler.responses.eviction.triggers.base import Pressure
+from reconciler.responses.eviction.resources import EvictedResource, held, say
+from reconciler.responses.eviction.triggers.base import Shortage
 from reconciler.responses.eviction.victims import Candidate, choose, lines, standing_of, weigh
-from state.evidence import ContainerFacts, PodFacts
+from state.evidence import ContainerSnapshot, PodSnapshot
 from state.model import Hold, PodClass, Resources
 from tests.reconciler.responses.eviction.world import GI, MI, START, World, batch, be
 
@@ -20,8 +20,10 @@ BE_ONLY = (PodClass.RECLAIMED,)
 HOLD = Hold(target="pod:a", reason="debugging", by="jo")
 
 
-def spared(pod: PodFacts, config: SparedConfig | None = None, holds: dict[str, Hold] | None = None) -> str | None:
-    return why_spared(pod, config or SparedConfig(), BE_ONLY, World(pod).frame(), holds or {})
+def spared(
+    pod: PodSnapshot, config: ExemptionsConfig | None = None, holds: dict[str, Hold] | None = None
+) -> str | None:
+    return why_spared(pod, config or ExemptionsConfig(), BE_ONLY, World(pod).frame(), holds or {})
 
 
 @pytest.mark.parametrize(
@@ -61,38 +63,40 @@ def test_who_is_spared_and_why(facts: dict[str, Any], reason: str | None) -> Non
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (SparedConfig(ownerless=True), None),
-        (SparedConfig(owner_kinds=("ReplicaSet",)), "owned by ReplicaSet/a"),
-        (SparedConfig(namespaces=("c*",)), "namespace ci"),
-        (SparedConfig(namespaces=()), None),
-        (SparedConfig(marks=("keep",)), "label keep=yes"),
-        (SparedConfig(marks=("keep=no",)), None),
-        (SparedConfig(selectors=(PodSelector(pods=("a",)),)), "selector a"),
-        (SparedConfig(selectors=(PodSelector(name="mine", pods=("b",)), PodSelector(namespaces=("x",)))), None),
+        (ExemptionsConfig(ownerless=True), None),
+        (ExemptionsConfig(owner_kinds=("ReplicaSet",)), "owned by ReplicaSet/a"),
+        (ExemptionsConfig(namespaces=("c*",)), "namespace ci"),
+        (ExemptionsConfig(namespaces=()), None),
+        (ExemptionsConfig(marks=("keep",)), "label keep=yes"),
+        (ExemptionsConfig(marks=("keep=no",)), None),
+        (ExemptionsConfig(selectors=(PodSelector(pods=("a",)),)), "selector a"),
+        (ExemptionsConfig(selectors=(PodSelector(name="mine", pods=("b",)), PodSelector(namespaces=("x",)))), None),
         (
-            SparedConfig(selectors=(PodSelector(labels=LabelSelector(match_labels={"keep": "yes"})),)),
+            ExemptionsConfig(selectors=(PodSelector(labels=LabelSelector(match_labels={"keep": "yes"})),)),
             "selector keep=yes",
         ),
         (
-            SparedConfig(
+            ExemptionsConfig(
                 selectors=(
                     PodSelector(
-                        labels=LabelSelector(match_expressions=(Requirement(key="keep", operator=Operator.EXISTS),))
+                        labels=LabelSelector(
+                            match_expressions=(SelectorRequirement(key="keep", operator=SelectorOperator.EXISTS),)
+                        )
                     ),
                 )
             ),
             "selector keep Exists",
         ),
-        (SparedConfig(young_s=7200), "young: 3600 s of 7200 s"),
+        (ExemptionsConfig(young_s=7200), "young: 3600 s of 7200 s"),
     ],
 )
-def test_the_configuration_names_who_is_spared(config: SparedConfig, reason: str | None) -> None:
+def test_the_configuration_names_who_is_spared(config: ExemptionsConfig, reason: str | None) -> None:
     assert spared(be("a", labels={"keep": "yes"}), config) == reason
 
 
 def test_pods_without_a_controller_are_spared_where_that_is_asked_for() -> None:
-    assert spared(be("a", owner=None), SparedConfig(ownerless=True)) == "no controller would start it anew"
-    assert spared(be("a", created_s=0.0), SparedConfig(young_s=0)) is None
+    assert spared(be("a", owner=None), ExemptionsConfig(ownerless=True)) == "no controller would start it anew"
+    assert spared(be("a", created_s=0.0), ExemptionsConfig(young_s=0)) is None
     with pytest.raises(ValueError, match="a selector needs"):
         PodSelector(name="all")
 
@@ -110,7 +114,7 @@ def test_pods_without_a_controller_are_spared_where_that_is_asked_for() -> None:
     ],
 )
 def test_what_a_person_holds_is_left_alone(target: str, is_held: bool) -> None:
-    pod = be("a", containers=(ContainerFacts(id="c1", path="/kubepods/besteffort/poda/c1"),))
+    pod = be("a", containers=(ContainerSnapshot(id="c1", path="/kubepods/besteffort/poda/c1"),))
     hold = Hold(target=target, reason="debugging", by="jo")
     assert spared(pod, holds={target: hold}) == ("held by jo: debugging" if is_held else None)
 
@@ -155,7 +159,7 @@ def test_names_are_known_only_where_somebody_told_them() -> None:
     ],
 )
 def test_what_others_have_said_of_a_pod(facts: dict[str, Any], standing: tuple[int, ...]) -> None:
-    assert tuple(standing_of(be("a", **facts), SparedConfig())) == standing
+    assert tuple(standing_of(be("a", **facts), ExemptionsConfig())) == standing
 
 
 RANKED = [
@@ -176,7 +180,7 @@ RANKED = [
 
 
 def test_the_ranking_and_that_the_order_of_the_pods_does_not_matter() -> None:
-    pressure = Pressure(trigger="node_memory", good=Good.MEMORY, evidence="", classes=tuple(PodClass))
+    pressure = Shortage(trigger="node_memory", good=EvictedResource.MEMORY, evidence="", classes=tuple(PodClass))
     for seed in range(5):
         rows = random.Random(seed).sample(RANKED, len(RANKED))
         world = World(*(be(uid, **facts) for uid, facts, _ in rows))  # type: ignore[arg-type]
@@ -191,7 +195,7 @@ def test_a_line_is_printed_for_each_who_was_weighed() -> None:
     world = World(*pods)
     for uid, gib in (("a", 2), ("b", 3), ("c", 1), ("d", 0.001), ("f", 0)):
         world.put(f"pod:{uid}", memory__rss=gib * GI)
-    pressure = Pressure(trigger="node_memory", good=Good.MEMORY, evidence="")
+    pressure = Shortage(trigger="node_memory", good=EvictedResource.MEMORY, evidence="")
     weighed = weigh(
         EvictionConfig(), world.scene(), pressure, need=GI, spared={"c": "young", "f": "young"}, features=()
     )
@@ -212,7 +216,7 @@ def candidates(*rows: tuple[str, float] | tuple[str, float, int]) -> list[Candid
     for index, (uid, relief, *rest) in enumerate(rows):
         pod = be(uid, priority=rest[0] if rest else 0)
         age = 1.0 + index * relief if relief else 1.0
-        found.append(Candidate(pod=pod, standing=standing_of(pod, SparedConfig()), relief=relief, age_s=age))
+        found.append(Candidate(pod=pod, standing=standing_of(pod, ExemptionsConfig()), relief=relief, age_s=age))
     return sorted(found, key=lambda one: one.order)
 
 
@@ -249,23 +253,23 @@ def test_an_owner_whose_pods_have_gone_is_passed_over() -> None:
 @pytest.mark.parametrize(
     ("good", "place", "amount"),
     [
-        (Good.CPU, "node", 700),
-        (Good.CPU_REQUEST, "node", 2000),
-        (Good.MEMORY_REQUEST, "node", 3 * GI),
-        (Good.LOAD, "pool:reclaimed", 1.0),
-        (Good.LOAD, "pool:shared", None),  # another pool's pod holds none of its tasks
-        (Good.MEMORY, "node", GI),
-        (Good.MEMORY, "numa:0", 300 * MI),
-        (Good.MEMORY, "numa:1", None),  # of two nodes: not known which
-        (Good.DISK, "fs:nodefs", 5 * GI),
-        (Good.DISK, "fs:imagefs", None),
-        (Good.INODES, "fs:nodefs", None),
-        (Good.IO, "node", 30),
-        (Good.CACHE, "node", None),
-        (Good.NETWORK, "node", None),
+        (EvictedResource.CPU, "node", 700),
+        (EvictedResource.CPU_REQUEST, "node", 2000),
+        (EvictedResource.MEMORY_REQUEST, "node", 3 * GI),
+        (EvictedResource.LOAD, "pool:reclaimed", 1.0),
+        (EvictedResource.LOAD, "pool:shared", None),  # another pool's pod holds none of its tasks
+        (EvictedResource.MEMORY, "node", GI),
+        (EvictedResource.MEMORY, "numa:0", 300 * MI),
+        (EvictedResource.MEMORY, "numa:1", None),  # of two nodes: not known which
+        (EvictedResource.DISK, "fs:nodefs", 5 * GI),
+        (EvictedResource.DISK, "fs:imagefs", None),
+        (EvictedResource.INODES, "fs:nodefs", None),
+        (EvictedResource.IO, "node", 30),
+        (EvictedResource.CACHE, "node", None),
+        (EvictedResource.NETWORK, "node", None),
     ],
 )
-def test_what_a_pod_holds_of_each_good(good: Good, place: str, amount: float | None) -> None:
+def test_what_a_pod_holds_of_each_good(good: EvictedResource, place: str, amount: float | None) -> None:
     pod = be("a", requests=batch(2000, 3 * GI))
     world = World(pod)
     world.put("pod:a", cpu__use=700, cpu__wait_milli=300, memory__rss=GI, fs__use=5 * GI, disk__read=10, disk__write=20)
@@ -280,23 +284,23 @@ def test_the_whole_pod_counts_where_there_is_one_numa_node_and_all_memory_where_
     world = World(pod)
     world.put("numa:0", memory__total=GI)
     world.put("pod:a", memory__use=2 * GI)
-    assert held(Good.MEMORY, pod, "numa:0", world.scene()) == 2 * GI
-    assert held(Good.CPU_REQUEST, pod, "node", world.scene()) == 500
+    assert held(EvictedResource.MEMORY, pod, "numa:0", world.scene()) == 2 * GI
+    assert held(EvictedResource.CPU_REQUEST, pod, "node", world.scene()) == 500
     world.at = START + 60
     world.samples["pod:a"].clear()
-    assert held(Good.MEMORY, pod, "node", world.scene()) is None
+    assert held(EvictedResource.MEMORY, pod, "node", world.scene()) is None
 
 
 @pytest.mark.parametrize(
     ("good", "value", "words"),
     [
-        (Good.CPU, 1234, "1.23 CPUs"),
-        (Good.LOAD, 2.5, "2.5 tasks"),
-        (Good.MEMORY, 1536 * MI, "1.5 GiB of memory"),
-        (Good.DISK, 100, "100 B of disk"),
-        (Good.INODES, 1200, "1200 inodes"),
-        (Good.IO, 5 * MI, "5.0 MiB/s of disks"),
+        (EvictedResource.CPU, 1234, "1.23 CPUs"),
+        (EvictedResource.LOAD, 2.5, "2.5 tasks"),
+        (EvictedResource.MEMORY, 1536 * MI, "1.5 GiB of memory"),
+        (EvictedResource.DISK, 100, "100 B of disk"),
+        (EvictedResource.INODES, 1200, "1200 inodes"),
+        (EvictedResource.IO, 5 * MI, "5.0 MiB/s of disks"),
     ],
 )
-def test_amounts_in_words(good: Good, value: float, words: str) -> None:
+def test_amounts_in_words(good: EvictedResource, value: float, words: str) -> None:
     assert say(good, value) == words

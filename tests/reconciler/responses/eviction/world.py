@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from reconciler.responses.eviction.config import EvictionConfig, TriggerConfig
-from reconciler.responses.eviction.plan import Decision, Memory, begun, decide
-from reconciler.responses.eviction.samples import Scene
-from reconciler.responses.eviction.triggers.base import Reading, Trigger
-from reconciler.responses.eviction.triggers.named import Named
+from reconciler.responses.eviction.plan import EvictionDecision, EvictionPlanState, begun, decide
+from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.triggers.base import Trigger, TriggerResult
+from reconciler.responses.eviction.triggers.named import RequestedVictim
 from reconciler.signals.catalog import SIGNALS
 from reconciler.signals.history import History
-from state.eviction import Case
-from state.evidence import NODE, Finding, Frame, PodFacts, Sample
+from state.eviction import EvictionCase
+from state.evidence import NODE, PodSnapshot, RuleVerdict, Sample, SampleFrame
 from state.model import Hold, PodClass, Resources
 
 GI = 1 << 30
@@ -25,7 +25,7 @@ C = TypeVar("C", bound=TriggerConfig)
 M = TypeVar("M", bound=Struct)
 
 
-def be(uid: str, *, age_s: float = 3600.0, cls: PodClass = PodClass.RECLAIMED, **facts: Any) -> PodFacts:
+def be(uid: str, *, age_s: float = 3600.0, cls: PodClass = PodClass.RECLAIMED, **facts: Any) -> PodSnapshot:
     """A pod of namespace ci that has run for an hour when the world begins."""
     base: dict[str, Any] = {
         "uid": uid,
@@ -37,7 +37,7 @@ def be(uid: str, *, age_s: float = 3600.0, cls: PodClass = PodClass.RECLAIMED, *
         "pool": "reclaimed" if cls is PodClass.RECLAIMED else "shared",
         "created_s": WALL - age_s,
     }
-    return PodFacts(**(base | facts))
+    return PodSnapshot(**(base | facts))
 
 
 def batch(cpu_milli: int | None = None, memory_bytes: int | None = None) -> Resources:
@@ -47,7 +47,7 @@ def batch(cpu_milli: int | None = None, memory_bytes: int | None = None) -> Reso
 class World:
     """``at`` is the monotonic clock; the wall clock runs with it from WALL."""
 
-    def __init__(self, *pods: PodFacts) -> None:
+    def __init__(self, *pods: PodSnapshot) -> None:
         self.at = START
         self.wall_shift = 0.0
         self.pods = {pod.uid: pod for pod in pods}
@@ -71,8 +71,8 @@ class World:
         """Seconds since the epoch now."""
         return WALL + self.wall_shift + self.at - START
 
-    def frame(self) -> Frame:
-        frame = Frame(
+    def frame(self) -> SampleFrame:
+        frame = SampleFrame(
             at_s=self.at,
             wall_s=self.wall,
             pods=dict(self.pods),
@@ -85,8 +85,8 @@ class World:
         self.history.add(frame)
         return frame
 
-    def scene(self, fresh_s: float = 15.0) -> Scene:
-        return Scene(frame=self.frame(), history=self.history, fresh_s=fresh_s)
+    def scene(self, fresh_s: float = 15.0) -> EvictionContext:
+        return EvictionContext(frame=self.frame(), history=self.history, fresh_s=fresh_s)
 
 
 class Judge:
@@ -98,11 +98,11 @@ class Judge:
         self.config = config if config is not None else trigger.config_type()
         self.memory: Any = None
 
-    def now(self) -> Reading:
+    def now(self) -> TriggerResult:
         reading, self.memory = self.trigger.judge(self.config, self.world.scene(), self.memory)
         return reading
 
-    def after(self, seconds: float, step_s: float = 1.0) -> Reading:
+    def after(self, seconds: float, step_s: float = 1.0) -> TriggerResult:
         """The reading after this time, with one each step (and one at its very begin)."""
         reading = self.now() if self.memory is None else None
         end = self.world.at + seconds
@@ -119,18 +119,18 @@ class Planner:
     def __init__(self, world: World, config: EvictionConfig, *, started: bool = True) -> None:
         self.world = world
         self.config = config
-        self.memory: Memory | None = None
-        self.cases: list[Case] = []
+        self.memory: EvictionPlanState | None = None
+        self.cases: list[EvictionCase] = []
         self.holds: dict[str, Hold] = {}
-        self.named: list[Named] = []
-        self.findings: list[Finding] | None = None
-        self.decision = Decision()
+        self.named: list[RequestedVictim] = []
+        self.findings: list[RuleVerdict] | None = None
+        self.decision = EvictionDecision()
         self.log: list[str] = []
         if started:
             self.memory = begun(world.frame())
             self.world.at += config.limits.quiet_s
 
-    def step(self, seconds: float = 1.0) -> Decision:
+    def step(self, seconds: float = 1.0) -> EvictionDecision:
         self.world.at += seconds
         self.decision, self.memory = decide(
             self.config,
@@ -145,7 +145,7 @@ class Planner:
         self.log += self.decision.news
         return self.decision
 
-    def first(self, seconds: float = 120.0) -> Decision:
+    def first(self, seconds: float = 120.0) -> EvictionDecision:
         """The first decision with an order or a would-be one, else the last."""
         for _ in range(int(seconds)):
             decision = self.step()
@@ -165,6 +165,6 @@ def uids(pressures: Iterable[Any]) -> list[str]:
     return sorted(uid for pressure in pressures for uid in pressure.only or ())
 
 
-def reasons(decision: Decision) -> Mapping[str, str]:
+def reasons(decision: EvictionDecision) -> Mapping[str, str]:
     """Why nobody goes, by trigger."""
     return {one.trigger: f"{one.why}: {one.reason}" for one in decision.refusals}

@@ -12,19 +12,19 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.subtree import Subtree
-from reconciler.clients.http import Answer
+from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import KubeApi
 from reconciler.clients.kube_config import ApiServer
-from reconciler.responses.means.api import ApiWay, Said, judge
-from reconciler.responses.means.base import Result
+from reconciler.responses.means.api import ApiEviction, EvictionAnswer, judge
+from reconciler.responses.means.base import EvictionResult
 from reconciler.responses.means.config import ApiMeans, EvictionMeans
-from state.eviction import Case, Order, Outcome, Step, Target
+from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome, EvictionStep, EvictionTarget
 from tests.fakes.http_peer import HttpPeer, Reply
 from tests.fakes.work import FakeWork
 
 UID = "33333333-3333-4333-8333-333333333333"
 CONFIG = EvictionMeans(margin_s=0.4, api=ApiMeans(refused_s=0.5, failing_s=0.3, first_wait_s=0.1, longest_wait_s=0.2))
-ORDER = Order(
+ORDER = EvictionOrder(
     id="o", uid=UID, title="shop/web-1", namespace="shop", name="web-1", owner=None, cause="x", evidence="y", grace_s=7
 )
 
@@ -63,26 +63,31 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
 
 
 async def evict(
-    nursery: trio.Nursery, pod: Pod, *replies: Reply, config: EvictionMeans = CONFIG, order: Order = ORDER, **more: Any
-) -> tuple[Result, HttpPeer, FakeWork]:
+    nursery: trio.Nursery,
+    pod: Pod,
+    *replies: Reply,
+    config: EvictionMeans = CONFIG,
+    order: EvictionOrder = ORDER,
+    **more: Any,
+) -> tuple[EvictionResult, HttpPeer, FakeWork]:
     server = HttpPeer(list(replies))
     port = await nursery.start(server.serve)
     api = KubeApi(ApiServer(server=f"http://127.0.0.1:{port}", timeout_s=0.1))
-    work = FakeWork(Case(order=order, target=Target(grace_s=9.0)), pod.tree, grace_s=0.3, **more)
-    result = await ApiWay(config, api).end(work)
+    work = FakeWork(EvictionCase(order=order, target=EvictionTarget(grace_s=9.0)), pod.tree, grace_s=0.3, **more)
+    result = await ApiEviction(config, api).end(work)
     await api.aclose()
     nursery.cancel_scope.cancel()
     return result, server, work
 
 
 async def test_an_accepted_eviction_is_done_when_nobody_is_left(nursery: trio.Nursery, pod: Pod) -> None:
-    def step(step: Step) -> None:
-        if step is Step.WAIT:
+    def step(step: EvictionStep) -> None:
+        if step is EvictionStep.WAIT:
             pod.end()
 
     result, server, work = await evict(nursery, pod, listed("v1"), CREATED, before=step)
-    assert result.outcome is Outcome.DONE
-    assert (work.steps, work.case.accepted) == ([Step.ASK, Step.WAIT], True)
+    assert result.outcome is EvictionOutcome.DONE
+    assert (work.steps, work.case.accepted) == ([EvictionStep.ASK, EvictionStep.WAIT], True)
     assert [one[""] for one in server.requests] == [
         "GET /api/v1 HTTP/1.1",
         "POST /api/v1/namespaces/shop/pods/web-1/eviction HTTP/1.1",
@@ -100,8 +105,8 @@ async def test_a_pods_own_grace_is_not_spoken_of_where_nothing_shortens_it(nurse
     server = HttpPeer([listed("v1"), CREATED])
     port = await nursery.start(server.serve)
     api = KubeApi(ApiServer(server=f"http://127.0.0.1:{port}"))
-    case = Case(order=replace(ORDER, grace_s=None), target=Target(grace_s=9.0))
-    await ApiWay(CONFIG, api).end(FakeWork(case, pod.tree, grace_s=9.0))
+    case = EvictionCase(order=replace(ORDER, grace_s=None), target=EvictionTarget(grace_s=9.0))
+    await ApiEviction(CONFIG, api).end(FakeWork(case, pod.tree, grace_s=9.0))
     await api.aclose()
     assert json.loads(server.bodies[1])["deleteOptions"] == {"preconditions": {"uid": UID}}
     nursery.cancel_scope.cancel()
@@ -130,7 +135,7 @@ async def test_where_the_list_does_not_tell_the_version_is_found_by_trying(
     pod.end()
     wrong = status(400, "BadRequest", 'no kind "Eviction" is registered for version "policy/v1"')
     result, server, _ = await evict(nursery, pod, unlisted, wrong, CREATED)
-    assert result.outcome is Outcome.DONE
+    assert result.outcome is EvictionOutcome.DONE
     assert [json.loads(body)["apiVersion"] for body in server.bodies[1:]] == ["policy/v1", "policy/v1beta1"]
 
 
@@ -141,12 +146,12 @@ async def test_a_disruption_budget_is_asked_again_until_it_gives_way(
     refusal = status(429, "TooManyRequests", "Cannot evict pod", *header, **BUDGET)
     begun = trio.current_time()
 
-    def step(step: Step) -> None:
-        if step is Step.WAIT:
+    def step(step: EvictionStep) -> None:
+        if step is EvictionStep.WAIT:
             pod.end()
 
     result, server, work = await evict(nursery, pod, listed("v1"), refusal, refusal, CREATED, before=step)
-    assert result.outcome is Outcome.DONE
+    assert result.outcome is EvictionOutcome.DONE
     assert len(server.requests) == 4
     assert work.checks == 3  # a person may have held it in between
     waited = trio.current_time() - begun
@@ -170,7 +175,7 @@ async def test_a_budget_that_has_refused_is_obeyed_also_where_the_api_server_fai
     # It has refused for longer than failures are borne.
     long = replace(CONFIG, api=replace(CONFIG.api, refused_s=0.8, failing_s=0.1))
     result, server, work = await evict(nursery, pod, listed("v1"), *[refusal] * 3, failure, config=long)
-    assert result.outcome is Outcome.REFUSED
+    assert result.outcome is EvictionOutcome.REFUSED
     assert result.detail.startswith("its disruption budget refuses: it answered 429 Cannot evict pod; ")
     assert work.case.budget == "it answered 429 Cannot evict pod"
     assert len(server.requests) >= 5
@@ -187,13 +192,13 @@ async def test_a_budgets_refusal_to_an_earlier_run_is_obeyed_when_nobody_answers
             port = await inner.start(server.serve)
             api = KubeApi(ApiServer(server=f"http://127.0.0.1:{port}", timeout_s=0.1))
             order = replace(ORDER, forced=True)
-            case = Case(order=order, step=Step.ASK, step_s=time.time() - 1000, budget=budget)
-            result = await ApiWay(config, api).end(FakeWork(case, pod.tree, resumed=Step.ASK))
+            case = EvictionCase(order=order, step=EvictionStep.ASK, step_s=time.time() - 1000, budget=budget)
+            result = await ApiEviction(config, api).end(FakeWork(case, pod.tree, resumed=EvictionStep.ASK))
             await api.aclose()
             inner.cancel_scope.cancel()
         outcomes.append((result.outcome, len(server.requests) > 2))
     # Failures are borne for their time again, for they begin now; the budget's time was over long ago.
-    assert outcomes == [(None, True), (Outcome.REFUSED, False), (None, False)]
+    assert outcomes == [(None, True), (EvictionOutcome.REFUSED, False), (None, False)]
     nursery.cancel_scope.cancel()
 
 
@@ -208,7 +213,7 @@ async def test_a_budget_that_asks_for_more_time_than_it_gets_has_refused(nursery
     refusal = status(429, "TooManyRequests", "Cannot evict pod", "Retry-After: 10", **BUDGET)
     patient = replace(CONFIG, api=ApiMeans(refused_s=5.0, longest_wait_s=30.0))
     result, server, _ = await evict(nursery, pod, listed("v1"), refusal, config=patient)
-    assert result.outcome is Outcome.REFUSED
+    assert result.outcome is EvictionOutcome.REFUSED
     assert result.detail == "its disruption budget refuses: asked for 5 s; it answered 429 Cannot evict pod"
     assert len(server.requests) == 2
 
@@ -223,14 +228,14 @@ async def test_only_a_hard_trigger_that_was_allowed_to_passes_over_a_budget(nurs
                 inner, pod, listed("v1"), refusal, config=config, order=replace(ORDER, forced=forced)
             )
         outcomes.append(result.outcome)
-    assert outcomes == [Outcome.REFUSED, Outcome.REFUSED, None]
+    assert outcomes == [EvictionOutcome.REFUSED, EvictionOutcome.REFUSED, None]
     nursery.cancel_scope.cancel()
 
 
 async def test_several_budgets_for_one_pod_refuse_at_once(nursery: trio.Nursery, pod: Pod) -> None:
     several = status(500, "InternalError", "This pod has more than one PodDisruptionBudget, which the API does not...")
     result, server, _ = await evict(nursery, pod, listed("v1"), several)
-    assert (result.outcome, len(server.requests)) == (Outcome.REFUSED, 2)
+    assert (result.outcome, len(server.requests)) == (EvictionOutcome.REFUSED, 2)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +254,7 @@ async def test_a_pod_that_the_api_server_no_longer_has_is_waited_for(
 
     nursery.start_soon(kubelet)
     result, _, work = await evict(nursery, pod, listed("v1"), answer)
-    assert (result.outcome, work.steps) == (Outcome.GONE, [Step.ASK])
+    assert (result.outcome, work.steps) == (EvictionOutcome.GONE, [EvictionStep.ASK])
 
 
 async def test_one_that_the_api_server_does_not_have_and_that_lives_is_left_to_the_next_means(
@@ -285,7 +290,7 @@ async def test_an_api_server_that_fails_is_asked_for_a_while(
 async def test_one_that_hangs_and_then_answers_evicts(nursery: trio.Nursery, pod: Pod) -> None:
     pod.end()
     result, _, _ = await evict(nursery, pod, Reply(hang_s=60), listed("v1"), CREATED)
-    assert result.outcome in {Outcome.DONE, Outcome.GONE}
+    assert result.outcome in {EvictionOutcome.DONE, EvictionOutcome.GONE}
 
 
 @pytest.mark.parametrize("code", [401, 403, 422])
@@ -297,8 +302,8 @@ async def test_who_may_not_evict_goes_on_at_once(nursery: trio.Nursery, pod: Pod
 
 async def test_taken_up_while_waiting_it_is_not_asked_again(nursery: trio.Nursery, pod: Pod) -> None:
     pod.end()
-    result, server, work = await evict(nursery, pod, CREATED, resumed=Step.WAIT)
-    assert (result.outcome, server.requests, work.steps) == (Outcome.DONE, [], [])
+    result, server, work = await evict(nursery, pod, CREATED, resumed=EvictionStep.WAIT)
+    assert (result.outcome, server.requests, work.steps) == (EvictionOutcome.DONE, [], [])
 
 
 async def test_a_pod_that_ends_while_a_budget_refuses_is_gone(nursery: trio.Nursery, pod: Pod) -> None:
@@ -308,25 +313,25 @@ async def test_a_pod_that_ends_while_a_budget_refuses_is_gone(nursery: trio.Nurs
 
     nursery.start_soon(itself)
     result, _, _ = await evict(nursery, pod, listed("v1"), status(429, "TooManyRequests", "no", **BUDGET))
-    assert result.outcome is Outcome.GONE
+    assert result.outcome is EvictionOutcome.GONE
 
 
 def test_static_and_nameless_pods_are_no_matter_for_the_api_server() -> None:
-    way = ApiWay(CONFIG, KubeApi(ApiServer(server="http://127.0.0.1:1")))
-    assert way.unusable(Case(order=ORDER)) is None
-    assert "static" in (way.unusable(Case(order=ORDER, target=Target(static=True))) or "")
-    assert "name" in (way.unusable(Case(order=replace(ORDER, name=None))) or "")
+    way = ApiEviction(CONFIG, KubeApi(ApiServer(server="http://127.0.0.1:1")))
+    assert way.unusable(EvictionCase(order=ORDER)) is None
+    assert "static" in (way.unusable(EvictionCase(order=ORDER, target=EvictionTarget(static=True))) or "")
+    assert "name" in (way.unusable(EvictionCase(order=replace(ORDER, name=None))) or "")
     for name in ("..", ".", "", "a/../b", "a?b", "A", "a" * 254):
-        assert "name" in (way.unusable(Case(order=replace(ORDER, name=name))) or "")
-        assert "name" in (way.unusable(Case(order=replace(ORDER, namespace=name))) or "")
-    off = ApiWay(CONFIG, KubeApi(ApiServer(enabled=False)))
-    assert "enabled is false" in (off.unusable(Case(order=ORDER)) or "")
+        assert "name" in (way.unusable(EvictionCase(order=replace(ORDER, name=name))) or "")
+        assert "name" in (way.unusable(EvictionCase(order=replace(ORDER, namespace=name))) or "")
+    off = ApiEviction(CONFIG, KubeApi(ApiServer(enabled=False)))
+    assert "enabled is false" in (off.unusable(EvictionCase(order=ORDER)) or "")
 
 
 def test_a_wait_is_read_from_the_header_or_the_status() -> None:
     body = json.dumps({"kind": "Status", "details": {"retryAfterSeconds": 9}}).encode()
-    assert judge(Answer(status=429, body=body)).wait_s == 9
-    assert judge(Answer(status=429, body=body, headers={"retry-after": "3"})).wait_s == 3
-    assert judge(Answer(status=429, body=body, headers={"retry-after": "Wed, 21 Oct"})).wait_s == 9
-    assert judge(Answer(status=429, body=b"")).wait_s is None
-    assert judge(Answer(status=302, body=b"")).said is Said.NOT_ALLOWED
+    assert judge(HttpResponse(status=429, body=body)).wait_s == 9
+    assert judge(HttpResponse(status=429, body=body, headers={"retry-after": "3"})).wait_s == 3
+    assert judge(HttpResponse(status=429, body=body, headers={"retry-after": "Wed, 21 Oct"})).wait_s == 9
+    assert judge(HttpResponse(status=429, body=b"")).wait_s is None
+    assert judge(HttpResponse(status=302, body=b"")).said is EvictionAnswer.NOT_ALLOWED

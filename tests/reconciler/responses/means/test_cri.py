@@ -10,10 +10,10 @@ import pytest
 
 from cgroupfs.subtree import Subtree
 from reconciler.responses.means.config import EvictionMeans
-from reconciler.responses.means.cri import CriWay
+from reconciler.responses.means.cri import CriEviction
 from reconciler.sources.cri import CriClient
 from reconciler.sources.criapi import cri_pb2
-from state.eviction import Case, Order, Outcome, Step, Target
+from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome, EvictionStep, EvictionTarget
 from tests.fakes.cri_runtime import FakeRuntime
 from tests.fakes.work import FakeWork
 
@@ -36,8 +36,8 @@ def tree(tmp_path: Path) -> Iterator[Subtree]:
         yield one
 
 
-def order(grace_s: float | None = None) -> Order:
-    return Order(
+def order(grace_s: float | None = None) -> EvictionOrder:
+    return EvictionOrder(
         id="o", uid=UID, title="t", namespace="n", name="p", owner=None, cause="", evidence="", grace_s=grace_s
     )
 
@@ -65,10 +65,10 @@ async def test_all_containers_get_their_grace_and_then_the_sandbox_goes(
     runtime: FakeRuntime, tree: Subtree, tmp_path: Path, own: float | None, ordered: float | None, used: int
 ) -> None:
     stops = recording(runtime, tmp_path)
-    work = FakeWork(Case(order=order(ordered), target=Target(grace_s=own)), tree)
+    work = FakeWork(EvictionCase(order=order(ordered), target=EvictionTarget(grace_s=own)), tree)
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriWay(CONFIG, lambda: cri).end(work)
-    assert (result.outcome, work.steps) == (Outcome.DONE, [Step.STOP])
+        result = await CriEviction(CONFIG, lambda: cri).end(work)
+    assert (result.outcome, work.steps) == (EvictionOutcome.DONE, [EvictionStep.STOP])
     assert set(stops[:-1]) == {(one, used) for one in ids(runtime)}
     assert len(stops) == 3
     assert stops[-1] == (SANDBOX, -1)
@@ -78,11 +78,13 @@ async def test_taken_up_again_only_what_is_left_of_the_grace_is_given(
     runtime: FakeRuntime, tree: Subtree, tmp_path: Path
 ) -> None:
     stops = recording(runtime, tmp_path)
-    case = Case(order=order(), target=Target(grace_s=30.0), step=Step.STOP, step_s=time.time() - 27.5)
-    work = FakeWork(case, tree, resumed=Step.STOP)
+    case = EvictionCase(
+        order=order(), target=EvictionTarget(grace_s=30.0), step=EvictionStep.STOP, step_s=time.time() - 27.5
+    )
+    work = FakeWork(case, tree, resumed=EvictionStep.STOP)
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriWay(CONFIG, lambda: cri).end(work)
-    assert (result.outcome, work.steps) == (Outcome.DONE, [])
+        result = await CriEviction(CONFIG, lambda: cri).end(work)
+    assert (result.outcome, work.steps) == (EvictionOutcome.DONE, [])
     assert set(stops[:-1]) == {(one, 3) for one in ids(runtime)}
 
 
@@ -91,10 +93,10 @@ async def test_who_may_never_have_been_asked_gets_a_little_grace_however_long_ag
 ) -> None:
     """The daemon may have died between the journal and the act; 0 would be SIGKILL at once."""
     stops = recording(runtime, tmp_path)
-    case = Case(order=order(), target=Target(grace_s=30.0), step=Step.STOP)
+    case = EvictionCase(order=order(), target=EvictionTarget(grace_s=30.0), step=EvictionStep.STOP)
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriWay(CONFIG, lambda: cri).end(FakeWork(case, tree, resumed=Step.STOP))
-    assert result.outcome is Outcome.DONE
+        result = await CriEviction(CONFIG, lambda: cri).end(FakeWork(case, tree, resumed=EvictionStep.STOP))
+    assert result.outcome is EvictionOutcome.DONE
     assert set(stops[:-1]) == {(one, 2) for one in ids(runtime)}
 
 
@@ -116,8 +118,8 @@ async def test_a_container_that_is_started_meanwhile_gets_its_grace_too(
 
     runtime.on_stop = on_stop
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriWay(CONFIG, lambda: cri).end(FakeWork(Case(order=order()), tree))
-    assert result.outcome is Outcome.DONE
+        result = await CriEviction(CONFIG, lambda: cri).end(FakeWork(EvictionCase(order=order()), tree))
+    assert result.outcome is EvictionOutcome.DONE
     assert stops[-2:] == [("late", 2), (SANDBOX, -1)]
     assert sorted(identifier for identifier, _ in stops[:-2]) == first
 
@@ -138,8 +140,8 @@ async def test_a_runtime_whose_containers_never_end_is_not_asked_without_end(
 
     runtime.on_stop = on_stop
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriWay(CONFIG, lambda: cri).end(FakeWork(Case(order=order()), tree))
-    assert (result.outcome, stops[-1]) == (Outcome.DONE, (SANDBOX, -1))
+        result = await CriEviction(CONFIG, lambda: cri).end(FakeWork(EvictionCase(order=order()), tree))
+    assert (result.outcome, stops[-1]) == (EvictionOutcome.DONE, (SANDBOX, -1))
     assert len(stops) == 3 * 2 + 1
 
 
@@ -156,8 +158,8 @@ async def test_a_container_that_cannot_be_stopped_does_not_keep_the_sandbox_from
 
     runtime.on_stop = on_stop
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriWay(CONFIG, lambda: cri).end(FakeWork(Case(order=order()), tree))
-    assert (result.outcome, stops) == (Outcome.DONE, [(SANDBOX, -1)])
+        result = await CriEviction(CONFIG, lambda: cri).end(FakeWork(EvictionCase(order=order()), tree))
+    assert (result.outcome, stops) == (EvictionOutcome.DONE, [(SANDBOX, -1)])
 
 
 async def test_processes_that_outlive_what_the_runtime_says_are_left_to_the_next_means(
@@ -165,7 +167,7 @@ async def test_processes_that_outlive_what_the_runtime_says_are_left_to_the_next
 ) -> None:
     recording(runtime, tmp_path, ends=False)
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriWay(CONFIG, lambda: cri).end(FakeWork(Case(order=order()), tree))
+        result = await CriEviction(CONFIG, lambda: cri).end(FakeWork(EvictionCase(order=order()), tree))
     assert (result.outcome, result.detail) == (None, "the runtime says that it is stopped, but processes live")
 
 
@@ -174,17 +176,17 @@ async def test_a_runtime_without_the_pod_that_refuses_or_hangs_is_followed_by_th
 ) -> None:
     details = []
     async with CriClient(str(runtime.socket), timeout_s=0.3) as cri:
-        way = CriWay(CONFIG, lambda: cri)
+        way = CriEviction(CONFIG, lambda: cri)
         runtime.hang_s = 1.0
-        details.append((await way.end(FakeWork(Case(order=order()), tree))).detail)
+        details.append((await way.end(FakeWork(EvictionCase(order=order()), tree))).detail)
         runtime.hang_s = 0.0
         runtime.refusal = (grpc.StatusCode.INTERNAL, "shim is dead")
-        details.append((await way.end(FakeWork(Case(order=order()), tree))).detail)
+        details.append((await way.end(FakeWork(EvictionCase(order=order()), tree))).detail)
         runtime.refusal = None
         runtime.sandboxes.clear()
         for container in runtime.containers:
             container.state = cri_pb2.CONTAINER_EXITED
-        details.append((await way.end(FakeWork(Case(order=order()), tree))).detail)
+        details.append((await way.end(FakeWork(EvictionCase(order=order()), tree))).detail)
     assert "no answer within 0.3 s" in details[0]
     assert "INTERNAL: shim is dead" in details[1]
     assert details[2] == "the runtime does not know the pod"
@@ -198,8 +200,8 @@ async def test_a_stop_that_hangs_ends_after_the_grace_and_the_margin(
         pod = await cri.pod(UID)
         assert pod is not None
         runtime.hang_s = 0.7
-        problems = await CriWay(EvictionMeans(margin_s=0.2), lambda: cri)._stop(
-            cri, pod, FakeWork(Case(order=order(0.1), target=Target(grace_s=0.1)), tree)
+        problems = await CriEviction(EvictionMeans(margin_s=0.2), lambda: cri)._stop(
+            cri, pod, FakeWork(EvictionCase(order=order(0.1), target=EvictionTarget(grace_s=0.1)), tree)
         )
     assert len(problems) == len(ids(runtime))
     assert all("StopContainer: no answer within" in one for one in problems)
@@ -210,12 +212,12 @@ async def test_without_a_socket_it_is_not_tried_until_there_is_one(
 ) -> None:
     recording(runtime, tmp_path)
     found: list[CriClient] = []
-    way = CriWay(CONFIG, lambda: found[0] if found else None)
-    work = FakeWork(Case(order=order()), tree)
+    way = CriEviction(CONFIG, lambda: found[0] if found else None)
+    work = FakeWork(EvictionCase(order=order()), tree)
     assert way.unusable(work.case) == "there is no CRI socket"
     assert (await way.end(work)).detail == "there is no CRI socket"
     assert work.steps == []
     async with CriClient(str(runtime.socket)) as cri:
         found.append(cri)
         assert way.unusable(work.case) is None
-        assert (await way.end(work)).outcome is Outcome.DONE
+        assert (await way.end(work)).outcome is EvictionOutcome.DONE

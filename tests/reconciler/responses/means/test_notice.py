@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from cgroupfs.subtree import Subtree
 from reconciler.responses.means.config import NoticeConfig, NoticeKind, signal_number
 from reconciler.responses.means.notefile import LARGEST, NoteFile
-from reconciler.responses.means.notice import Notices, Wish, signal_main, wish_of
-from reconciler.responses.means.processes import Processes
-from state.eviction import Case, Order, Target
+from reconciler.responses.means.notice import NoticeRequest, NoticeSender, signal_main, wish_of
+from reconciler.responses.means.processes import PodTermination
+from state.eviction import EvictionCase, EvictionOrder, EvictionTarget
 from tests.fakes.victims import HEEDS_USR1, Victim, a_victim, an_order
 from tests.fakes.work import FakeWork
 
@@ -120,18 +120,18 @@ def test_a_long_text_and_a_directory_in_its_place_leave_nothing_behind(volume: P
 @pytest.mark.parametrize(
     ("annotation", "wish", "problem"),
     [
-        (None, Wish(kind=NoticeKind.SIGNAL, name="SIGUSR2"), False),
-        ("none", Wish(kind=NoticeKind.NONE), False),
-        ("volume:mine", Wish(kind=NoticeKind.VOLUME, name="mine"), False),
-        ("signal:SIGHUP", Wish(kind=NoticeKind.SIGNAL, name="SIGHUP"), False),
-        ("volume:../../etc", Wish(kind=NoticeKind.SIGNAL, name="SIGUSR2"), True),
-        ("signal:SIGKILL", Wish(kind=NoticeKind.SIGNAL, name="SIGUSR2"), True),
-        ("command:/bin/true", Wish(kind=NoticeKind.SIGNAL, name="SIGUSR2"), True),
-        ("", Wish(kind=NoticeKind.SIGNAL, name="SIGUSR2"), True),
+        (None, NoticeRequest(kind=NoticeKind.SIGNAL, name="SIGUSR2"), False),
+        ("none", NoticeRequest(kind=NoticeKind.NONE), False),
+        ("volume:mine", NoticeRequest(kind=NoticeKind.VOLUME, name="mine"), False),
+        ("signal:SIGHUP", NoticeRequest(kind=NoticeKind.SIGNAL, name="SIGHUP"), False),
+        ("volume:../../etc", NoticeRequest(kind=NoticeKind.SIGNAL, name="SIGUSR2"), True),
+        ("signal:SIGKILL", NoticeRequest(kind=NoticeKind.SIGNAL, name="SIGUSR2"), True),
+        ("command:/bin/true", NoticeRequest(kind=NoticeKind.SIGNAL, name="SIGUSR2"), True),
+        ("", NoticeRequest(kind=NoticeKind.SIGNAL, name="SIGUSR2"), True),
     ],
 )
 def test_a_pod_may_choose_but_not_a_command_or_a_place_outside(
-    annotation: str | None, wish: Wish, problem: bool
+    annotation: str | None, wish: NoticeRequest, problem: bool
 ) -> None:
     config = NoticeConfig(kind=NoticeKind.SIGNAL, signal="SIGUSR2")
     found, words = wish_of(config, annotation)
@@ -160,19 +160,19 @@ def tree(tmp_path: Path) -> Iterator[Subtree]:
         yield one
 
 
-def case() -> Case:
-    order = Order(id="o", uid="uid-1", title="t", namespace="n", name="p", owner=None, cause="c", evidence="e")
-    return Case(order=order, target=Target(), step_s=time.time())
+def case() -> EvictionCase:
+    order = EvictionOrder(id="o", uid="uid-1", title="t", namespace="n", name="p", owner=None, cause="c", evidence="e")
+    return EvictionCase(order=order, target=EvictionTarget(), step_s=time.time())
 
 
-COMMAND = Wish(kind=NoticeKind.COMMAND)
+COMMAND = NoticeRequest(kind=NoticeKind.COMMAND)
 
 
 async def test_a_command_gets_the_notice_and_ends_the_wait_with_0(tmp_path: Path, tree: Subtree) -> None:
     got = tmp_path / "got"
     config = NoticeConfig(kind=NoticeKind.COMMAND, command=("/bin/sh", "-c", f"cat > {got}"), wait_s=30.0)
     begun = time.monotonic()
-    said = await Notices(config, "/nowhere").give(FakeWork(case(), tree), COMMAND, again=False)
+    said = await NoticeSender(config, "/nowhere").give(FakeWork(case(), tree), COMMAND, again=False)
     assert said == "acknowledged"
     assert time.monotonic() - begun < 5
     word = json.loads(got.read_bytes())
@@ -185,13 +185,13 @@ async def test_a_command_that_fails_gives_the_whole_time_and_one_that_hangs_is_e
 ) -> None:
     config = NoticeConfig(kind=NoticeKind.COMMAND, command=("/bin/false",), wait_s=0.2)
     begun = time.monotonic()
-    said = await Notices(config, "/nowhere").give(FakeWork(case(), tree), COMMAND, again=False)
+    said = await NoticeSender(config, "/nowhere").give(FakeWork(case(), tree), COMMAND, again=False)
     assert said == "no answer within 0.2 s"
     assert time.monotonic() - begun >= 0.2
     pids = tmp_path / "pids"
     script = f"sleep 99 & echo $! $$ > {pids}; wait"
     config = replace(config, command=("/bin/sh", "-c", script), wait_s=0.5)
-    await Notices(config, "/nowhere").give(FakeWork(case(), tree), COMMAND, again=False)
+    await NoticeSender(config, "/nowhere").give(FakeWork(case(), tree), COMMAND, again=False)
     with trio.fail_after(5):
         for pid in map(int, pids.read_text().split()):
             while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] not in "ZX":  # noqa: ASYNC110
@@ -202,11 +202,11 @@ async def test_a_command_that_is_not_there_holds_up_nothing_and_none_is_run_twic
     tmp_path: Path, tree: Subtree
 ) -> None:
     config = NoticeConfig(kind=NoticeKind.COMMAND, command=("/no/such/program",), wait_s=30.0)
-    said = await Notices(config, "/nowhere").give(FakeWork(case(), tree), COMMAND, again=False)
+    said = await NoticeSender(config, "/nowhere").give(FakeWork(case(), tree), COMMAND, again=False)
     assert said == "the notice could not be given: No such file or directory"
     ran = tmp_path / "ran"
     config = replace(config, command=("/usr/bin/touch", str(ran)), wait_s=0.1)
-    await Notices(config, "/nowhere").give(FakeWork(case(), tree), COMMAND, again=True)
+    await NoticeSender(config, "/nowhere").give(FakeWork(case(), tree), COMMAND, again=True)
     assert not ran.exists()
 
 
@@ -217,9 +217,9 @@ async def test_a_signal_goes_to_the_main_process_that_handles_it_and_to_no_other
         deaf = victim.sleep()  # SIGUSR1 would end it
         heeding = victim.python(HEEDS_USR1)
         with Subtree.open(victim.hierarchy, victim.group) as tree:
-            assert await signal_main(tree, Processes(), number) == 1
+            assert await signal_main(tree, PodTermination(), number) == 1
             assert heeding.wait() == 0
-            assert await signal_main(tree, Processes(), number) == 0
+            assert await signal_main(tree, PodTermination(), number) == 0
         assert deaf.poll() is None
         said = await told(victim)
     assert said == "no main process of it handles SIGUSR1"
@@ -228,5 +228,7 @@ async def test_a_signal_goes_to_the_main_process_that_handles_it_and_to_no_other
 async def told(victim: Victim) -> str:
     config = NoticeConfig(kind=NoticeKind.SIGNAL, wait_s=30.0)
     with Subtree.open(victim.hierarchy, victim.group) as tree:
-        work = FakeWork(Case(order=an_order(victim), target=victim.target, step_s=time.time()), tree)
-        return await Notices(config, "/nowhere").give(work, Wish(kind=NoticeKind.SIGNAL, name="SIGUSR1"), again=False)
+        work = FakeWork(EvictionCase(order=an_order(victim), target=victim.target, step_s=time.time()), tree)
+        return await NoticeSender(config, "/nowhere").give(
+            work, NoticeRequest(kind=NoticeKind.SIGNAL, name="SIGUSR1"), again=False
+        )

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from cgroupfs.subtree import Group, Subtree
+from cgroupfs.subtree import Subtree, SubtreeGroup
 from reconciler.responses.means import base
 from reconciler.responses.means import signal as way
 from reconciler.responses.means.config import EvictionMeans
-from reconciler.responses.means.processes import OwnPodError, Processes, Stat, read_stat
-from reconciler.responses.means.signal import SignalWay
-from state.eviction import Case, Outcome, Step
+from reconciler.responses.means.processes import OwnPodError, PodTermination, ProcessStat, read_stat
+from reconciler.responses.means.signal import SignalEviction
+from state.eviction import EvictionCase, EvictionOutcome, EvictionStep
 from tests.fakes.victims import FORKS, IGNORES_TERM, Victim, a_victim, an_order
 from tests.fakes.work import FakeWork
 
@@ -38,18 +38,20 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-async def end(victim: Victim, *, grace_s: float = 1.0, kill_s: float = 15.0) -> tuple[FakeWork, Outcome | None, str]:
+async def end(
+    victim: Victim, *, grace_s: float = 1.0, kill_s: float = 15.0
+) -> tuple[FakeWork, EvictionOutcome | None, str]:
     with Subtree.open(victim.hierarchy, victim.group) as tree:
-        work = FakeWork(Case(order=an_order(victim), target=victim.target), tree, grace_s=grace_s)
-        result = await SignalWay(EvictionMeans(kill_s=kill_s)).end(work)
+        work = FakeWork(EvictionCase(order=an_order(victim), target=victim.target), tree, grace_s=grace_s)
+        result = await SignalEviction(EvictionMeans(kill_s=kill_s)).end(work)
     return work, result.outcome, result.detail
 
 
 async def test_who_heeds_sigterm_is_not_killed(victim: Victim, bystander: subprocess.Popen[bytes]) -> None:
     ours = [victim.sleep(), victim.sleep()]
     work, outcome, _ = await end(victim, grace_s=10.0)
-    assert outcome is Outcome.DONE
-    assert work.steps == [Step.TERMINATE]
+    assert outcome is EvictionOutcome.DONE
+    assert work.steps == [EvictionStep.TERMINATE]
     assert [process.wait() for process in ours] == [-signal.SIGTERM] * 2
     assert victim.empty()
     assert bystander.poll() is None
@@ -59,7 +61,7 @@ async def test_who_ignores_sigterm_gets_the_grace_and_then_sigkill(victim: Victi
     stubborn = victim.python(IGNORES_TERM)
     begun = time.monotonic()
     work, outcome, detail = await end(victim, grace_s=0.5)
-    assert (outcome, work.steps) == (Outcome.DONE, [Step.TERMINATE, Step.KILL])
+    assert (outcome, work.steps) == (EvictionOutcome.DONE, [EvictionStep.TERMINATE, EvictionStep.KILL])
     assert "SIGKILL" in detail
     assert time.monotonic() - begun >= 0.5
     assert stubborn.wait() == -signal.SIGKILL
@@ -84,7 +86,7 @@ async def test_a_fork_bomb_ends_and_nothing_stays_frozen(
     for _ in range(10):
         victim.python(FORKS)
         _, outcome, detail = await end(victim, grace_s=0.1)
-        assert outcome is Outcome.DONE, detail
+        assert outcome is EvictionOutcome.DONE, detail
         assert victim.empty()
         assert victim.frozen() == victim.frozen("/c") == "THAWED"
         if how != "freezer" or stops:
@@ -105,7 +107,7 @@ async def test_a_frozen_v1_group_is_let_go_before_it_is_signalled(victim: Victim
     await trio.sleep(0.1)
     assert process.poll() is None  # a frozen v1 group swallows both
     _, outcome, _ = await end(victim, grace_s=5.0)
-    assert outcome is Outcome.DONE
+    assert outcome is EvictionOutcome.DONE
     assert victim.frozen(below) == "THAWED"
 
 
@@ -117,7 +119,7 @@ async def test_helpers_that_are_started_to_end_well_get_no_sigterm(victim: Victi
     assert process.stdout is not None
     process.stdout.readline()
     work, outcome, _ = await end(victim, grace_s=10.0)
-    assert (outcome, work.steps) == (Outcome.DONE, [Step.TERMINATE])
+    assert (outcome, work.steps) == (EvictionOutcome.DONE, [EvictionStep.TERMINATE])
     assert process.stdout.read() == b"0\n"
 
 
@@ -129,16 +131,16 @@ async def test_taken_up_after_long_it_gets_a_little_grace_for_it_may_never_have_
     stat = read_stat(process.pid)
     assert stat is not None
     with Subtree.open(victim.hierarchy, victim.group) as tree:
-        case = Case(
+        case = EvictionCase(
             order=an_order(victim),
             target=victim.target,
-            step=Step.TERMINATE,
+            step=EvictionStep.TERMINATE,
             step_s=time.time() - ago_s,
             pid_starts={str(process.pid): stat.start},
         )
         begun = time.monotonic()
-        result = await SignalWay(CONFIG).end(FakeWork(case, tree, grace_s=4.0, resumed=Step.TERMINATE))
-    assert result.outcome is Outcome.DONE
+        result = await SignalEviction(CONFIG).end(FakeWork(case, tree, grace_s=4.0, resumed=EvictionStep.TERMINATE))
+    assert result.outcome is EvictionOutcome.DONE
     assert 2.0 <= time.monotonic() - begun < 3.0
 
 
@@ -151,18 +153,18 @@ async def test_taken_up_again_only_those_that_were_there_at_first_are_terminated
     assert stat is not None
     later = victim.sleep()
     with Subtree.open(victim.hierarchy, victim.group) as tree:
-        case = Case(
+        case = EvictionCase(
             order=an_order(victim),
             target=victim.target,
-            step=Step.TERMINATE,
+            step=EvictionStep.TERMINATE,
             step_s=time.time() - 0.7,
             pid_starts={str(first.pid): stat.start, str(later.pid): stat.start - 1},
         )
-        work = FakeWork(case, tree, grace_s=1.0, resumed=Step.TERMINATE)
+        work = FakeWork(case, tree, grace_s=1.0, resumed=EvictionStep.TERMINATE)
         begun = time.monotonic()
-        result = await SignalWay(CONFIG).end(work)
-    assert result.outcome is Outcome.DONE
-    assert work.steps == [Step.KILL]  # what was journalled keeps its time
+        result = await SignalEviction(CONFIG).end(work)
+    assert result.outcome is EvictionOutcome.DONE
+    assert work.steps == [EvictionStep.KILL]  # what was journalled keeps its time
     assert (first.wait(), later.wait()) == (-signal.SIGTERM, -signal.SIGKILL)
     assert time.monotonic() - begun < 0.9  # 0.3 s are left of the grace
 
@@ -172,19 +174,19 @@ async def test_a_pid_that_somebody_else_has_by_now_is_not_signalled(
 ) -> None:
     """The group lists a process; before we have hold of it, it ends and its id goes to a stranger."""
     process = victim.sleep()
-    real = Group.pids
+    real = SubtreeGroup.pids
     looks: list[list[int]] = []
 
-    def pids(group: Group) -> list[int]:
+    def pids(group: SubtreeGroup) -> list[int]:
         if process.pid not in (found := real(group)):
             return found
         # Every first look at a group is followed by one when the listed ones are held.
         looks.append(found if len(looks) % 2 else [bystander.pid])
         return looks[-1]
 
-    monkeypatch.setattr(Group, "pids", pids)
+    monkeypatch.setattr(SubtreeGroup, "pids", pids)
     with Subtree.open(victim.hierarchy, victim.group) as tree:
-        assert await Processes().signal(tree, signal.SIGKILL) == 0
+        assert await PodTermination().signal(tree, signal.SIGKILL) == 0
     assert looks[:2] == [[bystander.pid], [process.pid]]
     assert bystander.poll() is None
 
@@ -194,7 +196,7 @@ async def test_another_process_under_a_known_id_is_not_signalled(victim: Victim,
     process = victim.sleep()
     stat = read_stat(process.pid)
     assert stat is not None
-    ours = Processes()
+    ours = PodTermination()
     ours._pidfd = pidfd
     with Subtree.open(victim.hierarchy, victim.group) as tree:
         assert await ours.signal(tree, signal.SIGTERM, {process.pid: stat.start + 1}) == 0
@@ -205,7 +207,7 @@ async def test_another_process_under_a_known_id_is_not_signalled(victim: Victim,
 async def test_ourselves_process_1_and_kernel_threads_are_never_signalled(victim: Victim, tmp_path: Path) -> None:
     process = victim.sleep()
     with Subtree.open(victim.hierarchy, victim.group) as tree:
-        ours = Processes(ourselves=process.pid)
+        ours = PodTermination(ourselves=process.pid)
         with pytest.raises(OwnPodError):
             await ours.members(tree)
         with pytest.raises(OwnPodError):
@@ -214,11 +216,11 @@ async def test_ourselves_process_1_and_kernel_threads_are_never_signalled(victim
         directory.mkdir()
         fields = ["S", "2", *["0"] * 4, str(0x00200040), *["0"] * 12, "77", *["0"] * 10]
         (directory / "stat").write_text(f"{process.pid} (vhost (1) x) {' '.join(fields)}\n")
-        thread = Processes(str(tmp_path))
-        assert read_stat(process.pid, str(tmp_path)) == Stat("vhost (1) x", "S", 2, 0x00200040, 77)
+        thread = PodTermination(str(tmp_path))
+        assert read_stat(process.pid, str(tmp_path)) == ProcessStat("vhost (1) x", "S", 2, 0x00200040, 77)
         assert await thread.signal(tree, signal.SIGKILL) == 0
     assert process.poll() is None
-    assert Processes()._hold(1) is None
+    assert PodTermination()._hold(1) is None
 
 
 async def test_who_does_not_die_is_named_with_what_he_waits_for(
@@ -234,9 +236,12 @@ async def test_who_does_not_die_is_named_with_what_he_waits_for(
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: None)
     with Subtree.open(victim.hierarchy, victim.group) as tree:
         work = FakeWork(
-            Case(order=an_order(victim), target=victim.target), tree, grace_s=0.1, processes=Processes(str(tmp_path))
+            EvictionCase(order=an_order(victim), target=victim.target),
+            tree,
+            grace_s=0.1,
+            processes=PodTermination(str(tmp_path)),
         )
-        result = await SignalWay(EvictionMeans(kill_s=1.0)).end(work)
+        result = await SignalEviction(EvictionMeans(kill_s=1.0)).end(work)
     assert result.outcome is None
     assert result.detail == f"these live 1 s after SIGKILL: {process.pid} (sleep, D, in nfs_wait_bit_killable)"
 
@@ -248,8 +253,8 @@ async def test_a_frozen_group_above_the_pod_is_named(victim: Victim) -> None:
     victim.freeze()
     try:
         with Subtree.open(victim.hierarchy, f"{victim.group}/c") as tree:
-            case = Case(order=an_order(victim), target=victim.target)
-            result = await SignalWay(EvictionMeans(kill_s=1.0)).end(FakeWork(case, tree, grace_s=0.1))
+            case = EvictionCase(order=an_order(victim), target=victim.target)
+            result = await SignalEviction(EvictionMeans(kill_s=1.0)).end(FakeWork(case, tree, grace_s=0.1))
         assert result.outcome is None
         assert result.detail.startswith("a group above it is stopped")
         assert f"{process.pid} (sleep" in result.detail
@@ -270,5 +275,5 @@ async def test_a_group_of_the_same_name_that_came_later_is_left_alone(victim: Vi
         assert not tree.exists
         assert not tree.populated()
         assert not tree.kill()
-        assert await Processes().signal(tree, signal.SIGKILL) == 0
+        assert await PodTermination().signal(tree, signal.SIGKILL) == 0
     assert process.poll() is None
